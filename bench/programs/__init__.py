@@ -1,0 +1,1 @@
+"""Ordinary programs that know only directories; each prints the seconds of its work as the last line."""

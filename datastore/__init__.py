@@ -1,0 +1,1 @@
+"""Datastore: every kind of data storage as one local directory, on the laptop and on the cluster."""

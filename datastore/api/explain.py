@@ -1,0 +1,89 @@
+"""One clear line for a manifest that does not fit the models: the field, what is wrong, what is right. Pure.
+
+Values are shown only where a model's own check shows them; a manifest can hold a misplaced key.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from datastore.api.schema import fields_of, structural
+
+_WANTED = {
+    "string_type": "must be text",
+    "bool_type": "must be true or false, without quotes",
+    "dict_type": "must be a mapping of names to text",
+    "model_type": "must be a mapping of fields",
+    "list_type": "must be a list",
+    "invalid_key": "must have text as names of its fields",
+}
+_ORDER = ("extra_forbidden", "invalid_key")
+"""Reported before anything else: a misspelt field also leaves the right one missing."""
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """The first fault of an object, as 'spec.s3.bucket must be text ...'."""
+    faults = error.errors(include_url=False, include_context=True)
+    fault = min(faults, key=lambda each: (each["type"] not in _ORDER,))
+    known = {path: (schema, required) for path, schema, required in fields_of(structural(model))}
+    path = _path(fault["loc"])
+    kind = fault["type"]
+    if kind == "extra_forbidden":
+        return f"{path} is not a field; {_meant(path, list(known))}"
+    if kind == "missing":
+        return f"{path} is missing: {_first_sentence(known[path][0].get('description', '')) if path in known else ''}"
+    return f"{path or 'it'} {_complaint(kind, fault)}"
+
+
+def similar(wrong: str, right: Sequence[str]) -> str:
+    """The one name that was probably meant, or ''; upper and lower case, '_' and '-' count as equal."""
+    folded = {_fold(name): name for name in right}
+    found = difflib.get_close_matches(_fold(wrong), list(folded), n=1, cutoff=0.7)
+    return folded[found[0]] if found else ""
+
+
+def _complaint(kind: str, fault: Any) -> str:
+    given = fault.get("input")
+    if kind == "value_error":
+        return str(fault["ctx"]["error"])
+    if kind == "literal_error":
+        shown = f", not {given!r}" if isinstance(given, str) and len(given) <= 32 and given.isalnum() else ""
+        return f"must be {fault['ctx']['expected']}{shown}"
+    if given is None and kind in _WANTED:
+        return f"is empty; it {_WANTED[kind]}"
+    if kind == "string_type" and isinstance(given, bool | int | float):
+        return "must be text; YAML reads this as a number or a truth value, so put it in quotes"
+    return _WANTED.get(kind) or str(fault["msg"])
+
+
+def _meant(path: str, known: list[str]) -> str:
+    parent, _, name = path.rpartition(".")
+    beside = [each.rpartition(".")[2] for each in known if each.rpartition(".")[0] == parent]
+    if near := similar(name, beside):
+        return f"did you mean {f'{parent}.{near}' if parent else near}?"
+    elsewhere = [each for each in known if _fold(each.rpartition(".")[2]) == _fold(name)]
+    if elsewhere:
+        return f"did you mean {elsewhere[0]}?"
+    return f"{parent or 'a Datastore'} has {', '.join(beside)}" if beside else f"{parent} takes no fields"
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    text = ""
+    for step in location:
+        # pydantic marks a wrong key of a mapping this way; the key itself is the step before.
+        if step != "[key]":
+            text += f"[{step}]" if isinstance(step, int) else f".{step}"
+    return text.removeprefix(".")
+
+
+def _first_sentence(description: str) -> str:
+    end = description.find(". ")
+    return (description if end < 0 else description[:end]).rstrip(".")
+
+
+def _fold(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")

@@ -1,0 +1,176 @@
+"""The kinds of values a manifest holds: each with its check for people and its schema for the API server.
+
+The text of every refusal completes "FIELD ...". Patterns are RE2 and Python alike, because the CRD carries them too.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, StrictBool, WithJsonSchema
+from pydantic.alias_generators import to_camel
+
+from datastore.units import DURATION_PATTERN, QUANTITY_PATTERN, parse_duration, parse_quantity
+
+BUCKET_PATTERN = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$"
+ENDPOINT_PATTERN = r"^https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?/?$"
+PREFIX_PATTERN = r"^([^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*)?$"
+REGION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+DNS_NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$"
+PATH_PATTERN = r"^/[^\x00-\x1f\x7f]*$"
+CERTIFICATE_PATTERN = r"-----BEGIN CERTIFICATE-----"
+
+IPV4 = re.compile(r"[0-9]+(\.[0-9]+){3}\Z")
+MAX_METADATA_TTL_S = 86_400.0
+MAX_PREFIX_BYTES = 900
+"""Of the 1,024 bytes of a key, the rest is for the names below the prefix."""
+
+
+class Part(BaseModel):
+    """A part of a manifest: immutable, camelCase in YAML, unknown fields refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, hide_input_in_errors=True)
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Whether the whole of `text` matches a pattern that is written with ^ and $ ($ alone lets a newline pass)."""
+    return re.search(pattern.removesuffix("$") + (r"\Z" if pattern.endswith("$") else ""), text) is not None
+
+
+def _bucket(value: str) -> str:
+    if not 3 <= len(value) <= 63:
+        raise ValueError(f"must have 3 to 63 characters, not {len(value)}")
+    if not matches(BUCKET_PATTERN, value):
+        raise ValueError(f"must be lower-case letters, digits, hyphens and single dots, not {value!r}")
+    if IPV4.match(value):
+        raise ValueError(f"must not look like an IP address ({value})")
+    return value
+
+
+def _prefix(value: str) -> str:
+    if value.startswith("/"):
+        raise ValueError("must not start with '/': keys don't (write data/, not /data)")
+    if not matches(PREFIX_PATTERN, value):
+        raise ValueError("must not hold control characters")
+    if len(value.encode(errors="surrogateescape")) > MAX_PREFIX_BYTES:
+        raise ValueError(f"must have at most {MAX_PREFIX_BYTES} bytes")
+    return value if not value or value.endswith("/") else value + "/"
+
+
+def _endpoint(value: str) -> str:
+    # What is refused is not shown: an endpoint with credentials in it must not reach a terminal or a log.
+    form = "write https://HOST[:PORT]"
+    if not value.startswith(("http://", "https://")):
+        raise ValueError(f"must be a URL that starts with https:// or http://: {form}")
+    if "@" in value:
+        raise ValueError(f"must not hold credentials: {form}, and put the keys in a Secret (credentialsSecret)")
+    try:
+        parts = urlsplit(value)
+        port_valid = parts.port is None or parts.port > 0
+    except ValueError:
+        parts, port_valid = urlsplit("http://"), False
+    if parts.path.strip("/") or parts.query or parts.fragment:
+        raise ValueError(f"must not hold a path or a query: {form}; the bucket has a field of its own")
+    if not port_valid or not matches(ENDPOINT_PATTERN, value):
+        raise ValueError(f"must name a host, and a port from 1 to 65535 if any: {form}")
+    return value.removesuffix("/")
+
+
+def _region(value: str) -> str:
+    if not matches(REGION_PATTERN, value) or len(value) > 63:
+        raise ValueError("must be a region name such as eu-central-1")
+    return value
+
+
+def _dns_name(value: str) -> str:
+    if not matches(DNS_NAME_PATTERN, value) or len(value) > 253:
+        raise ValueError(f"must be a Kubernetes name (lower-case letters, digits, '-' and '.'), not {value[:64]!r}")
+    return value
+
+
+def _secret_name(value: str) -> str:
+    # Not shown when wrong: someone may have put the key itself here.
+    if not matches(DNS_NAME_PATTERN, value) or len(value) > 253:
+        raise ValueError("must be the name of a Secret (lower-case letters, digits, '-' and '.')")
+    return value
+
+
+def _certificate(value: str) -> str:
+    if not matches(CERTIFICATE_PATTERN, value):
+        raise ValueError("must be PEM text that holds -----BEGIN CERTIFICATE-----")
+    return value
+
+
+def _path(value: str) -> str:
+    if not matches(PATH_PATTERN, value):
+        raise ValueError("must be an absolute path")
+    if ".." in value.split("/"):
+        raise ValueError("must not hold '..'")
+    return value
+
+
+def _one_line(value: str) -> str:
+    if not value.strip() or not value.isprintable():
+        raise ValueError("must be one line of text")
+    return value
+
+
+def _quantity(value: object) -> int:
+    if not isinstance(value, str | int):
+        raise ValueError("must be a quantity such as 500M, 10Gi or a whole number of bytes")
+    size_bytes = parse_quantity(value)
+    if size_bytes < 1:
+        raise ValueError("must be more than 0")
+    return size_bytes
+
+
+def _duration(value: object) -> float:
+    if not isinstance(value, str | int | float):
+        raise ValueError("must be a duration such as 250ms, 1s, 5m or 1h30m")
+    seconds = parse_duration(value)
+    if seconds > MAX_METADATA_TTL_S:
+        raise ValueError("must be at most 24h")
+    return seconds
+
+
+def _text_schema(pattern: str = "", **more: Any) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", **({"pattern": pattern} if pattern else {}), **more})
+
+
+def _number_or_text(pattern: str, **more: Any) -> WithJsonSchema:
+    kinds = [{"type": "integer"}, {"type": "string"}]
+    return WithJsonSchema({"anyOf": kinds, "pattern": pattern, "x-kubernetes-int-or-string": True, **more})
+
+
+Flag = StrictBool
+Bucket = Annotated[
+    str,
+    AfterValidator(_bucket),
+    _text_schema(
+        BUCKET_PATTERN,
+        minLength=3,
+        maxLength=63,
+        **{
+            "x-kubernetes-validations": [
+                {
+                    "rule": r"!self.matches('^[0-9]+([.][0-9]+){3}$')",
+                    "message": "must not look like an IP address",
+                }
+            ]
+        },
+    ),
+]
+Prefix = Annotated[str, AfterValidator(_prefix), _text_schema(PREFIX_PATTERN, maxLength=MAX_PREFIX_BYTES)]
+Endpoint = Annotated[str, AfterValidator(_endpoint), _text_schema(ENDPOINT_PATTERN, maxLength=300)]
+Region = Annotated[str, AfterValidator(_region), _text_schema(REGION_PATTERN, maxLength=63)]
+DnsName = Annotated[str, AfterValidator(_dns_name), _text_schema(DNS_NAME_PATTERN, maxLength=253)]
+SecretName = Annotated[str, AfterValidator(_secret_name), _text_schema(DNS_NAME_PATTERN, maxLength=253)]
+Certificate = Annotated[str, AfterValidator(_certificate), _text_schema(CERTIFICATE_PATTERN)]
+AbsolutePath = Annotated[str, AfterValidator(_path), _text_schema(PATH_PATTERN, maxLength=4095)]
+Line = Annotated[str, AfterValidator(_one_line), _text_schema(minLength=1, maxLength=253)]
+SizeBytes = Annotated[
+    int, BeforeValidator(_quantity), _number_or_text(QUANTITY_PATTERN.replace("[+-]?", "", 1), maxLength=64)
+]
+Seconds = Annotated[float, BeforeValidator(_duration), _number_or_text(DURATION_PATTERN, maxLength=64)]

@@ -1,0 +1,100 @@
+"""The contract between who asks for a mount (the command, the CSI driver) and the mount server: one JSON document.
+
+It is passed on standard input, never in argv or the environment, because it can hold credentials.
+Version 1; a server refuses another version.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from datastore.errors import InvalidManifest
+from datastore.secret import Secret
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticCredentials:
+    """Keys from a Secret manifest; without it botocore's default chain is asked."""
+
+    access_key_id: str
+    secret_access_key: Secret
+    session_token: Secret | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Location:
+    """Where the objects are. prefix is '' or ends with '/'. endpoint '' is AWS. ca_bundle is PEM text or ''."""
+
+    bucket: str
+    prefix: str = ""
+    endpoint: str = ""
+    region: str = ""
+    force_path_style: bool = False
+    ca_bundle: str = ""
+    create: bool = False
+    credentials: StaticCredentials | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountSpec:
+    """One mount. Sizes in bytes, times in seconds, paths absolute.
+
+    state_dir: this mount's own directory (journal, staging, node ids, control socket); cache_dir: shared by the mounts
+    of a user; capacity_bytes 0: unlimited. attributes: see docs/SEMANTICS.md. transport: 'kernel' or 'libfuse'.
+    """
+
+    name: str
+    mountpoint: str
+    s3: S3Location
+    state_dir: str
+    cache_dir: str
+    cache_size_bytes: int = 10 << 30
+    read_only: bool = False
+    capacity_bytes: int = 0
+    attributes: Literal["full", "listing"] = "full"
+    metadata_ttl_s: float = 1.0
+    allow_other: bool = False
+    transport: Literal["kernel", "libfuse"] = "kernel"
+    labels: dict[str, str] = field(default_factory=dict)
+    version: int = VERSION
+
+    def to_json(self) -> str:
+        """The document, secrets included: for a pipe, not for a log or a file."""
+
+        def reveal(value: object) -> object:
+            if isinstance(value, Secret):
+                return value.reveal()
+            raise TypeError(type(value).__name__)
+
+        return json.dumps(asdict(self), default=reveal)
+
+    def without_secrets(self) -> dict[str, Any]:
+        """For status files and people."""
+        shown = asdict(self)
+        shown["s3"]["credentials"] = "static" if self.s3.credentials else "default chain"
+        return shown
+
+
+def from_json(text: str) -> MountSpec:
+    """Parse a document made by to_json. Errors: InvalidManifest for another version or shape."""
+    try:
+        raw = json.loads(text)
+        if raw["version"] != VERSION:
+            raise InvalidManifest(f"mount specification version {raw['version']} is not {VERSION}")
+        s3 = dict(raw.pop("s3"))
+        keys = s3.pop("credentials")
+        credentials = None
+        if keys is not None:
+            token = keys["session_token"]
+            credentials = StaticCredentials(
+                access_key_id=keys["access_key_id"],
+                secret_access_key=Secret(keys["secret_access_key"]),
+                session_token=None if token is None else Secret(token),
+            )
+        return MountSpec(s3=S3Location(credentials=credentials, **s3), **raw)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidManifest(f"not a mount specification: {error}") from error

@@ -1,0 +1,86 @@
+"""A Kubernetes Secret in the same file, and the AWS keys in it. Values are hidden at once; no text shows one."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from datastore.api.datastore import DEFAULT_NAMESPACE
+from datastore.api.mountspec import StaticCredentials
+from datastore.errors import InvalidManifest
+from datastore.secret import Secret
+
+# Ours first; then what other S3 drivers call them, so that a Secret made for one of those works here too.
+ACCESS_KEY_NAMES = ("AWS_ACCESS_KEY_ID", "accessKeyID", "accessKeyId", "access_key_id", "access_key", "key_id")
+SECRET_KEY_NAMES = ("AWS_SECRET_ACCESS_KEY", "secretAccessKey", "secret_access_key", "secret_key", "access_secret")
+TOKEN_NAMES = ("AWS_SESSION_TOKEN", "sessionToken", "session_token")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretManifest:
+    """A Secret by name; its values are hidden."""
+
+    name: str
+    namespace: str
+    values: Mapping[str, Secret]
+
+
+def parse_secret(document: Mapping[str, object]) -> SecretManifest:
+    """A Secret document. Errors: InvalidManifest, completing "FILE, document N: "."""
+    metadata = document.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, Mapping) else None
+    if not isinstance(metadata, Mapping) or not isinstance(name, str) or not name:
+        raise InvalidManifest("metadata.name of the Secret is missing")
+    namespace = metadata.get("namespace") or DEFAULT_NAMESPACE
+    values = {key: _decoded(key, value) for key, value in _entries(document, "data")}
+    # stringData wins, as in Kubernetes.
+    values |= {key: Secret(value) for key, value in _entries(document, "stringData")}
+    return SecretManifest(name=name, namespace=str(namespace), values=values)
+
+
+def credentials_from(secret: SecretManifest) -> StaticCredentials:
+    """The AWS keys of a Secret. Errors: InvalidManifest when one is missing or empty."""
+    return StaticCredentials(
+        access_key_id=_needed(secret, ACCESS_KEY_NAMES).reveal(),
+        secret_access_key=_needed(secret, SECRET_KEY_NAMES),
+        session_token=_find(secret, TOKEN_NAMES),
+    )
+
+
+def _needed(secret: SecretManifest, names: tuple[str, ...]) -> Secret:
+    found = _find(secret, names)
+    if found is None:
+        raise InvalidManifest(f"Secret {secret.name} has no {names[0]}, or it is empty")
+    return found
+
+
+def _find(secret: SecretManifest, names: tuple[str, ...]) -> Secret | None:
+    for name in names:
+        if name in secret.values:
+            # `echo KEY | base64` leaves a newline at the end of the key; no AWS key holds white space.
+            value = secret.values[name].reveal().strip()
+            return Secret(value) if value else None
+    return None
+
+
+def _entries(document: Mapping[str, object], field: str) -> list[tuple[str, str]]:
+    entries = document.get(field)
+    if entries is None:
+        return []
+    if not isinstance(entries, Mapping):
+        raise InvalidManifest(f"{field} of the Secret must be a mapping of names to text")
+    for key, value in entries.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise InvalidManifest(f"{field}.{key} of the Secret must be text; put it in quotes")
+    return list(entries.items())
+
+
+def _decoded(key: str, value: str) -> Secret:
+    try:
+        return Secret(base64.b64decode("".join(value.split()), validate=True).decode())
+    except (binascii.Error, ValueError):
+        # No `from`: the cause quotes the value.
+        complaint = "is not base64 of text; plain text goes into stringData"
+        raise InvalidManifest(f"data.{key} of the Secret {complaint}") from None

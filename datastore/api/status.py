@@ -1,0 +1,72 @@
+"""The status of a Datastore, written by the controller alone. Here because the CRD's schema is generated from it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import Field, WithJsonSchema
+
+from datastore.api.fields import Part
+
+CONDITION_TYPES = ("Ready", "Provisioned", "CredentialsValid", "Degraded")
+
+Timestamp = Annotated[datetime, WithJsonSchema({"type": "string", "format": "date-time"})]
+Count = Annotated[int, WithJsonSchema({"type": "integer", "format": "int64", "minimum": 0}), Field(ge=0)]
+
+
+class Capabilities(Part):
+    """What a directory on this backend can do, as probed on the backend itself."""
+
+    symlinks: bool | None = Field(None, description="Symbolic links are kept.")
+    empty_dirs: bool | None = Field(None, description="Empty directories are kept.")
+    rename: bool | None = Field(None, description="Files and directories can be renamed.")
+    append: bool | None = Field(None, description="Files can be appended to.")
+    chmod: bool | None = Field(None, description="Mode and owner of files are kept.")
+    hardlinks: bool | None = Field(None, description="Files can have several names.")
+    atomic_rename: bool | None = Field(None, description="A rename is seen by every client at once.")
+
+
+class Usage(Part):
+    """How much is stored."""
+
+    bytes: Count | None = Field(None, description="Bytes stored.")
+    objects: Count | None = Field(None, description="Objects or files stored.")
+    size: str | None = Field(None, description="The bytes as text for people, e.g. 1.5 GiB.")
+    sampled_at: Timestamp | None = Field(None, description="When this was counted.")
+
+
+class Condition(Part):
+    """One condition, in the form of meta/v1."""
+
+    type: Annotated[str, WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 316})] = Field(
+        description=f"Kind of condition: {', '.join(CONDITION_TYPES)}."
+    )
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
+    reason: Annotated[str, WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 1024})] = Field(
+        description="Why, as one CamelCase word for programs."
+    )
+    message: Annotated[str, WithJsonSchema({"type": "string", "maxLength": 32768})] = Field(
+        "", description="Why, for people, with the server's own words."
+    )
+    last_transition_time: Timestamp = Field(description="When the status last changed.")
+    observed_generation: Count | None = Field(None, description="The metadata.generation this was found for.")
+
+
+class DatastoreStatus(Part):
+    """What the controller found; never part of a manifest."""
+
+    observed_generation: Count | None = Field(None, description="The metadata.generation the controller has acted on.")
+    phase: Literal["Pending", "Ready", "Failed", "Deleting"] | None = Field(
+        None, description="A summary for people; programs read the conditions."
+    )
+    claim_name: str | None = Field(None, description="The PersistentVolumeClaim that pods mount.")
+    backend: str | None = Field(None, description="Which backend it is: s3, nfs, glusterfs, claim or local.")
+    location: str | None = Field(None, description="Where the data is, e.g. s3://bucket/prefix.")
+    capabilities: Capabilities | None = Field(None, description="What a directory on this backend can do, as probed.")
+    usage: Usage | None = Field(None, description="How much is stored.")
+    conditions: list[Condition] | None = Field(
+        None,
+        description=f"Conditions in the form of meta/v1: {', '.join(CONDITION_TYPES)}.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )

@@ -1,0 +1,12 @@
+"""`datastore crd`: what a cluster must know before `kubectl apply` of a Datastore."""
+
+from __future__ import annotations
+
+import sys
+
+from datastore.api import crd
+
+
+def crd_command() -> None:
+    """Print the CustomResourceDefinition: datastore crd | kubectl apply -f -"""
+    sys.stdout.write(crd.text())

@@ -1,0 +1,77 @@
+"""What the exit codes mean, in one place; docs/reference/cli.md repeats the table and a test compares them."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from datastore import errors
+
+
+class ExitCode(IntEnum):
+    """Exit codes of every verb. `run` otherwise passes on the code of its command."""
+
+    OK = 0
+    ERROR = 1
+    USAGE = 2
+    ACCESS = 3
+    STORAGE = 4
+    MOUNT = 5
+    UNSYNCED = 6
+    RUN_UNSYNCED = 75
+    NOT_EXECUTABLE = 126
+    COMMAND_NOT_FOUND = 127
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+MEANING = {
+    ExitCode.OK: "Done.",
+    ExitCode.ERROR: "Another failure; `doctor`: a check failed.",
+    ExitCode.USAGE: "Wrong usage, or a wrong manifest; the text names the field.",
+    ExitCode.ACCESS: "The storage refused the credentials or the access, or the clocks differ too much.",
+    ExitCode.STORAGE: "The bucket, region or endpoint does not exist or does not answer, or the storage failed.",
+    ExitCode.MOUNT: "The mount failed: kernel, fusermount3, /dev/fuse, or the directory.",
+    ExitCode.UNSYNCED: "Changes could not be uploaded; they are kept on disk, and `status` lists them.",
+    ExitCode.RUN_UNSYNCED: "`run`: the command succeeded, but its changes could not be uploaded; they are kept on disk.",
+    ExitCode.NOT_EXECUTABLE: "`run`: the command can't be executed.",
+    ExitCode.COMMAND_NOT_FOUND: "`run`: there is no such command.",
+    ExitCode.INTERRUPTED: "Interrupted by Ctrl-C; no mount is left behind.",
+    ExitCode.TERMINATED: "Ended by SIGTERM; no mount is left behind. In general 128 + the signal's number.",
+}
+
+_ACCESS = (errors.CredentialsInvalid, errors.AccessDenied, errors.ClockSkew)
+
+
+class Unsynced(errors.DatastoreError):
+    """Changes are not uploaded; the text names them."""
+
+
+def exit_code_for(error: BaseException) -> ExitCode:
+    """The exit code of an error; total."""
+    if isinstance(error, errors.InvalidManifest):
+        return ExitCode.USAGE
+    if isinstance(error, _ACCESS):
+        return ExitCode.ACCESS
+    if isinstance(error, errors.StoreError):
+        return ExitCode.STORAGE
+    if isinstance(error, errors.MountFailed):
+        return ExitCode.MOUNT
+    if isinstance(error, Unsynced):
+        return ExitCode.UNSYNCED
+    if isinstance(error, KeyboardInterrupt):
+        return ExitCode.INTERRUPTED
+    return ExitCode.ERROR
+
+
+def error_from(kind: str, text: str) -> errors.DatastoreError:
+    """An error the mount server sent, by the name of its class; an unknown name gives the root of the tree."""
+    found = getattr(errors, kind, None)
+    known = isinstance(found, type) and issubclass(found, errors.DatastoreError)
+    error: errors.DatastoreError = found(text) if known else errors.DatastoreError(text)  # type: ignore[misc]
+    return error
+
+
+def markdown_table() -> str:
+    """The table of docs/reference/cli.md."""
+    rows = [f"| {int(code)} | {meaning} |" for code, meaning in MEANING.items()]
+    return "\n".join(["| Code | Meaning |", "|---|---|", *rows])

@@ -1,0 +1,183 @@
+"""From a Datastore to a mounted directory and back, for `mount`, `umount` and `run`.
+
+Both ways leave nothing half done: a failed or interrupted mount removes what it made, and an unmount that can't upload
+everything says so and keeps the data. A crash never unmounts by itself; only these functions do.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from datastore.api.datastore import Datastore
+from datastore.api.manifest import Manifest
+from datastore.api.resolve import MountOptions, mount_spec, state_name
+from datastore.cli import control, directory, mounttable, unsent
+from datastore.cli.console import note
+from datastore.cli.exitcodes import Unsynced, error_from
+from datastore.cli.mountserver import end_server, start
+from datastore.cli.places import directories, make_private, state_root
+from datastore.cli.records import COMMAND_FILE, MOUNT_FILE, MountRecord, forget, read_record, remove_made, write_json
+from datastore.cli.signals import SignalWatch
+from datastore.errors import DatastoreError, MountFailed
+
+STOP_TIMEOUT_S = 600.0
+"""Longest wait for the upload of what is left. 600 s: 7 GiB at 100 Mbit/s."""
+GONE_TIMEOUT_S = 10.0
+_POLL_S = 0.02
+
+
+def mount(
+    manifest: Manifest, datastore: Datastore, mountpoint: str, options: MountOptions, watch: SignalWatch
+) -> MountRecord:
+    """Mount a Datastore at an absolute path. Errors: any DatastoreError; Interrupted. Then nothing is left."""
+    if datastore.spec.local:
+        return _mount_local(datastore, mountpoint, options, watch)
+    spec = mount_spec(manifest, datastore, mountpoint, directories(), options)
+    state_dir = Path(spec.state_dir)
+    Path(spec.cache_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _locked(state_dir), _prepared(mountpoint) as made:
+        write_json(state_dir / COMMAND_FILE, {"made": made})
+        ready = start(spec, watch)
+    location = f"s3://{spec.s3.bucket}/{spec.s3.prefix}"
+    return read_record(state_dir) or MountRecord(
+        state_dir=state_dir,
+        name=spec.name,
+        mountpoint=mountpoint,
+        location=location,
+        read_only=spec.read_only,
+        keeper_pid=ready.keeper_pid,
+        server_pid=ready.server_pid,
+        made=made,
+    )
+
+
+def unmount(
+    record: MountRecord, watch: SignalWatch | None = None, *, force: bool = False, timeout_s: float = STOP_TIMEOUT_S
+) -> None:
+    """Upload what is left and unmount; with force, unmount also when that fails.
+
+    Errors: Unsynced when changes remain (they are kept on disk); control.NotAnswering when the server hangs and force
+    is not given; MountFailed when the directory is in use.
+    """
+    if record.bind:
+        if mounttable.mounted_at(record.mountpoint):
+            mounttable.unmount_bind(record.mountpoint)
+        forget(record)
+        return
+    try:
+        answer = _stop(record, watch, force=force, timeout_s=timeout_s)
+    except control.NotAnswering as error:
+        _end_silent(record, error, force=force)
+        return
+    _check_stopped(record, answer)
+    _wait_until_gone(record)
+    forget(record)
+
+
+def _stop(record: MountRecord, watch: SignalWatch | None, *, force: bool, timeout_s: float) -> dict[str, Any]:
+    """Ask the server to stop; a signal while we wait turns it into a forced stop."""
+    with control.connected(record.state_dir) as connection:
+        connection.send({"op": "stop", "force": force})
+        answer = connection.receive(timeout_s, watch)
+    if answer is not None:
+        return answer
+    if watch:
+        watch.take()
+    note(f"interrupted: {record.mountpoint} is unmounted now; what is not uploaded is kept on disk")
+    with control.connected(record.state_dir) as connection:
+        connection.send({"op": "stop", "force": True})
+        return connection.receive(GONE_TIMEOUT_S) or {}
+
+
+def _check_stopped(record: MountRecord, answer: dict[str, Any]) -> None:
+    if answer.get("ok") is True:
+        return
+    told = answer.get("errors")
+    errors = [str(each) for each in told] if isinstance(told, list) else []
+    text = "; ".join(errors) or "no reason given"
+    kind = answer.get("kind")
+    if isinstance(kind, str) and isinstance(error := error_from(kind, f"{record.mountpoint}: {text}"), MountFailed):
+        raise error
+    raise Unsynced(f"{record.mountpoint}: not everything is uploaded, the rest is kept on disk: {text}")
+
+
+def _end_silent(record: MountRecord, error: DatastoreError, *, force: bool) -> None:
+    """End a mount whose server does not answer: it crashed, or it hangs."""
+    if record.pids and not force:
+        raise control.NotAnswering(f"{record.mountpoint}: {error}; `datastore umount --force` ends it anyway")
+    for pid in record.pids:
+        end_server(pid)
+    at = mounttable.mounted_at(record.mountpoint)
+    if at and at.fstype.startswith("fuse"):
+        mounttable.detach(record.mountpoint)
+    remaining = unsent.remaining(record.state_dir)
+    if remaining:
+        remove_made(record.made)
+        raise Unsynced(
+            f"{record.mountpoint}: unmounted after a crash, and {remaining} changed files are not uploaded; they are kept "
+            "on disk and uploaded when it is mounted there again"
+        )
+    forget(record)
+
+
+def _wait_until_gone(record: MountRecord) -> None:
+    deadline = time.monotonic() + GONE_TIMEOUT_S
+    while mounttable.mounted_at(record.mountpoint):
+        if time.monotonic() > deadline:
+            raise MountFailed(f"{record.mountpoint}: is still mounted; close what uses it and try again")
+        time.sleep(_POLL_S)
+
+
+def _mount_local(datastore: Datastore, mountpoint: str, options: MountOptions, watch: SignalWatch) -> MountRecord:
+    source = datastore.spec.local.path if datastore.spec.local else ""
+    read_only = datastore.spec.read_only or options.read_only
+    if os.geteuid() != 0:
+        raise MountFailed(
+            f"Datastore {datastore.name} is the directory {source}; only root can mount it, so use it directly"
+        )
+    if not os.path.isdir(source):
+        raise MountFailed(f"Datastore {datastore.name}: spec.local.path {source} is not a directory")
+    state_dir = state_root() / state_name(datastore.name, mountpoint, datastore.location)
+    seen = {"name": datastore.name, "mountpoint": mountpoint, "location": datastore.location}
+    with _locked(state_dir), _prepared(mountpoint) as made:
+        write_json(state_dir / COMMAND_FILE, {"made": made})
+        watch.check()
+        mounttable.bind(source, mountpoint, read_only=read_only)
+        write_json(state_dir / MOUNT_FILE, {"spec": {**seen, "kind": "bind", "read_only": read_only}})
+    record = read_record(state_dir)
+    if record is None:
+        raise MountFailed(f"{state_dir}: can't keep the record of this mount")
+    return record
+
+
+@contextmanager
+def _prepared(mountpoint: str) -> Iterator[tuple[str, ...]]:
+    made = directory.prepare(mountpoint)
+    try:
+        yield made
+    except BaseException:
+        remove_made(made)
+        raise
+
+
+@contextmanager
+def _locked(state_dir: Path) -> Iterator[None]:
+    """One command at a time mounts from a state directory."""
+    make_private(state_root())
+    make_private(state_dir)
+    fd = os.open(state_dir / "cli.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise MountFailed("another datastore command is mounting the same Datastore there") from None
+    try:
+        yield
+    finally:
+        os.close(fd)

@@ -1,0 +1,245 @@
+"""Starting the mount server: the specification goes in by a pipe, one line of JSON comes back, then it is on its own.
+
+Whatever goes wrong before that line, signals included, nothing stays mounted and no process stays behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import datastore
+from datastore.api.mountspec import MountSpec
+from datastore.cli import control, mounttable
+from datastore.cli.exitcodes import error_from
+from datastore.cli.places import make_private
+from datastore.cli.records import is_server, read_record
+from datastore.cli.signals import SignalWatch
+from datastore.errors import DatastoreError, MountFailed
+
+READY_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 5.0
+LOG_FILE = "server.log"
+MAX_LOG_BYTES = 8 << 20
+_MAX_LINE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What the server said when the mount stood."""
+
+    keeper_pid: int
+    server_pid: int
+
+
+def command() -> list[str]:
+    """How the mount server is started."""
+    return [sys.executable, "-m", "datastore.fuse"]
+
+
+def start(spec: MountSpec, watch: SignalWatch) -> Ready:
+    """Mount. Errors: what the server reported; MountFailed when it said nothing; Interrupted when a signal came."""
+    state_dir = Path(spec.state_dir)
+    make_private(state_dir)
+    watch.check()
+    with _open_log(state_dir) as log:
+        log_start = log.tell()
+        process = subprocess.Popen(
+            command(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=_environment(),
+            start_new_session=True,
+        )
+    conversation = _Conversation(process, watch)
+    try:
+        answer = conversation.ask(spec.to_json().encode())
+        ready = _ready(answer, state_dir / LOG_FILE, log_start)
+    except BaseException:
+        conversation.abort(spec)
+        raise
+    conversation.release()
+    return ready
+
+
+class _Conversation:
+    """Owns the new process until it is ready or gone."""
+
+    def __init__(self, process: subprocess.Popen[bytes], watch: SignalWatch) -> None:
+        self._process = process
+        self._watch = watch
+        self._received = b""
+
+    def ask(self, document: bytes) -> dict[str, Any] | None:
+        """Send the specification and wait for the answer; None when the server ended without one."""
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        self._send(document, deadline)
+        while not self._complete():
+            self._watch.check()
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise MountFailed(f"the mount server did not answer within {READY_TIMEOUT_S:.0f} s")
+            if self._watch.wait([self._out.fileno()], left_s) and not self._read():
+                return None
+        self._watch.check()
+        return self._answer()
+
+    def abort(self, spec: MountSpec) -> None:
+        """End the server and undo a mount it may have made meanwhile. Never raises for a server that is gone."""
+        if "error" not in (self._answer() or {}):
+            self._signal(signal.SIGTERM)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while not self._complete() and (left_s := deadline - time.monotonic()) > 0:
+            # The signals that come now change nothing: we are stopping already.
+            self._watch.take()
+            if self._watch.wait([self._out.fileno()], left_s) and not self._read():
+                break
+        if (self._answer() or {}).get("ready"):
+            _stop_by_control(spec)
+        self._end_process(deadline)
+        _end_leftovers(spec)
+        self._close_pipes()
+
+    def release(self) -> None:
+        """The server lives on without us."""
+        self._close_pipes()
+        # Popen warns about a child that was not waited for; this one is meant to outlive us.
+        self._process.returncode = self._process.poll() or 0
+
+    @property
+    def _out(self) -> IO[bytes]:
+        assert self._process.stdout is not None  # noqa: S101 - Popen was given PIPE
+        return self._process.stdout
+
+    def _send(self, document: bytes, deadline: float) -> None:
+        """A pipe takes 64 KiB at once, and a caBundle can be longer than that."""
+        assert self._process.stdin is not None  # noqa: S101 - Popen was given PIPE
+        fd = self._process.stdin.fileno()
+        os.set_blocking(fd, False)
+        while document and (left_s := deadline - time.monotonic()) > 0:
+            writable = select.select([self._watch.wait_fd], [fd], [], left_s)[1]
+            self._watch.check()
+            try:
+                document = document[os.write(fd, document) :] if writable else document
+            except BrokenPipeError:
+                # It ended early; what it said about that is read next.
+                break
+        self._process.stdin.close()
+
+    def _read(self) -> bool:
+        chunk = os.read(self._out.fileno(), 1 << 16)
+        self._received += chunk
+        return bool(chunk) and len(self._received) <= _MAX_LINE_BYTES
+
+    def _complete(self) -> bool:
+        return b"\n" in self._received
+
+    def _answer(self) -> dict[str, Any] | None:
+        try:
+            answer = json.loads(self._received.partition(b"\n")[0])
+        except ValueError:
+            return None
+        return answer if isinstance(answer, dict) else None
+
+    def _signal(self, number: int) -> None:
+        try:
+            os.killpg(self._process.pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+    def _end_process(self, deadline: float) -> None:
+        try:
+            self._process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            pass
+        self._signal(signal.SIGKILL)
+        self._process.wait(STOP_TIMEOUT_S)
+
+    def _close_pipes(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe:
+                try:
+                    pipe.close()
+                except BrokenPipeError:
+                    pass
+
+
+def _ready(answer: dict[str, Any] | None, log: Path, log_start: int) -> Ready:
+    if answer is None:
+        said = _last_line(log, log_start)
+        raise MountFailed(f"the mount server ended without an answer{f': {said}' if said else ''}")
+    if answer.get("ready") is not True:
+        text = answer.get("error")
+        raise error_from(
+            str(answer.get("kind", "")), text if isinstance(text, str) else "the mount server gave no reason"
+        )
+    return Ready(_number(answer.get("keeperPid")), _number(answer.get("serverPid")))
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _stop_by_control(spec: MountSpec) -> None:
+    try:
+        with control.connected(Path(spec.state_dir)) as connection:
+            connection.send({"op": "stop", "force": True})
+            connection.receive(STOP_TIMEOUT_S)
+    except DatastoreError:
+        # _end_leftovers does it the hard way.
+        pass
+
+
+def _end_leftovers(spec: MountSpec) -> None:
+    record = read_record(Path(spec.state_dir))
+    for pid in record.pids if record else []:
+        end_server(pid)
+    at = mounttable.mounted_at(spec.mountpoint)
+    if at and at.fstype.startswith("fuse"):
+        mounttable.detach(spec.mountpoint)
+
+
+def end_server(pid: int) -> None:
+    """Kill one mount server at once; nothing when it is gone. What it had not uploaded is in its state directory."""
+    if is_server(pid):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with two changes: the directory we stand in is no place to import from; a bare checkout is."""
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    root = str(Path(datastore.__path__[0]).parent)
+    if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        before = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = root + (os.pathsep + before if before else "")
+    return environment
+
+
+def _open_log(state_dir: Path) -> IO[bytes]:
+    path = state_dir / LOG_FILE
+    if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
+        path.replace(path.with_suffix(".log.1"))
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "ab")
+
+
+def _last_line(path: Path, since: int) -> str:
+    try:
+        with path.open("rb") as log:
+            log.seek(max(since, path.stat().st_size - 4096))
+            lines = log.read().decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -1,0 +1,107 @@
+"""What the kernel says is mounted, and the system calls that change it. Linux; elsewhere the programs of the system.
+
+The format of mountinfo is proc(5): the mount point is field 5 with blanks as \\040; the type stands after a lone '-'.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from datastore.errors import MountFailed
+
+MOUNTINFO = Path("/proc/self/mountinfo")
+UNMOUNT_TIMEOUT_S = 10.0
+MS_RDONLY, MS_REMOUNT, MS_BIND = 0x1, 0x20, 0x1000
+MNT_DETACH = 0x2
+FSTYPE = "fuse.datastore"
+
+
+@dataclass(frozen=True, slots=True)
+class MountedAt:
+    """One line of the mount table."""
+
+    mountpoint: str
+    fstype: str
+    source: str
+
+
+def parse_mountinfo(text: str) -> Iterator[MountedAt]:
+    """Every mount, in the order of mounting; lines of another shape are skipped."""
+    for line in text.splitlines():
+        fields, dash, rest = line.partition(" - ")
+        before, after = fields.split(" "), rest.split(" ")
+        if dash and len(before) >= 6 and len(after) >= 2:
+            yield MountedAt(_unescaped(before[4]), after[0], _unescaped(after[1]))
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
+
+
+def all_mounts() -> list[MountedAt]:
+    """The mount table; empty where the system has no /proc."""
+    try:
+        return list(parse_mountinfo(os.fsdecode(MOUNTINFO.read_bytes())))
+    except FileNotFoundError:
+        return []
+
+
+def mounted_at(path: str) -> MountedAt | None:
+    """The topmost mount exactly at an absolute path. Never touches the path: a dead mount can't block this."""
+    if not MOUNTINFO.exists():
+        return MountedAt(path, FSTYPE, "") if os.path.ismount(path) else None
+    return next((each for each in reversed(all_mounts()) if each.mountpoint == path), None)
+
+
+def detach(path: str) -> None:
+    """Take a mount out of the tree at once; open files keep it alive for their owners. Errors: MountFailed."""
+    if os.geteuid() == 0 and MOUNTINFO.exists():
+        _umount2(path, MNT_DETACH)
+        return
+    for command in (["fusermount3", "-u", "-z", "--", path], ["umount", path]):
+        if shutil.which(command[0]) and _succeeds(command):
+            return
+    raise MountFailed(f"{path}: can't be unmounted; close what uses it and try again")
+
+
+def unmount_bind(path: str) -> None:
+    """Undo a bind mount; MountFailed while files are open there."""
+    _umount2(path, 0)
+
+
+def bind(source: str, path: str, *, read_only: bool) -> None:
+    """Show a directory at another path; root only. Errors: MountFailed."""
+    _mount(source, path, MS_BIND)
+    if read_only:
+        try:
+            _mount("none", path, MS_BIND | MS_REMOUNT | MS_RDONLY)
+        except MountFailed:
+            _umount2(path, MNT_DETACH)
+            raise
+
+
+def _succeeds(command: list[str]) -> bool:
+    try:
+        done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=UNMOUNT_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+def _mount(source: str, path: str, flags: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(os.fsencode(source), os.fsencode(path), None, ctypes.c_ulong(flags), None) != 0:
+        raise MountFailed(f"{path}: the kernel refused to bind {source} there: {os.strerror(ctypes.get_errno())}")
+
+
+def _umount2(path: str, flags: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.umount2(os.fsencode(path), ctypes.c_int(flags)) != 0:
+        raise MountFailed(f"{path}: can't be unmounted: {os.strerror(ctypes.get_errno())}")

@@ -1,0 +1,35 @@
+"""Where local state and the cache live, by the XDG base directory specification."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from datastore.api.resolve import Directories
+
+
+def _base(variable: str, fallback: str) -> Path:
+    # The specification: a relative path in such a variable is to be ignored.
+    given = os.environ.get(variable, "")
+    return Path(given) if given.startswith("/") else Path.home() / fallback
+
+
+def state_root() -> Path:
+    """Holds one directory for each mount."""
+    return _base("XDG_STATE_HOME", ".local/state") / "kube-datastore" / "mounts"
+
+
+def cache_root() -> Path:
+    """Shared by all mounts of a user whose manifest names no other."""
+    return _base("XDG_CACHE_HOME", ".cache") / "kube-datastore" / "objects"
+
+
+def directories() -> Directories:
+    """Both, for the resolver."""
+    return Directories(state_root=str(state_root()), cache_dir=str(cache_root()))
+
+
+def make_private(path: Path) -> None:
+    """Create a directory that only its owner can enter, parents included; an existing one is tightened."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.chmod(0o700)

@@ -1,0 +1,146 @@
+"""What is known of each mount of this user: `<state root>/<mount>/mount.json`, whether its processes live or not.
+
+The mount server writes mount.json for its mounts, this command for bind mounts. cli.json is the command's own: the
+directories it made for a mount point. Both are read with suspicion; a broken file never breaks `list`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from datastore.cli.places import state_root
+
+MOUNT_FILE = "mount.json"
+COMMAND_FILE = "cli.json"
+SOCKET = "control.sock"
+SERVER_MODULE = b"datastore.fuse"
+_MAX_FILE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountRecord:
+    """One mount that was made and not cleanly ended. made: directories to remove with it, deepest first."""
+
+    state_dir: Path
+    name: str
+    mountpoint: str
+    location: str
+    read_only: bool = False
+    bind: bool = False
+    keeper_pid: int = 0
+    server_pid: int = 0
+    made: tuple[str, ...] = ()
+
+    @property
+    def pids(self) -> list[int]:
+        """Its processes that are alive and really are mount servers (a pid may be someone else's by now)."""
+        return [pid for pid in (self.server_pid, self.keeper_pid) if is_server(pid)]
+
+
+def all_records() -> list[MountRecord]:
+    """Every record, by mount point."""
+    try:
+        found = [read_record(each) for each in state_root().iterdir()]
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
+    return sorted((each for each in found if each), key=lambda each: (each.mountpoint, each.name))
+
+
+def read_record(state_dir: Path) -> MountRecord | None:
+    """The record of one state directory; None when nothing is mounted from it, or the file is broken."""
+    raw = _read(state_dir / MOUNT_FILE)
+    spec = _mapping(raw.get("spec"), raw)
+    if not isinstance(spec.get("name"), str) or not isinstance(spec.get("mountpoint"), str):
+        return None
+    made = _read(state_dir / COMMAND_FILE).get("made", [])
+    return MountRecord(
+        state_dir=state_dir,
+        name=spec["name"],
+        mountpoint=spec["mountpoint"],
+        location=_location(spec),
+        read_only=spec.get("read_only") is True,
+        bind=spec.get("kind") == "bind",
+        keeper_pid=_pid(raw.get("keeperPid")),
+        server_pid=_pid(raw.get("serverPid")),
+        made=tuple(each for each in made if isinstance(each, str)) if isinstance(made, list) else (),
+    )
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Replace a small file as one step; only the owner can read it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        json.dump(data, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def forget(record: MountRecord) -> None:
+    """After a clean unmount: the mount is gone from `list`, and so are the directories made for it.
+
+    The rest of the state directory stays: node ids must be the same at the next mount. Repeating it is harmless.
+    """
+    for name in (MOUNT_FILE, COMMAND_FILE, SOCKET):
+        (record.state_dir / name).unlink(missing_ok=True)
+    remove_made(record.made)
+
+
+def remove_made(made: tuple[str, ...]) -> None:
+    """Remove directories this command made; one that is in use by now stays."""
+    for directory in made:
+        try:
+            os.rmdir(directory)
+        except OSError:
+            return
+
+
+def is_server(pid: int) -> bool:
+    """Whether a live process runs a mount server. Without /proc: whether the process lives."""
+    if pid <= 1:
+        return False
+    try:
+        return SERVER_MODULE in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return not Path("/proc/self").exists() and _is_alive(pid)
+    except OSError:
+        return False
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _location(spec: Mapping[str, Any]) -> str:
+    s3 = _mapping(spec.get("s3"), {})
+    if s3:
+        return f"s3://{s3.get('bucket', '?')}/{s3.get('prefix', '')}"
+    return str(spec.get("location", ""))
+
+
+def _mapping(value: object, fallback: Mapping[str, Any]) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else fallback
+
+
+def _pid(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return _mapping(json.loads(file.read(_MAX_FILE_BYTES)), {})
+    except (OSError, ValueError, RecursionError):
+        return {}

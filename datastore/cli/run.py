@@ -1,0 +1,120 @@
+"""`datastore run -f FILE --mount NAME=DIR ... -- COMMAND`: mount, run, upload, unmount; one exit code for all of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import Annotated
+
+import typer
+
+from datastore.api.datastore import Datastore
+from datastore.api.manifest import load
+from datastore.cli import lifecycle, mounttable
+from datastore.cli.arguments import DEFAULT_TRANSPORT, AllowOther, ReadOnly, Transport, mount_options
+from datastore.cli.console import fail
+from datastore.cli.directory import real_path
+from datastore.cli.exitcodes import ExitCode
+from datastore.cli.mount import say_credentials
+from datastore.cli.records import MountRecord
+from datastore.cli.signals import SignalWatch, watching
+from datastore.errors import DatastoreError
+
+_WAIT_S = 60.0
+
+
+def run_command(
+    file: Annotated[str, typer.Option("--file", "-f", metavar="FILE", help="YAML file with the Datastores.")],
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="What to run, with its arguments.")],
+    mount: Annotated[
+        list[str] | None, typer.Option("--mount", "-m", metavar="NAME=DIR", help="Mount this there; can be repeated.")
+    ] = None,
+    read_only: ReadOnly = False,
+    transport: Transport = DEFAULT_TRANSPORT,
+    allow_other: AllowOther = False,
+) -> None:
+    """Mount, run a command, upload what it wrote, unmount. The command's exit code is ours (128 + N after signal N).
+
+    If the command succeeds but its changes can't be uploaded, the exit code is 75.
+    """
+    manifest = load(file)
+    wanted = [_parse_mount(each) for each in mount or []]
+    chosen: list[tuple[Datastore, str]] = [(manifest.pick(name), real_path(place)) for name, place in wanted]
+    options = mount_options(read_only, allow_other, transport)
+    records: list[MountRecord] = []
+    with watching() as watch:
+        try:
+            for datastore, mountpoint in chosen:
+                say_credentials(manifest, datastore)
+                records.append(lifecycle.mount(manifest, datastore, mountpoint, options, watch))
+            watch.check()
+            code = _run(command, watch)
+        except BaseException:
+            _unmount_all(records, watch)
+            raise
+        synced = _unmount_all(records, watch)
+    raise typer.Exit(code if code or synced else ExitCode.RUN_UNSYNCED)
+
+
+def _parse_mount(text: str) -> tuple[str, str]:
+    name, equals, place = text.partition("=")
+    if not (name and equals and place):
+        raise typer.BadParameter(f"{text!r} is not NAME=DIR", param_hint="--mount")
+    return name, place
+
+
+def _run(command: list[str], watch: SignalWatch) -> int:
+    """Run to the end, passing signals on; 128 + N when signal N ended it."""
+    try:
+        process = subprocess.Popen(command)
+    except FileNotFoundError as error:
+        # It can also be the interpreter of a script that is missing; the name says which.
+        fail(f"{error.filename or command[0]}: no such command")
+        return ExitCode.COMMAND_NOT_FOUND
+    except OSError as error:
+        fail(f"{command[0]}: can't be executed: {error.strerror}")
+        return ExitCode.NOT_EXECUTABLE
+    while (code := process.poll()) is None:
+        if (signum := watch.take()) is not None:
+            if not (signum == signal.SIGINT and _terminal_sends_sigint()):
+                process.send_signal(signum)
+        else:
+            watch.wait([], _WAIT_S)
+    return 128 - code if code < 0 else code
+
+
+def _terminal_sends_sigint() -> bool:
+    """Whether Ctrl-C reaches the command without us: then a second one from us could make it stop the hard way."""
+    try:
+        return sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except (OSError, ValueError):
+        return False
+
+
+def _unmount_all(records: list[MountRecord], watch: SignalWatch) -> bool:
+    """Upload and unmount all, the last first; False, and every failure printed, when changes could not be uploaded."""
+    # A signal that ended the command is not meant for what follows; the next one is.
+    while watch.take() is not None:
+        pass
+    synced = True
+    for record in reversed(records):
+        try:
+            lifecycle.unmount(record, watch)
+        except DatastoreError as error:
+            fail(str(error))
+            synced = False
+            _force(record)
+    return synced
+
+
+def _force(record: MountRecord) -> None:
+    """Leave no mount behind, whatever was wrong; what is not uploaded is on disk."""
+    if not mounttable.mounted_at(record.mountpoint):
+        return
+    try:
+        lifecycle.unmount(record, force=True)
+    except DatastoreError as error:
+        if mounttable.mounted_at(record.mountpoint):
+            fail(str(error))

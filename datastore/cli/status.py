@@ -1,0 +1,81 @@
+"""`datastore status [DIR|NAME]`: what a mount is doing, and which changes are not uploaded."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from datastore.cli.arguments import Output
+from datastore.cli.console import Format, one_line, print_columns, print_json
+from datastore.cli.inspection import complete_mounted, find, inspect
+from datastore.cli.records import all_records
+from datastore.units import format_duration, format_size
+
+
+def status_command(
+    target: Annotated[
+        str | None,
+        typer.Argument(metavar="[DIR|NAME]", help="One mount; default: all.", autocompletion=complete_mounted),
+    ] = None,
+    output: Output = Format.TABLE,
+) -> None:
+    """Show each mount: its server, its cache, its requests, and the files that are not uploaded or failed to."""
+    if target is not None:
+        seen = [inspect(find(target))]
+    else:
+        seen = [inspect(record) for record in all_records()]
+    if output is Format.JSON:
+        print_json(seen if target is None else seen[0])
+        return
+    sys.stdout.write("\n".join(_text(each) for each in seen))
+    for each in seen:
+        _print_dirty(each)
+
+
+def _text(seen: Mapping[str, Any]) -> str:
+    facts = {key: value for key, value in seen.items() if key not in ("dirty", "name")}
+    lines = [f"{seen['name']}"]
+    lines += [
+        f"  {key}: {one_line(_value(key, value))}" for key, value in facts.items() if value not in (None, "", {}, [])
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _value(key: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{inner} {_value(inner, each)}" for inner, each in value.items())
+    if isinstance(value, list):
+        return ", ".join(_value(key, each) for each in value)
+    if isinstance(value, int) and key.lower().endswith(("bytes", "limit")):
+        return format_size(value)
+    return str(value)
+
+
+def _print_dirty(seen: Mapping[str, Any]) -> None:
+    if not seen["dirty"]:
+        return
+    sys.stdout.write(f"\nnot uploaded yet, {seen['name']} at {seen['mountpoint']}:\n")
+    rows = []
+    for each in seen["dirty"]:
+        size = each.get("bytes")
+        rows.append(
+            [
+                str(each.get("path", "?")),
+                format_size(size) if isinstance(size, int) else "?",
+                _age(each.get("since")),
+                str(each.get("error") or "waiting"),
+            ]
+        )
+    print_columns(("FILE", "SIZE", "AGE", "STATE"), rows)
+
+
+def _age(since: object) -> str:
+    if not isinstance(since, int | float) or since <= 0:
+        return "?"
+    return format_duration(max(0, int(time.time() - since)))

@@ -1,0 +1,97 @@
+"""Whether a Datastore's storage can be used from here: endpoint, credentials, bucket, permissions, clocks.
+
+Writes one small object, and removes it, only when the Datastore is writable.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+
+from datastore.api.mountspec import S3Location
+from datastore.cli.exitcodes import exit_code_for
+from datastore.cli.findings import Finding, bad, ok, warn
+from datastore.errors import (
+    AccessDenied,
+    BucketNotFound,
+    ClockSkew,
+    CredentialsInvalid,
+    DatastoreError,
+    DeadlineExceeded,
+    StoreError,
+    Unreachable,
+    WrongRegion,
+)
+from datastore.fuse.store.base import ObjectStore, WriteOptions
+from datastore.fuse.store.s3 import open_s3, probe
+
+PROBE_DEADLINE_S = 5.0
+MAX_SKEW_S = 60.0
+"""Servers refuse 15 minutes; a minute already makes times of files misleading."""
+OBJECT_NAME = ".datastore-doctor-"
+
+_TODO: dict[type[StoreError], str] = {
+    CredentialsInvalid: "check the Secret, or `aws configure list` for the default chain",
+    AccessDenied: "ask for s3:ListBucket, GetObject, PutObject and DeleteObject on this bucket and prefix",
+    ClockSkew: "set this machine's clock: timedatectl set-ntp true",
+    BucketNotFound: "correct spec.s3.bucket, or set spec.s3.create: true",
+    WrongRegion: "correct spec.s3.region, or leave it out",
+    Unreachable: "correct spec.s3.endpoint; check name, port, TLS, proxy and firewall",
+    DeadlineExceeded: "correct spec.s3.endpoint; check name, port, TLS, proxy and firewall",
+}
+
+
+def store_checks(name: str, location: S3Location, *, read_only: bool) -> Iterator[Finding]:
+    """The checks of one Datastore; each network call is bounded by the S3 adapter's deadlines."""
+    where = f"s3://{location.bucket}/{location.prefix} at {location.endpoint or 'AWS'}"
+    try:
+        probe(location, deadline_s=PROBE_DEADLINE_S, writable=False)
+    except BucketNotFound as error:
+        if location.create:
+            yield warn(name, f"{where}: the bucket does not exist yet", "nothing: the first mount creates it")
+            return
+        yield _failed(name, "read", error)
+        return
+    except DatastoreError as error:
+        yield _failed(name, "read", error)
+        return
+    yield ok(name, f"{where}: endpoint, credentials and bucket are right, listing works")
+    if not read_only:
+        yield from _check_writes(name, location)
+
+
+def _check_writes(name: str, location: S3Location) -> Iterator[Finding]:
+    key = f"{location.prefix}{OBJECT_NAME}{secrets.token_hex(8)}"
+    action = "open"
+    try:
+        store = open_s3(location)
+        action = "put"
+        store.put(key, b"written by datastore doctor; remove it\n", WriteOptions())
+        try:
+            action = "head"
+            skew = check_skew(name, store, key)
+        finally:
+            action = "delete"
+            store.delete(key)
+    except DatastoreError as error:
+        yield _failed(name, f"{action} {key}", error)
+        return
+    yield ok(name, "objects can be written, read and deleted")
+    yield skew
+
+
+def check_skew(name: str, store: ObjectStore, key: str) -> Finding:
+    """How far our clock is from the server's, to about a second."""
+    before = time.time()
+    server_s = store.head(key).server_time_ns / 1e9
+    if not server_s:
+        return ok(name, "the server does not tell its time")
+    skew_s = (before + time.time()) / 2 - server_s
+    text = f"this machine's clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} the server's"
+    return warn(name, text, _TODO[ClockSkew]) if abs(skew_s) > MAX_SKEW_S else ok(name, text)
+
+
+def _failed(name: str, action: str, error: DatastoreError) -> Finding:
+    todo = next((text for kind, text in _TODO.items() if isinstance(error, kind)), "see the server's words")
+    return bad(name, f"{action}: {error}", todo, exit_code_for(error))

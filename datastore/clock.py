@@ -1,0 +1,30 @@
+"""Time, injected: the real clock here, a manual one in the tests."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """The two times that code needs."""
+
+    def monotonic(self) -> float:
+        """Seconds that only grow; for ages and deadlines."""
+        ...
+
+    def time_ns(self) -> int:
+        """Nanoseconds since the epoch; for what people see."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def monotonic(self) -> float:
+        """See Clock."""
+        return time.monotonic()
+
+    def time_ns(self) -> int:
+        """See Clock."""
+        return time.time_ns()

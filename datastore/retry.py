@@ -1,0 +1,80 @@
+"""When and how long to try again: exponential back-off with jitter inside a total budget. tenacity runs the loop.
+
+Errors say themselves whether another try makes sense (`DatastoreError.transient`). One layer retries, so delays never
+multiply: datastore.fuse.store.retrying for the storage.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import tenacity
+
+from .errors import DatastoreError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """budget_s: from the first try to the start of the last one; 0: a single try.
+
+    Delays double from first_delay_s up to max_delay_s; the upper half of each is jitter, so that clients that failed
+    together don't come back together.
+    """
+
+    first_delay_s: float = 0.1
+    max_delay_s: float = 8.0
+    budget_s: float = 60.0
+
+    def delay_s(self, attempt: int, fraction: float) -> float:
+        """The wait after the attempt-th try (from 1); fraction in [0, 1) is the jitter's share."""
+        whole = min(self.first_delay_s * 2.0 ** min(attempt - 1, 32), self.max_delay_s)
+        return whole / 2 + whole / 2 * fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Retrier:
+    """Runs calls under a policy. clock: monotonic seconds; jitter: a fraction in [0, 1). Threads: any."""
+
+    policy: RetryPolicy = RetryPolicy()
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    jitter: Callable[[], float] = random.random
+
+    def run(self, call: Callable[[], T], on_retry: Callable[[BaseException], None] | None = None) -> T:
+        """The call's result, after as many tries as it takes. on_retry is told each error that is tried again.
+
+        Errors: the last one, as it was raised: not transient, or the budget is spent.
+        """
+        started = self.clock()
+
+        def wait(state: tenacity.RetryCallState) -> float:
+            return self.policy.delay_s(state.attempt_number, self.jitter())
+
+        def spent(state: tenacity.RetryCallState) -> bool:
+            return self.clock() - started + state.upcoming_sleep > self.policy.budget_s
+
+        def before_sleep(state: tenacity.RetryCallState) -> None:
+            failure = state.outcome.exception() if state.outcome is not None else None
+            if on_retry is not None and failure is not None:
+                on_retry(failure)
+
+        loop = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(is_transient),
+            wait=wait,
+            stop=spent,
+            sleep=self.sleep,
+            before_sleep=before_sleep,
+            reraise=True,
+        )
+        return loop(call)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Another try may succeed."""
+    return isinstance(error, DatastoreError) and error.transient

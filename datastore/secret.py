@@ -1,0 +1,27 @@
+"""A string that does not show itself."""
+
+from __future__ import annotations
+
+
+class Secret:
+    """Holds a secret text; repr and str hide it, `reveal()` is the one way to read it."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        """The secret itself; call it only where it is signed or sent."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return "Secret(***)"
+
+    __str__ = __repr__
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and other._value == self._value
+
+    def __hash__(self) -> int:
+        return hash(self._value)

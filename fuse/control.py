@@ -1,0 +1,169 @@
+"""The mount server's control socket: one JSON request per line, one or more JSON lines back, the last one with `ok`.
+
+    {"op": "status"}                  -> {"ok": true, ...}
+    {"op": "flush"}                   -> {"ok": true, "errors": []}; ok false when something is not in S3
+    {"op": "warm", "path": "d"}       -> {"progress": {...}} lines, then {"ok": true, ...}
+    {"op": "stop", "force": false}    -> {"ok": true, "errors": []}; ok false when not in S3, or busy
+
+The socket is 0600 in a directory of 0700. Every operation has a deadline, and there are at most CLIENTS at a time.
+Threads: one accepts, one serves each client, one runs each operation.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from datastore.errors import DatastoreError, MountFailed
+
+log = logging.getLogger(__name__)
+
+CLIENTS = 16
+LINE_LIMIT = 64 << 10
+IDLE_S = 30.0
+SOCKET_NAME = "control.sock"
+
+Answer = dict[str, Any]
+Progress = Callable[[Answer], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """run(request, progress) gives the answer's fields; it is not waited for after deadline_s."""
+
+    run: Callable[[Answer, Progress], Answer]
+    deadline_s: float
+
+
+def failed(*errors: str) -> Answer:
+    """The answer that says no."""
+    return {"ok": False, "errors": list(errors)}
+
+
+def parse(line: bytes) -> Answer | None:
+    """The request on a line, or None."""
+    try:
+        request = json.loads(line)
+    except ValueError:
+        return None
+    return request if isinstance(request, dict) and isinstance(request.get("op"), str) else None
+
+
+class ControlServer:
+    """Listens in `directory` until stop()."""
+
+    def __init__(self, directory: Path, operations: Mapping[str, Operation]) -> None:
+        self.path = directory / SOCKET_NAME
+        self._operations = operations
+        self._listener: socket.socket | None = None
+        self._slots = threading.BoundedSemaphore(CLIENTS)
+        self._busy = threading.Semaphore(0)
+        self._clients: set[threading.Thread] = set()
+        self._acceptor = threading.Thread(target=self._accept, name="control", daemon=True)
+
+    def start(self) -> None:
+        """Listen. Errors: MountFailed."""
+        self.path.unlink(missing_ok=True)  # of a server that died
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            bind_unix(listener, self.path)
+            self.path.chmod(0o600)
+            listener.listen(CLIENTS)
+        except OSError as error:
+            listener.close()
+            raise MountFailed(f"can't listen on {self.path}: {error.strerror or error}") from error
+        self._listener = listener
+        self._acceptor.start()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Take no more clients, let the present ones have their answer, bounded. Idempotent."""
+        listener, self._listener = self._listener, None
+        if listener is None:
+            return
+        self.path.unlink(missing_ok=True)
+        listener.shutdown(socket.SHUT_RDWR)
+        end = time.monotonic() + timeout_s
+        for thread in [self._acceptor, *self._clients]:
+            thread.join(max(0.0, end - time.monotonic()))
+        listener.close()
+
+    def _accept(self) -> None:
+        listener = self._listener
+        while listener is not None:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return  # stop()
+            if not self._slots.acquire(blocking=False):
+                client.close()
+                continue
+            thread = threading.Thread(target=self._serve, args=(client,), name="control-client", daemon=True)
+            self._clients.add(thread)
+            thread.start()
+
+    def _serve(self, client: socket.socket) -> None:
+        client.settimeout(IDLE_S)
+        try:
+            with client, client.makefile("rwb") as stream:
+                while self._listener is not None and (line := stream.readline(LINE_LIMIT)):
+                    for answer in self._answers(line):
+                        stream.write(json.dumps(answer).encode() + b"\n")
+                        stream.flush()
+        except OSError as error:
+            log.debug("a control client left: %s", error)
+        finally:
+            self._clients.discard(threading.current_thread())
+            self._slots.release()
+
+    def _answers(self, line: bytes) -> Any:
+        """The lines that answer one request, as they come."""
+        request = parse(line)
+        operation = None if request is None else self._operations.get(request["op"])
+        if request is None or operation is None:
+            known = ", ".join(sorted(self._operations))
+            yield failed(f"not a request; a line of JSON with op, one of {known}, is understood")
+            return
+        lines: SimpleQueue[Answer] = SimpleQueue()
+        threading.Thread(target=_run, args=(operation, request, lines), name="control-operation", daemon=True).start()
+        end = time.monotonic() + operation.deadline_s
+        while True:
+            try:
+                answer = lines.get(timeout=max(0.0, end - time.monotonic()))
+            except Empty:
+                yield failed(f"{request['op']} took longer than {operation.deadline_s:.0f} s")
+                return
+            yield answer
+            if "ok" in answer:
+                return
+
+
+def _run(operation: Operation, request: Answer, lines: SimpleQueue[Answer]) -> None:
+    try:
+        answer = operation.run(request, lambda step: lines.put({"progress": step}))
+        lines.put({"ok": True, **answer})
+    except (DatastoreError, OSError) as error:
+        lines.put(failed(str(error)))
+    except Exception as error:  # the edge of this thread: a client always gets its line
+        log.exception("a control operation failed")
+        lines.put(failed(f"{request['op']} failed: {error!r}"))
+
+
+def bind_unix(listener: socket.socket, path: Path) -> None:
+    """Bind to a path of any length: the kernel takes 107 bytes, so a longer one goes through the directory's descriptor."""
+    if len(os.fsencode(path)) < 108:
+        listener.bind(str(path))
+        return
+    directory_fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        listener.bind(f"/proc/self/fd/{directory_fd}/{path.name}")
+    finally:
+        os.close(directory_fd)

@@ -1,0 +1,315 @@
+"""On-disk cache of object versions, keyed by (store, key, etag, size), shared by all mounts of one user.
+
+Caching is a favour: no method raises OSError or CacheCorrupt. A version that can't be read, fails its checksum or was
+evicted is "not held"; one that can't be written (disk full, broken, busy) is "not kept", and writing pauses for
+PAUSE_S. Shell. Safe for threads (the loop's among them: a hit is two or three system calls) and for several processes
+at once:
+ - a creator and an evictor exclude each other by CacheSpace.exclusive(); readers take no lock. An evictor unlinks the
+   sidecar before the data, and a reader opens the sidecar, then the data, then checks that the sidecar is still
+   linked: if it is, both belong together. Files that are unlinked while open stay readable.
+ - directory/objects/xx/<stem>.data, .blocks (blockfile.py); directory/usage, directory/evicting (cachespace.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+from datastore.errors import CacheCorrupt
+
+from ..store.base import Body
+from .blockfile import BLOCK_BYTES, BlockFile, Identity, block_records, create_files, draft_sidecar, page_rounded
+from .cachespace import CacheBusyError, CacheSpace
+from .version import ObjectVersion
+
+OPEN_FILES = 128
+"""Versions kept open, two descriptors each: a quarter of the usual limit of 1,024."""
+PAUSE_S = 5.0
+"""How long writing stays off after the disk failed or was full."""
+TOUCH_S = 30.0
+"""How often a version in use says so on disk; eviction is least-recently-used to this precision."""
+INLINE_VERIFY_BYTES = 4 << 20
+"""The most that complete_fd() checks by itself: about 2 ms."""
+
+
+class BlockCache:
+    """INVARIANT: an entry of _open is a BlockFile of exactly that version."""
+
+    def __init__(
+        self, directory: Path, size_bytes: int, namespace: str, *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        """directory: made when needed, readable by its owner only. namespace: names endpoint and bucket.
+
+        Touches no disk beyond reading the kernel's boot id.
+        """
+        self._space = CacheSpace(directory, size_bytes)
+        self._directory = directory
+        self._namespace = namespace
+        self._monotonic = monotonic
+        self._boot_id = _boot_id()
+        self._lock = threading.Lock()
+        self._open: OrderedDict[ObjectVersion, BlockFile] = OrderedDict()
+        self._off_until_s = 0.0
+
+    def read(self, version: ObjectVersion, offset: int, size: int) -> bytes | None:
+        """The bytes (short only at the object's end), or None unless wholly held and valid."""
+        stop = min(offset + size, version.size)
+        if offset >= stop:
+            return b""
+        with self._guarded(version):
+            entry = self._find(version)
+            return None if entry is None else entry.read(offset, stop)
+        return None
+
+    def holds(self, version: ObjectVersion, start: int, stop: int) -> bool:
+        """Whether [start, stop) is recorded as held (its checksums may still turn out wrong)."""
+        stop = min(stop, version.size)
+        if start >= stop:
+            return True
+        with self._guarded(version):
+            entry = self._find(version)
+            return entry is not None and entry.holds(start, stop)
+        return False
+
+    def present(self, version: ObjectVersion) -> bool:
+        """Whether the whole version is recorded as held."""
+        return self.holds(version, 0, version.size)
+
+    def write(self, version: ObjectVersion, offset: int, body: Body) -> bool:
+        """Keep the whole blocks of `body`; whether they are kept now. Idempotent."""
+        if not body or self._monotonic() < self._off_until_s:
+            return not body
+        with self._guarded(version, writing=True):
+            entry = self._find(version)
+            if entry is None or entry.unlinked:
+                entry = self._create(version)
+            if entry is None:
+                return False
+            fresh = entry.fresh_bytes(offset, offset + len(body))
+            if fresh and not self._space.reserve(fresh):
+                return False
+            entry.write(offset, body)
+            return True
+        return False
+
+    def adopt(self, version: ObjectVersion, path: Path, *, keep: bool = False) -> bool:
+        """Take over a complete local file with the bytes of `version`; reads all of it once, for the checksums.
+
+        Its inode then belongs to the cache and nobody may write to it again. keep: copy instead, the file stays the
+        caller's. False: not kept, the file is still at `path`.
+        """
+        if version.size == 0 or self._monotonic() < self._off_until_s:
+            return False
+        with self._guarded(version, writing=True):
+            return self._adopt(version, path, keep=keep)
+        return False
+
+    def complete_fd(self, version: ObjectVersion) -> int | None:
+        """A read-only fd of a wholly held, checked version; the caller closes it.
+
+        None also for a large version that this process has not checked yet and that has no valid seal: see verify().
+        """
+        if version.size == 0:
+            return None
+        with self._guarded(version):
+            entry = self._find(version)
+            if entry is None or not (entry.whole or (version.size <= INLINE_VERIFY_BYTES and entry.verify())):
+                return None
+            return entry.reopen(self._paths(version)[0])
+        return None
+
+    def verify(self, version: ObjectVersion) -> bool:
+        """Check what is held against its checksums now, waiting for the disk; whether the version is whole."""
+        with self._guarded(version):
+            entry = self._find(version)
+            return entry is not None and (entry.whole or entry.verify())
+        return False
+
+    def drop(self, version: ObjectVersion) -> None:
+        """Remove a version; idempotent. Readers of open descriptors are not disturbed."""
+        self._let_go(version)
+        with contextlib.suppress(OSError):
+            self._space.remove(self._stem(version))
+
+    def usage(self) -> tuple[int, int]:
+        """(bytes on disk, limit in bytes); 0 bytes when the directory can't be read."""
+        try:
+            return self._space.used_bytes(), self._space.limit_bytes
+        except OSError:
+            return 0, self._space.limit_bytes
+
+    def make_room(self, size_bytes: int) -> int:
+        """Evict what was used longest ago until `size_bytes` fit beside the rest; bytes freed."""
+        try:
+            freed = self._space.evict(size_bytes)
+        except OSError:
+            return 0
+        self._let_go_of_evicted()
+        return freed
+
+    def close(self) -> None:
+        """Let go of all descriptors; idempotent. The cache stays usable."""
+        with self._lock:
+            self._open.clear()
+
+    def _guarded(self, version: ObjectVersion, *, writing: bool = False) -> _Guard:
+        return _Guard(self._forgive, version, writing)
+
+    def _forgive(self, version: ObjectVersion, writing: bool, error: BaseException | None) -> bool:
+        """Whether the error only means 'no cache': the caller falls through to its negative answer."""
+        if isinstance(error, CacheCorrupt):
+            self.drop(version)
+        elif isinstance(error, OSError) and not isinstance(error, CacheBusyError):
+            self._let_go(version)
+            if writing:
+                self._off_until_s = self._monotonic() + PAUSE_S
+        return isinstance(error, CacheCorrupt | OSError)
+
+    def _let_go(self, version: ObjectVersion) -> None:
+        with self._lock:
+            self._open.pop(version, None)
+
+    def _find(self, version: ObjectVersion) -> BlockFile | None:
+        """The open entry, opened where there are good files. OSError."""
+        with self._lock:
+            entry = self._open.get(version)
+            if entry is not None:
+                self._open.move_to_end(version)
+        if entry is None:
+            try:
+                entry = BlockFile(*self._paths(version), self._identity(version))
+            except FileNotFoundError:
+                return None
+            except CacheCorrupt:
+                self.drop(version)
+                return None
+            entry = self._remember(version, entry)
+        return entry if self._touch(version, entry) else None
+
+    def _remember(self, version: ObjectVersion, entry: BlockFile) -> BlockFile:
+        with self._lock:
+            entry = self._open.setdefault(version, entry)
+            while len(self._open) > OPEN_FILES:
+                self._open.popitem(last=False)
+        return entry
+
+    def _touch(self, version: ObjectVersion, entry: BlockFile) -> bool:
+        """Say on disk, now and then, that it is in use; False (and let go) when it was evicted meanwhile."""
+        now_s = self._monotonic()
+        if now_s < entry.touched_s + TOUCH_S:
+            return True
+        entry.touched_s = now_s
+        if entry.unlinked:
+            self._let_go(version)
+            return False
+        entry.touch()
+        return True
+
+    def _create(self, version: ObjectVersion) -> BlockFile | None:
+        """The entry, with new files unless another process was quicker; None: no room. OSError, CacheCorrupt."""
+        self._let_go(version)
+        identity, paths = self._identity(version), self._paths(version)
+        if not self._space.reserve(page_rounded(identity.sidecar_bytes)):
+            return None
+        paths[0].parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._space.exclusive():
+            try:
+                entry = BlockFile(*paths, identity)
+            except (FileNotFoundError, CacheCorrupt):
+                create_files(*paths, identity)
+                entry = BlockFile(*paths, identity)
+        entry.touched_s = self._monotonic()
+        return self._remember(version, entry)
+
+    def _adopt(self, version: ObjectVersion, path: Path, *, keep: bool) -> bool:
+        identity, (data_path, sidecar_path) = self._identity(version), self._paths(version)
+        if path.stat().st_size != version.size:
+            return False
+        if not self._space.reserve(page_rounded(identity.sidecar_bytes) + page_rounded(version.size)):
+            return False
+        data_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = path if not keep and _same_disk(path, data_path.parent) else data_path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+        try:
+            if draft != path:
+                shutil.copyfile(path, draft)
+            records = _records_of(draft)
+            with self._space.exclusive():
+                sidecar_draft = draft_sidecar(sidecar_path, identity, records)
+                sidecar_path.unlink(missing_ok=True)
+                draft.replace(data_path)
+                sidecar_draft.replace(sidecar_path)
+        finally:
+            if draft != path:
+                draft.unlink(missing_ok=True)
+        if not keep:
+            path.unlink(missing_ok=True)
+        self._let_go(version)
+        with contextlib.suppress(OSError):  # it is kept by now; at worst the checksums are gone through once more
+            self._remember(version, BlockFile(data_path, sidecar_path, identity)).vouch()
+        return True
+
+    def _let_go_of_evicted(self) -> None:
+        with self._lock:
+            gone = [version for version, entry in self._open.items() if entry.unlinked]
+            for version in gone:
+                del self._open[version]
+
+    def _label(self, version: ObjectVersion) -> bytes:
+        # ASCII JSON keeps the surrogates that stand for a key's non-UTF-8 bytes.
+        return json.dumps([self._namespace, version.key, version.etag, version.size]).encode("ascii")
+
+    def _identity(self, version: ObjectVersion) -> Identity:
+        return Identity(label=self._label(version), size=version.size, boot_id=self._boot_id)
+
+    def _stem(self, version: ObjectVersion) -> str:
+        return hashlib.blake2b(self._label(version), digest_size=16).hexdigest()
+
+    def _paths(self, version: ObjectVersion) -> tuple[Path, Path]:
+        place = self._space.place(self._stem(version))
+        return place.with_suffix(".data"), place.with_suffix(".blocks")
+
+
+_Forgive = Callable[[ObjectVersion, bool, BaseException | None], bool]
+
+
+class _Guard:
+    """Lets `forgive` decide what happens to an exception (a class costs each cached read less than a generator)."""
+
+    __slots__ = ("_forgive", "_version", "_writing")
+
+    def __init__(self, forgive: _Forgive, version: ObjectVersion, writing: bool) -> None:
+        self._forgive = forgive
+        self._version = version
+        self._writing = writing
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        return kind is not None and self._forgive(self._version, self._writing, error)
+
+
+def _boot_id() -> bytes:
+    """This boot of the machine, 16 bytes; b"" where the kernel has no such thing (macOS): checksums do it there."""
+    try:
+        return bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip().replace("-", ""))
+    except (OSError, ValueError):
+        return b""
+
+
+def _same_disk(path: Path, other: Path) -> bool:
+    return path.stat().st_dev == other.stat().st_dev
+
+
+def _records_of(path: Path) -> bytes:
+    """The records of a whole file, read in steps. OSError."""
+    with open(path, "rb") as file:
+        return b"".join(block_records(memoryview(part)) for part in iter(lambda: file.read(8 * BLOCK_BYTES), b""))

@@ -1,0 +1,284 @@
+"""One object version in the disk cache: a sparse data file and a sidecar that says which blocks of it are right.
+
+The sidecar: a head (magic, block size, object size, identity, checksum), a seal, then 8 bytes for each block: zero
+while the block is absent, else its CRC-32 and a tag. A block's bytes are written before its record, so a record never
+claims more than was written; what a power failure or a hand leaves behind fails the CRC when this process first reads
+the block. The seal spares that check: it says that, in this boot of the machine, the whole data file was right at
+this inode, mtime and ctime. Shell: does I/O on two descriptors, raises OSError and CacheCorrupt, knows nothing of
+eviction. Safe for threads and processes: writers of one block write the same bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from datastore.errors import CacheCorrupt
+
+from ..store.base import Body
+
+BLOCK_BYTES = 128 << 10
+"""What is fetched, recorded and checked at once: the kernel's usual random read; 30 us of CRC-32 (4.2 GB/s)."""
+
+_MAGIC = b"DSBLOCK1"
+_HEAD = struct.Struct("<8sIIQI")
+"""Magic, block bytes, identity bytes, object bytes, CRC-32 of all these and the identity."""
+_SEAL = struct.Struct("<16sQqqI")
+"""Boot id, inode, mtime and ctime (ns) of the data file, CRC-32 of these."""
+_SEAL_AT = 32
+_IDENTITY_AT = 80
+_RECORD = struct.Struct("<II")
+_TAG = 0x6B636F62
+_HELD = b"\x01"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What a cache file holds. label: names the version; size: of the object, bytes; boot_id: b"" for no seals."""
+
+    label: bytes
+    size: int
+    boot_id: bytes
+
+    @property
+    def block_count(self) -> int:
+        """Blocks of the object, the last of which may be short."""
+        return -(-self.size // BLOCK_BYTES)
+
+    @property
+    def records_at(self) -> int:
+        """Offset of the records in the sidecar (a multiple of 8: a record never straddles a sector)."""
+        return _IDENTITY_AT + -(-len(self.label) // 8) * 8
+
+    @property
+    def sidecar_bytes(self) -> int:
+        """Size of the sidecar."""
+        return self.records_at + self.block_count * _RECORD.size
+
+    def head(self) -> bytes:
+        """The sidecar up to its records, without a seal."""
+        fixed = _HEAD.pack(_MAGIC, BLOCK_BYTES, len(self.label), self.size, 0)
+        fixed = _HEAD.pack(_MAGIC, BLOCK_BYTES, len(self.label), self.size, zlib.crc32(fixed + self.label))
+        return (fixed.ljust(_IDENTITY_AT, b"\0") + self.label).ljust(self.records_at, b"\0")
+
+
+def block_records(body: memoryview) -> bytes:
+    """The records of consecutive blocks that begin at body[0]."""
+    starts = range(0, len(body), BLOCK_BYTES)
+    crcs = [zlib.crc32(body[start : start + BLOCK_BYTES]) for start in starts]
+    return b"".join(_RECORD.pack(crc, crc ^ _TAG) for crc in crcs)
+
+
+class BlockFile:
+    """An open version. The descriptors live as long as the object: once evicted they close when its last user is done.
+
+    INVARIANT: _right[i] is 1 only after block i's bytes were written or checked by this process.
+    INVARIANT: _stamp is set only when every block is right.
+    """
+
+    __slots__ = ("_data_fd", "_identity", "_right", "_sidecar_fd", "_stamp", "touched_s")
+
+    def __init__(self, data_path: Path, sidecar_path: Path, identity: Identity) -> None:
+        """Open existing files; FileNotFoundError when there are none, CacheCorrupt when they don't agree."""
+        self._identity = identity
+        self._right = bytearray(identity.block_count)
+        self._stamp: tuple[int, int, int] | None = None
+        self._data_fd = self._sidecar_fd = -1
+        self.touched_s = float("-inf")
+        """When the owner last told the disk that this version is in use; the owner's clock."""
+        self._sidecar_fd = os.open(sidecar_path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            self._data_fd = os.open(data_path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError as error:
+            raise CacheCorrupt(f"cache file {data_path} is missing; it will be fetched again") from error
+        self._validate(data_path)
+
+    def __del__(self) -> None:
+        for fd in (self._data_fd, self._sidecar_fd):
+            if fd >= 0:
+                os.close(fd)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every block is right, as far as this process has checked."""
+        return self._stamp is not None or self._right.find(0) < 0
+
+    @property
+    def unlinked(self) -> bool:
+        """Whether somebody evicted it: what is written now is lost, what is read is still right."""
+        return os.fstat(self._data_fd).st_nlink == 0 or os.fstat(self._sidecar_fd).st_nlink == 0
+
+    def read(self, start: int, stop: int) -> bytes | None:
+        """The bytes [start, stop) inside the object, or None unless all are held. CacheCorrupt, OSError."""
+        if self._stamp is not None:
+            self._recheck_stamp()
+        first, last = start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)
+        if self._right.find(0, first, last) >= 0 and not self._admit(first, last):
+            return None
+        body = os.pread(self._data_fd, stop - start, start)
+        if len(body) != stop - start:
+            raise CacheCorrupt("a cache file is shorter than its object")
+        return body
+
+    def holds(self, start: int, stop: int) -> bool:
+        """Whether [start, stop) is recorded as held; not checked."""
+        first, last = start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)
+        return self._right.find(0, first, last) < 0 or 0 not in memoryview(self._records(first, last)).cast("Q")
+
+    def verify(self) -> bool:
+        """Check every block; whether all are there. Reads the whole file. CacheCorrupt, OSError."""
+        return all(self._right[i] or self._admit(i, i + 1) for i in range(self._identity.block_count)) and self.seal()
+
+    def fresh_bytes(self, start: int, stop: int) -> int:
+        """How many bytes of disk a write of [start, stop) would newly take."""
+        first, last = _whole_blocks(start, stop, self._identity.size)
+        fresh = self._right.count(0, first, max(first, last)) * BLOCK_BYTES
+        if first < last == len(self._right) and not self._right[-1]:
+            fresh -= last * BLOCK_BYTES - page_rounded(self._identity.size)
+        return fresh
+
+    def write(self, start: int, body: Body) -> None:
+        """Keep the whole blocks of `body`, which lies at `start` of the object; edges are left out. OSError."""
+        first, last = _whole_blocks(start, start + len(body), self._identity.size)
+        if first >= last or self._right.find(0, first, last) < 0:
+            return
+        whole = memoryview(body)[first * BLOCK_BYTES - start : min(last * BLOCK_BYTES, self._identity.size) - start]
+        write_fully(self._data_fd, whole, first * BLOCK_BYTES)
+        records_at = self._identity.records_at + first * _RECORD.size
+        write_fully(self._sidecar_fd, memoryview(block_records(whole)), records_at)
+        self._right[first:last] = _HELD * (last - first)
+        if self._right.find(0) < 0:
+            self.seal()
+
+    def seal(self) -> bool:
+        """Note on disk that the whole file is right as it is now; always True. OSError."""
+        facts = os.fstat(self._data_fd)
+        self._stamp = (facts.st_ino, facts.st_mtime_ns, facts.st_ctime_ns)
+        if self._identity.boot_id:
+            write_fully(self._sidecar_fd, memoryview(self._seal_of(self._stamp)), _SEAL_AT)
+        return True
+
+    def vouch(self) -> None:
+        """Take every block as right: the caller has just made their records from the file itself. OSError."""
+        self._right[:] = _HELD * len(self._right)
+        self.seal()
+
+    def touch(self) -> None:
+        """Mark as just used: eviction goes by the sidecar's mtime. OSError."""
+        os.utime(self._sidecar_fd)
+
+    def reopen(self, data_path: Path) -> int:
+        """A read-only descriptor of the data, the caller's. OSError; CacheCorrupt when the path is another file."""
+        fd = os.open(data_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        if not os.path.sameopenfile(fd, self._data_fd):
+            os.close(fd)
+            raise CacheCorrupt(f"cache file {data_path} was replaced")
+        return fd
+
+    def _validate(self, data_path: Path) -> None:
+        identity = self._identity
+        expected = identity.head()
+        head = os.pread(self._sidecar_fd, identity.records_at, 0)
+        if head[:_SEAL_AT] != expected[:_SEAL_AT] or head[_IDENTITY_AT:] != expected[_IDENTITY_AT:]:
+            raise CacheCorrupt(f"the sidecar of cache file {data_path} is damaged; it will be fetched again")
+        facts, sidecar = os.fstat(self._data_fd), os.fstat(self._sidecar_fd)
+        if facts.st_size != identity.size or sidecar.st_size != identity.sidecar_bytes:
+            raise CacheCorrupt(f"cache file {data_path} has the wrong size; it will be fetched again")
+        # Opened between an eviction and a re-creation, the two could be of different generations; see blockcache.py.
+        if sidecar.st_nlink == 0:
+            raise FileNotFoundError(f"cache file {data_path} was evicted meanwhile")
+        stamp = (facts.st_ino, facts.st_mtime_ns, facts.st_ctime_ns)
+        if identity.boot_id and head[_SEAL_AT : _SEAL_AT + _SEAL.size] == self._seal_of(stamp):
+            self._stamp = stamp
+            self._right[:] = _HELD * identity.block_count
+
+    def _seal_of(self, stamp: tuple[int, int, int]) -> bytes:
+        body = _SEAL.pack(self._identity.boot_id, *stamp, 0)
+        return _SEAL.pack(self._identity.boot_id, *stamp, zlib.crc32(body))
+
+    def _recheck_stamp(self) -> None:
+        """Somebody wrote into a whole file behind our back: trust nothing until the checksums agree (0.7 us a read)."""
+        facts = os.fstat(self._data_fd)
+        if self._stamp is None or facts.st_mtime_ns != self._stamp[1]:
+            self._stamp = None
+            self._right[:] = bytes(len(self._right))
+
+    def _records(self, first: int, last: int) -> bytes:
+        size = (last - first) * _RECORD.size
+        records = os.pread(self._sidecar_fd, size, self._identity.records_at + first * _RECORD.size)
+        if len(records) != size:
+            raise CacheCorrupt("a cache sidecar is cut short")
+        return records
+
+    def _admit(self, first: int, last: int) -> bool:
+        """Check blocks [first, last) that others wrote, up to one that is absent; whether all are right now."""
+        for index, (crc, tag) in enumerate(_RECORD.iter_unpack(self._records(first, last)), first):
+            if self._right[index]:
+                continue
+            if crc == 0 and tag == 0:
+                return False
+            start = index * BLOCK_BYTES
+            size = min(BLOCK_BYTES, self._identity.size - start)
+            block = os.pread(self._data_fd, size, start)
+            if tag != crc ^ _TAG or len(block) != size or zlib.crc32(block) != crc:
+                raise CacheCorrupt("a block of a cache file does not match its checksum; it will be fetched again")
+            self._right[index] = 1
+        if self._stamp is None and self._right.find(0) < 0:
+            self.seal()
+        return True
+
+    def _check(self) -> None:
+        """Raise AssertionError when an invariant is broken (tests call it)."""
+        if self._stamp is not None and self._right.find(0) >= 0:
+            raise AssertionError("sealed without all blocks")
+        for start, stop in pairwise([*range(0, self._identity.size, BLOCK_BYTES), self._identity.size]):
+            index = start // BLOCK_BYTES
+            block = os.pread(self._data_fd, stop - start, start)
+            if self._right[index] and block_records(memoryview(block)) != self._records(index, index + 1):
+                raise AssertionError(f"block {index} is called right and is not")
+
+
+def create_files(data_path: Path, sidecar_path: Path, identity: Identity) -> None:
+    """Make a version's files, empty, in place of any others (the caller excludes other creators). OSError."""
+    sidecar_path.unlink(missing_ok=True)
+    data_path.unlink(missing_ok=True)
+    fd = os.open(data_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(fd, identity.size)
+    finally:
+        os.close(fd)
+    draft_sidecar(sidecar_path, identity, b"").replace(sidecar_path)
+
+
+def draft_sidecar(sidecar_path: Path, identity: Identity, records: bytes) -> Path:
+    """Write a sidecar beside its place, to be renamed into it; its path. records: b"" for 'nothing held'. OSError."""
+    draft = sidecar_path.with_suffix(".draft")
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        write_fully(fd, memoryview(identity.head() + records), 0)
+        os.ftruncate(fd, identity.sidecar_bytes)
+    finally:
+        os.close(fd)
+    return draft
+
+
+def page_rounded(size_bytes: int) -> int:
+    """What a file of this size takes on disk."""
+    return -(-size_bytes // 4096) * 4096
+
+
+def write_fully(fd: int, body: memoryview, offset: int) -> None:
+    """pwrite(2) all of it. OSError."""
+    while body:
+        written = os.pwrite(fd, body, offset)
+        body, offset = body[written:], offset + written
+
+
+def _whole_blocks(start: int, stop: int, size: int) -> tuple[int, int]:
+    """The blocks [first, last) that lie wholly in [start, stop); the object's short last block counts as whole."""
+    last = -(-size // BLOCK_BYTES) if stop >= size else stop // BLOCK_BYTES
+    return -(-start // BLOCK_BYTES), last

@@ -1,0 +1,180 @@
+"""How full the cache directory is, for all processes that share it, and what goes when it is full.
+
+The file `usage` holds the bytes taken, as reserved by all processes; its flock(2) is also what excludes creators and
+evictors of cache files from each other (short: a few system calls; never waited for longer than LOCK_WAIT_S).
+Reservations come before writes, so the figure is too high rather than too low, and each eviction counts afresh (to
+within what is being written meanwhile). Knows files by their stem, nothing of what they hold. Safe for threads and
+processes; raises OSError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LOCK_WAIT_S = 0.2
+"""Longer than any holder needs, short enough for a read to wait; without the lock something is just not cached."""
+_LOCK_POLL_S = 0.001
+_COUNT = struct.Struct("<q")
+_LOW_WATER = (7, 8)
+"""Eviction goes down to 7/8 of the limit, so that a scan of the directory pays for many writes."""
+
+
+class CacheBusyError(OSError):
+    """Another process holds the lock of the cache directory too long."""
+
+
+@dataclass(slots=True)
+class _Stored:
+    """The files of one stem. used_ns: mtime of the sidecar, or of the data when that is all there is."""
+
+    directory: str
+    size_bytes: int = 0
+    used_ns: int = 0
+    names: list[str] = field(default_factory=list)
+
+
+class CacheSpace:
+    """INVARIANT: what reserve() granted and eviction did not find gone is counted in `usage`."""
+
+    def __init__(self, directory: Path, limit_bytes: int, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._directory = directory
+        self._limit_bytes = limit_bytes
+        self._sleep = sleep
+        self._threads = threading.Lock()
+
+    @property
+    def limit_bytes(self) -> int:
+        """The most that all files together may take."""
+        return self._limit_bytes
+
+    def place(self, stem: str) -> Path:
+        """The path of a stem's files, without suffix; spread over 256 directories."""
+        return self._directory / "objects" / stem[:2] / stem
+
+    def used_bytes(self) -> int:
+        """Bytes taken or reserved."""
+        with self.exclusive() as fd:
+            return self._load(fd)
+
+    def reserve(self, size_bytes: int) -> bool:
+        """Count `size_bytes` as taken, evicting where needed; False when there is no room. CacheBusyError, OSError."""
+        if size_bytes > self._limit_bytes:
+            return False
+        if self._take(size_bytes):
+            return True
+        self.evict(size_bytes)
+        return self._take(size_bytes)
+
+    def evict(self, wanted_bytes: int) -> int:
+        """Unlink what was used longest ago until `wanted_bytes` fit; bytes freed, 0 while another process is at it."""
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(self._directory / "evicting", "ab") as turn:
+            try:
+                fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return 0
+            return self._evict(wanted_bytes)
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[int]:
+        """Exclude other creators and evictors; gives the descriptor of `usage`. CacheBusyError after LOCK_WAIT_S."""
+        if not self._threads.acquire(timeout=LOCK_WAIT_S):
+            raise CacheBusyError("the cache directory is busy")
+        try:
+            fd = self._open_usage()
+            try:
+                self._lock(fd)
+                yield fd
+            finally:
+                os.close(fd)
+        finally:
+            self._threads.release()
+
+    def remove(self, stem: str) -> None:
+        """Unlink one stem's files; idempotent. Its bytes stay counted until the next eviction counts afresh."""
+        place = self.place(stem)
+        with self.exclusive():
+            for suffix in (".blocks", ".data", ".draft"):
+                place.with_suffix(suffix).unlink(missing_ok=True)
+
+    def _take(self, size_bytes: int) -> bool:
+        with self.exclusive() as fd:
+            used = self._load(fd)
+            if used + size_bytes > self._limit_bytes:
+                return False
+            os.pwrite(fd, _COUNT.pack(used + size_bytes), 0)
+            return True
+
+    def _evict(self, wanted_bytes: int) -> int:
+        before = self.used_bytes()
+        stored = sorted(self._scan().values(), key=lambda one: one.used_ns)
+        held = sum(one.size_bytes for one in stored)
+        aim = max(0, min(self._limit_bytes * _LOW_WATER[0] // _LOW_WATER[1], self._limit_bytes - wanted_bytes))
+        freed = 0
+        for one in stored:
+            if held - freed <= aim:
+                break
+            with self.exclusive():
+                _unlink(one)
+            freed += one.size_bytes
+        with self.exclusive() as fd:  # what was reserved meanwhile may be counted twice: too high, never too low
+            os.pwrite(fd, _COUNT.pack(held - freed + max(0, self._load(fd) - before)), 0)
+        return freed
+
+    def _scan(self) -> dict[str, _Stored]:
+        found: dict[str, _Stored] = {}
+        with contextlib.suppress(FileNotFoundError):
+            for folder in os.scandir(self._directory / "objects"):
+                for file in os.scandir(folder.path):
+                    with contextlib.suppress(FileNotFoundError):
+                        _count(found, folder.path, file)
+        return found
+
+    def _open_usage(self) -> int:
+        path, flags = self._directory / "usage", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            return os.open(path, flags, 0o600)
+        except FileNotFoundError:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return os.open(path, flags, 0o600)
+
+    def _lock(self, fd: int) -> None:
+        for _ in range(int(LOCK_WAIT_S / _LOCK_POLL_S)):
+            try:
+                return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._sleep(_LOCK_POLL_S)
+        raise CacheBusyError("the cache directory is busy")
+
+    def _load(self, fd: int) -> int:
+        """The figure; counted from the files when it was lost. Call inside exclusive()."""
+        noted = os.pread(fd, _COUNT.size, 0)
+        if len(noted) == _COUNT.size:
+            return max(0, int(_COUNT.unpack(noted)[0]))
+        used = sum(one.size_bytes for one in self._scan().values())
+        os.pwrite(fd, _COUNT.pack(used), 0)
+        return used
+
+
+def _count(found: dict[str, _Stored], directory: str, file: os.DirEntry[str]) -> None:
+    stem, suffix = os.path.splitext(file.name)
+    facts = file.stat(follow_symlinks=False)
+    one = found.setdefault(stem, _Stored(directory))
+    one.size_bytes += facts.st_blocks * 512
+    one.names.append(file.name)
+    if suffix == ".blocks" or one.used_ns == 0:
+        one.used_ns = facts.st_mtime_ns
+
+
+def _unlink(one: _Stored) -> None:
+    """The sidecar first: whoever finds a sidecar that is still linked has the data that belongs to it."""
+    for name in sorted(one.names):
+        Path(one.directory, name).unlink(missing_ok=True)

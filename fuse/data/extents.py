@@ -1,0 +1,140 @@
+"""A set of byte ranges: which bytes of a file are held, dirty or wanted. Pure; not safe for threads (its owner locks).
+
+Ranges are half-open [start, stop) with 0 <= start; an empty range (start >= stop) changes nothing and is contained.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+
+class Extents:
+    """Disjoint, sorted, merged byte ranges; each call costs O(log n) comparisons and a shift of a list.
+
+    INVARIANT: _starts[i] < _stops[i] < _starts[i + 1]: sorted, not empty, never touching.
+    INVARIANT: _total is the number of bytes in all ranges.
+    """
+
+    __slots__ = ("_starts", "_stops", "_total")
+
+    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+        self._starts: list[int] = []
+        self._stops: list[int] = []
+        self._total = 0
+        for start, stop in ranges:
+            self.add(start, stop)
+
+    def add(self, start: int, stop: int) -> None:
+        """Put [start, stop) in, merging with what it overlaps or touches."""
+        if start >= stop:
+            return
+        first = bisect_left(self._stops, start)
+        last = bisect_right(self._starts, stop)
+        if first < last:
+            start = min(start, self._starts[first])
+            stop = max(stop, self._stops[last - 1])
+        self._replace(first, last, [(start, stop)])
+
+    def remove(self, start: int, stop: int) -> None:
+        """Take [start, stop) out, splitting the ranges it cuts."""
+        if start >= stop:
+            return
+        first, last = self._overlapped(start, stop)
+        if first >= last:
+            return
+        left = (self._starts[first], start)
+        right = (stop, self._stops[last - 1])
+        self._replace(first, last, [piece for piece in (left, right) if piece[0] < piece[1]])
+
+    def contains(self, start: int, stop: int) -> bool:
+        """Whether every byte of [start, stop) is in."""
+        if start >= stop:
+            return True
+        before = bisect_right(self._starts, start) - 1
+        return before >= 0 and stop <= self._stops[before]
+
+    def overlaps(self, start: int, stop: int) -> bool:
+        """Whether any byte of [start, stop) is in."""
+        if start >= stop:
+            return False
+        first, last = self._overlapped(start, stop)
+        return first < last
+
+    def within(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """The parts of [start, stop) that are in, ascending."""
+        if start >= stop:
+            return []
+        first, last = self._overlapped(start, stop)
+        return [(max(start, self._starts[i]), min(stop, self._stops[i])) for i in range(first, last)]
+
+    def missing(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """The parts of [start, stop) that are not in, ascending."""
+        gaps = []
+        for held_start, held_stop in self.within(start, stop):
+            if start < held_start:
+                gaps.append((start, held_start))
+            start = held_stop
+        if start < stop:
+            gaps.append((start, stop))
+        return gaps
+
+    def truncate(self, size: int) -> None:
+        """Take out everything from byte `size` on."""
+        if self._stops:
+            self.remove(size, self._stops[-1])
+
+    def clear(self) -> None:
+        """Take out everything."""
+        self._replace(0, len(self._starts), [])
+
+    def copy(self) -> Extents:
+        """An independent equal set."""
+        twin = Extents()
+        twin._starts = self._starts.copy()
+        twin._stops = self._stops.copy()
+        twin._total = self._total
+        return twin
+
+    @property
+    def total(self) -> int:
+        """Bytes in the set."""
+        return self._total
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """The ranges, ascending; changing the set meanwhile is an error."""
+        return iter(list(zip(self._starts, self._stops, strict=True)))
+
+    def __len__(self) -> int:
+        """How many ranges."""
+        return len(self._starts)
+
+    def __bool__(self) -> bool:
+        return bool(self._starts)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Extents):
+            return NotImplemented
+        return self._starts == other._starts and self._stops == other._stops
+
+    def __repr__(self) -> str:
+        return f"Extents({list(self)})"
+
+    def _overlapped(self, start: int, stop: int) -> tuple[int, int]:
+        """Indices [first, last) of the ranges that share a byte with [start, stop)."""
+        return bisect_right(self._stops, start), bisect_left(self._starts, stop)
+
+    def _replace(self, first: int, last: int, pieces: list[tuple[int, int]]) -> None:
+        removed = sum(self._stops[first:last]) - sum(self._starts[first:last])
+        self._total += sum(stop - start for start, stop in pieces) - removed
+        self._starts[first:last] = [start for start, _ in pieces]
+        self._stops[first:last] = [stop for _, stop in pieces]
+
+    def _check(self) -> None:
+        """Raise AssertionError when an invariant is broken (tests call it after each step)."""
+        edges = [edge for pair in zip(self._starts, self._stops, strict=True) for edge in pair]
+        if any(left >= right for left, right in pairwise(edges)):
+            raise AssertionError(f"ranges out of order, empty or touching: {edges}")
+        if self._total != sum(stop - start for start, stop in self):
+            raise AssertionError(f"total {self._total} does not match {list(self)}")

@@ -1,0 +1,59 @@
+"""How a changed file becomes an object: one PUT, or parts of which the unchanged are copied on the server. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..store.base import ByteRange, PartNumber
+from .extents import Extents
+
+MIB = 1 << 20
+PART_MIN = 5 * MIB
+"""Smallest part but the last (S3 user guide, multipart upload limits)."""
+PARTS_MAX = 10_000
+SINGLE_MAX = 8 * MIB
+"""Up to here one PUT is quicker than three calls, and 32 at a time stay within 256 MiB of memory."""
+PART_SIZE = 8 * MIB
+COPY_MAX = 256 * MIB
+"""Longest part that is copied in one call: longer ones answer late and can't be shared out (S3 allows 5 GiB)."""
+
+
+class Part(NamedTuple):
+    """One part: bytes of the file, or the same range of the base object."""
+
+    number: PartNumber
+    byte_range: ByteRange
+    copied: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UploadPlan:
+    """parts empty: one PUT of the whole."""
+
+    size: int
+    parts: tuple[Part, ...] = ()
+
+
+def part_size(size: int) -> int:
+    """Bytes of a part so that `size` bytes need at most PARTS_MAX parts, in whole MiB."""
+    least = -(-size // PARTS_MAX)
+    return max(PART_SIZE, -(-least // MIB) * MIB)
+
+
+def plan_upload(size: int, base_size: int, dirty: Extents) -> UploadPlan:
+    """Plan the upload of a file of `size` bytes whose first base_size bytes come from the base object but for `dirty`."""
+    if size <= SINGLE_MAX:
+        return UploadPlan(size)
+    step = part_size(size)
+    ranges: list[tuple[int, int, bool]] = []
+    for start in range(0, size, step):
+        stop = min(start + step, size)
+        copied = stop <= base_size and not dirty.overlaps(start, stop)
+        if copied and ranges and ranges[-1][2] and stop - ranges[-1][0] <= COPY_MAX:
+            ranges[-1] = (ranges[-1][0], stop, True)
+        else:
+            ranges.append((start, stop, copied))
+    return UploadPlan(
+        size, tuple(Part(PartNumber(i), ByteRange(start, stop), copied) for i, (start, stop, copied) in enumerate(ranges, 1))
+    )

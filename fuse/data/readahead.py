@@ -1,0 +1,144 @@
+"""What to fetch beside what was asked for, for one open file. Pure: reads in, ranges out; not safe for threads.
+
+Sequential, strided and random readers are told apart by where each read begins:
+ - sequential: near the end of the furthest read (the kernel's own readahead sends requests out of order, so "near" is
+   two request sizes to either side). The window doubles from first_bytes to max_bytes, each time the reader has used
+   half.
+ - strided: the same distance from the previous read three times running; the next few strides are fetched.
+ - random: anything else; only the wanted bytes, rounded out to align_bytes, and the window closes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .blockfile import BLOCK_BYTES
+
+MIB = 1 << 20
+RUN_READS = 2
+"""Near reads after a jump that make a run: the kernel splits one random read into two requests at times."""
+
+
+class Span(NamedTuple):
+    """Half-open range [start, stop) of an object's bytes; start < stop."""
+
+    start: int
+    stop: int
+
+
+class Plan(NamedTuple):
+    """What one read calls for. wanted: covers the read; ahead: worth fetching now, nearest first, may be dropped."""
+
+    wanted: Span
+    ahead: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowSettings:
+    """Bytes. All multiples of align_bytes."""
+
+    align_bytes: int = BLOCK_BYTES
+    """Smallest unit fetched: the cache's block, so that what is fetched can be kept."""
+    first_bytes: int = 1 * MIB
+    """First window: what the kernel asks for at most in one request."""
+    max_bytes: int = 32 * MIB
+    """Largest window: 10 Gbit/s times 25 ms to the first byte is 31 MB."""
+    max_range_bytes: int = 4 * MIB
+    """Largest single range: long enough to amortise a request, short enough to be waited for."""
+    strides: int = 8
+    """Ranges fetched ahead of a strided reader."""
+
+
+class ReadAhead:
+    """The pattern seen so far of one handle.
+
+    INVARIANT: _ahead_until is aligned or the object's size; window_bytes is 0 or between first_bytes and max_bytes.
+    """
+
+    __slots__ = (
+        "_ahead_until", "_head", "_previous", "_repeats", "_run", "_settings", "_size", "_stride", "window_bytes",
+    )  # fmt: skip
+
+    def __init__(self, size: int, settings: WindowSettings | None = None) -> None:
+        """size: of the object, bytes."""
+        self._size = size
+        self._settings = settings or WindowSettings()
+        self.window_bytes = 0
+        self._head = 0
+        """Where a sequential reader goes on: the end of the furthest read of the present run."""
+        self._ahead_until = 0
+        """The end of what was called for in the present run."""
+        self._run = RUN_READS
+        """Reads since the last jump; a reader that begins at the start of the file is taken to go on."""
+        self._previous = -1
+        self._stride = 0
+        self._repeats = 0
+
+    def plan(self, offset: int, size: int) -> Plan:
+        """What to fetch for a read of [offset, offset + size), with 0 <= offset < the object's size and size > 0."""
+        stop = min(offset + size, self._size)
+        near = 2 * max(size, self._settings.align_bytes)
+        self._note_stride(offset)
+        if self._head - near <= offset <= self._head + near:
+            return self._sequential(offset, stop)
+        self._run = self.window_bytes = 0
+        self._head = stop
+        self._ahead_until = self._up(stop)
+        return Plan(Span(self._down(offset), self._up(stop)), self._strided(offset, stop))
+
+    def _note_stride(self, offset: int) -> None:
+        stride = offset - self._previous
+        self._repeats = self._repeats + 1 if self._previous >= 0 and stride == self._stride else 0
+        self._stride = stride
+        self._previous = offset
+
+    def _strided(self, offset: int, stop: int) -> tuple[Span, ...]:
+        if self._repeats < 2 or self._stride == 0:
+            return ()
+        spans = []
+        for step in range(1, self._settings.strides + 1):
+            start = offset + step * self._stride
+            if not 0 <= start < self._size:
+                break
+            spans.append(Span(self._down(start), self._up(start + stop - offset)))
+        return tuple(spans)
+
+    def _sequential(self, offset: int, stop: int) -> Plan:
+        settings = self._settings
+        self._run += 1
+        self._head = max(self._head, stop)
+        begin = max(self._ahead_until, self._down(self._head))
+        wanted = Span(self._down(offset), self._up(stop))
+        if self._run < RUN_READS:
+            self._ahead_until = max(begin, wanted.stop)
+            return Plan(wanted)
+        if self.window_bytes == 0 or begin - self._head <= self.window_bytes // 2:
+            self.window_bytes = min(max(settings.first_bytes, 2 * self.window_bytes), settings.max_bytes)
+            self._ahead_until = max(begin, self._up(self._head + self.window_bytes))
+        return Plan(wanted, self._split(max(begin, wanted.stop), self._ahead_until))
+
+    def _split(self, start: int, stop: int) -> tuple[Span, ...]:
+        """Ranges on a grid of their own size, at least four of them in a window so that they overlap in time."""
+        settings = self._settings
+        step = max(settings.first_bytes, min(settings.max_range_bytes, self.window_bytes // 4))
+        spans = []
+        while start < stop:
+            end = min(stop, (start // step + 1) * step)
+            spans.append(Span(start, end))
+            start = end
+        return tuple(spans)
+
+    def _down(self, offset: int) -> int:
+        return offset // self._settings.align_bytes * self._settings.align_bytes
+
+    def _up(self, offset: int) -> int:
+        return min(self._size, -(-offset // self._settings.align_bytes) * self._settings.align_bytes)
+
+    def _check(self) -> None:
+        """Raise AssertionError when an invariant is broken (tests call it after each step)."""
+        settings = self._settings
+        if self._ahead_until not in (self._up(self._ahead_until), self._size):
+            raise AssertionError(f"window ends unaligned at {self._ahead_until}")
+        if self.window_bytes and not settings.first_bytes <= self.window_bytes <= settings.max_bytes:
+            raise AssertionError(f"window of {self.window_bytes} bytes")

@@ -1,0 +1,174 @@
+"""A file that is being changed: a sparse local copy which holds what was written and, of the rest, what was needed.
+
+The base is the version that was changed; ranges of it are fetched only where a read, a partly overwritten block or the
+upload needs them. What the file holds is whole blocks of 4 KiB, so that after a crash SEEK_DATA tells what is there.
+
+INVARIANT: every byte of [0, size) is in the file (present), comes from the base ([0, base_size) and not present), or is zero.
+INVARIANT: dirty_ranges is within present and [0, size).
+Not locked: the node's lock covers it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from .extents import Extents
+from .version import ObjectVersion
+
+BLOCK = 4096
+_ZEROS = bytes(1 << 20)
+
+
+class StagedFile:
+    """One staging file; `base` None: nothing comes from the store."""
+
+    __slots__ = (
+        "base", "base_size", "content_changed", "dirty", "dirty_ranges", "error", "fd", "journaled", "path", "present", "since_ns", "size",
+    )  # fmt: skip
+
+    def __init__(self, path: Path, base: ObjectVersion | None, since_ns: int) -> None:
+        self.path = path
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.base = base
+        self.base_size = base.size if base else 0
+        self.size = self.base_size
+        self.present = Extents()
+        self.dirty_ranges = Extents()
+        self.dirty = False
+        """The store does not have this content."""
+        self.content_changed = False
+        """Bytes or size differ from the base; otherwise only attributes do."""
+        self.journaled = False
+        """The journal has a row for it."""
+        self.since_ns = since_ns
+        self.error = ""
+        """Why the last upload failed, one line."""
+        os.ftruncate(self.fd, self.size)
+
+    @classmethod
+    def recovered(cls, path: Path, base: ObjectVersion | None, base_size: int, since_ns: int) -> StagedFile:
+        """Take up a file that an earlier process left: all that it holds counts as changed."""
+        size = path.stat().st_size
+        staged = cls(path, base, since_ns)
+        os.ftruncate(staged.fd, size)
+        staged.size = size
+        staged.base_size = min(base_size, size)
+        for start, stop in _data_ranges(staged.fd, size):
+            staged.present.add(start, stop)
+            staged.dirty_ranges.add(start, stop)
+        staged.dirty = staged.content_changed = True
+        return staged
+
+    def missing(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Ranges of [start, stop) that must be fetched from the base before they can be read."""
+        stop = min(stop, self.base_size)
+        return self.present.missing(start, stop) if start < stop else []
+
+    def missing_for_write(self, offset: int, length: int) -> list[tuple[int, int]]:
+        """What must be fetched before a write, so that present blocks are whole."""
+        stop = offset + length
+        gaps = []
+        for block in {offset // BLOCK, (stop - 1) // BLOCK}:
+            start = block * BLOCK
+            if start < offset or start + BLOCK > stop:
+                gaps += self.missing(start, start + BLOCK)
+        return gaps
+
+    def fill(self, offset: int, content: bytes | bytearray | memoryview) -> None:
+        """Put bytes of the base in; parts that were written meanwhile stay."""
+        view = memoryview(content)
+        for start, stop in self.present.missing(offset, offset + len(view)):
+            _write_all(self.fd, view[start - offset : stop - offset], start)
+        self.present.add(offset, offset + len(view))
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Bytes that are present or zero; nothing beyond the end."""
+        return os.pread(self.fd, max(0, min(size, self.size - offset)), offset)
+
+    def write(self, offset: int, content: bytes | memoryview) -> int:
+        """Write; missing_for_write() must be empty. OSError (ENOSPC, EIO) of the local disk."""
+        stop = offset + len(content)
+        _write_all(self.fd, memoryview(content), offset)
+        self._changed(offset, stop)
+        return len(content)
+
+    def truncate(self, size: int) -> None:
+        """Cut or extend by zeros."""
+        os.ftruncate(self.fd, size)
+        self.base_size = min(self.base_size, size)
+        self.present.truncate(size)
+        self.dirty_ranges.truncate(size)
+        self.size = size
+        self._touched()
+
+    def zero(self, offset: int, length: int) -> None:
+        """Make a range zero (hole punching); missing_for_write() must be empty. The size stays."""
+        stop = min(offset + length, self.size)
+        for start in range(offset, stop, len(_ZEROS)):
+            _write_all(self.fd, memoryview(_ZEROS)[: min(len(_ZEROS), stop - start)], start)
+        if offset < stop:
+            self._changed(offset, stop)
+
+    def uploaded(self, version: ObjectVersion) -> None:
+        """The store has exactly this content now, as `version`; what is not present can be had from there."""
+        self.moved(version)
+        self.base_size = self.size
+        self.dirty_ranges = Extents()
+        self.dirty = self.content_changed = False
+        self.error = ""
+
+    def moved(self, version: ObjectVersion) -> None:
+        """The base is the same bytes under another key or etag now."""
+        self.base = version
+
+    @property
+    def complete(self) -> bool:
+        """Whether the file holds every byte."""
+        return not self.missing(0, self.size)
+
+    def close(self, *, remove: bool) -> None:
+        """Close, and remove the file; idempotent."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+        if remove:
+            self.path.unlink(missing_ok=True)
+
+    def sync(self) -> None:
+        """fsync of the local file."""
+        os.fsync(self.fd)
+
+    def touch(self) -> None:
+        """Only the attributes changed: the next upload takes them along."""
+        self.dirty = True
+
+    def _changed(self, start: int, stop: int) -> None:
+        self.present.add(start, stop)
+        self.dirty_ranges.add(start, stop)
+        self.size = max(self.size, stop)
+        self._touched()
+
+    def _touched(self) -> None:
+        self.content_changed = True
+        self.touch()
+
+
+def _write_all(fd: int, view: memoryview, offset: int) -> None:
+    while view:
+        done = os.pwrite(fd, view, offset)
+        view, offset = view[done:], offset + done
+
+
+def _data_ranges(fd: int, size: int) -> list[tuple[int, int]]:
+    """The parts of a sparse file that hold data (lseek(2), SEEK_DATA and SEEK_HOLE)."""
+    ranges = []
+    at = 0
+    while at < size:
+        try:
+            start = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError:
+            break
+        at = os.lseek(fd, start, os.SEEK_HOLE)
+        ranges.append((start, at))
+    return ranges

@@ -1,0 +1,212 @@
+"""The FUSE kernel protocol: numbers and structure layouts of linux/fuse.h, minors 7.23 to 7.45.
+
+Pure. Each layout names its structure and fields in order; sizes are the header's own. All integers are little-endian here,
+which is native on every machine we support (x86-64, arm64).
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+MAJOR = 7
+MINOR = 45
+MINOR_OLDEST = 23  # first with the 64-byte init_out and ctime in setattr_in (Linux 3.15)
+PAGE_SIZE = 4096
+
+# -- opcodes (enum fuse_opcode)
+LOOKUP = 1
+FORGET = 2
+GETATTR = 3
+SETATTR = 4
+READLINK = 5
+SYMLINK = 6
+MKNOD = 8
+MKDIR = 9
+UNLINK = 10
+RMDIR = 11
+RENAME = 12
+LINK = 13
+OPEN = 14
+READ = 15
+WRITE = 16
+STATFS = 17
+RELEASE = 18
+FSYNC = 20
+SETXATTR = 21
+GETXATTR = 22
+LISTXATTR = 23
+REMOVEXATTR = 24
+FLUSH = 25
+INIT = 26
+OPENDIR = 27
+READDIR = 28
+RELEASEDIR = 29
+FSYNCDIR = 30
+GETLK = 31
+SETLK = 32
+SETLKW = 33
+ACCESS = 34
+CREATE = 35
+INTERRUPT = 36
+BMAP = 37
+DESTROY = 38
+IOCTL = 39
+POLL = 40
+NOTIFY_REPLY = 41
+BATCH_FORGET = 42
+FALLOCATE = 43
+READDIRPLUS = 44
+RENAME2 = 45
+LSEEK = 46
+COPY_FILE_RANGE = 47
+SETUPMAPPING = 48
+REMOVEMAPPING = 49
+SYNCFS = 50
+TMPFILE = 51
+STATX = 52
+OPCODE_LIMIT = 64
+"""One more than any opcode we look up; larger ones are unknown."""
+
+
+OPCODE_NAMES = (
+    "LOOKUP FORGET GETATTR SETATTR READLINK SYMLINK 7 MKNOD MKDIR UNLINK RMDIR RENAME LINK OPEN READ WRITE STATFS RELEASE 19"
+    " FSYNC SETXATTR GETXATTR LISTXATTR REMOVEXATTR FLUSH INIT OPENDIR READDIR RELEASEDIR FSYNCDIR GETLK SETLK SETLKW ACCESS"
+    " CREATE INTERRUPT BMAP DESTROY IOCTL POLL NOTIFY_REPLY BATCH_FORGET FALLOCATE READDIRPLUS RENAME2 LSEEK COPY_FILE_RANGE"
+    " SETUPMAPPING REMOVEMAPPING SYNCFS TMPFILE STATX"
+).split()
+"""Names by opcode - 1, for logs and counters."""
+
+
+def opcode_name(opcode: int) -> str:
+    """For people; the number itself when it has no name."""
+    return OPCODE_NAMES[opcode - 1] if 1 <= opcode <= len(OPCODE_NAMES) else str(opcode)
+
+
+# -- INIT flags (bits 32 and up travel in flags2)
+ASYNC_READ = 1 << 0
+ATOMIC_O_TRUNC = 1 << 3
+EXPORT_SUPPORT = 1 << 4
+BIG_WRITES = 1 << 5
+DONT_MASK = 1 << 6
+AUTO_INVAL_DATA = 1 << 12
+DO_READDIRPLUS = 1 << 13
+READDIRPLUS_AUTO = 1 << 14
+ASYNC_DIO = 1 << 15
+WRITEBACK_CACHE = 1 << 16
+PARALLEL_DIROPS = 1 << 18
+ABORT_ERROR = 1 << 21
+MAX_PAGES = 1 << 22
+CACHE_SYMLINKS = 1 << 23
+EXPLICIT_INVAL_DATA = 1 << 25
+HANDLE_KILLPRIV_V2 = 1 << 28
+INIT_EXT = 1 << 30
+HAS_EXPIRE_ONLY = 1 << 35
+PASSTHROUGH = 1 << 37
+HAS_RESEND = 1 << 39
+
+FEATURE_NAMES = {
+    ASYNC_READ: "async_read",
+    ATOMIC_O_TRUNC: "atomic_o_trunc",
+    BIG_WRITES: "big_writes",
+    DO_READDIRPLUS: "readdirplus",
+    READDIRPLUS_AUTO: "readdirplus_auto",
+    ASYNC_DIO: "async_dio",
+    PARALLEL_DIROPS: "parallel_dirops",
+    ABORT_ERROR: "abort_error",
+    MAX_PAGES: "max_pages",
+    CACHE_SYMLINKS: "cache_symlinks",
+    HANDLE_KILLPRIV_V2: "handle_killpriv_v2",
+    INIT_EXT: "init_ext",
+    HAS_EXPIRE_ONLY: "expire_only",
+    PASSTHROUGH: "passthrough",
+    HAS_RESEND: "resend",
+}
+
+# -- flags of single requests and replies
+FATTR_MODE = 1 << 0
+FATTR_UID = 1 << 1
+FATTR_GID = 1 << 2
+FATTR_SIZE = 1 << 3
+FATTR_ATIME = 1 << 4
+FATTR_MTIME = 1 << 5
+FATTR_FH = 1 << 6
+FATTR_ATIME_NOW = 1 << 7
+FATTR_MTIME_NOW = 1 << 8
+FATTR_CTIME = 1 << 10
+FATTR_KILL_SUIDGID = 1 << 11
+GETATTR_FH = 1 << 0
+WRITE_KILL_SUIDGID = 1 << 2
+OPEN_KILL_SUIDGID = 1 << 0
+FSYNC_FDATASYNC = 1 << 0
+FOPEN_DIRECT_IO = 1 << 0
+FOPEN_KEEP_CACHE = 1 << 1
+FOPEN_NOFLUSH = 1 << 5
+FOPEN_PASSTHROUGH = 1 << 7
+EXPIRE_ONLY = 1 << 0
+
+NOTIFY_INVAL_INODE = 2
+NOTIFY_INVAL_ENTRY = 3
+NOTIFY_RESEND = 7
+UNIQUE_RESEND = 1 << 63
+"""Set in `unique` of a request sent a second time; the reply has to carry it too (measured: stripped, the caller hangs)."""
+
+# -- ioctls of /dev/fuse: _IOW(229, 1, fuse_backing_map = 16 bytes), _IOW(229, 2, u32)
+IOC_BACKING_OPEN = 0x4010E501
+IOC_BACKING_CLOSE = 0x4004E502
+BACKING_MAP = Struct("<iIQ")  # fuse_backing_map: fd flags padding
+BACKING_ID = Struct("<I")
+
+# -- headers
+IN_HEADER = Struct("<IIQQIIIHH")  # fuse_in_header: len opcode unique nodeid uid gid pid total_extlen padding = 40
+OUT_HEADER = Struct("<IiQ")  # fuse_out_header: len error unique = 16
+
+# -- request bodies
+INIT_IN = Struct("<4I")  # fuse_init_in: major minor max_readahead flags [flags2 unused[11]] = 16 or 64
+INIT_IN_FLAGS2 = Struct("<I")
+FORGET_IN = Struct("<Q")  # fuse_forget_in: nlookup
+BATCH_FORGET_IN = Struct("<II")  # fuse_batch_forget_in: count dummy
+FORGET_ONE = Struct("<QQ")  # fuse_forget_one: nodeid nlookup
+GETATTR_IN = Struct("<IIQ")  # fuse_getattr_in: getattr_flags dummy fh
+SETATTR_IN = Struct("<IIQQQqqqIIIIIIII")
+# ^ fuse_setattr_in: valid padding fh size lock_owner atime mtime ctime atimensec mtimensec ctimensec mode unused4 uid gid
+#   unused5 = 88. Times are u64 in the header but hold negative numbers before 1970.
+MKNOD_IN = Struct("<4I")  # fuse_mknod_in: mode rdev umask padding
+MKDIR_IN = Struct("<2I")  # fuse_mkdir_in: mode umask
+RENAME_IN = Struct("<Q")  # fuse_rename_in: newdir
+RENAME2_IN = Struct("<QII")  # fuse_rename2_in: newdir flags padding
+LINK_IN = Struct("<Q")  # fuse_link_in: oldnodeid
+OPEN_IN = Struct("<II")  # fuse_open_in: flags open_flags
+CREATE_IN = Struct("<4I")  # fuse_create_in: flags mode umask open_flags
+READ_IN = Struct("<QQIIQII")  # fuse_read_in: fh offset size read_flags lock_owner flags padding = 40
+WRITE_IN = Struct("<QQIIQII")  # fuse_write_in: fh offset size write_flags lock_owner flags padding = 40
+RELEASE_IN = Struct("<QIIQ")  # fuse_release_in: fh flags release_flags lock_owner
+FLUSH_IN = Struct("<QIIQ")  # fuse_flush_in: fh unused padding lock_owner
+FSYNC_IN = Struct("<QII")  # fuse_fsync_in: fh fsync_flags padding
+SETXATTR_IN = Struct("<II")  # fuse_setxattr_in, the form before SETXATTR_EXT: size flags = 8
+GETXATTR_IN = Struct("<II")  # fuse_getxattr_in: size padding
+INTERRUPT_IN = Struct("<Q")  # fuse_interrupt_in: unique
+FALLOCATE_IN = Struct("<QQQII")  # fuse_fallocate_in: fh offset length mode padding
+LSEEK_IN = Struct("<QqII")  # fuse_lseek_in: fh offset whence padding (offset is loff_t)
+
+# -- reply bodies. A fuse_attr is: ino size blocks atime mtime ctime atimensec mtimensec ctimensec mode nlink uid gid rdev
+#    blksize flags = 88; an entry_out before it: nodeid generation entry_valid attr_valid entry_valid_nsec attr_valid_nsec = 40.
+ENTRY_FORMAT = "QQQQII"
+ATTR_FORMAT = "QQQqqqIIIIIIIIII"
+ENTRY_OUT = Struct("<" + ENTRY_FORMAT + ATTR_FORMAT)  # fuse_entry_out = 128
+ENTRY_REPLY = Struct("<IiQ" + ENTRY_FORMAT + ATTR_FORMAT)  # out header and fuse_entry_out = 144
+ATTR_REPLY = Struct("<IiQ" + "QII" + ATTR_FORMAT)  # out header and fuse_attr_out: attr_valid attr_valid_nsec dummy attr = 120
+OPEN_OUT = Struct("<QIi")  # fuse_open_out: fh open_flags backing_id
+OPEN_REPLY = Struct("<IiQ" + "QIi")  # out header and fuse_open_out = 32
+WRITE_REPLY = Struct("<IiQ" + "II")  # out header and fuse_write_out: size padding = 24
+STATFS_REPLY = Struct("<IiQ" + "5Q4I24x")  # + fuse_kstatfs: blocks bfree bavail files ffree bsize namelen frsize padding
+GETXATTR_REPLY = Struct("<IiQ" + "II")  # out header and fuse_getxattr_out: size padding
+LSEEK_REPLY = Struct("<IiQ" + "Q")  # out header and fuse_lseek_out: offset
+INIT_REPLY = Struct("<IiQ" + "4IHHIIHHIIH22x")
+# ^ out header and fuse_init_out: major minor max_readahead flags max_background congestion_threshold max_write time_gran
+#   max_pages map_alignment flags2 max_stack_depth request_timeout unused[11] = 16 + 64
+DIRENT = Struct("<QQII")  # fuse_dirent: ino off namelen type, then the name, padded to 8
+INVAL_INODE = Struct("<IiQ" + "Qqq")  # notify header and fuse_notify_inval_inode_out: ino off len
+INVAL_ENTRY = Struct("<IiQ" + "QII")  # notify header and fuse_notify_inval_entry_out: parent namelen flags, then name and NUL
+
+HEADER_SIZE = IN_HEADER.size
+REPLY_HEADER_SIZE = OUT_HEADER.size

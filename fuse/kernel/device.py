@@ -1,0 +1,238 @@
+"""Mount and unmount: as root with mount(2) and /dev/fuse, as a plain user through fusermount3. No libfuse.
+
+Everything refused raises MountFailed with one line that says what to do. Every subprocess is bounded in time.
+Sources: mount(2), umount2(2), fusermount3(1); the _FUSE_COMMFD hand-over is libfuse's lib/mount.c.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import errno
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from datastore.errors import MountFailed
+
+from . import mountinfo
+
+DEVICE = "/dev/fuse"
+FUSE_CONF = Path("/etc/fuse.conf")
+SUBTYPE = "datastore"
+FUSERMOUNT_TIMEOUT_S = 10.0
+MS_RDONLY, MS_NOSUID, MS_NODEV = 1, 2, 4
+MNT_DETACH, UMOUNT_NOFOLLOW = 2, 8
+MAX_READ = 1 << 20
+READ_AHEAD_KB = 1024  # measured best of 128, 1024, 4096 for one sequential reader (docs/decisions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountOptions:
+    """name: shown as the source. allow_other: other users too (root's mounts always are); modes are checked by the kernel."""
+
+    mountpoint: str
+    name: str
+    read_only: bool = False
+    allow_other: bool = False
+    nonempty: bool = False
+
+
+def canonical(mountpoint: str) -> str:
+    """The absolute path as mountinfo has it. The last component is not looked at, so that a dead mount can be named."""
+    absolute = os.path.abspath(mountpoint)
+    return os.path.join(os.path.realpath(os.path.dirname(absolute)), os.path.basename(absolute))
+
+
+def check_mountpoint(options: MountOptions) -> None:
+    """Errors: MountFailed for a place that is mounted already, no directory, not empty or not ours."""
+    place = options.mountpoint
+    there = mountinfo.at(canonical(place))
+    if there is not None:
+        raise MountFailed(f"{place} is already a mount of {there.source} ({there.fstype}); unmount it first")
+    try:
+        status = os.stat(place)
+        if not stat.S_ISDIR(status.st_mode):
+            raise MountFailed(f"{place} is not a directory")
+        entries = os.listdir(place)
+    except FileNotFoundError:
+        raise MountFailed(f"{place} does not exist; create the directory first") from None
+    except OSError as error:
+        raise MountFailed(f"can't look into {place}: {error.strerror}") from error
+    if entries and not options.nonempty:
+        raise MountFailed(f"{place} is not empty; its files would be hidden. Choose an empty directory")
+    if os.geteuid() and not os.access(place, os.W_OK):
+        raise MountFailed(f"{place} is not writable for you; fusermount3 mounts only on a directory you may write to")
+
+
+def check_device() -> None:
+    """Errors: MountFailed when /dev/fuse is missing or may not be opened."""
+    try:
+        os.close(os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC))
+    except FileNotFoundError:
+        raise MountFailed(f"{DEVICE} is missing; load the module (modprobe fuse) or give the container the device") from None
+    except PermissionError:
+        raise MountFailed(f"{DEVICE} may not be opened by you; as root: chmod 0666 {DEVICE}") from None
+    except OSError as error:
+        raise MountFailed(f"{DEVICE} can't be opened: {error.strerror}; load the module (modprobe fuse)") from error
+
+
+def mount(options: MountOptions) -> int:
+    """Mount, and give the descriptor on which the kernel speaks; closing its last copy ends the mount's connection.
+
+    Errors: MountFailed.
+    """
+    check_mountpoint(options)
+    check_device()
+    return _mount_as_root(options) if os.geteuid() == 0 else _mount_by_fusermount(options)
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _mount_as_root(options: MountOptions) -> int:
+    device_fd = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
+    flags = MS_NOSUID | MS_NODEV | (MS_RDONLY if options.read_only else 0)
+    data = f"fd={device_fd},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions,max_read={MAX_READ}"
+    target, source = os.fsencode(options.mountpoint), options.name.encode()
+    if _libc().mount(source, target, f"fuse.{SUBTYPE}".encode(), ctypes.c_ulong(flags), data.encode()):
+        number = ctypes.get_errno()
+        os.close(device_fd)
+        hint = "; the process needs CAP_SYS_ADMIN" if number == errno.EPERM else ""
+        raise MountFailed(f"the kernel refused to mount at {options.mountpoint}: {os.strerror(number)}{hint}")
+    return device_fd
+
+
+def _mount_by_fusermount(options: MountOptions) -> int:
+    program = _fusermount()
+    if options.allow_other and not _user_allow_other():
+        raise MountFailed(f"allow_other needs the line user_allow_other in {FUSE_CONF}; root has to add it")
+    listed = ["ro" if options.read_only else "rw", "nosuid", "nodev", "default_permissions", f"max_read={MAX_READ}"]
+    listed += [f"fsname={_quoted(options.name)}", f"subtype={SUBTYPE}"] + ["allow_other"] * options.allow_other
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with ours, theirs:
+        finished = _run(
+            [program, "-o", ",".join(listed), "--", options.mountpoint],
+            pass_fds=(theirs.fileno(),),
+            env={**os.environ, "_FUSE_COMMFD": str(theirs.fileno()), "LC_ALL": "C"},
+        )
+        if finished.returncode:
+            raise MountFailed(f"fusermount3 refused to mount at {options.mountpoint}: {_first_line(finished.stderr)}")
+        ours.settimeout(FUSERMOUNT_TIMEOUT_S)
+        return _received_fd(ours)
+
+
+def _quoted(name: str) -> str:
+    """For an option list: fusermount3 takes a backslash before a comma or a backslash."""
+    return name.replace("\\", "\\\\").replace(",", "\\,")
+
+
+def _user_allow_other() -> bool:
+    try:
+        return any(line.strip() == "user_allow_other" for line in FUSE_CONF.read_text().splitlines())
+    except OSError:
+        return False
+
+
+def _fusermount() -> str:
+    program = shutil.which("fusermount3")
+    if program is None:
+        raise MountFailed("fusermount3 is not installed, and only root mounts without it: apt-get install fuse3")
+    return program
+
+
+def _run(
+    command: list[str], *, pass_fds: tuple[int, ...] = (), env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=FUSERMOUNT_TIMEOUT_S,
+            pass_fds=pass_fds,
+            env=env,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise MountFailed(f"{command[0]} gave no answer in {FUSERMOUNT_TIMEOUT_S:.0f} s") from None
+
+
+def _first_line(text: str) -> str:
+    return (text.strip().splitlines() or ["it gave no reason"])[0].removeprefix("fusermount3: ")
+
+
+def _received_fd(channel: socket.socket) -> int:
+    descriptors = array.array("i")
+    _, ancillary, _, _ = channel.recvmsg(1, socket.CMSG_SPACE(descriptors.itemsize))
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(content[: descriptors.itemsize])
+            os.set_inheritable(descriptors[0], False)
+            return descriptors[0]
+    raise MountFailed("fusermount3 gave no device descriptor")
+
+
+class Busy(MountFailed):
+    """Someone uses the mount; the text says who."""
+
+
+def unmount(mountpoint: str, *, lazy: bool = False) -> None:
+    """Take the mount away; nothing mounted there is success. lazy: now from the tree, later from its users.
+
+    Errors: Busy, MountFailed.
+    """
+    place = canonical(mountpoint)
+    if sys.platform != "linux":
+        _unmount_by(["umount", *(["-f"] if lazy else []), place], place)
+    elif mountinfo.at(place) is None:
+        return
+    elif os.geteuid() == 0:
+        _unmount_as_root(place, MNT_DETACH if lazy else 0)
+    else:
+        _unmount_by([_fusermount(), "-u", *(["-z"] if lazy else []), "--", place], place)
+
+
+def _unmount_as_root(place: str, flags: int) -> None:
+    if not _libc().umount2(os.fsencode(place), flags | UMOUNT_NOFOLLOW):
+        return
+    number = ctypes.get_errno()
+    if number == errno.EBUSY:
+        raise Busy(busy_line(place))
+    if number != errno.EINVAL:  # EINVAL: no mount any more
+        raise MountFailed(f"can't unmount {place}: {os.strerror(number)}")
+
+
+def _unmount_by(command: list[str], place: str) -> None:
+    finished = _run(command, env={**os.environ, "LC_ALL": "C"})
+    if finished.returncode:
+        reason = _first_line(finished.stderr)
+        if "busy" in reason.lower():
+            raise Busy(busy_line(place))
+        raise MountFailed(f"can't unmount {place}: {reason}")
+
+
+def busy_line(place: str) -> str:
+    """Who keeps it busy, for a person."""
+    users = mountinfo.users(place) if sys.platform == "linux" else []
+    return f"{place} is busy: used by {', '.join(users) if users else 'a process of another user'}"
+
+
+def tune_read_ahead(mountpoint: str, kilobytes: int = READ_AHEAD_KB) -> bool:
+    """Let the kernel read ahead so far; root only. False where it is not permitted, which costs speed and nothing else."""
+    there = mountinfo.at(canonical(mountpoint))
+    if there is None:
+        return False
+    try:
+        Path(f"/sys/class/bdi/{there.device}/read_ahead_kb").write_text(str(kilobytes))
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,289 @@
+"""Which request is which call: a table by opcode of (decode, call, encode, undo).
+
+Knows ops.Filesystem and the wire's functions, no file descriptors and no threads. `call` runs on the loop thread; `encode` where
+the result is ready; `undo` on the loop thread, after `encode`, when the answer turned out not to be wanted.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ..errnos import errno_of
+from ..ops import (
+    AttrReply,
+    Blocking,
+    Caller,
+    DirEntry,
+    Entry,
+    Fh,
+    Filesystem,
+    FSError,
+    Ino,
+    OpenReply,
+    OpenRequest,
+    Reply,
+    SetAttr,
+    StatFs,
+    resolve,
+)
+from . import abi, reply, wire
+from .passthrough import OpenModes
+from .reply import Body, Frame
+
+Header = tuple[int, int, int, int, int, int, int, int, int]
+"""len opcode unique nodeid uid gid pid total_extlen padding, as abi.IN_HEADER unpacks it."""
+
+
+class Operation(NamedTuple):
+    """How one opcode is served. Any, because each row has types of its own; the methods below are typed.
+
+    undo: takes back what the answer would have given (a lookup count, an open handle). shielded: an interrupt doesn't
+    drop it from the queue, because the kernel won't send it again.
+    """
+
+    decode: Callable[[memoryview, int], Any]
+    call: Callable[[Header, Any], Any]
+    encode: Callable[[Header, Any, Any], Frame]
+    undo: Callable[[Header, Any, Any], Blocking[None] | None] | None = None
+    shielded: bool = False
+
+
+def _caller(header: Header) -> Caller:
+    return Caller(header[4], header[5], header[6])
+
+
+def _empty(header: Header, _args: object, _result: None) -> bytes:
+    return reply.empty(header[2])
+
+
+def _body(header: Header, _args: object, result: Body) -> list[Body]:
+    return reply.body(header[2], result)
+
+
+def _entry(header: Header, _args: object, result: Entry) -> bytes:
+    return reply.entry(header[2], result)
+
+
+def _attributes(header: Header, _args: object, result: AttrReply) -> bytes:
+    return reply.attributes(header[2], result)
+
+
+class Operations:
+    """The table for one file system."""
+
+    def __init__(self, filesystem: Filesystem, modes: OpenModes) -> None:
+        self._fs = filesystem
+        self._modes = modes
+
+    def table(self) -> list[Operation | None]:
+        """By opcode; None is ENOSYS, which the kernel takes as 'not supported' and mostly does not ask again."""
+        rows: list[Operation | None] = [None] * abi.OPCODE_LIMIT
+        for part in (self._names(), self._files(), self._directories(), self._attributes()):
+            for opcode, operation in part.items():
+                rows[opcode] = operation
+        return rows
+
+    def _names(self) -> dict[int, Operation]:
+        forget = self._forget
+        fs = self._fs
+        return {
+            abi.LOOKUP: Operation(wire.name, self._lookup, _entry, forget),
+            abi.MKNOD: Operation(wire.mknod, self._mknod, _entry, forget),
+            abi.MKDIR: Operation(wire.mkdir, self._mkdir, _entry, forget),
+            abi.SYMLINK: Operation(wire.symlink, self._symlink, _entry, forget),
+            abi.LINK: Operation(wire.link, self._link, _entry, forget),
+            abi.UNLINK: Operation(wire.name, lambda h, name: fs.unlink(_caller(h), Ino(h[3]), name), _empty),
+            abi.RMDIR: Operation(wire.name, lambda h, name: fs.rmdir(_caller(h), Ino(h[3]), name), _empty),
+            abi.RENAME: Operation(wire.rename, self._rename, _empty),
+            abi.RENAME2: Operation(wire.rename2, self._rename, _empty),
+            abi.READLINK: Operation(wire.nothing, lambda h, _: fs.readlink(Ino(h[3])), _body),
+        }
+
+    def _files(self) -> dict[int, Operation]:
+        return {
+            abi.OPEN: Operation(wire.open, self._open, self._opened, self._unopen),
+            abi.CREATE: Operation(wire.create, self._create, self._created, self._uncreate),
+            abi.READ: Operation(wire.read, self._read, self._content),
+            abi.WRITE: Operation(wire.write, self._write, lambda h, _, count: reply.written(h[2], count)),
+            abi.FLUSH: Operation(wire.handle, lambda h, fh: self._fs.flush(Ino(h[3]), fh), _empty, shielded=True),
+            abi.FSYNC: Operation(wire.fsync, lambda h, a: self._fs.fsync(Ino(h[3]), a[0], a[1]), _empty),
+            abi.RELEASE: Operation(wire.handle, self._release, _empty, shielded=True),
+            abi.FALLOCATE: Operation(
+                wire.fallocate, lambda h, a: self._fs.fallocate(Ino(h[3]), a.fh, a.offset, a.length, a.mode), _empty
+            ),
+            abi.LSEEK: Operation(wire.lseek, self._lseek, lambda h, _, offset: reply.position(h[2], offset)),
+        }
+
+    def _directories(self) -> dict[int, Operation]:
+        return {
+            abi.OPENDIR: Operation(
+                wire.nothing,
+                lambda h, _: self._fs.opendir(_caller(h), Ino(h[3])),
+                lambda h, _, fh: reply.opened(h[2], fh, 0, 0),
+                lambda h, _, fh: self._fs.releasedir(Ino(h[3]), fh),
+            ),
+            abi.READDIR: Operation(wire.read, self._readdir, lambda h, _, lines: reply.directory(h[2], lines)),
+            abi.READDIRPLUS: Operation(
+                wire.read, self._readdirplus, lambda h, _, lines: reply.directory_plus(h[2], lines), self._forget_lines
+            ),
+            abi.RELEASEDIR: Operation(
+                wire.handle, lambda h, fh: self._fs.releasedir(Ino(h[3]), fh), _empty, shielded=True
+            ),
+        }
+
+    def _attributes(self) -> dict[int, Operation]:
+        fs = self._fs
+        return {
+            abi.GETATTR: Operation(wire.getattr, lambda h, fh: fs.getattr(Ino(h[3]), fh), _attributes),
+            abi.SETATTR: Operation(wire.setattr, self._setattr, _attributes),
+            abi.STATFS: Operation(wire.nothing, self._statfs, lambda h, _, s: reply.statfs(h[2], s)),
+            abi.SETXATTR: Operation(
+                wire.setxattr, lambda h, a: fs.setxattr(_caller(h), Ino(h[3]), a[0], a[1], a[2]), _empty
+            ),
+            abi.GETXATTR: Operation(wire.getxattr, lambda h, a: fs.getxattr(Ino(h[3]), a[1]), self._xattr),
+            abi.LISTXATTR: Operation(wire.listxattr, lambda h, _: fs.listxattr(Ino(h[3])), self._xattr_list),
+            abi.REMOVEXATTR: Operation(
+                wire.removexattr, lambda h, name: fs.removexattr(_caller(h), Ino(h[3]), name), _empty
+            ),
+        }
+
+    # -- calls
+
+    def _lookup(self, h: Header, name: bytes) -> Reply[Entry]:
+        return self._fs.lookup(Caller(h[4], h[5], h[6]), Ino(h[3]), name)
+
+    def _mknod(self, h: Header, a: wire.MknodRequest) -> Reply[Entry]:
+        return self._fs.mknod(_caller(h), Ino(h[3]), a.name, a.mode, a.rdev)
+
+    def _mkdir(self, h: Header, a: tuple[bytes, int]) -> Reply[Entry]:
+        return self._fs.mkdir(_caller(h), Ino(h[3]), a[0], a[1])
+
+    def _symlink(self, h: Header, a: tuple[bytes, bytes]) -> Reply[Entry]:
+        return self._fs.symlink(_caller(h), Ino(h[3]), a[0], a[1])
+
+    def _link(self, h: Header, a: tuple[int, bytes]) -> Reply[Entry]:
+        return self._fs.link(_caller(h), Ino(a[0]), Ino(h[3]), a[1])
+
+    def _rename(self, h: Header, a: wire.RenameRequest) -> Reply[None]:
+        return self._fs.rename(_caller(h), Ino(h[3]), a.name, Ino(a.new_parent), a.new_name, a.flags)
+
+    def _setattr(self, h: Header, a: tuple[int, SetAttr]) -> Reply[AttrReply]:
+        return self._fs.setattr(_caller(h), Ino(h[3]), Fh(a[0]), a[1])
+
+    def _statfs(self, h: Header, _args: tuple[()]) -> Reply[StatFs]:
+        return self._fs.statfs(Ino(h[3]))
+
+    def _open(self, h: Header, request: OpenRequest) -> Reply[OpenReply]:
+        return self._fs.open(Caller(h[4], h[5], h[6]), Ino(h[3]), request)
+
+    def _create(self, h: Header, a: wire.CreateRequest) -> Reply[tuple[Entry, OpenReply]]:
+        return self._fs.create(_caller(h), Ino(h[3]), a.name, a.mode, a.request)
+
+    def _read(self, h: Header, a: tuple[int, int, int]) -> Reply[Body]:
+        return self._fs.read(Ino(h[3]), Fh(a[0]), a[1], a[2])
+
+    def _write(self, h: Header, a: tuple[int, int, memoryview, bool]) -> Reply[int]:
+        return self._fs.write(Ino(h[3]), Fh(a[0]), a[1], a[2], a[3])
+
+    def _release(self, h: Header, fh: int) -> Reply[None]:
+        self._modes.released(h[3])
+        return self._fs.release(Ino(h[3]), Fh(fh))
+
+    def _lseek(self, h: Header, a: tuple[int, int, int]) -> Reply[int]:
+        return self._fs.lseek(Ino(h[3]), Fh(a[0]), a[1], a[2])
+
+    def _readdir(self, h: Header, a: tuple[int, int, int]) -> Reply[Sequence[DirEntry]]:
+        return self._fs.readdir(Ino(h[3]), Fh(a[0]), a[1], reply.Budget(a[2], plus=False), False)
+
+    def _readdirplus(self, h: Header, a: tuple[int, int, int]) -> Reply[Sequence[DirEntry]]:
+        return self._fs.readdir(Ino(h[3]), Fh(a[0]), a[1], reply.Budget(a[2], plus=True), True)
+
+    # -- answers that need more than the result
+
+    def _content(self, h: Header, a: tuple[int, int, int], content: Body) -> list[Body]:
+        if len(content) > a[2]:
+            content = memoryview(content)[: a[2]]
+        return reply.body(h[2], content)
+
+    def _opened(self, h: Header, request: OpenRequest, result: OpenReply) -> bytes:
+        flags, backing_id = self._modes.opened(h[3], request.flags, result)
+        return reply.opened(h[2], result.fh, flags, backing_id)
+
+    def _created(self, h: Header, a: wire.CreateRequest, result: tuple[Entry, OpenReply]) -> bytes:
+        entry, opened = result
+        if entry.attr is None:
+            raise ValueError("create() answered a negative entry")
+        flags, backing_id = self._modes.opened(entry.attr.ino, a.request.flags, opened)
+        return reply.created(h[2], entry, opened.fh, flags, backing_id)
+
+    def _xattr(self, h: Header, a: tuple[int, bytes], content: bytes) -> Frame:
+        if not a[0]:
+            return reply.xattr_size(h[2], len(content))
+        return reply.error(h[2], errno.ERANGE) if len(content) > a[0] else reply.body(h[2], content)
+
+    def _xattr_list(self, h: Header, room: int, names: Sequence[bytes]) -> Frame:
+        return self._xattr(h, (room, b""), b"".join(name + b"\0" for name in names))
+
+    # -- undoing
+
+    def _forget(self, _header: Header, _args: object, result: Entry) -> None:
+        if result.attr is not None:
+            self._fs.forget(result.attr.ino, 1)
+
+    def _forget_lines(self, _header: Header, _args: object, lines: Sequence[DirEntry]) -> None:
+        for line in lines:
+            if line.entry is not None and line.entry.attr is not None:
+                self._fs.forget(line.entry.attr.ino, 1)
+
+    def _unopen(self, h: Header, _args: object, result: OpenReply) -> Blocking[None] | None:
+        self._modes.released(h[3])
+        return self._fs.release(Ino(h[3]), result.fh)
+
+    def _uncreate(self, _header: Header, _args: object, result: tuple[Entry, OpenReply]) -> Blocking[None] | None:
+        entry, opened = result
+        if entry.attr is None:
+            return None
+        self._modes.released(entry.attr.ino)
+        released = self._fs.release(entry.attr.ino, opened.fh)
+        self._fs.forget(entry.attr.ino, 1)
+        return released
+
+
+DONE_ALREADY = {abi.UNLINK, abi.RMDIR, abi.RENAME, abi.RENAME2}
+THERE_ALREADY = {abi.MKNOD, abi.MKDIR, abi.SYMLINK, abi.LINK}
+CHANGES = DONE_ALREADY | THERE_ALREADY
+
+
+def call_again(operation: Operation, header: Header, args: Any, filesystem: Filesystem) -> Any:
+    """Serve a re-sent request: the server that died may have carried it out already, so 'already so' is success.
+
+    Changes of names are waited for in place: they are few, and only at a restart.
+    """
+    opcode = header[1]
+    if opcode == abi.CREATE:
+        request = args.request
+        unexclusive = OpenRequest(flags=request.flags & ~os.O_EXCL, kill_suidgid=request.kill_suidgid)
+        return operation.call(header, args._replace(request=unexclusive))
+    if opcode not in CHANGES:
+        return operation.call(header, args)
+    try:
+        return resolve(operation.call(header, args))
+    except Exception as error:
+        number = errno_of(error)
+        if opcode in DONE_ALREADY and number == errno.ENOENT:
+            return None
+        if opcode in THERE_ALREADY and number == errno.EEXIST:
+            return _found(filesystem, header, args)
+        raise
+
+
+def _found(filesystem: Filesystem, header: Header, args: Any) -> Entry:
+    """What stands under the name that was to be made: args.name, or (name, ...), or for LINK (ino, name)."""
+    name = args[1] if header[1] == abi.LINK else args[0]
+    entry = resolve(filesystem.lookup(_caller(header), Ino(header[3]), name))
+    if entry.attr is None:
+        raise FSError(errno.EEXIST)
+    return entry

@@ -1,0 +1,101 @@
+"""Tells the kernel what another client changed (ops.Notifier).
+
+One thread of its own writes to the device, never the loop: the kernel takes a folio or directory lock for it, which a request
+that we have not answered yet may hold. For the same reason nobody waits for this thread, except stop(), which is bounded.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import OrderedDict
+
+from datastore.logs import fields
+
+from ..ops import Ino
+from . import reply
+
+log = logging.getLogger(__name__)
+
+Key = tuple[int, bytes]
+NAME_LIMIT = 65_536
+"""Names waiting; past it the oldest is dropped, and its time to live takes over. Inodes are not dropped, since pages have no
+time to live; there is one slot per inode, so they are bounded by the inodes."""
+
+
+def merge(old: tuple[int, int], new: tuple[int, int]) -> tuple[int, int]:
+    """One (offset, length) that covers both: offset -1 attributes only, length 0 to the end."""
+    if old[0] < 0:
+        return new
+    if new[0] < 0:
+        return old
+    start = min(old[0], new[0])
+    if not old[1] or not new[1]:
+        return start, 0
+    return start, max(old[0] + old[1], new[0] + new[1]) - start
+
+
+class DeviceNotifier:
+    """The queue and its thread."""
+
+    def __init__(self, device_fd: int) -> None:
+        self._device_fd = device_fd
+        self._changed = threading.Condition()
+        self._names: OrderedDict[Key, None] = OrderedDict()
+        self._inodes: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        self._stopping = False
+        self._expire_only = False
+        self._thread: threading.Thread | None = None
+        self.delivered = 0
+
+    def inval_entry(self, parent: Ino, name: bytes) -> None:
+        """Forget this name."""
+        with self._changed:
+            self._names[parent, name] = None
+            if len(self._names) > NAME_LIMIT:
+                self._names.popitem(last=False)
+            self._changed.notify()
+
+    def inval_inode(self, ino: Ino, offset: int = 0, length: int = 0) -> None:
+        """Drop cached attributes, and pages of the range; ranges of one inode that wait are merged."""
+        with self._changed:
+            old = self._inodes.get(ino)
+            self._inodes[ino] = (offset, length) if old is None else merge(old, (offset, length))
+            self._changed.notify()
+
+    def start(self, *, expire_only: bool) -> None:
+        """Begin to deliver, once INIT is settled. expire_only: the kernel knows the gentle way to forget a name."""
+        self._expire_only = expire_only
+        self._thread = threading.Thread(target=self._deliver, name="fuse-notify", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 2.0) -> None:
+        """Drop what waits and end; a write that the kernel holds up is left behind. Idempotent."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _next(self) -> bytes | None:
+        with self._changed:
+            while not (self._stopping or self._inodes or self._names):
+                self._changed.wait()
+            if self._stopping:
+                return None
+            if self._inodes:
+                ino, (offset, length) = self._inodes.popitem(last=False)
+                return reply.inval_inode(ino, offset, length)
+            (parent, name), _ = self._names.popitem(last=False)
+            return reply.inval_entry(parent, name, expire_only=self._expire_only)
+
+    def _deliver(self) -> None:
+        while (frame := self._next()) is not None:
+            try:
+                os.write(self._device_fd, frame)
+                self.delivered += 1
+            except FileNotFoundError:
+                pass  # ENOENT: the kernel does not know this inode or name, which is what we want
+            except OSError as error:
+                log.debug("an invalidation was refused", extra=fields(error=error))

@@ -1,0 +1,166 @@
+"""Replies and notifications to the kernel, encoded. Pure.
+
+Each function gives one frame, ready for write(2) when it is `bytes` or for writev(2) when it is a list (so that file contents
+are not copied). One pack per frame: layouts in abi.py. Values that don't fit raise struct.error; the session answers EIO then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from ..ops import Attr, AttrReply, DirEntry, Entry, StatFs
+from . import abi
+
+Body = bytes | bytearray | memoryview
+Frame = bytes | list[Body]
+AttrFields = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, int, int, int]
+
+SECOND_NS = 1_000_000_000
+TTL_LIMIT_S = 1e9
+"""About 30 years; the kernel takes larger ones for 'for ever' too, and this fits every field."""
+DIRENT_SIZE = abi.DIRENT.size
+DIRENTPLUS_SIZE = abi.ENTRY_OUT.size + abi.DIRENT.size
+NO_ENTRY = bytes(abi.ENTRY_OUT.size)
+
+
+def error(unique: int, number: int) -> bytes:
+    """A failure; number is a positive errno."""
+    return abi.OUT_HEADER.pack(16, -number, unique)
+
+
+def empty(unique: int) -> bytes:
+    """Success with nothing to say."""
+    return abi.OUT_HEADER.pack(16, 0, unique)
+
+
+def body(unique: int, content: Body) -> list[Body]:
+    """File contents, a link target, a directory listing, an attribute."""
+    return [abi.OUT_HEADER.pack(16 + len(content), 0, unique), content]
+
+
+@lru_cache(256)
+def _ttl(seconds: float) -> tuple[int, int]:
+    whole = int(min(max(seconds, 0.0), TTL_LIMIT_S))
+    return whole, max(0, int((min(seconds, TTL_LIMIT_S) - whole) * SECOND_NS))
+
+
+def _attr_fields(attr: Attr) -> AttrFields:
+    ino, mode, size, nlink, uid, gid, atime_ns, mtime_ns, ctime_ns, rdev, blksize = attr
+    at, an = divmod(atime_ns, SECOND_NS)
+    mt, mn = divmod(mtime_ns, SECOND_NS)
+    ct, cn = divmod(ctime_ns, SECOND_NS)
+    return (ino, size, (size + 511) >> 9, at, mt, ct, an, mn, cn, mode, nlink, uid, gid, rdev, blksize, 0)
+
+
+def entry(unique: int, found: Entry) -> bytes:
+    """LOOKUP, MKNOD, MKDIR, SYMLINK, LINK; a negative answer has node id 0."""
+    attr, entry_ttl_s, attr_ttl_s, generation = found
+    es, en = _ttl(entry_ttl_s)
+    if attr is None:
+        return abi.OUT_HEADER.pack(144, 0, unique) + abi.ENTRY_OUT.pack(0, 0, es, 0, en, 0, *(0,) * 16)
+    seconds, ns = _ttl(attr_ttl_s)
+    return abi.ENTRY_REPLY.pack(144, 0, unique, attr[0], generation, es, seconds, en, ns, *_attr_fields(attr))
+
+
+def _entry_out(found: Entry) -> bytes:
+    attr, entry_ttl_s, attr_ttl_s, generation = found
+    if attr is None:
+        return NO_ENTRY
+    es, en = _ttl(entry_ttl_s)
+    seconds, ns = _ttl(attr_ttl_s)
+    return abi.ENTRY_OUT.pack(attr[0], generation, es, seconds, en, ns, *_attr_fields(attr))
+
+
+def attributes(unique: int, answer: AttrReply) -> bytes:
+    """GETATTR, SETATTR."""
+    seconds, ns = _ttl(answer[1])
+    return abi.ATTR_REPLY.pack(120, 0, unique, seconds, ns, 0, *_attr_fields(answer[0]))
+
+
+def opened(unique: int, fh: int, flags: int, backing_id: int) -> bytes:
+    """OPEN, OPENDIR."""
+    return abi.OPEN_REPLY.pack(32, 0, unique, fh, flags, backing_id)
+
+
+def created(unique: int, found: Entry, fh: int, flags: int, backing_id: int) -> bytes:
+    """CREATE."""
+    return abi.OUT_HEADER.pack(160, 0, unique) + _entry_out(found) + abi.OPEN_OUT.pack(fh, flags, backing_id)
+
+
+def written(unique: int, count: int) -> bytes:
+    """WRITE."""
+    return abi.WRITE_REPLY.pack(24, 0, unique, count, 0)
+
+
+def statfs(unique: int, s: StatFs) -> bytes:
+    """STATFS; every free block is available to everyone."""
+    return abi.STATFS_REPLY.pack(
+        96, 0, unique, s.blocks, s.blocks_free, s.blocks_free, s.files, s.files_free, s.block_size, s.name_max, s.block_size, 0
+    )
+
+
+def xattr_size(unique: int, size: int) -> bytes:
+    """GETXATTR and LISTXATTR asked with room 0."""
+    return abi.GETXATTR_REPLY.pack(24, 0, unique, size, 0)
+
+
+def position(unique: int, offset: int) -> bytes:
+    """LSEEK."""
+    return abi.LSEEK_REPLY.pack(24, 0, unique, offset)
+
+
+class Budget:
+    """Room for directory entries: what fits into `size` bytes (ops.DirBudget)."""
+
+    __slots__ = ("_fixed", "_left")
+
+    def __init__(self, size: int, *, plus: bool) -> None:
+        self._left = size
+        self._fixed = DIRENTPLUS_SIZE if plus else DIRENT_SIZE
+
+    def take(self, name_length: int) -> bool:
+        """Reserve room for one entry; records are padded to 8 bytes."""
+        need = (self._fixed + name_length + 7) & ~7
+        if need > self._left:
+            return False
+        self._left -= need
+        return True
+
+
+def _dirent(line: DirEntry) -> bytes:
+    name = line.name
+    packed = abi.DIRENT.pack(line.ino, line.offset, len(name), line.mode >> 12 & 15) + name
+    return packed + bytes(-len(packed) & 7)
+
+
+def directory(unique: int, lines: Sequence[DirEntry]) -> list[Body]:
+    """READDIR."""
+    return body(unique, b"".join([_dirent(line) for line in lines]))
+
+
+def directory_plus(unique: int, lines: Sequence[DirEntry]) -> list[Body]:
+    """READDIRPLUS: each line with its entry; one without has node id 0, and the kernel looks it up when it needs it."""
+    parts: list[bytes] = []
+    for line in lines:
+        parts.append(NO_ENTRY if line.entry is None else _entry_out(line.entry))
+        parts.append(_dirent(line))
+    return body(unique, b"".join(parts))
+
+
+def inval_inode(ino: int, offset: int, length: int) -> bytes:
+    """Notification: drop attributes and the pages of a range (fuse_notify_inval_inode_out)."""
+    return abi.INVAL_INODE.pack(40, abi.NOTIFY_INVAL_INODE, 0, ino, offset, length)
+
+
+def inval_entry(parent: int, name: bytes, *, expire_only: bool) -> bytes:
+    """Notification: forget a name. expire_only: look it up again at its next use, without detaching what stands below."""
+    head = abi.INVAL_ENTRY.pack(
+        32 + len(name) + 1, abi.NOTIFY_INVAL_ENTRY, 0, parent, len(name), abi.EXPIRE_ONLY if expire_only else 0
+    )
+    return head + name + b"\0"
+
+
+def resend() -> bytes:
+    """Notification: send again every request that has been read and not been answered."""
+    return abi.OUT_HEADER.pack(16, abi.NOTIFY_RESEND, 0)

@@ -1,0 +1,308 @@
+"""The neutral vocabulary between a file system and whoever serves it (our kernel session, mfusepy, tests).
+
+Knows nothing of the wire. A `Filesystem` method answers at once with its result, raises `FSError`, or returns
+`Blocking(fn)`: the adapter then runs `fn` where waiting is allowed (a pool) and answers with what it returns or raises.
+Methods are called from one loop thread; `Blocking` functions from many threads at once. Names and link targets are bytes.
+Times are nanoseconds since the epoch; `mode` has the type bits; sizes and offsets are bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, NewType, Protocol, TypeAlias, TypeVar
+
+Ino = NewType("Ino", int)
+Fh = NewType("Fh", int)
+ROOT_INO = Ino(1)
+
+T = TypeVar("T")
+
+
+class FSError(OSError):
+    """An errno for the application; `FSError(errno.ENOENT)`."""
+
+    def __init__(self, number: int, message: str = "") -> None:
+        super().__init__(number, message)
+
+
+class Blocking(Generic[T]):
+    """A result that needs waiting: run `fn` outside the loop thread.
+
+    interruptible: the caller may give up waiting (EINTR) and let the result go unused.
+    """
+
+    __slots__ = ("fn", "interruptible")
+
+    def __init__(self, fn: Callable[[], T], *, interruptible: bool = False) -> None:
+        self.fn = fn
+        self.interruptible = interruptible
+
+
+class Caller(NamedTuple):
+    """Who asks."""
+
+    uid: int
+    gid: int
+    pid: int
+    umask: int = 0
+
+
+class Attr(NamedTuple):
+    """What stat shows."""
+
+    ino: Ino
+    mode: int
+    size: int
+    nlink: int
+    uid: int
+    gid: int
+    atime_ns: int
+    mtime_ns: int
+    ctime_ns: int
+    rdev: int = 0
+    blksize: int = 4096
+
+    @property
+    def blocks(self) -> int:
+        """512-byte blocks."""
+        return (self.size + 511) // 512
+
+
+class AttrReply(NamedTuple):
+    """Attributes and how long the kernel may keep them, seconds."""
+
+    attr: Attr
+    ttl_s: float
+
+
+class Entry(NamedTuple):
+    """A name that was found; `attr` None is a negative answer, kept for entry_ttl_s.
+
+    Every positive Entry that reaches the kernel adds one to the inode's lookup count.
+    """
+
+    attr: Attr | None
+    entry_ttl_s: float
+    attr_ttl_s: float = 0.0
+    generation: int = 0
+
+
+class OpenReply(NamedTuple):
+    """An open file. keep_cache: the kernel's pages of this inode are still right.
+
+    passthrough_fd: a local file that the kernel may read and write by itself, or -1.
+    """
+
+    fh: Fh
+    keep_cache: bool = False
+    direct_io: bool = False
+    passthrough_fd: int = -1
+
+
+class SetAttr(NamedTuple):
+    """The attributes to change; None leaves one as it is. NOW asks for the present time."""
+
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    size: int | None = None
+    atime_ns: int | None = None
+    mtime_ns: int | None = None
+    ctime_ns: int | None = None
+    kill_suidgid: bool = False
+
+
+NOW = -1
+"""SetAttr time: the file system's present time (UTIME_NOW)."""
+
+
+class DirEntry(NamedTuple):
+    """One line of a directory. offset: the cursor that continues after it. entry: only for readdirplus."""
+
+    name: bytes
+    ino: Ino
+    mode: int
+    """Only the type bits matter."""
+    offset: int
+    entry: Entry | None = None
+
+
+class DirBudget(Protocol):
+    """How much of a listing fits the caller's buffer."""
+
+    def take(self, name_length: int) -> bool:
+        """Reserve room for one entry; False when it does not fit (stop there)."""
+        ...
+
+
+class StatFs(NamedTuple):
+    """What statfs shows, in blocks of `block_size` bytes."""
+
+    blocks: int
+    blocks_free: int
+    files: int
+    files_free: int
+    block_size: int = 4096
+    name_max: int = 255
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRequest:
+    """flags: open(2)'s. kill_suidgid: drop setuid and setgid (O_TRUNC by one who may not keep them)."""
+
+    flags: int
+    kill_suidgid: bool = False
+
+
+class Notifier(Protocol):
+    """Tells the kernel that another client changed something. Never blocks: a thread of the adapter delivers."""
+
+    def inval_entry(self, parent: Ino, name: bytes) -> None:
+        """Forget this name."""
+        ...
+
+    def inval_inode(self, ino: Ino, offset: int = 0, length: int = 0) -> None:
+        """Drop cached attributes and pages of [offset, offset+length); length 0: to the end; offset -1: attributes only."""
+        ...
+
+
+R = TypeVar("R")
+Reply: TypeAlias = R | Blocking[R]
+
+
+class Filesystem(Protocol):
+    """What is served. fh 0 means 'no handle': go by the inode. An fh this process did not hand out (it was restarted)
+    is answered by the inode as well. Errors not listed are the usual ones of the system call."""
+
+    def start(self, notifier: Notifier) -> None:
+        """Called once before the first request."""
+        ...
+
+    def stop(self) -> None:
+        """Called once after the last request: finish uploads, bounded; idempotent."""
+        ...
+
+    def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Reply[Entry]:
+        """Find a name; a negative Entry rather than ENOENT. Adds to the lookup count."""
+        ...
+
+    def forget(self, ino: Ino, nlookup: int) -> None:
+        """Take nlookup from the lookup count; unknown inodes are ignored."""
+        ...
+
+    def getattr(self, ino: Ino, fh: Fh) -> Reply[AttrReply]:
+        """stat, or fstat with fh."""
+        ...
+
+    def setattr(self, caller: Caller, ino: Ino, fh: Fh, changes: SetAttr) -> Reply[AttrReply]:
+        """chmod, chown, truncate, utimensat."""
+        ...
+
+    def readlink(self, ino: Ino) -> Reply[bytes]:
+        """The target."""
+        ...
+
+    def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Reply[Entry]:
+        """A regular file, FIFO or socket; devices are EPERM. mode has the umask applied."""
+        ...
+
+    def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Reply[Entry]:
+        """A directory; mode has the umask applied."""
+        ...
+
+    def unlink(self, caller: Caller, parent: Ino, name: bytes) -> Reply[None]:
+        """Remove a name that is not a directory."""
+        ...
+
+    def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> Reply[None]:
+        """Remove an empty directory."""
+        ...
+
+    def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Reply[Entry]:
+        """A symbolic link."""
+        ...
+
+    def rename(self, caller: Caller, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int) -> Reply[None]:
+        """flags: RENAME_NOREPLACE (1); others EINVAL."""
+        ...
+
+    def link(self, caller: Caller, ino: Ino, new_parent: Ino, new_name: bytes) -> Reply[Entry]:
+        """A hard link, or EOPNOTSUPP."""
+        ...
+
+    def open(self, caller: Caller, ino: Ino, request: OpenRequest) -> Reply[OpenReply]:
+        """Open without creating; O_TRUNC is honoured here."""
+        ...
+
+    def create(self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest) -> Reply[tuple[Entry, OpenReply]]:
+        """Create (O_EXCL honoured) and open."""
+        ...
+
+    def read(self, ino: Ino, fh: Fh, offset: int, size: int) -> Reply[bytes | bytearray | memoryview]:
+        """Up to size bytes; shorter only at the end of the file."""
+        ...
+
+    def write(self, ino: Ino, fh: Fh, offset: int, payload: memoryview, kill_suidgid: bool) -> Reply[int]:
+        """Bytes written. `payload` stays valid until the answer (the adapter gives the buffer to the request)."""
+        ...
+
+    def flush(self, ino: Ino, fh: Fh) -> Reply[None]:
+        """Each close(2)."""
+        ...
+
+    def fsync(self, ino: Ino, fh: Fh, datasync: bool) -> Reply[None]:
+        """Make the bytes durable."""
+        ...
+
+    def release(self, ino: Ino, fh: Fh) -> Reply[None]:
+        """The last close."""
+        ...
+
+    def fallocate(self, ino: Ino, fh: Fh, offset: int, length: int, mode: int) -> Reply[None]:
+        """mode 0, FALLOC_FL_KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE; others EOPNOTSUPP."""
+        ...
+
+    def lseek(self, ino: Ino, fh: Fh, offset: int, whence: int) -> Reply[int]:
+        """SEEK_DATA and SEEK_HOLE."""
+        ...
+
+    def opendir(self, caller: Caller, ino: Ino) -> Reply[Fh]:
+        """Open a directory."""
+        ...
+
+    def readdir(self, ino: Ino, fh: Fh, offset: int, budget: DirBudget, plus: bool) -> Reply[Sequence[DirEntry]]:
+        """Entries from cursor `offset` (0: the first) as far as the budget goes; `.` and `..` included, without an
+        `entry`. plus: with `entry`, each of which adds one to the lookup count."""
+        ...
+
+    def releasedir(self, ino: Ino, fh: Fh) -> None:
+        """Close a directory."""
+        ...
+
+    def statfs(self, ino: Ino) -> Reply[StatFs]:
+        """Sizes of the whole."""
+        ...
+
+    def getxattr(self, ino: Ino, name: bytes) -> Reply[bytes]:
+        """ENODATA when absent."""
+        ...
+
+    def setxattr(self, caller: Caller, ino: Ino, name: bytes, content: bytes, flags: int) -> Reply[None]:
+        """XATTR_CREATE (1) EEXIST, XATTR_REPLACE (2) ENODATA; ENOSPC when it does not fit."""
+        ...
+
+    def listxattr(self, ino: Ino) -> Reply[Sequence[bytes]]:
+        """The names."""
+        ...
+
+    def removexattr(self, caller: Caller, ino: Ino, name: bytes) -> Reply[None]:
+        """ENODATA when absent."""
+        ...
+
+
+def resolve(reply: Reply[R]) -> R:
+    """Run a Blocking reply in this thread; for synchronous adapters and tests."""
+    if isinstance(reply, Blocking):
+        return reply.fn()
+    return reply

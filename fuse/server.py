@@ -1,0 +1,265 @@
+"""The mount server: builds the store and the file system, serves the kernel, answers its control socket, ends in order.
+
+    python -m datastore.fuse --server FD [--builder module:function]     (the keeper starts it; FD is keeper/channel.py's)
+
+Exit code 0 says that the mount is gone and everything that could be is in S3; anything else makes the keeper start another one.
+Threads: the main one waits for what happens, one serves the kernel (kernel/session.py), others the control socket.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import gc
+import importlib
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, NoReturn, Protocol
+
+from datastore import logs
+from datastore.api.mountspec import MountSpec, from_json
+from datastore.errors import DatastoreError, MountFailed
+from datastore.logs import fields
+
+from .control import Answer, ControlServer, Operation, Progress, failed
+from .keeper.channel import Channel, ChannelClosed
+from .kernel import abi, device
+from .kernel.negotiate import Negotiated
+from .kernel.session import Session, Settings
+from .ops import Filesystem
+
+log = logging.getLogger(__name__)
+
+SPEC_TIMEOUT_S = 10.0
+DEVICE_TIMEOUT_S = 60.0
+STATUS_TIMEOUT_S = 5.0
+FLUSH_TIMEOUT_S = 3600.0
+WARM_TIMEOUT_S = 24 * 3600.0
+END_TIMEOUT_S = 45.0
+"""From the unmount to the end of the last request and of the file system."""
+SWITCH_INTERVAL_S = 0.001
+"""How soon the loop gets the interpreter back from a busy worker; Python's 5 ms is a long time for a cached answer."""
+EXIT_OK, EXIT_FAILED = 0, 1
+
+
+class MountedStore(Protocol):
+    """What a builder makes of a MountSpec. It has asked the storage already, and raised DatastoreError if that said no."""
+
+    @property
+    def filesystem(self) -> Filesystem:
+        """What is served."""
+        ...
+
+    def status(self) -> dict[str, object]:
+        """For `datastore status`; quick, no request to the storage."""
+        ...
+
+    def warm(self, path: str, progress: Callable[[dict[str, object]], None]) -> dict[str, object]:
+        """Fetch what lies below `path` (relative to the mount); calls progress now and then."""
+        ...
+
+    def flush_all(self) -> list[str]:
+        """Put everything into the storage; one line for each file that is not there, none when all are."""
+        ...
+
+
+Builder = Callable[[MountSpec], MountedStore]
+
+
+def load_builder(name: str) -> Builder:
+    """`module:function`."""
+    module, _, function = name.partition(":")
+    builder: Builder = getattr(importlib.import_module(module), function)
+    return builder
+
+
+class Server:
+    """One serving process of one mount."""
+
+    def __init__(self, spec: MountSpec, store: MountedStore, channel: Channel) -> None:
+        self.spec = spec
+        self.store = store
+        self._channel = channel
+        self._session: Session | None = None
+        self._events: SimpleQueue[str] = SimpleQueue()
+        self._ended = threading.Event()
+        self._crashed = False
+        self._started = time.monotonic()
+        self._control = ControlServer(
+            Path(spec.state_dir),
+            {
+                "status": Operation(run=self._status, deadline_s=STATUS_TIMEOUT_S),
+                "flush": Operation(run=self._flush, deadline_s=FLUSH_TIMEOUT_S),
+                "warm": Operation(run=self._warm, deadline_s=WARM_TIMEOUT_S),
+                "stop": Operation(run=self._stop, deadline_s=FLUSH_TIMEOUT_S),
+            },
+        )
+
+    def run(self, device_fd: int, negotiated: Negotiated | None) -> int:
+        """Serve until the mount is gone; the exit code."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._events.put("terminate"))
+        self._control.start()
+        if self.spec.transport == "kernel":
+            self._session = Session(
+                device_fd, self.store.filesystem, Settings(), negotiated=negotiated, ready=self._ready
+            )
+            serve: Callable[[], object] = self._session.serve
+        else:
+            serve = self._libfuse()
+        gc.collect()
+        gc.freeze()  # what start-up made stays; the collector needn't look at it again
+        threading.Thread(target=self._serve, args=(serve,), name="fuse-loop", daemon=True).start()
+        try:
+            if self._events.get() == "terminate":
+                self._terminate()
+        finally:
+            self._control.stop()
+        return EXIT_FAILED if self._crashed else EXIT_OK
+
+    def _serve(self, serve: Callable[[], object]) -> None:
+        try:
+            log.info("the mount has ended", extra=fields(how=serve()))
+        except Exception:
+            log.exception("the session broke off")
+            self._crashed = True
+        self._ended.set()
+        self._events.put("ended")
+
+    def _ready(self, settled: Negotiated) -> None:
+        self._channel.send({"negotiated": asdict(settled)})
+
+    def _libfuse(self) -> Callable[[], object]:
+        from .libfuse.adapter import serve  # here, because it needs libfuse and mfusepy, which the other transport doesn't
+
+        spec = self.spec
+        return lambda: serve(
+            self.store.filesystem,
+            mountpoint=spec.mountpoint,
+            name=spec.name,
+            read_only=spec.read_only,
+            allow_other=spec.allow_other,
+            ready=lambda: self._channel.send({"negotiated": {}}),
+        )
+
+    def _terminate(self) -> None:
+        """A signal: flush, unmount, end, whatever is in the way; what could not be uploaded stays in the state directory."""
+        for line in self.store.flush_all():
+            log.error("not in the storage, kept on disk", extra=fields(what=line))
+        try:
+            device.unmount(self.spec.mountpoint)
+        except MountFailed as error:
+            log.warning("detached while in use", extra=fields(error=error))
+            device.unmount(self.spec.mountpoint, lazy=True)
+        try:
+            while self._events.get(timeout=END_TIMEOUT_S) != "ended":
+                pass  # another signal
+        except Empty:
+            log.warning("processes still used the mount when it ended")
+
+    # -- control operations
+
+    def _status(self, _request: Answer, _progress: Progress) -> Answer:
+        session = self._session
+        own: Answer = {
+            "name": self.spec.name,
+            "mountpoint": self.spec.mountpoint,
+            "transport": self.spec.transport,
+            "serverPid": os.getpid(),
+            "keeperPid": os.getppid(),
+            "uptimeSeconds": round(time.monotonic() - self._started, 1),
+        }
+        if session is not None and session.negotiated is not None:
+            own["protocol"] = f"{abi.MAJOR}.{session.negotiated.minor}"
+            own["features"] = session.negotiated.names()
+            own["requests"] = {abi.opcode_name(code): count for code, count in enumerate(session.counts) if count}
+            own["inFlight"] = len(session.pool)
+            own["passthroughOpen"] = session.modes.count()
+        return {**own, **self.store.status()}
+
+    def _flush(self, _request: Answer, _progress: Progress) -> Answer:
+        errors = self.store.flush_all()
+        return {"ok": not errors, "errors": errors}
+
+    def _warm(self, request: Answer, progress: Progress) -> Answer:
+        path = request.get("path", "")
+        return self.store.warm(path, progress) if isinstance(path, str) else failed("path has to be a text")
+
+    def _stop(self, request: Answer, _progress: Progress) -> Answer:
+        force = request.get("force") is True
+        errors = self.store.flush_all()
+        if errors and not force:
+            return failed(*errors)
+        try:
+            device.unmount(self.spec.mountpoint)
+        except MountFailed as error:
+            if not force:
+                return failed(str(error))
+            device.unmount(self.spec.mountpoint, lazy=True)
+        if not self._ended.wait(END_TIMEOUT_S) and not force:
+            errors = [*errors, "unmounted, but requests still run"]
+        return {"ok": force or not errors, "errors": errors}
+
+
+def _error_line(channel: Channel, error: BaseException) -> None:
+    known = isinstance(error, DatastoreError)
+    line = str(error) if known else f"the mount server could not start: {type(error).__name__}: {error}"
+    channel.send({"error": line, "kind": type(error).__name__ if known else "MountFailed"})
+
+
+def run(channel: Channel, builder: str) -> int:
+    """The keeper's side of the story is keeper/channel.py; the exit code."""
+    try:
+        message, _ = channel.receive(SPEC_TIMEOUT_S)
+        spec = from_json(message["spec"])
+        store = load_builder(builder)(spec)
+    except ChannelClosed:
+        return EXIT_FAILED
+    except Exception as error:
+        if not isinstance(error, DatastoreError):
+            log.exception("could not build the mount")
+        _error_line(channel, error)
+        return EXIT_FAILED
+    try:
+        channel.send({"probed": True})
+        message, device_fd = channel.receive(DEVICE_TIMEOUT_S)
+        settled: dict[str, Any] | None = message.get("negotiated")
+        return Server(spec, store, channel).run(device_fd, Negotiated(**settled) if settled else None)
+    except ChannelClosed:  # the keeper could not mount
+        return EXIT_FAILED
+    except DatastoreError as error:
+        _error_line(channel, error)
+        return EXIT_FAILED
+
+
+def _prepare_process() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the keeper has blocked some
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # all stacks into the log: what to send when a mount hangs
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    os.umask(0o077)
+    logs.setup()
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """The command line. It ends with _exit: a worker that hangs on the network must not keep the process."""
+    parser = argparse.ArgumentParser(prog="python -m datastore.fuse --server")
+    parser.add_argument("channel", type=int)
+    parser.add_argument("--builder", required=True)
+    options = parser.parse_args(arguments)
+    _prepare_process()
+    code = run(Channel(socket.socket(fileno=options.channel)), options.builder)
+    logging.shutdown()
+    os._exit(code)

@@ -1,0 +1,72 @@
+"""User metadata by version of an object: what a HEAD said once need not be asked again.
+
+A version is (etag, Last-Modified in seconds), because a change of metadata alone keeps the etag. An answer given within the
+second of Last-Modified is not kept: a second change in that second would look the same (as git's racily clean entries).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from ..store.base import ETag, ObjectInfo
+from .statedb import KnownAttributes, StateDb
+
+_BATCH = 256
+
+
+def is_racy(info: ObjectInfo) -> bool:
+    """Whether the object may still change within the second in which it was last modified."""
+    return info.server_time_ns // 1_000_000_000 <= info.mtime_ns // 1_000_000_000
+
+
+class AttributeMemory:
+    """Memory of `entries` objects before the database of the mount; safe for many threads."""
+
+    def __init__(self, db: StateDb, *, entries: int = 100_000) -> None:
+        self._db = db
+        self._entries = entries
+        self._lock = threading.Lock()
+        self._recent: OrderedDict[str, KnownAttributes] = OrderedDict()
+        self._unsaved: list[tuple[str, KnownAttributes]] = []
+
+    def known(self, key: str, etag: ETag, mtime_ns: int) -> tuple[Mapping[str, str], str] | None:
+        """Metadata and content type of this version, or None."""
+        with self._lock:
+            found = self._recent.get(key)
+        if found is None:
+            found = self._db.attributes(key)
+            if found is not None:
+                self._keep(key, found)
+        if found is None or found.etag != etag or found.mtime_s != mtime_ns // 1_000_000_000:
+            return None
+        return found.metadata, found.content_type
+
+    def learn(self, info: ObjectInfo) -> None:
+        """Keep what a HEAD said, unless it is racy."""
+        if is_racy(info):
+            return
+        row = KnownAttributes(info.etag, info.mtime_ns // 1_000_000_000, dict(info.metadata), info.content_type)
+        self._keep(info.key, row)
+        with self._lock:
+            self._unsaved.append((info.key, row))
+            batch = self._unsaved if len(self._unsaved) >= _BATCH else []
+            if batch:
+                self._unsaved = []
+        if batch:
+            self._db.remember_attributes(batch)
+
+    def save(self) -> None:
+        """Write what is not yet in the database."""
+        with self._lock:
+            batch, self._unsaved = self._unsaved, []
+        if batch:
+            self._db.remember_attributes(batch)
+
+    def _keep(self, key: str, row: KnownAttributes) -> None:
+        with self._lock:
+            self._recent[key] = row
+            self._recent.move_to_end(key)
+            if len(self._recent) > self._entries:
+                self._recent.popitem(last=False)

@@ -1,0 +1,73 @@
+"""Which node id the kernel knows by which name: an append-only log, so that a restarted server answers the same ids.
+
+A record is ino, parent ino, kind, length and bytes of the key's tail (text, surrogateescape), length and bytes of the local
+name. The last record of an ino wins (it was renamed). A torn last record is ignored. Written by write(2) before the kernel
+hears of the id, so it survives the death of the server; a reboot unmounts, and nobody needs it then.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+_HEAD = struct.Struct("<QQIHH")
+
+
+class NodeRecord(NamedTuple):
+    """One node: `kind` is a file type as in stat.S_IFREG; `tail` is what its key adds to its parent's prefix."""
+
+    ino: int
+    parent: int
+    kind: int
+    tail: str
+    name: bytes
+
+
+class NodeLog:
+    """Owns one file. Not locked: the caller's state lock covers it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+    def append(self, records: list[NodeRecord]) -> None:
+        """Record nodes, in one write."""
+        os.write(self._fd, b"".join(map(_encode, records)))
+
+    def load(self) -> dict[int, NodeRecord]:
+        """The last record of each ino."""
+        content = self._path.read_bytes()
+        records: dict[int, NodeRecord] = {}
+        at = 0
+        while at + _HEAD.size <= len(content):
+            ino, parent, kind, tail_length, name_length = _HEAD.unpack_from(content, at)
+            at += _HEAD.size
+            if at + tail_length + name_length > len(content):
+                break
+            tail = content[at : at + tail_length].decode("utf-8", "surrogateescape")
+            at += tail_length
+            records.pop(ino, None)
+            records[ino] = NodeRecord(ino, parent, kind, tail, content[at : at + name_length])
+            at += name_length
+        return records
+
+    def rewrite(self, records: list[NodeRecord]) -> None:
+        """Replace the log (a fresh mount: by nothing; a restart: by what is still known)."""
+        temporary = self._path.with_suffix(".new")
+        temporary.write_bytes(b"".join(map(_encode, records)))
+        temporary.replace(self._path)
+        os.close(self._fd)
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _encode(record: NodeRecord) -> bytes:
+    tail = record.tail.encode("utf-8", "surrogateescape")
+    return _HEAD.pack(record.ino, record.parent, record.kind, len(tail), len(record.name)) + tail + record.name

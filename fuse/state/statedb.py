@@ -1,0 +1,194 @@
+"""The database of one mount: unsent files, rename intents, and attributes known by version.
+
+Local state only: the objects are the truth. WAL with synchronous=NORMAL: a commit survives the death of our processes at
+once, and a power cut after the next checkpoint; `Journal.harden` makes it durable where fsync promises it.
+One connection, shared under a lock; every call is a few microseconds to a few hundred.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, NewType
+
+IntentId = NewType("IntentId", int)
+
+_SCHEMA = """
+-- A file whose bytes are not all in the store. One row per staging file.
+create table if not exists unsent(
+  staging text primary key,        -- name of the file in staging/
+  key text not null,               -- where it is to be written; follows renames
+  base_key text not null,          -- the object its unchanged ranges come from, '' when it needs none
+  base_etag text not null,         -- that object's version
+  base_length integer not null,    -- that object's size
+  base_size integer not null,      -- bytes of it that are still part of the file
+  metadata text not null,          -- JSON of the user metadata to write
+  content_type text not null,
+  since_ns integer not null,       -- when it was first changed
+  error text not null default ''   -- why the last upload failed, one line
+);
+-- Something begun that must be finished: 'rename-file', 'rename-directory', 'discard'.
+create table if not exists intents(
+  id integer primary key autoincrement, kind text not null, source text not null, target text not null);
+-- User metadata of an object, by version; mtime_s is its Last-Modified.
+create table if not exists attributes(
+  key text primary key, etag text not null, mtime_s integer not null, metadata text not null, content_type text not null
+) without rowid;
+"""
+
+
+class Unsent(NamedTuple):
+    """One row of `unsent`; keys are text with surrogateescape."""
+
+    staging: str
+    key: str
+    base_key: str
+    base_etag: str
+    base_length: int
+    base_size: int
+    metadata: dict[str, str]
+    content_type: str
+    since_ns: int
+    error: str = ""
+
+
+class Intent(NamedTuple):
+    """One row of `intents`."""
+
+    id: IntentId
+    kind: str
+    source: str
+    target: str
+
+
+class KnownAttributes(NamedTuple):
+    """One row of `attributes`."""
+
+    etag: str
+    mtime_s: int
+    metadata: dict[str, str]
+    content_type: str
+
+
+class StateDb:
+    """Opens or makes the database; safe for many threads."""
+
+    def __init__(self, path: Path, *, attribute_rows: int = 2_000_000) -> None:
+        self._lock = threading.RLock()
+        self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
+        self._connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
+        self._connection.execute("pragma journal_mode=wal")
+        self._connection.execute("pragma synchronous=normal")
+        self._connection.executescript(_SCHEMA)
+        self._attribute_rows = attribute_rows
+        self._trim_attributes()
+
+    def close(self) -> None:
+        """Idempotent."""
+        with self._lock:
+            self._connection.close()
+
+    # -- unsent files
+
+    def record_unsent(self, row: Unsent) -> None:
+        """Insert, or replace the row of the same staging file."""
+        with self._lock:
+            self._connection.execute(
+                "insert or replace into unsent values(?,?,?,?,?,?,?,?,?,?)",
+                (
+                    row.staging,
+                    _bytes(row.key),
+                    _bytes(row.base_key),
+                    row.base_etag,
+                    row.base_length,
+                    row.base_size,
+                    json.dumps(row.metadata),
+                    row.content_type,
+                    row.since_ns,
+                    row.error,
+                ),
+            )
+
+    def forget_unsent(self, staging: str) -> None:
+        """The bytes are in the store, or nobody wants them any more."""
+        with self._lock:
+            self._connection.execute("delete from unsent where staging=?", (staging,))
+
+    def unsent(self) -> list[Unsent]:
+        """All rows, oldest first."""
+        with self._lock:
+            rows = self._connection.execute("select * from unsent order by since_ns").fetchall()
+        return [Unsent._make((*row[:6], json.loads(row[6]), *row[7:])) for row in rows]
+
+    def harden(self) -> None:
+        """Make what was recorded survive a power cut."""
+        with self._lock:
+            self._connection.execute("pragma wal_checkpoint(full)").fetchall()
+
+    # -- intents
+
+    def begin(self, kind: str, source: str, target: str) -> IntentId:
+        """Record what is about to be done."""
+        with self._lock:
+            cursor = self._connection.execute(
+                "insert into intents(kind, source, target) values(?,?,?)", (kind, _bytes(source), _bytes(target))
+            )
+            assert cursor.lastrowid is not None
+            return IntentId(cursor.lastrowid)
+
+    def end(self, intent: IntentId) -> None:
+        """It is done, or was undone."""
+        with self._lock:
+            self._connection.execute("delete from intents where id=?", (intent,))
+
+    def intents(self) -> list[Intent]:
+        """What was begun and not ended, in order."""
+        with self._lock:
+            return [Intent(*row) for row in self._connection.execute("select id, kind, source, target from intents order by id")]
+
+    # -- attributes
+
+    def attributes(self, key: str) -> KnownAttributes | None:
+        """What is known of an object, of whatever version."""
+        with self._lock:
+            row = self._connection.execute(
+                "select etag, mtime_s, metadata, content_type from attributes where key=?", (_bytes(key),)
+            ).fetchone()
+        return None if row is None else KnownAttributes(row[0], row[1], json.loads(row[2]), row[3])
+
+    def remember_attributes(self, rows: list[tuple[str, KnownAttributes]]) -> None:
+        """Keep what HEADs said, in one transaction."""
+        values = [(_bytes(key), a.etag, a.mtime_s, json.dumps(a.metadata), a.content_type) for key, a in rows]
+        with self._transaction():
+            self._connection.executemany("insert or replace into attributes values(?,?,?,?,?)", values)
+
+    def _trim_attributes(self) -> None:
+        (count,) = self._connection.execute("select count(*) from attributes").fetchone()
+        if count > self._attribute_rows:
+            self._connection.execute(
+                "delete from attributes where key in (select key from attributes limit ?)", (count - self._attribute_rows // 2,)
+            )
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._lock:
+            self._connection.execute("begin")
+            try:
+                yield
+            except BaseException:
+                self._connection.execute("rollback")
+                raise
+            self._connection.execute("commit")
+
+
+def _bytes(key: str) -> str | bytes:
+    """Text where it is text (readable with the sqlite3 tool), bytes where it is not UTF-8."""
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        return key.encode("utf-8", "surrogateescape")
+    return key

@@ -1,0 +1,1 @@
+"""Object stores: one Protocol (base), its adapters and wrappers."""

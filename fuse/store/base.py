@@ -1,0 +1,203 @@
+"""The contract of an object store: what every adapter promises and tests/contract checks.
+
+Keys are `str` with surrogateescape: `key.encode("utf-8", "surrogateescape")` gives the exact bytes of the key. They are
+relative to nothing: an adapter is bound to one bucket and takes whole keys, sent exactly as they are (`dir/`, `a//b`,
+`/a` and `a/./b` are ordinary keys). Metadata keys are lower-case without the `x-amz-meta-` prefix; values are ASCII.
+All calls are synchronous, safe to call from many threads, bounded by the adapter's deadline, and raise only
+datastore.errors.StoreError subclasses. They do not retry: store/retrying.py does, by `transient`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, NewType, Protocol
+
+ETag = NewType("ETag", str)
+"""As the server sent it, without the surrounding quotes."""
+PartNumber = NewType("PartNumber", int)
+"""1-based, at most 10,000."""
+UploadId = NewType("UploadId", str)
+
+Body = bytes | bytearray | memoryview
+
+
+class ByteRange(NamedTuple):
+    """Half-open range [start, stop) of bytes; start < stop."""
+
+    start: int
+    stop: int
+
+
+class ListedObject(NamedTuple):
+    """One object of a listing page."""
+
+    key: str
+    size: int
+    etag: ETag
+    mtime_ns: int
+    """LastModified, nanoseconds since the epoch (the server's resolution, often 1 ms or 1 s)."""
+
+
+class ListPage(NamedTuple):
+    """One page of a listing, in the server's key order (UTF-8 byte order on S3)."""
+
+    objects: Sequence[ListedObject]
+    common_prefixes: Sequence[str]
+    next_token: str | None
+    """Continuation token, None when the listing is complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """What a HEAD or GET says of an object."""
+
+    key: str
+    size: int
+    """Size of the whole object in bytes, also for a ranged GET."""
+    etag: ETag
+    mtime_ns: int
+    """Last-Modified, nanoseconds since the epoch (1 s resolution)."""
+    server_time_ns: int
+    """The server's Date of this answer, nanoseconds since the epoch; 0 when unknown."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    content_type: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteResult:
+    """What a write left behind."""
+
+    etag: ETag
+    mtime_ns: int
+    """The server's time of the write where it says so (Date or LastModified), else 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """How an object is written.
+
+    if_none_match: create only; AlreadyExists when the key is taken. if_match: replace only this version;
+    PreconditionFailed otherwise. At most one of the two is set.
+    """
+
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    content_type: str = "application/octet-stream"
+    if_none_match: bool = False
+    if_match: ETag | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a server can do; probed or known, never guessed from its name."""
+
+    conditional_delete: bool = False
+    file_beside_directory: bool = True
+    """`a` and `a/b` can both exist."""
+    max_key_segment_bytes: int = 1024
+    """Longest part of a key between slashes (255 where keys are files of a disk)."""
+
+
+class PendingUpload(NamedTuple):
+    """A multipart upload that was neither completed nor aborted."""
+
+    key: str
+    upload_id: UploadId
+    initiated_ns: int
+
+
+class DeleteFailure(NamedTuple):
+    """One key that a bulk delete could not remove."""
+
+    key: str
+    code: str
+    message: str
+
+
+class ObjectStore(Protocol):
+    """One bucket."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this server can do."""
+        ...
+
+    def list_page(
+        self, prefix: str, *, delimiter: str = "", token: str | None = None, start_after: str = "", max_keys: int = 1000
+    ) -> ListPage:
+        """One page of the keys that start with `prefix` (ListObjectsV2); `delimiter` is '' or '/'."""
+        ...
+
+    def head(self, key: str) -> ObjectInfo:
+        """The object's facts; NotFound when there is none."""
+        ...
+
+    def get(
+        self, key: str, *, byte_range: ByteRange | None = None, if_match: ETag | None = None
+    ) -> tuple[Body, ObjectInfo]:
+        """The object's bytes, all or a range.
+
+        A range that reaches past the end gives what there is; one that starts at or past the end gives b"".
+        NotFound; PreconditionFailed when `if_match` is not the present version. ObjectInfo.metadata may be empty here.
+        """
+        ...
+
+    def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
+        """Write a whole object of at most 5 GiB."""
+        ...
+
+    def copy(
+        self, source: str, target: str, *, replace: WriteOptions | None = None, if_source_match: ETag | None = None
+    ) -> WriteResult:
+        """Copy an object (at most 5 GiB) inside the bucket, on the server.
+
+        replace None keeps metadata and content type; otherwise they are replaced by `replace`'s (its conditions are
+        ignored); source and target may be the same key then. NotFound, PreconditionFailed.
+        """
+        ...
+
+    def delete(self, key: str, *, if_match: ETag | None = None) -> None:
+        """Remove an object; success when it was not there. `if_match` is honoured where capabilities say so."""
+        ...
+
+    def delete_many(self, keys: Sequence[str]) -> list[DeleteFailure]:
+        """Remove up to 1,000 objects; what could not be removed is returned."""
+        ...
+
+    def create_upload(self, key: str, options: WriteOptions) -> UploadId:
+        """Begin a multipart upload; metadata and content type are fixed here."""
+        ...
+
+    def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body) -> ETag:
+        """Send a part (5 MiB to 5 GiB; the last may be smaller)."""
+        ...
+
+    def upload_part_copy(
+        self,
+        key: str,
+        upload_id: UploadId,
+        number: PartNumber,
+        source: str,
+        byte_range: ByteRange,
+        if_source_match: ETag | None,
+    ) -> ETag:
+        """Make a part from a range of an existing object; PreconditionFailed when that changed."""
+        ...
+
+    def complete_upload(
+        self, key: str, upload_id: UploadId, parts: Sequence[tuple[PartNumber, ETag]], options: WriteOptions
+    ) -> WriteResult:
+        """Make the object from its parts (ascending); the conditions of `options` apply here."""
+        ...
+
+    def abort_upload(self, key: str, upload_id: UploadId) -> None:
+        """Drop an upload; success when it is not there."""
+        ...
+
+    def pending_uploads(self, prefix: str) -> Iterator[PendingUpload]:
+        """Unfinished multipart uploads of keys that start with `prefix`."""
+        ...
+
+    def close(self) -> None:
+        """Release connections; idempotent."""
+        ...

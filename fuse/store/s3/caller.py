@@ -1,0 +1,152 @@
+"""One signed request to a bucket: signs, sends, follows the bucket to its region once, turns refusals into errors.
+
+Threads: any. The endpoint is replaced as a whole when a region is learned; requests under way finish on the old one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from datastore.errors import ClockSkew, StoreError
+
+from ..base import Body
+from . import xml
+from .credentials import CredentialSource
+from .endpoint import Endpoint
+from .errors import Refusal, to_error
+from .sigv4 import EMPTY_SHA256, UNSIGNED_PAYLOAD, SigningKeys, encode_query, sign
+from .transport import Answer, Request, Transport
+
+_REDIRECTS = frozenset({301, 307, 308, 400})
+"""Statuses by which S3 says that a bucket is elsewhere (400: AuthorizationHeaderMalformed)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A request before it is signed. repeatable, expected_bytes, patience_s: see transport.Request."""
+
+    method: str
+    key: str = ""
+    query: Sequence[tuple[str, str]] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: Body = b""
+    repeatable: bool = True
+    expected_bytes: int = 0
+    patience_s: float = 0.0
+
+
+class Caller:
+    """Speaks to one bucket. follow: go after it into its region; clock: seconds since the epoch."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        credentials: CredentialSource,
+        connect: Callable[[Endpoint], Transport],
+        *,
+        follow: bool = True,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.credentials = credentials
+        self._connect = connect
+        self._follow = follow
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._place = (endpoint, connect(endpoint))
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where the bucket is, as far as is known."""
+        return self._place[0]
+
+    def send(self, call: Call) -> Answer:
+        """The answer to a call, status below 300. Errors: StoreError as in s3/errors.py and transport.py."""
+        keys = self.credentials.keys()
+        endpoint, answer = self._exchange(call, keys)
+        if answer.status < 300:
+            return answer
+        refusal = self._refusal(call, answer, keys)
+        elsewhere = answer.status in _REDIRECTS and refusal.region not in {"", endpoint.region}
+        if elsewhere and self._follow:
+            self._move(endpoint, refusal.region)
+            _, answer = self._exchange(call, keys)
+            if answer.status < 300:
+                return answer
+            refusal = self._refusal(call, answer, keys)
+        raise self._error(refusal, answer)
+
+    def refuse(self, call: Call, answer: Answer) -> StoreError | None:
+        """The error inside an answer of status 200, by which S3 reports failures of long operations; None: no error."""
+        if xml.parse_error(bytes(answer.body)) is None:
+            return None
+        return self._error(self._refusal(call, answer, self.credentials.keys()), answer)
+
+    def close(self) -> None:
+        """Close connections; idempotent."""
+        with self._lock:
+            self._place[1].close()
+
+    def _exchange(self, call: Call, keys: SigningKeys) -> tuple[Endpoint, Answer]:
+        endpoint, transport = self._place
+        path, query = endpoint.path(call.key), encode_query(call.query)
+        headers = {
+            **call.headers,
+            "host": endpoint.host_header,
+            "x-amz-content-sha256": _payload_hash(call.body, secure=endpoint.secure),
+        }
+        signed = sign(call.method, path, query, headers, keys, endpoint.region, self._clock())
+        request = Request(
+            call.method,
+            f"{path}?{query}" if query else path,
+            signed,
+            call.body,
+            call.repeatable,
+            call.expected_bytes,
+            call.patience_s,
+        )
+        return endpoint, transport.send(request)
+
+    def _move(self, seen: Endpoint, region: str) -> None:
+        with self._lock:
+            endpoint, transport = self._place
+            if endpoint.region != seen.region:
+                return
+            moved = endpoint.in_region(region)
+            if moved.host == endpoint.host:
+                self._place = (moved, transport)
+            else:
+                self._place = (moved, self._connect(moved))
+                transport.close()
+
+    def _refusal(self, call: Call, answer: Answer, keys: SigningKeys) -> Refusal:
+        said = xml.parse_error(bytes(answer.body))
+        headers = answer.headers
+        return Refusal(
+            method=call.method,
+            key=call.key,
+            status=answer.status,
+            code=said.code if said else "",
+            message=said.message if said else "",
+            request_id=(said.request_id if said else "") or headers.get("x-amz-request-id", ""),
+            region=headers.get("x-amz-bucket-region", "") or (said.region if said and answer.status != 403 else ""),
+            access_key_id=keys.access_key_id,
+            if_none_match="if-none-match" in call.headers,
+        )
+
+    def _error(self, refusal: Refusal, answer: Answer) -> StoreError:
+        error = to_error(refusal)
+        server_s = xml.http_date_ns(answer.headers.get("date", "")) / 1e9
+        if isinstance(error, ClockSkew) and server_s:
+            error.add_note(f"the server's clock is {server_s - self._clock():+.0f} s from this machine's")
+        return error
+
+
+def _payload_hash(body: Body, *, secure: bool) -> str:
+    """TLS protects the body itself, as in botocore; over plain HTTP the signature has to."""
+    if not body:
+        return EMPTY_SHA256
+    return UNSIGNED_PAYLOAD if secure else hashlib.sha256(body).hexdigest()

@@ -1,0 +1,122 @@
+"""Where keys come from: a Secret manifest, or botocore's default chain (environment, profile, SSO, web identity,
+container, IMDS). botocore finds and renews; nothing else of it is used at run time.
+
+Threads: `keys()` may be called from any; renewals are serialised by botocore's own lock. Each request asks again and
+gets one frozen set, so a renewal never mixes two.
+"""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
+
+from datastore.api.mountspec import S3Location, StaticCredentials
+from datastore.errors import CredentialsInvalid
+from datastore.secret import Secret
+
+from .errors import one_line
+from .sigv4 import SigningKeys
+
+_LOOKUP_TIMEOUT_S = 2
+"""For STS, SSO and the container endpoint: a lookup is local or near, and a mount must be refused within 5 s."""
+_METADATA_TIMEOUT_S = 1
+_NONE_FOUND = (
+    "no credentials found: the environment, AWS profiles, SSO, web identity, container and instance metadata were"
+    " asked; name a credentialsSecret in the manifest, or run `aws configure`"
+)
+
+
+class CredentialSource(Protocol):
+    """Gives the keys for one request."""
+
+    def keys(self) -> SigningKeys:
+        """The present keys. Errors: CredentialsInvalid."""
+        ...
+
+    def expires(self) -> datetime | None:
+        """When the present keys should be asked for again; None: never."""
+        ...
+
+
+class StaticSource:
+    """Keys that never change."""
+
+    def __init__(self, given: StaticCredentials) -> None:
+        self._keys = SigningKeys(given.access_key_id, given.secret_access_key, given.session_token)
+
+    def keys(self) -> SigningKeys:
+        """See CredentialSource."""
+        return self._keys
+
+    def expires(self) -> datetime | None:
+        """See CredentialSource."""
+        return None
+
+
+class ChainSource:
+    """botocore's default chain, asked at first use and kept; its refreshable credentials renew themselves."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._lock = threading.Lock()
+        self._found: Any = None
+
+    def keys(self) -> SigningKeys:
+        """See CredentialSource."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            frozen = self._credentials().get_frozen_credentials()
+        except (BotoCoreError, ClientError) as error:
+            raise CredentialsInvalid(f"looking for credentials failed: {one_line(str(error))}") from error
+        token = Secret(frozen.token) if frozen.token else None
+        return SigningKeys(frozen.access_key, Secret(frozen.secret_key), token)
+
+    def expires(self) -> datetime | None:
+        """See CredentialSource. Asked again every minute where the keys renew; botocore decides whether they do."""
+        from botocore.credentials import RefreshableCredentials
+
+        with self._lock:
+            renewing = isinstance(self._found, RefreshableCredentials)
+        return datetime.now(UTC) + timedelta(seconds=60) if renewing else None
+
+    def _credentials(self) -> Any:
+        with self._lock:
+            if self._found is None:
+                self._found = self._session.get_credentials()
+            if self._found is None:
+                raise CredentialsInvalid(_NONE_FOUND)
+            return self._found
+
+
+def find_source(location: S3Location) -> tuple[CredentialSource, str]:
+    """The source of a location's keys, and the region its configuration names ('' when it names none)."""
+    if location.credentials is not None:
+        return StaticSource(location.credentials), ""
+    from botocore.exceptions import BotoCoreError
+
+    session = chain_session()
+    try:
+        region = session.get_config_variable("region") or ""
+    except BotoCoreError as error:
+        raise CredentialsInvalid(f"the AWS configuration is wrong: {one_line(str(error))}") from error
+    return ChainSource(session), str(region)
+
+
+def chain_session() -> Any:
+    """A botocore session whose lookups give up soon. botocore is imported here: 0.1 s that static keys don't need."""
+    import botocore.session
+    from botocore.config import Config
+
+    session = botocore.session.Session()
+    session.set_config_variable("metadata_service_timeout", _METADATA_TIMEOUT_S)
+    session.set_config_variable("metadata_service_num_attempts", 1)
+    session.set_default_client_config(
+        Config(
+            connect_timeout=_LOOKUP_TIMEOUT_S,
+            read_timeout=_LOOKUP_TIMEOUT_S,
+            retries={"mode": "standard", "total_max_attempts": 2},
+        )
+    )
+    return session

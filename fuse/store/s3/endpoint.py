@@ -1,0 +1,130 @@
+"""Where a bucket is spoken to: scheme, host, path prefix; virtual-host or path style; AWS's hosts by region.
+
+Pure. Source: "Virtual hosting of general purpose buckets" and "Amazon S3 endpoints", AWS documentation.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass, replace
+from urllib.parse import urlsplit
+
+from datastore.api.mountspec import S3Location
+from datastore.errors import InvalidRequest
+
+from .sigv4 import encode_path
+
+DEFAULT_REGION = "us-east-1"
+_DNS_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
+"""Bucket names that can be one label of a host name; those with dots would not match a wildcard certificate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """A bucket's address. base_path is '' or starts with '/'; aws: the host follows the region."""
+
+    scheme: str
+    service_host: str
+    port: int
+    base_path: str
+    bucket: str
+    region: str
+    path_style: bool
+    aws: bool
+
+    @property
+    def host(self) -> str:
+        """The host to connect to."""
+        return self.service_host if self.path_style else f"{self.bucket}.{self.service_host}"
+
+    @property
+    def host_header(self) -> str:
+        """The Host header: with the port when that is not the scheme's own."""
+        name = f"[{self.host}]" if ":" in self.host else self.host
+        return name if self.port == _default_port(self.scheme) else f"{name}:{self.port}"
+
+    @property
+    def secure(self) -> bool:
+        """Over TLS."""
+        return self.scheme == "https"
+
+    @property
+    def service_url(self) -> str:
+        """The endpoint without the bucket, for messages and other clients."""
+        host = f"[{self.service_host}]" if ":" in self.service_host else self.service_host
+        port = "" if self.port == _default_port(self.scheme) else f":{self.port}"
+        return f"{self.scheme}://{host}{port}{self.base_path}"
+
+    def path(self, key: str = "") -> str:
+        """The encoded path of a key, or of the bucket."""
+        bucket = f"/{encode_path(self.bucket)}" if self.path_style else ""
+        if not key:
+            return f"{self.base_path}{bucket}" or "/"
+        return f"{self.base_path}{bucket}/{encode_path(key)}"
+
+    def in_region(self, region: str) -> Endpoint:
+        """The same bucket in another region."""
+        host = _aws_host(region) if self.aws else self.service_host
+        return replace(self, region=region, service_host=host)
+
+
+def resolve(location: S3Location, region: str = "") -> Endpoint:
+    """The endpoint of a location; `region` is used when the location names none.
+
+    Errors: InvalidRequest when the endpoint is not an http(s) URL.
+    """
+    where = location.region or region or DEFAULT_REGION
+    if not location.endpoint:
+        return Endpoint(
+            scheme="https",
+            service_host=_aws_host(where),
+            port=443,
+            base_path="",
+            bucket=location.bucket,
+            region=where,
+            path_style=location.force_path_style or not _DNS_BUCKET.fullmatch(location.bucket),
+            aws=True,
+        )
+    scheme, host, port, base_path = _split(location.endpoint)
+    return Endpoint(
+        scheme=scheme,
+        service_host=host,
+        port=port,
+        base_path=base_path,
+        bucket=location.bucket,
+        region=where,
+        path_style=location.force_path_style or _needs_path_style(host, location.bucket),
+        aws=False,
+    )
+
+
+def _split(endpoint: str) -> tuple[str, str, int, str]:
+    try:
+        parts = urlsplit(endpoint)
+        port = parts.port
+    except ValueError as error:
+        raise InvalidRequest(f"endpoint {endpoint!r} is not a URL: {error}") from error
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment or parts.username:
+        raise InvalidRequest(f"endpoint {endpoint!r} is not a URL such as https://s3.example.com:9000")
+    return parts.scheme, parts.hostname, port or _default_port(parts.scheme), parts.path.rstrip("/")
+
+
+def _needs_path_style(host: str, bucket: str) -> bool:
+    """Addresses and single-label hosts (localhost, a service of a cluster) have no sub-domains."""
+    if not _DNS_BUCKET.fullmatch(bucket) or "." not in host:
+        return True
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _aws_host(region: str) -> str:
+    suffix = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
+    return f"s3.{region}.{suffix}"
+
+
+def _default_port(scheme: str) -> int:
+    return 443 if scheme == "https" else 80

@@ -1,0 +1,214 @@
+"""HTTP status and S3 error code -> datastore.errors: one total table, mapped at this edge and nowhere else.
+
+Pure. Sources: "Error responses", Amazon S3 API reference; the codes of MinIO (X-Minio) and versitygw as measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from datastore import errors as e
+
+from ..limits import key_bytes, shown
+
+BY_CODE: dict[str, type[e.StoreError]] = {
+    "NoSuchKey": e.NotFound,
+    "NoSuchVersion": e.NotFound,
+    "NoSuchUpload": e.NotFound,
+    "NoSuchBucket": e.BucketNotFound,
+    "InvalidBucketName": e.BucketNotFound,
+    "PreconditionFailed": e.PreconditionFailed,
+    "AccessDenied": e.AccessDenied,
+    "AllAccessDisabled": e.AccessDenied,
+    "AccountProblem": e.AccessDenied,
+    "InvalidObjectState": e.AccessDenied,
+    "UnauthorizedAccess": e.AccessDenied,
+    "InvalidAccessKeyId": e.CredentialsInvalid,
+    "SignatureDoesNotMatch": e.CredentialsInvalid,
+    "ExpiredToken": e.CredentialsInvalid,
+    "InvalidToken": e.CredentialsInvalid,
+    "TokenRefreshRequired": e.CredentialsInvalid,
+    "InvalidSecurity": e.CredentialsInvalid,
+    "CredentialsNotSupported": e.CredentialsInvalid,
+    "InvalidClientTokenId": e.CredentialsInvalid,
+    "InvalidTokenId": e.CredentialsInvalid,
+    "XAdminUserNotFound": e.CredentialsInvalid,
+    "AuthorizationHeaderMalformed": e.CredentialsInvalid,
+    "PermanentRedirect": e.WrongRegion,
+    "TemporaryRedirect": e.WrongRegion,
+    "Redirect": e.WrongRegion,
+    "IncorrectEndpoint": e.WrongRegion,
+    "IllegalLocationConstraintException": e.WrongRegion,
+    "InvalidRegion": e.WrongRegion,
+    "RequestTimeTooSkewed": e.ClockSkew,
+    "RequestExpired": e.ClockSkew,
+    "KeyTooLongError": e.KeyTooLong,
+    "KeyTooLong": e.KeyTooLong,
+    "InvalidURI": e.InvalidKey,
+    "XMinioInvalidObjectName": e.InvalidKey,
+    "XMinioInvalidResourceName": e.InvalidKey,
+    "ObjectParentIsFile": e.KeyConflict,
+    "ExistingObjectIsDirectory": e.KeyConflict,
+    "XMinioParentIsObject": e.KeyConflict,
+    "XMinioObjectExistsAsDirectory": e.KeyConflict,
+    "MetadataTooLarge": e.MetadataTooLarge,
+    "QuotaExceeded": e.OutOfSpace,
+    "InsufficientStorage": e.OutOfSpace,
+    "StorageFull": e.OutOfSpace,
+    "XMinioStorageFull": e.OutOfSpace,
+    "XMinioAdminBucketQuotaExceeded": e.OutOfSpace,
+    "NotImplemented": e.Unsupported,
+    "MethodNotAllowed": e.Unsupported,
+    "UnsupportedOperation": e.Unsupported,
+    "RequestTimeout": e.DeadlineExceeded,
+    "SlowDown": e.Throttled,
+    "SlowDownRead": e.Throttled,
+    "SlowDownWrite": e.Throttled,
+    "TooManyRequests": e.Throttled,
+    "Throttling": e.Throttled,
+    "ThrottlingException": e.Throttled,
+    "RequestLimitExceeded": e.Throttled,
+    "BandwidthLimitExceeded": e.Throttled,
+    "OperationAborted": e.Throttled,
+    "ConditionalRequestConflict": e.Throttled,
+    "ServiceUnavailable": e.ServerFault,
+    "InternalError": e.ServerFault,
+    "BadDigest": e.CorruptBody,
+    "IncompleteBody": e.CorruptBody,
+    "XAmzContentSHA256Mismatch": e.CorruptBody,
+    "XAmzContentChecksumMismatch": e.CorruptBody,
+}
+"""OperationAborted and ConditionalRequestConflict refuse without effect while another request runs: try again."""
+
+BY_STATUS: dict[int, type[e.StoreError]] = {
+    301: e.WrongRegion,
+    307: e.WrongRegion,
+    308: e.WrongRegion,
+    401: e.CredentialsInvalid,
+    403: e.AccessDenied,
+    404: e.NotFound,
+    405: e.Unsupported,
+    407: e.Unreachable,
+    408: e.DeadlineExceeded,
+    412: e.PreconditionFailed,
+    414: e.KeyTooLong,
+    429: e.Throttled,
+    501: e.Unsupported,
+    507: e.OutOfSpace,
+}
+"""For answers without a known code: those to a HEAD have no body."""
+
+_NAME_MAX_BYTES = 255
+"""Of one segment, where keys are files of a disk (versitygw, MinIO)."""
+_TELLING = frozenset({"InvalidArgument", "InvalidPart", "InvalidPartOrder", "EntityTooSmall", "MalformedXML"})
+
+_WHY: dict[type[e.StoreError], str] = {
+    e.NotFound: "no such object",
+    e.BucketNotFound: "the bucket does not exist: check the bucket's name and the endpoint",
+    e.AlreadyExists: "the key is taken",
+    e.PreconditionFailed: "the object is another version",
+    e.AccessDenied: "these credentials are not allowed to do that",
+    e.CredentialsInvalid: "the credentials are wrong",
+    e.WrongRegion: "the bucket lives in another region",
+    e.ClockSkew: "this machine's clock and the server's differ too much: set the clock",
+    e.InvalidKey: "the server refuses this name",
+    e.KeyTooLong: "the name is longer than the server takes",
+    e.KeyConflict: "this server can't hold a file beside a directory of its name",
+    e.MetadataTooLarge: "the user metadata is larger than the server takes",
+    e.OutOfSpace: "the storage is full or over its quota",
+    e.Unsupported: "the server does not know this operation",
+    e.DeadlineExceeded: "the server gave up waiting",
+    e.Throttled: "the server asks for fewer requests",
+    e.ServerFault: "a fault inside the server",
+    e.CorruptBody: "the body arrived damaged",
+    e.Unreachable: "the proxy asks for a login",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """An error answer, parsed: what was asked and what came back. region: where the bucket is, when told."""
+
+    method: str
+    key: str
+    status: int
+    code: str = ""
+    message: str = ""
+    request_id: str = ""
+    region: str = ""
+    access_key_id: str = ""
+    if_none_match: bool = False
+
+
+def error_class(refusal: Refusal) -> type[e.StoreError]:
+    """Total: every refusal has a class."""
+    found = BY_CODE.get(refusal.code) or BY_STATUS.get(refusal.status)
+    if found is None:
+        found = e.ServerFault if refusal.status >= 500 else e.InvalidRequest
+    if refusal.code == "AuthorizationHeaderMalformed" and (refusal.region or "region" in refusal.message):
+        return e.WrongRegion
+    if found is e.PreconditionFailed and refusal.if_none_match:
+        return e.AlreadyExists
+    if found is e.NotFound and not refusal.key:
+        return e.BucketNotFound
+    return _name_refused(refusal, found)
+
+
+def _name_refused(refusal: Refusal, found: type[e.StoreError]) -> type[e.StoreError]:
+    """Servers refuse names in words of their own, or (to a HEAD) in none: the name itself then tells which it was."""
+    segments = key_bytes(refusal.key).split(b"/")
+    vague = refusal.status == 400 and found in {e.InvalidRequest, e.InvalidKey} and refusal.code not in _TELLING
+    too_long = max(len(segment) for segment in segments) > _NAME_MAX_BYTES
+    if too_long and (vague or found is e.KeyConflict):
+        return e.KeyTooLong
+    if vague and any(segment in {b".", b".."} for segment in segments):
+        return e.InvalidKey
+    if refusal.status == 403 and refusal.code in {"", "SignatureDoesNotMatch"} and not _is_utf8(refusal.key):
+        return e.InvalidKey
+    return found
+
+
+def to_error(refusal: Refusal) -> e.StoreError:
+    """The exception to raise, with the server's own words."""
+    kind = error_class(refusal)
+    said = ": ".join(part for part in (refusal.code, refusal.message) if part) or f"HTTP status {refusal.status}"
+    request = f" (request {refusal.request_id})" if refusal.request_id else ""
+    what = f"{refusal.method} {shown(refusal.key)}" if refusal.key else f"{refusal.method} of the bucket"
+    made = kind(
+        f"{what}: {_why(kind, refusal)}; server says: {one_line(said)}{request}",
+        key=refusal.key,
+        status=refusal.status,
+        code=refusal.code,
+        server_message=one_line(refusal.message),
+        request_id=refusal.request_id,
+    )
+    if isinstance(made, e.WrongRegion):
+        made.region = refusal.region
+    return made
+
+
+def one_line(text: str, limit: int = 300) -> str:
+    """Foreign words for a message: no line breaks or control characters, bounded."""
+    flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return flat if len(flat) <= limit else flat[:limit] + "..."
+
+
+def _is_utf8(key: str) -> bool:
+    return not any("\ud800" <= c <= "\udfff" for c in key)
+
+
+def _why(kind: type[e.StoreError], refusal: Refusal) -> str:
+    who = refusal.access_key_id
+    if kind is e.InvalidKey:
+        return _WHY[kind]
+    if refusal.code == "SignatureDoesNotMatch":
+        return f"the secret access key is wrong for access key id {who}"
+    if refusal.code in {"InvalidAccessKeyId", "InvalidClientTokenId", "XAdminUserNotFound"}:
+        return f"access key id {who} is not known to the server"
+    if refusal.code in {"ExpiredToken", "TokenRefreshRequired"}:
+        return f"the session token of access key id {who} has expired"
+    if refusal.code == "NoSuchUpload":
+        return "no such multipart upload"
+    if kind is e.WrongRegion and refusal.region:
+        return f"the bucket lives in region {refusal.region}"
+    return _WHY.get(kind, "the server refuses the request")

@@ -1,0 +1,69 @@
+"""Puts an S3 store together from a location: credentials, endpoint, proxy, TLS, both clients, retries, metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from datastore.api.mountspec import S3Location
+from datastore.retry import Retrier
+
+from ..base import Capabilities
+from ..observing import ObservingStore, StoreMetrics
+from ..retrying import RetryingStore
+from .adapter import S3Store
+from .bulk import Bulk
+from .caller import Caller
+from .credentials import CredentialSource, find_source
+from .endpoint import Endpoint, resolve
+from .transport import Proxy, Route, Transport, TransportLimits, proxy_for, trust
+
+
+class Parts(NamedTuple):
+    """What a store is made of."""
+
+    endpoint: Endpoint
+    credentials: CredentialSource
+    connect: Callable[[Endpoint], Transport]
+    proxy: Proxy | None
+
+
+def gather(location: S3Location, limits: TransportLimits) -> Parts:
+    """Resolve a location; touches no network. Errors: InvalidRequest, CredentialsInvalid."""
+    credentials, region = find_source(location)
+    endpoint = resolve(location, region)
+    proxy = proxy_for(endpoint.host, secure=endpoint.secure)
+    tls = trust(location.ca_bundle) if endpoint.secure else None
+
+    def connect(to: Endpoint) -> Transport:
+        return Transport(Route(to.host, to.port, to.secure, proxy), tls=tls, limits=limits)
+
+    return Parts(endpoint, credentials, connect, proxy)
+
+
+def open_adapter(
+    location: S3Location, *, capabilities: Capabilities | None = None, limits: TransportLimits | None = None
+) -> S3Store:
+    """The bare adapter: no retries, no metrics. Touches no network. Errors: InvalidRequest, CredentialsInvalid."""
+    limits = limits or TransportLimits()
+    parts = gather(location, limits)
+    caller = Caller(parts.endpoint, parts.credentials, parts.connect)
+    bulk = Bulk(parts.credentials, ca_bundle=location.ca_bundle, proxy=parts.proxy, limits=limits)
+    return S3Store(caller, bulk, capabilities or Capabilities())
+
+
+def open_s3(
+    location: S3Location,
+    *,
+    capabilities: Capabilities | None = None,
+    retrier: Retrier | None = None,
+    limits: TransportLimits | None = None,
+    metrics: StoreMetrics | None = None,
+) -> ObservingStore:
+    """A store to work with: observe(retry(adapter)). capabilities: from probe(); conservative when not given.
+
+    Touches no network; probe() tells whether the location is right. Errors: InvalidRequest, CredentialsInvalid.
+    """
+    counted = metrics or StoreMetrics()
+    adapter = open_adapter(location, capabilities=capabilities, limits=limits)
+    return ObservingStore(RetryingStore(adapter, retrier, counted.record_retry), counted)

@@ -1,0 +1,132 @@
+"""Is this location right? One answer within a few seconds, naming what is wrong, before anything is mounted.
+
+It sends a listing of one key, which needs the endpoint, the keys, the region and the bucket to be right, and creates
+the bucket when asked to. It writes no object. What needs writes to be learned stays at its conservative value:
+conditional_delete False, file_beside_directory True (a server that can't answers KeyConflict), segments of 1,024 bytes
+(a server that takes fewer answers KeyTooLong).
+"""
+
+from __future__ import annotations
+
+import threading
+
+from datastore.api.mountspec import S3Location
+from datastore.errors import (
+    AccessDenied,
+    BucketNotFound,
+    CorruptBody,
+    CredentialsInvalid,
+    DeadlineExceeded,
+    InvalidRequest,
+    StoreError,
+    WrongRegion,
+)
+
+from ..base import Capabilities
+from . import xml
+from .caller import Call, Caller
+from .endpoint import DEFAULT_REGION, Endpoint
+from .errors import one_line
+from .factory import Parts, gather
+from .transport import TransportLimits
+
+_OWNED = frozenset({"BucketAlreadyOwnedByYou", "BucketAlreadyExists"})
+
+
+def probe(location: S3Location, *, writable: bool, deadline_s: float = 5.0) -> Capabilities:
+    """What the server at a location can do. writable: the bucket may be created when location.create says so.
+
+    Errors, each naming what is wrong and holding the server's words: CredentialsInvalid, AccessDenied, BucketNotFound,
+    WrongRegion (only when the location names a region), ClockSkew, Unreachable, DeadlineExceeded, InvalidRequest.
+    Returns or raises within deadline_s, also when a name server or credential helper hangs.
+    """
+    asked = _Asked(location, writable, deadline_s)
+    worker = threading.Thread(target=asked.run, name="datastore-probe", daemon=True)
+    worker.start()
+    worker.join(deadline_s)
+    if asked.error is not None:
+        raise asked.error
+    if not asked.done:
+        raise DeadlineExceeded(f"{_name(location)}: no answer within {deadline_s:g} s while {asked.stage}")
+    return Capabilities()
+
+
+class _Asked:
+    """The probe's own thread: it may outlive the answer, bounded by the limits of each of its steps."""
+
+    def __init__(self, location: S3Location, writable: bool, deadline_s: float) -> None:
+        self.stage = "looking for credentials"
+        self.done = False
+        self.error: Exception | None = None
+        self._location = location
+        self._writable = writable
+        half = deadline_s / 2
+        self._limits = TransportLimits(connections=1, connect_s=half, idle_s=deadline_s, call_s=deadline_s)
+
+    def run(self) -> None:
+        try:
+            self._check()
+            self.done = True
+        except Exception as error:  # handed to the caller's thread
+            self.error = error
+
+    def _check(self) -> None:
+        parts = gather(self._location, self._limits)
+        parts.credentials.keys()
+        self.stage = f"waiting for {parts.endpoint.service_url}: check the endpoint, the proxy and the network"
+        caller = Caller(parts.endpoint, parts.credentials, parts.connect, follow=not self._location.region)
+        try:
+            try:
+                self._list(caller)
+            except BucketNotFound:
+                if not (self._location.create and self._writable):
+                    raise
+                self._create(parts, caller)
+        except StoreError as error:
+            raise _explained(error, self._location, parts.endpoint) from error
+        finally:
+            caller.close()
+
+    def _list(self, caller: Caller) -> None:
+        query = [("list-type", "2"), ("encoding-type", "url"), ("max-keys", "1"), ("prefix", self._location.prefix)]
+        xml.parse_list(bytes(caller.send(Call(method="GET", query=query)).body))
+
+    def _create(self, parts: Parts, caller: Caller) -> None:
+        region = parts.endpoint.region
+        named = parts.endpoint.aws and region != DEFAULT_REGION
+        try:
+            caller.send(Call(method="PUT", body=xml.build_location(region) if named else b""))
+        except StoreError as error:
+            if error.code not in _OWNED:
+                raise
+
+
+def _explained(error: StoreError, location: S3Location, endpoint: Endpoint) -> StoreError:
+    """The same error, its text naming the field of the manifest to correct."""
+    kind, hint = type(error), _HINTS.get(type(error), "")
+    if isinstance(error, CorruptBody):
+        kind, hint = InvalidRequest, f"spec.s3.endpoint: {endpoint.service_url} does not answer like an S3 server"
+    text = f"{_name(location)}: {hint}{': ' if hint else ''}{one_line(str(error), 600)}"
+    made = kind(
+        text,
+        key=error.key,
+        status=error.status,
+        code=error.code,
+        server_message=error.server_message,
+        request_id=error.request_id,
+    )
+    if isinstance(made, WrongRegion) and isinstance(error, WrongRegion):
+        made.region = error.region
+    return made
+
+
+_HINTS: dict[type[StoreError], str] = {
+    BucketNotFound: "spec.s3.bucket is wrong (or set spec.s3.create: true)",
+    WrongRegion: "spec.s3.region is wrong",
+    CredentialsInvalid: "the credentials are wrong",
+    AccessDenied: "the credentials don't give access to this bucket",
+}
+
+
+def _name(location: S3Location) -> str:
+    return f"s3://{location.bucket}/{location.prefix} at {location.endpoint or 'AWS'}"

@@ -1,0 +1,84 @@
+"""AWS Signature Version 4 for S3, in header form, over exact keys.
+
+Pure: the time is an argument. Paths and queries are encoded once and never normalised, as S3 asks ("Authenticating
+Requests: Using the Authorization Header", Amazon S3 API reference). Checked byte for byte against botocore's
+S3SigV4Auth in tests/unit/store/test_sigv4.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from time import gmtime, strftime
+from urllib.parse import quote
+
+from datastore.secret import Secret
+
+from ..limits import key_bytes
+
+ALGORITHM = "AWS4-HMAC-SHA256"
+EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
+UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
+
+_UNSIGNED_HEADERS = frozenset({"authorization", "expect", "user-agent", "x-amzn-trace-id"})
+
+
+@dataclass(frozen=True, slots=True)
+class SigningKeys:
+    """One frozen set of credentials."""
+
+    access_key_id: str
+    secret_access_key: Secret
+    session_token: Secret | None = None
+
+
+def encode_path(key: str) -> str:
+    """A key as it stands in a request's path: every byte but unreserved ones and '/' is escaped, once."""
+    return quote(key_bytes(key), safe="/-_.~")
+
+
+def encode_query(parameters: Iterable[tuple[str, str]]) -> str:
+    """The canonical query string, which is also the one sent: sorted, everything escaped, '=' always there."""
+    pairs = sorted((_escape(name), _escape(value)) for name, value in parameters)
+    return "&".join(f"{name}={value}" for name, value in pairs)
+
+
+def sign(
+    method: str, path: str, query: str, headers: Mapping[str, str], keys: SigningKeys, region: str, now_s: float
+) -> dict[str, str]:
+    """The headers to send: those given, and the signature's.
+
+    headers have lower-case names and hold `host` and `x-amz-content-sha256`; path and query are already encoded;
+    now_s is seconds since the epoch.
+    """
+    stamp = strftime("%Y%m%dT%H%M%SZ", gmtime(now_s))
+    signed = {**headers, "x-amz-date": stamp}
+    if keys.session_token is not None:
+        signed["x-amz-security-token"] = keys.session_token.reveal()
+    names = sorted(name for name in signed if name not in _UNSIGNED_HEADERS)
+    lines = "".join(f"{name}:{' '.join(signed[name].split())}\n" for name in names)
+    name_list = ";".join(names)
+    canonical = f"{method}\n{path}\n{query}\n{lines}\n{name_list}\n{signed['x-amz-content-sha256']}"
+    scope = f"{stamp[:8]}/{region}/s3/aws4_request"
+    to_sign = f"{ALGORITHM}\n{stamp}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
+    key = _derive(keys.secret_access_key, stamp[:8], region)
+    signature = hmac.digest(key, to_sign.encode(), "sha256").hex()
+    credential = f"{keys.access_key_id}/{scope}"
+    signed["authorization"] = f"{ALGORITHM} Credential={credential}, SignedHeaders={name_list}, Signature={signature}"
+    return signed
+
+
+@lru_cache(maxsize=32)
+def _derive(secret: Secret, day: str, region: str) -> bytes:
+    """The day's signing key; kept, since it costs four of the five HMACs of a signature."""
+    key = b"AWS4" + secret.reveal().encode()
+    for part in (day, region, "s3", "aws4_request"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    return key
+
+
+def _escape(text: str) -> str:
+    return quote(key_bytes(text), safe="-_.~")

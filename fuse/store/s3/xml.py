@@ -1,0 +1,187 @@
+"""The XML of S3: listings, multipart, bulk delete, errors; parsed to contract types, built from them. Pure.
+
+Names are matched without their namespace: servers differ in whether they send one. Keys in listings are asked for
+with encoding-type=url, since XML 1.0 can carry neither control characters nor non-UTF-8 bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import NamedTuple
+from urllib.parse import unquote_to_bytes
+from xml.etree import ElementTree
+from xml.sax.saxutils import escape
+
+from datastore.errors import CorruptBody
+
+from ..base import DeleteFailure, ETag, ListedObject, ListPage, PartNumber, PendingUpload, UploadId
+
+_NAMESPACE = re.compile(rb"""\sxmlns=("[^"]*"|'[^']*')""")
+_DOCTYPE = b"<!DOCTYPE"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class ErrorAnswer(NamedTuple):
+    """An <Error> document; '' where an element is missing."""
+
+    code: str
+    message: str
+    request_id: str
+    region: str
+
+
+class UploadPage(NamedTuple):
+    """One page of unfinished uploads; the markers are '' on the last."""
+
+    uploads: Sequence[PendingUpload]
+    next_key: str
+    next_upload_id: str
+
+
+def parse_list(body: bytes) -> ListPage:
+    """ListObjectsV2's answer. Errors: CorruptBody."""
+    root = _parse(body)
+    decoded = root.findtext("EncodingType") == "url"
+    objects = [
+        ListedObject(
+            _key(item, "Key", decoded=decoded),
+            int(item.findtext("Size") or 0),
+            unquote_etag(item.findtext("ETag") or ""),
+            _iso_ns(item.findtext("LastModified") or ""),
+        )
+        for item in root.iterfind("Contents")
+    ]
+    prefixes = [_key(item, "Prefix", decoded=decoded) for item in root.iterfind("CommonPrefixes")]
+    truncated = root.findtext("IsTruncated") == "true"
+    return ListPage(objects, prefixes, root.findtext("NextContinuationToken") if truncated else None)
+
+
+def parse_uploads(body: bytes) -> UploadPage:
+    """ListMultipartUploads' answer. Errors: CorruptBody."""
+    root = _parse(body)
+    decoded = root.findtext("EncodingType") == "url"
+    uploads = [
+        PendingUpload(
+            _key(item, "Key", decoded=decoded),
+            UploadId(item.findtext("UploadId") or ""),
+            _iso_ns(item.findtext("Initiated") or ""),
+        )
+        for item in root.iterfind("Upload")
+    ]
+    if root.findtext("IsTruncated") != "true":
+        return UploadPage(uploads, "", "")
+    return UploadPage(uploads, _key(root, "NextKeyMarker", decoded=decoded), root.findtext("NextUploadIdMarker") or "")
+
+
+def parse_copy(body: bytes) -> tuple[ETag, int]:
+    """ETag and time (ns) of a copy, a part copy or a completed upload. Errors: CorruptBody."""
+    root = _parse(body)
+    etag = root.findtext("ETag")
+    if not etag:
+        raise CorruptBody(f"the server's answer has no ETag but <{root.tag}>")
+    return unquote_etag(etag), _iso_ns(root.findtext("LastModified") or "")
+
+
+def parse_upload_id(body: bytes) -> UploadId:
+    """InitiateMultipartUploadResult. Errors: CorruptBody."""
+    found = _parse(body).findtext("UploadId")
+    if not found:
+        raise CorruptBody("the server began a multipart upload without an UploadId")
+    return UploadId(found)
+
+
+def parse_delete(body: bytes) -> list[DeleteFailure]:
+    """DeleteResult's errors, whose keys are as they are. Errors: CorruptBody."""
+    return [
+        DeleteFailure(item.findtext("Key") or "", item.findtext("Code") or "", item.findtext("Message") or "")
+        for item in _parse(body).iterfind("Error")
+    ]
+
+
+def parse_error(body: bytes) -> ErrorAnswer | None:
+    """An <Error> document, or None when the body is none (a proxy's page, nothing at all, a success)."""
+    if b"<Error" not in body[:1000]:
+        return None
+    try:
+        root = _parse(body)
+    except CorruptBody:
+        return None
+    if root.tag != "Error":
+        return None
+    code, message, request_id, region = (
+        root.findtext(name) or "" for name in ("Code", "Message", "RequestId", "Region")
+    )
+    return ErrorAnswer(code, message, request_id, region)
+
+
+def build_complete(parts: Sequence[tuple[PartNumber, ETag]]) -> bytes:
+    """CompleteMultipartUpload."""
+    items = "".join(
+        f"<Part><PartNumber>{number}</PartNumber><ETag>&quot;{escape(etag)}&quot;</ETag></Part>"
+        for number, etag in parts
+    )
+    return f"<CompleteMultipartUpload>{items}</CompleteMultipartUpload>".encode()
+
+
+def build_delete(keys: Sequence[str]) -> bytes:
+    """Delete, quiet: only failures come back. Keys must be `fits_xml`."""
+    items = "".join(f"<Object><Key>{escape(key, {chr(13): '&#13;'})}</Key></Object>" for key in keys)
+    return f"<Delete><Quiet>true</Quiet>{items}</Delete>".encode()
+
+
+def build_location(region: str) -> bytes:
+    """CreateBucketConfiguration."""
+    return (
+        f"<CreateBucketConfiguration><LocationConstraint>{escape(region)}</LocationConstraint>"
+        "</CreateBucketConfiguration>"
+    ).encode()
+
+
+def fits_xml(key: str) -> bool:
+    """XML 1.0 can carry this key: no control characters but tab and line ends, no surrogates (section 2.2)."""
+    return all(c in "\t\n\r" or " " <= c <= "\ud7ff" or "\ue000" <= c <= "\ufffd" or c > "\uffff" for c in key)
+
+
+def unquote_etag(text: str) -> ETag:
+    """An ETag without its quotes (and without a weak mark)."""
+    return ETag(text.strip().removeprefix("W/").strip('"'))
+
+
+def http_date_ns(text: str) -> int:
+    """An HTTP date in nanoseconds since the epoch; 0 when there is none."""
+    try:
+        return int(parsedate_to_datetime(text).timestamp()) * 1_000_000_000
+    except (TypeError, ValueError):
+        return 0
+
+
+def _parse(body: bytes) -> ElementTree.Element:
+    """A document without namespaces. A DOCTYPE is refused, and with it every entity trick."""
+    if _DOCTYPE in body:
+        raise CorruptBody("the server's XML has a DOCTYPE, which S3 never sends")
+    try:
+        return ElementTree.fromstring(_NAMESPACE.sub(b"", body, count=1))  # noqa: S314 - no DOCTYPE, so no entities
+    except ElementTree.ParseError as error:
+        raise CorruptBody(f"the server's answer is not XML: {error}") from error
+
+
+def _key(item: ElementTree.Element, name: str, *, decoded: bool) -> str:
+    text = item.findtext(name) or ""
+    if not decoded:
+        return text
+    return unquote_to_bytes(text.replace("+", " ")).decode("utf-8", "surrogateescape")
+
+
+def _iso_ns(text: str) -> int:
+    """2009-10-12T17:50:30.123Z in nanoseconds; 0 when it is no date."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return 0
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    since = moment - _EPOCH
+    return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000

@@ -1,0 +1,42 @@
+"""Copies on the server, of objects of any size."""
+
+from __future__ import annotations
+
+from datastore.errors import DatastoreError
+
+from ..data.multipart import COPY_MAX, PARTS_MAX
+from ..data.version import ObjectVersion
+from ..store.base import ByteRange, ETag, PartNumber, WriteOptions, WriteResult
+from .core import Core
+
+COPY_OBJECT_MAX = 5 << 30
+"""Largest object that CopyObject takes (S3 API reference)."""
+
+
+def copy_object(core: Core, source: ObjectVersion, target: str, replace: WriteOptions | None = None) -> WriteResult:
+    """Copy one version to a key, in parts above 5 GiB; replace: new metadata. PreconditionFailed, NotFound."""
+    if source.size <= COPY_OBJECT_MAX:
+        return core.store.copy(source.key, target, replace=replace, if_source_match=source.etag)
+    return _copy_parts(core, source, target, replace or _same_metadata(core, source))
+
+
+def _same_metadata(core: Core, source: ObjectVersion) -> WriteOptions:
+    info = core.store.head(source.key)
+    return WriteOptions(metadata=info.metadata, content_type=info.content_type)
+
+
+def _copy_parts(core: Core, source: ObjectVersion, target: str, options: WriteOptions) -> WriteResult:
+    step = max(COPY_MAX, -(-source.size // PARTS_MAX))
+    upload_id = core.store.create_upload(target, options)
+
+    def copy(number: int) -> tuple[PartNumber, ETag]:
+        part = PartNumber(number)
+        byte_range = ByteRange((number - 1) * step, min(number * step, source.size))
+        return part, core.store.upload_part_copy(target, upload_id, part, source.key, byte_range, source.etag)
+
+    try:
+        parts = core.each(copy, range(1, -(-source.size // step) + 1))
+        return core.store.complete_upload(target, upload_id, parts, options)
+    except DatastoreError:
+        core.store.abort_upload(target, upload_id)
+        raise

@@ -1,0 +1,113 @@
+"""What the parts of the file system share: settings, collaborators, the node table and the state lock.
+
+Lock order (docs/CONCURRENCY.md): tree lock, directory.listing_lock, node.lock (ascending ino), state lock. Only the state
+lock may be taken by the loop thread with waiting; it is never held across I/O.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from datastore.clock import Clock
+
+from ..data.blockcache import BlockCache
+from ..data.reader import Reader
+from ..ops import Ino, Notifier
+from ..state.attributes import AttributeMemory
+from ..state.nodelog import NodeLog, NodeRecord
+from ..state.statedb import StateDb
+from ..store.base import ObjectStore
+from .attrs import Defaults
+from .nodes import Node, NodeTable
+from .treelock import TreeLock
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One mount's choices. metadata_ttl_s: how long what the store said may be believed.
+
+    head_width: HEADs at once when a directory is walked. silly_copy_bytes: a file removed while open is kept by a local
+    copy up to this size, by a copy in the bucket above (that is where a download would be felt: 64 MiB is about a second).
+    """
+
+    metadata_ttl_s: float = 1.0
+    full_attributes: bool = True
+    capacity_bytes: int = 0
+    defaults: Defaults = field(default_factory=lambda: Defaults(0, 0))
+    head_width: int = 64
+    silly_copy_bytes: int = 64 << 20
+    retry_upload_s: float = 30.0
+
+
+class _Silent:
+    """The notifier before the session starts."""
+
+    def inval_entry(self, parent: Ino, name: bytes) -> None:
+        """Nobody to tell."""
+
+    def inval_inode(self, ino: Ino, offset: int = 0, length: int = 0) -> None:
+        """Nobody to tell."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Core:
+    """The shared state of one mounted file system.
+
+    io runs single requests of a larger piece of work (parts, HEADs, copies); such a task never waits for another.
+    """
+
+    settings: Settings
+    store: ObjectStore
+    reader: Reader
+    cache: BlockCache | None
+    db: StateDb
+    known: AttributeMemory
+    nodelog: NodeLog
+    nodes: NodeTable
+    io: Executor
+    clock: Clock
+    staging_dir: Path
+    notifier: Notifier = field(default_factory=_Silent)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    tree: TreeLock = field(default_factory=TreeLock)
+
+    def now_ns(self) -> int:
+        """The time for mtime and ctime."""
+        return self.clock.time_ns()
+
+    def log_nodes(self, nodes: Iterable[Node]) -> None:
+        """Record nodes before the kernel hears of them; the state lock is held."""
+        self.nodelog.append(
+            [
+                NodeRecord(node.ino, node.parent.ino, node.kind, node.tail, node.name)
+                for node in nodes
+                if node.parent is not None
+            ]
+        )
+
+    def each(self, call: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """call(item) for all, side by side; results in order. The first error is raised after all have ended."""
+        futures = [self.io.submit(call, item) for item in items]
+        results: list[R] = []
+        failure: BaseException | None = None
+        for future in futures:
+            try:
+                results.append(future.result(timeout=_EACH_DEADLINE_S))
+            except Exception as error:  # raised below, when no sibling is at work any more
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return results
+
+
+_EACH_DEADLINE_S = 3600.0
+"""A single call is bounded by the store's own deadline; this only keeps a lost task from waiting for ever."""
+

@@ -1,0 +1,125 @@
+"""Reading directories: a snapshot per open directory, with stable cursors (S-05)."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Sequence
+from functools import partial
+
+from ..ops import Blocking, DirBudget, DirEntry, Fh, Ino, Reply
+from .core import Core
+from .listing import Listed
+from .nodes import Directory, Node
+from .resolver import Resolver
+
+_DOTS = 2
+"""Cursors 1 and 2 follow `.` and `..`."""
+_HEAD_SHARE = 512
+"""Entries of which the attributes are asked for before an answer begins: 8 rounds of 64."""
+
+
+class Snapshot:
+    """The entries of one open directory as they were when it was read from the start."""
+
+    __slots__ = ("directory", "entries")
+
+    def __init__(self, directory: Directory) -> None:
+        self.directory = directory
+        self.entries: list[tuple[bytes, Listed]] | None = None
+
+
+class Directories:
+    """All open directories of a mount."""
+
+    def __init__(self, core: Core, resolver: Resolver) -> None:
+        self._core = core
+        self._resolver = resolver
+        self._snapshots: dict[int, Snapshot] = {}
+        self._next_fh = 1
+
+    def opendir(self, ino: Ino) -> Fh:
+        """FSError(ENOTDIR, ESTALE)."""
+        with self._core.lock:
+            snapshot = Snapshot(self._resolver.directory(ino))
+            fh = Fh(self._next_fh)
+            self._next_fh += 1
+            self._snapshots[fh] = snapshot
+            return fh
+
+    def releasedir(self, fh: Fh) -> None:
+        """Unknown handles are ignored."""
+        with self._core.lock:
+            self._snapshots.pop(fh, None)
+
+    def readdir(self, ino: Ino, fh: Fh, offset: int, budget: DirBudget, plus: bool) -> Reply[Sequence[DirEntry]]:
+        """Entries from a cursor. From the start the directory is listed anew, if what is known is too old."""
+        with self._core.lock:
+            snapshot = self._snapshots.get(fh) or Snapshot(self._resolver.directory(ino))
+            if offset == 0 or snapshot.entries is None:
+                fresh = self._resolver.fresh_listing(snapshot.directory)
+                if fresh is None and not snapshot.directory.gone:
+                    return Blocking(partial(self._list, snapshot, offset, budget, plus))
+                self._take(snapshot)
+            if plus and self._inexact(snapshot, offset):
+                return Blocking(partial(self._fill, snapshot, offset, budget, plus))
+            return self._answer(snapshot, offset, budget, plus)
+
+    def _list(self, snapshot: Snapshot, offset: int, budget: DirBudget, plus: bool) -> Sequence[DirEntry]:
+        self._resolver.read_directory(snapshot.directory)
+        with self._core.lock:
+            self._take(snapshot)
+        return self._fill(snapshot, offset, budget, plus)
+
+    def _take(self, snapshot: Snapshot) -> None:
+        listing = snapshot.directory.listing
+        entries = {} if listing is None or snapshot.directory.gone else listing.entries
+        snapshot.entries = sorted(entries.items())
+
+    def _fill(self, snapshot: Snapshot, offset: int, budget: DirBudget, plus: bool) -> Sequence[DirEntry]:
+        if plus:
+            with self._core.lock:
+                nodes = self._inexact(snapshot, offset)
+            self._resolver.make_exact(nodes)
+        with self._core.lock:
+            return self._answer(snapshot, offset, budget, plus)
+
+    def _inexact(self, snapshot: Snapshot, offset: int) -> list[Node]:
+        """Nodes of the next entries whose attributes must be asked for. The state lock is held."""
+        if not self._core.settings.full_attributes or snapshot.entries is None:
+            return []
+        first = max(0, offset - _DOTS)
+        nodes = [self._node(snapshot, name, listed) for name, listed in snapshot.entries[first : first + _HEAD_SHARE]]
+        return [node for node in nodes if node is not None and not self._resolver.current(node)]
+
+    def _node(self, snapshot: Snapshot, name: bytes, listed: Listed) -> Node | None:
+        directory = snapshot.directory
+        listing = directory.listing
+        if listing is None or name not in listing.entries:
+            return None
+        return self._resolver.adopt(directory, name, listed, listing.listed_at)
+
+    def _answer(self, snapshot: Snapshot, offset: int, budget: DirBudget, plus: bool) -> list[DirEntry]:
+        directory, entries = snapshot.directory, snapshot.entries or []
+        parent = directory.parent or directory
+        out: list[DirEntry] = []
+        for cursor, (name, node) in enumerate(((b".", directory), (b"..", parent)), 1):
+            if offset < cursor:
+                if not budget.take(len(name)):
+                    return out
+                out.append(DirEntry(name, node.ino, stat.S_IFDIR, cursor))
+        for index in range(max(0, offset - _DOTS), len(entries)):
+            name, listed = entries[index]
+            if not budget.take(len(name)):
+                break
+            out.append(self._line(snapshot, name, listed, index + 1 + _DOTS, plus))
+        return out
+
+    def _line(self, snapshot: Snapshot, name: bytes, listed: Listed, cursor: int, plus: bool) -> DirEntry:
+        directory = snapshot.directory
+        if plus:
+            node = self._node(snapshot, name, listed)
+            if node is not None and self._resolver.current(node):
+                return DirEntry(name, node.ino, node.attributes.mode, cursor, self._resolver.entry(node))
+        child = directory.children.get(name)
+        kind = child.kind if child is not None else listed.kind
+        return DirEntry(name, self._core.nodes.shown_ino(directory, name), kind, cursor)

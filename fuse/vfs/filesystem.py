@@ -1,0 +1,227 @@
+"""The file system that is served: ops.Filesystem, composed of the parts. Decides only what may be answered at once."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Sequence
+from functools import partial
+
+import structlog
+
+from datastore.errors import DatastoreError
+
+from ..ops import (
+    AttrReply,
+    Blocking,
+    Caller,
+    DirBudget,
+    DirEntry,
+    Entry,
+    Fh,
+    FSError,
+    Ino,
+    Notifier,
+    OpenReply,
+    OpenRequest,
+    Reply,
+    SetAttr,
+    StatFs,
+)
+from .changes import Changes
+from .core import Core
+from .directories import Directories
+from .files import Bytes, Files
+from .names import NAME_MAX
+from .remote import Remote
+from .renames import Renames
+from .resolver import Resolver
+from .setattr import SetAttrs
+from .uploads import Uploads
+
+log = structlog.get_logger(__name__)
+_UNLIMITED_BYTES = 1 << 50
+"""1 PiB: what statfs shows of a store without a capacity; larger numbers overflow in old tools."""
+_BLOCK = 4096
+
+
+class DatastoreFilesystem:
+    """Implements ops.Filesystem over one Core."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self.remote = Remote(core)
+        self.resolver = Resolver(core, self.remote)
+        self.uploads = Uploads(core)
+        self._files = Files(core, self.remote, self.resolver, self.uploads)
+        self._changes = Changes(core, self.remote, self.resolver, self.uploads, self._files)
+        self._renames = Renames(core, self.resolver, self.uploads, self._changes)
+        self._attrs = SetAttrs(core, self.resolver, self.uploads, self._files)
+        self._directories = Directories(core, self.resolver)
+        self._stopping = threading.Event()
+        self._retrier: threading.Thread | None = None
+
+    # -- life
+
+    def start(self, notifier: Notifier) -> None:
+        """Begin: the kernel can be told of changes, and failed uploads are tried again."""
+        self.core.notifier = notifier
+        self._retrier = threading.Thread(target=self._retry_uploads, name="upload-retry", daemon=True)
+        self._retrier.start()
+
+    def stop(self) -> None:
+        """Send what is unsent; what cannot be sent stays in the journal. Idempotent."""
+        self._stopping.set()
+        if self._retrier is not None:
+            self._retrier.join(timeout=120)
+            self._retrier = None
+        for line in self.flush_all():
+            log.error("not in the store, kept on disk", file=line)
+        self.core.known.save()
+
+    def flush_all(self) -> list[str]:
+        """Send everything that is unsent; a line for each file that failed."""
+        with self.core.lock:
+            nodes = [node for node in self.core.nodes.by_ino.values() if node.dirty and not node.gone]
+        return self.uploads.retry(nodes)
+
+    def _retry_uploads(self) -> None:
+        """Files that nobody has open and whose upload failed are tried again now and then."""
+        while not self._stopping.wait(self.core.settings.retry_upload_s):
+            with self.core.lock:
+                failed = [
+                    node for node in self.core.nodes.by_ino.values() if node.staged is not None and node.staged.error
+                ]
+            try:
+                self.uploads.retry(failed)
+            except DatastoreError as error:
+                log.warning("retry of failed uploads", error=str(error))
+
+    # -- names
+
+    def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Reply[Entry]:
+        """See ops.Filesystem."""
+        with self.core.lock:
+            directory = self.resolver.directory(parent)
+            entry = self.resolver.cached(directory, name) if not directory.gone else Entry(None, 0.0)
+        return entry if entry is not None else Blocking(partial(self.resolver.lookup, directory, name))
+
+    def forget(self, ino: Ino, nlookup: int) -> None:
+        """See ops.Filesystem."""
+        with self.core.lock:
+            self.core.nodes.forget(ino, nlookup)
+
+    def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Reply[Entry]:
+        """See ops.Filesystem."""
+        return Blocking(partial(self._changes.mknod, caller, parent, name, mode))
+
+    def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Reply[Entry]:
+        """See ops.Filesystem."""
+        return Blocking(partial(self._changes.mkdir, caller, parent, name, mode))
+
+    def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Reply[Entry]:
+        """See ops.Filesystem."""
+        return Blocking(partial(self._changes.symlink, caller, parent, name, target))
+
+    def unlink(self, caller: Caller, parent: Ino, name: bytes) -> Reply[None]:
+        """See ops.Filesystem."""
+        return Blocking(partial(self._changes.unlink, parent, name))
+
+    def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> Reply[None]:
+        """See ops.Filesystem."""
+        return Blocking(partial(self._changes.rmdir, parent, name))
+
+    def rename(self, caller: Caller, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int) -> Reply[None]:
+        """See ops.Filesystem."""
+        return Blocking(partial(self._renames.rename, parent, name, new_parent, new_name, flags))
+
+    def link(self, caller: Caller, ino: Ino, new_parent: Ino, new_name: bytes) -> Reply[Entry]:
+        """An object has one key: EOPNOTSUPP (S-10)."""
+        raise FSError(errno.EOPNOTSUPP)
+
+    def readlink(self, ino: Ino) -> Reply[bytes]:
+        """See ops.Filesystem."""
+        return self._files.readlink(ino)
+
+    # -- attributes
+
+    def getattr(self, ino: Ino, fh: Fh) -> Reply[AttrReply]:
+        """See ops.Filesystem."""
+        return self._attrs.getattr(ino)
+
+    def setattr(self, caller: Caller, ino: Ino, fh: Fh, changes: SetAttr) -> Reply[AttrReply]:
+        """See ops.Filesystem."""
+        return Blocking(partial(self._attrs.setattr, ino, fh, changes))
+
+    def getxattr(self, ino: Ino, name: bytes) -> Reply[bytes]:
+        """See ops.Filesystem."""
+        return self._attrs.getxattr(ino, name)
+
+    def setxattr(self, caller: Caller, ino: Ino, name: bytes, content: bytes, flags: int) -> Reply[None]:
+        """See ops.Filesystem."""
+        return Blocking(partial(self._attrs.setxattr, ino, name, content, flags))
+
+    def listxattr(self, ino: Ino) -> Reply[Sequence[bytes]]:
+        """See ops.Filesystem."""
+        return Blocking(partial(self._attrs.listxattr, ino))
+
+    def removexattr(self, caller: Caller, ino: Ino, name: bytes) -> Reply[None]:
+        """See ops.Filesystem."""
+        return Blocking(partial(self._attrs.removexattr, ino, name))
+
+    def statfs(self, ino: Ino) -> Reply[StatFs]:
+        """The capacity of the manifest, or a very large store."""
+        blocks = (self.core.settings.capacity_bytes or _UNLIMITED_BYTES) // _BLOCK
+        return StatFs(blocks, blocks, 1 << 32, 1 << 32, _BLOCK, NAME_MAX)
+
+    # -- files
+
+    def open(self, caller: Caller, ino: Ino, request: OpenRequest) -> Reply[OpenReply]:
+        """See ops.Filesystem."""
+        return self._files.open(ino, request)
+
+    def create(self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest) -> Reply[tuple[Entry, OpenReply]]:
+        """See ops.Filesystem."""
+        return self._changes.create(caller, parent, name, mode, request)
+
+    def read(self, ino: Ino, fh: Fh, offset: int, size: int) -> Reply[Bytes]:
+        """See ops.Filesystem."""
+        return self._files.read(ino, fh, offset, size)
+
+    def write(self, ino: Ino, fh: Fh, offset: int, payload: memoryview, kill_suidgid: bool) -> Reply[int]:
+        """See ops.Filesystem."""
+        return self._files.write(ino, fh, offset, payload, kill_suidgid)
+
+    def flush(self, ino: Ino, fh: Fh) -> Reply[None]:
+        """See ops.Filesystem."""
+        return self._files.flush(ino, fh)
+
+    def fsync(self, ino: Ino, fh: Fh, datasync: bool) -> Reply[None]:
+        """See ops.Filesystem."""
+        return self._files.fsync(ino, fh)
+
+    def release(self, ino: Ino, fh: Fh) -> Reply[None]:
+        """See ops.Filesystem."""
+        return self._files.release(ino, fh)
+
+    def fallocate(self, ino: Ino, fh: Fh, offset: int, length: int, mode: int) -> Reply[None]:
+        """See ops.Filesystem."""
+        return self._files.fallocate(ino, fh, offset, length, mode)
+
+    def lseek(self, ino: Ino, fh: Fh, offset: int, whence: int) -> Reply[int]:
+        """See ops.Filesystem."""
+        return self._files.lseek(ino, fh, offset, whence)
+
+    # -- directories
+
+    def opendir(self, caller: Caller, ino: Ino) -> Reply[Fh]:
+        """See ops.Filesystem."""
+        return self._directories.opendir(ino)
+
+    def readdir(self, ino: Ino, fh: Fh, offset: int, budget: DirBudget, plus: bool) -> Reply[Sequence[DirEntry]]:
+        """See ops.Filesystem."""
+        return self._directories.readdir(ino, fh, offset, budget, plus)
+
+    def releasedir(self, ino: Ino, fh: Fh) -> None:
+        """See ops.Filesystem."""
+        self._directories.releasedir(fh)

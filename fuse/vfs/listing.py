@@ -1,0 +1,83 @@
+"""What a listing of one directory level says: entries by local name. Pure.
+
+Rules (docs/SEMANTICS.md S-03, S-06, S-36, S-37): a common prefix is a directory; `x.rclonelink` is the link `x` unless
+`x` is there as well; an object beside a directory of its name is shown under another name; the marker of the directory
+itself is no entry.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ..store.base import ETag, ListedObject, ListPage
+from .names import BESIDE_DIRECTORY, LINK_SUFFIX, name_of
+
+NO_ETAG = ETag("")
+
+
+class Listed(NamedTuple):
+    """One entry. kind: S_IFREG, S_IFDIR or S_IFLNK as the key tells; tail: what its key adds to the directory's prefix.
+
+    size, etag, mtime_ns are 0, '' and 0 for directories.
+    """
+
+    kind: int
+    tail: str
+    size: int = 0
+    etag: ETag = NO_ETAG
+    mtime_ns: int = 0
+
+
+@dataclass(slots=True)
+class Listing:
+    """One level of a directory as it was at `listed_at` (monotonic seconds, taken before the first request)."""
+
+    listed_at: float
+    entries: dict[bytes, Listed] = field(default_factory=dict)
+    marker: bool = False
+    complete: bool = True
+
+
+def listing_of(prefix: str, pages: Iterable[ListPage], listed_at: float, hidden: frozenset[str] = frozenset()) -> Listing:
+    """Make a listing from pages asked with `prefix` and delimiter '/'. hidden: tails that are not shown."""
+    listing = Listing(listed_at)
+    files: list[tuple[str, ListedObject]] = []
+    for page in pages:
+        for common in page.common_prefixes:
+            tail = common[len(prefix) :]
+            if tail not in hidden:
+                listing.entries[name_of(tail[:-1])] = Listed(stat.S_IFDIR, tail)
+        for found in page.objects:
+            tail = found.key[len(prefix) :]
+            if tail == "":
+                listing.marker = True
+            elif tail not in hidden:
+                files.append((tail, found))
+        listing.complete = page.next_token is None
+    _add_files(listing.entries, files)
+    return listing
+
+
+def _add_files(entries: dict[bytes, Listed], files: list[tuple[str, ListedObject]]) -> None:
+    links = []
+    for tail, found in files:
+        if tail.endswith(LINK_SUFFIX) and len(tail) > len(LINK_SUFFIX):
+            links.append((tail, found))
+            continue
+        name = name_of(tail)
+        if name in entries:
+            name += BESIDE_DIRECTORY
+        entries[name] = _listed(stat.S_IFREG, tail, found)
+    for tail, found in links:
+        name = name_of(tail[: -len(LINK_SUFFIX)])
+        if name in entries:
+            entries[tail.encode("utf-8", "surrogateescape")] = _listed(stat.S_IFREG, tail, found)
+        else:
+            entries[name] = _listed(stat.S_IFLNK, tail, found)
+
+
+def _listed(kind: int, tail: str, found: ListedObject) -> Listed:
+    return Listed(kind, tail, found.size, found.etag, found.mtime_ns)

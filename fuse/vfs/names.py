@@ -1,0 +1,73 @@
+"""Local names (bytes) and segments of keys (text): a reversible translation. Pure.
+
+A key is the prefix of the mount and one segment a path component, joined by '/'. Most names are their own segment.
+The rest (promises S-34 to S-38 of docs/SEMANTICS.md):
+
+- a byte that is not UTF-8 becomes the private-use character U+F000 + byte, and so does each byte of a real character of
+  that range, so that nothing is ambiguous;
+- a symbolic link `x` is the object `x.rclonelink` (rclone's --links), so a regular file whose name ends that way gets its
+  last dot escaped;
+- segments that no directory entry can be named after, written by other tools ('' of `a//b`, '.', '..'), are shown with
+  their characters moved to the same range: U+F02F, U+F02E, U+F02E U+F02E;
+- an object `a` beside objects `a/...` is shown as `a` followed by U+F000.
+"""
+
+from __future__ import annotations
+
+LINK_SUFFIX = ".rclonelink"
+BESIDE_DIRECTORY = "\uf000".encode()
+NAME_MAX = 255
+"""Bytes of a name that may be created; longer ones of other tools are shown all the same."""
+KEY_MAX = 1024
+"""Bytes of a key (S3 user guide, object key naming)."""
+
+_PRIVATE = 0xF000
+_RESERVED: dict[bytes, str] = {"\uf02f".encode(): "", "\uf02e".encode(): ".", "\uf02e\uf02e".encode(): ".."}
+_SHOWN: dict[str, bytes] = {segment: name for name, segment in _RESERVED.items()}
+
+
+def segment_of(name: bytes) -> str:
+    """The key segment for a local name (of a file or directory; a link adds LINK_SUFFIX)."""
+    if name in _RESERVED:
+        return _RESERVED[name]
+    if name.isascii():
+        text = name.decode("ascii")
+    else:
+        text = "".join(map(_escape, name.decode("utf-8", "surrogateescape")))
+    if text.endswith(LINK_SUFFIX):
+        text = text[: -len(LINK_SUFFIX)] + chr(_PRIVATE + ord(".")) + LINK_SUFFIX[1:]
+    return text
+
+
+def name_of(segment: str) -> bytes:
+    """The local name that shows a key segment; segment_of() gives the segment back unless another tool wrote an odd one."""
+    if segment in _SHOWN:
+        return _SHOWN[segment]
+    if segment.isascii():
+        return segment.encode("ascii")
+    raw = segment.encode("utf-8", "surrogateescape")
+    plain = b"".join(map(_unescape, segment))
+    if plain == raw or b"\0" in plain or b"/" in plain or plain in (b".", b"..", b"") or segment_of(plain) != segment:
+        return raw
+    return plain
+
+
+def creatable(name: bytes) -> bool:
+    """Whether a name may be made by us: the reserved displays of other tools' odd segments may not."""
+    return name not in _RESERVED and not name.endswith(BESIDE_DIRECTORY)
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    if 0xDC80 <= code <= 0xDCFF:
+        return chr(_PRIVATE + code - 0xDC00)
+    if _PRIVATE <= code <= _PRIVATE + 0xFF:
+        return "".join(chr(_PRIVATE + byte) for byte in character.encode())
+    return character
+
+
+def _unescape(character: str) -> bytes:
+    code = ord(character)
+    if _PRIVATE <= code <= _PRIVATE + 0xFF:
+        return bytes((code - _PRIVATE,))
+    return character.encode("utf-8", "surrogateescape")

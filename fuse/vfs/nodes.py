@@ -1,0 +1,213 @@
+"""The nodes that the kernel knows, and how their ids are chosen. No I/O; the caller holds the state lock.
+
+A node id is a hash of the parent's id and the name, so the same name has the same id at the next mount; where that id is
+taken by a node that lives (another version of the same name is still open, or a collision) the next in a fixed sequence.
+
+INVARIANT: a node is reachable by its id until its lookup count is zero, nothing holds it open and no unsent bytes hang on it.
+INVARIANT: parent.children[name] is the live node of that name, or nothing; a node with `gone` is in no `children`.
+INVARIANT: `tail` of a directory ends with '/'; root's key is the mount's prefix.
+"""
+
+from __future__ import annotations
+
+import stat
+import threading
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from ..data.version import ObjectVersion
+from ..ops import ROOT_INO, Attr, Ino
+from .attrs import Attributes
+from .listing import Listed, Listing
+
+if TYPE_CHECKING:
+    from ..data.staging import StagedFile
+
+NEVER = -1e9
+"""A monotonic time before all others."""
+_INO_BITS = 53
+"""Ids fit an IEEE double, so that tools which read JSON keep them."""
+
+
+class Node:
+    """One file, link or special file. Fields are guarded by the state lock; `lock` serialises I/O on its content."""
+
+    __slots__ = (
+        "attributes", "checked_at", "etag", "exact", "gone", "handles", "ino", "listed_kind", "lock", "mtime_ns", "name", "nlookup",
+        "pages_valid", "parent", "racy", "size", "staged", "tail", "unlinked_key",
+    )  # fmt: skip
+
+    def __init__(self, ino: Ino, parent: Directory | None, name: bytes, listed: Listed, attributes: Attributes) -> None:
+        self.ino = ino
+        self.parent = parent
+        self.name = name
+        self.tail = listed.tail
+        self.listed_kind = listed.kind
+        """What the key alone says: S_IFREG, S_IFDIR or S_IFLNK."""
+        self.attributes = attributes
+        self.exact = False
+        """attributes come from the object's metadata, of the version `etag`."""
+        self.racy = False
+        """They were learned in the very second of that version: a later change may look the same in a listing."""
+        self.size = listed.size
+        self.etag = listed.etag
+        """'' while no object of this file exists."""
+        self.mtime_ns = listed.mtime_ns
+        """LastModified of that version."""
+        self.checked_at = NEVER
+        """Monotonic seconds at which the store last confirmed all this."""
+        self.nlookup = 0
+        self.handles = 0
+        self.gone = False
+        self.pages_valid = False
+        """The kernel's pages, if any, are of this version."""
+        self.staged: StagedFile | None = None
+        self.lock = threading.RLock()
+        self.unlinked_key = ""
+        """Where the bytes went when the name was removed while open, '' if nowhere."""
+
+    @property
+    def kind(self) -> int:
+        """The file type, as stat.S_IFREG."""
+        return stat.S_IFMT(self.attributes.mode)
+
+    @property
+    def key(self) -> str:
+        """The object's whole key; of a directory the prefix of what is in it."""
+        if self.unlinked_key:
+            return self.unlinked_key
+        parts = []
+        node: Node | None = self
+        while node is not None:
+            parts.append(node.tail)
+            node = node.parent
+        return "".join(reversed(parts))
+
+    @property
+    def path(self) -> bytes:
+        """Path from the root of the mount, for messages."""
+        parts = []
+        node: Node = self
+        while node.parent is not None:
+            parts.append(node.name)
+            node = node.parent
+        return b"/".join(reversed(parts))
+
+    @property
+    def dirty(self) -> bool:
+        """Whether bytes of it are not in the store."""
+        return self.staged is not None and self.staged.dirty
+
+    def attr(self) -> Attr:
+        """What stat shows."""
+        a = self.attributes
+        nlink = 0 if self.gone else 2 if stat.S_ISDIR(a.mode) else 1
+        return Attr(self.ino, a.mode, self.size, nlink, a.uid, a.gid, a.atime_ns, a.mtime_ns, a.ctime_ns)
+
+    def as_listed(self) -> Listed:
+        """How a listing would show it."""
+        return Listed(self.listed_kind, self.tail, self.size, self.etag, self.mtime_ns)
+
+    def version(self) -> ObjectVersion:
+        """The version whose bytes this file has."""
+        return ObjectVersion(self.key, self.etag, self.size)
+
+
+class Directory(Node):
+    """A directory and what is known of its entries."""
+
+    __slots__ = ("changed", "children", "large", "listing", "listing_lock", "marker", "pending")
+
+    def __init__(self, ino: Ino, parent: Directory | None, name: bytes, listed: Listed, attributes: Attributes) -> None:
+        super().__init__(ino, parent, name, listed, attributes)
+        self.children: dict[bytes, Node] = {}
+        self.listing: Listing | None = None
+        self.listing_lock = threading.Lock()
+        """Held while the directory is listed, so that it is listed once."""
+        self.changed: dict[bytes, float] = {}
+        """Names we changed, and when: a listing begun earlier does not know."""
+        self.pending: set[bytes] = set()
+        """Names with bytes that the store has not seen."""
+        self.marker = False
+        """Whether the directory's marker object is known to exist."""
+        self.large = False
+        """More than a page of entries: look names up one by one."""
+
+
+class NodeTable:
+    """All nodes, by id."""
+
+    def __init__(self, root_key: str, attributes: Attributes) -> None:
+        self.root = Directory(ROOT_INO, None, b"", Listed(stat.S_IFDIR, root_key), attributes)
+        self.root.nlookup = 1
+        self.by_ino: dict[int, Node] = {ROOT_INO: self.root}
+
+    def free_ino(self, parent: Ino, name: bytes) -> Ino:
+        """The id for a new node of this name."""
+        turn = 0
+        while True:
+            digest = blake2b(b"%d/%d/" % (parent, turn) + name, digest_size=8).digest()
+            ino = Ino(int.from_bytes(digest, "little") >> (64 - _INO_BITS))
+            if ino > ROOT_INO and ino not in self.by_ino:
+                return ino
+            turn += 1
+
+    def shown_ino(self, parent: Directory, name: bytes) -> Ino:
+        """The id that readdir shows for a name: of its node, or the one it would get."""
+        child = parent.children.get(name)
+        return child.ino if child is not None else self.free_ino(parent.ino, name)
+
+    def add(self, parent: Directory, name: bytes, listed: Listed, attributes: Attributes) -> Node:
+        """Make the node of a name; the name must have none."""
+        make = Directory if listed.kind == stat.S_IFDIR else Node
+        node = make(self.free_ino(parent.ino, name), parent, name, listed, attributes)
+        self.by_ino[node.ino] = node
+        parent.children[name] = node
+        return node
+
+    def restore(self, ino: Ino, parent: Directory, name: bytes, listed: Listed, attributes: Attributes) -> None:
+        """Make the node that an earlier process had; the kernel holds one reference, at least."""
+        make = Directory if listed.kind == stat.S_IFDIR else Node
+        node = make(ino, parent, name, listed, attributes)
+        node.nlookup = 1
+        self.by_ino[ino] = node
+        parent.children[name] = node
+
+    def detach(self, node: Node) -> None:
+        """Take a node out of its directory: it was removed, or another version took its name."""
+        node.gone = True
+        parent = node.parent
+        if parent is not None and parent.children.get(node.name) is node:
+            del parent.children[node.name]
+        self.drop_unused(node)
+
+    def move(self, node: Node, parent: Directory, name: bytes, tail: str) -> None:
+        """Rename; the target name must have no node."""
+        old = node.parent
+        if old is not None and old.children.get(node.name) is node:
+            del old.children[node.name]
+        node.parent, node.name, node.tail = parent, name, tail
+        parent.children[name] = node
+
+    def forget(self, ino: int, nlookup: int) -> None:
+        """The kernel gives up references; unknown ids are ignored."""
+        node = self.by_ino.get(ino)
+        if node is not None:
+            node.nlookup = max(0, node.nlookup - nlookup)
+            self.drop_unused(node)
+
+    def drop_unused(self, node: Node) -> None:
+        """Remove a node, and then its parents, when nothing needs them."""
+        current: Node | None = node
+        while current is not None and current is not self.root:
+            if current.nlookup or current.handles or current.staged is not None:
+                return
+            if isinstance(current, Directory) and current.children:
+                return
+            self.by_ino.pop(current.ino, None)
+            parent = current.parent
+            if parent is not None and parent.children.get(current.name) is current:
+                del parent.children[current.name]
+            current = parent
+
+

@@ -1,0 +1,265 @@
+"""Keeps nodes in step with the store: lists, asks, and takes in what another client did (docs/SEMANTICS.md S-28 to S-33)."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+
+from datastore.errors import NotFound, PreconditionFailed
+
+from ..data.version import ObjectVersion
+from ..ops import Blocking
+from ..state.attributes import is_racy
+from ..store.base import ETag, ListPage, ObjectInfo
+from .attrs import Attributes, from_metadata
+from .core import Core
+from .listing import Listed, Listing, listing_of
+from .names import BESIDE_DIRECTORY, LINK_SUFFIX, segment_of
+from .nodes import Directory, Node
+
+TAIL_CHECK = 65536
+"""Bytes before the old end that must be unchanged for a grown object to count as appended to."""
+UNLINKED = ".datastore.unlinked/"
+"""Below the mount's root, not shown: copies of large files that were removed while open."""
+
+
+class Remote:
+    """The store's side of the tree. No method is called with the state lock held, but those that say so."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def read_directory(self, directory: Directory, *, whole: bool) -> Listing:
+        """Ask for the directory's entries and take them in; whole False stops after one page of a large one."""
+        core = self._core
+        prefix = directory.key
+        started = core.clock.monotonic()
+        hidden = frozenset((UNLINKED,)) if directory is core.nodes.root else frozenset[str]()
+        listing = listing_of(prefix, self._pages(prefix, whole=whole), started, hidden)
+        with core.lock:
+            directory.large = not listing.complete
+            directory.marker = listing.marker
+            if not listing.complete:
+                return listing
+            suspects = self._install(directory, listing)
+        for node, listed in suspects:
+            self.replaced(node, listed, listing.listed_at)
+        return listing
+
+    def _pages(self, prefix: str, *, whole: bool) -> Iterator[ListPage]:
+        token: str | None = None
+        while True:
+            page = self._core.store.list_page(prefix, delimiter="/", token=token)
+            yield page
+            token = page.next_token
+            if token is None or not whole:
+                return
+
+    def _install(self, directory: Directory, listing: Listing) -> list[tuple[Node, Listed]]:
+        """Make a listing the directory's own; returns open files that were replaced. The state lock is held."""
+        self._keep_own_changes(directory, listing)
+        directory.listing = listing
+        suspects: list[tuple[Node, Listed]] = []
+        for name, child in list(directory.children.items()):
+            listed = listing.entries.get(name)
+            if child.dirty:
+                continue
+            if listed is None or (listed.kind == stat.S_IFDIR) != isinstance(child, Directory) or listed.tail != child.tail:
+                self.lost(child)
+            elif self.is_replaced(child, listed):
+                suspects.append((child, listed))
+            else:
+                self.confirm(child, listed, listing.listed_at)
+        return suspects
+
+    def _keep_own_changes(self, directory: Directory, listing: Listing) -> None:
+        """What we did after the listing was begun, and what the store has not seen, is right all the same."""
+        directory.changed = {name: when for name, when in directory.changed.items() if when >= listing.listed_at}
+        for name in (*directory.changed, *directory.pending):
+            child = directory.children.get(name)
+            if child is not None:
+                listing.entries[name] = child.as_listed()
+            else:
+                listing.entries.pop(name, None)
+
+    def confirm(self, node: Node, listed: Listed, checked_at: float) -> None:
+        """The store shows this version of a node. The state lock is held."""
+        node.checked_at = max(node.checked_at, checked_at)
+        if isinstance(node, Directory):
+            return
+        same_time = listed.mtime_ns // 1_000_000_000 == node.mtime_ns // 1_000_000_000
+        if listed.etag == node.etag and same_time:
+            if node.racy:
+                node.exact = False
+            return
+        if listed.etag != node.etag:
+            node.pages_valid = False
+            if node.nlookup:
+                self._core.notifier.inval_inode(node.ino)
+        elif node.nlookup:
+            self._core.notifier.inval_inode(node.ino, -1)
+        node.size, node.etag, node.mtime_ns, node.exact = listed.size, listed.etag, listed.mtime_ns, False
+        self.recall(node)
+
+    def recall(self, node: Node) -> None:
+        """Attributes of the node's version as far as memory knows them. The state lock is held."""
+        core = self._core
+        kind = node.listed_kind
+        defaults = core.settings.defaults.of(kind, node.mtime_ns)
+        if not core.settings.full_attributes:
+            node.attributes = defaults
+            return
+        known = core.known.known(node.key, node.etag, node.mtime_ns)
+        if known is not None:
+            self._set_attributes(node, from_metadata(known[0], kind, defaults, known[1]))
+            node.racy = False
+
+    def _set_attributes(self, node: Node, attributes: Attributes) -> None:
+        node.attributes = attributes
+        node.exact = True
+        if attributes.target is not None:
+            node.size = len(attributes.target)
+
+    def lost(self, node: Node) -> None:
+        """The store does not have the node's name any more, or has something else there. The state lock is held."""
+        parent = node.parent
+        if parent is not None and node.nlookup:
+            self._core.notifier.inval_entry(parent.ino, node.name)
+        self._core.nodes.detach(node)
+
+    # -- single nodes
+
+    def head(self, node: Node) -> bool:
+        """Ask for a node's version and attributes; False when it is gone (it is detached then).
+
+        A directory without a marker that still has objects below lives.
+        """
+        core = self._core
+        try:
+            info = core.store.head(node.key)
+        except NotFound:
+            return self._head_missing(node)
+        listed = Listed(node.listed_kind, node.tail, info.size, info.etag, info.mtime_ns)
+        if self.is_replaced(node, listed) and not self._accept(node, listed):
+            return False
+        with core.lock:
+            self._apply(node, info, listed)
+        core.known.learn(info)
+        return True
+
+    def _head_missing(self, node: Node) -> bool:
+        core = self._core
+        with core.lock:
+            parent = node.parent
+            ours = node.dirty or parent is None or node.name in parent.pending
+        if ours:
+            return True
+        if isinstance(node, Directory):
+            page = core.store.list_page(node.key, max_keys=1)
+            if page.objects or page.common_prefixes:
+                with core.lock:
+                    node.marker = False
+                    node.exact = True
+                    node.checked_at = core.clock.monotonic()
+                return True
+        with core.lock:
+            self.lost(node)
+        return False
+
+    def _apply(self, node: Node, info: ObjectInfo, listed: Listed) -> None:
+        if node.dirty:
+            return
+        self.confirm(node, listed, self._core.clock.monotonic())
+        own = node.attributes
+        defaults = self._core.settings.defaults.of(listed.kind, info.mtime_ns)
+        attributes = from_metadata(info.metadata, listed.kind, defaults, info.content_type)
+        if isinstance(node, Directory):
+            # Times move when entries come and go, which no marker records: the newest that we saw.
+            attributes = attributes._replace(
+                mtime_ns=max(own.mtime_ns, attributes.mtime_ns), ctime_ns=max(own.ctime_ns, attributes.ctime_ns)
+            )
+            node.marker = True
+            info_size = 0
+        else:
+            info_size = info.size
+        node.size, node.etag, node.mtime_ns = info_size, info.etag, info.mtime_ns
+        self._set_attributes(node, attributes)
+        node.racy = is_racy(info)
+
+    def is_replaced(self, node: Node, listed: Listed) -> bool:
+        """Whether another client wrote an object of which we hold a version open."""
+        if isinstance(node, Directory) or node.dirty or not node.etag:
+            return False
+        return listed.etag != node.etag and (node.handles > 0 or node.staged is not None)
+
+    def replaced(self, node: Node, listed: Listed, checked_at: float) -> bool:
+        """Take in such an object; False when the node lost its name to it."""
+        if not self._accept(node, listed):
+            return False
+        with self._core.lock:
+            self.confirm(node, listed, checked_at)
+        return True
+
+    def _accept(self, node: Node, listed: Listed) -> bool:
+        """Another client wrote an object that we have open. True: it only grew, and the node goes on as the new version.
+
+        Otherwise the node keeps the old version and loses its name, as a file does that is replaced by a rename.
+        """
+        with self._core.lock:
+            old = node.version()
+            followable = node.staged is None and old.size > 0 and listed.size > old.size
+        new = ObjectVersion(old.key, listed.etag, listed.size)
+        if followable and self._same_tail(old, new):
+            return True
+        with self._core.lock:
+            if not node.gone:
+                self.lost(node)
+        return False
+
+    def _same_tail(self, old: ObjectVersion, new: ObjectVersion) -> bool:
+        start = max(0, old.size - TAIL_CHECK)
+        held = self._core.reader.open(old).read(start, old.size - start)
+        if isinstance(held, Blocking):
+            return False
+        try:
+            return bytes(held) == bytes(self._core.reader.fetch(new, start, old.size - start))
+        except (PreconditionFailed, NotFound):
+            return False
+
+    # -- single names of a large directory
+
+    def probe(self, parent: Directory, name: bytes) -> Listed | None:
+        """What a name is, without listing the directory: a directory before a file before a link."""
+        if name.endswith(BESIDE_DIRECTORY):
+            return self._probe_key(parent, segment_of(name[: -len(BESIDE_DIRECTORY)]), stat.S_IFREG)
+        segment = segment_of(name)
+        with self._core.lock:
+            known = parent.children.get(name)
+        if known is not None and not isinstance(known, Directory) and known.tail != segment:
+            segment_tail = known.tail
+            return self._probe_key(parent, segment_tail, known.listed_kind)
+        found = self._core.each(
+            lambda kind: self._probe_kind(parent, segment, kind), (stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK)
+        )
+        return next((listed for listed in found if listed is not None), None)
+
+    def _probe_kind(self, parent: Directory, segment: str, kind: int) -> Listed | None:
+        if kind == stat.S_IFDIR:
+            page = self._core.store.list_page(parent.key + segment + "/", max_keys=1)
+            return Listed(stat.S_IFDIR, segment + "/") if page.objects else None
+        return self._probe_key(parent, segment + (LINK_SUFFIX if kind == stat.S_IFLNK else ""), kind)
+
+    def _probe_key(self, parent: Directory, tail: str, kind: int) -> Listed | None:
+        key = parent.key + tail
+        if not self._core.settings.full_attributes:
+            page = self._core.store.list_page(key, max_keys=1)
+            if page.objects and page.objects[0].key == key:
+                found = page.objects[0]
+                return Listed(kind, tail, found.size, found.etag, found.mtime_ns)
+            return None
+        try:
+            info = self._core.store.head(key)
+        except NotFound:
+            return None
+        self._core.known.learn(info)
+        return Listed(kind, tail, info.size, ETag(info.etag), info.mtime_ns)

@@ -1,0 +1,208 @@
+"""What is behind a name: answers from memory while that is fresh, else asks the store.
+
+Freshness: what the store confirmed less than metadata_ttl_s ago is believed (docs/SEMANTICS.md S-28). The kernel is told
+only the rest of that time, so that the two do not add up.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from ..ops import AttrReply, Entry, FSError, Ino
+from .core import Core
+from .listing import Listed, Listing
+from .nodes import Directory, Node
+from .remote import Remote
+
+
+class Resolver:
+    """Looks names up. Methods above the line want the state lock held; those below must not have it."""
+
+    def __init__(self, core: Core, remote: Remote) -> None:
+        self._core = core
+        self._remote = remote
+
+    def node(self, ino: Ino) -> Node:
+        """The node of an id that the kernel sent. FSError(ESTALE)."""
+        node = self._core.nodes.by_ino.get(ino)
+        if node is None:
+            raise FSError(errno.ESTALE)
+        return node
+
+    def directory(self, ino: Ino) -> Directory:
+        """The directory of an id. FSError(ESTALE, ENOTDIR)."""
+        node = self.node(ino)
+        if not isinstance(node, Directory):
+            raise FSError(errno.ENOTDIR)
+        return node
+
+    def current(self, node: Node) -> bool:
+        """Whether what is known of a node may be shown without asking."""
+        if node.dirty or node.gone:
+            return True
+        settings = self._core.settings
+        if self._age(node.checked_at) >= settings.metadata_ttl_s and node.parent is not None:
+            return False
+        return node.exact or not settings.full_attributes
+
+    def entry(self, node: Node) -> Entry:
+        """The answer to a lookup; counts it."""
+        node.nlookup += 1
+        if node.nlookup == 1:
+            self._core.log_nodes((node,))
+        rest = self._rest(node)
+        return Entry(node.attr(), rest, rest)
+
+    def attr_reply(self, node: Node) -> AttrReply:
+        """The answer to a getattr."""
+        return AttrReply(node.attr(), self._rest(node))
+
+    def cached(self, parent: Directory, name: bytes) -> Entry | None:
+        """The answer to a lookup if memory has it."""
+        child = parent.children.get(name)
+        if child is not None and self.current(child):
+            return self.entry(child)
+        listing = self.fresh_listing(parent)
+        if listing is None:
+            return None
+        listed = listing.entries.get(name)
+        if child is None and listed is None:
+            return Entry(None, self._core.settings.metadata_ttl_s - self._age(listing.listed_at))
+        if child is None and listed is not None:
+            child = self.adopt(parent, name, listed, listing.listed_at)
+            return self.entry(child) if self.current(child) else None
+        return None
+
+    def adopt(self, parent: Directory, name: bytes, listed: Listed, checked_at: float) -> Node:
+        """The node for a listed name: the one that is there, or a new one."""
+        child = parent.children.get(name)
+        if child is None:
+            defaults = self._core.settings.defaults.of(listed.kind, listed.mtime_ns or parent.attributes.mtime_ns)
+            child = self._core.nodes.add(parent, name, listed, defaults)
+            child.checked_at = checked_at
+            self._remote.recall(child)
+        return child
+
+    def fresh_listing(self, directory: Directory) -> Listing | None:
+        """The whole listing of a directory, if it is fresh."""
+        listing = directory.listing
+        if listing is None or self._age(listing.listed_at) >= self._core.settings.metadata_ttl_s:
+            return None
+        return listing
+
+    def changed(self, node: Node) -> None:
+        """We made or changed this name: listings under way are older."""
+        parent = node.parent
+        if parent is not None:
+            parent.changed[node.name] = self._core.clock.monotonic()
+            if parent.listing is not None:
+                parent.listing.entries[node.name] = node.as_listed()
+
+    def removed(self, parent: Directory, name: bytes) -> None:
+        """We removed this name."""
+        parent.changed[name] = self._core.clock.monotonic()
+        if parent.listing is not None:
+            parent.listing.entries.pop(name, None)
+
+    def touched(self, directory: Directory) -> None:
+        """An entry came or went: the directory's times follow."""
+        now = self._core.now_ns()
+        directory.attributes = directory.attributes._replace(mtime_ns=now, ctime_ns=now)
+
+    def empty(self, directory: Directory) -> None:
+        """We made this directory just now: nothing is in it."""
+        directory.listing = Listing(self._core.clock.monotonic(), marker=True)
+
+    def _age(self, when: float) -> float:
+        return self._core.clock.monotonic() - when
+
+    def _rest(self, node: Node) -> float:
+        ttl = self._core.settings.metadata_ttl_s
+        if node.dirty or node.gone or node.parent is None:
+            return ttl
+        return max(0.0, ttl - self._age(node.checked_at))
+
+    # -- without the state lock: these may ask the store
+
+    def lookup(self, parent: Directory, name: bytes) -> Entry:
+        """The answer to a lookup."""
+        node = self.find(parent, name)
+        with self._core.lock:
+            if node is not None and not node.gone:
+                return self.entry(node)
+            listing = self.fresh_listing(parent)
+            age = self._age(listing.listed_at) if listing is not None else 0.0
+            return Entry(None, max(0.0, self._core.settings.metadata_ttl_s - age))
+
+    def find(self, parent: Directory, name: bytes) -> Node | None:
+        """The live node of a name, confirmed within the time to live; None when there is nothing."""
+        with self._core.lock:
+            child = parent.children.get(name)
+            if child is not None and self.current(child):
+                return child
+        if isinstance(child, Directory) and self._core.settings.full_attributes and self._remote.head(child):
+            return child
+        return self._find_anew(parent, name)
+
+    def existing(self, parent: Directory, name: bytes) -> Node:
+        """As find. FSError(ENOENT)."""
+        node = self.find(parent, name)
+        if node is None:
+            raise FSError(errno.ENOENT)
+        return node
+
+    def revalidate(self, node: Node) -> bool:
+        """Confirm a node with the store if its time is up; False when it is gone (then it is detached)."""
+        with self._core.lock:
+            if self.current(node) or node.parent is None:
+                return not node.gone
+            parent, name = node.parent, node.name
+        if isinstance(node, Directory) and self._core.settings.full_attributes:
+            return self._remote.head(node)
+        return self._find_anew(parent, name) is node
+
+    def read_directory(self, directory: Directory, *, whole: bool = True) -> Listing:
+        """A fresh listing; whole False: of a large directory only the first page."""
+        with directory.listing_lock:
+            with self._core.lock:
+                fresh = self.fresh_listing(directory)
+            return fresh if fresh is not None else self._remote.read_directory(directory, whole=whole)
+
+    def make_exact(self, nodes: list[Node]) -> None:
+        """Fetch the attributes that are not known, side by side. Nodes that are gone are detached."""
+        with self._core.lock:
+            wanted = [node for node in nodes if not node.exact and not node.dirty and not node.gone]
+        if len(wanted) == 1:
+            self._remote.head(wanted[0])
+        elif wanted:
+            self._core.each(self._remote.head, wanted)
+
+    def _find_anew(self, parent: Directory, name: bytes) -> Node | None:
+        checked_at = self._core.clock.monotonic()
+        if not parent.large:
+            listing = self.read_directory(parent, whole=False)
+            if listing.complete:
+                return self._settle(parent, name, listing.entries.get(name), listing.listed_at)
+        return self._settle(parent, name, self._remote.probe(parent, name), checked_at)
+
+    def _settle(self, parent: Directory, name: bytes, listed: Listed | None, checked_at: float) -> Node | None:
+        """The node that a listing or probe speaks of, with its attributes."""
+        with self._core.lock:
+            child = parent.children.get(name)
+            if child is not None and child.dirty:
+                return child
+            if child is not None and (listed is None or listed.tail != child.tail):
+                self._remote.lost(child)
+                child = None
+        if listed is None:
+            return None
+        if child is not None and self._remote.is_replaced(child, listed):
+            self._remote.replaced(child, listed, checked_at)
+        with self._core.lock:
+            child = self.adopt(parent, name, listed, checked_at)
+            if not child.dirty and not self._remote.is_replaced(child, listed):
+                self._remote.confirm(child, listed, checked_at)
+            inexact = not child.exact and self._core.settings.full_attributes
+        if inexact and not self._remote.head(child):
+            return None
+        return child

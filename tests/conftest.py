@@ -1,0 +1,104 @@
+"""What holds for every test: a clean environment, and nothing left behind.
+
+HOME and the XDG directories are temporary, no credential or proxy of the person who runs the tests leaks in, and a
+mount, thread or process that outlives its tests is a failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import psutil
+import pytest
+
+from tests.servers import minio, moto, tools_dir, versitygw
+
+__all__ = ["minio", "moto", "versitygw"]
+
+LEAK_GRACE_S = 5.0
+LEAKING_PREFIXES = ("AWS_", "DATASTORE_", "S3_", "RCLONE_", "MINIO_")
+PROXIES = {"http_proxy", "https_proxy", "all_proxy", "no_proxy"}
+SESSION_MARK = "KUBE_DATASTORE_TEST_SESSION"
+
+hypothesis.settings.register_profile("project", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("project")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def clean_environment() -> Iterator[Path]:
+    """The temporary home; a short path, because Unix sockets take 107 bytes."""
+    home = Path(tempfile.mkdtemp(prefix="ds-"))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith(LEAKING_PREFIXES) or name.lower() in PROXIES:
+                patch.delenv(name)
+        patch.setenv("KUBE_DATASTORE_TOOLS", str(tools_dir().parent))
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        patch.setenv("HOME", str(home))
+        for variable, folder in (("CACHE", ".cache"), ("CONFIG", ".config"), ("STATE", ".state"), ("DATA", ".data")):
+            patch.setenv(f"XDG_{variable}_HOME", str(home / folder))
+        (home / ".run").mkdir(mode=0o700)
+        patch.setenv("XDG_RUNTIME_DIR", str(home / ".run"))
+        yield home
+    if not _mounts_below(home):
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_stays_behind(clean_environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Mounts and processes that outlive the session. It is set up first, so it looks last."""
+    mark = uuid.uuid4().hex
+    os.environ[SESSION_MARK] = mark
+    yield
+    roots = (clean_environment, tmp_path_factory.getbasetemp())
+    deadline = time.monotonic() + LEAK_GRACE_S
+    while (leaks := _leaks(roots, mark)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not leaks, f"left behind by the tests: {'; '.join(leaks)}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_thread_stays_behind(nothing_stays_behind: None) -> Iterator[None]:
+    """Threads that outlive the module that started them."""
+    before = set(threading.enumerate())
+    yield
+    deadline = time.monotonic() + LEAK_GRACE_S
+    for thread in set(threading.enumerate()) - before:
+        if not thread.daemon:
+            thread.join(max(0.0, deadline - time.monotonic()))
+    left = [thread.name for thread in set(threading.enumerate()) - before if thread.is_alive() and not thread.daemon]
+    assert not left, f"threads still run: {left}"
+
+
+def _leaks(roots: tuple[Path, ...], mark: str) -> list[str]:
+    mounts = [f"mount {mountpoint}" for root in roots for mountpoint in _mounts_below(root)]
+    return mounts + [f"process {process.pid} {process.name()}" for process in _descendants(mark)]
+
+
+def _mounts_below(root: Path) -> list[str]:
+    points = (line.split(" ")[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    decoded = (point.encode().decode("unicode_escape") for point in points)
+    return [point for point in decoded if point.startswith(f"{root}/")]
+
+
+def _descendants(mark: str) -> list[psutil.Process]:
+    """Processes that inherited this session's mark, also those that detached themselves."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if (
+                process.pid != os.getpid()
+                and process.status() != psutil.STATUS_ZOMBIE
+                and process.environ().get(SESSION_MARK) == mark
+            ):
+                found.append(process)
+    return found

@@ -1,0 +1,72 @@
+"""The stores under the contract: the in-memory fake, as it is and as a stricter server, and three real servers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+
+from datastore.api.mountspec import S3Location, StaticCredentials
+from datastore.fuse.store.base import Capabilities, ObjectStore
+from datastore.fuse.store.memory import MemoryBucket, MemoryStore
+from datastore.fuse.store.s3 import open_adapter, probe
+from datastore.secret import Secret
+from tests.contract.deviations import DEVIATIONS
+from tests.servers import Server
+
+DISK_LIKE = Capabilities(conditional_delete=True, file_beside_directory=False, max_key_segment_bytes=255)
+KNOWN = {
+    "versitygw": Capabilities(conditional_delete=True, file_beside_directory=False),
+    "minio": Capabilities(conditional_delete=False),
+    "moto": Capabilities(conditional_delete=True),
+}
+"""What these servers can do, as measured; the probe itself stays conservative."""
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A store with an empty bucket of its own."""
+
+    name: str
+    store: ObjectStore
+
+
+def location_of(server: Server, bucket: str) -> S3Location:
+    return S3Location(
+        bucket=bucket,
+        endpoint=server.endpoint,
+        region=server.region,
+        force_path_style=True,
+        credentials=StaticCredentials(access_key_id=server.access_key, secret_access_key=Secret(server.secret_key)),
+    )
+
+
+@pytest.fixture(params=["memory", "memory-disk-like", "moto", "versitygw", "minio"])
+def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
+    name: str = request.param
+    given = request.node.callspec.params
+    case = str(given.get("key", given.get("max_keys", "")))
+    test = request.node.originalname
+    reason = DEVIATIONS.get((name, test, case)) or DEVIATIONS.get((name, test, ""))
+    if reason:
+        request.node.add_marker(pytest.mark.xfail(reason=reason, strict=True))
+    if name == "memory":
+        yield Subject(name, MemoryStore())
+        return
+    if name == "memory-disk-like":
+        yield Subject(name, MemoryStore(MemoryBucket(capabilities=DISK_LIKE)))
+        return
+    location = location_of(request.getfixturevalue(name), f"contract-{next(_numbers)}")
+    probe(replace(location, create=True), writable=True, deadline_s=30)
+    store = open_adapter(location, capabilities=KNOWN[name])
+    yield Subject(name, store)
+    store.close()
+
+
+@pytest.fixture
+def store(subject: Subject) -> ObjectStore:
+    return subject.store

@@ -1,0 +1,639 @@
+"""One conformance suite for every object store: what fuse/store/base.py promises (S3's rules, AWS documentation)."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from datastore.errors import (
+    AlreadyExists,
+    InvalidKey,
+    InvalidRequest,
+    KeyConflict,
+    KeyTooLong,
+    MetadataTooLarge,
+    NotFound,
+    PreconditionFailed,
+    Throttled,
+)
+from datastore.fuse.store.base import ByteRange, ETag, ObjectStore, PartNumber, UploadId, WriteOptions
+from tests.contract.conftest import Subject
+from tests.contract.deviations import REFUSED
+
+PLAIN = WriteOptions()
+OTHER = ETag("0123456789abcdef0123456789abcdef")
+PART = 5 << 20
+SECOND_NS = 1_000_000_000
+
+ODD_KEYS = [
+    "dir/",
+    "deep/dir/",
+    "a//b",
+    "/leading",
+    "a/./b",
+    "a/../b",
+    ".",
+    "space key",
+    " start and end ",
+    "plus+percent%20%2B",
+    "query?a=b&c#d",
+    "quotes'\"<>&;",
+    "back\\slash:*~|{}[]()!@$^,=",
+    "tab\tkey",
+    "new\nline",
+    "carriage\rreturn",
+    "control\x01byte",
+    "umlaut-ü-ß",
+    "combining-e\u0301",
+    "cjk-漢字",
+    "emoji-\U0001f600",
+    "bad\udcffbyte",
+    "dots...",
+    ".hidden",
+    "x" * 255,
+]
+
+
+def md5(body: bytes) -> str:
+    return hashlib.md5(body, usedforsecurity=False).hexdigest()
+
+
+def fill(store: ObjectStore, *keys: str) -> None:
+    for key in keys:
+        store.put(key, b"", PLAIN)
+
+
+def all_pages(
+    store: ObjectStore, prefix: str, *, delimiter: str = "", max_keys: int = 1000, start_after: str = ""
+) -> tuple[list[str], list[str], int]:
+    """Object keys, common prefixes, number of pages."""
+    keys: list[str] = []
+    prefixes: list[str] = []
+    token = None
+    for pages in itertools.count(1):
+        page = store.list_page(prefix, delimiter=delimiter, token=token, start_after=start_after, max_keys=max_keys)
+        assert len(page.objects) + len(page.common_prefixes) <= max_keys
+        keys += [listed.key for listed in page.objects]
+        prefixes += page.common_prefixes
+        token = page.next_token
+        if token is None:
+            return keys, prefixes, pages
+    raise AssertionError
+
+
+class TestObjects:
+    def test_an_object_reads_back_with_its_facts(self, store: ObjectStore) -> None:
+        options = WriteOptions(metadata={"mode": "33188", "note": "a b=c;d"}, content_type="text/x-test")
+        before_ns = time.time_ns()
+
+        written = store.put("dir/file", b"content", options)
+        info = store.head("dir/file")
+        body, got = store.get("dir/file")
+
+        assert bytes(body) == b"content"
+        assert (info.key, info.size, info.etag) == ("dir/file", 7, md5(b"content"))
+        assert dict(info.metadata) == dict(options.metadata)
+        assert info.content_type == "text/x-test"
+        assert abs(info.mtime_ns - before_ns) < 5 * SECOND_NS
+        assert abs(info.server_time_ns - before_ns) < 5 * SECOND_NS
+        assert written.etag == info.etag
+        assert written.mtime_ns == 0 or abs(written.mtime_ns - info.mtime_ns) <= 2 * SECOND_NS
+        assert (got.key, got.size, got.etag, got.mtime_ns) == (info.key, info.size, info.etag, info.mtime_ns)
+
+    @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+    @pytest.mark.parametrize("size", [0, 1, 70_000, 3_000_000])
+    def test_bodies_of_every_kind_and_size_arrive(
+        self, store: ObjectStore, kind: type[bytes | bytearray | memoryview], size: int
+    ) -> None:
+        content = hashlib.shake_128(str(size).encode()).digest(size)
+
+        store.put("body", kind(content), PLAIN)
+
+        assert bytes(store.get("body")[0]) == content
+
+    def test_overwriting_replaces_body_metadata_and_etag(self, store: ObjectStore) -> None:
+        first = store.put("key", b"one", WriteOptions(metadata={"a": "1"}))
+        second = store.put("key", b"two!", PLAIN)
+
+        info = store.head("key")
+
+        assert first.etag != second.etag == info.etag
+        assert (info.size, dict(info.metadata)) == (4, {})
+
+    def test_a_missing_object_is_not_found(self, store: ObjectStore) -> None:
+        with pytest.raises(NotFound):
+            store.head("missing")
+        with pytest.raises(NotFound):
+            store.get("missing")
+        with pytest.raises(NotFound):
+            store.get("missing", byte_range=ByteRange(0, 1))
+
+    @pytest.mark.parametrize(
+        ("start", "stop", "expected"),
+        [
+            (0, 1, b"0"),
+            (3, 7, b"3456"),
+            (9, 10, b"9"),
+            (0, 10, b"0123456789"),
+            (5, 100, b"56789"),
+            (10, 11, b""),
+            (50, 60, b""),
+        ],
+    )
+    def test_a_range_gives_what_there_is(self, store: ObjectStore, start: int, stop: int, expected: bytes) -> None:
+        written = store.put("digits", b"0123456789", PLAIN)
+
+        body, info = store.get("digits", byte_range=ByteRange(start, stop))
+
+        assert bytes(body) == expected
+        assert (info.size, info.etag) == (10, written.etag)
+
+    def test_a_range_of_an_empty_object_is_empty(self, store: ObjectStore) -> None:
+        store.put("empty", b"", PLAIN)
+
+        body, info = store.get("empty", byte_range=ByteRange(0, 4096))
+
+        assert (bytes(body), info.size) == (b"", 0)
+
+    def test_a_read_of_another_version_is_refused(self, store: ObjectStore) -> None:
+        etag = store.put("key", b"content", PLAIN).etag
+
+        assert bytes(store.get("key", if_match=etag)[0]) == b"content"
+        assert bytes(store.get("key", if_match=etag, byte_range=ByteRange(1, 3))[0]) == b"on"
+        assert bytes(store.get("key", if_match=etag, byte_range=ByteRange(90, 99))[0]) == b""
+        with pytest.raises(PreconditionFailed):
+            store.get("key", if_match=OTHER)
+        with pytest.raises(PreconditionFailed):
+            store.get("key", if_match=OTHER, byte_range=ByteRange(0, 3))
+        with pytest.raises(PreconditionFailed):
+            store.get("key", if_match=OTHER, byte_range=ByteRange(90, 99))
+
+
+class TestConditions:
+    def test_create_only_refuses_a_taken_key(self, store: ObjectStore) -> None:
+        store.put("key", b"first", WriteOptions(if_none_match=True))
+
+        with pytest.raises(AlreadyExists):
+            store.put("key", b"second", WriteOptions(if_none_match=True))
+
+        assert bytes(store.get("key")[0]) == b"first"
+
+    def test_one_of_many_creators_wins(self, store: ObjectStore) -> None:
+        def create(number: int) -> bool:
+            try:
+                store.put("lock", str(number).encode(), WriteOptions(if_none_match=True))
+            except AlreadyExists:
+                return False
+            except Throttled:  # another creator is at it: S3 says 409 then
+                return create(number)
+            return True
+
+        with ThreadPoolExecutor(8) as pool:
+            won = list(pool.map(create, range(8)))
+
+        assert sum(won) == 1
+        assert bytes(store.get("lock")[0]) == str(won.index(True)).encode()
+
+    def test_replace_needs_the_named_version(self, store: ObjectStore) -> None:
+        etag = store.put("key", b"one", PLAIN).etag
+
+        newer = store.put("key", b"two", WriteOptions(if_match=etag)).etag
+
+        with pytest.raises(PreconditionFailed):
+            store.put("key", b"three", WriteOptions(if_match=etag))
+        assert store.head("key").etag == newer
+
+    def test_replace_of_a_missing_key_is_refused(self, store: ObjectStore) -> None:
+        with pytest.raises(PreconditionFailed):
+            store.put("missing", b"", WriteOptions(if_match=OTHER))
+        with pytest.raises(NotFound):
+            store.head("missing")
+
+    def test_two_conditions_at_once_are_refused(self, store: ObjectStore) -> None:
+        with pytest.raises(InvalidRequest):
+            store.put("key", b"", WriteOptions(if_none_match=True, if_match=OTHER))
+
+
+class TestLimits:
+    def test_two_kib_of_metadata_fit_and_no_more(self, store: ObjectStore) -> None:
+        store.put("key", b"", WriteOptions(metadata={"k": "v" * 2000}))
+
+        assert len(store.head("key").metadata["k"]) == 2000
+        with pytest.raises(MetadataTooLarge):
+            store.put("key", b"", WriteOptions(metadata={"k": "v" * 2048}))
+        with pytest.raises(MetadataTooLarge):
+            store.create_upload("key", WriteOptions(metadata={"k": "v" * 2048}))
+
+    def test_metadata_that_headers_cannot_carry_is_refused(self, store: ObjectStore) -> None:
+        for metadata in ({"k": "ü"}, {"k": "a\nb"}, {"Upper": "v"}, {"k": " v"}):
+            with pytest.raises(InvalidRequest):
+                store.put("key", b"", WriteOptions(metadata=metadata))
+
+    def test_a_key_of_1024_bytes_fits_and_no_more(self, store: ObjectStore) -> None:
+        longest = "/".join(["k" * 204] * 5)
+
+        store.put(longest, b"x", PLAIN)
+
+        assert store.head(longest).size == 1
+        with pytest.raises(KeyTooLong):
+            store.put(longest + "k", b"x", PLAIN)
+
+    def test_a_name_over_255_bytes_is_kept_or_too_long(self, subject: Subject) -> None:
+        name = "dir/" + "x" * 256
+        if subject.name in {"memory", "moto"}:
+            subject.store.put(name, b"x", PLAIN)
+            assert subject.store.head(name).size == 1
+            return
+        with pytest.raises(KeyTooLong):
+            subject.store.put(name, b"x", PLAIN)
+        with pytest.raises((KeyTooLong, NotFound)):
+            subject.store.head(name)
+
+    def test_a_file_beside_a_directory_is_kept_or_conflicts(self, store: ObjectStore) -> None:
+        store.put("a", b"file", PLAIN)
+        store.put("b/c", b"child", PLAIN)
+        if store.capabilities.file_beside_directory:
+            store.put("a/b", b"child", PLAIN)
+            store.put("b", b"file", PLAIN)
+            assert [bytes(store.get(key)[0]) for key in ("a", "a/b", "b", "b/c")] == [b"file", b"child"] * 2
+            return
+        with pytest.raises(KeyConflict):
+            store.put("a/b", b"child", PLAIN)
+        with pytest.raises(KeyConflict):
+            store.put("b", b"file", PLAIN)
+
+    def test_a_file_and_the_directory_beside_it_are_both_listed(self, store: ObjectStore) -> None:
+        if not store.capabilities.file_beside_directory:
+            return
+        fill(store, "a", "a/b")
+
+        assert all_pages(store, "", delimiter="/")[:2] == (["a"], ["a/"])
+        assert all_pages(store, "a/")[0] == ["a/b"]
+        assert all_pages(store, "")[0] == ["a", "a/b"]
+
+    def test_an_empty_key_is_refused(self, store: ObjectStore) -> None:
+        with pytest.raises(InvalidKey):
+            store.put("", b"", PLAIN)
+
+
+class TestOddKeys:
+    @pytest.mark.parametrize("key", ODD_KEYS)
+    def test_an_odd_key_reads_back(self, subject: Subject, key: str) -> None:
+        body = b"" if key.endswith("/") else b"body of it"
+        if (subject.name, key) in REFUSED:
+            with pytest.raises(InvalidKey):
+                subject.store.put(key, body, PLAIN)
+            return
+
+        subject.store.put(key, body, WriteOptions(metadata={"a": "1"}))
+
+        assert bytes(subject.store.get(key)[0]) == body
+        assert dict(subject.store.head(key).metadata) == {"a": "1"}
+        changed = subject.store.copy(key, key, replace=WriteOptions(metadata={"a": "2"}))
+        assert dict(subject.store.head(key).metadata) == {"a": "2"}
+        assert subject.store.head(key).etag == changed.etag
+        subject.store.delete(key)
+        with pytest.raises(NotFound):
+            subject.store.head(key)
+
+    @pytest.mark.parametrize("key", ODD_KEYS)
+    def test_an_odd_key_is_listed_exactly(self, subject: Subject, key: str) -> None:
+        if (subject.name, key) in REFUSED:
+            return
+        subject.store.put(key, b"", PLAIN)
+
+        assert all_pages(subject.store, "")[0] == [key]
+
+    def test_a_key_is_never_taken_for_its_normal_form(self, store: ObjectStore) -> None:
+        store.put("d/", b"", PLAIN)
+
+        with pytest.raises(NotFound):
+            store.head("d")
+
+    def test_bulk_delete_takes_odd_keys(self, subject: Subject) -> None:
+        keys = [key for key in ODD_KEYS if (subject.name, key) not in REFUSED and key != "deep/dir/"]
+        for key in keys:
+            subject.store.put(key, b"", PLAIN)
+
+        failures = subject.store.delete_many([*keys, "never was"])
+
+        assert failures == []
+        assert all_pages(subject.store, "")[0] == []
+
+
+class TestListing:
+    def test_keys_come_in_byte_order_page_by_page(self, store: ObjectStore) -> None:
+        keys = ["B", "a", "a b", "a+", "a-", "aa", "z", "~", "é", "\uff01", "\U0001f600"]
+        fill(store, *keys)
+
+        listed, _, pages = all_pages(store, "", max_keys=3)
+
+        assert listed == sorted(keys, key=str.encode)
+        assert pages == 4
+
+    def test_a_prefix_need_not_end_at_a_slash(self, store: ObjectStore) -> None:
+        fill(store, "ab/1", "ab/2", "abc", "b")
+
+        assert all_pages(store, "ab")[0] == ["ab/1", "ab/2", "abc"]
+        assert all_pages(store, "ab/")[0] == ["ab/1", "ab/2"]
+        assert all_pages(store, "nothing")[0] == []
+
+    def test_listing_starts_after_a_key_that_need_not_exist(self, store: ObjectStore) -> None:
+        fill(store, "p/a", "p/b", "p/d")
+
+        assert all_pages(store, "p/", start_after="p/b")[0] == ["p/d"]
+        assert all_pages(store, "p/", start_after="p/c", max_keys=1)[0] == ["p/d"]
+        assert all_pages(store, "p/", start_after="a")[0] == ["p/a", "p/b", "p/d"]
+        assert all_pages(store, "p/", start_after="q")[0] == []
+
+    def test_a_delimiter_groups_and_shows_the_marker_inside_its_directory(self, store: ObjectStore) -> None:
+        fill(store, "top", "dir/", "dir/file", "dir/sub/", "dir/sub/deep", "implied/x")
+
+        assert all_pages(store, "", delimiter="/")[:2] == (["top"], ["dir/", "implied/"])
+        assert all_pages(store, "dir/", delimiter="/")[:2] == (["dir/", "dir/file"], ["dir/sub/"])
+        assert all_pages(store, "dir/sub/", delimiter="/")[:2] == (["dir/sub/", "dir/sub/deep"], [])
+        assert all_pages(store, "dir", delimiter="/")[:2] == ([], ["dir/"])
+
+    @pytest.mark.parametrize("max_keys", [1, 2, 3, 5])
+    def test_pages_with_a_delimiter_lose_and_double_nothing(self, store: ObjectStore, max_keys: int) -> None:
+        fill(store, "p/", *(f"p/d{n}/{leaf}" for n in range(5) for leaf in "xyz"), *(f"p/f{n}" for n in range(3)))
+
+        keys, prefixes, _ = all_pages(store, "p/", delimiter="/", max_keys=max_keys)
+
+        assert keys == ["p/", "p/f0", "p/f1", "p/f2"]
+        assert prefixes == [f"p/d{n}/" for n in range(5)]
+
+    def test_start_after_a_directory_skips_what_is_inside(self, store: ObjectStore) -> None:
+        fill(store, "p/a/1", "p/a/2", "p/b/1", "p/c")
+
+        assert all_pages(store, "p/", delimiter="/", start_after="p/a/")[:2] == (["p/c"], ["p/b/"])
+        assert all_pages(store, "p/", delimiter="/", start_after="p/a")[:2] == (["p/c"], ["p/a/", "p/b/"])
+
+    def test_a_listing_agrees_with_head(self, store: ObjectStore) -> None:
+        store.put("key", b"content", PLAIN)
+
+        (listed,) = store.list_page("").objects
+        info = store.head("key")
+
+        assert (listed.key, listed.size, listed.etag) == (info.key, info.size, info.etag)
+        assert abs(listed.mtime_ns - info.mtime_ns) <= SECOND_NS
+
+
+class TestCopy:
+    def test_a_copy_keeps_body_metadata_and_type(self, store: ObjectStore) -> None:
+        store.put("from +%/key", b"content", WriteOptions(metadata={"a": "1"}, content_type="text/x-test"))
+
+        copied = store.copy("from +%/key", "to ü/key")
+        info = store.head("to ü/key")
+
+        assert bytes(store.get("to ü/key")[0]) == b"content"
+        assert (dict(info.metadata), info.content_type, info.etag) == ({"a": "1"}, "text/x-test", copied.etag)
+        assert store.head("from +%/key").size == 7
+
+    def test_a_copy_can_replace_metadata_also_in_place(self, store: ObjectStore) -> None:
+        store.put("key", b"content", WriteOptions(metadata={"a": "1"}))
+
+        written = store.copy("key", "key", replace=WriteOptions(metadata={"b": "2"}, content_type="text/x-new"))
+        info = store.head("key")
+
+        assert bytes(store.get("key")[0]) == b"content"
+        assert (dict(info.metadata), info.content_type, info.etag) == ({"b": "2"}, "text/x-new", written.etag)
+
+    def test_an_in_place_copy_that_changes_nothing_is_refused(self, store: ObjectStore) -> None:
+        store.put("key", b"", PLAIN)
+
+        with pytest.raises(InvalidRequest):
+            store.copy("key", "key")
+
+    def test_a_copy_of_nothing_is_not_found(self, store: ObjectStore) -> None:
+        with pytest.raises(NotFound):
+            store.copy("missing", "target")
+
+    def test_a_copy_of_another_version_is_refused(self, store: ObjectStore) -> None:
+        etag = store.put("key", b"content", PLAIN).etag
+
+        store.copy("key", "good", if_source_match=etag)
+        with pytest.raises(PreconditionFailed):
+            store.copy("key", "bad", if_source_match=OTHER)
+
+        assert all_pages(store, "")[0] == ["good", "key"]
+
+    def test_a_directory_marker_can_be_copied(self, store: ObjectStore) -> None:
+        etag = store.put("dir/", b"", WriteOptions(metadata={"mode": "16877"})).etag
+
+        store.copy("dir/", "moved/", if_source_match=etag)
+        store.copy("dir/", "changed/", replace=WriteOptions(metadata={"mode": "16832"}))
+
+        assert dict(store.head("moved/").metadata) == {"mode": "16877"}
+        assert dict(store.head("changed/").metadata) == {"mode": "16832"}
+        with pytest.raises(PreconditionFailed):
+            store.copy("dir/", "bad/", if_source_match=OTHER)
+        with pytest.raises(NotFound):
+            store.copy("missing/", "bad/")
+
+
+class TestDelete:
+    def test_deleting_twice_is_success(self, store: ObjectStore) -> None:
+        store.put("key", b"", PLAIN)
+
+        store.delete("key")
+        store.delete("key")
+
+        with pytest.raises(NotFound):
+            store.head("key")
+
+    def test_deleting_below_a_file_is_success(self, store: ObjectStore) -> None:
+        store.put("file", b"", PLAIN)
+
+        store.delete("file/below")
+
+        assert store.head("file").size == 0
+
+    def test_a_marker_goes_alone(self, store: ObjectStore) -> None:
+        fill(store, "dir/", "dir/file")
+
+        store.delete("dir/file")
+
+        assert all_pages(store, "")[0] == ["dir/"]
+
+    def test_a_condition_is_honoured_where_capabilities_say_so(self, store: ObjectStore) -> None:
+        etag = store.put("key", b"content", PLAIN).etag
+        if store.capabilities.conditional_delete:
+            with pytest.raises(PreconditionFailed):
+                store.delete("key", if_match=OTHER)
+            assert store.head("key").etag == etag
+
+        store.delete("key", if_match=etag)
+
+        with pytest.raises(NotFound):
+            store.head("key")
+
+    def test_a_thousand_keys_go_at_once_and_no_more(self, store: ObjectStore) -> None:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda n: store.put(f"many/{n}", b"", PLAIN), range(60)))
+
+        assert store.delete_many([f"many/{n}" for n in range(1000)]) == []
+
+        assert all_pages(store, "many/")[0] == []
+        with pytest.raises(InvalidRequest):
+            store.delete_many([str(n) for n in range(1001)])
+
+
+class TestMultipart:
+    def test_parts_become_one_object(self, store: ObjectStore) -> None:
+        bodies = [b"a" * PART, b"b" * PART, b"tail"]
+        upload = store.create_upload("big", WriteOptions(metadata={"a": "1"}, content_type="text/x-test"))
+        numbers = [PartNumber(1), PartNumber(2), PartNumber(7)]
+        parts = [
+            (number, store.upload_part("big", upload, number, body))
+            for number, body in zip(numbers, bodies, strict=True)
+        ]
+
+        with pytest.raises(NotFound):
+            store.head("big")
+        written = store.complete_upload("big", upload, parts, PLAIN)
+        info = store.head("big")
+
+        assert info.size == 2 * PART + 4
+        assert (info.etag, dict(info.metadata), info.content_type) == (written.etag, {"a": "1"}, "text/x-test")
+        assert info.etag.endswith("-3")
+        edge, _ = store.get("big", byte_range=ByteRange(PART - 2, PART + 2))
+        assert bytes(edge) == b"aabb"
+        assert list(store.pending_uploads("")) == []
+
+    def test_a_part_sent_again_replaces_the_first(self, store: ObjectStore) -> None:
+        upload = store.create_upload("key", PLAIN)
+        store.upload_part("key", upload, PartNumber(1), b"first")
+        etag = store.upload_part("key", upload, PartNumber(1), b"second")
+
+        store.complete_upload("key", upload, [(PartNumber(1), etag)], PLAIN)
+
+        assert bytes(store.get("key")[0]) == b"second"
+
+    def test_a_range_of_an_object_becomes_a_part(self, store: ObjectStore) -> None:
+        source = store.put("source", b"x" * PART + b"0123456789", PLAIN)
+        upload = store.create_upload("target", PLAIN)
+
+        first = store.upload_part_copy("target", upload, PartNumber(1), "source", ByteRange(0, PART), source.etag)
+        second = store.upload_part_copy("target", upload, PartNumber(2), "source", ByteRange(PART + 2, PART + 5), None)
+        store.complete_upload("target", upload, [(PartNumber(1), first), (PartNumber(2), second)], PLAIN)
+
+        body, info = store.get("target", byte_range=ByteRange(PART - 1, PART + 9))
+        assert (bytes(body), info.size) == (b"x234", PART + 3)
+
+    def test_a_part_copy_of_another_version_is_refused(self, store: ObjectStore) -> None:
+        store.put("source", b"content", PLAIN)
+        upload = store.create_upload("target", PLAIN)
+
+        with pytest.raises(PreconditionFailed):
+            store.upload_part_copy("target", upload, PartNumber(1), "source", ByteRange(0, 3), OTHER)
+        store.abort_upload("target", upload)
+
+    def test_completion_needs_the_parts_in_order_as_sent(self, store: ObjectStore) -> None:
+        upload = store.create_upload("key", PLAIN)
+        first = store.upload_part("key", upload, PartNumber(1), b"1" * PART)
+        second = store.upload_part("key", upload, PartNumber(2), b"2")
+
+        for parts in (
+            [],
+            [(PartNumber(1), OTHER)],
+            [(PartNumber(1), first), (PartNumber(3), second)],
+            [(PartNumber(2), second), (PartNumber(1), first)],
+        ):
+            with pytest.raises(InvalidRequest):
+                store.complete_upload("key", upload, parts, PLAIN)
+        store.abort_upload("key", upload)
+
+    def test_a_small_part_that_is_not_the_last_is_refused(self, store: ObjectStore) -> None:
+        upload = store.create_upload("key", PLAIN)
+        parts = [(PartNumber(n), store.upload_part("key", upload, PartNumber(n), b"small")) for n in (1, 2)]
+
+        with pytest.raises(InvalidRequest):
+            store.complete_upload("key", upload, parts, PLAIN)
+        store.abort_upload("key", upload)
+
+    def test_complete_creates_only_a_free_key(self, store: ObjectStore) -> None:
+        upload = store.create_upload("key", PLAIN)
+        parts = [(PartNumber(1), store.upload_part("key", upload, PartNumber(1), b"ours"))]
+        store.put("key", b"theirs", PLAIN)
+
+        with pytest.raises(AlreadyExists):
+            store.complete_upload("key", upload, parts, WriteOptions(if_none_match=True))
+
+        assert bytes(store.get("key")[0]) == b"theirs"
+        store.abort_upload("key", upload)
+
+    def test_complete_replaces_only_the_named_version(self, store: ObjectStore) -> None:
+        old = store.put("key", b"old", PLAIN).etag
+        upload = store.create_upload("key", PLAIN)
+        parts = [(PartNumber(1), store.upload_part("key", upload, PartNumber(1), b"new"))]
+
+        with pytest.raises(PreconditionFailed):
+            store.complete_upload("key", upload, parts, WriteOptions(if_match=OTHER))
+        store.complete_upload("key", upload, parts, WriteOptions(if_match=old))
+
+        assert bytes(store.get("key")[0]) == b"new"
+
+    def test_uploads_are_listed_until_they_end(self, store: ObjectStore) -> None:
+        first = store.create_upload("up/one +%", PLAIN)
+        second = store.create_upload("up/two", PLAIN)
+        other = store.create_upload("other", PLAIN)
+
+        assert {(u.key, u.upload_id) for u in store.pending_uploads("up/")} == {
+            ("up/one +%", first),
+            ("up/two", second),
+        }
+        store.abort_upload("up/one +%", first)
+        assert [(u.key, u.upload_id) for u in store.pending_uploads("up/")] == [("up/two", second)]
+        assert {u.key for u in store.pending_uploads("")} == {"other", "up/two"}
+        store.abort_upload("up/two", second)
+        store.abort_upload("other", other)
+
+    def test_aborting_twice_is_success(self, store: ObjectStore) -> None:
+        upload = store.create_upload("key", PLAIN)
+        store.upload_part("key", upload, PartNumber(1), b"part")
+
+        store.abort_upload("key", upload)
+        store.abort_upload("key", upload)
+
+        assert list(store.pending_uploads("")) == []
+
+    def test_an_aborted_upload_is_gone(self, store: ObjectStore) -> None:
+        upload = store.create_upload("key", PLAIN)
+        store.abort_upload("key", upload)
+
+        with pytest.raises(NotFound):
+            store.complete_upload("key", upload, [(PartNumber(1), OTHER)], PLAIN)
+
+    def test_a_part_of_an_unknown_upload_is_not_found(self, store: ObjectStore) -> None:
+        with pytest.raises(NotFound):
+            store.upload_part("key", UploadId("00000000-0000-0000-0000-000000000000"), PartNumber(1), b"part")
+
+    @pytest.mark.parametrize("number", [0, 10_001])
+    def test_part_numbers_are_bounded(self, store: ObjectStore, number: int) -> None:
+        with pytest.raises(InvalidRequest):
+            store.upload_part("key", UploadId("any"), PartNumber(number), b"part")
+
+
+class TestThreads:
+    def test_many_threads_share_a_store(self, store: ObjectStore) -> None:
+        def work(number: int) -> bool:
+            body = hashlib.shake_128(str(number).encode()).digest(2000 + 300 * number)
+            key = f"thread/{number}{'/' if number % 10 == 0 else ''}"
+            if key.endswith("/"):
+                body = b""
+            store.put(key, body, WriteOptions(metadata={"n": str(number)}))
+            return bytes(store.get(key)[0]) == body and store.head(key).metadata["n"] == str(number)
+
+        with ThreadPoolExecutor(16) as pool:
+            assert all(pool.map(work, range(100)))
+
+    def test_closing_twice_is_success(self, store: ObjectStore) -> None:
+        store.put("key", b"", PLAIN)
+
+        store.close()
+        store.close()

@@ -1,0 +1,229 @@
+"""Drives an ops.Filesystem by paths, as a process would through the kernel; for tests without a mount.
+
+It caches nothing: every step looks the name up anew, so that what is seen is what the file system says.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from datastore.errors import DatastoreError
+from datastore.fuse.errnos import errno_of
+from datastore.fuse.ops import (
+    ROOT_INO,
+    Attr,
+    Caller,
+    Fh,
+    Filesystem,
+    FSError,
+    Ino,
+    OpenRequest,
+    SetAttr,
+    resolve,
+)
+
+ME = Caller(1000, 1000, 1)
+
+
+class _Calls:
+    """The file system's methods as system calls: they wait, and raise the OSError that a process would see."""
+
+    def __init__(self, fs: Filesystem) -> None:
+        self._fs = fs
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._fs, name)
+
+        def call(*arguments: object) -> Any:
+            try:
+                return resolve(method(*arguments))
+            except FSError as error:
+                raise OSError(error.errno, error.strerror or os.strerror(error.errno)) from error
+            except DatastoreError as error:
+                raise OSError(errno_of(error), str(error)) from error
+
+        return call
+
+
+class _Unlimited:
+    def take(self, name_length: int) -> bool:
+        return True
+
+
+class File:
+    """An open file."""
+
+    def __init__(self, fs: Filesystem, ino: Ino, fh: Fh) -> None:
+        self._call, self.ino, self._fh = _Calls(fs), ino, fh
+
+    def read(self, offset: int = 0, size: int = 1 << 30) -> bytes:
+        end = min(offset + size, self.stat().size)
+        out = b""
+        while offset < end:
+            piece = bytes(self._call.read(self.ino, self._fh, offset, min(1 << 20, end - offset)))
+            if not piece:
+                break
+            out += piece
+            offset += len(piece)
+        return out
+
+    def write(self, content: bytes, offset: int = 0) -> int:
+        return self._call.write(self.ino, self._fh, offset, memoryview(content), False)
+
+    def truncate(self, size: int) -> None:
+        self._call.setattr(ME, self.ino, self._fh, SetAttr(size=size))
+
+    def stat(self) -> Attr:
+        return self._call.getattr(self.ino, self._fh).attr
+
+    def fsync(self) -> None:
+        self._call.fsync(self.ino, self._fh, False)
+
+    def fallocate(self, mode: int, offset: int, length: int) -> None:
+        self._call.fallocate(self.ino, self._fh, offset, length, mode)
+
+    def close(self) -> None:
+        """flush, then release; the error of flush is raised after the release."""
+        try:
+            self._call.flush(self.ino, self._fh)
+        finally:
+            self._call.release(self.ino, self._fh)
+
+
+class LocalFs:
+    """The system calls."""
+
+    def __init__(self, fs: Filesystem, caller: Caller = ME) -> None:
+        self.fs = fs
+        self._call = _Calls(fs)
+        self._caller = caller
+
+    def lookup(self, path: str | bytes) -> Attr:
+        parent, name = self._split(path)
+        return self._child(parent, name) if name else self._call.getattr(parent, Fh(0)).attr
+
+    stat = lookup
+
+    def exists(self, path: str | bytes) -> bool:
+        try:
+            self.lookup(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def open(self, path: str | bytes, flags: int = os.O_RDONLY, mode: int = 0o644) -> File:
+        parent, name = self._split(path)
+        if flags & os.O_CREAT:
+            try:
+                found = self._child(parent, name)
+            except FileNotFoundError:
+                entry, reply = self._call.create(self._caller, parent, name, 0o100000 | mode, OpenRequest(flags=flags))
+                assert entry.attr is not None
+                return File(self.fs, entry.attr.ino, reply.fh)
+            if flags & os.O_EXCL:
+                raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
+        else:
+            found = self._child(parent, name)
+        reply = self._call.open(self._caller, found.ino, OpenRequest(flags=flags & ~os.O_CREAT))
+        return File(self.fs, found.ino, reply.fh)
+
+    @contextmanager
+    def opened(self, path: str | bytes, flags: int = os.O_RDONLY, mode: int = 0o644) -> Iterator[File]:
+        file = self.open(path, flags, mode)
+        try:
+            yield file
+        finally:
+            file.close()
+
+    def read(self, path: str | bytes) -> bytes:
+        with self.opened(path) as file:
+            return file.read()
+
+    def write(self, path: str | bytes, content: bytes) -> None:
+        with self.opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
+            for at in range(0, len(content), 1 << 20):
+                file.write(content[at : at + (1 << 20)], at)
+
+    def listdir(self, path: str | bytes = "") -> list[bytes]:
+        return sorted(name for name, _ in self.scandir(path))
+
+    def scandir(self, path: str | bytes = "", *, plus: bool = False) -> list[tuple[bytes, int]]:
+        """(name, type bits), without the dots."""
+        parent, name = self._split(path)
+        ino = self._child(parent, name).ino if name else parent
+        fh = self._call.opendir(self._caller, ino)
+        entries = self._call.readdir(ino, fh, 0, _Unlimited(), plus)
+        self.fs.releasedir(ino, fh)
+        return [(entry.name, entry.mode & 0o170000) for entry in entries if entry.name not in (b".", b"..")]
+
+    def mkdir(self, path: str | bytes, mode: int = 0o755) -> None:
+        self._call.mkdir(self._caller, *self._new(path), mode)
+
+    def mknod(self, path: str | bytes, mode: int) -> None:
+        self._call.mknod(self._caller, *self._new(path), mode, 0)
+
+    def symlink(self, target: bytes, path: str | bytes) -> None:
+        self._call.symlink(self._caller, *self._new(path), target)
+
+    def readlink(self, path: str | bytes) -> bytes:
+        return self._call.readlink(self.lookup(path).ino)
+
+    def unlink(self, path: str | bytes) -> None:
+        self._call.unlink(self._caller, *self._split(path))
+
+    def rmdir(self, path: str | bytes) -> None:
+        self._call.rmdir(self._caller, *self._split(path))
+
+    def rename(self, old: str | bytes, new: str | bytes, flags: int = 0) -> None:
+        parent, name = self._split(old)
+        new_parent, new_name = self._split(new)
+        self._call.rename(self._caller, parent, name, new_parent, new_name, flags)
+
+    def setattr(self, path: str | bytes, changes: SetAttr) -> Attr:
+        return self._call.setattr(self._caller, self.lookup(path).ino, Fh(0), changes).attr
+
+    def chmod(self, path: str | bytes, mode: int) -> None:
+        self.setattr(path, SetAttr(mode=mode))
+
+    def truncate(self, path: str | bytes, size: int) -> None:
+        self.setattr(path, SetAttr(size=size))
+
+    def setxattr(self, path: str | bytes, name: bytes, content: bytes, flags: int = 0) -> None:
+        self._call.setxattr(self._caller, self.lookup(path).ino, name, content, flags)
+
+    def getxattr(self, path: str | bytes, name: bytes) -> bytes:
+        return bytes(self._call.getxattr(self.lookup(path).ino, name))
+
+    def listxattr(self, path: str | bytes) -> list[bytes]:
+        return list(self._call.listxattr(self.lookup(path).ino))
+
+    def removexattr(self, path: str | bytes, name: bytes) -> None:
+        self._call.removexattr(self._caller, self.lookup(path).ino, name)
+
+    def _new(self, path: str | bytes) -> tuple[Ino, bytes]:
+        """Parent and name of something to make; the kernel refuses what it finds there."""
+        parent, name = self._split(path)
+        entry = self._call.lookup(self._caller, parent, name)
+        if entry.attr is not None:
+            raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
+        return parent, name
+
+    def _split(self, path: str | bytes) -> tuple[Ino, bytes]:
+        parts = [part for part in os.fsencode(path).split(b"/") if part]
+        ino = ROOT_INO
+        for part in parts[:-1]:
+            attr = self._child(ino, part)
+            if attr.mode & 0o170000 != 0o040000:
+                raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            ino = attr.ino
+        return ino, parts[-1] if parts else b""
+
+    def _child(self, parent: Ino, name: bytes) -> Attr:
+        entry = self._call.lookup(self._caller, parent, name)
+        if entry.attr is None:
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return entry.attr

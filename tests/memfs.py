@@ -1,0 +1,483 @@
+"""An in-memory Filesystem for the engine's tests, and a builder that makes a mount of it.
+
+Everything of fuse/ops.py is there, answered inline, or after `delay_s` through Blocking when that is set. Inode numbers of the
+fixed tree (`populate`) depend on nothing but the tree, so that a restarted server gives the same ones.
+The labels of a MountSpec choose the behaviour: see build().
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from datastore.api.mountspec import MountSpec
+from datastore.errors import CredentialsInvalid
+from datastore.fuse.ops import (
+    NOW,
+    ROOT_INO,
+    Attr,
+    AttrReply,
+    Blocking,
+    Caller,
+    DirBudget,
+    DirEntry,
+    Entry,
+    Fh,
+    FSError,
+    Ino,
+    Notifier,
+    OpenReply,
+    OpenRequest,
+    Reply,
+    SetAttr,
+    StatFs,
+)
+
+T = TypeVar("T")
+SUID_SGID = stat.S_ISUID | stat.S_ISGID
+PATTERN_FILES = 200
+
+
+def pattern(number: int) -> bytes:
+    """The content of file `number` of the fixed tree: a pure function, up to 200 KiB."""
+    return b"%06d:" % number * (100 + number * 146)
+
+
+@dataclass
+class Node:
+    """One inode. content for files, target for symlinks, children for directories."""
+
+    ino: Ino
+    mode: int
+    uid: int = 0
+    gid: int = 0
+    parent: Ino = ROOT_INO
+    content: bytearray = field(default_factory=bytearray)
+    target: bytes = b""
+    children: dict[bytes, Ino] = field(default_factory=dict)
+    xattrs: dict[bytes, bytes] = field(default_factory=dict)
+    nlink: int = 1
+    atime_ns: int = 0
+    mtime_ns: int = 0
+    ctime_ns: int = 0
+
+    def attr(self) -> Attr:
+        size = len(self.target) or len(self.content)
+        return Attr(
+            self.ino, self.mode, size, self.nlink, self.uid, self.gid, self.atime_ns, self.mtime_ns, self.ctime_ns
+        )
+
+
+class MemFs:
+    """ttl_s: how long the kernel may keep names and attributes. blocking: calls (by name) answered through Blocking."""
+
+    def __init__(
+        self, *, ttl_s: float = 1.0, keep_cache: bool = True, delay_s: float = 0.0, blocking: Sequence[str] = ()
+    ) -> None:
+        self.ttl_s = ttl_s
+        self.keep_cache = keep_cache
+        self.delay_s = delay_s
+        self.blocking = frozenset(blocking)
+        self.nodes: dict[Ino, Node] = {
+            ROOT_INO: Node(ROOT_INO, stat.S_IFDIR | 0o777, os.geteuid(), os.getegid(), nlink=2)
+        }
+        self.calls: Counter[str] = Counter()
+        self.lookups: Counter[int] = Counter()
+        self.open_handles: set[int] = set()
+        self.passthrough_fd: Callable[[Ino], int] = lambda _: -1
+        self.notifier: Notifier | None = None
+        self.started = self.stopped = 0
+        self.writes_at_once = 0
+        self._next = 1 << 20
+        self._lock = threading.Lock()
+
+    # -- the tree
+
+    def make(self, parent: Ino, name: bytes, mode: int, *, ino: int = 0, caller: Caller | None = None) -> Node:
+        if not ino:
+            self._next += 1
+            ino = self._next
+        now = time.time_ns()
+        node = Node(Ino(ino), mode, parent=parent, atime_ns=now, mtime_ns=now, ctime_ns=now)
+        above = self.nodes[parent]
+        node.uid, node.gid = (caller.uid, caller.gid) if caller else (above.uid, above.gid)
+        if above.mode & stat.S_ISGID:
+            node.gid = above.gid
+            node.mode |= stat.S_ISGID if stat.S_ISDIR(mode) else 0
+        if stat.S_ISDIR(mode):
+            node.nlink = 2
+            above.nlink += 1
+        self.nodes[node.ino] = node
+        above.children[name] = node.ino
+        above.mtime_ns = above.ctime_ns = now
+        return node
+
+    def populate(self) -> None:
+        """The fixed tree: d/000 ... d/199, whose inode numbers and contents never change."""
+        directory = self.make(ROOT_INO, b"d", stat.S_IFDIR | 0o755, ino=2)
+        for number in range(PATTERN_FILES):
+            node = self.make(directory.ino, b"%03d" % number, stat.S_IFREG | 0o644, ino=1000 + number)
+            node.content[:] = pattern(number)
+
+    def _node(self, ino: Ino) -> Node:
+        node = self.nodes.get(ino)
+        if node is None:
+            raise FSError(errno.ESTALE)
+        return node
+
+    def _child(self, parent: Ino, name: bytes) -> Node | None:
+        node = self._node(parent)
+        if not stat.S_ISDIR(node.mode):
+            raise FSError(errno.ENOTDIR)
+        if len(name) > 255:
+            raise FSError(errno.ENAMETOOLONG)
+        ino = node.children.get(name)
+        return None if ino is None else self.nodes[ino]
+
+    def _free(self, parent: Ino, name: bytes) -> None:
+        if self._child(parent, name) is not None:
+            raise FSError(errno.EEXIST)
+
+    def _entry(self, node: Node) -> Entry:
+        self.lookups[node.ino] += 1
+        return Entry(node.attr(), self.ttl_s, self.ttl_s)
+
+    def _reply(self, name: str, answer: Callable[[], T], *, interruptible: bool = False) -> T | Blocking[T]:
+        self.calls[name] += 1
+        if name not in self.blocking:
+            return answer()
+
+        def later() -> T:
+            time.sleep(self.delay_s)
+            with self._lock:
+                return answer()
+
+        return Blocking(later, interruptible=interruptible)
+
+    def _drop(self, node: Node) -> None:
+        node.nlink -= 1
+        node.ctime_ns = time.time_ns()
+
+    # -- Filesystem
+
+    def start(self, notifier: Notifier) -> None:
+        self.notifier = notifier
+        self.started += 1
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+    def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Reply[Entry]:
+        def answer() -> Entry:
+            node = self._child(parent, name)
+            return Entry(None, self.ttl_s) if node is None else self._entry(node)
+
+        return self._reply("lookup", answer)
+
+    def forget(self, ino: Ino, nlookup: int) -> None:
+        self.calls["forget"] += 1
+        self.lookups[ino] -= nlookup
+
+    def getattr(self, ino: Ino, fh: Fh) -> Reply[AttrReply]:
+        return self._reply("getattr", lambda: AttrReply(self._node(ino).attr(), self.ttl_s))
+
+    def setattr(self, caller: Caller, ino: Ino, fh: Fh, changes: SetAttr) -> Reply[AttrReply]:
+        def answer() -> AttrReply:
+            node = self._node(ino)
+            now = time.time_ns()
+            if changes.mode is not None:
+                node.mode = stat.S_IFMT(node.mode) | stat.S_IMODE(changes.mode)
+            node.uid = node.uid if changes.uid is None else changes.uid
+            node.gid = node.gid if changes.gid is None else changes.gid
+            if changes.size is not None:
+                self._resize(node, changes.size)
+            if changes.atime_ns is not None:
+                node.atime_ns = now if changes.atime_ns == NOW else changes.atime_ns
+            if changes.mtime_ns is not None:
+                node.mtime_ns = now if changes.mtime_ns == NOW else changes.mtime_ns
+            if changes.kill_suidgid:
+                self._kill(node)
+            node.ctime_ns = now
+            return AttrReply(node.attr(), self.ttl_s)
+
+        return self._reply("setattr", answer)
+
+    def _resize(self, node: Node, size: int) -> None:
+        if size > 1 << 30:
+            raise FSError(errno.EFBIG)
+        del node.content[size:]
+        node.content.extend(bytes(size - len(node.content)))
+        node.mtime_ns = time.time_ns()
+
+    def _kill(self, node: Node) -> None:
+        if node.mode & stat.S_IXGRP:
+            node.mode &= ~stat.S_ISGID
+        node.mode &= ~stat.S_ISUID
+
+    def readlink(self, ino: Ino) -> Reply[bytes]:
+        return self._reply("readlink", lambda: self._node(ino).target)
+
+    def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Reply[Entry]:
+        def answer() -> Entry:
+            self._free(parent, name)
+            if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+                raise FSError(errno.EPERM)
+            return self._entry(self.make(parent, name, mode, caller=caller))
+
+        return self._reply("mknod", answer)
+
+    def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Reply[Entry]:
+        def answer() -> Entry:
+            self._free(parent, name)
+            return self._entry(self.make(parent, name, stat.S_IFDIR | mode, caller=caller))
+
+        return self._reply("mkdir", answer)
+
+    def unlink(self, caller: Caller, parent: Ino, name: bytes) -> Reply[None]:
+        def answer() -> None:
+            node = self._child(parent, name)
+            if node is None:
+                raise FSError(errno.ENOENT)
+            if stat.S_ISDIR(node.mode):
+                raise FSError(errno.EISDIR)
+            del self.nodes[parent].children[name]
+            self._drop(node)
+
+        return self._reply("unlink", answer)
+
+    def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> Reply[None]:
+        def answer() -> None:
+            node = self._child(parent, name)
+            if node is None:
+                raise FSError(errno.ENOENT)
+            if not stat.S_ISDIR(node.mode):
+                raise FSError(errno.ENOTDIR)
+            if node.children:
+                raise FSError(errno.ENOTEMPTY)
+            del self.nodes[parent].children[name]
+            self.nodes[parent].nlink -= 1
+
+        return self._reply("rmdir", answer)
+
+    def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Reply[Entry]:
+        def answer() -> Entry:
+            self._free(parent, name)
+            node = self.make(parent, name, stat.S_IFLNK | 0o777, caller=caller)
+            node.target = target
+            return self._entry(node)
+
+        return self._reply("symlink", answer)
+
+    def rename(
+        self, caller: Caller, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int
+    ) -> Reply[None]:
+        def answer() -> None:
+            node, there = self._child(parent, name), self._child(new_parent, new_name)
+            if node is None:
+                raise FSError(errno.ENOENT)
+            if flags & ~1:
+                raise FSError(errno.EINVAL)
+            if there is not None:
+                self._replace(node, there, flags)
+            is_directory = stat.S_ISDIR(node.mode)
+            del self.nodes[parent].children[name]
+            self.nodes[new_parent].children[new_name] = node.ino
+            self.nodes[parent].nlink -= is_directory
+            self.nodes[new_parent].nlink += is_directory
+            node.parent = new_parent
+
+        return self._reply("rename", answer)
+
+    def _replace(self, node: Node, there: Node, flags: int) -> None:
+        if flags & 1:
+            raise FSError(errno.EEXIST)
+        if stat.S_ISDIR(there.mode):
+            if not stat.S_ISDIR(node.mode):
+                raise FSError(errno.EISDIR)
+            if there.children:
+                raise FSError(errno.ENOTEMPTY)
+            self.nodes[there.parent].nlink -= 1
+        elif stat.S_ISDIR(node.mode):
+            raise FSError(errno.ENOTDIR)
+        else:
+            self._drop(there)
+
+    def link(self, caller: Caller, ino: Ino, new_parent: Ino, new_name: bytes) -> Reply[Entry]:
+        def answer() -> Entry:
+            node = self._node(ino)
+            self._free(new_parent, new_name)
+            node.nlink += 1
+            self.nodes[new_parent].children[new_name] = ino
+            return self._entry(node)
+
+        return self._reply("link", answer)
+
+    def _opened(self, ino: Ino) -> OpenReply:
+        self._next += 1
+        self.open_handles.add(self._next)
+        return OpenReply(Fh(self._next), keep_cache=self.keep_cache, passthrough_fd=self.passthrough_fd(ino))
+
+    def open(self, caller: Caller, ino: Ino, request: OpenRequest) -> Reply[OpenReply]:
+        def answer() -> OpenReply:
+            node = self._node(ino)
+            if request.flags & os.O_TRUNC:
+                self._resize(node, 0)
+            if request.kill_suidgid:
+                self._kill(node)
+            return self._opened(ino)
+
+        return self._reply("open", answer)
+
+    def create(
+        self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest
+    ) -> Reply[tuple[Entry, OpenReply]]:
+        def answer() -> tuple[Entry, OpenReply]:
+            node = self._child(parent, name)
+            if node is not None and request.flags & os.O_EXCL:
+                raise FSError(errno.EEXIST)
+            node = node or self.make(parent, name, stat.S_IFREG | stat.S_IMODE(mode), caller=caller)
+            return self._entry(node), self._opened(node.ino)
+
+        return self._reply("create", answer)
+
+    def read(self, ino: Ino, fh: Fh, offset: int, size: int) -> Reply[bytes | bytearray | memoryview]:
+        return self._reply(
+            "read", lambda: memoryview(self._node(ino).content)[offset : offset + size].tobytes(), interruptible=True
+        )
+
+    def write(self, ino: Ino, fh: Fh, offset: int, payload: memoryview, kill_suidgid: bool) -> Reply[int]:
+        def answer() -> int:
+            node = self._node(ino)
+            if offset + len(payload) > 1 << 30:
+                raise FSError(errno.EFBIG)
+            if offset > len(node.content):
+                node.content.extend(bytes(offset - len(node.content)))
+            node.content[offset : offset + len(payload)] = payload
+            node.mtime_ns = time.time_ns()
+            if kill_suidgid:
+                self._kill(node)
+            return len(payload)
+
+        return self._reply("write", answer)
+
+    def flush(self, ino: Ino, fh: Fh) -> Reply[None]:
+        return self._reply("flush", lambda: None)
+
+    def fsync(self, ino: Ino, fh: Fh, datasync: bool) -> Reply[None]:
+        return self._reply("fsync", lambda: None)
+
+    def release(self, ino: Ino, fh: Fh) -> Reply[None]:
+        return self._reply("release", lambda: self.open_handles.discard(fh))
+
+    def fallocate(self, ino: Ino, fh: Fh, offset: int, length: int, mode: int) -> Reply[None]:
+        def answer() -> None:
+            node = self._node(ino)
+            if mode & ~1:
+                raise FSError(errno.EOPNOTSUPP)
+            if not mode and offset + length > len(node.content):
+                self._resize(node, offset + length)
+
+        return self._reply("fallocate", answer)
+
+    def lseek(self, ino: Ino, fh: Fh, offset: int, whence: int) -> Reply[int]:
+        def answer() -> int:
+            size = len(self._node(ino).content)
+            if offset >= size or offset < 0:
+                raise FSError(errno.ENXIO)
+            return offset if whence == os.SEEK_DATA else size
+
+        return self._reply("lseek", answer)
+
+    def opendir(self, caller: Caller, ino: Ino) -> Reply[Fh]:
+        return self._reply("opendir", lambda: self._opened(ino).fh)
+
+    def readdir(self, ino: Ino, fh: Fh, offset: int, budget: DirBudget, plus: bool) -> Reply[Sequence[DirEntry]]:
+        def answer() -> Sequence[DirEntry]:
+            node = self._node(ino)
+            dots = [(b".", node.ino), (b"..", node.parent)]
+            lines: list[DirEntry] = []
+            for cursor, (name, child) in enumerate([*dots, *node.children.items()][offset:], offset + 1):
+                if not budget.take(len(name)):
+                    break
+                entry = self._entry(self.nodes[child]) if plus and cursor > 2 else None
+                lines.append(DirEntry(name, child, self._node(child).mode, cursor, entry))
+            return lines
+
+        return self._reply("readdirplus" if plus else "readdir", answer)
+
+    def releasedir(self, ino: Ino, fh: Fh) -> None:
+        self.calls["releasedir"] += 1
+        self.open_handles.discard(fh)
+
+    def statfs(self, ino: Ino) -> Reply[StatFs]:
+        return self._reply("statfs", lambda: StatFs(1 << 20, 1 << 19, 1 << 16, 1 << 15))
+
+    def getxattr(self, ino: Ino, name: bytes) -> Reply[bytes]:
+        def answer() -> bytes:
+            found = self._node(ino).xattrs.get(name)
+            if found is None:
+                raise FSError(errno.ENODATA)
+            return found
+
+        return self._reply("getxattr", answer)
+
+    def setxattr(self, caller: Caller, ino: Ino, name: bytes, content: bytes, flags: int) -> Reply[None]:
+        def answer() -> None:
+            xattrs = self._node(ino).xattrs
+            if flags & os.XATTR_CREATE and name in xattrs:
+                raise FSError(errno.EEXIST)
+            if flags & os.XATTR_REPLACE and name not in xattrs:
+                raise FSError(errno.ENODATA)
+            xattrs[name] = content
+
+        return self._reply("setxattr", answer)
+
+    def listxattr(self, ino: Ino) -> Reply[Sequence[bytes]]:
+        return self._reply("listxattr", lambda: list(self._node(ino).xattrs))
+
+    def removexattr(self, caller: Caller, ino: Ino, name: bytes) -> Reply[None]:
+        def answer() -> None:
+            if self._node(ino).xattrs.pop(name, None) is None:
+                raise FSError(errno.ENODATA)
+
+        return self._reply("removexattr", answer)
+
+
+@dataclass
+class MemMount:
+    """What a builder gives the mount server (datastore.fuse.server.MountedStore)."""
+
+    filesystem: MemFs
+    failures: list[str]
+
+    def status(self) -> dict[str, object]:
+        return {"files": len(self.filesystem.nodes)}
+
+    def warm(self, path: str, progress: Callable[[dict[str, object]], None]) -> dict[str, object]:
+        for done in (1, 2, 3):
+            progress({"path": path, "done": done, "total": 3})
+        return {"files": 3}
+
+    def flush_all(self) -> list[str]:
+        return list(self.failures)
+
+
+def build(spec: MountSpec) -> MemMount:
+    """Labels: wrong=key (probe fails), defect=1 (the builder breaks), flush=LINE (what is never in S3), delay=SECONDS (reads)."""
+    if spec.labels.get("wrong") == "key":
+        raise CredentialsInvalid("the key AKIAEXAMPLE is unknown to the server")
+    if "defect" in spec.labels:
+        raise RuntimeError("a defect in the builder")
+    delay_s = float(spec.labels.get("delay", "0"))
+    filesystem = MemFs(
+        ttl_s=0.0 if delay_s else 1.0, keep_cache=False, delay_s=delay_s, blocking=["read"] if delay_s else []
+    )
+    filesystem.populate()
+    return MemMount(filesystem, [spec.labels["flush"]] if "flush" in spec.labels else [])

@@ -1,0 +1,234 @@
+"""Run the tiers of tests one after another and say at the end which ran: `python tests/run_tiers.py [TIER ...]`.
+
+With CI=true a tier that cannot run, and a test that is skipped, is a failure. The last line is 'N passed, N failed'.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.plain_user import FUSE_DEVICE, Place, here, plain_place
+
+STEP_TIMEOUT_S = 1500.0
+"""The longest step (a tier of pytest) takes a few minutes; this only ends a hang."""
+NO_TESTS_COLLECTED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One command. pytest: its tests are counted one by one; otherwise the exit code is one test."""
+
+    argv: tuple[str, ...]
+    pytest: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """Steps that need the same things. obstacle: why it can't run here, or ''."""
+
+    name: str
+    steps: tuple[Step, ...]
+    obstacle: Callable[[], str] = lambda: ""
+    plain: bool = False
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came of a tier."""
+
+    name: str
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+    note: str = ""
+
+
+def pytest_step(*arguments: str, workers: int = 2) -> Step:
+    """Tests in `workers` processes, whole files each so that costly fixtures are shared."""
+    parallel = ("-n", str(workers), "--dist", "loadfile") if workers > 1 else ()
+    return Step((sys.executable, "-m", "pytest", "-q", *parallel, *arguments), pytest=True)
+
+
+def script(*arguments: str) -> Step:
+    """A Python script or module."""
+    return Step((sys.executable, *arguments))
+
+
+def no_fuse() -> str:
+    """Why nothing can be mounted, or ''."""
+    if not FUSE_DEVICE.exists():
+        return f"{FUSE_DEVICE} is absent: load the fuse module, or give the container the device"
+    if os.getuid() != 0 and not os.access(FUSE_DEVICE, os.R_OK | os.W_OK):
+        return f"{FUSE_DEVICE} is not open to this user: as root, chmod 0666 {FUSE_DEVICE}"
+    return "" if shutil.which("fusermount3") else "fusermount3 is missing: apt-get install fuse3"
+
+
+def not_root() -> str:
+    """Why a mount as root is not possible, or ''."""
+    return no_fuse() or ("" if os.getuid() == 0 else "needs root")
+
+
+TIERS = (
+    Tier(
+        name="check",
+        steps=(
+            script("-m", "ruff", "check", "."),
+            script("-m", "ruff", "format", "--check", "."),
+            script("-m", "mypy"),
+            Step((str(Path(sys.executable).with_name("lint-imports")), "--no-logo")),
+            script("-m", "codespell_lib"),
+            pytest_step("tests/unit/test_packaging.py", workers=1),
+        ),
+    ),
+    Tier(name="unit", steps=(pytest_step("tests/unit", "--ignore=tests/unit/test_packaging.py"),)),
+    Tier(name="wire", steps=(pytest_step("tests/wire"),)),
+    Tier(name="contract", steps=(pytest_step("tests/contract"),)),
+    Tier(name="model", steps=(pytest_step("tests/model"),)),
+    Tier(name="fault", steps=(pytest_step("tests/fault"),)),
+    Tier(name="mount", steps=(pytest_step("tests/mount"),), obstacle=not_root),
+    Tier(name="e2e-laptop", steps=(pytest_step("tests/e2e", "-m", "e2e_laptop", workers=1),), obstacle=not_root),
+    Tier(
+        name="mount-plain",
+        steps=(pytest_step("tests/mount", "-m", "plain_user"),),
+        obstacle=no_fuse,
+        plain=True,
+    ),
+    Tier(
+        name="e2e-laptop-plain",
+        steps=(pytest_step("tests/e2e", "-m", "e2e_laptop and plain_user", workers=1),),
+        obstacle=no_fuse,
+        plain=True,
+    ),
+    Tier(name="pjdfstest", steps=(script("-m", "tests.tools.pjdfstest_tier"),), obstacle=not_root),
+    Tier(name="fsx", steps=(script("-m", "tests.tools.fsx_tier"),), obstacle=not_root),
+)
+
+
+def run_step(step: Step, place: Place, environment: dict[str, str], tally: Tally) -> None:
+    """Run one command to its end (or its time limit) and count."""
+    argv = [str(place.python) if part == sys.executable else part for part in step.argv]
+    with tempfile.TemporaryDirectory(prefix="datastore-tier-") as directory:
+        report = Path(directory, "report.xml")
+        if step.pytest:
+            argv.append(f"--junitxml={report}")
+            if place.uid is not None and place.gid is not None:
+                os.chown(directory, place.uid, place.gid)
+        print(f"\n== {tally.name}: {' '.join(Path(part).name if '/' in part else part for part in argv)}", flush=True)
+        process = place.popen(argv, environment)
+        code = wait(process)
+        if step.pytest and report.exists():
+            count_report(report, code, tally)
+        elif code == 0:
+            tally.passed += 1
+        else:
+            tally.failed += 1
+
+
+def wait(process: subprocess.Popen[bytes]) -> int:
+    """The exit code; the whole process group is ended on a time limit or Ctrl-C."""
+    try:
+        return process.wait(timeout=STEP_TIMEOUT_S)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt) as reason:
+        print(f"== ending the step: {type(reason).__name__}", flush=True)
+        for number, patience_s in ((signal.SIGINT, 30), (signal.SIGKILL, 10)):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=patience_s)
+                break
+        if isinstance(reason, KeyboardInterrupt):
+            raise
+        return -1
+
+
+def count_report(report: Path, code: int, tally: Tally) -> None:
+    """Add up a JUnit report; a run that broke without a failed test counts as one failure."""
+    failed = 0
+    for suite in ElementTree.parse(report).iter("testsuite"):
+        broken = int(suite.get("failures", 0)) + int(suite.get("errors", 0))
+        skipped = int(suite.get("skipped", 0))
+        failed += broken
+        tally.skipped += skipped
+        tally.passed += max(0, int(suite.get("tests", 0)) - broken - skipped)
+    if code not in (0, NO_TESTS_COLLECTED) and failed == 0:
+        failed = 1
+    tally.failed += failed
+
+
+def run_tier(tier: Tier, places: contextlib.ExitStack, shared: dict[str, Place]) -> Tally:
+    """Run a tier where it can run; a tier that can't says why."""
+    tally = Tally(tier.name)
+    started = time.monotonic()
+    tally.note = tier.obstacle()
+    if not tally.note:
+        if tier.plain and "plain" not in shared:
+            shared["plain"] = places.enter_context(plain_place())
+        place = shared["plain"] if tier.plain else here()
+        for step in tier.steps:
+            run_step(step, place, dict(os.environ), tally)
+        if tally.passed == 0 and tally.failed == 0:
+            tally.note = f"{tally.skipped} skipped, none ran"
+    tally.seconds = time.monotonic() - started
+    if os.environ.get("CI") == "true":
+        judge_strictly(tally)
+    return tally
+
+
+def judge_strictly(tally: Tally) -> None:
+    """In CI nothing may be left out."""
+    if tally.skipped:
+        tally.note = f"{tally.skipped} skipped; in CI that is a failure"
+        tally.failed += tally.skipped
+    elif tally.note:
+        tally.failed += 1
+
+
+def table(tallies: Sequence[Tally]) -> Iterator[str]:
+    """What ran, for people."""
+    yield f"{'tier':<18} {'ran':<4} {'passed':>6} {'failed':>6} {'skipped':>7} {'seconds':>8}  why not"
+    for tally in tallies:
+        ran = "yes" if tally.passed or (tally.failed and not tally.note) else "no"
+        yield (
+            f"{tally.name:<18} {ran:<4} {tally.passed:>6} {tally.failed:>6} {tally.skipped:>7} {tally.seconds:>8.1f}"
+            f"  {tally.note}"
+        )
+
+
+def main(names: Sequence[str]) -> int:
+    """Run the named tiers, or all."""
+    unknown = set(names) - {tier.name for tier in TIERS}
+    if unknown:
+        print(f"no such tier: {', '.join(sorted(unknown))}; there are: {', '.join(tier.name for tier in TIERS)}")
+        return 2
+    chosen = [tier for tier in TIERS if not names or tier.name in names]
+    tallies: list[Tally] = []
+    shared: dict[str, Place] = {}
+    with contextlib.ExitStack() as places:
+        tallies.extend(run_tier(tier, places, shared) for tier in chosen)
+    print()
+    print("\n".join(table(tallies)))
+    failed = sum(tally.failed for tally in tallies)
+    print(f"{sum(tally.passed for tally in tallies)} passed, {failed} failed", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,238 @@
+"""Real S3 servers for tests and scripts: versitygw, MinIO and moto, each a process of its own on a free local port.
+
+Context managers (`run_versitygw`, `run_minio`, `run_moto`) are for scripts; the session fixtures `versitygw`, `minio`
+and `moto` are for tests (`pytest_plugins = ["tests.servers"]` in the root conftest). A fixture whose binary is missing
+skips with the reason, and fails when CI=true. Servers hold their data in a temporary directory and end with the block.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import boto3
+import botocore.config
+import pytest
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 10.0
+
+
+class ServerMissing(Exception):
+    """The server's binary is not installed; the text says where it was looked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """A running server. name: 'versitygw', 'minio' or 'moto'; data_dir: where it keeps objects ('' for moto)."""
+
+    name: str
+    endpoint: str
+    access_key: str
+    secret_key: str
+    region: str = "us-east-1"
+    data_dir: str = ""
+    pid: int = 0
+
+
+def tools_dir() -> Path:
+    """Where `make tools` puts binaries."""
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(os.environ.get("KUBE_DATASTORE_TOOLS") or Path(cache, "kube-datastore", "tools")) / "bin"
+
+
+def find_tool(name: str) -> str:
+    """Path of a built tool. Errors: ServerMissing."""
+    path = tools_dir() / name
+    if not os.access(path, os.X_OK):
+        raise ServerMissing(f"{name} is not in {path.parent} (make tools builds it)")
+    return str(path)
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def boto_client(server: Server) -> Any:
+    """A boto3 S3 client of the server: 'another tool' beside the mount."""
+    config = botocore.config.Config(
+        s3={"addressing_style": "path"},
+        retries={"mode": "standard", "max_attempts": 3},
+        connect_timeout=5,
+        read_timeout=30,
+        proxies={},
+    )
+    return boto3.session.Session().client(
+        "s3",
+        endpoint_url=server.endpoint,
+        aws_access_key_id=server.access_key,
+        aws_secret_access_key=server.secret_key,
+        region_name=server.region,
+        config=config,
+    )
+
+
+def make_bucket(server: Server, name: str) -> str:
+    """Create the bucket and return its name."""
+    boto_client(server).create_bucket(Bucket=name)
+    return name
+
+
+@contextmanager
+def run_versitygw(*extra: str, port: int = 0, data_dir: str = "") -> Iterator[Server]:
+    """versitygw over a directory. extra: more global options; port and data_dir: to start it again in its place."""
+    binary = find_tool("versitygw")
+    with _directory(data_dir) as root:
+        keys = _Keys("testaccess", "testsecret-versitygw")
+
+        def command(at: int) -> list[str]:
+            listen = ["--port", f"127.0.0.1:{at}", "--health", "/healthz"]
+            return [binary, "--quiet", "--keep-alive", *listen, *extra, "posix", root]
+
+        env = {"ROOT_ACCESS_KEY": keys.access, "ROOT_SECRET_KEY": keys.secret}
+        with _running("versitygw", command, env, "/healthz", port) as (process, at):
+            yield keys.server("versitygw", at, root, process.pid)
+
+
+@contextmanager
+def run_minio(*, port: int = 0, data_dir: str = "") -> Iterator[Server]:
+    """MinIO with one drive. port and data_dir: to start it again in its place."""
+    binary = find_tool("minio")
+    with _directory(data_dir) as root:
+        keys = _Keys("testaccess", "testsecret-minio")
+
+        def command(at: int) -> list[str]:
+            listen = ["--address", f"127.0.0.1:{at}", "--console-address", "127.0.0.1:0"]
+            return [binary, "server", "--quiet", *listen, root]
+
+        env = {
+            "MINIO_ROOT_USER": keys.access,
+            "MINIO_ROOT_PASSWORD": keys.secret,
+            "MINIO_BROWSER": "off",
+            "MINIO_UPDATE": "off",
+            "HOME": root,
+        }
+        with _running("minio", command, env, "/minio/health/live", port) as (process, at):
+            yield keys.server("minio", at, root, process.pid)
+
+
+@contextmanager
+def run_moto(*, port: int = 0) -> Iterator[Server]:
+    """moto's server in a process of its own; it checks no signature."""
+    keys = _Keys("testaccess", "testsecret-moto")
+
+    def command(at: int) -> list[str]:
+        return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(at)]
+
+    env = {"PYTHONWARNINGS": "ignore"}
+    with _running("moto", command, env, "/moto-api/data.json", port) as (process, at):
+        yield keys.server("moto", at, "", process.pid)
+
+
+@pytest.fixture(scope="session")
+def versitygw() -> Iterator[Server]:
+    yield from _fixture(run_versitygw())
+
+
+@pytest.fixture(scope="session")
+def minio() -> Iterator[Server]:
+    yield from _fixture(run_minio())
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[Server]:
+    yield from _fixture(run_moto())
+
+
+def _fixture(runner: AbstractContextManager[Server]) -> Iterator[Server]:
+    try:
+        server = runner.__enter__()
+    except ServerMissing as error:
+        if os.environ.get("CI") == "true":
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+    try:
+        yield server
+    finally:
+        runner.__exit__(None, None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    access: str
+    secret: str
+
+    def server(self, name: str, port: int, root: str, pid: int) -> Server:
+        endpoint = f"http://127.0.0.1:{port}"
+        return Server(
+            name=name, endpoint=endpoint, access_key=self.access, secret_key=self.secret, data_dir=root, pid=pid
+        )
+
+
+@contextmanager
+def _directory(given: str) -> Iterator[str]:
+    if given:
+        yield given
+        return
+    with tempfile.TemporaryDirectory(prefix="datastore-server-", ignore_cleanup_errors=True) as made:
+        yield made
+
+
+@contextmanager
+def _running(
+    name: str, command: Callable[[int], Sequence[str]], env: Mapping[str, str], health: str, port: int
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Start, wait until healthy, and stop. Another port is tried when someone took ours in between."""
+    attempts = 1 if port else 5
+    for attempt in range(attempts):
+        at = port or free_port()
+        with tempfile.TemporaryFile() as log:
+            process = subprocess.Popen(
+                command(at), env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+            try:
+                if _healthy(process, f"http://127.0.0.1:{at}{health}"):
+                    yield process, at
+                    return
+            finally:
+                _stop(process)
+            if attempt == attempts - 1:
+                log.seek(0)
+                text = log.read()[-2000:].decode(errors="replace")
+                raise RuntimeError(f"{name} did not start on port {at}: {text}")
+
+
+def _healthy(process: subprocess.Popen[bytes], url: str) -> bool:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with opener.open(url, timeout=5) as answer:
+                if answer.status == 200:
+                    return True
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.05)
+    return False
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(STOP_TIMEOUT_S)

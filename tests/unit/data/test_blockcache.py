@@ -1,0 +1,695 @@
+"""The disk cache: it gives back exactly what was put in, or nothing; it stays in its limit; it never fails a read."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from datastore.fuse.data import blockcache, cachespace
+from datastore.fuse.data.blockcache import BlockCache
+from datastore.fuse.data.blockfile import BLOCK_BYTES, BlockFile, Identity, create_files
+from datastore.fuse.data.cachespace import CacheBusyError, CacheSpace
+from datastore.fuse.data.version import ObjectVersion
+from datastore.fuse.store.base import ETag
+
+MIB = 1 << 20
+LIMIT = 64 * MIB
+
+
+class Hand:
+    """A clock that is set by hand, seconds."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def content(size: int, seed: int = 1) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def version(size: int, key: str = "a/b", etag: str = "e1") -> ObjectVersion:
+    return ObjectVersion(key, ETag(etag), size)
+
+
+def on_disk(directory: Path) -> int:
+    return sum(file.stat().st_blocks * 512 for file in (directory / "objects").rglob("*") if file.is_file())
+
+
+def file_of(directory: Path, suffix: str) -> Path:
+    (found,) = (directory / "objects").rglob(f"*{suffix}")
+    return found
+
+
+@pytest.fixture
+def clock() -> Hand:
+    return Hand()
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, clock: Hand) -> Iterator[Callable[[], BlockCache]]:
+    """Makes a cache on the same directory each time, as another process would."""
+    made: list[BlockCache] = []
+
+    def make() -> BlockCache:
+        made.append(BlockCache(tmp_path / "cache", LIMIT, "http://s3/bucket", monotonic=clock))
+        return made[-1]
+
+    yield make
+    for cache in made:
+        cache.close()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+Make = Callable[[], BlockCache]
+
+
+def test_what_was_written_is_read_back_and_nothing_else_is_held(fresh: Make) -> None:
+    cache, body = fresh(), content(3 * BLOCK_BYTES + 5)
+    file = version(len(body))
+
+    assert cache.write(file, BLOCK_BYTES, body[BLOCK_BYTES : 2 * BLOCK_BYTES])
+
+    assert cache.read(file, BLOCK_BYTES, BLOCK_BYTES) == body[BLOCK_BYTES : 2 * BLOCK_BYTES]
+    assert cache.read(file, BLOCK_BYTES + 7, 9) == body[BLOCK_BYTES + 7 : BLOCK_BYTES + 16]
+    assert cache.read(file, BLOCK_BYTES - 1, 2) is None
+    assert cache.read(file, 2 * BLOCK_BYTES - 1, 2) is None
+    assert not cache.present(file)
+    assert cache.complete_fd(file) is None
+
+
+def test_a_read_ends_at_the_end_of_the_object(fresh: Make) -> None:
+    cache, body = fresh(), content(BLOCK_BYTES + 5)
+    file = version(len(body))
+    cache.write(file, 0, body)
+    assert cache.read(file, BLOCK_BYTES, 4096) == body[BLOCK_BYTES:]
+    assert cache.read(file, len(body), 10) == b""
+    assert cache.holds(file, len(body), len(body) + 10)
+
+
+def test_partial_blocks_at_the_edges_are_left_out(fresh: Make) -> None:
+    cache, body = fresh(), content(4 * BLOCK_BYTES)
+    file = version(len(body))
+    cache.write(file, 100, body[100 : 3 * BLOCK_BYTES + 100])
+    assert cache.read(file, 100, 10) is None
+    assert cache.read(file, BLOCK_BYTES, 2 * BLOCK_BYTES) == body[BLOCK_BYTES : 3 * BLOCK_BYTES]
+    assert cache.read(file, 3 * BLOCK_BYTES, 10) is None
+    assert cache.write(file, 3 * BLOCK_BYTES + 1, body[3 * BLOCK_BYTES + 1 :])
+    assert not cache.holds(file, 3 * BLOCK_BYTES, 4 * BLOCK_BYTES)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        version(BLOCK_BYTES, etag="e2"),
+        version(BLOCK_BYTES, key="a/c"),
+        version(BLOCK_BYTES + 1),
+        version(BLOCK_BYTES, key="a/b\udcff"),
+    ],
+)
+def test_another_key_etag_or_size_is_another_version(fresh: Make, other: ObjectVersion) -> None:
+    cache = fresh()
+    cache.write(version(BLOCK_BYTES), 0, content(BLOCK_BYTES))
+    assert cache.read(other, 0, 10) is None
+    assert cache.write(other, 0, content(other.size, seed=2))
+    assert cache.read(other, 0, 10) == content(other.size, seed=2)[:10]
+
+
+def test_another_bucket_is_another_namespace(fresh: Make, directory: Path) -> None:
+    fresh().write(version(10), 0, b"0123456789")
+    assert BlockCache(directory, LIMIT, "http://s3/other").read(version(10), 0, 10) is None
+
+
+def test_an_empty_object_is_always_present_and_takes_no_file(fresh: Make, directory: Path, tmp_path: Path) -> None:
+    cache = fresh()
+    (tmp_path / "empty").touch()
+    assert cache.present(version(0))
+    assert cache.read(version(0), 0, 10) == b""
+    assert cache.write(version(0), 0, b"")
+    assert cache.complete_fd(version(0)) is None
+    assert not cache.adopt(version(0), tmp_path / "empty")
+    assert not directory.exists()
+
+
+def test_a_later_process_finds_whole_and_partial_versions(fresh: Make) -> None:
+    body = content(4 * BLOCK_BYTES + 3)
+    whole, part = version(len(body)), version(len(body), key="part")
+    first = fresh()
+    first.write(whole, 0, body)
+    first.write(part, 0, body[: 2 * BLOCK_BYTES])
+    first.close()
+
+    later = fresh()
+
+    assert later.present(whole)
+    assert later.read(whole, 0, len(body)) == body
+    assert not later.present(part)
+    assert later.holds(part, 0, 2 * BLOCK_BYTES)
+    assert later.read(part, 10, BLOCK_BYTES) == body[10 : BLOCK_BYTES + 10]
+    assert later.read(part, 2 * BLOCK_BYTES, 1) is None
+
+
+def test_what_another_process_writes_is_seen_at_once(fresh: Make) -> None:
+    one, two, body = fresh(), fresh(), content(4 * BLOCK_BYTES)
+    file = version(len(body))
+    one.write(file, 0, body[:BLOCK_BYTES])
+    assert two.read(file, 0, BLOCK_BYTES) == body[:BLOCK_BYTES]
+    two.write(file, BLOCK_BYTES, body[BLOCK_BYTES:])
+    assert one.read(file, 0, len(body)) == body
+    assert one.present(file)
+    assert two.present(file)
+
+
+def test_complete_fd_is_read_only_and_outlives_the_cache_entry(fresh: Make) -> None:
+    cache, body = fresh(), content(2 * BLOCK_BYTES + 1)
+    file = version(len(body))
+    cache.write(file, 0, body)
+
+    fd = cache.complete_fd(file)
+    assert fd is not None
+    try:
+        cache.drop(file)
+        cache.close()
+        assert os.pread(fd, len(body), 0) == body
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.pwrite(fd, b"x", 0)
+    finally:
+        os.close(fd)
+    assert cache.complete_fd(file) is None
+
+
+def test_adopt_takes_the_file_over(fresh: Make, tmp_path: Path) -> None:
+    cache, body = fresh(), content(5 * BLOCK_BYTES + 1)
+    (tmp_path / "staged").write_bytes(body)
+    file = version(len(body))
+    cache.write(file, 0, body[:BLOCK_BYTES])
+
+    assert cache.adopt(file, tmp_path / "staged")
+
+    assert not (tmp_path / "staged").exists()
+    assert cache.read(file, 0, len(body)) == body
+    assert fresh().present(file)
+    fd = fresh().complete_fd(file)
+    assert fd is not None
+    os.close(fd)
+
+
+def test_adopt_can_leave_the_file_with_its_owner(fresh: Make, tmp_path: Path) -> None:
+    cache, body = fresh(), content(BLOCK_BYTES + 1)
+    staged = tmp_path / "staged"
+    staged.write_bytes(body)
+    assert cache.adopt(version(len(body)), staged, keep=True)
+    staged.write_bytes(b"changed")
+    assert cache.read(version(len(body)), 0, len(body)) == body
+
+
+def test_adopt_from_another_disk_copies(
+    fresh: Make, tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blockcache, "_same_disk", lambda path, other: False)
+    body, staged, cache = content(BLOCK_BYTES + 1), tmp_path / "staged", fresh()
+    staged.write_bytes(body)
+
+    assert cache.adopt(version(len(body)), staged)
+
+    assert not staged.exists()
+    assert cache.read(version(len(body)), 0, len(body)) == body
+    assert {file.suffix for file in (directory / "objects").rglob("*.*")} == {".data", ".blocks"}
+
+
+def test_adopt_refuses_a_file_of_another_size_or_none_or_one_too_large(fresh: Make, tmp_path: Path) -> None:
+    cache, staged = fresh(), tmp_path / "staged"
+    staged.write_bytes(b"12345")
+    assert not cache.adopt(version(6), staged)
+    assert staged.read_bytes() == b"12345"
+    os.truncate(staged, LIMIT + 1)
+    assert not cache.adopt(version(LIMIT + 1), staged)
+    assert not cache.adopt(version(5), tmp_path / "absent")
+
+
+@pytest.mark.parametrize("at", [0, BLOCK_BYTES + 17, 4 * BLOCK_BYTES + 2])
+def test_a_flipped_byte_is_never_served(fresh: Make, directory: Path, at: int) -> None:
+    body = content(4 * BLOCK_BYTES + 3)
+    file = version(len(body))
+    fresh().write(file, 0, body)
+    with open(file_of(directory, ".data"), "r+b", buffering=0) as data:
+        data.seek(at)
+        data.write(bytes([body[at] ^ 1]))
+
+    later = fresh()
+
+    assert later.read(file, at, 1) is None
+    assert not later.present(file)
+    assert later.complete_fd(file) is None
+    assert not later.verify(file)
+    later.write(file, 0, body)
+    assert later.read(file, 0, len(body)) == body
+
+
+def test_a_byte_flipped_under_an_open_whole_file_is_noticed(fresh: Make, directory: Path) -> None:
+    cache, body = fresh(), content(BLOCK_BYTES)
+    cache.write(version(len(body)), 0, body)
+    assert cache.read(version(len(body)), 0, 10) == body[:10]
+    path = file_of(directory, ".data")
+    with open(path, "r+b", buffering=0) as data:
+        data.write(b"other")
+    os.utime(path, ns=(1, 1))
+    assert cache.read(version(len(body)), 0, 10) is None
+
+
+def test_a_touched_file_is_checked_and_then_trusted_again(fresh: Make, directory: Path) -> None:
+    body = content(2 * BLOCK_BYTES)
+    fresh().write(version(len(body)), 0, body)
+    os.utime(file_of(directory, ".data"), ns=(1, 1))
+    later = fresh()
+    assert later.read(version(len(body)), 0, len(body)) == body
+    fd = later.complete_fd(version(len(body)))
+    assert fd is not None
+    os.close(fd)
+
+
+def test_complete_fd_of_a_large_unsealed_version_needs_verify(
+    fresh: Make, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blockcache, "INLINE_VERIFY_BYTES", BLOCK_BYTES)
+    body = content(2 * BLOCK_BYTES)
+    fresh().write(version(len(body)), 0, body)
+    os.utime(file_of(directory, ".data"), ns=(1, 1))
+    later = fresh()
+    assert later.complete_fd(version(len(body))) is None
+    assert later.verify(version(len(body)))
+    fd = later.complete_fd(version(len(body)))
+    assert fd is not None
+    os.close(fd)
+
+
+def test_without_boot_ids_checksums_do_the_work(fresh: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blockcache, "_boot_id", lambda: b"")
+    body = content(2 * BLOCK_BYTES)
+    fresh().write(version(len(body)), 0, body)
+    assert fresh().read(version(len(body)), 5, len(body)) == body[5:]
+
+
+def truncate_data(directory: Path) -> None:
+    os.truncate(file_of(directory, ".data"), 100)
+
+
+def remove_data(directory: Path) -> None:
+    file_of(directory, ".data").unlink()
+
+
+def remove_sidecar(directory: Path) -> None:
+    file_of(directory, ".blocks").unlink()
+
+
+def cut_sidecar(directory: Path) -> None:
+    path = file_of(directory, ".blocks")
+    os.truncate(path, path.stat().st_size - 4)
+
+
+def empty_sidecar(directory: Path) -> None:
+    os.truncate(file_of(directory, ".blocks"), 0)
+
+
+def garble_head(directory: Path) -> None:
+    with open(file_of(directory, ".blocks"), "r+b") as file:
+        file.write(b"NONSENSE")
+
+
+def garble_records(directory: Path) -> None:
+    path = file_of(directory, ".blocks")
+    with open(path, "r+b") as file:
+        file.seek(32)
+        file.write(bytes(44))
+        file.seek(path.stat().st_size - 8)
+        file.write(b"NONSENSE")
+
+
+def claim_too_much(directory: Path) -> None:
+    """A record for a block that was never written."""
+    path = file_of(directory, ".blocks")
+    sidecar = bytearray(path.read_bytes())
+    sidecar[32:76] = bytes(44)
+    sidecar[-8:] = sidecar[-16:-8]
+    path.write_bytes(sidecar)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        truncate_data,
+        remove_data,
+        remove_sidecar,
+        cut_sidecar,
+        empty_sidecar,
+        garble_head,
+        garble_records,
+        claim_too_much,
+    ],
+)
+@pytest.mark.parametrize("still_open", [True, False])
+def test_damaged_files_are_dropped_and_can_be_written_again(
+    fresh: Make, directory: Path, damage: Callable[[Path], None], still_open: bool, clock: Hand
+) -> None:
+    body = content(3 * BLOCK_BYTES)
+    file = version(len(body))
+    cache = fresh()
+    cache.write(file, 0, body)
+    damage(directory)
+    if still_open:
+        clock.now_s += blockcache.TOUCH_S
+    else:
+        cache = fresh()
+
+    held = cache.read(file, 2 * BLOCK_BYTES, BLOCK_BYTES)
+
+    assert held in (None, body[2 * BLOCK_BYTES :])
+    assert cache.write(file, 0, body)
+    assert cache.read(file, 0, len(body)) == body
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS])
+def test_a_full_or_broken_disk_turns_caching_off_until_it_is_well(
+    fresh: Make, clock: Hand, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    cache, body = fresh(), content(2 * BLOCK_BYTES)
+    file = version(len(body))
+    cache.write(file, 0, body[:BLOCK_BYTES])
+    calls = []
+
+    def refuse(fd: int, buffer: bytes, offset: int) -> int:
+        calls.append(offset)
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "pwrite", refuse)
+        assert not cache.write(file, BLOCK_BYTES, body[BLOCK_BYTES:])
+        tried = len(calls)
+        assert not cache.write(file, BLOCK_BYTES, body[BLOCK_BYTES:])
+        assert len(calls) == tried, "off means that the disk is left alone"
+        assert cache.read(file, 0, BLOCK_BYTES) == body[:BLOCK_BYTES]
+        assert cache.read(file, BLOCK_BYTES, 1) is None
+
+    clock.now_s += blockcache.PAUSE_S
+    assert cache.write(file, BLOCK_BYTES, body[BLOCK_BYTES:])
+    assert cache.read(file, 0, len(body)) == body
+
+
+def test_each_failing_write_leaves_either_nothing_or_the_truth(fresh: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    body, real = content(3 * BLOCK_BYTES), os.pwrite
+    for nth in range(12):
+        file = version(len(body), etag=f"nth{nth}")
+        left = [nth]
+
+        def sometimes(fd: int, buffer: bytes, offset: int, left: list[int] = left) -> int:
+            left[0] -= 1
+            if left[0] == -1:
+                raise OSError(errno.ENOSPC, "full")
+            return real(fd, memoryview(buffer)[: max(1, len(buffer) // 2)], offset)  # short writes are legal
+
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "pwrite", sometimes)
+            fresh().write(file, 0, body)
+        later = fresh()
+        for start in range(0, len(body), BLOCK_BYTES):
+            assert later.read(file, start, BLOCK_BYTES) in (None, body[start : start + BLOCK_BYTES])
+
+
+def test_a_read_error_of_the_disk_means_not_held(fresh: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, body = fresh(), content(BLOCK_BYTES)
+    cache.write(version(len(body)), 0, body)
+
+    def refuse(fd: int, size: int, offset: int) -> bytes:
+        raise OSError(errno.EIO, "broken")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "pread", refuse)
+        assert cache.read(version(len(body)), 0, 10) is None
+        assert cache.usage() == (0, LIMIT)
+        assert cache.make_room(1) == 0
+    assert cache.read(version(len(body)), 0, 10) == body[:10]
+
+
+def test_a_directory_that_cannot_be_made_means_no_cache(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    cache = BlockCache(tmp_path / "file" / "cache", LIMIT, "n")
+    assert not cache.write(version(10), 0, b"0123456789")
+    assert cache.read(version(10), 0, 10) is None
+    assert cache.usage() == (0, LIMIT)
+    cache.drop(version(10))
+
+
+def test_the_cache_stays_in_its_limit_and_evicts_what_was_used_longest_ago(
+    fresh: Make, directory: Path, clock: Hand
+) -> None:
+    cache, body = fresh(), content(4 * MIB)
+    for index in range(15):
+        assert cache.write(version(len(body), key=f"k{index}"), 0, body)
+        path = cache._paths(version(len(body), key=f"k{index}"))[1]
+        os.utime(path, ns=(index, index))
+    clock.now_s += blockcache.TOUCH_S
+    assert cache.read(version(len(body), key="k0"), 0, 1) == body[:1]
+
+    for index in range(15, 20):
+        assert cache.write(version(len(body), key=f"k{index}"), 0, body)
+        assert on_disk(directory) <= LIMIT
+
+    assert cache.usage()[0] <= LIMIT
+    assert cache.usage()[1] == LIMIT
+    assert cache.present(version(len(body), key="k0"))
+    assert fresh().read(version(len(body), key="k1"), 0, 1) is None
+    assert fresh().present(version(len(body), key="k19"))
+
+
+def test_the_figure_agrees_with_the_disk(fresh: Make, directory: Path) -> None:
+    cache = fresh()
+    for index in range(20):
+        cache.write(version(5000, key=f"small{index}"), 0, content(5000))
+        cache.write(version(5000, key=f"small{index}"), 0, content(5000))
+    assert cache.usage()[0] == on_disk(directory) == 20 * (8192 + 4096)
+    (directory / "usage").unlink()
+    assert cache.usage()[0] == 20 * (8192 + 4096)
+
+
+def test_an_object_larger_than_the_cache_is_kept_in_part_and_the_limit_holds(fresh: Make, directory: Path) -> None:
+    cache, body = fresh(), content(8 * MIB)
+    file = version(2 * LIMIT)
+    for start in range(0, 2 * LIMIT, len(body)):
+        cache.write(file, start, body)
+        assert on_disk(directory) <= LIMIT
+    assert cache.read(file, 2 * LIMIT - len(body), len(body)) == body
+
+
+def test_a_body_larger_than_the_cache_is_not_kept(tmp_path: Path) -> None:
+    cache = BlockCache(tmp_path / "cache", 2 * BLOCK_BYTES, "n")
+    assert not cache.write(version(3 * BLOCK_BYTES), 0, content(3 * BLOCK_BYTES))
+    assert not BlockCache(tmp_path / "tiny", 100, "n").write(version(10), 0, b"0123456789")
+
+
+def test_an_evicted_version_stays_readable_for_who_has_it_open_and_is_written_anew(fresh: Make, clock: Hand) -> None:
+    one, two, body = fresh(), fresh(), content(2 * BLOCK_BYTES)
+    file = version(len(body))
+    one.write(file, 0, body[:BLOCK_BYTES])
+
+    assert two.make_room(LIMIT) > 0
+
+    assert one.read(file, 0, BLOCK_BYTES) == body[:BLOCK_BYTES]
+    assert two.read(file, 0, BLOCK_BYTES) is None
+    assert one.write(file, BLOCK_BYTES, body[BLOCK_BYTES:])
+    assert two.read(file, BLOCK_BYTES, BLOCK_BYTES) == body[BLOCK_BYTES:]
+    two.make_room(LIMIT)
+    clock.now_s += blockcache.TOUCH_S
+    assert one.read(file, BLOCK_BYTES, 1) is None, "lets go of evicted files in time"
+
+
+def test_make_room_lets_go_of_descriptors(fresh: Make) -> None:
+    cache = fresh()
+    cache.write(version(BLOCK_BYTES), 0, content(BLOCK_BYTES))
+    before = len(os.listdir("/dev/fd"))
+    cache.make_room(LIMIT)
+    assert len(os.listdir("/dev/fd")) == before - 2
+
+
+def test_open_files_are_bounded(fresh: Make) -> None:
+    cache = fresh()
+    before = len(os.listdir("/dev/fd"))
+    for index in range(blockcache.OPEN_FILES + 20):
+        cache.write(version(10, key=f"k{index}"), 0, b"0123456789")
+    assert len(os.listdir("/dev/fd")) <= before + 2 * blockcache.OPEN_FILES
+    assert cache.read(version(10, key="k0"), 0, 10) == b"0123456789"
+    cache.close()
+    assert len(os.listdir("/dev/fd")) == before
+
+
+def test_a_busy_directory_means_not_kept_but_still_readable(
+    fresh: Make, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cachespace, "LOCK_WAIT_S", 0.005)
+    cache, body = fresh(), content(BLOCK_BYTES)
+    cache.write(version(len(body)), 0, body)
+    with CacheSpace(directory, LIMIT).exclusive():
+        assert not cache.write(version(len(body), key="other"), 0, body)
+        assert cache.read(version(len(body)), 0, len(body)) == body
+    assert cache.write(version(len(body), key="other"), 0, body)
+
+
+def test_threads_of_one_process_wait_for_each_other_for_a_bounded_time(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cachespace, "LOCK_WAIT_S", 0.005)
+    space = CacheSpace(directory, LIMIT)
+    with space.exclusive(), pytest.raises(CacheBusyError):
+        space.reserve(1)
+
+
+def test_only_one_evicts_at_a_time(fresh: Make, directory: Path) -> None:
+    cache = fresh()
+    cache.write(version(10), 0, b"0123456789")
+    space, freed = CacheSpace(directory, LIMIT), list[int]()
+    original = space._scan
+
+    def meanwhile() -> dict[str, cachespace._Stored]:
+        freed.append(cache.make_room(LIMIT))
+        return original()
+
+    space._scan = meanwhile  # type: ignore[method-assign]
+    assert space.evict(LIMIT) > 0
+    assert freed == [0]
+
+
+def test_many_threads_read_and_write_under_eviction(tmp_path: Path) -> None:
+    cache = BlockCache(tmp_path / "cache", 3 * MIB, "n")
+    bodies = {version(5 * BLOCK_BYTES, key=f"k{i}"): content(5 * BLOCK_BYTES, seed=i) for i in range(8)}
+    wrong: list[object] = []
+
+    def work(seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(150):
+            file, body = rng.choice(list(bodies.items()))
+            block = rng.randrange(5) * BLOCK_BYTES
+            if rng.random() < 0.5:
+                cache.write(file, block, body[block : block + 2 * BLOCK_BYTES])
+            else:
+                held = cache.read(file, block, 1000)
+                if held not in (None, body[block : block + 1000]):
+                    wrong.append((file, block))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    cache.close()
+
+    assert wrong == []
+    in_flight = 8 * (2 * BLOCK_BYTES + 4096)  # an eviction does not see what the others are just writing
+    assert on_disk(tmp_path / "cache") <= 3 * MIB + in_flight
+
+
+WORKER = """
+import random, sys
+from pathlib import Path
+from datastore.fuse.data.blockcache import BlockCache
+from datastore.fuse.data.blockfile import BLOCK_BYTES
+from datastore.fuse.data.version import ObjectVersion
+directory, seed = Path(sys.argv[1]), int(sys.argv[2])
+cache = BlockCache(directory, 3 << 20, "n")
+bodies = [(ObjectVersion(f"k{i}", "e", 5 * BLOCK_BYTES), random.Random(i).randbytes(5 * BLOCK_BYTES)) for i in range(8)]
+rng = random.Random(seed)
+hits = 0
+for _ in range(400):
+    file, body = rng.choice(bodies)
+    block = rng.randrange(5) * BLOCK_BYTES
+    if rng.random() < 0.5:
+        cache.write(file, block, body[block : block + 2 * BLOCK_BYTES])
+    else:
+        held = cache.read(file, block, BLOCK_BYTES)
+        hits += held is not None
+        assert held in (None, body[block : block + BLOCK_BYTES]), (file, block)
+print(hits)
+"""
+
+
+def test_processes_share_one_directory_within_its_limit(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WORKER, str(tmp_path / "cache")]
+    root = Path(__file__).parents[3]
+    running = [
+        subprocess.Popen([*command, str(seed)], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for seed in range(3)
+    ]
+    ended = [(*process.communicate(timeout=60), process.returncode) for process in running]
+    for printed, errors, code in ended:
+        assert code == 0, errors
+        assert int(printed) > 0
+    in_flight = 3 * (2 * BLOCK_BYTES + 4096)  # an eviction does not see what the others are just writing
+    assert on_disk(tmp_path / "cache") <= 3 * MIB + in_flight
+    assert BlockCache(tmp_path / "cache", 3 * MIB, "n").usage()[0] <= 3 * MIB
+
+
+def test_block_files_keep_their_invariants_through_random_writes(tmp_path: Path) -> None:
+    rng, body = random.Random(3), content(6 * BLOCK_BYTES + 9)
+    identity = Identity(label=b"x", size=len(body), boot_id=b"b" * 16)
+    paths = tmp_path / "x.data", tmp_path / "x.blocks"
+    create_files(*paths, identity)
+    file = BlockFile(*paths, identity)
+    file._check()
+    while not file.whole:
+        start = rng.randrange(7) * BLOCK_BYTES - rng.choice([0, 0, 5])
+        start = max(0, start)
+        file.write(start, body[start : start + rng.randrange(3 * BLOCK_BYTES)])
+        file._check()
+    assert file.read(0, len(body)) == body
+    assert BlockFile(*paths, identity).whole
+
+    file._right[3] = 0
+    with pytest.raises(AssertionError, match="sealed"):
+        file._check()
+    file._right[3], file._stamp = 1, None
+    os.pwrite(file._data_fd, b"changed", 3 * BLOCK_BYTES)
+    with pytest.raises(AssertionError, match="block 3"):
+        file._check()
+
+
+def test_opening_a_sidecar_that_is_unlinked_meanwhile_finds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = Identity(label=b"x", size=10, boot_id=b"")
+    paths = tmp_path / "x.data", tmp_path / "x.blocks"
+    create_files(*paths, identity)
+    real = os.open
+
+    def evict_between(path: Path, flags: int, mode: int = 0o777) -> int:
+        fd = real(path, flags, mode)
+        if path == paths[0]:
+            paths[1].unlink()
+        return fd
+
+    monkeypatch.setattr(os, "open", evict_between)
+    with pytest.raises(FileNotFoundError, match="evicted"):
+        BlockFile(*paths, identity)
+
+
+def test_threads_that_create_one_version_at_once_share_it(fresh: Make) -> None:
+    cache, body, gate = fresh(), content(8 * BLOCK_BYTES), threading.Barrier(8)
+
+    def write(block: int) -> bool:
+        gate.wait(10)
+        return cache.write(
+            version(len(body)), block * BLOCK_BYTES, body[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES]
+        )
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(write, range(8)))
+    assert cache.read(version(len(body)), 0, len(body)) == body

@@ -1,0 +1,100 @@
+"""Extents against the plainest model there is: a set of byte positions."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from datastore.fuse.data.extents import Extents
+
+SPACE = 40
+edges = st.integers(0, SPACE)
+steps = st.lists(st.tuples(st.sampled_from(["add", "remove", "truncate"]), edges, edges), max_size=30)
+
+
+def runs(positions: set[int]) -> list[tuple[int, int]]:
+    """The maximal runs of a set of positions."""
+    found: list[tuple[int, int]] = []
+    for position in sorted(positions):
+        if found and found[-1][1] == position:
+            found[-1] = (found[-1][0], position + 1)
+        else:
+            found.append((position, position + 1))
+    return found
+
+
+def build(program: list[tuple[str, int, int]]) -> tuple[Extents, set[int]]:
+    extents, model = Extents(), set[int]()
+    for name, start, stop in program:
+        if name == "add":
+            extents.add(start, stop)
+            model |= set(range(start, stop))
+        elif name == "remove":
+            extents.remove(start, stop)
+            model -= set(range(start, stop))
+        else:
+            extents.truncate(start)
+            model = {position for position in model if position < start}
+        extents._check()
+        assert list(extents) == runs(model)
+    return extents, model
+
+
+@given(steps, edges, edges)
+def test_questions_are_answered_as_a_set_of_positions_would(
+    program: list[tuple[str, int, int]], start: int, stop: int
+) -> None:
+    extents, model = build(program)
+    asked = set(range(start, stop))
+
+    assert extents.total == len(model)
+    assert bool(extents) == bool(model)
+    assert len(extents) == len(runs(model))
+    assert extents.contains(start, stop) == (asked <= model)
+    assert extents.overlaps(start, stop) == bool(asked & model)
+    assert extents.within(start, stop) == runs(asked & model)
+    assert extents.missing(start, stop) == runs(asked - model)
+
+
+@given(steps)
+def test_a_copy_is_equal_and_independent(program: list[tuple[str, int, int]]) -> None:
+    extents, model = build(program)
+    twin = extents.copy()
+    assert twin == extents
+    assert Extents(extents) == extents
+
+    twin.add(SPACE + 1, SPACE + 2)
+    twin._check()
+    assert twin != extents
+    twin.clear()
+    twin._check()
+    assert not twin
+    assert list(extents) == runs(model)
+
+
+def test_touching_ranges_merge() -> None:
+    extents = Extents([(0, 5), (10, 15)])
+    extents.add(5, 10)
+    assert list(extents) == [(0, 15)]
+
+
+def test_removing_the_middle_splits() -> None:
+    extents = Extents([(0, 15)])
+    extents.remove(5, 10)
+    assert list(extents) == [(0, 5), (10, 15)]
+
+
+def test_comparing_with_something_else_is_false_and_the_ranges_are_shown() -> None:
+    assert Extents([(1, 2)]) != [(1, 2)]
+    assert repr(Extents([(1, 2)])) == "Extents([(1, 2)])"
+
+
+@pytest.mark.parametrize(
+    ("starts", "stops", "total"), [([5, 0], [6, 1], 2), ([0], [0], 0), ([0, 1], [1, 2], 2), ([0], [5], 4)]
+)
+def test_check_finds_broken_invariants(starts: list[int], stops: list[int], total: int) -> None:
+    extents = Extents()
+    extents._starts, extents._stops, extents._total = starts, stops, total
+    with pytest.raises(AssertionError):
+        extents._check()

@@ -1,0 +1,568 @@
+"""The reader: the right bytes of one version, few requests, no deadlock, no poisoned range."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from datastore.errors import CorruptBody, DeadlineExceeded, NotFound, PreconditionFailed, ServerFault
+from datastore.fuse.data import pieces as pieces_module
+from datastore.fuse.data.blockcache import BlockCache
+from datastore.fuse.data.pieces import Piece, PieceTable, cut
+from datastore.fuse.data.reader import Reader, ReadSettings, ReadStream
+from datastore.fuse.data.version import ObjectVersion
+from datastore.fuse.ops import Blocking, resolve
+from datastore.fuse.store.base import Body, ByteRange, ETag, ObjectInfo, WriteOptions
+from datastore.fuse.store.memory import MemoryStore
+
+KIB = 1 << 10
+MIB = 1 << 20
+BIG = 12 * MIB + 77
+
+
+class Probe(MemoryStore):
+    """A MemoryStore that counts GETs, and can fail, cut short or hold up chosen ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gets: list[ByteRange | None] = []
+        self.fail: dict[int, Exception] = {}
+        self.spoil: Callable[[Body], Body] = lambda body: body
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Semaphore(0)
+        self.honours_if_match = True
+
+    def get(
+        self, key: str, *, byte_range: ByteRange | None = None, if_match: ETag | None = None
+    ) -> tuple[Body, ObjectInfo]:
+        number = len(self.gets)
+        self.gets.append(byte_range)
+        self.entered.release()
+        assert if_match is not None
+        if not self.gate.wait(10):
+            raise AssertionError("the test left the gate closed")
+        if number in self.fail:
+            raise self.fail[number]
+        body, answer = super().get(key, byte_range=byte_range, if_match=if_match if self.honours_if_match else None)
+        return self.spoil(body), answer
+
+    def add(self, key: str, body: bytes) -> ObjectVersion:
+        return ObjectVersion(key, self.put(key, body, WriteOptions()).etag, len(body))
+
+    @property
+    def fetched_bytes(self) -> int:
+        return sum(one.stop - one.start for one in self.gets if one is not None)
+
+
+def content(size: int, seed: int = 1) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+@pytest.fixture(scope="module")
+def body() -> bytes:
+    return content(BIG)
+
+
+@pytest.fixture
+def store() -> Probe:
+    return Probe()
+
+
+@pytest.fixture
+def big(store: Probe, body: bytes) -> ObjectVersion:
+    return store.add("big", body)
+
+
+@pytest.fixture
+def pool(store: Probe) -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+        store.gate.set()
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[BlockCache]:
+    cache = BlockCache(tmp_path / "cache", 256 * MIB, "n")
+    yield cache
+    cache.close()
+
+
+@pytest.fixture
+def reader(store: Probe, cache: BlockCache, pool: ThreadPoolExecutor) -> Reader:
+    return Reader(store, cache, pool, memory_bytes=64 * MIB)
+
+
+def settle(pool: ThreadPoolExecutor, reader: Reader) -> None:
+    """Wait until nothing of the reader is queued or running."""
+    arrived = threading.Barrier(pool._max_workers + 1)
+    for _ in range(pool._max_workers):
+        pool.submit(arrived.wait, 10)
+    arrived.wait(10)
+    reader._table._check()
+
+
+def read(stream: ReadStream, offset: int, size: int) -> bytes:
+    return bytes(resolve(stream.read(offset, size)))
+
+
+def test_a_small_object_is_one_get_without_a_range(store: Probe, reader: Reader, pool: ThreadPoolExecutor) -> None:
+    small = content(100_000)
+    stream = reader.open(store.add("small", small))
+    assert store.gets == []
+
+    assert read(stream, 5000, 1000) == small[5000:6000]
+    assert read(stream, 0, 1 << 20) == small
+    assert read(stream, len(small), 10) == b""
+    assert store.gets == [None]
+
+    settle(pool, reader)
+    assert reader.open(stream.version).read(0, 10) == small[:10], "a second handle waits for nothing"
+
+
+def test_an_empty_object_is_never_fetched(store: Probe, reader: Reader) -> None:
+    version = store.add("empty", b"")
+    assert reader.open(version).read(0, 100) == b""
+    assert reader.fetch(version, 0, 100) == b""
+    assert reader.prefetch(version)
+    assert store.gets == []
+
+
+@pytest.mark.parametrize("size", [16 * KIB, 100_001, 128 * KIB, MIB])
+def test_a_sequential_reader_gets_all_bytes_and_each_is_fetched_once(
+    store: Probe, reader: Reader, pool: ThreadPoolExecutor, big: ObjectVersion, body: bytes, size: int
+) -> None:
+    stream = reader.open(big)
+    got = b"".join(read(stream, offset, size) for offset in range(0, BIG, size))
+    settle(pool, reader)
+
+    assert got == body
+    assert store.fetched_bytes == BIG
+    assert len(store.gets) < 20
+
+
+def test_reads_ahead_start_before_anyone_waits(
+    store: Probe, reader: Reader, pool: ThreadPoolExecutor, big: ObjectVersion, body: bytes
+) -> None:
+    answer = reader.open(big).read(0, 128 * KIB)
+    settle(pool, reader)
+    assert isinstance(answer, Blocking)
+    assert answer.interruptible
+    assert store.fetched_bytes >= MIB - 128 * KIB
+    assert bytes(answer.fn()) == body[: 128 * KIB]
+
+
+def test_held_bytes_are_answered_at_once_and_without_a_copy(
+    reader: Reader, pool: ThreadPoolExecutor, big: ObjectVersion, body: bytes
+) -> None:
+    stream = reader.open(big)
+    read(stream, 0, MIB)
+    settle(pool, reader)
+    answer = stream.read(128 * KIB, 128 * KIB)
+    assert isinstance(answer, memoryview)
+    assert answer == body[128 * KIB : 256 * KIB]
+
+
+def test_a_random_reader_fetches_little(
+    store: Probe, reader: Reader, pool: ThreadPoolExecutor, big: ObjectVersion, body: bytes
+) -> None:
+    stream, rng = reader.open(big), random.Random(5)
+    offsets = [rng.randrange(MIB, BIG - 4 * KIB) for _ in range(20)]
+    for offset in offsets:
+        assert read(stream, offset, 4 * KIB) == body[offset : offset + 4 * KIB]
+    settle(pool, reader)
+    assert store.fetched_bytes <= 2 * 20 * 128 * KIB
+
+
+def test_many_readers_of_one_version_share_its_fetches(
+    store: Probe, reader: Reader, big: ObjectVersion, body: bytes
+) -> None:
+    with ThreadPoolExecutor(16) as threads:
+        streams = [reader.open(big) for _ in range(16)]
+
+        def run(stream: ReadStream) -> bool:
+            return b"".join(read(stream, offset, 256 * KIB) for offset in range(0, BIG, 256 * KIB)) == body
+
+        assert all(threads.map(run, streams))
+    assert store.fetched_bytes == BIG
+    reader._table._check()
+
+
+def test_waiters_on_the_very_pool_that_fetches_never_deadlock(
+    store: Probe, cache: BlockCache, big: ObjectVersion, body: bytes
+) -> None:
+    rng = random.Random(2)
+    with ThreadPoolExecutor(2) as pool:
+        reader = Reader(store, cache, pool, settings=ReadSettings(deadline_s=20, fetch_limit=4))
+        streams = [reader.open(big) for _ in range(4)]
+        asked = [(rng.randrange(BIG), rng.choice([4 * KIB, MIB])) for _ in range(200)]
+        answers = [(at, size, streams[i % 4].read(at, size)) for i, (at, size) in enumerate(asked)]
+        waiting = [
+            (at, size, pool.submit(answer.fn) if isinstance(answer, Blocking) else None, answer)
+            for at, size, answer in answers
+        ]
+        for at, size, future, answer in waiting:
+            got = future.result(30) if future else answer
+            assert not isinstance(got, Blocking)
+            assert bytes(got) == body[at : at + size]
+
+
+def test_a_failed_fetch_reaches_all_its_waiters_and_the_next_read_tries_again(
+    store: Probe, reader: Reader, pool: ThreadPoolExecutor
+) -> None:
+    small = content(50_000)
+    version = store.add("small", small)
+    store.fail[0] = ServerFault("broken", key="small")
+    store.gate.clear()
+    answers = [reader.open(version).read(0, 10) for _ in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        futures = [threads.submit(resolve, answer) for answer in answers]
+        assert store.entered.acquire(timeout=10)
+        while not all(future.running() for future in futures):
+            threading.Event().wait(0.001)
+        store.gate.set()
+        errors = [future.exception(10) for future in futures]
+
+    assert isinstance(errors[0], ServerFault)
+    assert all(error is None or isinstance(error, ServerFault) for error in errors)
+    assert read(reader.open(version), 0, 10) == small[:10]
+    reader._table._check()
+
+
+@pytest.mark.parametrize("nth", range(12))
+def test_whichever_get_fails_the_bytes_that_are_served_are_right(
+    store: Probe, reader: Reader, pool: ThreadPoolExecutor, big: ObjectVersion, body: bytes, nth: int
+) -> None:
+    store.fail[nth] = ServerFault("broken", key="big")
+    stream, failed = reader.open(big), 0
+    for offset in range(0, BIG, 512 * KIB):
+        for _ in range(3):
+            try:
+                got = read(stream, offset, 512 * KIB)
+            except ServerFault:
+                failed += 1
+                continue
+            assert got == body[offset : offset + 512 * KIB]
+            break
+        else:
+            pytest.fail("a range stayed broken")
+    settle(pool, reader)
+    assert failed <= 1
+
+
+def test_an_overwrite_surfaces_and_versions_never_mix(
+    store: Probe, reader: Reader, pool: ThreadPoolExecutor, big: ObjectVersion, body: bytes
+) -> None:
+    stream = reader.open(big)
+    assert read(stream, 0, 128 * KIB) == body[: 128 * KIB]
+    settle(pool, reader)
+    other = content(BIG, seed=2)
+    new = store.add("big", other)
+
+    with pytest.raises(PreconditionFailed):
+        read(stream, BIG - 10, 10)
+    assert read(stream, 0, 128 * KIB) == body[: 128 * KIB], "what is held stays readable"
+    assert read(reader.open(new), 0, MIB) == other[:MIB]
+
+    store.delete("big")
+    with pytest.raises(NotFound):
+        read(stream, BIG - 10, 10)
+
+
+def test_a_server_that_ignores_if_match_is_found_out_by_the_etag(
+    store: Probe, reader: Reader, big: ObjectVersion
+) -> None:
+    store.honours_if_match = False
+    store.add("big", content(BIG, seed=2))
+    with pytest.raises(PreconditionFailed, match="replaced"):
+        read(reader.open(big), 0, 10)
+
+
+@pytest.mark.parametrize("size", [50_000, BIG])
+def test_a_short_body_is_corrupt_and_not_kept(store: Probe, reader: Reader, cache: BlockCache, size: int) -> None:
+    whole = content(size)
+    version = store.add("object", whole)
+    store.spoil = lambda body: body[:-1]
+    with pytest.raises(CorruptBody, match="came instead of"):
+        read(reader.open(version), 0, 100)
+    store.spoil = lambda body: body
+    assert read(reader.open(version), 0, 100) == whole[:100]
+
+
+def test_what_was_fetched_is_in_the_disk_cache_for_the_next_process(
+    store: Probe, reader: Reader, cache: BlockCache, pool: ThreadPoolExecutor, big: ObjectVersion, body: bytes
+) -> None:
+    stream = reader.open(big)
+    for offset in range(0, BIG, MIB):
+        read(stream, offset, MIB)
+    settle(pool, reader)
+    assert cache.present(big)
+
+    del store.gets[:]
+    later = Reader(store, cache, pool).open(big)
+    assert b"".join(read(later, offset, MIB) for offset in range(0, BIG, MIB)) == body
+    assert store.gets == []
+
+
+def test_what_the_disk_cache_holds_is_not_fetched_ahead(
+    store: Probe, reader: Reader, cache: BlockCache, pool: ThreadPoolExecutor, big: ObjectVersion, body: bytes
+) -> None:
+    cache.write(big, 0, body[: 8 * MIB])
+    stream = reader.open(big)
+    for offset in range(0, 2 * MIB, 128 * KIB):
+        assert not isinstance(stream.read(offset, 128 * KIB), Blocking)
+    settle(pool, reader)
+    assert store.gets == []
+
+
+def test_without_a_disk_cache_memory_serves(store: Probe, pool: ThreadPoolExecutor) -> None:
+    small = content(1000)
+    reader = Reader(store, None, pool)
+    version = store.add("small", small)
+    assert read(reader.open(version), 0, 1000) == small
+    assert read(reader.open(version), 0, 1000) == small
+    assert len(store.gets) == 1
+    assert not reader.prefetch(version)
+    reader.forget(version)
+    assert read(reader.open(version), 0, 1000) == small
+    assert len(store.gets) == 2
+
+
+def test_memory_stays_in_its_limit(store: Probe, pool: ThreadPoolExecutor, big: ObjectVersion, body: bytes) -> None:
+    reader = Reader(store, None, pool, memory_bytes=4 * MIB)
+    stream = reader.open(big)
+    for offset in range(0, BIG, 256 * KIB):
+        assert read(stream, offset, 256 * KIB) == body[offset : offset + 256 * KIB]
+        reader._table._check()
+        assert reader._table.held_bytes <= 4 * MIB + 256 * KIB
+    settle(pool, reader)
+
+
+def test_a_saturated_pool_is_given_no_readahead(store: Probe, big: ObjectVersion, body: bytes) -> None:
+    busy = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        reader = Reader(store, None, pool, settings=ReadSettings(fetch_limit=1))
+        pool.submit(busy.wait, 10)
+        assert read(reader.open(big), 0, 128 * KIB) == body[: 128 * KIB]
+        assert read(reader.open(big), 5 * MIB, 10) == body[5 * MIB : 5 * MIB + 10]
+        assert store.gets == [ByteRange(0, 128 * KIB), ByteRange(5 * MIB, 5 * MIB + 128 * KIB)]
+        assert pool._work_queue.qsize() <= 1
+        busy.set()
+
+
+def test_a_pool_that_is_shut_down_still_leaves_reads_possible(store: Probe, cache: BlockCache, body: bytes) -> None:
+    pool = ThreadPoolExecutor(1)
+    pool.shutdown()
+    reader, version = Reader(store, cache, pool), store.add("big", body)
+    assert read(reader.open(version), 0, MIB) == body[:MIB]
+    assert reader.fetch(version, MIB, 2 * MIB) == body[MIB : 3 * MIB]
+    assert reader.prefetch(version)
+    reader._table._check()
+
+
+def test_readahead_of_a_closed_stream_is_dropped(store: Probe, big: ObjectVersion, body: bytes) -> None:
+    busy = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        reader = Reader(store, None, pool)
+        pool.submit(busy.wait, 10)
+        stream = reader.open(big)
+        assert read(stream, 0, 128 * KIB) == body[: 128 * KIB]
+        stream.close()
+        busy.set()
+        settle(pool, reader)
+        assert store.gets == [ByteRange(0, 128 * KIB)]
+        assert reader._table.held_bytes == 128 * KIB
+        assert read(stream, 128 * KIB, 10) == body[128 * KIB : 128 * KIB + 10], "reads still work"
+
+
+def test_a_wait_is_bounded(store: Probe, pool: ThreadPoolExecutor) -> None:
+    version = store.add("small", b"x" * 1000)
+    reader = Reader(store, None, pool, settings=ReadSettings(deadline_s=0.01))
+    store.gate.clear()
+    first = pool.submit(resolve, reader.open(version).read(0, 10))
+    assert store.entered.acquire(timeout=10)
+    with pytest.raises(DeadlineExceeded, match="'small' did not arrive within 0 s"):
+        read(reader.open(version), 0, 10)
+    store.gate.set()
+    assert bytes(first.result(10)) == b"x" * 10
+
+
+def test_fetch_gives_any_range_and_goes_through_memory_and_cache(
+    store: Probe, reader: Reader, pool: ThreadPoolExecutor, big: ObjectVersion, body: bytes
+) -> None:
+    assert reader.fetch(big, 1000, BIG) == body[1000:]
+    assert reader.fetch(big, BIG, 10) == b""
+    assert type(reader.fetch(big, 0, 10)) is bytes
+    settle(pool, reader)
+    assert store.fetched_bytes == BIG
+    assert all(one.stop - one.start <= 4 * MIB for one in store.gets if one)
+    reader.forget(big)
+    assert reader.fetch(big, 5, 10 * MIB) == body[5 : 10 * MIB + 5]
+    assert store.fetched_bytes == BIG
+
+
+def test_forget_during_a_fetch_serves_its_waiter_and_keeps_nothing(store: Probe, pool: ThreadPoolExecutor) -> None:
+    version = store.add("small", b"x" * 1000)
+    reader = Reader(store, None, pool)
+    store.gate.clear()
+    waiter = pool.submit(resolve, reader.open(version).read(0, 10))
+    assert store.entered.acquire(timeout=10)
+    reader.forget(version)
+    store.gate.set()
+    assert bytes(waiter.result(10)) == b"x" * 10
+    assert reader._table.held_bytes == 0
+
+
+def test_prefetch_brings_the_whole_version_and_tells_its_progress(
+    store: Probe, reader: Reader, cache: BlockCache, big: ObjectVersion, body: bytes
+) -> None:
+    cache.write(big, 0, body[: 4 * MIB])
+    told: list[int] = []
+
+    assert reader.prefetch(big, told.append)
+
+    assert sum(told) == BIG
+    assert store.fetched_bytes == BIG - 4 * MIB
+    assert cache.read(big, 0, BIG) == body
+    small = store.add("small", b"123")
+    assert reader.prefetch(small)
+    assert store.gets[-1] is None
+    assert reader._table.held_bytes == 0, "memory is for readers"
+
+
+def test_prefetch_says_when_there_is_no_room(store: Probe, pool: ThreadPoolExecutor, tmp_path: Path) -> None:
+    cache = BlockCache(tmp_path / "tiny", MIB, "n")
+    assert not Reader(store, cache, pool).prefetch(store.add("object", content(2 * MIB)))
+    cache.close()
+
+
+@pytest.mark.parametrize("nth", range(4))
+def test_prefetch_raises_the_error_of_any_range(
+    store: Probe, reader: Reader, cache: BlockCache, big: ObjectVersion, nth: int
+) -> None:
+    store.fail[nth] = ServerFault("broken", key="big")
+    with pytest.raises(ServerFault):
+        reader.prefetch(big)
+    assert not cache.present(big)
+    assert reader.prefetch(big)
+
+
+def test_prefetch_waits_for_its_threads_for_a_bounded_time(
+    store: Probe, cache: BlockCache, pool: ThreadPoolExecutor, big: ObjectVersion
+) -> None:
+    caller = threading.current_thread()
+    get = store.get
+
+    def only_the_caller_gets_on(
+        key: str, *, byte_range: ByteRange | None = None, if_match: ETag | None = None
+    ) -> tuple[Body, ObjectInfo]:
+        if threading.current_thread() is not caller:
+            store.entered.release()
+            store.gate.wait(10)
+        else:
+            assert store.entered.acquire(timeout=10)
+        return MemoryStore.get(store, key, byte_range=byte_range, if_match=if_match)
+
+    store.gate.clear()
+    store.get = only_the_caller_gets_on  # type: ignore[method-assign]
+    reader = Reader(store, cache, pool, settings=ReadSettings(deadline_s=0.01))
+    with pytest.raises(DeadlineExceeded):
+        reader.prefetch(big)
+    store.gate.set()
+    store.get = get  # type: ignore[method-assign]
+
+
+def test_a_broken_cache_disk_never_fails_a_read(
+    store: Probe, pool: ThreadPoolExecutor, tmp_path: Path, big: ObjectVersion, body: bytes
+) -> None:
+    (tmp_path / "file").touch()
+    reader = Reader(store, BlockCache(tmp_path / "file" / "cache", MIB, "n"), pool)
+    stream = reader.open(big)
+    assert b"".join(read(stream, offset, MIB) for offset in range(0, BIG, MIB)) == body
+    settle(pool, reader)
+    assert not reader.prefetch(big)
+
+
+def test_random_reads_from_many_threads_with_failures_are_right_or_raise(store: Probe, tmp_path: Path) -> None:
+    bodies = [content(6 * MIB, seed=seed) for seed in range(3)]
+    versions = [store.add(f"k{i}", one) for i, one in enumerate(bodies)]
+    rng = random.Random(9)
+    store.fail = {number: ServerFault("broken") for number in rng.sample(range(400), 40)}
+    cache = BlockCache(tmp_path / "cache", 4 * MIB, "n")
+    with ThreadPoolExecutor(4) as pool, ThreadPoolExecutor(8) as threads:
+        reader = Reader(store, cache, pool, memory_bytes=4 * MIB)
+
+        def work(seed: int) -> int:
+            dice, failed = random.Random(seed), 0
+            for _ in range(60):
+                which, offset, size = dice.randrange(3), dice.randrange(6 * MIB), dice.choice([1, 4 * KIB, MIB])
+                stream = reader.open(versions[which])
+                for _ in range(3):
+                    try:
+                        assert read(stream, offset, size) == bodies[which][offset : offset + size]
+                    except ServerFault:
+                        failed += 1
+                    offset += size
+                stream.close()
+            return failed
+
+        assert sum(threads.map(work, range(8))) < 200
+        settle(pool, reader)
+    cache.close()
+
+
+def test_pieces_are_cut_on_the_grid_and_joined_across() -> None:
+    version = ObjectVersion("k", ETag("e"), 100)
+    table = PieceTable(1000)
+    pieces, fresh = table.request(version, 5, 25, 10)
+    assert [(piece.start, piece.stop) for piece in pieces] == [(5, 10), (10, 20), (20, 25)]
+    assert fresh == pieces
+    for piece in fresh:
+        assert piece.claim()
+        assert not piece.claim()
+    table.finish(pieces[0], bytes(range(5, 10)))
+    table.finish(pieces[2], bytes(range(20, 25)))
+    assert table.find(version, 5, 25) is None
+    table.finish(pieces[1], bytearray(range(10, 20)))
+    assert table.find(version, 5, 25) == bytes(range(5, 25))
+    assert table.find(version, 4, 6) is None
+    table.discard(pieces[1])
+    table.discard(pieces[1])
+    assert table.find(version, 5, 25) is None
+    again, fresh = table.request(version, 0, 30, 100)
+    assert [(piece.start, piece.stop) for piece in fresh] == [(0, 5), (10, 20), (25, 30)]
+    assert [piece.start for piece in again] == [0, 5, 10, 20, 25]
+    table._check()
+    table.forget(version)
+    assert table.held_bytes == 0
+    table._check()
+
+
+def test_the_piece_table_finds_its_own_mistakes() -> None:
+    version = ObjectVersion("k", ETag("e"), 100)
+    table = PieceTable(10)
+    table._by_version[version] = [Piece(version, 0, 10), Piece(version, 5, 15)]
+    with pytest.raises(AssertionError, match="overlap"):
+        table._check()
+    table._by_version[version] = [Piece(version, 0, 20)]
+    with pytest.raises(AssertionError, match="counted"):
+        table._check()
+    table._held_bytes = table._settled_bytes = 20
+    table._settled[table._by_version[version][0]] = None
+    with pytest.raises(AssertionError, match="limit"):
+        table._check()
+
+
+def test_an_unsettled_piece_has_no_bytes() -> None:
+    piece = Piece(ObjectVersion("k", ETag("e"), 100), 0, 10)
+    with pytest.raises(AssertionError):
+        cut([piece], 0, 10)
+    piece.settle(None, None)
+    with pytest.raises(AssertionError):
+        piece.wait(1)
+    assert pieces_module._split(piece.version, 5, 5, 10) == []
