@@ -1,6 +1,6 @@
 """One log format: time, level, logger, a constant message, then key=value fields; and what must never be in it.
 
-    log.warning("the server ended", extra=fields(code=1))
+log.warning("the server ended", extra=fields(code=1))
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -66,7 +66,6 @@ class ControlServer:
         self._operations = operations
         self._listener: socket.socket | None = None
         self._slots = threading.BoundedSemaphore(CLIENTS)
-        self._busy = threading.Semaphore(0)
         self._clients: set[threading.Thread] = set()
         self._acceptor = threading.Thread(target=self._accept, name="control", daemon=True)
 
@@ -124,7 +123,7 @@ class ControlServer:
             self._clients.discard(threading.current_thread())
             self._slots.release()
 
-    def _answers(self, line: bytes) -> Any:
+    def _answers(self, line: bytes) -> Iterator[Answer]:
         """The lines that answer one request, as they come."""
         request = parse(line)
         operation = None if request is None else self._operations.get(request["op"])

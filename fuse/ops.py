@@ -2,8 +2,8 @@
 
 Knows nothing of the wire. A `Filesystem` method answers at once with its result, raises `FSError`, or returns
 `Blocking(fn)`: the adapter then runs `fn` where waiting is allowed (a pool) and answers with what it returns or raises.
-Methods are called from one loop thread; `Blocking` functions from many threads at once. Names and link targets are bytes.
-Times are nanoseconds since the epoch; `mode` has the type bits; sizes and offsets are bytes.
+Methods are called from one loop thread; `Blocking` functions from many threads at once. Names and link targets are
+bytes. Times are nanoseconds since the epoch; `mode` has the type bits; sizes and offsets are bytes.
 """
 
 from __future__ import annotations
@@ -163,7 +163,10 @@ class Notifier(Protocol):
         ...
 
     def inval_inode(self, ino: Ino, offset: int = 0, length: int = 0) -> None:
-        """Drop cached attributes and pages of [offset, offset+length); length 0: to the end; offset -1: attributes only."""
+        """Drop cached attributes and pages of [offset, offset+length).
+
+        Length 0: to the end; offset -1: attributes only.
+        """
         ...
 
 
@@ -223,7 +226,9 @@ class Filesystem(Protocol):
         """A symbolic link."""
         ...
 
-    def rename(self, caller: Caller, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int) -> Reply[None]:
+    def rename(
+        self, caller: Caller, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int
+    ) -> Reply[None]:
         """flags: RENAME_NOREPLACE (1); others EINVAL."""
         ...
 
@@ -235,7 +240,9 @@ class Filesystem(Protocol):
         """Open without creating; O_TRUNC is honoured here."""
         ...
 
-    def create(self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest) -> Reply[tuple[Entry, OpenReply]]:
+    def create(
+        self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest
+    ) -> Reply[tuple[Entry, OpenReply]]:
         """Create (O_EXCL honoured) and open."""
         ...
 

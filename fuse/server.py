@@ -140,8 +140,15 @@ class Server:
         self._channel.send({"negotiated": asdict(settled)})
 
     def _libfuse(self) -> Callable[[], object]:
-        from .libfuse.adapter import serve  # here, because it needs libfuse and mfusepy, which the other transport doesn't
-
+        if sys.platform == "linux":
+            os.environ.setdefault("FUSE_LIBRARY_NAME", "fuse3")  # mfusepy would take version 2 first
+        try:
+            from .libfuse.adapter import serve  # here: it needs libfuse and mfusepy, which the other transport doesn't
+        except (ImportError, OSError, AttributeError) as error:
+            raise MountFailed(
+                f"the libfuse transport can't be loaded ({error}); install libfuse (apt-get install libfuse3-3 fuse3,"
+                " or macFUSE) and kube-datastore[libfuse]"
+            ) from error
         spec = self.spec
         return lambda: serve(
             self.store.filesystem,
@@ -149,6 +156,7 @@ class Server:
             name=spec.name,
             read_only=spec.read_only,
             allow_other=spec.allow_other,
+            ttl_s=spec.metadata_ttl_s,
             ready=lambda: self._channel.send({"negotiated": {}}),
         )
 

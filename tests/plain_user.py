@@ -15,10 +15,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
+
+from tests.servers import tools_dir
 
 USER = "datastore-test"
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -97,23 +99,20 @@ def _stage(staging: Path, account: pwd.struct_passwd) -> Place:
     copy_checkout(checkout)
     for name in ("home", "tmp"):
         (staging / name).mkdir()
-    place = Place(
-        checkout=checkout,
-        python=_python_for(account, staging),
-        uid=account.pw_uid,
-        gid=account.pw_gid,
-        environment={
-            "HOME": str(staging / "home"),
-            "TMPDIR": str(staging / "tmp"),
-            "USER": USER,
-            "LOGNAME": USER,
-            "PATH": f"{staging / 'venv' / 'bin'}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
-            "KUBE_DATASTORE_TOOLS": str(_tools_for(account, staging)),
-            # Only a copied Python needs it, to find its own library.
-            "LD_LIBRARY_PATH": str(staging / "python" / "lib"),
-        },
-    )
-    place = _with_environment(place, staging)
+    environment = {
+        "HOME": str(staging / "home"),
+        "TMPDIR": str(staging / "tmp"),
+        "USER": USER,
+        "LOGNAME": USER,
+        "PATH": f"{staging / 'venv' / 'bin'}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+        "KUBE_DATASTORE_TOOLS": str(_tools_for(account, staging)),
+    }
+    python = _python_for(account, staging)
+    if python.is_relative_to(staging):
+        # A copied Python finds its own shared library only so.
+        environment["LD_LIBRARY_PATH"] = str(staging / "python" / "lib")
+    place = Place(checkout=checkout, python=python, uid=account.pw_uid, gid=account.pw_gid, environment=environment)
+    place = _with_environment(place, account, staging)
     subprocess.run(["chown", "-R", f"{account.pw_uid}:{account.pw_gid}", staging], check=True)
     return place
 
@@ -161,8 +160,6 @@ def _python_for(account: pwd.struct_passwd, staging: Path) -> Path:
 
 
 def _tools_for(account: pwd.struct_passwd, staging: Path) -> Path:
-    from tests.servers import tools_dir
-
     tools = tools_dir()
     if not tools.is_dir() or _can(account, ["test", "-x", tools / "versitygw"]):
         return tools.parent
@@ -170,14 +167,13 @@ def _tools_for(account: pwd.struct_passwd, staging: Path) -> Path:
     return staging / "tools"
 
 
-def _with_environment(place: Place, staging: Path) -> Place:
+def _with_environment(place: Place, account: pwd.struct_passwd, staging: Path) -> Place:
     """A virtual environment that borrows our installed packages, with the staged checkout in front of them."""
     venv = staging / "venv"
     subprocess.run(
         [place.python, "-m", "venv", "--without-pip", venv], check=True, env={**os.environ, **place.environment}
     )
     ours = Path(psutil.__file__).parents[1]
-    account = pwd.getpwnam(USER)
     if not _can(account, ["test", "-r", ours / "psutil" / "__init__.py"]):
         shutil.copytree(ours, staging / "site-packages", symlinks=True)
         ours = staging / "site-packages"
@@ -188,7 +184,7 @@ def _with_environment(place: Place, staging: Path) -> Place:
     command = venv / "bin" / "datastore"
     command.write_text(f"#!{python}\nimport sys\n\nfrom datastore.cli.main import main\n\nsys.exit(main())\n")
     command.chmod(0o755)
-    return Place(checkout=place.checkout, python=python, uid=place.uid, gid=place.gid, environment=place.environment)
+    return replace(place, python=python)
 
 
 def _clear_leftovers(staging: Path, uid: int) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 
 import boto3
 import botocore.config
+import botocore.exceptions
 import pytest
 
 START_TIMEOUT_S = 60.0
@@ -126,8 +127,10 @@ def run_minio(*, port: int = 0, data_dir: str = "") -> Iterator[Server]:
             "MINIO_UPDATE": "off",
             "HOME": root,
         }
-        with _running("minio", command, env, "/minio/health/live", port) as (process, at):
-            yield keys.server("minio", at, root, process.pid)
+        with _running("minio", command, env, "/minio/health/cluster", port) as (process, at):
+            server = keys.server("minio", at, root, process.pid)
+            _wait_for_listing(server)
+            yield server
 
 
 @contextmanager
@@ -227,6 +230,21 @@ def _healthy(process: subprocess.Popen[bytes], url: str) -> bool:
         except (urllib.error.URLError, OSError):
             time.sleep(0.05)
     return False
+
+
+def _wait_for_listing(server: Server) -> None:
+    """MinIO says that it is healthy a little before it serves."""
+    client = boto_client(server)
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            client.list_buckets()
+        except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            return
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

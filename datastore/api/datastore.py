@@ -84,8 +84,8 @@ class S3(Part):
     )
     force_path_style: Flag = Field(
         False,
-        description="Ask for ENDPOINT/BUCKET/KEY, not BUCKET.ENDPOINT/KEY. This is always so for endpoints without a dot "
-        "or by address (http://minio, http://127.0.0.1), and for buckets with a dot in the name.",
+        description="Ask for ENDPOINT/BUCKET/KEY, not BUCKET.ENDPOINT/KEY. This is always so for endpoints without a "
+        "dot or by address (http://minio, http://127.0.0.1), and for buckets with a dot in the name.",
     )
     credentials_secret: SecretName | None = Field(
         None,
@@ -229,8 +229,8 @@ class DatastoreSpec(Part):
     metadata_ttl: Seconds | None = Field(
         None,
         alias="metadataTTL",
-        description="Longest time until another client's change is seen, at most 24h, e.g. 1s, 500ms, 5m; a number is "
-        "seconds. Left out: 60s if readOnly, else 1s.",
+        description="Longest time until another client's change is seen, at most 24h, e.g. 1s, 500ms, 5m; a number "
+        "is seconds. Left out: 60s if readOnly, else 1s.",
     )
 
     @model_validator(mode="after")
@@ -264,7 +264,9 @@ class Datastore(Part):
     api_version: Literal["datastore.dev/v1alpha1"] = Field(description="datastore.dev/v1alpha1")
     kind: Literal["Datastore"] = Field(description="Datastore")
     metadata: ObjectMeta = Field(description="Name, namespace, labels and annotations.")
-    spec: DatastoreSpec = Field(description="Where the data is, and how it is shown.")
+    spec: DatastoreSpec = Field(
+        description="Where the data is (exactly one of s3, nfs, glusterfs, claim, local), and how it is shown."
+    )
     status: dict[str, Any] | None = Field(
         None, description="Written by the controller; what a manifest says is ignored."
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -29,14 +30,20 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     """The first fault of an object, as 'spec.s3.bucket must be text ...'."""
     faults = error.errors(include_url=False, include_context=True)
     fault = min(faults, key=lambda each: (each["type"] not in _ORDER,))
-    known = {path: (schema, required) for path, schema, required in fields_of(structural(model))}
+    known = _known(model)
     path = _path(fault["loc"])
     kind = fault["type"]
     if kind == "extra_forbidden":
         return f"{path} is not a field; {_meant(path, list(known))}"
     if kind == "missing":
-        return f"{path} is missing: {_first_sentence(known[path][0].get('description', '')) if path in known else ''}"
+        return f"{path} is missing: {_first_sentence(known.get(path, ''))}"
     return f"{path or 'it'} {_complaint(kind, fault)}"
+
+
+@cache
+def _known(model: type[BaseModel]) -> dict[str, str]:
+    """The description of every field, by its path."""
+    return {path: schema.get("description", "") for path, schema, _ in fields_of(structural(model))}
 
 
 def similar(wrong: str, right: Sequence[str]) -> str:
@@ -76,8 +83,13 @@ def _path(location: tuple[int | str, ...]) -> str:
     for step in location:
         # pydantic marks a wrong key of a mapping this way; the key itself is the step before.
         if step != "[key]":
-            text += f"[{step}]" if isinstance(step, int) else f".{step}"
+            text += f"[{step}]" if isinstance(step, int) else f".{_shown(step)}"
     return text.removeprefix(".")
+
+
+def _shown(name: str) -> str:
+    """The name of a field as given; a strange or long one in a form that stays on its line."""
+    return name if len(name) <= 64 and name.isprintable() else ascii(name[:64])
 
 
 def _first_sentence(description: str) -> str:

@@ -127,8 +127,9 @@ def _quantity(value: object) -> int:
 
 
 def _duration(value: object) -> float:
-    if not isinstance(value, str | int | float):
-        raise ValueError("must be a duration such as 250ms, 1s, 5m or 1h30m")
+    if not isinstance(value, str | int):
+        # Not a float either: the API server knows "integer or text" only.
+        raise ValueError("must be a duration such as 250ms, 1s, 5m, 1h30m, or whole seconds")
     seconds = parse_duration(value)
     if seconds > MAX_METADATA_TTL_S:
         raise ValueError("must be at most 24h")

@@ -1,1 +1,1 @@
-"""The command: `datastore` and `kubectl-datastore`. One file per verb; the mount itself is served by another process."""
+"""The command: `datastore` and `kubectl-datastore`. One file per verb; another process serves the mount."""

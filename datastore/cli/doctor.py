@@ -33,10 +33,7 @@ def doctor_command(
 ) -> None:
     """Check this machine, and the storage of a manifest. Exit code 0: nothing failed; otherwise that of a mount."""
     manifest = load(file) if file else None
-    if manifest is None:
-        chosen = []
-    else:
-        chosen = [manifest.pick(name)] if name else list(manifest.datastores)
+    chosen = _chosen(manifest, name)
     seen: list[Finding] = []
     for finding in _findings(manifest, chosen):
         seen.append(finding)
@@ -46,6 +43,12 @@ def doctor_command(
         print_json([{**asdict(each), "code": int(each.code)} for each in seen])
     failed = [each for each in seen if each.level is Level.FAIL]
     raise typer.Exit(failed[-1].code if failed else 0)
+
+
+def _chosen(manifest: Manifest | None, name: str | None) -> list[Datastore]:
+    if manifest is None:
+        return []
+    return [manifest.pick(name)] if name else list(manifest.datastores)
 
 
 def _findings(manifest: Manifest | None, chosen: list[Datastore]) -> Iterator[Finding]:

@@ -32,7 +32,7 @@ MEANING = {
     ExitCode.STORAGE: "The bucket, region or endpoint does not exist or does not answer, or the storage failed.",
     ExitCode.MOUNT: "The mount failed: kernel, fusermount3, /dev/fuse, or the directory.",
     ExitCode.UNSYNCED: "Changes could not be uploaded; they are kept on disk, and `status` lists them.",
-    ExitCode.RUN_UNSYNCED: "`run`: the command succeeded, but its changes could not be uploaded; they are kept on disk.",
+    ExitCode.RUN_UNSYNCED: "`run`: the command succeeded, but not every change was uploaded; they are kept on disk.",
     ExitCode.NOT_EXECUTABLE: "`run`: the command can't be executed.",
     ExitCode.COMMAND_NOT_FOUND: "`run`: there is no such command.",
     ExitCode.INTERRUPTED: "Interrupted by Ctrl-C; no mount is left behind.",

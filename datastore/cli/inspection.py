@@ -32,8 +32,9 @@ def inspect(record: MountRecord) -> dict[str, Any]:
         "readOnly": record.read_only,
         "state": state,
     }
-    extra = {key: value for key, value in told.items() if key not in own}
-    return {**own, "keeperPid": record.keeper_pid, "serverPid": record.server_pid, **extra, "dirty": dirty_files(told)}
+    extra = {key: value for key, value in told.items() if key not in own and key != "ok"}
+    pids = {} if record.bind else {"keeperPid": record.keeper_pid, "serverPid": record.server_pid}
+    return {**own, **pids, **extra, "dirty": dirty_files(told)}
 
 
 def dirty_files(told: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -48,6 +49,8 @@ def find(target: str) -> MountRecord:
     path = real_path(target)
     by_path = [each for each in records if each.mountpoint == path]
     named = by_path or [each for each in records if each.name == target]
+    # What is mounted goes before what was, and left changes behind.
+    named = [each for each in named if not each.ended] or named
     if len(named) == 1:
         return named[0]
     if named:

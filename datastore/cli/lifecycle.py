@@ -19,7 +19,7 @@ from datastore.api.manifest import Manifest
 from datastore.api.resolve import MountOptions, mount_spec, state_name
 from datastore.cli import control, directory, mounttable, unsent
 from datastore.cli.console import note
-from datastore.cli.exitcodes import Unsynced, error_from
+from datastore.cli.exitcodes import Unsynced
 from datastore.cli.mountserver import end_server, start
 from datastore.cli.places import directories, make_private, state_root
 from datastore.cli.records import COMMAND_FILE, MOUNT_FILE, MountRecord, forget, read_record, remove_made, write_json
@@ -28,6 +28,8 @@ from datastore.errors import DatastoreError, MountFailed
 
 STOP_TIMEOUT_S = 600.0
 """Longest wait for the upload of what is left. 600 s: 7 GiB at 100 Mbit/s."""
+FORCE_TIMEOUT_S = 30.0
+"""A forced stop still tries to upload; after this it is ended the hard way."""
 GONE_TIMEOUT_S = 10.0
 _POLL_S = 0.02
 
@@ -42,14 +44,14 @@ def mount(
     state_dir = Path(spec.state_dir)
     Path(spec.cache_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
     with _locked(state_dir), _prepared(mountpoint) as made:
-        write_json(state_dir / COMMAND_FILE, {"made": made})
+        seen = {"name": spec.name, "mountpoint": mountpoint, "location": datastore.location}
+        write_json(state_dir / COMMAND_FILE, {**seen, "read_only": spec.read_only, "made": made})
         ready = start(spec, watch)
-    location = f"s3://{spec.s3.bucket}/{spec.s3.prefix}"
-    return read_record(state_dir) or MountRecord(
+    return MountRecord(
         state_dir=state_dir,
         name=spec.name,
         mountpoint=mountpoint,
-        location=location,
+        location=datastore.location,
         read_only=spec.read_only,
         keeper_pid=ready.keeper_pid,
         server_pid=ready.server_pid,
@@ -71,44 +73,57 @@ def unmount(
         forget(record)
         return
     try:
-        answer = _stop(record, watch, force=force, timeout_s=timeout_s)
+        answer = _stop(record, watch, force=force, timeout_s=FORCE_TIMEOUT_S if force else timeout_s)
+        if answer is None:
+            note(f"interrupted: unmounting {record.mountpoint} now; what is not uploaded is kept on disk")
+            force = True
+            answer = _stop(record, None, force=True, timeout_s=FORCE_TIMEOUT_S) or {}
     except control.NotAnswering as error:
         _end_silent(record, error, force=force)
         return
-    _check_stopped(record, answer)
-    _wait_until_gone(record)
-    forget(record)
+    _finish(record, answer)
 
 
-def _stop(record: MountRecord, watch: SignalWatch | None, *, force: bool, timeout_s: float) -> dict[str, Any]:
-    """Ask the server to stop; a signal while we wait turns it into a forced stop."""
+def _stop(record: MountRecord, watch: SignalWatch | None, *, force: bool, timeout_s: float) -> dict[str, Any] | None:
+    """Ask the server to stop; None when a signal came before its answer."""
     with control.connected(record.state_dir) as connection:
         connection.send({"op": "stop", "force": force})
         answer = connection.receive(timeout_s, watch)
-    if answer is not None:
-        return answer
-    if watch:
+    if answer is None and watch:
         watch.take()
-    note(f"interrupted: {record.mountpoint} is unmounted now; what is not uploaded is kept on disk")
-    with control.connected(record.state_dir) as connection:
-        connection.send({"op": "stop", "force": True})
-        return connection.receive(GONE_TIMEOUT_S) or {}
+    return answer
 
 
-def _check_stopped(record: MountRecord, answer: dict[str, Any]) -> None:
-    if answer.get("ok") is True:
-        return
+def _finish(record: MountRecord, answer: dict[str, Any]) -> None:
+    """Act on the answer to a stop. A forced one is ok even when changes remain; its errors name them."""
     told = answer.get("errors")
     errors = [str(each) for each in told] if isinstance(told, list) else []
     text = "; ".join(errors) or "no reason given"
-    kind = answer.get("kind")
-    if isinstance(kind, str) and isinstance(error := error_from(kind, f"{record.mountpoint}: {text}"), MountFailed):
-        raise error
-    raise Unsynced(f"{record.mountpoint}: not everything is uploaded, the rest is kept on disk: {text}")
+    if answer.get("ok") is True:
+        _wait_until_gone(record)
+        if errors and unsent.remaining(record.state_dir):
+            remove_made(record.made)
+            raise Unsynced(
+                f"{record.mountpoint}: unmounted, but not everything is uploaded; it is kept on disk: {text}"
+            )
+        forget(record)
+    elif dirty_of(record):
+        raise Unsynced(f"{record.mountpoint}: still mounted, because not everything is uploaded: {text}")
+    else:
+        raise MountFailed(f"{record.mountpoint}: {text}")
+
+
+def dirty_of(record: MountRecord) -> list[Any]:
+    """The changes of a mount that are not uploaded, from its server or, when that is gone, from its state directory."""
+    try:
+        dirty = control.status(record.state_dir).get("dirty")
+    except control.NotAnswering:
+        return unsent.unsent_files(record.state_dir)
+    return dirty if isinstance(dirty, list) else []
 
 
 def _end_silent(record: MountRecord, error: DatastoreError, *, force: bool) -> None:
-    """End a mount whose server does not answer: it crashed, or it hangs."""
+    """End a mount whose server does not answer: it crashed, it hangs, or it was ended already."""
     if record.pids and not force:
         raise control.NotAnswering(f"{record.mountpoint}: {error}; `datastore umount --force` ends it anyway")
     for pid in record.pids:
@@ -120,8 +135,8 @@ def _end_silent(record: MountRecord, error: DatastoreError, *, force: bool) -> N
     if remaining:
         remove_made(record.made)
         raise Unsynced(
-            f"{record.mountpoint}: unmounted after a crash, and {remaining} changed files are not uploaded; they are kept "
-            "on disk and uploaded when it is mounted there again"
+            f"{record.mountpoint}: not mounted any more, and {remaining} changed files are not uploaded; they are kept on "
+            "disk and uploaded when it is mounted there again"
         )
     forget(record)
 

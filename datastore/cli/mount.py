@@ -14,7 +14,8 @@ from datastore.cli import lifecycle
 from datastore.cli.arguments import DEFAULT_TRANSPORT, AllowOther, ReadOnly, Transport, mount_options
 from datastore.cli.console import note
 from datastore.cli.directory import real_path
-from datastore.cli.records import MountRecord, read_record
+from datastore.cli.exitcodes import Unsynced
+from datastore.cli.records import MOUNT_FILE, MountRecord
 from datastore.cli.signals import Interrupted, SignalWatch, watching
 from datastore.errors import MountFailed
 
@@ -78,11 +79,17 @@ def _stay(record: MountRecord, watch: SignalWatch) -> None:
     note("press Ctrl-C to unmount")
     while watch.take() is None:
         watch.wait([], _POLL_S)
-        if read_record(record.state_dir) is None:
+        if not (record.state_dir / MOUNT_FILE).exists():
+            note(f"{record.mountpoint} was unmounted")
             return
         if not record.bind and not record.pids:
             raise MountFailed(
                 f"{record.mountpoint}: the mount server has crashed; `datastore umount` removes the mount"
             )
     note("uploading what is left and unmounting; Ctrl-C again to stop waiting")
-    lifecycle.unmount(record, watch)
+    try:
+        lifecycle.unmount(record, watch)
+    except Unsynced:
+        # What could not be uploaded now is kept on disk; staying mounted would not send it either.
+        lifecycle.unmount(record, force=True)
+        raise

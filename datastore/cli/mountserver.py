@@ -13,6 +13,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -152,26 +153,20 @@ class _Conversation:
         return answer if isinstance(answer, dict) else None
 
     def _signal(self, number: int) -> None:
-        try:
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
-        except (ProcessLookupError, PermissionError):
-            pass
 
     def _end_process(self, deadline: float) -> None:
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            pass
         self._signal(signal.SIGKILL)
         self._process.wait(STOP_TIMEOUT_S)
 
     def _close_pipes(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe:
-                try:
+                with suppress(BrokenPipeError):
                     pipe.close()
-                except BrokenPipeError:
-                    pass
 
 
 def _ready(answer: dict[str, Any] | None, log: Path, log_start: int) -> Ready:
@@ -212,10 +207,8 @@ def _end_leftovers(spec: MountSpec) -> None:
 def end_server(pid: int) -> None:
     """Kill one mount server at once; nothing when it is gone. What it had not uploaded is in its state directory."""
     if is_server(pid):
-        try:
+        with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
 
 def _environment() -> dict[str, str]:

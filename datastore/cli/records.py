@@ -1,7 +1,8 @@
 """What is known of each mount of this user: `<state root>/<mount>/mount.json`, whether its processes live or not.
 
-The mount server writes mount.json for its mounts, this command for bind mounts. cli.json is the command's own: the
-directories it made for a mount point. Both are read with suspicion; a broken file never breaks `list`.
+The mount server writes mount.json for its mounts, this command for bind mounts. cli.json is the command's own: what was
+mounted, and the directories made for it. It outlives mount.json where changes could not be uploaded, so that they stay
+listed. Both are read with suspicion; a broken file never breaks `list`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from datastore.cli.places import state_root
+from datastore.cli.unsent import remaining
 
 MOUNT_FILE = "mount.json"
 COMMAND_FILE = "cli.json"
@@ -24,7 +26,10 @@ _MAX_FILE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MountRecord:
-    """One mount that was made and not cleanly ended. made: directories to remove with it, deepest first."""
+    """One mount that was made and not cleanly ended.
+
+    ended: it was unmounted, but changes are not uploaded. made: directories to remove with it, deepest first.
+    """
 
     state_dir: Path
     name: str
@@ -32,6 +37,7 @@ class MountRecord:
     location: str
     read_only: bool = False
     bind: bool = False
+    ended: bool = False
     keeper_pid: int = 0
     server_pid: int = 0
     made: tuple[str, ...] = ()
@@ -39,7 +45,8 @@ class MountRecord:
     @property
     def pids(self) -> list[int]:
         """Its processes that are alive and really are mount servers (a pid may be someone else's by now)."""
-        return [pid for pid in (self.server_pid, self.keeper_pid) if is_server(pid)]
+        # The keeper first: who ends them must not have it start another server.
+        return [pid for pid in (self.keeper_pid, self.server_pid) if is_server(pid)]
 
 
 def all_records() -> list[MountRecord]:
@@ -53,11 +60,13 @@ def all_records() -> list[MountRecord]:
 
 def read_record(state_dir: Path) -> MountRecord | None:
     """The record of one state directory; None when nothing is mounted from it, or the file is broken."""
+    own = _read(state_dir / COMMAND_FILE)
     raw = _read(state_dir / MOUNT_FILE)
-    spec = _mapping(raw.get("spec"), raw)
+    ended = not raw and remaining(state_dir) > 0
+    spec = own if ended else _mapping(raw.get("spec"), raw)
     if not isinstance(spec.get("name"), str) or not isinstance(spec.get("mountpoint"), str):
         return None
-    made = _read(state_dir / COMMAND_FILE).get("made", [])
+    made = own.get("made", [])
     return MountRecord(
         state_dir=state_dir,
         name=spec["name"],
@@ -65,6 +74,7 @@ def read_record(state_dir: Path) -> MountRecord | None:
         location=_location(spec),
         read_only=spec.get("read_only") is True,
         bind=spec.get("kind") == "bind",
+        ended=ended,
         keeper_pid=_pid(raw.get("keeperPid")),
         server_pid=_pid(raw.get("serverPid")),
         made=tuple(each for each in made if isinstance(each, str)) if isinstance(made, list) else (),

@@ -1,6 +1,6 @@
 """Signals as facts to ask for, not as exceptions: so nothing is ever left half done.
 
-Inside `watching()` the first SIGINT, SIGTERM or SIGHUP is only noted and makes `wait_fd` readable; code looks at it where
+Inside `watching()` a SIGINT, SIGTERM or SIGHUP is only noted, and makes `wait_fd` readable; code looks at it where
 stopping is safe. One thread, the main one.
 """
 

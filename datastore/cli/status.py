@@ -24,10 +24,8 @@ def status_command(
     output: Output = Format.TABLE,
 ) -> None:
     """Show each mount: its server, its cache, its requests, and the files that are not uploaded or failed to."""
-    if target is not None:
-        seen = [inspect(find(target))]
-    else:
-        seen = [inspect(record) for record in all_records()]
+    records = all_records() if target is None else [find(target)]
+    seen = [inspect(record) for record in records]
     if output is Format.JSON:
         print_json(seen if target is None else seen[0])
         return

@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 from datastore.api.mountspec import S3Location
 from datastore.cli.exitcodes import exit_code_for
@@ -65,15 +66,15 @@ def _check_writes(name: str, location: S3Location) -> Iterator[Finding]:
     key = f"{location.prefix}{OBJECT_NAME}{secrets.token_hex(8)}"
     action = "open"
     try:
-        store = open_s3(location)
-        action = "put"
-        store.put(key, b"written by datastore doctor; remove it\n", WriteOptions())
-        try:
+        with closing(open_s3(location)) as store:
+            action = "put"
+            store.put(key, b"written by datastore doctor; remove it\n", WriteOptions())
             action = "head"
-            skew = check_skew(name, store, key)
-        finally:
-            action = "delete"
-            store.delete(key)
+            try:
+                skew = check_skew(name, store, key)
+            finally:
+                action = "delete"
+                store.delete(key)
     except DatastoreError as error:
         yield _failed(name, f"{action} {key}", error)
         return

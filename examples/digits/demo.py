@@ -33,7 +33,7 @@ MANIFEST_ENDPOINT = "http://127.0.0.1:9000"
 KEYS = {"aws_access_key_id": "demo", "aws_secret_access_key": "demo-secret", "region_name": "us-east-1"}
 COMMAND_TIMEOUT_S = 120.0
 
-console = Console(highlight=False)
+console = Console(highlight=False, soft_wrap=True)
 
 
 class Stopped(Exception):
@@ -62,7 +62,10 @@ class Laptop:
     def run(self, *command: str | Path) -> None:
         """Show a command and run it."""
         words = [str(word) for word in command]
-        console.print(f"[bold green]$[/] [bold]{shlex.join(words).replace(f'{self.folder.parent}/', '')}[/]")
+        shown = shlex.join(words).replace(sys.executable, "python")
+        for folder in (self.folder.parent, HERE):
+            shown = shown.replace(f"{folder}/", "")
+        console.print(f"[bold green]$[/] [bold]{shown}[/]")
         try:
             done = subprocess.run(words, env=self.environment, check=False, timeout=COMMAND_TIMEOUT_S)
         except (OSError, subprocess.TimeoutExpired) as error:

@@ -22,11 +22,21 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from datastore.errors import CacheCorrupt
 
 from ..store.base import Body
-from .blockfile import BLOCK_BYTES, BlockFile, Identity, block_records, create_files, draft_sidecar, page_rounded
+from .blockfile import (
+    BLOCK_BYTES,
+    BlockFile,
+    Identity,
+    block_records,
+    create_files,
+    draft_sidecar,
+    page_rounded,
+    store_whole,
+)
 from .cachespace import CacheBusyError, CacheSpace
 from .version import ObjectVersion
 
@@ -36,8 +46,18 @@ PAUSE_S = 5.0
 """How long writing stays off after the disk failed or was full."""
 TOUCH_S = 30.0
 """How often a version in use says so on disk; eviction is least-recently-used to this precision."""
+STORE_WHOLE_BYTES = 1 << 20
+"""Versions up to this size that come in one body are put in place in one go, under the directory's lock: 0.3 ms."""
 INLINE_VERIFY_BYTES = 4 << 20
 """The most that complete_fd() checks by itself: about 2 ms."""
+
+
+class _Place(NamedTuple):
+    """Where a version's files are, and what they must say."""
+
+    data_path: str
+    sidecar_path: str
+    identity: Identity
 
 
 class BlockCache:
@@ -90,6 +110,8 @@ class BlockCache:
         with self._guarded(version, writing=True):
             entry = self._find(version)
             if entry is None or entry.unlinked:
+                if len(body) == version.size <= STORE_WHOLE_BYTES:
+                    return self._store(version, memoryview(body))
                 entry = self._create(version)
             if entry is None:
                 return False
@@ -123,7 +145,7 @@ class BlockCache:
             entry = self._find(version)
             if entry is None or not (entry.whole or (version.size <= INLINE_VERIFY_BYTES and entry.verify())):
                 return None
-            return entry.reopen(self._paths(version)[0])
+            return entry.reopen(self._place(version).data_path)
         return None
 
     def verify(self, version: ObjectVersion) -> bool:
@@ -137,7 +159,7 @@ class BlockCache:
         """Remove a version; idempotent. Readers of open descriptors are not disturbed."""
         self._let_go(version)
         with contextlib.suppress(OSError):
-            self._space.remove(self._stem(version))
+            self._space.remove(self._place(version).data_path)
 
     def usage(self) -> tuple[int, int]:
         """(bytes on disk, limit in bytes); 0 bytes when the directory can't be read."""
@@ -185,7 +207,7 @@ class BlockCache:
                 self._open.move_to_end(version)
         if entry is None:
             try:
-                entry = BlockFile(*self._paths(version), self._identity(version))
+                entry = BlockFile(*self._place(version))
             except FileNotFoundError:
                 return None
             except CacheCorrupt:
@@ -213,47 +235,64 @@ class BlockCache:
         entry.touch()
         return True
 
+    def _store(self, version: ObjectVersion, body: memoryview) -> bool:
+        """Put a whole small version in place; whether there was room. OSError."""
+        self._let_go(version)
+        place = self._place(version)
+        if not self._space.reserve(page_rounded(place.identity.sidecar_bytes) + page_rounded(version.size)):
+            return False
+        with self._space.exclusive():
+            try:
+                store_whole(*place, body)
+            except FileNotFoundError:
+                Path(place.data_path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                store_whole(*place, body)
+        return True
+
     def _create(self, version: ObjectVersion) -> BlockFile | None:
         """The entry, with new files unless another process was quicker; None: no room. OSError, CacheCorrupt."""
         self._let_go(version)
-        identity, paths = self._identity(version), self._paths(version)
-        if not self._space.reserve(page_rounded(identity.sidecar_bytes)):
+        place = self._place(version)
+        if not self._space.reserve(page_rounded(place.identity.sidecar_bytes)):
             return None
-        paths[0].parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        Path(place.data_path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._space.exclusive():
             try:
-                entry = BlockFile(*paths, identity)
+                entry = BlockFile(*place)
             except (FileNotFoundError, CacheCorrupt):
-                create_files(*paths, identity)
-                entry = BlockFile(*paths, identity)
+                create_files(*place)
+                entry = BlockFile(*place)
         entry.touched_s = self._monotonic()
         return self._remember(version, entry)
 
     def _adopt(self, version: ObjectVersion, path: Path, *, keep: bool) -> bool:
-        identity, (data_path, sidecar_path) = self._identity(version), self._paths(version)
+        place = self._place(version)
+        data_path, sidecar_path, identity = place
         if path.stat().st_size != version.size:
             return False
         if not self._space.reserve(page_rounded(identity.sidecar_bytes) + page_rounded(version.size)):
             return False
-        data_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = path if not keep and _same_disk(path, data_path.parent) else data_path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+        parent = Path(data_path).parent
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        copied = keep or not _same_disk(path, parent)
+        source = Path(f"{data_path}.{os.getpid()}-{threading.get_ident()}") if copied else path
         try:
-            if draft != path:
-                shutil.copyfile(path, draft)
-            records = _records_of(draft)
+            if copied:
+                shutil.copyfile(path, source)
+            records = _records_of(source)
             with self._space.exclusive():
-                sidecar_draft = draft_sidecar(sidecar_path, identity, records)
-                sidecar_path.unlink(missing_ok=True)
-                draft.replace(data_path)
-                sidecar_draft.replace(sidecar_path)
+                draft = draft_sidecar(sidecar_path, identity.head() + records)
+                Path(sidecar_path).unlink(missing_ok=True)
+                source.replace(data_path)
+                os.replace(draft, sidecar_path)
         finally:
-            if draft != path:
-                draft.unlink(missing_ok=True)
+            if copied:
+                source.unlink(missing_ok=True)
         if not keep:
             path.unlink(missing_ok=True)
         self._let_go(version)
         with contextlib.suppress(OSError):  # it is kept by now; at worst the checksums are gone through once more
-            self._remember(version, BlockFile(data_path, sidecar_path, identity)).vouch()
+            self._remember(version, BlockFile(*place)).vouch()
         return True
 
     def _let_go_of_evicted(self) -> None:
@@ -262,19 +301,12 @@ class BlockCache:
             for version in gone:
                 del self._open[version]
 
-    def _label(self, version: ObjectVersion) -> bytes:
+    def _place(self, version: ObjectVersion) -> _Place:
         # ASCII JSON keeps the surrogates that stand for a key's non-UTF-8 bytes.
-        return json.dumps([self._namespace, version.key, version.etag, version.size]).encode("ascii")
-
-    def _identity(self, version: ObjectVersion) -> Identity:
-        return Identity(label=self._label(version), size=version.size, boot_id=self._boot_id)
-
-    def _stem(self, version: ObjectVersion) -> str:
-        return hashlib.blake2b(self._label(version), digest_size=16).hexdigest()
-
-    def _paths(self, version: ObjectVersion) -> tuple[Path, Path]:
-        place = self._space.place(self._stem(version))
-        return place.with_suffix(".data"), place.with_suffix(".blocks")
+        label = json.dumps((self._namespace, *version)).encode("ascii")
+        stem = self._space.place(hashlib.blake2b(label, digest_size=16).hexdigest())
+        identity = Identity(label=label, size=version.size, boot_id=self._boot_id)
+        return _Place(f"{stem}.data", f"{stem}.blocks", identity)
 
 
 _Forgive = Callable[[ObjectVersion, bool, BaseException | None], bool]

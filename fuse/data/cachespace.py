@@ -55,9 +55,9 @@ class CacheSpace:
         """The most that all files together may take."""
         return self._limit_bytes
 
-    def place(self, stem: str) -> Path:
+    def place(self, stem: str) -> str:
         """The path of a stem's files, without suffix; spread over 256 directories."""
-        return self._directory / "objects" / stem[:2] / stem
+        return f"{self._directory}/objects/{stem[:2]}/{stem}"
 
     def used_bytes(self) -> int:
         """Bytes taken or reserved."""
@@ -98,12 +98,13 @@ class CacheSpace:
         finally:
             self._threads.release()
 
-    def remove(self, stem: str) -> None:
-        """Unlink one stem's files; idempotent. Its bytes stay counted until the next eviction counts afresh."""
-        place = self.place(stem)
+    def remove(self, path: str) -> None:
+        """Unlink the files of the stem that `path` has; idempotent. They stay counted until the next eviction."""
+        place = os.path.splitext(path)[0]
         with self.exclusive():
             for suffix in (".blocks", ".data", ".draft"):
-                place.with_suffix(suffix).unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(place + suffix)
 
     def _take(self, size_bytes: int) -> bool:
         with self.exclusive() as fd:

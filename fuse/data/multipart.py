@@ -42,7 +42,7 @@ def part_size(size: int) -> int:
 
 
 def plan_upload(size: int, base_size: int, dirty: Extents) -> UploadPlan:
-    """Plan the upload of a file of `size` bytes whose first base_size bytes come from the base object but for `dirty`."""
+    """Plan the upload of `size` bytes, the first base_size of which come from the base object but for `dirty`."""
     if size <= SINGLE_MAX:
         return UploadPlan(size)
     step = part_size(size)
@@ -55,5 +55,6 @@ def plan_upload(size: int, base_size: int, dirty: Extents) -> UploadPlan:
         else:
             ranges.append((start, stop, copied))
     return UploadPlan(
-        size, tuple(Part(PartNumber(i), ByteRange(start, stop), copied) for i, (start, stop, copied) in enumerate(ranges, 1))
+        size,
+        tuple(Part(PartNumber(i), ByteRange(start, stop), copied) for i, (start, stop, copied) in enumerate(ranges, 1)),
     )

@@ -87,6 +87,10 @@ class ReadAhead:
         self._ahead_until = self._up(stop)
         return Plan(Span(self._down(offset), self._up(stop)), self._strided(offset, stop))
 
+    def retract(self, start: int) -> None:
+        """What was called for ahead from `start` on was not begun: call for it again."""
+        self._ahead_until = min(self._ahead_until, start)
+
     def _note_stride(self, offset: int) -> None:
         stride = offset - self._previous
         self._repeats = self._repeats + 1 if self._previous >= 0 and stride == self._stride else 0

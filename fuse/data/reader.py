@@ -116,17 +116,22 @@ class Reader:
             return self._cache.read(version, start, stop - start)
         return body
 
-    def start(self, version: ObjectVersion, spans: Iterable[Span], dropped: threading.Event) -> None:
-        """Begin fetching ranges that nobody waits for, as far as there is room. dropped: set when useless."""
+    def start(self, version: ObjectVersion, spans: Iterable[Span], dropped: threading.Event) -> int | None:
+        """Begin fetching ranges that nobody waits for; where it stopped for want of room, None when all are begun.
+
+        dropped: set when they became useless.
+        """
         for span in spans:
             if self._cache is not None and self._cache.holds(version, span.start, span.stop):
                 continue
             if self._queued >= self._settings.fetch_limit or not self._table.has_room(span.stop - span.start):
-                return
+                return span.start
             _, fresh = self._table.request(version, span.start, span.stop, self._settings.range_bytes)
             for piece in fresh:
                 if self.queue(self._fetch_ahead, piece, dropped) is None:
                     self._table.discard(piece)
+                    return piece.start
+        return None
 
     def obtain(self, version: ObjectVersion, wanted: Span, needed: Span) -> Read:
         """The bytes `needed`, waiting here; fetches `wanted`, which covers them, where it isn't held or on its way.
@@ -270,7 +275,9 @@ class ReadStream:
         if not self._small:
             wanted, ahead = self._ahead.plan(offset, size)
             if ahead and not self._closed.is_set():
-                self._reader.start(self.version, ahead, self._closed)
+                left_out = self._reader.start(self.version, ahead, self._closed)
+                if left_out is not None:
+                    self._ahead.retract(left_out)
         body = self._reader.held(self.version, offset, stop)
         if body is not None:
             return body

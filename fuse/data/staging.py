@@ -3,7 +3,8 @@
 The base is the version that was changed; ranges of it are fetched only where a read, a partly overwritten block or the
 upload needs them. What the file holds is whole blocks of 4 KiB, so that after a crash SEEK_DATA tells what is there.
 
-INVARIANT: every byte of [0, size) is in the file (present), comes from the base ([0, base_size) and not present), or is zero.
+INVARIANT: every byte of [0, size) is in the file (present), comes from the base ([0, base_size) and not present), or
+is zero.
 INVARIANT: dirty_ranges is within present and [0, size).
 Not locked: the node's lock covers it.
 """
@@ -24,8 +25,8 @@ class StagedFile:
     """One staging file; `base` None: nothing comes from the store."""
 
     __slots__ = (
-        "base", "base_size", "content_changed", "dirty", "dirty_ranges", "error", "fd", "journaled", "path", "present", "since_ns", "size",
-    )  # fmt: skip
+        "base", "base_size", "content_changed", "dirty", "dirty_ranges", "error", "fd", "journaled", "path",
+        "present", "since_ns", "size", )  # fmt: skip
 
     def __init__(self, path: Path, base: ObjectVersion | None, since_ns: int) -> None:
         self.path = path

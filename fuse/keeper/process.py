@@ -39,13 +39,21 @@ PROBE_TIMEOUT_S = 30.0  # the builder promises 5 s; importing and local recovery
 READY_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 60.0
 STABLE_S = 1.0
-"""A server that lived longer than this is replaced at once; others after a pause that doubles."""
+"""A server that served longer than this is replaced at once."""
+QUICK_DEATHS = 3
+"""So many that served shorter, one after the other, are replaced at once too; then the pause doubles."""
 BACKOFF_FIRST_S, BACKOFF_LAST_S = 0.1, 5.0
 TICK_S = 0.1
 LOG_CHECK_S = 60.0
 ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 EXIT_ERROR = 1
 MAX_SPEC_BYTES = 8 << 20
+
+
+def pause_after(quick_deaths: int) -> float:
+    """Seconds to wait before the next server."""
+    late = quick_deaths - QUICK_DEATHS
+    return 0.0 if late <= 0 else min(BACKOFF_FIRST_S * 2 ** min(late - 1, 10), BACKOFF_LAST_S)
 
 
 class Interrupted(DatastoreError):
@@ -173,10 +181,10 @@ class Keeper:
 
     def keep(self) -> int:
         """Wait for the end, replacing servers that die; the exit code."""
-        pause_s = 0.0
+        quick_deaths = 0
         checked = started = time.monotonic()
         while True:
-            self._wait(None, pause_s if self.server is None else LOG_CHECK_S / 60)
+            self._wait(None, pause_after(quick_deaths) if self.server is None else LOG_CHECK_S / 60)
             now = time.monotonic()
             if now - checked > LOG_CHECK_S:
                 checked = now
@@ -192,8 +200,8 @@ class Keeper:
                 continue
             if code == 0 or self.spec.transport != "kernel":
                 return self._ended(code)
-            pause_s = 0.0 if now - started > STABLE_S else min(max(2 * pause_s, BACKOFF_FIRST_S), BACKOFF_LAST_S)
-            log.error("the mount server died; it is replaced", extra=fields(code=code, pause_s=pause_s))
+            quick_deaths = 0 if now - started > STABLE_S else quick_deaths + 1
+            log.error("the mount server died; it is replaced", extra=fields(code=code, after_s=round(now - started, 1)))
             self._forget_server()
 
     def _restart(self) -> None:
@@ -278,7 +286,7 @@ class Keeper:
 
 def _remote_error(message: dict[str, Any]) -> DatastoreError:
     """The server's error, under the name of its class."""
-    error = type(str(message.get("kind", "DatastoreError")), (DatastoreError,), {})
+    error: type[DatastoreError] = type(str(message.get("kind", "DatastoreError")), (DatastoreError,), {})
     return error(str(message["error"]))
 
 

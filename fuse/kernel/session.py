@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import mmap
 import os
 import threading
 import time
@@ -93,7 +94,7 @@ class Session:
         size = settings.wanted.max_write + 2 * abi.PAGE_SIZE  # payload and its header, page-aligned as libfuse has it
         self._free: SimpleQueue[memoryview] = SimpleQueue()
         for _ in range(settings.buffers):
-            self._free.put(memoryview(bytearray(size)))  # zeroed lazily by the system: unused ones cost no memory
+            self._free.put(memoryview(mmap.mmap(-1, size)))  # pages come with their first use
         self._view = self._free.get()
 
     # -- the loop

@@ -1,7 +1,8 @@
 """User metadata by version of an object: what a HEAD said once need not be asked again.
 
-A version is (etag, Last-Modified in seconds), because a change of metadata alone keeps the etag. An answer given within the
-second of Last-Modified is not kept: a second change in that second would look the same (as git's racily clean entries).
+A version is (etag, Last-Modified in seconds), because a change of metadata alone keeps the etag. An answer given
+within the second of Last-Modified is not kept: a second change in that second would look the same (as git's racily
+clean entries).
 """
 
 from __future__ import annotations

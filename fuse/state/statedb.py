@@ -1,8 +1,8 @@
 """The database of one mount: unsent files, rename intents, and attributes known by version.
 
-Local state only: the objects are the truth. WAL with synchronous=NORMAL: a commit survives the death of our processes at
-once, and a power cut after the next checkpoint; `Journal.harden` makes it durable where fsync promises it.
-One connection, shared under a lock; every call is a few microseconds to a few hundred.
+Local state only: the objects are the truth. WAL with synchronous=NORMAL: a commit survives the death of our processes
+at once, and a power cut after the next checkpoint; `Journal.harden` makes it durable where fsync promises it. One
+connection, shared under a lock; every call is a few microseconds to a few hundred.
 """
 
 from __future__ import annotations
@@ -148,7 +148,10 @@ class StateDb:
     def intents(self) -> list[Intent]:
         """What was begun and not ended, in order."""
         with self._lock:
-            return [Intent(*row) for row in self._connection.execute("select id, kind, source, target from intents order by id")]
+            return [
+                Intent(*row)
+                for row in self._connection.execute("select id, kind, source, target from intents order by id")
+            ]
 
     # -- attributes
 
@@ -170,7 +173,8 @@ class StateDb:
         (count,) = self._connection.execute("select count(*) from attributes").fetchone()
         if count > self._attribute_rows:
             self._connection.execute(
-                "delete from attributes where key in (select key from attributes limit ?)", (count - self._attribute_rows // 2,)
+                "delete from attributes where key in (select key from attributes limit ?)",
+                (count - self._attribute_rows // 2,),
             )
 
     @contextmanager

@@ -1,9 +1,9 @@
 """Attributes of a file and their form as user metadata of an object. Pure.
 
 The headers are s3fs's (x-amz-meta-mode, uid, gid, mtime, ctime, atime, xattr), so that either tool sees what the other
-wrote: mode is decimal with the type bits, times are seconds with nanoseconds after a dot, xattr is percent-encoded JSON of
-name -> base64. geesefs's link target (`--symlink-target`, percent-encoded) is read, never written. Metadata that is not
-ours is kept.
+wrote: mode is decimal with the type bits, times are seconds with nanoseconds after a dot, xattr is percent-encoded
+JSON of name -> base64. geesefs's link target (`--symlink-target`, percent-encoded) is read, never written. Metadata
+that is not ours is kept.
 """
 
 from __future__ import annotations

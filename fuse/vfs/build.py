@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import structlog
-
 from datastore.api.mountspec import MountSpec
 from datastore.clock import Clock, SystemClock
 from datastore.errors import StoreError
+from datastore.logs import fields
 
 from ..data.blockcache import BlockCache
 from ..data.reader import Reader
@@ -30,7 +30,7 @@ from .nodes import Directory, Node, NodeTable
 from .renames import finish
 from .warm import warm
 
-log = structlog.get_logger(__name__)
+log = logging.getLogger(__name__)
 _IO_THREADS = 64
 """HEADs are sent 64 wide (issue: attributes of a directory); parts and ranges use some of the same threads."""
 
@@ -38,7 +38,9 @@ _IO_THREADS = 64
 class MountedStore:
     """One file system with its store, cache and journal."""
 
-    def __init__(self, filesystem: DatastoreFilesystem, location: str, store_status: Callable[[], Mapping[str, object]]) -> None:
+    def __init__(
+        self, filesystem: DatastoreFilesystem, location: str, store_status: Callable[[], Mapping[str, object]]
+    ) -> None:
         self.filesystem = filesystem
         self._location = location
         self._store_status = store_status
@@ -137,7 +139,7 @@ def _recover(core: Core, filesystem: DatastoreFilesystem, *, resumed: bool) -> N
     except StoreError as error:
         failures.append(str(error))
     for line in failures:
-        log.error("left from an earlier run and not yet finished", what=line)
+        log.error("left from an earlier run and not yet finished", extra=fields(what=line))
 
 
 def _restore_nodes(core: Core) -> None:
@@ -152,7 +154,13 @@ def _restore_nodes(core: Core) -> None:
                 rest.append(record)
                 continue
             attributes = core.settings.defaults.of(record.kind, core.clock.time_ns())
-            kind = stat.S_IFDIR if record.kind == stat.S_IFDIR else stat.S_IFLNK if record.kind == stat.S_IFLNK else stat.S_IFREG
+            kind = (
+                stat.S_IFDIR
+                if record.kind == stat.S_IFDIR
+                else stat.S_IFLNK
+                if record.kind == stat.S_IFLNK
+                else stat.S_IFREG
+            )
             core.nodes.restore(Ino(record.ino), parent, record.name, Listed(kind, record.tail), attributes)
         if len(rest) == len(waiting):
             return

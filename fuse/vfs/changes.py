@@ -44,7 +44,9 @@ class Changes:
     def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Entry:
         """A directory and its marker. FSError(EEXIST)."""
         attributes = self.attributes(caller, self._parent(parent, name), stat.S_IFDIR | stat.S_IMODE(mode))
-        node = self._make(self._parent(parent, name), name, Listed(stat.S_IFDIR, segment_of(name) + "/"), attributes, b"")
+        node = self._make(
+            self._parent(parent, name), name, Listed(stat.S_IFDIR, segment_of(name) + "/"), attributes, b""
+        )
         assert isinstance(node, Directory)
         node.marker = True
         return self._entry(node)
@@ -70,7 +72,9 @@ class Changes:
             node = self._make(directory, name, Listed(stat.S_IFREG, segment), attributes, target)
         return self._entry(node)
 
-    def create(self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest) -> Reply[tuple[Entry, OpenReply]]:
+    def create(
+        self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest
+    ) -> Reply[tuple[Entry, OpenReply]]:
         """open(2) with O_CREAT: with O_EXCL the store decides who makes it; otherwise it appears there at close."""
         with self._core.lock:
             directory = self._parent(parent, name)
@@ -155,6 +159,7 @@ class Changes:
         else:
             node.size = 0
             self._resolver.empty(node)
+            self._resolver.counted(directory, 1)
         node.exact = node.racy = True
         node.checked_at = self._core.clock.monotonic()
         self._appeared(node)
@@ -221,6 +226,8 @@ class Changes:
             if node.parent is not None and not node.gone:
                 self._resolver.removed(node.parent, node.name)
                 self._resolver.touched(node.parent)
+                if isinstance(node, Directory):
+                    self._resolver.counted(node.parent, -1)
             node.attributes = node.attributes._replace(ctime_ns=core.now_ns())
             core.nodes.detach(node)
             unwanted = node.handles == 0
@@ -273,7 +280,10 @@ class Changes:
             raise FSError(errno.ENOTEMPTY)
 
     def ensure_marker(self, directory: Directory) -> None:
-        """Before something is taken out of a directory: it must not go with its last entry (S-02). tree lock is held."""
+        """Before something is taken out of a directory: it must not go with its last entry (S-02).
+
+        tree lock is held.
+        """
         if directory.marker or directory is self._core.nodes.root or directory.gone:
             return
         options = WriteOptions(

@@ -1,7 +1,7 @@
 """What the parts of the file system share: settings, collaborators, the node table and the state lock.
 
-Lock order (docs/CONCURRENCY.md): tree lock, directory.listing_lock, node.lock (ascending ino), state lock. Only the state
-lock may be taken by the loop thread with waiting; it is never held across I/O.
+Lock order (docs/CONCURRENCY.md): tree lock, directory.listing_lock, node.lock (ascending ino), state lock. Only the
+state lock may be taken by the loop thread with waiting; it is never held across I/O.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Settings:
     """One mount's choices. metadata_ttl_s: how long what the store said may be believed.
 
     head_width: HEADs at once when a directory is walked. silly_copy_bytes: a file removed while open is kept by a local
-    copy up to this size, by a copy in the bucket above (that is where a download would be felt: 64 MiB is about a second).
+    copy up to this size, by a copy in the bucket above (that is where a download would be felt: 64 MiB is about a
+    second).
     """
 
     metadata_ttl_s: float = 1.0
@@ -110,4 +111,3 @@ class Core:
 
 _EACH_DEADLINE_S = 3600.0
 """A single call is bounded by the store's own deadline; this only keeps a lost task from waiting for ever."""
-

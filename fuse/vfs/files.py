@@ -288,7 +288,9 @@ class Files:
         keep_size, punch, zero = mode & 1, mode & 2, mode & 16
         if mode & ~(1 | 2 | 16) or (punch and not keep_size):
             raise FSError(errno.EOPNOTSUPP)
-        return Blocking(partial(self._fallocate, self.node_of(ino, fh), offset, length, bool(punch or zero), bool(keep_size)))
+        return Blocking(
+            partial(self._fallocate, self.node_of(ino, fh), offset, length, bool(punch or zero), bool(keep_size))
+        )
 
     def _fallocate(self, node: Node, offset: int, length: int, zero: bool, keep_size: bool) -> None:
         with node.lock:

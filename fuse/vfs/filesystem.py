@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
+import logging
 import threading
 from collections.abc import Sequence
 from functools import partial
 
-import structlog
-
 from datastore.errors import DatastoreError
+from datastore.logs import fields
 
 from ..ops import (
     AttrReply,
@@ -39,7 +39,7 @@ from .resolver import Resolver
 from .setattr import SetAttrs
 from .uploads import Uploads
 
-log = structlog.get_logger(__name__)
+log = logging.getLogger(__name__)
 _UNLIMITED_BYTES = 1 << 50
 """1 PiB: what statfs shows of a store without a capacity; larger numbers overflow in old tools."""
 _BLOCK = 4096
@@ -76,7 +76,7 @@ class DatastoreFilesystem:
             self._retrier.join(timeout=120)
             self._retrier = None
         for line in self.flush_all():
-            log.error("not in the store, kept on disk", file=line)
+            log.error("not in the store, kept on disk", extra=fields(file=line))
         self.core.known.save()
 
     def flush_all(self) -> list[str]:
@@ -95,16 +95,25 @@ class DatastoreFilesystem:
             try:
                 self.uploads.retry(failed)
             except DatastoreError as error:
-                log.warning("retry of failed uploads", error=str(error))
+                log.warning("retry of failed uploads", extra=fields(error=str(error)))
 
     # -- names
 
     def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Reply[Entry]:
         """See ops.Filesystem."""
+        if len(name) > NAME_MAX:
+            return Blocking(partial(self._lookup_long, parent, name))
         with self.core.lock:
             directory = self.resolver.directory(parent)
             entry = self.resolver.cached(directory, name) if not directory.gone else Entry(None, 0.0)
         return entry if entry is not None else Blocking(partial(self.resolver.lookup, directory, name))
+
+    def _lookup_long(self, parent: Ino, name: bytes) -> Entry:
+        """Names over 255 bytes exist only if another tool wrote them (S-35)."""
+        entry = self.resolver.lookup(self.resolver.directory(parent), name)
+        if entry.attr is None:
+            raise FSError(errno.ENAMETOOLONG)
+        return entry
 
     def forget(self, ino: Ino, nlookup: int) -> None:
         """See ops.Filesystem."""
@@ -131,7 +140,9 @@ class DatastoreFilesystem:
         """See ops.Filesystem."""
         return Blocking(partial(self._changes.rmdir, parent, name))
 
-    def rename(self, caller: Caller, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int) -> Reply[None]:
+    def rename(
+        self, caller: Caller, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int
+    ) -> Reply[None]:
         """See ops.Filesystem."""
         return Blocking(partial(self._renames.rename, parent, name, new_parent, new_name, flags))
 
@@ -180,7 +191,9 @@ class DatastoreFilesystem:
         """See ops.Filesystem."""
         return self._files.open(ino, request)
 
-    def create(self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest) -> Reply[tuple[Entry, OpenReply]]:
+    def create(
+        self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest
+    ) -> Reply[tuple[Entry, OpenReply]]:
         """See ops.Filesystem."""
         return self._changes.create(caller, parent, name, mode, request)
 

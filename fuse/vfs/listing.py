@@ -41,7 +41,9 @@ class Listing:
     complete: bool = True
 
 
-def listing_of(prefix: str, pages: Iterable[ListPage], listed_at: float, hidden: frozenset[str] = frozenset()) -> Listing:
+def listing_of(
+    prefix: str, pages: Iterable[ListPage], listed_at: float, hidden: frozenset[str] = frozenset()
+) -> Listing:
     """Make a listing from pages asked with `prefix` and delimiter '/'. hidden: tails that are not shown."""
     listing = Listing(listed_at)
     files: list[tuple[str, ListedObject]] = []

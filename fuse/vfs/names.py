@@ -5,8 +5,8 @@ The rest (promises S-34 to S-38 of docs/SEMANTICS.md):
 
 - a byte that is not UTF-8 becomes the private-use character U+F000 + byte, and so does each byte of a real character of
   that range, so that nothing is ambiguous;
-- a symbolic link `x` is the object `x.rclonelink` (rclone's --links), so a regular file whose name ends that way gets its
-  last dot escaped;
+- a symbolic link `x` is the object `x.rclonelink` (rclone's --links), so a regular file whose name ends that way gets
+  its last dot escaped;
 - segments that no directory entry can be named after, written by other tools ('' of `a//b`, '.', '..'), are shown with
   their characters moved to the same range: U+F02F, U+F02E, U+F02E U+F02E;
 - an object `a` beside objects `a/...` is shown as `a` followed by U+F000.
@@ -30,17 +30,19 @@ def segment_of(name: bytes) -> str:
     """The key segment for a local name (of a file or directory; a link adds LINK_SUFFIX)."""
     if name in _RESERVED:
         return _RESERVED[name]
-    if name.isascii():
-        text = name.decode("ascii")
-    else:
-        text = "".join(map(_escape, name.decode("utf-8", "surrogateescape")))
+    text = name.decode("utf-8", "surrogateescape")
+    if not name.isascii():
+        text = "".join(map(_escape, text))
     if text.endswith(LINK_SUFFIX):
         text = text[: -len(LINK_SUFFIX)] + chr(_PRIVATE + ord(".")) + LINK_SUFFIX[1:]
     return text
 
 
 def name_of(segment: str) -> bytes:
-    """The local name that shows a key segment; segment_of() gives the segment back unless another tool wrote an odd one."""
+    """The local name that shows a key segment.
+
+    Segment_of() gives the segment back unless another tool wrote an odd one.
+    """
     if segment in _SHOWN:
         return _SHOWN[segment]
     if segment.isascii():

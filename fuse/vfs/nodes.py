@@ -1,9 +1,11 @@
 """The nodes that the kernel knows, and how their ids are chosen. No I/O; the caller holds the state lock.
 
-A node id is a hash of the parent's id and the name, so the same name has the same id at the next mount; where that id is
-taken by a node that lives (another version of the same name is still open, or a collision) the next in a fixed sequence.
+A node id is a hash of the parent's id and the name, so the same name has the same id at the next mount; where that id
+is taken by a node that lives (another version of the same name is still open, or a collision) the next in a fixed
+sequence.
 
-INVARIANT: a node is reachable by its id until its lookup count is zero, nothing holds it open and no unsent bytes hang on it.
+INVARIANT: a node is reachable by its id until its lookup count is zero, nothing holds it open and no unsent bytes
+hang on it.
 INVARIANT: parent.children[name] is the live node of that name, or nothing; a node with `gone` is in no `children`.
 INVARIANT: `tail` of a directory ends with '/'; root's key is the mount's prefix.
 """
@@ -33,9 +35,8 @@ class Node:
     """One file, link or special file. Fields are guarded by the state lock; `lock` serialises I/O on its content."""
 
     __slots__ = (
-        "attributes", "checked_at", "etag", "exact", "gone", "handles", "ino", "listed_kind", "lock", "mtime_ns", "name", "nlookup",
-        "pages_valid", "parent", "racy", "size", "staged", "tail", "unlinked_key",
-    )  # fmt: skip
+        "attributes", "checked_at", "etag", "exact", "gone", "handles", "ino", "listed_kind", "lock", "mtime_ns",
+        "name", "nlookup", "pages_valid", "parent", "racy", "size", "staged", "tail", "unlinked_key", )  # fmt: skip
 
     def __init__(self, ino: Ino, parent: Directory | None, name: bytes, listed: Listed, attributes: Attributes) -> None:
         self.ino = ino
@@ -101,8 +102,12 @@ class Node:
     def attr(self) -> Attr:
         """What stat shows."""
         a = self.attributes
-        nlink = 0 if self.gone else 2 if stat.S_ISDIR(a.mode) else 1
-        return Attr(self.ino, a.mode, self.size, nlink, a.uid, a.gid, a.atime_ns, a.mtime_ns, a.ctime_ns)
+        return Attr(self.ino, a.mode, self.size, self.nlink, a.uid, a.gid, a.atime_ns, a.mtime_ns, a.ctime_ns)
+
+    @property
+    def nlink(self) -> int:
+        """Link count: one name, or none any more."""
+        return 0 if self.gone else 1
 
     def as_listed(self) -> Listed:
         """How a listing would show it."""
@@ -116,7 +121,7 @@ class Node:
 class Directory(Node):
     """A directory and what is known of its entries."""
 
-    __slots__ = ("changed", "children", "large", "listing", "listing_lock", "marker", "pending")
+    __slots__ = ("changed", "children", "large", "listing", "listing_lock", "marker", "pending", "subdirectories")
 
     def __init__(self, ino: Ino, parent: Directory | None, name: bytes, listed: Listed, attributes: Attributes) -> None:
         super().__init__(ino, parent, name, listed, attributes)
@@ -132,6 +137,13 @@ class Directory(Node):
         """Whether the directory's marker object is known to exist."""
         self.large = False
         """More than a page of entries: look names up one by one."""
+        self.subdirectories = -1
+        """How many there were when it was last listed; -1: it never was."""
+
+    @property
+    def nlink(self) -> int:
+        """2 and one for each subdirectory; 1, as on btrfs, while their number is not known (find(1) relies on it)."""
+        return 0 if self.gone else 1 if self.subdirectories < 0 else 2 + self.subdirectories
 
 
 class NodeTable:
@@ -209,5 +221,3 @@ class NodeTable:
             if parent is not None and parent.children.get(current.name) is current:
                 del parent.children[current.name]
             current = parent
-
-

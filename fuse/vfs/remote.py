@@ -1,4 +1,7 @@
-"""Keeps nodes in step with the store: lists, asks, and takes in what another client did (docs/SEMANTICS.md S-28 to S-33)."""
+"""Keeps nodes in step with the store.
+
+Lists, asks, and takes in what another client did (docs/SEMANTICS.md S-28 to S-33).
+"""
 
 from __future__ import annotations
 
@@ -59,12 +62,17 @@ class Remote:
         """Make a listing the directory's own; returns open files that were replaced. The state lock is held."""
         self._keep_own_changes(directory, listing)
         directory.listing = listing
+        directory.subdirectories = sum(1 for listed in listing.entries.values() if listed.kind == stat.S_IFDIR)
         suspects: list[tuple[Node, Listed]] = []
         for name, child in list(directory.children.items()):
             listed = listing.entries.get(name)
             if child.dirty:
                 continue
-            if listed is None or (listed.kind == stat.S_IFDIR) != isinstance(child, Directory) or listed.tail != child.tail:
+            if (
+                listed is None
+                or (listed.kind == stat.S_IFDIR) != isinstance(child, Directory)
+                or listed.tail != child.tail
+            ):
                 self.lost(child)
             elif self.is_replaced(child, listed):
                 suspects.append((child, listed))
@@ -201,7 +209,8 @@ class Remote:
         return True
 
     def _accept(self, node: Node, listed: Listed) -> bool:
-        """Another client wrote an object that we have open. True: it only grew, and the node goes on as the new version.
+        """Another client wrote an object that we have open. True: it only grew, and the node goes on as the new
+        version.
 
         Otherwise the node keeps the old version and loses its name, as a file does that is replaced by a rename.
         """

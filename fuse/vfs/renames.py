@@ -133,6 +133,9 @@ class Renames:
                 directory.pending.add(name)
             self._resolver.changed(source)
             self._resolver.touched(directory)
+            if isinstance(source, Directory):
+                self._resolver.counted(old_parent, -1)
+                self._resolver.counted(directory, 1)
         self._uploads.record(source)
         if old_target_key and old_target_key != source.key and not isinstance(target, Directory):
             core.store.delete(old_target_key)
@@ -210,7 +213,9 @@ def delete_below(core: Core, prefix: str) -> None:
         failures = core.store.delete_many([found.key for found in page.objects])
         if failures:
             first = failures[0]
-            raise FSError(errno.EIO, f"{len(failures)} objects below {prefix} could not be removed: {first.key}: {first.message}")
+            raise FSError(
+                errno.EIO, f"{len(failures)} objects below {prefix} could not be removed: {first.key}: {first.message}"
+            )
 
 
 def finish(core: Core) -> list[str]:

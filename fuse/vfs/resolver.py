@@ -1,7 +1,7 @@
 """What is behind a name: answers from memory while that is fresh, else asks the store.
 
-Freshness: what the store confirmed less than metadata_ttl_s ago is believed (docs/SEMANTICS.md S-28). The kernel is told
-only the rest of that time, so that the two do not add up.
+Freshness: what the store confirmed less than metadata_ttl_s ago is believed (docs/SEMANTICS.md S-28). The kernel is
+told only the rest of that time, so that the two do not add up.
 """
 
 from __future__ import annotations
@@ -98,6 +98,11 @@ class Resolver:
             if parent.listing is not None:
                 parent.listing.entries[node.name] = node.as_listed()
 
+    def counted(self, directory: Directory, change: int) -> None:
+        """We made (1) or removed (-1) a subdirectory."""
+        if directory.subdirectories >= 0:
+            directory.subdirectories = max(0, directory.subdirectories + change)
+
     def removed(self, parent: Directory, name: bytes) -> None:
         """We removed this name."""
         parent.changed[name] = self._core.clock.monotonic()
@@ -112,6 +117,7 @@ class Resolver:
     def empty(self, directory: Directory) -> None:
         """We made this directory just now: nothing is in it."""
         directory.listing = Listing(self._core.clock.monotonic(), marker=True)
+        directory.subdirectories = 0
 
     def _age(self, when: float) -> float:
         return self._core.clock.monotonic() - when

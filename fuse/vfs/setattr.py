@@ -1,4 +1,7 @@
-"""chmod, chown, utimensat, truncate and extended attributes (S-11 to S-17): metadata of the object, by a copy onto itself."""
+"""chmod, chown, utimensat, truncate and extended attributes (S-11 to S-17).
+
+Metadata of the object, by a copy onto itself.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,9 @@ class SetAttrs:
             raise FSError(errno.ESTALE)
         if changes.size is not None:
             self._resize(node, fh, changes)
-        if changes._replace(size=None, kill_suidgid=False) != SetAttr() or (changes.size is None and changes.kill_suidgid):
+        if changes._replace(size=None, kill_suidgid=False) != SetAttr() or (
+            changes.size is None and changes.kill_suidgid
+        ):
             self._change(node, lambda old: changed(old, changes, self._core.now_ns()))
         with self._core.lock:
             return self._resolver.attr_reply(node)

@@ -1,21 +1,22 @@
-"""Changed files on their way to the store: staging, the journal of what is unsent, upload, and what is left after a crash.
+"""Changed files on their way to the store: staging, the journal of what is unsent, upload, and what is left after a
+crash.
 
-Promises S-18 to S-21: when close or fsync returned 0 the bytes are in the store; what could not be sent is kept on disk,
-reported, and tried again.
+Promises S-18 to S-21: when close or fsync returned 0 the bytes are in the store; what could not be sent is kept on
+disk, reported, and tried again.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import stat
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import structlog
-
 from datastore.errors import DatastoreError, NotFound, PreconditionFailed, StoreError
+from datastore.logs import fields
 
 from ..data.multipart import Part, plan_upload
 from ..data.staging import StagedFile
@@ -28,7 +29,7 @@ from .core import Core
 from .listing import NO_ETAG
 from .nodes import Node
 
-log = structlog.get_logger(__name__)
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -70,9 +71,17 @@ class Uploads:
         base = staged.base or ObjectVersion("", NO_ETAG, 0)
         self._core.db.record_unsent(
             Unsent(
-                staged.path.name, node.key, base.key, base.etag, base.size, staged.base_size,
-                to_metadata(node.attributes), node.attributes.content_type, staged.since_ns, staged.error,
-            )  # fmt: skip
+                staged.path.name,
+                node.key,
+                base.key,
+                base.etag,
+                base.size,
+                staged.base_size,
+                to_metadata(node.attributes),
+                node.attributes.content_type,
+                staged.since_ns,
+                staged.error,
+            )
         )
 
     def fill(self, staged: StagedFile, gaps: list[tuple[int, int]]) -> None:
@@ -115,14 +124,15 @@ class Uploads:
         if staged is None or not staged.dirty or node.gone:
             return
         destination = Destination(
-            key or node.key, WriteOptions(metadata=to_metadata(node.attributes), content_type=node.attributes.content_type)
+            key or node.key,
+            WriteOptions(metadata=to_metadata(node.attributes), content_type=node.attributes.content_type),
         )
         try:
             result = self._write(staged, destination)
         except (DatastoreError, OSError) as error:
             staged.error = str(error)
             self.record(node)
-            log.warning("upload failed", path=node.path, error=staged.error)
+            log.warning("upload failed", extra=fields(path=node.path, error=staged.error))
             raise
         with self._core.lock:
             node.size, node.etag = staged.size, result.etag
@@ -173,7 +183,7 @@ class Uploads:
         try:
             self._core.store.abort_upload(key, upload_id)
         except StoreError as error:
-            log.warning("an unfinished upload stays behind", key=key, error=str(error))
+            log.warning("an unfinished upload stays behind", extra=fields(key=key, error=str(error)))
 
     # -- what an earlier process left
 
@@ -199,7 +209,10 @@ class Uploads:
             if node is not None:
                 self._reattach(node, staged, row)
                 continue
-            self._left[name] = (staged, Destination(row.key, WriteOptions(metadata=row.metadata, content_type=row.content_type)))
+            self._left[name] = (
+                staged,
+                Destination(row.key, WriteOptions(metadata=row.metadata, content_type=row.content_type)),
+            )
 
     def _reattach(self, node: Node, staged: StagedFile, row: Unsent) -> None:
         defaults = self._core.settings.defaults.of(stat.S_IFREG, row.since_ns)
@@ -209,7 +222,10 @@ class Uploads:
             node.parent.pending.add(node.name)
 
     def retry(self, nodes: list[Node]) -> list[str]:
-        """Send again what failed: files of this process and of earlier ones. Returns a line for each that failed again."""
+        """Send again what failed: files of this process and of earlier ones.
+
+        Returns a line for each that failed again.
+        """
         failures = []
         for node in nodes:
             try:
@@ -238,5 +254,6 @@ class Uploads:
         rows = [(os.fsdecode(node.path), node.staged) for node in dirty if node.staged is not None]
         rows += [(destination.key, staged) for staged, destination in self._left.values()]
         return [
-            {"path": path, "bytes": staged.size, "since": staged.since_ns, "error": staged.error or None} for path, staged in rows
+            {"path": path, "bytes": staged.size, "since": staged.since_ns, "error": staged.error or None}
+            for path, staged in rows
         ]

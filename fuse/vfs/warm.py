@@ -17,7 +17,9 @@ _FILES_AT_ONCE = 8
 """Each file is fetched by several ranges; small ones need company to fill the line."""
 
 
-def warm(filesystem: DatastoreFilesystem, path: str, progress: Callable[[dict[str, int | None]], None]) -> dict[str, object]:
+def warm(
+    filesystem: DatastoreFilesystem, path: str, progress: Callable[[dict[str, int | None]], None]
+) -> dict[str, object]:
     """Fetch every file below `path` (relative to the mount, '' for all) into the cache.
 
     progress is called with done_files, files, done_bytes and bytes. Returns {"ok", "files", "bytes", "errors"}.

@@ -1,7 +1,8 @@
 """Where a server does not keep the contract, and why that is known: one visible table.
 
-Each row is a strict expected failure of a test (server, test, the key or max_keys it is given, or '' for any): when the server changes its mind,
-the test fails and the row must go. REFUSED lists names a server does not take; the test then asks for InvalidKey.
+Each row is a strict expected failure of a test (server, test, the key or max_keys it is given, or '' for any): when
+the server changes its mind, the test fails and the row must go. REFUSED lists names that a server does not take; the
+test then asks for InvalidKey.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ DEVIATIONS: dict[tuple[str, str, str], str] = {
     ("versitygw", "test_an_odd_key_is_listed_exactly", "a/./b"): _VGW_PATH,
     ("versitygw", "test_an_odd_key_is_listed_exactly", "a/../b"): _VGW_PATH,
     ("minio", "test_a_file_and_the_directory_beside_it_are_both_listed", ""): (
-        "MinIO keeps both, but an undelimited listing hides what is below the file"
+        "MinIO keeps both, but no listing shows what is below the file"
     ),
     ("minio", "test_pages_with_a_delimiter_lose_and_double_nothing", "1"): (
         "MinIO ends a listing of pages of one key after the directory's own marker"

@@ -9,9 +9,9 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from datastore.errors import ClockSkew, StoreError
+from datastore.errors import StoreError
 
 from ..base import Body
 from . import xml
@@ -138,11 +138,8 @@ class Caller:
         )
 
     def _error(self, refusal: Refusal, answer: Answer) -> StoreError:
-        error = to_error(refusal)
         server_s = xml.http_date_ns(answer.headers.get("date", "")) / 1e9
-        if isinstance(error, ClockSkew) and server_s:
-            error.add_note(f"the server's clock is {server_s - self._clock():+.0f} s from this machine's")
-        return error
+        return to_error(replace(refusal, skew_s=server_s - self._clock() if server_s else 0.0))
 
 
 def _payload_hash(body: Body, *, secure: bool) -> str:

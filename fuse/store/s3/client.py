@@ -201,7 +201,7 @@ class ExactClient:
             return
 
     def pending_uploads(self, prefix: str) -> Iterator[PendingUpload]:
-        """ListMultipartUploads. MinIO answers a prefix only when it is a whole key: then all are asked for and sifted."""
+        """ListMultipartUploads. MinIO takes a prefix only when it is a whole key: nothing found, all are sifted."""
         found = list(self._uploads(prefix)) if prefix else []
         return iter(found or [upload for upload in self._uploads("") if upload.key.startswith(prefix)])
 

@@ -127,7 +127,10 @@ _WHY: dict[type[e.StoreError], str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """An error answer, parsed: what was asked and what came back. region: where the bucket is, when told."""
+    """An error answer, parsed: what was asked and what came back.
+
+    region: where the bucket is, when told; skew_s: the server's clock minus ours, seconds.
+    """
 
     method: str
     key: str
@@ -138,6 +141,7 @@ class Refusal:
     region: str = ""
     access_key_id: str = ""
     if_none_match: bool = False
+    skew_s: float = 0.0
 
 
 def error_class(refusal: Refusal) -> type[e.StoreError]:
@@ -207,6 +211,8 @@ def _why(kind: type[e.StoreError], refusal: Refusal) -> str:
         return f"access key id {who} is not known to the server"
     if refusal.code in {"ExpiredToken", "TokenRefreshRequired"}:
         return f"the session token of access key id {who} has expired"
+    if kind is e.ClockSkew and refusal.skew_s:
+        return f"the server's clock is {refusal.skew_s:+.0f} s from this machine's: set the clock"
     if refusal.code == "NoSuchUpload":
         return "no such multipart upload"
     if kind is e.WrongRegion and refusal.region:

@@ -41,7 +41,7 @@ def test_a_quantity_is_read_as_kubernetes_reads_it(text: str | int, size: int) -
     "text", ["", "10GB", "10 Gi", "Gi", "1,5G", "0x10", "1e", "1e999", "ten", "1Gi\n", "9" * 65, True, "16Ei", 1 << 63]
 )
 def test_what_is_no_quantity_is_refused(text: str | int) -> None:
-    with pytest.raises(ValueError, match="^must be "):
+    with pytest.raises(ValueError, match=r"^must be "):
         parse_quantity(text)
 
 
@@ -60,13 +60,26 @@ def test_any_text_is_a_quantity_or_a_value_error(text: str) -> None:
     try:
         assert isinstance(parse_quantity(text), int)
     except ValueError as error:
-        assert str(error).startswith("must be ")
+        told = str(error)
+        assert told.startswith("must be ")
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("1s", 1), ("250ms", 0.25), ("5m", 300), ("1h30m", 5400), ("60", 60), ("0.5", 0.5), (2, 2), (0.25, 0.25), ("1.5h", 5400)]
-    + [("10us", 1e-5), ("7ns", 7e-9), (0, 0)],
+    [
+        ("1s", 1),
+        ("250ms", 0.25),
+        ("5m", 300),
+        ("1h30m", 5400),
+        ("60", 60),
+        ("0.5", 0.5),
+        (2, 2),
+        (0.25, 0.25),
+        ("1.5h", 5400),
+        ("10us", 1e-5),
+        ("7ns", 7e-9),
+        (0, 0),
+    ],
 )
 def test_a_duration_is_seconds(text: str | float, seconds: float) -> None:
     assert parse_duration(text) == seconds
@@ -76,7 +89,7 @@ def test_a_duration_is_seconds(text: str | float, seconds: float) -> None:
     "text", ["", "1d", "s", "-1s", "1 s", "1h30", "1s\n", -1, float("nan"), float("inf"), True, "1" * 65 + "s"]
 )
 def test_what_is_no_duration_is_refused(text: str | float) -> None:
-    with pytest.raises(ValueError, match="^must be "):
+    with pytest.raises(ValueError, match=r"^must be "):
         parse_duration(text)
 
 
@@ -90,13 +103,24 @@ def test_any_text_is_a_duration_or_a_value_error(text: str) -> None:
     try:
         assert parse_duration(text) >= 0
     except ValueError as error:
-        assert str(error).startswith("must be ")
+        told = str(error)
+        assert told.startswith("must be ")
 
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (512 << 20, "512 MiB"), (10 << 30, "10 GiB")]
-    + [((1 << 20) - 1, "1 MiB"), (-2048, "-2 KiB"), (1 << 60, "1 EiB"), (123456789, "118 MiB")],
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (1536, "1.5 KiB"),
+        (512 << 20, "512 MiB"),
+        (10 << 30, "10 GiB"),
+        ((1 << 20) - 1, "1 MiB"),
+        (-2048, "-2 KiB"),
+        (1 << 60, "1 EiB"),
+        (123456789, "118 MiB"),
+    ],
 )
 def test_sizes_are_printed_for_people(size: int, text: str) -> None:
     assert format_size(size) == text

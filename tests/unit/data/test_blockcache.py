@@ -460,7 +460,7 @@ def test_the_cache_stays_in_its_limit_and_evicts_what_was_used_longest_ago(
     cache, body = fresh(), content(4 * MIB)
     for index in range(15):
         assert cache.write(version(len(body), key=f"k{index}"), 0, body)
-        path = cache._paths(version(len(body), key=f"k{index}"))[1]
+        path = cache._place(version(len(body), key=f"k{index}")).sidecar_path
         os.utime(path, ns=(index, index))
     clock.now_s += blockcache.TOUCH_S
     assert cache.read(version(len(body), key="k0"), 0, 1) == body[:1]
@@ -520,6 +520,7 @@ def test_an_evicted_version_stays_readable_for_who_has_it_open_and_is_written_an
 def test_make_room_lets_go_of_descriptors(fresh: Make) -> None:
     cache = fresh()
     cache.write(version(BLOCK_BYTES), 0, content(BLOCK_BYTES))
+    assert cache.present(version(BLOCK_BYTES))
     before = len(os.listdir("/dev/fd"))
     cache.make_room(LIMIT)
     assert len(os.listdir("/dev/fd")) == before - 2
@@ -641,7 +642,7 @@ def test_processes_share_one_directory_within_its_limit(tmp_path: Path) -> None:
 def test_block_files_keep_their_invariants_through_random_writes(tmp_path: Path) -> None:
     rng, body = random.Random(3), content(6 * BLOCK_BYTES + 9)
     identity = Identity(label=b"x", size=len(body), boot_id=b"b" * 16)
-    paths = tmp_path / "x.data", tmp_path / "x.blocks"
+    paths = str(tmp_path / "x.data"), str(tmp_path / "x.blocks")
     create_files(*paths, identity)
     file = BlockFile(*paths, identity)
     file._check()
@@ -666,14 +667,14 @@ def test_opening_a_sidecar_that_is_unlinked_meanwhile_finds_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     identity = Identity(label=b"x", size=10, boot_id=b"")
-    paths = tmp_path / "x.data", tmp_path / "x.blocks"
+    paths = str(tmp_path / "x.data"), str(tmp_path / "x.blocks")
     create_files(*paths, identity)
     real = os.open
 
-    def evict_between(path: Path, flags: int, mode: int = 0o777) -> int:
+    def evict_between(path: str, flags: int, mode: int = 0o777) -> int:
         fd = real(path, flags, mode)
         if path == paths[0]:
-            paths[1].unlink()
+            os.unlink(paths[1])
         return fd
 
     monkeypatch.setattr(os, "open", evict_between)

@@ -132,6 +132,19 @@ def test_plans_cover_the_read_and_stay_aligned_and_inside(size: int, reads: list
             assert stop % (128 * KIB) == 0 or stop == size
 
 
+def test_what_was_not_begun_is_called_for_again() -> None:
+    ahead = ReadAhead(BIG)
+    run(ahead, sequential(MIB, 40))
+    plan = ahead.plan(40 * MIB, MIB)
+    while not plan.ahead:
+        plan = ahead.plan(ahead._head, MIB)
+    ahead.retract(plan.ahead[0].start)
+    ahead._check()
+    again = ahead.plan(ahead._head, MIB)
+    assert again.ahead[0].start <= max(plan.ahead[0].start, again.wanted.stop)
+    assert sum(stop - start for start, stop in again.ahead) >= sum(stop - start for start, stop in plan.ahead) - MIB
+
+
 def test_check_finds_broken_invariants() -> None:
     ahead = ReadAhead(BIG)
     ahead._ahead_until = 5

@@ -14,9 +14,9 @@ from datastore.errors import CorruptBody, DeadlineExceeded, NotFound, Preconditi
 from datastore.fuse.data import pieces as pieces_module
 from datastore.fuse.data.blockcache import BlockCache
 from datastore.fuse.data.pieces import Piece, PieceTable, cut
-from datastore.fuse.data.reader import Reader, ReadSettings, ReadStream
+from datastore.fuse.data.reader import Read, Reader, ReadSettings, ReadStream
 from datastore.fuse.data.version import ObjectVersion
-from datastore.fuse.ops import Blocking, resolve
+from datastore.fuse.ops import Blocking
 from datastore.fuse.store.base import Body, ByteRange, ETag, ObjectInfo, WriteOptions
 from datastore.fuse.store.memory import MemoryStore
 
@@ -107,8 +107,13 @@ def settle(pool: ThreadPoolExecutor, reader: Reader) -> None:
     reader._table._check()
 
 
+def take(answer: Read | Blocking[Read]) -> bytes:
+    """What the reader gave or gives, waiting here."""
+    return bytes(answer.fn() if isinstance(answer, Blocking) else answer)
+
+
 def read(stream: ReadStream, offset: int, size: int) -> bytes:
-    return bytes(resolve(stream.read(offset, size)))
+    return take(stream.read(offset, size))
 
 
 def test_a_small_object_is_one_get_without_a_range(store: Probe, reader: Reader, pool: ThreadPoolExecutor) -> None:
@@ -221,7 +226,7 @@ def test_a_failed_fetch_reaches_all_its_waiters_and_the_next_read_tries_again(
     store.gate.clear()
     answers = [reader.open(version).read(0, 10) for _ in range(4)]
     with ThreadPoolExecutor(4) as threads:
-        futures = [threads.submit(resolve, answer) for answer in answers]
+        futures = [threads.submit(take, answer) for answer in answers]
         assert store.entered.acquire(timeout=10)
         while not all(future.running() for future in futures):
             threading.Event().wait(0.001)
@@ -355,6 +360,21 @@ def test_a_saturated_pool_is_given_no_readahead(store: Probe, big: ObjectVersion
         busy.set()
 
 
+def test_readahead_that_found_no_room_is_begun_when_there_is(store: Probe, big: ObjectVersion, body: bytes) -> None:
+    busy = threading.Event()
+    with ThreadPoolExecutor(4) as pool:
+        reader = Reader(store, None, pool, settings=ReadSettings(fetch_limit=1))
+        assert reader.queue(busy.wait, 10) is not None
+        stream = reader.open(big)
+        assert read(stream, 0, MIB) == body[:MIB]
+        assert store.fetched_bytes == MIB
+        busy.set()
+        settle(pool, reader)
+        assert read(stream, MIB, 128 * KIB) == body[MIB : MIB + 128 * KIB]
+        settle(pool, reader)
+        assert store.fetched_bytes > MIB + 128 * KIB
+
+
 def test_a_pool_that_is_shut_down_still_leaves_reads_possible(store: Probe, cache: BlockCache, body: bytes) -> None:
     pool = ThreadPoolExecutor(1)
     pool.shutdown()
@@ -384,7 +404,7 @@ def test_a_wait_is_bounded(store: Probe, pool: ThreadPoolExecutor) -> None:
     version = store.add("small", b"x" * 1000)
     reader = Reader(store, None, pool, settings=ReadSettings(deadline_s=0.01))
     store.gate.clear()
-    first = pool.submit(resolve, reader.open(version).read(0, 10))
+    first = pool.submit(take, reader.open(version).read(0, 10))
     assert store.entered.acquire(timeout=10)
     with pytest.raises(DeadlineExceeded, match="'small' did not arrive within 0 s"):
         read(reader.open(version), 0, 10)
@@ -410,7 +430,7 @@ def test_forget_during_a_fetch_serves_its_waiter_and_keeps_nothing(store: Probe,
     version = store.add("small", b"x" * 1000)
     reader = Reader(store, None, pool)
     store.gate.clear()
-    waiter = pool.submit(resolve, reader.open(version).read(0, 10))
+    waiter = pool.submit(take, reader.open(version).read(0, 10))
     assert store.entered.acquire(timeout=10)
     reader.forget(version)
     store.gate.set()

@@ -1,0 +1,390 @@
+"""The same Filesystem served through libfuse's high-level, path-based interface (mfusepy), for macOS and hosts without /dev/fuse.
+
+Thin, and with libfuse's limits: paths are walked anew for each call; a file unlinked while open becomes `.fuse_hidden*` until it
+is closed; no passthrough, no survival of a crash, no invalidations (`auto_cache` compares mtime and size at open instead).
+Threads: libfuse's. One lock keeps the Filesystem's promise of one caller at a time; what waits runs outside it.
+Importing this loads libfuse (FUSE_LIBRARY_PATH names it where it is not found).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, ParamSpec, TypeVar
+
+import mfusepy
+
+from datastore.errors import MountFailed
+
+from ..errnos import errno_of
+from ..ops import (
+    NOW,
+    ROOT_INO,
+    Attr,
+    Caller,
+    Entry,
+    Fh,
+    Filesystem,
+    FSError,
+    Ino,
+    OpenReply,
+    OpenRequest,
+    Reply,
+    SetAttr,
+    resolve,
+)
+
+log = logging.getLogger(__name__)
+
+Body = bytes | bytearray | memoryview
+P = ParamSpec("P")
+T = TypeVar("T")
+UTIME_NOW = (1 << 30) - 1  # utimensat(2), in tv_nsec
+UTIME_OMIT = (1 << 30) - 2
+SECOND_NS = 1_000_000_000
+LISTING_BYTES = 64 << 10
+
+
+class NoNotifier:
+    """libfuse's high-level interface has no invalidation; times to live do the work (ops.Notifier)."""
+
+    def inval_entry(self, parent: Ino, name: bytes) -> None:
+        """Nothing."""
+
+    def inval_inode(self, ino: Ino, offset: int = 0, length: int = 0) -> None:
+        """Nothing."""
+
+
+class Listing:
+    """Room for one batch of names (ops.DirBudget)."""
+
+    def __init__(self) -> None:
+        self._left = LISTING_BYTES
+
+    def take(self, name_length: int) -> bool:
+        """Count as the kernel would, roughly."""
+        self._left -= 32 + name_length
+        return self._left >= 0
+
+
+def _st(attr: Attr) -> dict[str, int]:
+    return {
+        "st_ino": attr.ino,
+        "st_mode": attr.mode,
+        "st_size": attr.size,
+        "st_nlink": attr.nlink,
+        "st_uid": attr.uid,
+        "st_gid": attr.gid,
+        "st_atime": attr.atime_ns,
+        "st_mtime": attr.mtime_ns,
+        "st_ctime": attr.ctime_ns,
+        "st_rdev": attr.rdev,
+        "st_blksize": attr.blksize,
+        "st_blocks": attr.blocks,
+    }
+
+
+def _caller() -> Caller:
+    return Caller(*mfusepy.fuse_get_context())
+
+
+class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no types
+    """libfuse's calls, one method each; paths are text with surrogates for bytes that are not UTF-8."""
+
+    use_ns = True
+
+    def __init__(self, filesystem: Filesystem, ttl_s: float, ready: Callable[[], None]) -> None:
+        self._fs = filesystem
+        self._ttl_s = ttl_s
+        self._ready = ready
+        self._lock = threading.Lock()
+        self._inodes: dict[int, Ino] = {}  # of open handles
+
+    def _call(self, method: Callable[P, Reply[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            with self._lock:
+                reply = method(*args, **kwargs)
+            return resolve(reply)
+        except Exception as error:
+            number = errno_of(error)
+            if number is None:
+                log.exception("an unexpected error was answered with EIO")
+            raise mfusepy.FuseOSError(number or errno.EIO) from error
+
+    # -- paths
+
+    def _lookup(self, parent: Ino, name: bytes) -> Attr:
+        entry: Entry = self._call(self._fs.lookup, _caller(), parent, name)
+        if entry.attr is None:
+            raise FSError(errno.ENOENT)
+        return entry.attr
+
+    @contextlib.contextmanager
+    def _at(self, path: str) -> Iterator[Ino]:
+        """The inode at a path; the lookups that found it are given back afterwards."""
+        found = [ROOT_INO]
+        try:
+            for name in os.fsencode(path).split(b"/"):
+                if name:
+                    found.append(self._lookup(found[-1], name).ino)
+            yield found[-1]
+        finally:
+            with self._lock:
+                for ino in found[1:]:
+                    self._fs.forget(ino, 1)
+
+    @contextlib.contextmanager
+    def _parent(self, path: str) -> Iterator[tuple[Ino, bytes]]:
+        head, _, name = path.rstrip("/").rpartition("/")
+        with self._at(head) as parent:
+            yield parent, os.fsencode(name)
+
+    def _by_path(self, path: str, method: Callable[[Ino], Reply[T]]) -> T:
+        with self._at(path) as ino:
+            return self._call(method, ino)
+
+    def _made(self, entry: Entry) -> int:
+        """An Entry nobody keeps."""
+        if entry.attr is not None:
+            with self._lock:
+                self._fs.forget(entry.attr.ino, 1)
+        return 0
+
+    def _handle(self, fi: Any) -> tuple[Ino, Fh]:
+        return self._inodes[fi.fh], Fh(fi.fh)
+
+    # -- the session
+
+    def init_with_config(self, conn: Any, config: Any) -> None:
+        """Settings that libfuse takes only here."""
+        if conn is not None:
+            conn.max_write = conn.max_readahead = 1 << 20
+            conn.max_background = 64
+        if config is not None:  # libfuse 3
+            config.use_ino = 1
+            config.auto_cache = 1
+            config.nullpath_ok = 1
+            config.entry_timeout = config.attr_timeout = config.negative_timeout = self._ttl_s
+        self._ready()
+
+    # -- names
+
+    def getattr(self, path: str | None, fi: Any = None) -> dict[str, int]:
+        if fi is not None and fi.fh in self._inodes:
+            return _st(self._call(self._fs.getattr, *self._handle(fi)).attr)
+        return _st(self._by_path(path or "/", lambda ino: self._fs.getattr(ino, Fh(0))).attr)
+
+    def readlink(self, path: str) -> str:
+        return os.fsdecode(self._by_path(path, self._fs.readlink))
+
+    def mknod(self, path: str, mode: int, dev: int) -> int:
+        with self._parent(path) as (parent, name):
+            return self._made(self._call(self._fs.mknod, _caller(), parent, name, mode, dev))
+
+    def mkdir(self, path: str, mode: int) -> int:
+        with self._parent(path) as (parent, name):
+            return self._made(self._call(self._fs.mkdir, _caller(), parent, name, mode))
+
+    def unlink(self, path: str) -> None:
+        with self._parent(path) as (parent, name):
+            self._call(self._fs.unlink, _caller(), parent, name)
+
+    def rmdir(self, path: str) -> None:
+        with self._parent(path) as (parent, name):
+            self._call(self._fs.rmdir, _caller(), parent, name)
+
+    def symlink(self, target: str, source: str) -> int:
+        """mfusepy's names: `target` is the new link, `source` what it holds."""
+        with self._parent(target) as (parent, name):
+            return self._made(self._call(self._fs.symlink, _caller(), parent, name, os.fsencode(source)))
+
+    def rename(self, old: str, new: str, flags: int = 0) -> None:
+        with self._parent(old) as (parent, name), self._parent(new) as (new_parent, new_name):
+            self._call(self._fs.rename, _caller(), parent, name, new_parent, new_name, flags)
+
+    def link(self, target: str, source: str) -> int:
+        with self._at(source) as ino, self._parent(target) as (parent, name):
+            return self._made(self._call(self._fs.link, _caller(), ino, parent, name))
+
+    # -- attributes
+
+    def change(self, path: str | None, fi: Any, changes: SetAttr) -> None:
+        """chmod, chown, truncate and utimens, by handle where there is one."""
+        if fi is not None and fi.fh in self._inodes:
+            ino, fh = self._handle(fi)
+            self._call(self._fs.setattr, _caller(), ino, fh, changes)
+        else:
+            self._by_path(path or "/", lambda ino: self._fs.setattr(_caller(), ino, Fh(0), changes))
+
+    def chmod(self, path: str | None, mode: int, fi: Any = None) -> None:
+        self.change(path, fi, SetAttr(mode=mode))
+
+    def chown(self, path: str | None, uid: int, gid: int, fi: Any = None) -> None:
+        wanted = SetAttr(uid=None if uid == -1 else uid, gid=None if gid == -1 else gid, kill_suidgid=True)
+        self.change(path, fi, wanted)
+
+    def truncate(self, path: str | None, length: int, fi: Any = None) -> None:
+        self.change(path, fi, SetAttr(size=length))
+
+    def utimens(self, path: str | None, times: tuple[int | None, int | None] | None = None, fi: Any = None) -> None:
+        atime_ns, mtime_ns = times or (NOW, NOW)
+        self.change(path, fi, SetAttr(atime_ns=atime_ns, mtime_ns=mtime_ns))
+
+    def statfs(self, path: str) -> dict[str, int]:
+        s = self._by_path(path, self._fs.statfs)
+        sizes = {"f_bsize": s.block_size, "f_frsize": s.block_size, "f_namemax": s.name_max}
+        free = {"f_bfree": s.blocks_free, "f_bavail": s.blocks_free, "f_ffree": s.files_free, "f_favail": s.files_free}
+        return {**sizes, **free, "f_blocks": s.blocks, "f_files": s.files}
+
+    def getxattr(self, path: str, name: str, *_position: int) -> bytes:
+        return self._by_path(path, lambda ino: self._fs.getxattr(ino, os.fsencode(name)))
+
+    def setxattr(self, path: str, name: str, value: bytes, options: int, *_position: int) -> None:
+        with self._at(path) as ino:
+            self._call(self._fs.setxattr, _caller(), ino, os.fsencode(name), value, options)
+
+    def listxattr(self, path: str) -> list[str]:
+        return [os.fsdecode(name) for name in self._by_path(path, self._fs.listxattr)]
+
+    def removexattr(self, path: str, name: str) -> None:
+        with self._at(path) as ino:
+            self._call(self._fs.removexattr, _caller(), ino, os.fsencode(name))
+
+    # -- files; fi is libfuse's fuse_file_info (raw_fi)
+
+    def _opened(self, ino: Ino, reply: OpenReply, fi: Any) -> int:
+        self._inodes[reply.fh] = ino
+        fi.fh, fi.keep_cache, fi.direct_io = reply.fh, 0, int(reply.direct_io)
+        return 0
+
+    def open(self, path: str, fi: Any) -> int:
+        with self._at(path) as ino:
+            return self._opened(ino, self._call(self._fs.open, _caller(), ino, OpenRequest(flags=fi.flags)), fi)
+
+    def create(self, path: str, mode: int, fi: Any = None) -> int:
+        with self._parent(path) as (parent, name):
+            request = OpenRequest(flags=fi.flags)
+            entry, reply = self._call(self._fs.create, _caller(), parent, name, mode, request)
+            if entry.attr is None:
+                raise FSError(errno.EIO)
+            self._made(entry)
+            return self._opened(entry.attr.ino, reply, fi)
+
+    def read(self, path: str | None, size: int, offset: int, fi: Any) -> bytes:
+        ino, fh = self._handle(fi)
+        read: Callable[[], Reply[Body]] = lambda: self._fs.read(ino, fh, offset, size)  # noqa: E731  (its type is the point)
+        return bytes(self._call(read))
+
+    def write(self, path: str | None, content: bytes, offset: int, fi: Any) -> int:
+        return self._call(self._fs.write, *self._handle(fi), offset, memoryview(content), True)
+
+    def flush(self, path: str | None, fi: Any) -> None:
+        self._call(self._fs.flush, *self._handle(fi))
+
+    def fsync(self, path: str | None, datasync: int, fi: Any) -> None:
+        self._call(self._fs.fsync, *self._handle(fi), bool(datasync))
+
+    def release(self, path: str | None, fi: Any) -> None:
+        ino, fh = self._handle(fi)
+        del self._inodes[fh]
+        self._call(self._fs.release, ino, fh)
+
+    def fallocate(self, path: str | None, mode: int, offset: int, size: int, fi: Any) -> None:
+        self._call(self._fs.fallocate, *self._handle(fi), offset, size, mode)
+
+    # -- directories
+
+    def opendir(self, path: str) -> int:
+        with self._at(path) as ino:
+            fh = self._call(self._fs.opendir, _caller(), ino)
+            self._inodes[fh] = ino
+            return fh
+
+    def readdir_with_offset(self, path: str | None, offset: int, fh: int) -> Iterator[tuple[str, dict[str, int], int]]:
+        """All lines from `offset` on; libfuse stops taking them when its buffer is full."""
+        ino = self._inodes[fh]
+        while lines := self._call(self._fs.readdir, ino, Fh(fh), offset, Listing(), False):
+            for line in lines:
+                yield os.fsdecode(line.name), {"st_ino": line.ino, "st_mode": line.mode}, line.offset
+            offset = lines[-1].offset
+
+    def releasedir(self, path: str | None, fh: int) -> None:
+        ino = self._inodes.pop(fh)
+        with self._lock:
+            self._fs.releasedir(ino, Fh(fh))
+
+
+class Loop(mfusepy.FUSE):  # type: ignore[misc]  # mfusepy ships no types
+    """mfusepy's loop, which leaves out what libfuse 3 hands over: rename's flags, the open file, UTIME_NOW and UTIME_OMIT."""
+
+    def _path(self, path: bytes | None) -> str | None:
+        return None if path is None else os.fsdecode(path)
+
+    def rename_fuse_3(self, old: bytes, new: bytes, flags: int) -> int:
+        self.operations.rename(os.fsdecode(old), os.fsdecode(new), flags)
+        return 0
+
+    def chmod_fuse_3(self, path: bytes | None, mode: int, fip: Any) -> int:
+        self.operations.chmod(self._path(path), mode, _contents(fip))
+        return 0
+
+    def chown_fuse_3(self, path: bytes | None, uid: int, gid: int, fip: Any) -> int:
+        signed = (ctypes.c_int32(uid).value, ctypes.c_int32(gid).value)
+        self.operations.chown(self._path(path), *signed, _contents(fip))
+        return 0
+
+    def truncate_fuse_3(self, path: bytes | None, length: int, fip: Any) -> int:
+        self.operations.truncate(self._path(path), length, _contents(fip))
+        return 0
+
+    def utimens_fuse_3(self, path: bytes | None, buffer: Any, fip: Any) -> int:
+        times = (_time(buffer.contents.actime), _time(buffer.contents.modtime)) if buffer else None
+        self.operations.utimens(self._path(path), times, _contents(fip))
+        return 0
+
+
+def _contents(fip: Any) -> Any:
+    return fip.contents if fip else None
+
+
+def _time(spec: Any) -> int | None:
+    if spec.tv_nsec == UTIME_OMIT:
+        return None
+    return NOW if spec.tv_nsec == UTIME_NOW else spec.tv_sec * SECOND_NS + spec.tv_nsec
+
+
+def serve(
+    filesystem: Filesystem,
+    *,
+    mountpoint: str,
+    name: str,
+    read_only: bool,
+    allow_other: bool,
+    ttl_s: float,
+    ready: Callable[[], None],
+) -> str:
+    """Mount and serve until it is unmounted; how it ended. ready: called when libfuse is set up. Errors: MountFailed."""
+    filesystem.start(NoNotifier())
+    adapter = Adapter(filesystem, ttl_s, ready)
+    try:
+        Loop(
+            adapter,
+            mountpoint,
+            raw_fi=True,
+            foreground=True,
+            fsname=name.replace(",", "\\,"),
+            subtype="datastore",
+            default_permissions=True,
+            ro=read_only,
+            allow_other=allow_other or os.geteuid() == 0,
+        )
+    except RuntimeError as error:
+        raise MountFailed(f"libfuse could not mount at {mountpoint} (exit code {error}); its own words are above") from error
+    finally:
+        filesystem.stop()
+    return "unmounted"

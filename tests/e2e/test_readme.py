@@ -1,0 +1,72 @@
+"""The README's commands do what it says: its manifest against a real server, its console blocks in one shell each."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.servers import Server, boto_client
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+ENDPOINT = "http://127.0.0.1:9000"
+TIMEOUT_S = 120.0
+
+pytestmark = [pytest.mark.fuse, pytest.mark.e2e_laptop, pytest.mark.plain_user]
+
+
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def _run_console(block: str, folder: Path) -> str:
+    """Run the lines that begin with `$ `; the first that fails ends it. What was printed."""
+    commands = [line.removeprefix("$ ") for line in block.splitlines() if line.startswith("$ ")]
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-e", "-x", "-c", "\n".join(commands)],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_the_readme_s_commands_work(versitygw: Server, tmp_path: Path) -> None:
+    (manifest,) = _blocks("yaml")
+    for placeholder, real in (
+        (ENDPOINT, versitygw.endpoint),
+        ("KEY_ID: access", f"KEY_ID: {versitygw.access_key}"),
+        ("ACCESS_KEY: secret", f"ACCESS_KEY: {versitygw.secret_key}"),
+    ):
+        assert placeholder in manifest
+        manifest = manifest.replace(placeholder, real)
+    (tmp_path / "datastore.yaml").write_text(manifest)
+
+    mount_block, run_block = (block.replace("/tmp/photos", str(tmp_path / "run")) for block in _blocks("console"))
+    _run_console(mount_block, tmp_path)
+
+    client = boto_client(versitygw)
+    keys = {found["Key"] for found in client.list_objects_v2(Bucket="photos")["Contents"]}
+    assert {"archive/notes.txt", "archive/empty/"} <= keys
+    assert client.get_object(Bucket="photos", Key="archive/notes.txt")["Body"].read() == b"first\nsecond\n"
+    assert any(key.startswith("latest") for key in keys)
+
+    printed = _run_console(run_block, tmp_path)
+    for name in ("archive", "empty", "notes.txt", "latest"):
+        assert name in printed
+
+
+def test_the_links_of_the_readme_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", README.read_text()):
+        assert (README.parent / target).exists(), target

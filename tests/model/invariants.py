@@ -1,0 +1,72 @@
+"""The written invariants of nodes, staging and journal, executed (fuse/vfs/nodes.py, fuse/data/staging.py)."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import Counter
+
+from datastore.fuse.data.staging import StagedFile
+from datastore.fuse.vfs.filesystem import DatastoreFilesystem
+from datastore.fuse.vfs.nodes import Directory, Node
+
+
+def check(fs: DatastoreFilesystem) -> None:
+    """Raise AssertionError where the state at rest (no call under way) breaks an invariant."""
+    nodes = fs.core.nodes
+    for ino, node in nodes.by_ino.items():
+        assert node.ino == ino
+        _check_place(fs, node)
+        _check_content(node)
+    opened = Counter(handle.node.ino for handle in fs._files._handles.values())
+    assert {n.ino: n.handles for n in nodes.by_ino.values() if n.handles} == dict(opened)
+    _check_journal(fs)
+
+
+def _check_place(fs: DatastoreFilesystem, node: Node) -> None:
+    nodes = fs.core.nodes
+    if isinstance(node, Directory):
+        assert node.tail.endswith("/") or node is nodes.root
+        for name, child in node.children.items():
+            assert child.parent is node
+            assert child.name == name
+            assert not child.gone
+            assert nodes.by_ino.get(child.ino) is child
+        unsent = {name for name, child in node.children.items() if child.dirty}
+        assert node.pending == unsent, f"pending {node.pending} but unsent {unsent} in {node.path!r}"
+    if node.parent is not None:
+        assert nodes.by_ino.get(node.parent.ino) is node.parent, f"the parent of {node.path!r} is not known any more"
+        assert (node.parent.children.get(node.name) is node) == (not node.gone)
+
+
+def _check_content(node: Node) -> None:
+    staged = node.staged
+    if staged is None:
+        return
+    check_staged(staged)
+    assert node.handles or staged.dirty, f"{node.path!r} keeps a staging file for nothing"
+    assert node.size == staged.size or stat.S_ISLNK(node.attributes.mode)
+
+
+def check_staged(staged: StagedFile) -> None:
+    """One staging file."""
+    staged.present._check()
+    staged.dirty_ranges._check()
+    for start, stop in staged.dirty_ranges:
+        assert staged.present.contains(start, stop)
+        assert stop <= staged.size
+    assert os.fstat(staged.fd).st_size == staged.size
+    assert staged.base_size <= staged.size
+    assert staged.base is not None or staged.base_size == 0
+
+
+def _check_journal(fs: DatastoreFilesystem) -> None:
+    core = fs.core
+    dirty = {node.staged.path.name for node in core.nodes.by_ino.values() if node.staged and node.dirty and not node.gone}
+    staged = {node.staged.path.name for node in core.nodes.by_ino.values() if node.staged}
+    left = set(fs.uploads._left)
+    rows = {row.staging for row in core.db.unsent()}
+    assert rows == dirty | left, f"journal {rows} but unsent {dirty} and left {left}"
+    files = {path.name for path in core.staging_dir.iterdir()}
+    assert files == staged | left, f"staging files {files} but in use {staged | left}"
+    assert [intent for intent in core.db.intents() if intent.kind != "discard"] == []

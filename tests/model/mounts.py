@@ -1,0 +1,135 @@
+"""Mounts of one in-memory bucket for the state machine: a manual clock, small listing pages, stop, crash and restart."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from datastore.api.mountspec import MountSpec, S3Location
+from datastore.fuse.store.base import ListPage
+from datastore.fuse.store.memory import MemoryBucket, MemoryStore
+from datastore.fuse.vfs.attrs import Defaults, from_metadata
+from datastore.fuse.vfs.build import build_filesystem
+from datastore.fuse.vfs.filesystem import DatastoreFilesystem
+from tests.localfs import LocalFs
+from tests.model.reference import Object
+
+START_NS = 1_700_000_000_000_000_000
+_DEFAULTS = Defaults(os.getuid(), os.getgid()).of(stat.S_IFREG, 0)
+
+
+class ManualClock:
+    """Stands still until it is told."""
+
+    def __init__(self) -> None:
+        self.elapsed_ns = 0
+
+    def advance(self, seconds: float) -> None:
+        self.elapsed_ns += int(seconds * 1e9)
+
+    def monotonic(self) -> float:
+        return 1000.0 + self.elapsed_ns / 1e9
+
+    def time_ns(self) -> int:
+        return START_NS + self.elapsed_ns
+
+
+class PagedStore(MemoryStore):
+    """A server whose listing pages are small, so that a few entries make a large directory."""
+
+    def __init__(self, bucket: MemoryBucket, page_keys: int) -> None:
+        super().__init__(bucket)
+        self._page_keys = page_keys
+
+    def list_page(
+        self, prefix: str, *, delimiter: str = "", token: str | None = None, start_after: str = "", max_keys: int = 1000
+    ) -> ListPage:
+        keys = min(max_keys, self._page_keys)
+        return super().list_page(prefix, delimiter=delimiter, token=token, start_after=start_after, max_keys=keys)
+
+
+class Mount:
+    """One mount, which can be stopped, crash and be built again over its state directory."""
+
+    def __init__(
+        self,
+        directory: Path,
+        bucket: MemoryBucket,
+        clock: ManualClock,
+        *,
+        ttl_s: float = 0.0,
+        page_keys: int = 1000,
+        silly_copy_bytes: int = 1 << 20,
+        attributes: Literal["full", "listing"] = "full",
+    ) -> None:
+        self._bucket, self._clock = bucket, clock
+        self._page_keys, self._silly_copy_bytes = page_keys, silly_copy_bytes
+        self._spec = MountSpec(
+            name="model",
+            mountpoint="",
+            s3=S3Location(bucket="memory"),
+            state_dir=str(directory / "state"),
+            cache_dir=str(directory / "cache"),
+            attributes=attributes,
+            metadata_ttl_s=ttl_s,
+        )
+        self.build()
+
+    def build(self, *, resumed: bool = False) -> None:
+        """Mount, or (resumed) take over from a server that died."""
+        store = PagedStore(self._bucket, self._page_keys)
+        self.fs: DatastoreFilesystem = build_filesystem(self._spec, store, clock=self._clock, resumed=resumed)
+        core = self.fs.core
+        core.settings = replace(core.settings, silly_copy_bytes=self._silly_copy_bytes)
+        self.local = LocalFs(self.fs)
+
+    def stop(self) -> None:
+        """Unmount."""
+        self.fs.stop()
+        self._release()
+
+    def crash(self) -> None:
+        """All processes die: nothing is sent, nothing removed."""
+        self._release()
+        core = self.fs.core
+        left = [node.staged for node in core.nodes.by_ino.values() if node.staged is not None]
+        for staged in (*left, *(staged for staged, _ in self.fs.uploads._left.values())):
+            staged.close(remove=False)
+
+    def _release(self) -> None:
+        core = self.fs.core
+        core.io.shutdown(wait=True, cancel_futures=True)
+        if core.cache is not None:
+            core.cache.close()
+        core.nodelog.close()
+        core.db.close()
+
+    def forget(self) -> None:
+        """The kernel drops what it may: inodes that nobody has open, and above which nothing is."""
+        nodes = self.fs.core.nodes
+        held = {nodes.root.ino}
+        for node in nodes.by_ino.values():
+            if node.handles:
+                above = node
+                while above is not None:
+                    held.add(above.ino)
+                    above = above.parent if above.parent is not None and not above.gone else None  # type: ignore[assignment]
+        for ino, node in list(nodes.by_ino.items()):
+            if ino not in held and node.nlookup:
+                self.fs.forget(ino, node.nlookup)
+
+
+def objects_of(bucket: MemoryBucket) -> dict[str, Object]:
+    """The bucket in the model's words."""
+    found = {}
+    for raw, stored in bucket.objects.items():
+        kind = stat.S_IFDIR if raw.endswith(b"/") else stat.S_IFREG
+        mode, mtime_ns, xattrs = None, None, {}
+        if "mode" in stored.metadata:
+            attributes = from_metadata(stored.metadata, kind, _DEFAULTS)
+            mode, mtime_ns, xattrs = attributes.mode, attributes.mtime_ns, dict(attributes.xattrs)
+        found[raw.decode("utf-8", "surrogateescape")] = Object(stored.body, mode, mtime_ns, xattrs)
+    return found

@@ -1,0 +1,187 @@
+"""What a mount must show, recomputed from the bucket's objects and what one mount has not sent yet.
+
+Nothing here is changed step by step with the file system: the tree is worked out anew from keys each time, by the rules of
+docs/SEMANTICS.md (S-03, S-06, S-34 to S-37) and by nothing else. Paths are names joined by '/', b"" is the root.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+LINK = ".rclonelink"
+BESIDE = "\uf000".encode()
+RESERVED = {"": "\uf02f".encode(), ".": "\uf02e".encode(), "..": "\uf02e\uf02e".encode()}
+HIDDEN = ".datastore.unlinked/"
+
+
+@dataclass(frozen=True, eq=False)
+class Object:
+    """One object of the bucket. mode None: without metadata; mtime_ns None: not looked at."""
+
+    body: bytes
+    mode: int | None = None
+    mtime_ns: int | None = None
+    xattrs: Mapping[bytes, bytes] = field(default_factory=dict)
+
+    def but(self, **changes: object) -> Object:
+        """A copy with changes."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+@dataclass(eq=False)
+class Inode:
+    """A file that a mount has open or that it has not sent. `unsent` None: the bucket has its content.
+
+    seen: the content of the version that it stands on; stale: another client took that version away.
+    """
+
+    key: str
+    path: bytes | None
+    seen: bytes
+    unsent: Object | None = None
+    dead: bool = False
+    """Its name went to something else in a way that leaves open what its writes mean: it is only closed."""
+    silent: bool = False
+    """Made by another client's doing, nobody may tell which version it shows until it is read."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a path must show. key: of a directory the prefix of what is in it."""
+
+    kind: int
+    key: str
+    object: Object | None
+    inode: Inode | None = None
+
+    @property
+    def permissions(self) -> int:
+        """Permission bits."""
+        if self.object is not None and self.object.mode is not None:
+            return stat.S_IMODE(self.object.mode)
+        return {stat.S_IFDIR: 0o755, stat.S_IFLNK: 0o777}.get(self.kind, 0o644)
+
+    @property
+    def body(self) -> bytes:
+        """Content, or the target of a link."""
+        return b"" if self.object is None or self.kind == stat.S_IFDIR else self.object.body
+
+
+def escape(name: bytes) -> str:
+    """The key segment of a name that is created (S-34, S-37)."""
+    for segment, shown in RESERVED.items():
+        if name == shown:
+            return segment
+    text = ""
+    for character in name.decode("utf-8", "surrogateescape"):
+        code = ord(character)
+        if 0xDC80 <= code <= 0xDCFF:
+            text += chr(0xF000 + code - 0xDC00)
+        elif 0xF000 <= code <= 0xF0FF:
+            text += "".join(chr(0xF000 + byte) for byte in character.encode())
+        else:
+            text += character
+    return text[: -len(LINK)] + "\uf02e" + LINK[1:] if text.endswith(LINK) else text
+
+
+def show(segment: str) -> bytes:
+    """The name that shows a key segment (S-34, S-36)."""
+    if segment in RESERVED:
+        return RESERVED[segment]
+    raw = segment.encode("utf-8", "surrogateescape")
+    plain = b"".join(
+        bytes([ord(c) - 0xF000]) if 0xF000 <= ord(c) <= 0xF0FF else c.encode("utf-8", "surrogateescape") for c in segment
+    )
+    spoken = b"\0" not in plain and b"/" not in plain and plain not in (b"", b".", b"..")
+    return plain if spoken and escape(plain) == segment else raw
+
+
+def creatable(name: bytes) -> bool:
+    """Whether such a name may be made (S-36, S-37)."""
+    return name not in RESERVED.values() and not name.endswith(BESIDE)
+
+
+def tree(objects: Mapping[str, Object], inodes: Iterable[Inode] = ()) -> dict[bytes, Shown]:
+    """All paths of a mount; the root is b""."""
+    unsent = {inode.key: inode for inode in inodes if inode.unsent is not None and inode.path is not None}
+    keys = sorted({*objects, *unsent}, key=lambda key: key.encode("utf-8", "surrogateescape"))
+    shown: dict[bytes, Shown] = {}
+    _level(shown, b"", "", keys, objects, unsent)
+    return shown
+
+
+def _level(
+    shown: dict[bytes, Shown],
+    path: bytes,
+    prefix: str,
+    keys: list[str],
+    objects: Mapping[str, Object],
+    unsent: Mapping[str, Inode],
+) -> None:
+    marker = objects.get(prefix) if prefix else None
+    shown[path] = Shown(stat.S_IFDIR, prefix, marker)
+    names: dict[bytes, Shown] = {}
+    below: dict[str, list[str]] = {}
+    files: list[str] = []
+    for key in keys:
+        head, slash, _ = key[len(prefix) :].partition("/")
+        if slash:
+            below.setdefault(head, []).append(key)
+        elif head:
+            files.append(key)
+    for key in files:
+        if key in unsent:
+            inode = unsent[key]
+            assert inode.path is not None
+            names[inode.path.rpartition(b"/")[2]] = _file(key, inode.unsent, inode)
+    for head, inside in below.items():
+        name = show(head)
+        if name not in names and (prefix or head + "/" != HIDDEN):
+            _level(shown, _join(path, name), f"{prefix}{head}/", inside, objects, unsent)
+            names[name] = shown[_join(path, name)]
+    stored = [key for key in files if key not in unsent]
+    for key in stored:
+        if not _is_link(key, prefix):
+            _claim(names, show(key[len(prefix) :]), _file(key, objects[key]))
+    for key in stored:
+        if _is_link(key, prefix):
+            name = show(key[len(prefix) : -len(LINK)])
+            if name not in names:
+                names[name] = Shown(stat.S_IFLNK, key, objects[key])
+            else:
+                raw = key[len(prefix) :].encode("utf-8", "surrogateescape")
+                _claim(names, raw, _file(key, objects[key]))
+    for name, entry in names.items():
+        shown[_join(path, name)] = entry
+
+
+def _claim(names: dict[bytes, Shown], name: bytes, entry: Shown) -> None:
+    while name in names:
+        name += BESIDE
+    names[name] = entry
+
+
+def _is_link(key: str, prefix: str) -> bool:
+    return key.endswith(LINK) and len(key) - len(prefix) > len(LINK)
+
+
+def _file(key: str, found: Object | None, inode: Inode | None = None) -> Shown:
+    kind = stat.S_IFMT(found.mode) if found is not None and found.mode is not None else stat.S_IFREG
+    return Shown(kind if kind in (stat.S_IFIFO, stat.S_IFLNK) else stat.S_IFREG, key, found, inode)
+
+
+def _join(path: bytes, name: bytes) -> bytes:
+    return path + b"/" + name if path else name
+
+
+def split(path: bytes) -> tuple[bytes, bytes]:
+    """Parent and name."""
+    parent, _, name = path.rpartition(b"/")
+    return parent, name
+
+
+def children(shown: Mapping[bytes, Shown], path: bytes) -> dict[bytes, Shown]:
+    """The entries of one directory, by name."""
+    return {split(other)[1]: entry for other, entry in shown.items() if other and split(other)[0] == path}

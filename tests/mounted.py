@@ -1,0 +1,209 @@
+"""Clients of one bucket in memory, each a whole file system without a mount; time stands still until a test moves it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from datastore.api.mountspec import MountSpec, S3Location
+from datastore.fuse.ops import Ino
+from datastore.fuse.store.base import WriteOptions
+from datastore.fuse.store.memory import MemoryBucket, MemoryStore
+from datastore.fuse.store.observing import ObservingStore
+from datastore.fuse.vfs.build import build_filesystem
+from datastore.fuse.vfs.filesystem import DatastoreFilesystem
+from tests.faulty import FaultyStore, Plan
+from tests.localfs import LocalFs
+
+TTL_S = 1.0
+EPOCH_NS = 1_800_000_000 * 1_000_000_000
+
+
+class ManualClock:
+    """Implements Clock; both times move together, by `advance`."""
+
+    def __init__(self) -> None:
+        self._passed_ns = 0
+
+    def monotonic(self) -> float:
+        return 1000.0 + self._passed_ns / 1e9
+
+    def time_ns(self) -> int:
+        return EPOCH_NS + self._passed_ns
+
+    def advance(self, seconds: float) -> None:
+        self._passed_ns += int(seconds * 1_000_000_000)
+
+
+class Died(BaseException):
+    """The process ended here: nothing in it handles this."""
+
+
+def dies_at(n: int) -> Plan:
+    """From the n-th call to the store on (from 0) the process is dead: no call has an effect."""
+
+    def plan(index: int, method: str) -> None:
+        if index >= n:
+            raise Died
+
+    return plan
+
+
+class Kernel:
+    """Implements Notifier: what the kernel was told to forget."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[Ino, bytes]] = []
+        self.inodes: list[tuple[Ino, int]] = []
+
+    def inval_entry(self, parent: Ino, name: bytes) -> None:
+        self.entries.append((parent, name))
+
+    def inval_inode(self, ino: Ino, offset: int = 0, length: int = 0) -> None:
+        self.inodes.append((ino, offset))
+
+
+class Client:
+    """One mount. `local` drives it by paths, `faulty` makes its store fail, `store` counts its requests."""
+
+    def __init__(self, world: World, directory: Path, spec: MountSpec, *, resumed: bool = False) -> None:
+        self.world = world
+        self.directory = directory
+        self.spec = spec
+        self.faulty = FaultyStore(MemoryStore(world.bucket))
+        self.store = ObservingStore(self.faulty)
+        self.kernel = Kernel()
+        self.fs: DatastoreFilesystem = build_filesystem(spec, self.store, clock=world.clock, resumed=resumed)
+        # Retries are the tests' to ask for: no thread runs in the background.
+        self.fs.core.notifier = self.kernel
+        self.local = LocalFs(self.fs)
+        self._open = True
+
+    def calls(self, *methods: str) -> int:
+        """How many of these requests were sent."""
+        return sum(self.store.metrics.calls(method) for method in methods)
+
+    def sent_bytes(self) -> int:
+        """Bytes uploaded."""
+        return sum(tally["sent_bytes"] for tally in self.store.metrics.snapshot().values())
+
+    def keep_small_copies_only(self, size: int) -> None:
+        """Lower the size above which a removed open file is kept in the bucket."""
+        self.fs.core.settings = replace(self.fs.core.settings, silly_copy_bytes=size)
+
+    def unmount(self) -> None:
+        """As a person does it: what is unsent is sent. Idempotent."""
+        if self._open:
+            self.fs.stop()
+            self.kill()
+
+    def kill(self) -> None:
+        """The process dies: nothing more is sent or written down. Idempotent."""
+        if not self._open:
+            return
+        self._open = False
+        core = self.fs.core
+        core.io.shutdown(wait=True, cancel_futures=True)  # type: ignore[attr-defined]
+        for node in core.nodes.by_ino.values():
+            if node.staged is not None:
+                node.staged.close(remove=False)
+        if core.cache is not None:
+            core.cache.close()
+        core.nodelog.close()
+        core.db.close()
+
+    def again(self, *, resumed: bool = False) -> Client:
+        """A new process over the same state directory; resumed: under the mount that lives on."""
+        self.kill()
+        return self.world.add(Client(self.world, self.directory, self.spec, resumed=resumed))
+
+
+class World:
+    """A bucket, a clock and the clients."""
+
+    def __init__(self, root: Path) -> None:
+        self.clock = ManualClock()
+        self.bucket = MemoryBucket(clock=self.clock.time_ns)
+        self.tool = MemoryStore(self.bucket)
+        """Another S3 tool."""
+        self._root = root
+        self._numbers = itertools.count(1)
+        self._clients: list[Client] = []
+
+    def client(
+        self,
+        *,
+        attributes: Literal["full", "listing"] = "full",
+        ttl_s: float = TTL_S,
+        prefix: str = "",
+        capacity_bytes: int = 0,
+    ) -> Client:
+        """A new mount with its own state and cache."""
+        directory = self._root / f"client{next(self._numbers)}"
+        spec = MountSpec(
+            name="test",
+            mountpoint=str(directory / "mountpoint"),
+            s3=S3Location(bucket="bucket", prefix=prefix),
+            state_dir=str(directory / "state"),
+            cache_dir=str(directory / "cache"),
+            cache_size_bytes=64 << 20,
+            attributes=attributes,
+            metadata_ttl_s=ttl_s,
+            capacity_bytes=capacity_bytes,
+        )
+        return self.add(Client(self, directory, spec))
+
+    def add(self, client: Client) -> Client:
+        """Remember a client so that it is closed."""
+        self._clients.append(client)
+        return client
+
+    def later(self, seconds: float = TTL_S + 0.5) -> None:
+        """Let the time to live of what clients know run out."""
+        self.clock.advance(seconds)
+
+    def put(self, key: str, body: bytes = b"", **metadata: str) -> None:
+        """As another tool: write an object."""
+        self.tool.put(key, body, WriteOptions(metadata=metadata))
+
+    def body(self, key: str) -> bytes:
+        """As another tool: read an object."""
+        return bytes(self.tool.get(key)[0])
+
+    def metadata(self, key: str) -> dict[str, str]:
+        """As another tool: its user metadata."""
+        return dict(self.tool.head(key).metadata)
+
+    def keys(self) -> list[str]:
+        """All keys of the bucket."""
+        return [os.fsdecode(key) for key in self.bucket.sorted_keys]
+
+    def close(self) -> None:
+        """Release every client's threads and files without sending anything."""
+        for client in self._clients:
+            client.kill()
+
+
+@contextmanager
+def world(root: Path) -> Iterator[World]:
+    """A world that is closed again."""
+    made = World(root)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def failing(code: int | None, call: Any, *arguments: Any) -> None:
+    """The call must end with this errno."""
+    try:
+        call(*arguments)
+    except OSError as error:
+        assert error.errno == code, f"errno {error.errno} ({error}), not {code}"
+    else:
+        raise AssertionError(f"no error, errno {code} was expected")

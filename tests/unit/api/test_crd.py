@@ -1,0 +1,201 @@
+"""datastore.api.crd and schema: the generated CustomResourceDefinition."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from datastore.api import crd, reference
+from datastore.api.datastore import BACKENDS, Datastore, DatastoreSpec
+from datastore.api.fields import Bucket, Endpoint, Prefix, SizeBytes
+from datastore.api.schema import fields_of, structural
+from datastore.api.status import CONDITION_TYPES
+
+REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "datastore.md"
+
+
+def schemas(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, node
+    for name, inner in node.get("properties", {}).items():
+        yield from schemas(inner, f"{path}.{name}")
+    for place in ("items", "additionalProperties"):
+        if isinstance(node.get(place), dict):
+            yield from schemas(node[place], f"{path}[]")
+
+
+ALL = dict(schemas(crd.schema()))
+
+
+def test_the_checked_in_crd_is_what_the_models_say() -> None:
+    assert crd.path().read_text() == crd.text(), "run: python -m datastore.api.crd"
+
+
+def test_the_checked_in_reference_is_what_the_models_say() -> None:
+    assert REFERENCE.read_text() == reference.text(), f"run: python -m datastore.api.reference {REFERENCE}"
+
+
+def test_the_crd_reads_back_as_yaml() -> None:
+    assert yaml.safe_load(crd.text()) == crd.definition()
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_the_schema_is_structural(path: str) -> None:
+    node = ALL[path]
+    assert not {"$ref", "$defs", "allOf", "oneOf", "not", "const", "title", "nullable"} & set(node)
+    if node.get("x-kubernetes-int-or-string"):
+        assert node["anyOf"] == [{"type": "integer"}, {"type": "string"}]
+        assert "type" not in node
+    else:
+        assert "anyOf" not in node
+        assert node["type"] in ("object", "array", "string", "boolean", "integer")
+    if "properties" in node:
+        assert "additionalProperties" not in node
+        assert set(node.get("required", [])) <= set(node["properties"])
+
+
+@pytest.mark.parametrize("path", [path for path in ALL if path.startswith((".spec", ".status")) and "[]" not in path])
+def test_every_field_is_described(path: str) -> None:
+    assert ALL[path]["description"].endswith(".")
+
+
+@pytest.mark.parametrize("path", [path for path in ALL if path.startswith(".spec")])
+def test_every_string_is_bounded(path: str) -> None:
+    """The API server estimates the cost of CEL rules by it, and refuses a CRD that may cost too much."""
+    node = ALL[path]
+    if node.get("type") == "string" and "enum" not in node and path != ".spec.s3.caBundle":
+        assert "maxLength" in node
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_patterns_need_no_look_around(path: str) -> None:
+    """The API server's regular expressions are RE2."""
+    pattern = ALL[path].get("pattern", "")
+    assert not re.search(r"\(\?[=!<]|\\[1-9ZzA]", pattern)
+    re.compile(pattern)
+
+
+def test_the_defaults_are_those_of_the_models() -> None:
+    defaults = {path: inner["default"] for path, inner, _ in fields_of(structural(DatastoreSpec)) if "default" in inner}
+    assert defaults == {
+        "s3.forcePathStyle": False,
+        "s3.create": False,
+        "readOnly": False,
+        "reclaimPolicy": "Retain",
+        "cache": {},
+        "cache.size": "10Gi",
+    }
+    spec = {"s3": {"bucket": "digits"}}
+    document = {"apiVersion": "datastore.dev/v1alpha1", "kind": "Datastore", "metadata": {"name": "a"}, "spec": spec}
+    plain = Datastore.model_validate(document)
+    filled = {**spec, "readOnly": False, "reclaimPolicy": "Retain", "cache": {"size": "10Gi"}}
+    assert Datastore.model_validate({**document, "spec": filled}) == plain
+
+
+def rules(path: str) -> dict[str, str]:
+    return {rule["rule"]: rule["message"] for rule in ALL[path]["x-kubernetes-validations"]}
+
+
+def test_cel_wants_exactly_one_backend() -> None:
+    listed = ", ".join(f"has(self.{name})" for name in BACKENDS)
+    assert f"[{listed}].filter(set, set).size() == 1" in rules(".spec")
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_cel_keeps_the_kind_of_backend(name: str) -> None:
+    assert f"has(self.{name}) == has(oldSelf.{name})" in rules(".spec")
+
+
+@pytest.mark.parametrize(
+    ("backend", "fields"),
+    [
+        ("s3", {"bucket", "prefix", "endpoint"}),
+        ("nfs", {"server", "path"}),
+        ("glusterfs", {"endpoints", "path"}),
+        ("claim", {"name", "storageClassName"}),
+        ("local", {"path"}),
+    ],
+)
+def test_cel_keeps_the_identity_of_the_data(backend: str, fields: set[str]) -> None:
+    node = ALL[f".spec.{backend}"]
+    kept = {rule["fieldPath"]: rule["rule"] for rule in node["x-kubernetes-validations"] if "fieldPath" in rule}
+    assert set(kept) == {f".{field}" for field in fields}
+    for field in fields:
+        rule = kept[f".{field}"]
+        # An optional field must be guarded, or the rule fails where it is absent.
+        assert rule.startswith("has(self.") == (field not in node.get("required", []))
+        assert f"self.{field} == oldSelf.{field}" in rule
+
+
+def test_cel_lets_capacity_only_grow() -> None:
+    (rule,) = [each for each in ALL[".spec"]["x-kubernetes-validations"] if each.get("fieldPath") == ".capacity"]
+    assert "quantity(string(self.capacity)).compareTo(quantity(string(oldSelf.capacity))) >= 0" in rule["rule"]
+
+
+def test_names_columns_and_status_are_there() -> None:
+    spec = crd.definition()["spec"]
+    (version,) = spec["versions"]
+    assert (spec["names"]["shortNames"], spec["names"]["categories"]) == (["dst"], ["elearn"])
+    assert version["subresources"] == {"status": {}}
+    columns = [column["name"] for column in version["additionalPrinterColumns"]]
+    assert columns == ["Backend", "Location", "Capacity", "Used", "Ready", "Reason", "Age"]
+    for column in version["additionalPrinterColumns"][:4]:
+        assert column["jsonPath"].partition("[")[0] in ALL
+    assert {"observedGeneration", "phase", "claimName", "location", "capabilities", "usage", "conditions"} <= set(
+        ALL[".status"]["properties"]
+    )
+    assert ALL[".status.conditions"]["x-kubernetes-list-map-keys"] == ["type"]
+    assert all(name in ALL[".status.conditions"]["description"] for name in CONDITION_TYPES)
+
+
+def accepted(node: dict[str, Any], value: str) -> bool:
+    """What the API server says of a text, by pattern, length and the one CEL rule of buckets."""
+    inside = node.get("minLength", 0) <= len(value) <= node.get("maxLength", 1 << 30)
+    address = "x-kubernetes-validations" in node and re.fullmatch(r"[0-9]+([.][0-9]+){3}", value)
+    # RE2's $ without (?m) is the end of the text; Python's also takes the place before a last newline.
+    found = re.search(node["pattern"].replace("$", r"\Z") if node["pattern"].endswith("$") else node["pattern"], value)
+    return inside and not address and found is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "alphabet"),
+    [
+        (Bucket, ".spec.s3.bucket", "ab1.-A_\n"),
+        (Prefix, ".spec.s3.prefix", "ab/.\n\x00é"),
+        (SizeBytes, ".spec.capacity", "1234.GiMkme+\n"),
+    ],
+)
+def test_the_command_and_the_api_server_take_the_same_texts(kind: Any, path: str, alphabet: str) -> None:
+    adapter: TypeAdapter[Any] = TypeAdapter(kind)
+
+    @given(st.text(alphabet, max_size=12))
+    def agree(value: str) -> None:
+        try:
+            adapter.validate_python(value)
+            valid = True
+        except ValidationError as error:
+            # "more than 0" and "less than 8Ei" are beyond a pattern.
+            valid = any(each["msg"].endswith(("more than 0", "less than 8Ei")) for each in error.errors())
+        assert valid == accepted(ALL[path], value)
+
+    agree()
+
+
+@pytest.mark.parametrize(
+    "value", ["http://a", "https://a.b:1/", "http://[::1]:9", "http://a b", "ftp://a", "http://a:b", "http://"]
+)
+def test_the_command_and_the_api_server_take_the_same_endpoints(value: str) -> None:
+    adapter: TypeAdapter[Any] = TypeAdapter(Endpoint)
+    try:
+        adapter.validate_python(value)
+        valid = True
+    except ValidationError:
+        valid = False
+    assert valid == accepted(ALL[".spec.s3.endpoint"], value)

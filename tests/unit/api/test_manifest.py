@@ -1,0 +1,337 @@
+"""datastore.api.manifest: what a file may hold, and the one line for each way to be wrong."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from datastore.api.datastore import Datastore
+from datastore.api.manifest import MAX_BYTES, Manifest, load, parse
+from datastore.errors import InvalidManifest
+
+CANARY = "CANARYsecretCANARYsecret"
+HEAD = "apiVersion: datastore.dev/v1alpha1\nkind: Datastore\nmetadata: {name: digits}\n"
+GOOD = HEAD + "spec:\n  s3: {bucket: digits}\n"
+SECRET = "apiVersion: v1\nkind: Secret\nmetadata: {name: keys}\n"
+NONE = "f.yaml: holds no Datastore (apiVersion: datastore.dev/v1alpha1, kind: Datastore)"
+WHERE = "f.yaml, document 1 (Datastore digits): "
+
+
+def only(text: str) -> Datastore:
+    return parse(text, "f.yaml").pick()
+
+
+def complaint(text: str) -> str:
+    with pytest.raises(InvalidManifest) as caught:
+        parse(text, "f.yaml")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def spec(text: str) -> str:
+    return f"{HEAD}spec: {text}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (spec("{s3: {bukcet: digits}}"), WHERE + "spec.s3.bukcet is not a field; did you mean spec.s3.bucket?"),
+        (spec("{bucket: digits}"), WHERE + "spec.bucket is not a field; did you mean spec.s3.bucket?"),
+        (
+            spec("{s3: {bucket: digits, readOnly: true}}"),
+            WHERE + "spec.s3.readOnly is not a field; did you mean spec.readOnly?",
+        ),
+        (
+            spec("{s3: {bucket: digits}, read_only: true}"),
+            WHERE + "spec.read_only is not a field; did you mean spec.readOnly?",
+        ),
+        (spec("{local: {path: /a, mode: x}}"), WHERE + "spec.local.mode is not a field; spec.local has path"),
+        (HEAD + "specs: {}\n", WHERE + "specs is not a field; did you mean spec?"),
+        (spec("{s3: {}}"), WHERE + "spec.s3.bucket is missing: Name of the bucket"),
+        (spec("{s3: {bucket: }}"), WHERE + "spec.s3.bucket is empty; it must be text"),
+        (
+            spec("{s3: {bucket: 5}}"),
+            WHERE + "spec.s3.bucket must be text; YAML reads this as a number or a truth value, so put it in quotes",
+        ),
+        (spec("{s3: [bucket]}"), WHERE + "spec.s3 must be a mapping of fields"),
+        (spec("{s3: {bucket: [a]}}"), WHERE + "spec.s3.bucket must be text"),
+        (spec("{s3: {bucket: ab}}"), WHERE + "spec.s3.bucket must have 3 to 63 characters, not 2"),
+        (
+            spec("{s3: {bucket: Digits}}"),
+            WHERE + "spec.s3.bucket must be lower-case letters, digits, hyphens and single dots, not 'Digits'",
+        ),
+        (spec("{s3: {bucket: 10.0.0.1}}"), WHERE + "spec.s3.bucket must not look like an IP address (10.0.0.1)"),
+        (
+            spec("{s3: {bucket: digits, prefix: /data}}"),
+            WHERE + "spec.s3.prefix must not start with '/': keys don't (write data/, not /data)",
+        ),
+        (spec('{s3: {bucket: digits, prefix: "a\\nb"}}'), WHERE + "spec.s3.prefix must not hold control characters"),
+        (
+            spec("{s3: {bucket: digits, endpoint: 'localhost:9000'}}"),
+            WHERE + "spec.s3.endpoint must be a URL that starts with https:// or http://: write https://HOST[:PORT]",
+        ),
+        (
+            spec(f"{{s3: {{bucket: digits, endpoint: 'https://AKIA:{CANARY}@host'}}}}"),
+            WHERE + "spec.s3.endpoint must not hold credentials: write https://HOST[:PORT], and put the keys in a "
+            "Secret (credentialsSecret)",
+        ),
+        (
+            spec("{s3: {bucket: digits, endpoint: 'http://host/digits'}}"),
+            WHERE + "spec.s3.endpoint must not hold a path or a query: write https://HOST[:PORT]; the bucket has a "
+            "field of its own",
+        ),
+        (
+            spec("{s3: {bucket: digits, endpoint: 'http://host:99999'}}"),
+            WHERE + "spec.s3.endpoint must name a host, and a port from 1 to 65535 if any: write https://HOST[:PORT]",
+        ),
+        (
+            spec("{s3: {bucket: digits, region: eu west}}"),
+            WHERE + "spec.s3.region must be a region name such as eu-central-1",
+        ),
+        (
+            spec(f"{{s3: {{bucket: digits, credentialsSecret: {CANARY}}}}}"),
+            WHERE + "spec.s3.credentialsSecret must be the name of a Secret (lower-case letters, digits, '-' and '.')",
+        ),
+        (
+            spec(f"{{s3: {{bucket: digits, credentialsSecret: {{k: {CANARY}}}}}}}"),
+            WHERE + "spec.s3.credentialsSecret must be text",
+        ),
+        (
+            spec("{s3: {bucket: digits, caBundle: my-ca}}"),
+            WHERE + "spec.s3.caBundle must be PEM text that holds -----BEGIN CERTIFICATE-----",
+        ),
+        (spec("{}"), WHERE + "spec must have exactly one of s3, nfs, glusterfs, claim, local; this has none"),
+        (
+            spec("{s3: {bucket: digits}, local: {path: /a}}"),
+            WHERE + "spec must have exactly one of s3, nfs, glusterfs, claim, local; this has s3 and local",
+        ),
+        (spec("{claim: {}}"), WHERE + "spec.claim must have exactly one of name, storageClassName"),
+        (spec("{local: {path: data}}"), WHERE + "spec.local.path must be an absolute path"),
+        (spec("{local: {path: /a/../b}}"), WHERE + "spec.local.path must not hold '..'"),
+        (spec("{nfs: {server: ' ', path: /a}}"), WHERE + "spec.nfs.server must be one line of text"),
+        (spec('{readOnly: "true", local: {path: /a}}'), WHERE + "spec.readOnly must be true or false, without quotes"),
+        (
+            spec("{capacity: 10GB, local: {path: /a}}"),
+            WHERE + "spec.capacity must be a quantity such as 500M, 10Gi or a whole number of bytes, not '10GB'",
+        ),
+        (
+            spec("{capacity: 1.5, local: {path: /a}}"),
+            WHERE + "spec.capacity must be a quantity such as 500M, 10Gi or a whole number of bytes",
+        ),
+        (spec("{cache: {size: 0}, local: {path: /a}}"), WHERE + "spec.cache.size must be more than 0"),
+        (
+            spec("{reclaimPolicy: delete, local: {path: /a}}"),
+            WHERE + "spec.reclaimPolicy must be 'Retain', 'Delete' or 'Archive', not 'delete'",
+        ),
+        (
+            spec("{metadataTTL: 1d, local: {path: /a}}"),
+            WHERE + "spec.metadataTTL must be a duration such as 250ms, 1s, 5m or 1h30m, not '1d'",
+        ),
+        (
+            spec("{metadataTTL: 0.5, local: {path: /a}}"),
+            WHERE + "spec.metadataTTL must be a duration such as 250ms, 1s, 5m, 1h30m, or whole seconds",
+        ),
+        (spec("{metadataTTL: 25h, local: {path: /a}}"), WHERE + "spec.metadataTTL must be at most 24h"),
+        (spec("{1: 2}"), WHERE + "spec[1] must have text as names of its fields"),
+        (
+            GOOD.replace("v1alpha1", "v1"),
+            WHERE + "apiVersion must be datastore.dev/v1alpha1, not 'datastore.dev/v1'",
+        ),
+        (
+            GOOD.replace("kind: Datastore", "kind: datastore"),
+            "f.yaml, document 1 (datastore digits): kind must be Datastore, not 'datastore'",
+        ),
+        (
+            GOOD.replace("kind: Datastore\n", ""),
+            "f.yaml, document 1 (no kind digits): kind is missing; a Datastore has kind: Datastore",
+        ),
+        (
+            GOOD.replace("digits}\nspec", "My_digits}\nspec"),
+            "f.yaml, document 1 (Datastore My_digits): metadata.name must be a Kubernetes name (lower-case letters, "
+            "digits, '-' and '.'), not 'My_digits'",
+        ),
+        (
+            GOOD.replace("metadata: {name: digits}\n", ""),
+            "f.yaml, document 1: metadata is missing: Name, namespace, labels and annotations",
+        ),
+        (
+            f"{GOOD}---\n{GOOD}",
+            "f.yaml, document 2 (Datastore digits): metadata.name 'digits' is taken by another Datastore of this file",
+        ),
+        (f"{GOOD}---\n- a\n", "f.yaml, document 2: must be a mapping: apiVersion, kind, ..."),
+        (GOOD + "  s3: {}\n", "f.yaml, line 6, column 3: not valid YAML: the field 's3' is there twice"),
+        ("a: [", "f.yaml, line 1, column 5: not valid YAML: expected the node content, but found '<stream end>'"),
+        ("a: \x01", "f.yaml: not valid YAML: it holds a character or a value that YAML refuses"),
+        ("{" * 5000, "f.yaml: not a manifest: nested too deeply"),
+        ("", NONE),
+        ("apiVersion: v1\nkind: Pod\n", NONE),
+        (
+            f"{GOOD}---\n{SECRET}data: {{AWS_ACCESS_KEY_ID: '{CANARY}!'}}\n",
+            "f.yaml, document 2 (Secret keys): data.AWS_ACCESS_KEY_ID of the Secret is not base64 of text; plain text "
+            "goes into stringData",
+        ),
+        (
+            f"{GOOD}---\n{SECRET}stringData: {{AWS_ACCESS_KEY_ID: 5}}\n",
+            "f.yaml, document 2 (Secret keys): stringData.AWS_ACCESS_KEY_ID of the Secret must be text; put it "
+            "in quotes",
+        ),
+        (
+            f"{GOOD}---\n{SECRET}stringData: {CANARY}\n",
+            "f.yaml, document 2 (Secret keys): stringData of the Secret must be a mapping of names to text",
+        ),
+        (
+            f"{GOOD}---\napiVersion: v1\nkind: Secret\nstringData: {{a: {CANARY}}}\n",
+            "f.yaml, document 2: metadata.name of the Secret is missing",
+        ),
+    ],
+)
+def test_a_wrong_manifest_gives_one_clear_line(text: str, line: str) -> None:
+    told = complaint(text)
+    assert told == line
+    assert CANARY not in told
+
+
+def test_a_small_manifest_gets_all_defaults() -> None:
+    datastore = only(GOOD)
+    assert datastore.location == "s3://digits/"
+    assert (datastore.attributes, datastore.metadata_ttl_s) == ("full", 1.0)
+    assert datastore.spec.reclaim_policy == "Retain"
+    assert datastore.spec.cache.size == 10 << 30
+    assert datastore.metadata.namespace == "default"
+
+
+def test_a_read_only_datastore_has_other_defaults() -> None:
+    datastore = only(spec("{readOnly: true, s3: {bucket: digits}}"))
+    assert (datastore.attributes, datastore.metadata_ttl_s) == ("listing", 60.0)
+
+
+def test_what_is_given_goes_before_the_defaults() -> None:
+    datastore = only(spec("{readOnly: true, attributes: full, metadataTTL: 250ms, s3: {bucket: digits}}"))
+    assert (datastore.attributes, datastore.metadata_ttl_s) == ("full", 0.25)
+
+
+@pytest.mark.parametrize(("given", "kept"), [("", ""), ("a", "a/"), ("a/", "a/"), ("a//b", "a//b/"), ("Ä ö", "Ä ö/")])
+def test_a_prefix_gets_a_slash_at_its_end_and_is_kept_otherwise(given: str, kept: str) -> None:
+    found = only(spec(f"{{s3: {{bucket: digits, prefix: '{given}'}}}}"))
+    assert found.spec.s3 is not None
+    assert found.spec.s3.prefix == kept
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["https://s3.example.org", "http://127.0.0.1:9000/", "http://[::1]:9000", "http://minio"]
+)
+def test_endpoints_of_all_kinds_are_taken(endpoint: str) -> None:
+    found = only(spec(f"{{s3: {{bucket: digits, endpoint: '{endpoint}'}}}}"))
+    assert found.spec.s3 is not None
+    assert found.spec.s3.endpoint == endpoint.removesuffix("/")
+
+
+@pytest.mark.parametrize(
+    ("backend", "location"),
+    [
+        ("nfs: {server: a, path: /b}", "nfs://a/b"),
+        ("glusterfs: {endpoints: a, path: b}", "glusterfs://a/b"),
+        ("claim: {name: a}", "claim:a"),
+        ("claim: {storageClassName: a}", "storageclass:a"),
+        ("local: {path: /a}", "local:/a"),
+    ],
+)
+def test_every_backend_has_a_location(backend: str, location: str) -> None:
+    assert only(spec(f"{{{backend}}}")).location == location
+
+
+def test_other_kinds_are_let_through_unread() -> None:
+    text = f"apiVersion: batch/v1\nkind: Job\nspec: {{a: 1}}\n---\n---\n{GOOD}---\napiVersion: x/v1\nkind: Datastore\n"
+    assert only(text).name == "digits"
+
+
+def test_what_kubectl_get_prints_is_a_manifest_too() -> None:
+    inner = "".join(f"  {line}\n" for line in GOOD.splitlines()).replace("  apiVersion", "- apiVersion", 1)
+    text = f"apiVersion: v1\nkind: List\nitems:\n{inner}  status: {{phase: Ready}}\n"
+    text = text.replace("{name: digits}", "{name: digits, uid: x, creationTimestamp: 2026-01-01T00:00:00Z}")
+    assert only(text).name == "digits"
+
+
+def test_a_date_stays_text() -> None:
+    assert only(GOOD.replace("digits}\nspec", "2026-01-02}\nspec")).name == "2026-01-02"
+
+
+def test_a_name_is_needed_only_among_several() -> None:
+    manifest = parse(f"{GOOD}---\n{GOOD.replace('digits', 'output')}", "f.yaml")
+    assert manifest.pick("output").name == "output"
+    for name, text in [
+        (None, "f.yaml holds several Datastores, name one: digits, output"),
+        ("outptu", "f.yaml holds no Datastore 'outptu'; did you mean output?"),
+        ("zzz", "f.yaml holds no Datastore 'zzz'; it holds digits, output"),
+    ]:
+        with pytest.raises(InvalidManifest, match=f"^{text.replace('?', '[?]')}$"):
+            manifest.pick(name)
+
+
+def test_the_same_name_in_two_namespaces_is_ambiguous() -> None:
+    manifest = parse(f"{GOOD}---\n{GOOD.replace('name: digits', 'name: digits, namespace: b')}", "f.yaml")
+    with pytest.raises(InvalidManifest, match="in several namespaces"):
+        manifest.pick("digits")
+
+
+def test_secrets_are_read_from_both_forms_and_hidden() -> None:
+    encoded = base64.b64encode(CANARY.encode()).decode()
+    manifest = parse(f"{GOOD}---\n{SECRET}data: {{a: {encoded}, b: {encoded}}}\nstringData: {{b: plain}}\n", "f.yaml")
+    values = manifest.secrets[0].values
+    assert (values["a"].reveal(), values["b"].reveal()) == (CANARY, "plain")
+    assert CANARY not in repr(manifest)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"\xff\xfe", "is not UTF-8 text, so it is no manifest"),
+        (b" " * (MAX_BYTES + 1), "is over 4 MiB, so it is no manifest"),
+        (None, "can't be read: No such file or directory"),
+    ],
+)
+def test_a_file_that_is_no_manifest_is_refused(tmp_path: Path, content: bytes | None, text: str) -> None:
+    path = tmp_path / "f.yaml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InvalidManifest) as caught:
+        load(path)
+    assert str(caught.value) == f"{path}: {text}"
+
+
+def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "f.yaml"
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD.encode())
+    assert load(path).pick().name == "digits"
+
+
+@given(st.text(max_size=200) | st.binary(max_size=200).map(lambda raw: raw.decode("latin-1")))
+def test_any_text_is_a_manifest_or_one_line(text: str) -> None:
+    try:
+        assert isinstance(parse(text, "f.yaml"), Manifest)
+    except InvalidManifest as error:
+        told = str(error)
+        assert "\n" not in told
+
+
+_SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+_TREES = st.recursive(
+    _SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_SCALARS, inner, max_size=3)
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["s3", "nfs", "local", "claim", "cache", "capacity", "metadataTTL", "x"]), _TREES)
+)
+def test_any_spec_is_taken_or_refused_in_one_line(tree: object) -> None:
+    document = {"apiVersion": "datastore.dev/v1alpha1", "kind": "Datastore", "metadata": {"name": "a"}, "spec": tree}
+    try:
+        parse(yaml.safe_dump(document), "f.yaml")
+    except InvalidManifest as error:
+        told = str(error)
+        assert "\n" not in told

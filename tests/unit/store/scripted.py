@@ -1,0 +1,124 @@
+"""A server that plays a script: the n-th request on any connection gets the n-th answer."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What is sent; close: hang up afterwards; early: without waiting for the request's body."""
+
+    data: bytes
+    close: bool = False
+    early: bool = False
+
+
+def http(status: int, body: bytes = b"", *headers: str) -> bytes:
+    lines = [f"HTTP/1.1 {status} X", f"Content-Length: {len(body)}", *headers]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
+
+
+HANG_UP = Reply(b"", close=True)
+SILENCE = Reply(b"")
+
+
+class ScriptedServer:
+    """Listens while the block runs. requests: what was received, heads and bodies; connections: how many were made."""
+
+    def __init__(self, replies: Sequence[Reply | bytes], tls: ssl.SSLContext | None = None) -> None:
+        self.requests: list[bytes] = []
+        self.connections = 0
+        self._replies = [reply if isinstance(reply, Reply) else Reply(reply) for reply in replies]
+        self._tls = tls
+        self._lock = threading.Lock()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def port(self) -> int:
+        return int(self._listener.getsockname()[1])
+
+    def __enter__(self) -> ScriptedServer:
+        self._start(self._accept)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            for connection in self._sockets:
+                try:
+                    connection.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    continue
+                finally:
+                    connection.close()
+        for thread in self._threads:
+            thread.join(5)
+
+    def _start(self, target: object, *args: object) -> None:
+        thread = threading.Thread(target=target, args=args, daemon=True)  # type: ignore[arg-type]
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with self._lock:
+                self._sockets.append(connection)
+                self.connections += 1
+            self._start(self._serve, connection)
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            if self._tls is not None:
+                connection = self._tls.wrap_socket(connection, server_side=True)
+                with self._lock:
+                    self._sockets.append(connection)
+            self._converse(connection)
+        except OSError:
+            connection.close()
+
+    def _converse(self, connection: socket.socket) -> None:
+        pending = b""
+        while True:
+            while b"\r\n\r\n" not in pending:
+                more = connection.recv(65536)
+                if not more:
+                    connection.close()
+                    return
+                pending += more
+            head, _, pending = pending.partition(b"\r\n\r\n")
+            with self._lock:
+                reply = self._replies.pop(0) if self._replies else HANG_UP
+            length = _content_length(head)
+            while len(pending) < length and not reply.early:
+                pending += connection.recv(65536)
+            with self._lock:
+                self.requests.append(head + b"\r\n\r\n" + pending[:length])
+            pending = pending[length:]
+            connection.sendall(reply.data)
+            if reply.close:
+                connection.shutdown(socket.SHUT_RDWR)
+                connection.close()
+                return
+
+
+def _content_length(head: bytes) -> int:
+    for line in head.split(b"\r\n"):
+        name, _, value = line.partition(b":")
+        if name.lower() == b"content-length":
+            return int(value)
+    return 0

@@ -1,0 +1,230 @@
+"""The retry layer: who is asked again, how long, and what a repeated write's refusal means."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from datastore.errors import (
+    AlreadyExists,
+    DeadlineExceeded,
+    NotFound,
+    PreconditionFailed,
+    ServerFault,
+    StoreError,
+    Throttled,
+    Unreachable,
+)
+from datastore.fuse.store.base import ByteRange, ETag, ObjectStore, PartNumber, WriteOptions
+from datastore.fuse.store.memory import MemoryBucket, MemoryStore
+from datastore.fuse.store.observing import ObservingStore, StoreMetrics
+from datastore.fuse.store.retrying import RetryingStore
+from datastore.retry import Retrier, RetryPolicy
+from tests.faulty import Fault, FaultyStore, from_nth, nth
+
+ONCE = WriteOptions(if_none_match=True, metadata={"mtime": "1.5"})
+
+
+class ManualTime:
+    """Sleeping moves the clock."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.sleeps: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        self.now += seconds
+
+    def retrier(self, budget_s: float = 60.0) -> Retrier:
+        return Retrier(RetryPolicy(budget_s=budget_s), lambda: self.now, self.sleep, lambda: 0.5)
+
+
+def retrying(faulty: FaultyStore, **budget: float) -> RetryingStore:
+    return RetryingStore(faulty, ManualTime().retrier(**budget))
+
+
+CALLS: list[Callable[[ObjectStore], object]] = [
+    lambda s: s.list_page(""),
+    lambda s: s.head("key"),
+    lambda s: s.get("key", byte_range=ByteRange(0, 3)),
+    lambda s: s.put("new", b"x", WriteOptions()),
+    lambda s: s.put("new", b"x", ONCE),
+    lambda s: s.copy("key", "copy"),
+    lambda s: s.delete("key"),
+    lambda s: s.delete_many(["key"]),
+    lambda s: s.create_upload("new", WriteOptions()),
+    lambda s: s.abort_upload("key", s.create_upload("key", WriteOptions())),
+    lambda s: list(s.pending_uploads("")),
+]
+
+
+class TestRetrying:
+    @pytest.mark.parametrize("call", CALLS)
+    @pytest.mark.parametrize("after", [False, True])
+    def test_every_call_survives_one_transient_failure(
+        self, call: Callable[[ObjectStore], object], after: bool
+    ) -> None:
+        inner = MemoryStore()
+        inner.put("key", b"content", WriteOptions())
+        faulty = FaultyStore(inner, nth(0, Unreachable("down"), after=after))
+
+        call(retrying(faulty))
+
+        assert len(faulty.calls) >= 2
+
+    @pytest.mark.parametrize("call", CALLS)
+    def test_a_permanent_failure_is_raised_at_once(self, call: Callable[[ObjectStore], object]) -> None:
+        faulty = FaultyStore(MemoryStore(), from_nth(0, StoreError("no")))
+
+        with pytest.raises(StoreError, match="no"):
+            call(retrying(faulty))
+
+        assert len(faulty.calls) == 1
+
+    def test_the_budget_bounds_all_tries_and_the_last_error_is_raised(self) -> None:
+        time = ManualTime()
+        store = RetryingStore(FaultyStore(MemoryStore(), from_nth(0, ServerFault("500"))), time.retrier(60.0))
+
+        with pytest.raises(ServerFault, match="500"):
+            store.head("key")
+
+        assert 50.0 < time.now - 100.0 <= 60.0
+        assert time.sleeps[:4] == pytest.approx([0.075, 0.15, 0.3, 0.6])
+        assert max(time.sleeps) == 6.0
+
+    def test_each_failure_that_is_tried_again_is_told(self) -> None:
+        told: list[tuple[str, str]] = []
+        faulty = FaultyStore(MemoryStore(), lambda n, _: Fault(Throttled("slow down")) if n < 3 else None)
+        store = RetryingStore(
+            faulty, ManualTime().retrier(), lambda method, error: told.append((method, type(error).__name__))
+        )
+
+        store.list_page("")
+
+        assert told == [("list_page", "Throttled")] * 3
+
+
+class TestAmbiguousWrites:
+    def test_a_create_whose_answer_was_lost_is_a_success(self) -> None:
+        inner = MemoryStore()
+        faulty = FaultyStore(inner, nth(0, DeadlineExceeded("lost"), after=True))
+
+        written = retrying(faulty).put("key", b"ours", ONCE)
+
+        assert written.etag == hashlib.md5(b"ours").hexdigest() == inner.head("key").etag
+        assert faulty.calls == ["put", "put", "head"]
+
+    @pytest.mark.parametrize("theirs", [(b"theirs", ONCE), (b"ours", WriteOptions(metadata={"mtime": "9.9"}))])
+    def test_another_clients_object_is_not_taken_for_ours(self, theirs: tuple[bytes, WriteOptions]) -> None:
+        bucket = MemoryBucket()
+        MemoryStore(bucket).put("key", theirs[0], theirs[1])
+        faulty = FaultyStore(MemoryStore(bucket), nth(0, DeadlineExceeded("lost")))
+
+        with pytest.raises(AlreadyExists):
+            retrying(faulty).put("key", b"ours", ONCE)
+
+    def test_a_taken_key_is_refused_without_a_question_when_nothing_was_lost(self) -> None:
+        bucket = MemoryBucket()
+        MemoryStore(bucket).put("key", b"ours", ONCE)
+        faulty = FaultyStore(MemoryStore(bucket), nth(0, Throttled("slow down")))
+
+        with pytest.raises(AlreadyExists):
+            retrying(faulty).put("key", b"ours", ONCE)
+
+        assert faulty.calls == ["put", "put"]
+
+    def test_a_replacement_whose_answer_was_lost_is_a_success(self) -> None:
+        inner = MemoryStore()
+        old = inner.put("key", b"old", WriteOptions()).etag
+        faulty = FaultyStore(inner, nth(0, Unreachable("lost"), after=True))
+
+        written = retrying(faulty).put("key", b"new", WriteOptions(if_match=old))
+
+        assert written.etag == inner.head("key").etag
+
+    def test_a_replacement_that_lost_against_another_is_refused(self) -> None:
+        inner = MemoryStore()
+        old = inner.put("key", b"old", WriteOptions()).etag
+        inner.put("key", b"theirs", WriteOptions())
+        faulty = FaultyStore(inner, nth(0, Unreachable("lost")))
+
+        with pytest.raises(PreconditionFailed):
+            retrying(faulty).put("key", b"new", WriteOptions(if_match=old))
+
+    @pytest.mark.parametrize("options", [WriteOptions(), WriteOptions(if_none_match=True)])
+    def test_a_completion_whose_answer_was_lost_is_a_success(self, options: WriteOptions) -> None:
+        inner = MemoryStore(MemoryBucket(min_part_bytes=1))
+        upload = inner.create_upload("key", WriteOptions())
+        parts = [(PartNumber(n), inner.upload_part("key", upload, PartNumber(n), b"part")) for n in (1, 2)]
+        faulty = FaultyStore(inner, nth(0, ServerFault("lost"), after=True))
+
+        written = retrying(faulty).complete_upload("key", upload, parts, options)
+
+        assert written.etag == inner.head("key").etag
+        assert bytes(inner.get("key")[0]) == b"partpart"
+
+    @pytest.mark.parametrize("etag", ["not-an-md5", "0" * 32])
+    def test_a_completion_of_an_upload_that_another_dropped_is_not_found(self, etag: str) -> None:
+        inner = MemoryStore()
+        upload = inner.create_upload("key", WriteOptions())
+        inner.abort_upload("key", upload)
+        inner.put("key", b"another object", WriteOptions())
+        faulty = FaultyStore(inner, nth(0, ServerFault("lost")))
+
+        with pytest.raises(NotFound):
+            retrying(faulty).complete_upload("key", upload, [(PartNumber(1), ETag(etag))], WriteOptions())
+
+
+class TestPolicy:
+    @given(attempt=st.integers(1, 10_000), fraction=st.floats(0, 1, exclude_max=True))
+    def test_delays_grow_within_their_bounds(self, attempt: int, fraction: float) -> None:
+        policy = RetryPolicy(first_delay_s=0.1, max_delay_s=8.0)
+
+        delay = policy.delay_s(attempt, fraction)
+
+        assert 0.05 <= delay <= 8.0
+        assert delay <= policy.delay_s(attempt + 1, fraction)
+
+    def test_no_budget_means_one_try(self) -> None:
+        faulty = FaultyStore(MemoryStore(), nth(0, Unreachable("down")))
+
+        with pytest.raises(Unreachable):
+            retrying(faulty, budget_s=0.0).head("key")
+
+        assert faulty.calls == ["head"]
+
+
+class TestObserving:
+    def test_calls_bytes_time_and_errors_are_counted(self) -> None:
+        ticks = iter(range(100))
+        store = ObservingStore(MemoryStore(), clock=lambda: float(next(ticks)))
+
+        store.put("key", b"12345", WriteOptions())
+        store.get("key", byte_range=ByteRange(1, 3))
+        store.get("key")
+        with pytest.raises(NotFound):
+            store.head("missing")
+        seen = store.metrics.snapshot()
+
+        assert seen["put"]["sent_bytes"] == 5
+        assert (seen["get"]["calls"], seen["get"]["received_bytes"], seen["get"]["seconds"]) == (2, 7, 2.0)
+        assert seen["head"]["errors"] == {"NotFound": 1}
+        assert store.metrics.calls("list_page") == 0
+
+    @pytest.mark.parametrize("call", CALLS)
+    def test_every_call_is_counted_once_however_often_it_was_tried(self, call: Callable[[ObjectStore], object]) -> None:
+        inner = MemoryStore()
+        inner.put("key", b"content", WriteOptions())
+        metrics = StoreMetrics()
+        faulty = FaultyStore(inner, nth(0, Unreachable("down")))
+        call(ObservingStore(RetryingStore(faulty, ManualTime().retrier(), metrics.record_retry), metrics))
+
+        seen = metrics.snapshot()
+
+        assert seen[faulty.calls[0]]["calls"] == 1
+        assert seen[faulty.calls[0]]["retries"] == {"Unreachable": 1}

@@ -1,0 +1,206 @@
+"""The exact client and the adapter against scripted answers: what no well-behaved server shows."""
+
+from __future__ import annotations
+
+import pytest
+
+from datastore.api.mountspec import S3Location, StaticCredentials
+from datastore.errors import (
+    BucketNotFound,
+    ClockSkew,
+    CorruptBody,
+    InvalidRequest,
+    NotFound,
+    PreconditionFailed,
+    ServerFault,
+    WrongRegion,
+)
+from datastore.fuse.store.base import ByteRange, Capabilities, ETag, PartNumber, UploadId, WriteOptions
+from datastore.fuse.store.s3.caller import Caller
+from datastore.fuse.store.s3.client import ExactClient
+from datastore.fuse.store.s3.credentials import StaticSource
+from datastore.fuse.store.s3.endpoint import Endpoint, resolve
+from datastore.fuse.store.s3.transport import Route, Transport
+from datastore.secret import Secret
+from tests.unit.store.scripted import ScriptedServer, http
+
+KEYS = StaticCredentials(access_key_id="AKID", secret_access_key=Secret("secret"), session_token=Secret("token"))
+MALFORMED = (
+    b"<Error><Code>AuthorizationHeaderMalformed</Code><Message>the region 'us-east-1' is wrong;"
+    b" expecting 'eu-west-3'</Message><Region>eu-west-3</Region></Error>"
+)
+LISTING = b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
+PARTS = [(PartNumber(1), ETag("e"))]
+
+
+def client_of(server: ScriptedServer, *, follow: bool = True) -> ExactClient:
+    location = S3Location(bucket="data", endpoint=f"http://127.0.0.1:{server.port}")
+
+    def connect(endpoint: Endpoint) -> Transport:
+        return Transport(Route(endpoint.host, endpoint.port, False))
+
+    return ExactClient(Caller(resolve(location), StaticSource(KEYS), connect, follow=follow), Capabilities())
+
+
+class TestRegions:
+    @pytest.mark.parametrize(
+        "first",
+        [
+            http(400, MALFORMED),
+            http(301, b"", "x-amz-bucket-region: eu-west-3"),
+            http(400, b"", "x-amz-bucket-region: eu-west-3"),
+            http(307, b"<Error><Code>TemporaryRedirect</Code></Error>", "x-amz-bucket-region: eu-west-3"),
+        ],
+    )
+    def test_a_bucket_is_followed_to_its_region_and_remembered(self, first: bytes) -> None:
+        with ScriptedServer([first, http(200, LISTING), http(200, LISTING)]) as server:
+            client = client_of(server)
+            client.list_page("")
+            client.list_page("")
+            client.close()
+
+        assert [b"/eu-west-3/s3/" in request for request in server.requests] == [False, True, True]
+
+    def test_a_second_redirect_is_an_error(self) -> None:
+        with ScriptedServer([http(301, b"", f"x-amz-bucket-region: eu-west-{n}") for n in (1, 2)]) as server:
+            client = client_of(server)
+            with pytest.raises(WrongRegion) as raised:
+                client.list_page("")
+            client.close()
+
+        assert raised.value.region == "eu-west-2"
+
+    def test_without_following_the_region_is_named(self) -> None:
+        with ScriptedServer([http(400, MALFORMED)]) as server:
+            client = client_of(server, follow=False)
+            with pytest.raises(WrongRegion, match=r"eu-west-3.*server says: AuthorizationHeaderMalformed"):
+                client.list_page("")
+            client.close()
+
+
+class TestAnswers:
+    def test_each_request_is_signed_with_the_token(self) -> None:
+        with ScriptedServer([http(200, LISTING)]) as server:
+            client = client_of(server)
+            client.list_page("a//b/ü", start_after="a b")
+            client.close()
+
+        head = server.requests[0].decode()
+        assert head.startswith(
+            "GET /data?encoding-type=url&list-type=2&max-keys=1000&prefix=a%2F%2Fb%2F%C3%BC&start-after=a%20b "
+        )
+        assert "x-amz-security-token: token" in head
+
+    def test_an_error_inside_a_success_is_an_error(self) -> None:
+        fault = http(200, b"\n <Error><Code>InternalError</Code><Message>late</Message></Error>")
+        with ScriptedServer([fault, fault, fault]) as server:
+            client = client_of(server)
+            with pytest.raises(ServerFault, match="late"):
+                client.copy("a", "b")
+            with pytest.raises(ServerFault, match="late"):
+                client.complete_upload("a", UploadId("u"), PARTS, WriteOptions())
+            with pytest.raises(ServerFault, match="late"):
+                client.upload_part_copy("a", UploadId("u"), PartNumber(1), "s", ByteRange(0, 1), None)
+            client.close()
+
+    def test_a_late_failed_condition_of_a_completion_is_a_condition(self) -> None:
+        body = b"<Error><Code>PreconditionFailed</Code></Error>"
+        with ScriptedServer([http(200, body)]) as server:
+            client = client_of(server)
+            with pytest.raises(PreconditionFailed):
+                client.complete_upload("a", UploadId("u"), PARTS, WriteOptions(if_match=ETag("e")))
+            client.close()
+
+    def test_if_match_on_a_key_that_is_gone_is_a_failed_condition(self) -> None:
+        gone = http(404, b"<Error><Code>NoSuchKey</Code></Error>")
+        no_upload = http(404, b"<Error><Code>NoSuchUpload</Code></Error>")
+        no_bucket = http(404, b"<Error><Code>NoSuchBucket</Code></Error>")
+        options = WriteOptions(if_match=ETag("e"))
+        with ScriptedServer([gone, no_upload, no_bucket]) as server:
+            client = client_of(server)
+            with pytest.raises(PreconditionFailed):
+                client.put("a", b"", options)
+            with pytest.raises(NotFound):
+                client.complete_upload("a", UploadId("u"), PARTS, options)
+            with pytest.raises(BucketNotFound):
+                client.put("a", b"", options)
+            client.close()
+
+    def test_a_server_that_ignores_ranges_still_gives_the_range(self) -> None:
+        with ScriptedServer([http(200, b"0123456789", 'ETag: "e"')]) as server:
+            client = client_of(server)
+            body, info = client.get("k", byte_range=ByteRange(2, 5))
+            client.close()
+
+        assert (bytes(body), info.size, info.etag) == (b"234", 10, "e")
+
+    def test_a_range_of_the_wrong_length_is_corrupt(self) -> None:
+        with ScriptedServer([http(206, b"01", "Content-Range: bytes 0-1/10")]) as server:
+            client = client_of(server)
+            with pytest.raises(CorruptBody):
+                client.get("k", byte_range=ByteRange(0, 5))
+            client.close()
+
+    def test_an_object_that_grew_while_its_end_was_asked_for_is_read_again(self) -> None:
+        with ScriptedServer([http(416), http(200, b"", "Content-Length: 50")]) as server:
+            client = client_of(server)
+            with pytest.raises(CorruptBody) as raised:
+                client.get("k", byte_range=ByteRange(10, 20))
+            client.close()
+
+        assert raised.value.transient
+
+    def test_foreign_metadata_beyond_ascii_is_shown_as_an_encoded_word(self) -> None:
+        head = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nx-amz-meta-Who: J\xc3\xbcrgen\r\n\r\n"
+        with ScriptedServer([head]) as server:
+            client = client_of(server)
+            info = client.head("k")
+            client.close()
+
+        assert dict(info.metadata) == {"who": "=?UTF-8?B?SsO8cmdlbg==?="}
+
+    def test_a_page_of_a_proxy_is_an_error_with_its_status(self) -> None:
+        with ScriptedServer([http(400, b"<html>Bad\ngateway</html>")]) as server:
+            client = client_of(server)
+            with pytest.raises(InvalidRequest, match="HTTP status 400"):
+                client.head("k")
+            client.close()
+
+    def test_clock_skew_says_by_how_much(self) -> None:
+        body = b"<Error><Code>RequestTimeTooSkewed</Code><Message>m</Message></Error>"
+        with ScriptedServer([http(403, body, "Date: Thu, 01 Jan 2026 00:00:00 GMT")]) as server:
+            client = client_of(server)
+            with pytest.raises(ClockSkew, match=r"the server's clock is [+-]\d+ s from this machine's"):
+                client.list_page("")
+            client.close()
+
+    def test_pages_of_uploads_are_followed_by_their_markers(self) -> None:
+        page = (
+            b"<R><EncodingType>url</EncodingType><IsTruncated>true</IsTruncated><NextKeyMarker>a+b</NextKeyMarker>"
+            b"<NextUploadIdMarker>u1</NextUploadIdMarker><Upload><Key>a+b</Key><UploadId>u1</UploadId></Upload></R>"
+        )
+        with ScriptedServer([http(200, page), http(200, b"<R/>")]) as server:
+            client = client_of(server)
+            found = [upload.key for upload in client.pending_uploads("a")]
+            client.close()
+
+        assert found == ["a b"]
+        assert b"key-marker=a%20b" in server.requests[1]
+        assert b"upload-id-marker=u1" in server.requests[1]
+
+    def test_failures_of_a_bulk_delete_come_back_key_by_key(self) -> None:
+        body = (
+            b"<DeleteResult><Error><Key>b</Key><Code>AccessDenied</Code><Message>no</Message></Error>"
+            b"<Error><Key>c</Key><Code>NoSuchKey</Code></Error></DeleteResult>"
+        )
+        denied = http(403, b"<Error><Code>AccessDenied</Code><Message>odd</Message></Error>")
+        with ScriptedServer([http(200, body), http(204), denied]) as server:
+            client = client_of(server)
+            failures = client.delete_many(["a", "b", "c", "\x01", "\x02"])
+            client.close()
+
+        assert [(f.key, f.code, f.message) for f in failures] == [
+            ("b", "AccessDenied", "no"),
+            ("\x02", "AccessDenied", "odd"),
+        ]
+        assert b"content-md5: " in server.requests[0]

@@ -1,0 +1,251 @@
+"""HTTP under bad weather: kept connections that died, cut bodies, silence, proxies, certificates."""
+
+from __future__ import annotations
+
+import base64
+import ssl
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from datastore.errors import CorruptBody, DeadlineExceeded, InvalidRequest, Unreachable
+from datastore.fuse.store.s3.transport import Proxy, Request, Route, Transport, TransportLimits, proxy_for, trust
+from tests.servers import free_port
+from tests.unit.store.scripted import HANG_UP, SILENCE, Reply, ScriptedServer, http
+
+QUICK = TransportLimits(connections=4, connect_s=2.0, idle_s=0.2, call_s=1.0)
+GET = Request("GET", "/k", {"host": "h"})
+
+
+def transport_to(server: ScriptedServer, limits: TransportLimits | None = None) -> Transport:
+    return Transport(Route("127.0.0.1", server.port, False), limits=limits)
+
+
+class TestKeepAlive:
+    def test_a_connection_is_used_again(self) -> None:
+        with ScriptedServer([http(200, b"one"), http(404, b"two"), http(200, b"3", "X-A: b")]) as server:
+            transport = transport_to(server)
+
+            answers = [transport.send(GET) for _ in range(3)]
+            transport.close()
+
+        assert [(a.status, bytes(a.body)) for a in answers] == [(200, b"one"), (404, b"two"), (200, b"3")]
+        assert answers[2].headers["x-a"] == "b"
+        assert server.connections == 1
+
+    def test_a_connection_the_server_gave_up_is_replaced(self) -> None:
+        with ScriptedServer([Reply(http(200), close=True), http(200, b"again")]) as server:
+            transport = transport_to(server)
+            transport.send(GET)
+
+            assert bytes(transport.send(GET).body) == b"again"
+            transport.close()
+
+    def test_a_repeatable_request_that_met_a_hang_up_is_sent_again_once(self) -> None:
+        with ScriptedServer([http(200), HANG_UP, http(200, b"again"), HANG_UP, HANG_UP]) as server:
+            transport = transport_to(server)
+            transport.send(GET)
+
+            assert bytes(transport.send(GET).body) == b"again"
+            with pytest.raises(Unreachable):
+                transport.send(GET)
+            transport.close()
+
+        assert len(server.requests) == 5
+
+    def test_a_request_that_is_not_repeatable_is_sent_once(self) -> None:
+        with ScriptedServer([http(200), HANG_UP, http(200)]) as server:
+            transport = transport_to(server)
+            transport.send(GET)
+
+            with pytest.raises(Unreachable):
+                transport.send(Request("POST", "/k", {"host": "h"}, b"body", repeatable=False))
+            transport.close()
+
+        assert len(server.requests) == 2
+
+    def test_close_announced_by_the_server_is_honoured(self) -> None:
+        with ScriptedServer([http(200, b"1", "Connection: close"), http(200, b"2")]) as server:
+            transport = transport_to(server)
+            bodies = [bytes(transport.send(GET).body) for _ in range(2)]
+            transport.close()
+
+        assert (bodies, server.connections) == ([b"1", b"2"], 2)
+
+    def test_the_pool_is_bounded(self) -> None:
+        with ScriptedServer([http(200)] * 40) as server:
+            transport = transport_to(server, TransportLimits(connections=3))
+            with ThreadPoolExecutor(12) as pool:
+                assert all(a.status == 200 for a in pool.map(lambda _: transport.send(GET), range(40)))
+            transport.close()
+
+        assert server.connections <= 3
+
+
+class TestBodies:
+    @pytest.mark.parametrize("size", [0, 1, 65_536, 65_537, 3_000_000])
+    def test_bodies_travel_whole_both_ways(self, size: int) -> None:
+        body = bytes(range(256)) * (size // 256 + 1)
+        body = body[:size]
+        with ScriptedServer([http(200, body)]) as server:
+            transport = transport_to(server)
+            answer = transport.send(Request("PUT", "/k", {"host": "h"}, body))
+            transport.close()
+
+        assert bytes(answer.body) == body
+        assert server.requests[0].partition(b"\r\n\r\n")[2] == body
+
+    def test_a_chunked_answer_is_joined(self) -> None:
+        chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
+        with ScriptedServer([chunked, http(200, b"next")]) as server:
+            transport = transport_to(server)
+            assert [bytes(transport.send(GET).body) for _ in range(2)] == [b"abcde", b"next"]
+            transport.close()
+
+    @pytest.mark.parametrize("promised", [10, 1_000_000])
+    def test_a_body_cut_short_is_corrupt(self, promised: int) -> None:
+        head = f"HTTP/1.1 200 OK\r\nContent-Length: {promised}\r\n\r\n".encode()
+        with ScriptedServer([Reply(head + b"short", close=True)]) as server, pytest.raises(CorruptBody):
+            transport_to(server).send(GET)
+
+    def test_an_early_refusal_of_a_large_body_is_heard(self) -> None:
+        refusal = Reply(http(403, b"<Error/>", "Connection: close"), early=True)
+        with ScriptedServer([refusal, http(200)]) as server:
+            transport = transport_to(server)
+            answer = transport.send(Request("PUT", "/k", {"host": "h"}, bytes(200_000)))
+            transport.close()
+
+        assert answer.status == 403
+
+
+class TestDeadlines:
+    def test_silence_ends_at_the_idle_limit(self) -> None:
+        with ScriptedServer([SILENCE]) as server, pytest.raises(DeadlineExceeded, match="no answer in time"):
+            transport_to(server, QUICK).send(GET)
+
+    def test_a_body_that_stops_flowing_ends_at_the_idle_limit(self) -> None:
+        half = b"HTTP/1.1 200 OK\r\nContent-Length: 900000\r\n\r\n" + bytes(100)
+        with ScriptedServer([half]) as server, pytest.raises(DeadlineExceeded):
+            transport_to(server, QUICK).send(GET)
+
+    def test_a_full_pool_ends_at_the_call_limit(self) -> None:
+        limits = TransportLimits(connections=1, idle_s=5.0, call_s=0.3)
+        with ScriptedServer([SILENCE, SILENCE]) as server:
+            transport = transport_to(server, limits)
+            with ThreadPoolExecutor(2) as pool:
+                ends = [pool.submit(transport.send, GET) for _ in range(2)]
+                words = sorted(str(end.exception()).split(": ")[1][:7] for end in ends)
+            transport.close()
+
+        assert words == ["all 1 c", "no answ"]
+
+    def test_nobody_listening_is_said_so(self) -> None:
+        transport = Transport(Route("127.0.0.1", free_port(), False))
+
+        with pytest.raises(Unreachable, match="connection refused"):
+            transport.send(GET)
+
+    def test_a_name_that_does_not_resolve_is_said_so(self) -> None:
+        transport = Transport(Route("no-such-host.invalid", 80, False))
+
+        with pytest.raises(Unreachable, match="does not resolve"):
+            transport.send(GET)
+
+
+class TestProxies:
+    def test_plain_http_goes_through_a_proxy_with_the_whole_address(self) -> None:
+        login = base64.b64encode(b"u:p").decode()
+        with ScriptedServer([http(200, b"via")]) as server:
+            proxy = Proxy("127.0.0.1", server.port, "http://proxy", f"Basic {login}")
+            transport = Transport(Route("bucket.example", 80, False, proxy))
+            answer = transport.send(Request("GET", "/k%20", {"host": "bucket.example"}))
+            transport.close()
+
+        assert bytes(answer.body) == b"via"
+        assert server.requests[0].startswith(b"GET http://bucket.example/k%20 HTTP/1.1\r\n")
+        assert f"proxy-authorization: Basic {login}".encode() in server.requests[0].lower().replace(
+            login.lower().encode(), login.encode()
+        ).replace(b"basic", b"Basic")
+
+    def test_https_asks_a_proxy_for_a_tunnel(self) -> None:
+        with ScriptedServer([Reply(b"HTTP/1.1 407 Login\r\n\r\n", close=True)]) as server:
+            proxy = Proxy("127.0.0.1", server.port, "http://proxy", "Basic x")
+            with pytest.raises(Unreachable, match="407"):
+                Transport(Route("bucket.example", 443, True, proxy)).send(GET)
+
+        assert server.requests[0].startswith(b"CONNECT bucket.example:443 HTTP/1.")
+        assert b"Proxy-Authorization: Basic x" in server.requests[0]
+
+    def test_the_environment_names_proxies_and_exceptions(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HTTPS_PROXY", "http://user:p%40ss@proxy.example:3128")
+        monkeypatch.setenv("http_proxy", "plain.example")
+        monkeypatch.setenv("NO_PROXY", "inside.example,127.0.0.1")
+
+        outside = proxy_for("s3.example", secure=True)
+        plain = proxy_for("s3.example", secure=False)
+
+        assert outside is not None
+        assert plain is not None
+        assert (outside.host, outside.port) == ("proxy.example", 3128)
+        assert outside.authorization == "Basic " + base64.b64encode(b"user:p@ss").decode()
+        assert (plain.host, plain.port) == ("plain.example", 80)
+        assert proxy_for("b.inside.example", secure=True) is None
+        assert proxy_for("127.0.0.1", secure=False) is None
+
+    def test_a_proxy_that_is_no_http_url_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HTTPS_PROXY", "socks5://proxy:1080")
+
+        with pytest.raises(InvalidRequest, match="HTTPS_PROXY"):
+            proxy_for("s3.example", secure=True)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A self-signed certificate of 127.0.0.1 and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    subject = ["-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "2",
+    ]
+    subprocess.run([*command, *subject, "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)
+    return cert, key
+
+
+class TestTls:
+    def serve(self, certificate: tuple[Path, Path], *replies: bytes) -> ScriptedServer:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*certificate)
+        return ScriptedServer(replies, context)
+
+    def test_a_certificate_of_the_bundle_is_trusted(self, certificate: tuple[Path, Path]) -> None:
+        with self.serve(certificate, http(200, b"safe"), http(200, b"again")) as server:
+            transport = Transport(Route("127.0.0.1", server.port, True), tls=trust(certificate[0].read_text()))
+            bodies = [bytes(transport.send(GET).body) for _ in range(2)]
+            transport.close()
+
+        assert (bodies, server.connections) == ([b"safe", b"again"], 1)
+
+    def test_an_unknown_certificate_is_refused_with_what_to_do(self, certificate: tuple[Path, Path]) -> None:
+        with self.serve(certificate, http(200)) as server, pytest.raises(Unreachable, match="caBundle"):
+            Transport(Route("127.0.0.1", server.port, True), tls=trust()).send(GET)
+
+    def test_a_server_without_tls_is_said_so(self) -> None:
+        plain = Reply(b"HTTP/1.1 400 Bad Request\r\n\r\n", close=True, early=True)
+        with ScriptedServer([plain]) as server, pytest.raises((Unreachable, DeadlineExceeded)):
+            Transport(Route("127.0.0.1", server.port, True), tls=trust(), limits=QUICK).send(GET)
+
+    def test_a_bundle_without_a_certificate_is_refused(self) -> None:
+        with pytest.raises(InvalidRequest, match="caBundle"):
+            trust("not a certificate")

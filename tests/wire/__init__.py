@@ -1,0 +1,1 @@
+"""The kernel's protocol: layouts, decoding, a session fed with arbitrary bytes."""
