@@ -28,11 +28,13 @@ test: setup-bench tools ## every tier, as root and as a plain user; prints which
 e2e-laptop: setup-bench tools ## only the laptop tier
 	@$(PY) tests/run_tiers.py e2e-laptop e2e-laptop-plain
 
-bench: setup-bench tools ## time real programs on a mount, beside local disk (and s3fs where it is installed)
+bench: setup-bench tools ## time real programs on a mount, beside local disk and s3fs
+	@.ci/apt s3fs
 	@$(PY) -m bench.w12
 
 docs: setup ## write docs/reference and the CRD anew from the code
-	@$(PY) -m docs.generate
+	@$(PY) -m datastore.api.crd
+	@$(PY) -m datastore.api.reference
 
 clean: ## remove what was built
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage

@@ -52,6 +52,18 @@ class Retrier:
         Errors: the last one, as it was raised: not transient, or the budget is spent.
         """
         started = self.clock()
+        try:
+            return call()
+        except DatastoreError as error:
+            if not error.transient:
+                raise
+            first = [error]
+
+        def again() -> T:
+            """The first failure counts as the loop's first try; entered only now, since the loop costs 0.1 ms."""
+            if first:
+                raise first.pop()
+            return call()
 
         def wait(state: tenacity.RetryCallState) -> float:
             return self.policy.delay_s(state.attempt_number, self.jitter())
@@ -72,7 +84,7 @@ class Retrier:
             before_sleep=before_sleep,
             reraise=True,
         )
-        return loop(call)
+        return loop(again)
 
 
 def is_transient(error: BaseException) -> bool:

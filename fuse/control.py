@@ -157,7 +157,7 @@ def _run(operation: Operation, request: Answer, lines: SimpleQueue[Answer]) -> N
 
 
 def bind_unix(listener: socket.socket, path: Path) -> None:
-    """Bind to a path of any length: the kernel takes 107 bytes, so a longer one goes through the directory's descriptor."""
+    """Bind to a path of any length: past the kernel's 107 bytes through a descriptor of the directory."""
     if len(os.fsencode(path)) < 108:
         listener.bind(str(path))
         return

@@ -1,7 +1,7 @@
 """Errors to errno: the one table. Pure, and total: a class not named here takes the number of its nearest base.
 
-Numbers follow errno(3) as an application would meet them on a local disk; only what a program can act upon gets its own,
-everything else is EIO and the log says why.
+Numbers follow errno(3) as an application would meet them on a local disk; only what a program can act upon gets its
+own, everything else is EIO and the log says why.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The mount server: builds the store and the file system, serves the kernel, answers its control socket, ends in order.
 
-    python -m datastore.fuse --server FD [--builder module:function]     (the keeper starts it; FD is keeper/channel.py's)
+    python -m datastore.fuse --server FD --builder module:function     (by the keeper; FD is keeper/channel.py's)
 
-Exit code 0 says that the mount is gone and everything that could be is in S3; anything else makes the keeper start another one.
+Exit code 0 says that the mount is gone and everything that could be is in S3; anything else makes the keeper start
+another one.
 Threads: the main one waits for what happens, one serves the kernel (kernel/session.py), others the control socket.
 """
 
@@ -53,7 +54,7 @@ EXIT_OK, EXIT_FAILED = 0, 1
 
 
 class MountedStore(Protocol):
-    """What a builder makes of a MountSpec. It has asked the storage already, and raised DatastoreError if that said no."""
+    """What a builder makes of a MountSpec; it has asked the storage, and raised DatastoreError if that said no."""
 
     @property
     def filesystem(self) -> Filesystem:
@@ -105,14 +106,19 @@ class Server:
             },
         )
 
-    def run(self, device_fd: int, negotiated: Negotiated | None) -> int:
+    def run(self, device_fd: int, opens_fd: int, negotiated: Negotiated | None) -> int:
         """Serve until the mount is gone; the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._events.put("terminate"))
         self._control.start()
         if self.spec.transport == "kernel":
             self._session = Session(
-                device_fd, self.store.filesystem, Settings(), negotiated=negotiated, ready=self._ready
+                device_fd,
+                self.store.filesystem,
+                Settings(),
+                negotiated=negotiated,
+                opens_fd=opens_fd,
+                ready=self._ready,
             )
             serve: Callable[[], object] = self._session.serve
         else:
@@ -161,7 +167,7 @@ class Server:
         )
 
     def _terminate(self) -> None:
-        """A signal: flush, unmount, end, whatever is in the way; what could not be uploaded stays in the state directory."""
+        """A signal: flush, unmount, end, whatever is in the way; what is not uploaded stays in the state directory."""
         for line in self.store.flush_all():
             log.error("not in the storage, kept on disk", extra=fields(what=line))
         try:
@@ -228,7 +234,7 @@ def _error_line(channel: Channel, error: BaseException) -> None:
 def run(channel: Channel, builder: str) -> int:
     """The keeper's side of the story is keeper/channel.py; the exit code."""
     try:
-        message, _ = channel.receive(SPEC_TIMEOUT_S)
+        message, opens_fd = channel.receive(SPEC_TIMEOUT_S)
         spec = from_json(message["spec"])
         store = load_builder(builder)(spec)
     except ChannelClosed:
@@ -242,7 +248,7 @@ def run(channel: Channel, builder: str) -> int:
         channel.send({"probed": True})
         message, device_fd = channel.receive(DEVICE_TIMEOUT_S)
         settled: dict[str, Any] | None = message.get("negotiated")
-        return Server(spec, store, channel).run(device_fd, Negotiated(**settled) if settled else None)
+        return Server(spec, store, channel).run(device_fd, opens_fd, Negotiated(**settled) if settled else None)
     except ChannelClosed:  # the keeper could not mount
         return EXIT_FAILED
     except DatastoreError as error:

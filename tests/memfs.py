@@ -1,7 +1,7 @@
 """An in-memory Filesystem for the engine's tests, and a builder that makes a mount of it.
 
-Everything of fuse/ops.py is there, answered inline, or after `delay_s` through Blocking when that is set. Inode numbers of the
-fixed tree (`populate`) depend on nothing but the tree, so that a restarted server gives the same ones.
+Everything of fuse/ops.py is there, answered inline, or after `delay_s` through Blocking when that is set. Inode
+numbers of the fixed tree (`populate`) depend on nothing but the tree, so that a restarted server gives the same ones.
 The labels of a MountSpec choose the behaviour: see build().
 """
 
@@ -470,8 +470,9 @@ class MemMount:
 
 
 def build(spec: MountSpec) -> MemMount:
-    """Labels: wrong=key (probe fails), defect=1 (the builder breaks), flush=LINE (what is never in S3), delay=SECONDS (reads)."""
-    if spec.labels.get("wrong") == "key":
+    """Labels: wrong=key (the probe fails), broken while=FILE (it fails while that exists), defect=1 (we break),
+    flush=LINE (never in the storage), delay=SECONDS (of a read)."""
+    if spec.labels.get("wrong") == "key" or os.path.exists(spec.labels.get("broken while", "")):
         raise CredentialsInvalid("the key AKIAEXAMPLE is unknown to the server")
     if "defect" in spec.labels:
         raise RuntimeError("a defect in the builder")

@@ -17,6 +17,7 @@ from datastore.fuse.store.memory import MemoryBucket, MemoryStore
 from datastore.fuse.store.observing import ObservingStore
 from datastore.fuse.vfs.build import build_filesystem
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
+from datastore.fuse.vfs.nodes import Directory
 from tests.faulty import FaultyStore, Plan
 from tests.localfs import LocalFs
 
@@ -92,6 +93,15 @@ class Client:
         """Bytes uploaded."""
         return sum(tally["sent_bytes"] for tally in self.store.metrics.snapshot().values())
 
+    def ask_one_by_one(self, path: str = "") -> None:
+        """Make lookups in a directory of more than a page ask for single names: listing it whole is dear."""
+        node = self.fs.core.nodes.by_ino[self.local.stat(path).ino]
+        assert isinstance(node, Directory)
+        self.local.exists(f"{path}/absent")
+        assert node.large
+        node.list_s = 1e9
+        node.listing = None
+
     def keep_small_copies_only(self, size: int) -> None:
         """Lower the size above which a removed open file is kept in the bucket."""
         self.fs.core.settings = replace(self.fs.core.settings, silly_copy_bytes=size)
@@ -108,7 +118,7 @@ class Client:
             return
         self._open = False
         core = self.fs.core
-        core.io.shutdown(wait=True, cancel_futures=True)  # type: ignore[attr-defined]
+        core.io.shutdown(wait=True, cancel_futures=True)
         for node in core.nodes.by_ino.values():
             if node.staged is not None:
                 node.staged.close(remove=False)
@@ -179,7 +189,7 @@ class World:
         """As another tool: its user metadata."""
         return dict(self.tool.head(key).metadata)
 
-    def keys(self) -> list[str]:
+    def all_keys(self) -> list[str]:
         """All keys of the bucket."""
         return [os.fsdecode(key) for key in self.bucket.sorted_keys]
 

@@ -125,6 +125,7 @@ def run_minio(*, port: int = 0, data_dir: str = "") -> Iterator[Server]:
             "MINIO_ROOT_PASSWORD": keys.secret,
             "MINIO_BROWSER": "off",
             "MINIO_UPDATE": "off",
+            "MINIO_SITE_REGION": "us-east-1",
             "HOME": root,
         }
         with _running("minio", command, env, "/minio/health/cluster", port) as (process, at):

@@ -172,6 +172,6 @@ Certificate = Annotated[str, AfterValidator(_certificate), _text_schema(CERTIFIC
 AbsolutePath = Annotated[str, AfterValidator(_path), _text_schema(PATH_PATTERN, maxLength=4095)]
 Line = Annotated[str, AfterValidator(_one_line), _text_schema(minLength=1, maxLength=253)]
 SizeBytes = Annotated[
-    int, BeforeValidator(_quantity), _number_or_text(QUANTITY_PATTERN.replace("[+-]?", "", 1), maxLength=64)
+    int, BeforeValidator(_quantity), _number_or_text(QUANTITY_PATTERN.replace("[+-]?", "[+]?", 1), maxLength=64)
 ]
 Seconds = Annotated[float, BeforeValidator(_duration), _number_or_text(DURATION_PATTERN, maxLength=64)]

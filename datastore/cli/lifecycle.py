@@ -22,7 +22,16 @@ from datastore.cli.console import note
 from datastore.cli.exitcodes import Unsynced
 from datastore.cli.mountserver import end_server, start
 from datastore.cli.places import directories, make_private, state_root
-from datastore.cli.records import COMMAND_FILE, MOUNT_FILE, MountRecord, forget, read_record, remove_made, write_json
+from datastore.cli.records import (
+    COMMAND_FILE,
+    MOUNT_FILE,
+    MountRecord,
+    forget,
+    keep_unsent,
+    read_record,
+    remove_made,
+    write_json,
+)
 from datastore.cli.signals import SignalWatch
 from datastore.errors import DatastoreError, MountFailed
 
@@ -102,7 +111,7 @@ def _finish(record: MountRecord, answer: dict[str, Any]) -> None:
     if answer.get("ok") is True:
         _wait_until_gone(record)
         if errors and unsent.remaining(record.state_dir):
-            remove_made(record.made)
+            keep_unsent(record)
             raise Unsynced(
                 f"{record.mountpoint}: unmounted, but not everything is uploaded; it is kept on disk: {text}"
             )
@@ -133,10 +142,10 @@ def _end_silent(record: MountRecord, error: DatastoreError, *, force: bool) -> N
         mounttable.detach(record.mountpoint)
     remaining = unsent.remaining(record.state_dir)
     if remaining:
-        remove_made(record.made)
+        keep_unsent(record)
         raise Unsynced(
-            f"{record.mountpoint}: not mounted any more, and {remaining} changed files are not uploaded; they are kept on "
-            "disk and uploaded when it is mounted there again"
+            f"{record.mountpoint}: not mounted any more, and {remaining} changed files are not uploaded; they are kept "
+            "on disk and uploaded when it is mounted there again"
         )
     forget(record)
 

@@ -102,6 +102,15 @@ def forget(record: MountRecord) -> None:
     remove_made(record.made)
 
 
+def keep_unsent(record: MountRecord) -> None:
+    """After an unmount that left changes: the mount is gone, its changes stay listed. Repeating it is harmless."""
+    seen = {"name": record.name, "mountpoint": record.mountpoint, "location": record.location}
+    write_json(record.state_dir / COMMAND_FILE, {**seen, "read_only": record.read_only})
+    for name in (MOUNT_FILE, SOCKET):
+        (record.state_dir / name).unlink(missing_ok=True)
+    remove_made(record.made)
+
+
 def remove_made(made: tuple[str, ...]) -> None:
     """Remove directories this command made; one that is in use by now stays."""
     for directory in made:

@@ -111,7 +111,7 @@ def _unmount_all(records: list[MountRecord], watch: SignalWatch) -> bool:
 
 def _force(record: MountRecord) -> None:
     """Leave no mount behind, whatever was wrong; what is not uploaded is on disk."""
-    if not mounttable.mounted_at(record.mountpoint):
+    if not (record.pids or mounttable.mounted_at(record.mountpoint)):
         return
     try:
         lifecycle.unmount(record, force=True)

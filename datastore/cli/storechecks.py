@@ -32,7 +32,7 @@ MAX_SKEW_S = 60.0
 """Servers refuse 15 minutes; a minute already makes times of files misleading."""
 OBJECT_NAME = ".datastore-doctor-"
 
-_TODO: dict[type[StoreError], str] = {
+_ADVICE: dict[type[StoreError], str] = {
     CredentialsInvalid: "check the Secret, or `aws configure list` for the default chain",
     AccessDenied: "ask for s3:ListBucket, GetObject, PutObject and DeleteObject on this bucket and prefix",
     ClockSkew: "set this machine's clock: timedatectl set-ntp true",
@@ -90,9 +90,9 @@ def check_skew(name: str, store: ObjectStore, key: str) -> Finding:
         return ok(name, "the server does not tell its time")
     skew_s = (before + time.time()) / 2 - server_s
     text = f"this machine's clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} the server's"
-    return warn(name, text, _TODO[ClockSkew]) if abs(skew_s) > MAX_SKEW_S else ok(name, text)
+    return warn(name, text, _ADVICE[ClockSkew]) if abs(skew_s) > MAX_SKEW_S else ok(name, text)
 
 
 def _failed(name: str, action: str, error: DatastoreError) -> Finding:
-    todo = next((text for kind, text in _TODO.items() if isinstance(error, kind)), "see the server's words")
+    todo = next((text for kind, text in _ADVICE.items() if isinstance(error, kind)), "see the server's words")
     return bad(name, f"{action}: {error}", todo, exit_code_for(error))

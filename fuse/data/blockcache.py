@@ -37,7 +37,7 @@ from .blockfile import (
     page_rounded,
     store_whole,
 )
-from .cachespace import CacheBusyError, CacheSpace
+from .cachespace import CacheSpace
 from .version import ObjectVersion
 
 OPEN_FILES = 128
@@ -71,13 +71,13 @@ class BlockCache:
         Touches no disk beyond reading the kernel's boot id.
         """
         self._space = CacheSpace(directory, size_bytes)
-        self._directory = directory
         self._namespace = namespace
         self._monotonic = monotonic
         self._boot_id = _boot_id()
         self._lock = threading.Lock()
         self._open: OrderedDict[ObjectVersion, BlockFile] = OrderedDict()
-        self._off_until_s = 0.0
+        self._off_until_s = float("-inf")
+        self._tidied_s = float("-inf")
 
     def read(self, version: ObjectVersion, offset: int, size: int) -> bytes | None:
         """The bytes (short only at the object's end), or None unless wholly held and valid."""
@@ -113,13 +113,14 @@ class BlockCache:
                 if len(body) == version.size <= STORE_WHOLE_BYTES:
                     return self._store(version, memoryview(body))
                 entry = self._create(version)
-            if entry is None:
+            fresh = 0 if entry is None else entry.fresh_bytes(offset, offset + len(body))
+            if fresh and not self._reserve(fresh):
                 return False
-            fresh = entry.fresh_bytes(offset, offset + len(body))
-            if fresh and not self._space.reserve(fresh):
-                return False
-            entry.write(offset, body)
-            return True
+            if fresh and entry is not None and entry.unlinked:  # it was itself what had to make room
+                entry = self._create(version)
+            if entry is not None:
+                entry.write(offset, body)
+            return entry is not None
         return False
 
     def adopt(self, version: ObjectVersion, path: Path, *, keep: bool = False) -> bool:
@@ -174,8 +175,15 @@ class BlockCache:
             freed = self._space.evict(size_bytes)
         except OSError:
             return 0
-        self._let_go_of_evicted()
+        self.tidy()
         return freed
+
+    def tidy(self) -> None:
+        """Let go of what others evicted, so that the disk gets it back; a busy cache does so itself every TOUCH_S."""
+        self._tidied_s = self._monotonic()
+        with self._lock:
+            for version in [version for version, entry in self._open.items() if entry.unlinked]:
+                del self._open[version]
 
     def close(self) -> None:
         """Let go of all descriptors; idempotent. The cache stays usable."""
@@ -189,7 +197,7 @@ class BlockCache:
         """Whether the error only means 'no cache': the caller falls through to its negative answer."""
         if isinstance(error, CacheCorrupt):
             self.drop(version)
-        elif isinstance(error, OSError) and not isinstance(error, CacheBusyError):
+        elif isinstance(error, OSError):
             self._let_go(version)
             if writing:
                 self._off_until_s = self._monotonic() + PAUSE_S
@@ -229,17 +237,28 @@ class BlockCache:
         if now_s < entry.touched_s + TOUCH_S:
             return True
         entry.touched_s = now_s
+        if now_s >= self._tidied_s + TOUCH_S:
+            self.tidy()
         if entry.unlinked:
             self._let_go(version)
             return False
         entry.touch()
         return True
 
+    def _reserve(self, size_bytes: int) -> bool:
+        """Count `size_bytes` as taken, evicting where needed; False when there is no room. OSError."""
+        if size_bytes > self._space.limit_bytes:
+            return False
+        if self._space.reserve(size_bytes):
+            return True
+        self.make_room(size_bytes)
+        return self._space.reserve(size_bytes)
+
     def _store(self, version: ObjectVersion, body: memoryview) -> bool:
         """Put a whole small version in place; whether there was room. OSError."""
         self._let_go(version)
         place = self._place(version)
-        if not self._space.reserve(page_rounded(place.identity.sidecar_bytes) + page_rounded(version.size)):
+        if not self._reserve(page_rounded(place.identity.sidecar_bytes) + page_rounded(version.size)):
             return False
         with self._space.exclusive():
             try:
@@ -253,7 +272,7 @@ class BlockCache:
         """The entry, with new files unless another process was quicker; None: no room. OSError, CacheCorrupt."""
         self._let_go(version)
         place = self._place(version)
-        if not self._space.reserve(page_rounded(place.identity.sidecar_bytes)):
+        if not self._reserve(page_rounded(place.identity.sidecar_bytes)):
             return None
         Path(place.data_path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._space.exclusive():
@@ -270,7 +289,7 @@ class BlockCache:
         data_path, sidecar_path, identity = place
         if path.stat().st_size != version.size:
             return False
-        if not self._space.reserve(page_rounded(identity.sidecar_bytes) + page_rounded(version.size)):
+        if not self._reserve(page_rounded(identity.sidecar_bytes) + page_rounded(version.size)):
             return False
         parent = Path(data_path).parent
         parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -294,12 +313,6 @@ class BlockCache:
         with contextlib.suppress(OSError):  # it is kept by now; at worst the checksums are gone through once more
             self._remember(version, BlockFile(*place)).vouch()
         return True
-
-    def _let_go_of_evicted(self) -> None:
-        with self._lock:
-            gone = [version for version, entry in self._open.items() if entry.unlinked]
-            for version in gone:
-                del self._open[version]
 
     def _place(self, version: ObjectVersion) -> _Place:
         # ASCII JSON keeps the surrogates that stand for a key's non-UTF-8 bytes.

@@ -136,8 +136,8 @@ class BlockFile:
 
     def read(self, start: int, stop: int) -> bytes | None:
         """The bytes [start, stop) inside the object, or None unless all are held. CacheCorrupt, OSError."""
-        if self._stamp is not None:
-            self._recheck_stamp()
+        if self._stamp is not None and os.fstat(self._data_fd).st_mtime_ns != self._stamp.mtime_ns:
+            self._distrust()
         first, last = start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)
         if self._right.find(0, first, last) >= 0 and not self._admit(first, last):
             return None
@@ -191,13 +191,14 @@ class BlockFile:
         """Mark as just used: eviction goes by the sidecar's mtime. OSError."""
         os.utime(self._sidecar_fd)
 
-    def reopen(self, data_path: str) -> int:
-        """A read-only descriptor of the data, the caller's. OSError; CacheCorrupt when the path is another file."""
+    def reopen(self, data_path: str) -> int | None:
+        """A read-only descriptor of the data, the caller's; None when the file was changed or replaced. OSError."""
         fd = os.open(data_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        if not os.path.sameopenfile(fd, self._data_fd):
-            os.close(fd)
-            raise CacheCorrupt(f"cache file {data_path} was replaced")
-        return fd
+        if Stamp.of(os.fstat(fd)) == self._stamp:
+            return fd
+        os.close(fd)
+        self._distrust()
+        return None
 
     def _validate(self, data_path: str) -> None:
         identity = self._identity
@@ -216,12 +217,10 @@ class BlockFile:
             self._stamp = stamp
             self._right[:] = _HELD * identity.block_count
 
-    def _recheck_stamp(self) -> None:
-        """Somebody wrote into a whole file behind our back: trust nothing until the checksums agree (0.7 us a read)."""
-        facts = os.fstat(self._data_fd)
-        if self._stamp is None or facts.st_mtime_ns != self._stamp.mtime_ns:
-            self._stamp = None
-            self._right[:] = bytes(len(self._right))
+    def _distrust(self) -> None:
+        """Somebody wrote into a whole file behind our back: nothing counts until its checksum agrees."""
+        self._stamp = None
+        self._right[:] = bytes(len(self._right))
 
     def _records(self, first: int, last: int) -> bytes:
         size = (last - first) * _RECORD.size
@@ -265,8 +264,9 @@ def create_files(data_path: str, sidecar_path: str, identity: Identity) -> None:
         os.ftruncate(fd, identity.size)
     finally:
         os.close(fd)
-    empty = identity.head().ljust(identity.sidecar_bytes, b"\0")
-    os.replace(draft_sidecar(sidecar_path, empty), sidecar_path)
+    draft = draft_sidecar(sidecar_path, identity.head())
+    os.truncate(draft, identity.sidecar_bytes)
+    os.replace(draft, sidecar_path)
 
 
 def store_whole(data_path: str, sidecar_path: str, identity: Identity, body: memoryview) -> None:

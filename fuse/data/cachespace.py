@@ -19,8 +19,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-LOCK_WAIT_S = 0.2
-"""Longer than any holder needs, short enough for a read to wait; without the lock something is just not cached."""
+LOCK_WAIT_S = 2.0
+"""Longer than any holder needs, even on a busy machine; without the lock something is just not cached."""
+DROP_WAIT_S = 0.1
+"""What the loop thread may wait, which finds a broken file now and then."""
 _LOCK_POLL_S = 0.001
 _COUNT = struct.Struct("<q")
 _LOW_WATER = (7, 8)
@@ -65,13 +67,13 @@ class CacheSpace:
             return self._load(fd)
 
     def reserve(self, size_bytes: int) -> bool:
-        """Count `size_bytes` as taken, evicting where needed; False when there is no room. CacheBusyError, OSError."""
-        if size_bytes > self._limit_bytes:
-            return False
-        if self._take(size_bytes):
+        """Count `size_bytes` as taken; False when there is no room. CacheBusyError, OSError."""
+        with self.exclusive() as fd:
+            used = self._load(fd)
+            if used + size_bytes > self._limit_bytes:
+                return False
+            os.pwrite(fd, _COUNT.pack(used + size_bytes), 0)
             return True
-        self.evict(size_bytes)
-        return self._take(size_bytes)
 
     def evict(self, wanted_bytes: int) -> int:
         """Unlink what was used longest ago until `wanted_bytes` fit; bytes freed, 0 while another process is at it."""
@@ -84,14 +86,18 @@ class CacheSpace:
             return self._evict(wanted_bytes)
 
     @contextlib.contextmanager
-    def exclusive(self) -> Iterator[int]:
-        """Exclude other creators and evictors; gives the descriptor of `usage`. CacheBusyError after LOCK_WAIT_S."""
-        if not self._threads.acquire(timeout=LOCK_WAIT_S):
+    def exclusive(self, wait_s: float | None = None) -> Iterator[int]:
+        """Exclude other creators and evictors; gives the descriptor of `usage`.
+
+        CacheBusyError after wait_s (None: LOCK_WAIT_S) for the other threads, and as much for the other processes.
+        """
+        wait_s = LOCK_WAIT_S if wait_s is None else wait_s
+        if not self._threads.acquire(timeout=wait_s):
             raise CacheBusyError("the cache directory is busy")
         try:
             fd = self._open_usage()
             try:
-                self._lock(fd)
+                self._lock(fd, wait_s)
                 yield fd
             finally:
                 os.close(fd)
@@ -101,18 +107,10 @@ class CacheSpace:
     def remove(self, path: str) -> None:
         """Unlink the files of the stem that `path` has; idempotent. They stay counted until the next eviction."""
         place = os.path.splitext(path)[0]
-        with self.exclusive():
+        with self.exclusive(DROP_WAIT_S):
             for suffix in (".blocks", ".data", ".draft"):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(place + suffix)
-
-    def _take(self, size_bytes: int) -> bool:
-        with self.exclusive() as fd:
-            used = self._load(fd)
-            if used + size_bytes > self._limit_bytes:
-                return False
-            os.pwrite(fd, _COUNT.pack(used + size_bytes), 0)
-            return True
 
     def _evict(self, wanted_bytes: int) -> int:
         before = self.used_bytes()
@@ -147,8 +145,8 @@ class CacheSpace:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             return os.open(path, flags, 0o600)
 
-    def _lock(self, fd: int) -> None:
-        for _ in range(int(LOCK_WAIT_S / _LOCK_POLL_S)):
+    def _lock(self, fd: int, wait_s: float) -> None:
+        for _ in range(int(wait_s / _LOCK_POLL_S)):
             try:
                 return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -53,7 +53,7 @@ class Piece:
         """The bytes, of a piece that is claimed; what its fetch raised; DeadlineExceeded."""
         if not self._done.wait(timeout_s):
             raise DeadlineExceeded(
-                f"bytes {self.start}-{self.stop - 1} of '{self.version.key}' did not arrive within {timeout_s:.0f} s",
+                f"bytes {self.start}-{self.stop - 1} of '{self.version.key}' did not arrive in time",
                 key=self.version.key,
             )
         if self._error is not None:

@@ -20,7 +20,7 @@ from functools import partial
 from datastore.errors import CorruptBody, DeadlineExceeded, PreconditionFailed
 
 from ..ops import Blocking
-from ..store.base import Body, ByteRange, ObjectStore
+from ..store.base import Body, ByteRange, ObjectInfo, ObjectStore
 from .blockcache import BlockCache
 from .pieces import Piece, PieceTable, cut
 from .readahead import ReadAhead, Span, WindowSettings
@@ -55,8 +55,13 @@ class Reader:
         *,
         memory_bytes: int = 128 << 20,
         settings: ReadSettings | None = None,
+        learn: Callable[[ObjectInfo], None] | None = None,
     ) -> None:
-        """executor: may be the one that runs the Blocking functions. memory_bytes: what is held or on its way."""
+        """executor: may be the one that runs the Blocking functions. memory_bytes: what is held or on its way.
+
+        learn: told what the store says of an object that is fetched whole.
+        """
+        self._learn = learn
         self._store = store
         self._cache = cache
         self._executor = executor
@@ -116,6 +121,12 @@ class Reader:
             return self._cache.read(version, start, stop - start)
         return body
 
+    def holds(self, version: ObjectVersion, start: int, stop: int) -> bool:
+        """Whether held() would have [start, stop), without reading it (a block found corrupt later is fetched again)."""
+        if self._table.find(version, start, stop) is not None:
+            return True
+        return self._cache is not None and self._cache.holds(version, start, stop)
+
     def start(self, version: ObjectVersion, spans: Iterable[Span], dropped: threading.Event) -> int | None:
         """Begin fetching ranges that nobody waits for; where it stopped for want of room, None when all are begun.
 
@@ -160,7 +171,7 @@ class Reader:
                 self._table.discard(piece)
         return cut(needed_pieces, needed.start, needed.stop)
 
-    def queue(self, job: Callable[..., None], *args: object) -> Future[None] | None:
+    def queue(self, job: Callable[..., object], *args: object) -> Future[object] | None:
         """Give the executor a job; None when it has enough of ours or is shut down."""
         with self._lock:
             if self._queued >= self._settings.fetch_limit:
@@ -174,7 +185,7 @@ class Reader:
         future.add_done_callback(self._job_done)
         return future
 
-    def _job_done(self, _future: Future[None] | None) -> None:
+    def _job_done(self, _future: Future[object] | None) -> None:
         with self._lock:
             self._queued -= 1
 
@@ -205,6 +216,8 @@ class Reader:
                 f"bytes {start}-{stop - 1} of '{version.key}': {len(body)} bytes came instead of {stop - start}",
                 key=version.key,
             )
+        if whole and self._learn is not None:
+            self._learn(answer)
         return body
 
     def _keep_later(self, piece: Piece) -> None:

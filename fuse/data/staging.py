@@ -28,7 +28,8 @@ class StagedFile:
         "base", "base_size", "content_changed", "dirty", "dirty_ranges", "error", "fd", "journaled", "path",
         "present", "since_ns", "size", )  # fmt: skip
 
-    def __init__(self, path: Path, base: ObjectVersion | None, since_ns: int) -> None:
+    def __init__(self, path: Path, base: ObjectVersion | None, since_ns: int, *, left: bool = False) -> None:
+        """left: the file is there already, with the size that it is to have."""
         self.path = path
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self.base = base
@@ -45,17 +46,18 @@ class StagedFile:
         self.since_ns = since_ns
         self.error = ""
         """Why the last upload failed, one line."""
-        os.ftruncate(self.fd, self.size)
+        if left:
+            self.size = os.fstat(self.fd).st_size
+            self.base_size = min(self.base_size, self.size)
+        else:
+            os.ftruncate(self.fd, self.size)
 
     @classmethod
     def recovered(cls, path: Path, base: ObjectVersion | None, base_size: int, since_ns: int) -> StagedFile:
         """Take up a file that an earlier process left: all that it holds counts as changed."""
-        size = path.stat().st_size
-        staged = cls(path, base, since_ns)
-        os.ftruncate(staged.fd, size)
-        staged.size = size
-        staged.base_size = min(base_size, size)
-        for start, stop in _data_ranges(staged.fd, size):
+        staged = cls(path, base, since_ns, left=True)
+        staged.base_size = min(base_size, staged.size)
+        for start, stop in _data_ranges(staged.fd, staged.size):
             staged.present.add(start, stop)
             staged.dirty_ranges.add(start, stop)
         staged.dirty = staged.content_changed = True

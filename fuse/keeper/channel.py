@@ -1,12 +1,12 @@
-"""Messages between the keeper and its server: JSON documents over a Unix stream socket, a descriptor beside some of them.
+"""Messages between the keeper and its server: JSON over a Unix stream socket, a descriptor beside some.
 
-A message is four bytes of length (little-endian), then UTF-8 JSON; the descriptor travels with the first byte (SCM_RIGHTS).
-The two ends trust each other (a socketpair); the length is bounded all the same.
+A message is four bytes of length (little-endian), then UTF-8 JSON; the descriptor travels with the first byte
+(SCM_RIGHTS). The two ends trust each other (a socketpair); the length is bounded all the same.
 
-    keeper -> server   {"spec": document, "resumed": bool}
+    keeper -> server   {"spec": document, "resumed": bool}      with memory that outlives the server
     server -> keeper   {"probed": true}  or  {"error": line, "kind": name of the error's class}
-    keeper -> server   {"serve": true, "negotiated": null or what INIT settled before}  with the device's descriptor
-    server -> keeper   {"negotiated": {...}}     from now on the mount answers
+    keeper -> server   {"serve": true, "negotiated": null or what INIT settled before}     with the device's descriptor
+    server -> keeper   {"negotiated": {...}}                    from now on the mount answers
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Channel:
         """Idempotent."""
         self._stream.close()
 
-    def send(self, message: dict[str, Any], device_fd: int = -1) -> None:
-        """Send a message. Errors: ChannelClosed."""
+    def send(self, message: dict[str, Any], descriptor: int = -1) -> None:
+        """Send a message, with a descriptor unless it is -1. Errors: ChannelClosed."""
         body = json.dumps(message).encode()
         frame = len(body).to_bytes(LENGTH_BYTES, "little") + body
         try:
-            if device_fd >= 0:
-                frame = frame[socket.send_fds(self._stream, [frame], [device_fd]) :]
+            if descriptor >= 0:
+                frame = frame[socket.send_fds(self._stream, [frame], [descriptor]) :]
             self._stream.sendall(frame)
         except OSError as error:
             raise ChannelClosed(f"the other process is gone: {error.strerror}") from error
@@ -55,16 +55,16 @@ class Channel:
     def receive(self, timeout_s: float) -> tuple[dict[str, Any], int]:
         """The next message and its descriptor (or -1). Errors: ChannelClosed, also when nothing came in timeout_s."""
         end = time.monotonic() + timeout_s
-        head, device_fd = self._exactly(LENGTH_BYTES, end)
+        head, descriptor = self._exactly(LENGTH_BYTES, end)
         length = int.from_bytes(head, "little")
         if length > MESSAGE_LIMIT:
             raise ChannelClosed(f"a message of {length} bytes is not one of ours")
         body, _ = self._exactly(length, end)
         message = json.loads(body)
-        return (message if isinstance(message, dict) else {}), device_fd
+        return (message if isinstance(message, dict) else {}), descriptor
 
     def _exactly(self, count: int, end: float) -> tuple[bytes, int]:
-        parts, device_fd = bytearray(), -1
+        parts, descriptor = bytearray(), -1
         while len(parts) < count:
             left = end - time.monotonic()
             if left <= 0:
@@ -81,6 +81,6 @@ class Channel:
             if not piece:
                 raise ChannelClosed("the other process has ended")
             parts += piece
-            for device_fd in descriptors:
-                os.set_inheritable(device_fd, False)
-        return bytes(parts), device_fd
+            for descriptor in descriptors:
+                os.set_inheritable(descriptor, False)
+        return bytes(parts), descriptor

@@ -1,10 +1,10 @@
-"""The keeper's process: checks the storage through a server, mounts, hands the device over, restarts a server that died.
+"""The keeper's process: checks the storage through a server, mounts, hands over, replaces a server that died.
 
     python -m datastore.fuse [--builder module:function] < mount specification
 
-It writes one JSON line to standard output, {"ready": true, ...} or {"error": line, "kind": class}, and stays. Nothing is mounted
-when it says error. A server that dies is replaced at once: the kernel keeps the requests, the new server answers them. Only an
-asked-for end unmounts. It imports little, and does nothing but wait: it must not be what fails.
+It writes one JSON line to standard output, {"ready": true, ...} or {"error": line, "kind": class}, and stays. Nothing
+is mounted when it says error. A server that dies is replaced at once: the kernel keeps the requests, the new server
+answers them. Only an asked-for end unmounts. It imports little, and does nothing but wait: it must not be what fails.
 Signals: SIGTERM, SIGINT and SIGHUP end the mount in order. All waiting is in _wait, where they are taken synchronously.
 """
 
@@ -31,6 +31,7 @@ from datastore.errors import DatastoreError, MountFailed
 from datastore.logs import fields
 
 from ..kernel import device
+from ..kernel.passthrough import TABLE_BYTES
 from .channel import Channel, ChannelClosed
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class Keeper:
         self.server: subprocess.Popen[bytes] | None = None
         self.channel: Channel | None = None
         self.device_fd = -1
+        self.opens_fd = -1
         self.negotiated: dict[str, Any] | None = None
         self.mounted = False
         self.ending = False
@@ -84,6 +86,8 @@ class Keeper:
         device.check_mountpoint(options)
         if self.spec.transport == "kernel":
             device.check_device()
+            self.opens_fd = os.memfd_create("opens")
+            os.ftruncate(self.opens_fd, TABLE_BYTES)
         try:
             self._start(resumed=False)
             self._expect("probed", PROBE_TIMEOUT_S)
@@ -145,7 +149,7 @@ class Keeper:
                 start_new_session=True,
             )
         self.channel = Channel(ours)
-        self.channel.send({"spec": self.spec.to_json(), "resumed": resumed})
+        self.channel.send({"spec": self.spec.to_json(), "resumed": resumed}, self.opens_fd)
 
     def _expect(self, key: str, timeout_s: float) -> Any:
         """The server's next message, which has to hold `key`."""
@@ -216,8 +220,11 @@ class Keeper:
                 self.server.kill()  # keep() sees it dead and pauses
 
     def _ended(self, code: int) -> int:
-        """The server is done. After a clean end it has unmounted; a libfuse mount that crashed can't be served again, and
-        stays dead (it answers with errors, not with an empty directory)."""
+        """The server is done; after a clean end it has unmounted.
+
+        A libfuse mount that crashed can't be served again, and stays dead: it answers with errors, which is better than
+        an empty directory.
+        """
         self.mounted = False
         if code:
             log.error("the mount server died; unmount and mount again", extra=fields(code=code))

@@ -1,1 +1,1 @@
-"""Our FUSE engine: the kernel protocol spoken on /dev/fuse, without libfuse. Knows `..ops` and nothing of what is served."""
+"""Our FUSE engine: the kernel protocol on /dev/fuse, without libfuse. Knows `..ops`, nothing of what is served."""

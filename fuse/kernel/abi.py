@@ -1,6 +1,6 @@
 """The FUSE kernel protocol: numbers and structure layouts of linux/fuse.h, minors 7.23 to 7.45.
 
-Pure. Each layout names its structure and fields in order; sizes are the header's own. All integers are little-endian here,
+Pure. Each layout names its structure and fields in order; sizes are the header's own. All integers are little-endian,
 which is native on every machine we support (x86-64, arm64).
 """
 
@@ -68,12 +68,16 @@ OPCODE_LIMIT = 64
 """One more than any opcode we look up; larger ones are unknown."""
 
 
+# fmt: off
 OPCODE_NAMES = (
-    "LOOKUP FORGET GETATTR SETATTR READLINK SYMLINK 7 MKNOD MKDIR UNLINK RMDIR RENAME LINK OPEN READ WRITE STATFS RELEASE 19"
-    " FSYNC SETXATTR GETXATTR LISTXATTR REMOVEXATTR FLUSH INIT OPENDIR READDIR RELEASEDIR FSYNCDIR GETLK SETLK SETLKW ACCESS"
-    " CREATE INTERRUPT BMAP DESTROY IOCTL POLL NOTIFY_REPLY BATCH_FORGET FALLOCATE READDIRPLUS RENAME2 LSEEK COPY_FILE_RANGE"
-    " SETUPMAPPING REMOVEMAPPING SYNCFS TMPFILE STATX"
-).split()
+    "LOOKUP", "FORGET", "GETATTR", "SETATTR", "READLINK", "SYMLINK", "7", "MKNOD", "MKDIR", "UNLINK", "RMDIR",
+    "RENAME", "LINK", "OPEN", "READ", "WRITE", "STATFS", "RELEASE", "19", "FSYNC", "SETXATTR", "GETXATTR",
+    "LISTXATTR", "REMOVEXATTR", "FLUSH", "INIT", "OPENDIR", "READDIR", "RELEASEDIR", "FSYNCDIR", "GETLK", "SETLK",
+    "SETLKW", "ACCESS", "CREATE", "INTERRUPT", "BMAP", "DESTROY", "IOCTL", "POLL", "NOTIFY_REPLY", "BATCH_FORGET",
+    "FALLOCATE", "READDIRPLUS", "RENAME2", "LSEEK", "COPY_FILE_RANGE", "SETUPMAPPING", "REMOVEMAPPING", "SYNCFS",
+    "TMPFILE", "STATX",
+)
+# fmt: on
 """Names by opcode - 1, for logs and counters."""
 
 
@@ -148,7 +152,7 @@ NOTIFY_INVAL_INODE = 2
 NOTIFY_INVAL_ENTRY = 3
 NOTIFY_RESEND = 7
 UNIQUE_RESEND = 1 << 63
-"""Set in `unique` of a request sent a second time; the reply has to carry it too (measured: stripped, the caller hangs)."""
+"""Set in `unique` of a request sent a second time; the reply has to carry it too (measured: else the caller hangs)."""
 
 # -- ioctls of /dev/fuse: _IOW(229, 1, fuse_backing_map = 16 bytes), _IOW(229, 2, u32)
 IOC_BACKING_OPEN = 0x4010E501
@@ -168,8 +172,8 @@ BATCH_FORGET_IN = Struct("<II")  # fuse_batch_forget_in: count dummy
 FORGET_ONE = Struct("<QQ")  # fuse_forget_one: nodeid nlookup
 GETATTR_IN = Struct("<IIQ")  # fuse_getattr_in: getattr_flags dummy fh
 SETATTR_IN = Struct("<IIQQQqqqIIIIIIII")
-# ^ fuse_setattr_in: valid padding fh size lock_owner atime mtime ctime atimensec mtimensec ctimensec mode unused4 uid gid
-#   unused5 = 88. Times are u64 in the header but hold negative numbers before 1970.
+# ^ fuse_setattr_in: valid padding fh size lock_owner atime mtime ctime atimensec mtimensec ctimensec mode unused4 uid
+#   gid unused5 = 88. Times are u64 in the header but hold negative numbers before 1970.
 MKNOD_IN = Struct("<4I")  # fuse_mknod_in: mode rdev umask padding
 MKDIR_IN = Struct("<2I")  # fuse_mkdir_in: mode umask
 RENAME_IN = Struct("<Q")  # fuse_rename_in: newdir
@@ -188,25 +192,30 @@ INTERRUPT_IN = Struct("<Q")  # fuse_interrupt_in: unique
 FALLOCATE_IN = Struct("<QQQII")  # fuse_fallocate_in: fh offset length mode padding
 LSEEK_IN = Struct("<QqII")  # fuse_lseek_in: fh offset whence padding (offset is loff_t)
 
-# -- reply bodies. A fuse_attr is: ino size blocks atime mtime ctime atimensec mtimensec ctimensec mode nlink uid gid rdev
-#    blksize flags = 88; an entry_out before it: nodeid generation entry_valid attr_valid entry_valid_nsec attr_valid_nsec = 40.
+# -- reply bodies. The two formats are the fields of fuse_entry_out (nodeid generation entry_valid attr_valid
+#    entry_valid_nsec attr_valid_nsec, 40 bytes) and those of fuse_attr (ino size blocks atime mtime ctime atimensec
+#    mtimensec ctimensec mode nlink uid gid rdev blksize flags, 88 bytes).
 ENTRY_FORMAT = "QQQQII"
 ATTR_FORMAT = "QQQqqqIIIIIIIIII"
 ENTRY_OUT = Struct("<" + ENTRY_FORMAT + ATTR_FORMAT)  # fuse_entry_out = 128
 ENTRY_REPLY = Struct("<IiQ" + ENTRY_FORMAT + ATTR_FORMAT)  # out header and fuse_entry_out = 144
-ATTR_REPLY = Struct("<IiQ" + "QII" + ATTR_FORMAT)  # out header and fuse_attr_out: attr_valid attr_valid_nsec dummy attr = 120
+ATTR_REPLY = Struct(
+    "<IiQ" + "QII" + ATTR_FORMAT
+)  # out header and fuse_attr_out: attr_valid attr_valid_nsec dummy attr = 120
 OPEN_OUT = Struct("<QIi")  # fuse_open_out: fh open_flags backing_id
 OPEN_REPLY = Struct("<IiQ" + "QIi")  # out header and fuse_open_out = 32
 WRITE_REPLY = Struct("<IiQ" + "II")  # out header and fuse_write_out: size padding = 24
-STATFS_REPLY = Struct("<IiQ" + "5Q4I24x")  # + fuse_kstatfs: blocks bfree bavail files ffree bsize namelen frsize padding
+STATFS_REPLY = Struct("<IiQ" + "5Q4I24x")
+# ^ out header and fuse_kstatfs: blocks bfree bavail files ffree bsize namelen frsize padding spare[6]
 GETXATTR_REPLY = Struct("<IiQ" + "II")  # out header and fuse_getxattr_out: size padding
 LSEEK_REPLY = Struct("<IiQ" + "Q")  # out header and fuse_lseek_out: offset
 INIT_REPLY = Struct("<IiQ" + "4IHHIIHHIIH22x")
-# ^ out header and fuse_init_out: major minor max_readahead flags max_background congestion_threshold max_write time_gran
-#   max_pages map_alignment flags2 max_stack_depth request_timeout unused[11] = 16 + 64
+# ^ out header and fuse_init_out: major minor max_readahead flags max_background congestion_threshold max_write
+#   time_gran max_pages map_alignment flags2 max_stack_depth request_timeout unused[11] = 16 + 64
 DIRENT = Struct("<QQII")  # fuse_dirent: ino off namelen type, then the name, padded to 8
 INVAL_INODE = Struct("<IiQ" + "Qqq")  # notify header and fuse_notify_inval_inode_out: ino off len
-INVAL_ENTRY = Struct("<IiQ" + "QII")  # notify header and fuse_notify_inval_entry_out: parent namelen flags, then name and NUL
+INVAL_ENTRY = Struct("<IiQ" + "QII")
+# ^ notify header and fuse_notify_inval_entry_out: parent namelen flags, then name and NUL
 
 HEADER_SIZE = IN_HEADER.size
 REPLY_HEADER_SIZE = OUT_HEADER.size

@@ -34,7 +34,7 @@ READ_AHEAD_KB = 1024  # measured best of 128, 1024, 4096 for one sequential read
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MountOptions:
-    """name: shown as the source. allow_other: other users too (root's mounts always are); modes are checked by the kernel."""
+    """name: shown as the source. allow_other: other users too, as always with root; the kernel checks modes."""
 
     mountpoint: str
     name: str
@@ -75,7 +75,9 @@ def check_device() -> None:
     try:
         os.close(os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC))
     except FileNotFoundError:
-        raise MountFailed(f"{DEVICE} is missing; load the module (modprobe fuse) or give the container the device") from None
+        raise MountFailed(
+            f"{DEVICE} is missing; load the module (modprobe fuse) or give the container the device"
+        ) from None
     except PermissionError:
         raise MountFailed(f"{DEVICE} may not be opened by you; as root: chmod 0666 {DEVICE}") from None
     except OSError as error:
@@ -124,7 +126,7 @@ def _mount_by_fusermount(options: MountOptions) -> int:
         )
         if finished.returncode:
             raise MountFailed(f"fusermount3 refused to mount at {options.mountpoint}: {_first_line(finished.stderr)}")
-        ours.settimeout(FUSERMOUNT_TIMEOUT_S)
+        theirs.close()
         return _received_fd(ours)
 
 
@@ -171,6 +173,7 @@ def _first_line(text: str) -> str:
 
 
 def _received_fd(channel: socket.socket) -> int:
+    """What the other end sent before it closed, so that this never waits."""
     descriptors = array.array("i")
     _, ancillary, _, _ = channel.recvmsg(1, socket.CMSG_SPACE(descriptors.itemsize))
     for level, kind, content in ancillary:
@@ -227,7 +230,7 @@ def busy_line(place: str) -> str:
 
 
 def tune_read_ahead(mountpoint: str, kilobytes: int = READ_AHEAD_KB) -> bool:
-    """Let the kernel read ahead so far; root only. False where it is not permitted, which costs speed and nothing else."""
+    """Let the kernel read ahead so far; root only. False where not permitted, which costs nothing but speed."""
     there = mountinfo.at(canonical(mountpoint))
     if there is None:
         return False

@@ -1,7 +1,8 @@
 """Which request is which call: a table by opcode of (decode, call, encode, undo).
 
-Knows ops.Filesystem and the wire's functions, no file descriptors and no threads. `call` runs on the loop thread; `encode` where
-the result is ready; `undo` on the loop thread, after `encode`, when the answer turned out not to be wanted.
+Knows ops.Filesystem and the wire's functions, no file descriptors and no threads. `call` runs on the loop thread;
+`encode` where the result is ready; `undo` on the loop thread, after `encode`, when the answer turned out not to be
+wanted.
 """
 
 from __future__ import annotations
@@ -110,7 +111,9 @@ class Operations:
             abi.WRITE: Operation(wire.write, self._write, lambda h, _, count: reply.written(h[2], count)),
             abi.FLUSH: Operation(wire.handle, lambda h, fh: self._fs.flush(Ino(h[3]), fh), _empty, shielded=True),
             abi.FSYNC: Operation(wire.fsync, lambda h, a: self._fs.fsync(Ino(h[3]), a[0], a[1]), _empty),
-            abi.RELEASE: Operation(wire.handle, self._release, _empty, shielded=True),
+            abi.RELEASE: Operation(
+                wire.handle, lambda h, fh: self._fs.release(Ino(h[3]), fh), self._released, shielded=True
+            ),
             abi.FALLOCATE: Operation(
                 wire.fallocate, lambda h, a: self._fs.fallocate(Ino(h[3]), a.fh, a.offset, a.length, a.mode), _empty
             ),
@@ -188,10 +191,6 @@ class Operations:
     def _write(self, h: Header, a: tuple[int, int, memoryview, bool]) -> Reply[int]:
         return self._fs.write(Ino(h[3]), Fh(a[0]), a[1], a[2], a[3])
 
-    def _release(self, h: Header, fh: int) -> Reply[None]:
-        self._modes.released(h[3])
-        return self._fs.release(Ino(h[3]), Fh(fh))
-
     def _lseek(self, h: Header, a: tuple[int, int, int]) -> Reply[int]:
         return self._fs.lseek(Ino(h[3]), Fh(a[0]), a[1], a[2])
 
@@ -211,6 +210,10 @@ class Operations:
     def _opened(self, h: Header, request: OpenRequest, result: OpenReply) -> bytes:
         flags, backing_id = self._modes.opened(h[3], request.flags, result)
         return reply.opened(h[2], result.fh, flags, backing_id)
+
+    def _released(self, h: Header, _args: object, _result: None) -> bytes:
+        self._modes.released(h[3])
+        return reply.empty(h[2])
 
     def _created(self, h: Header, a: wire.CreateRequest, result: tuple[Entry, OpenReply]) -> bytes:
         entry, opened = result

@@ -1,7 +1,8 @@
 """Whether an interrupted caller really wants to leave.
 
-The kernel sends INTERRUPT for every signal, timers and child exits included. On a local disk those don't disturb a read, and
-few programs expect EINTR from a file; so only a caller that is being ended or asked to end is let go (proc(5), signal(7)).
+The kernel sends INTERRUPT for every signal, timers and child exits included. On a local disk those don't disturb a
+read, and few programs expect EINTR from a file; so only a caller that is being ended or asked to end is let go
+(proc(5), signal(7)).
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def _uses(process: Path, mountpoint: str) -> bool:
 
 
 def users(mountpoint: str, proc: Path = PROC) -> list[str]:
-    """Processes with a file, directory or mapping below the mountpoint, as `pid N (command)`; those we may look into."""
+    """Processes with a file, directory or mapping below the mountpoint, as `pid N (command)`, where we may look."""
     found = []
     for process in sorted(proc.glob("[0-9]*"), key=lambda path: int(path.name)):
         if _uses(process, mountpoint):

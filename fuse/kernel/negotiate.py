@@ -1,4 +1,4 @@
-"""INIT: what the kernel offers, what we want, what both then keep to. Pure; linux/fuse.h `fuse_init_in` and `fuse_init_out`.
+"""INIT: what the kernel offers, what we want, what both then keep to. Pure; linux/fuse.h fuse_init_in and _out.
 
 The result is plain data, because a restarted server gets it from its keeper: the kernel says INIT once per mount.
 """
@@ -15,7 +15,7 @@ from .wire import InitRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """max_write: bytes of the largest READ and WRITE. max_readahead: bytes, of which the device's read_ahead_kb is a part.
+    """max_write: bytes of the largest READ and WRITE. max_readahead: bytes; read_ahead_kb may use that much.
 
     max_background, congestion_threshold: read-ahead and background requests the kernel keeps in flight.
     cache_symlinks: readlink is asked once per inode; only where a changed target gets a new inode or an inval_inode.
@@ -33,9 +33,10 @@ class Wanted:
     def flags(self) -> int:
         """The feature bits.
 
-        Not AUTO_INVAL_DATA: it drops our own pages after each of our own writes (the mtime moves); the file system says
-        keep_cache or inval_inode instead. Not EXPLICIT_INVAL_DATA either: a size that changed under the kernel still drops
-        pages, the cautious half of the same rule. No lock flags: the kernel keeps flock and fcntl locks itself.
+        Not AUTO_INVAL_DATA: it drops our own pages after each of our own writes (the mtime moves); the file system
+        says keep_cache or inval_inode instead. Not EXPLICIT_INVAL_DATA either: a size that changed under the kernel
+        still drops pages, the cautious half of the same rule. No lock flags: the kernel keeps flock and fcntl locks
+        itself.
         """
         wanted = (
             abi.ASYNC_READ | abi.ATOMIC_O_TRUNC | abi.BIG_WRITES | abi.ASYNC_DIO | abi.PARALLEL_DIROPS | abi.MAX_PAGES
@@ -68,7 +69,9 @@ class Negotiated:
 def negotiate(offer: InitRequest, wanted: Wanted) -> Negotiated:
     """Settle on what both know. Errors: MountFailed for a kernel older than protocol 7.23 (Linux 3.15)."""
     if offer.major < abi.MAJOR or (offer.major == abi.MAJOR and offer.minor < abi.MINOR_OLDEST):
-        raise MountFailed(f"the kernel speaks FUSE {offer.major}.{offer.minor}; 7.{abi.MINOR_OLDEST} (Linux 3.15) is needed")
+        raise MountFailed(
+            f"the kernel speaks FUSE {offer.major}.{offer.minor}; 7.{abi.MINOR_OLDEST} (Linux 3.15) is needed"
+        )
     flags = offer.flags & wanted.flags()
     # without MAX_PAGES a request holds 32 pages at most (FUSE_DEFAULT_MAX_PAGES_PER_REQ)
     pages = max(1, wanted.max_write // abi.PAGE_SIZE) if flags & abi.MAX_PAGES else 32
@@ -94,4 +97,9 @@ def init_reply(unique: int, settled: Negotiated, wanted: Wanted) -> bytes:
 
 def version_reply(unique: int) -> bytes:
     """The frame for a kernel of a newer major version: it answers with an INIT of ours."""
-    return abi.OUT_HEADER.pack(40, 0, unique) + abi.MAJOR.to_bytes(4, "little") + abi.MINOR.to_bytes(4, "little") + bytes(16)
+    return (
+        abi.OUT_HEADER.pack(40, 0, unique)
+        + abi.MAJOR.to_bytes(4, "little")
+        + abi.MINOR.to_bytes(4, "little")
+        + bytes(16)
+    )

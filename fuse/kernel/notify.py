@@ -1,7 +1,8 @@
 """Tells the kernel what another client changed (ops.Notifier).
 
-One thread of its own writes to the device, never the loop: the kernel takes a folio or directory lock for it, which a request
-that we have not answered yet may hold. For the same reason nobody waits for this thread, except stop(), which is bounded.
+One thread of its own writes to the device, never the loop: the kernel takes a folio or directory lock for it, which a
+request that we have not answered yet may hold. For the same reason nobody waits for this thread, except stop(), which
+is bounded.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ log = logging.getLogger(__name__)
 
 Key = tuple[int, bytes]
 NAME_LIMIT = 65_536
-"""Names waiting; past it the oldest is dropped, and its time to live takes over. Inodes are not dropped, since pages have no
-time to live; there is one slot per inode, so they are bounded by the inodes."""
+"""Names waiting; past it the oldest is dropped, and its time to live takes over. Inodes are not dropped, since
+pages have no time to live; there is one slot per inode, so they are bounded by the inodes."""
 
 
 def merge(old: tuple[int, int], new: tuple[int, int]) -> tuple[int, int]:

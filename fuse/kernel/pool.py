@@ -1,7 +1,8 @@
 """Requests that wait: a bounded pool, and the life of one such request.
 
 Threads: the loop submits and interrupts, workers run and answer. One lock guards every Task.state.
-INVARIANT: a task is QUEUED -> RUNNING -> DONE, or ABANDONED from the first two; whoever makes it DONE or ABANDONED answers, once.
+INVARIANT: a task
+is QUEUED -> RUNNING -> DONE, or ABANDONED from the first two; whoever makes it DONE or ABANDONED answers, once.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class Pool:
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._tasks: dict[int, Task] = {}
+        self._submitted = 0  # by the loop
+        self._worked = 0  # under the lock; abandoned tasks keep their worker until they end, so _tasks would not do
 
     def __len__(self) -> int:
         """Tasks not answered yet."""
@@ -63,7 +66,8 @@ class Pool:
         """Queue it. When `limit` is reached, waits for room: the kernel then waits too, which is the back-pressure."""
         self._room.acquire()
         self._tasks[task.header[2]] = task
-        if len(self._threads) < self._workers and len(self._threads) < len(self._tasks):
+        self._submitted += 1
+        if len(self._threads) < min(self._workers, self._submitted - self._worked):
             thread = threading.Thread(target=self._work, name=f"fuse-worker-{len(self._threads)}", daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -118,4 +122,6 @@ class Pool:
                 except BaseException as raised:  # answered as an errno; a worker never dies of it
                     error = raised
             self._answer(task, result, error if begun else InterruptedError())
+            with self._lock:
+                self._worked += 1
             self._room.release()

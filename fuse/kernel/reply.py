@@ -1,7 +1,8 @@
 """Replies and notifications to the kernel, encoded. Pure.
 
-Each function gives one frame, ready for write(2) when it is `bytes` or for writev(2) when it is a list (so that file contents
-are not copied). One pack per frame: layouts in abi.py. Values that don't fit raise struct.error; the session answers EIO then.
+Each function gives one frame, ready for write(2) when it is `bytes` or for writev(2) when it is a list (so that file
+contents are not copied). One pack per frame: layouts in abi.py. Values that don't fit raise struct.error; the session
+answers EIO then.
 """
 
 from __future__ import annotations
@@ -41,8 +42,7 @@ def body(unique: int, content: Body) -> list[Body]:
 
 @lru_cache(256)
 def _ttl(seconds: float) -> tuple[int, int]:
-    whole = int(min(max(seconds, 0.0), TTL_LIMIT_S))
-    return whole, max(0, int((min(seconds, TTL_LIMIT_S) - whole) * SECOND_NS))
+    return divmod(int(min(max(seconds, 0.0), TTL_LIMIT_S) * SECOND_NS), SECOND_NS)
 
 
 def _attr_fields(attr: Attr) -> AttrFields:
@@ -96,7 +96,18 @@ def written(unique: int, count: int) -> bytes:
 def statfs(unique: int, s: StatFs) -> bytes:
     """STATFS; every free block is available to everyone."""
     return abi.STATFS_REPLY.pack(
-        96, 0, unique, s.blocks, s.blocks_free, s.blocks_free, s.files, s.files_free, s.block_size, s.name_max, s.block_size, 0
+        96,
+        0,
+        unique,
+        s.blocks,
+        s.blocks_free,
+        s.blocks_free,
+        s.files,
+        s.files_free,
+        s.block_size,
+        s.name_max,
+        s.block_size,
+        0,
     )
 
 
@@ -154,7 +165,7 @@ def inval_inode(ino: int, offset: int, length: int) -> bytes:
 
 
 def inval_entry(parent: int, name: bytes, *, expire_only: bool) -> bytes:
-    """Notification: forget a name. expire_only: look it up again at its next use, without detaching what stands below."""
+    """Notification: forget a name. expire_only: look it up at its next use, without detaching what stands below."""
     head = abi.INVAL_ENTRY.pack(
         32 + len(name) + 1, abi.NOTIFY_INVAL_ENTRY, 0, parent, len(name), abi.EXPIRE_ONLY if expire_only else 0
     )

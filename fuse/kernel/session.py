@@ -1,8 +1,8 @@
 """One mount's conversation with the kernel: read a request, call the file system, answer.
 
-Threads: serve() is the loop; it alone reads the device and calls the Filesystem. Workers run Blocking results and answer them.
-The notifier has a thread of its own. A request's buffer belongs to it until it is answered; there is a bounded number of them.
-Rules of the kernel: Documentation/filesystems/fuse and linux/fuse.h.
+Threads: serve() is the loop; it alone reads the device and calls the Filesystem. Workers run Blocking results and
+answer them. The notifier has a thread of its own. A request's buffer belongs to it until it is answered; there is a
+bounded number of them. Rules of the kernel: Documentation/filesystems/fuse and linux/fuse.h.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class Session:
     """Serves one file system on one device descriptor (or any that keeps message boundaries).
 
     negotiated: what INIT settled in an earlier process; then the kernel is not waited for, and it is asked to send the
-    unanswered requests again. ready: called once on the loop thread when INIT is settled.
+    unanswered requests again. opens_fd: memory that outlives us (passthrough.OpenModes), or -1. ready: called once on
+    the loop thread when INIT is settled.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Session:
         settings: Settings,
         *,
         negotiated: Negotiated | None = None,
+        opens_fd: int = -1,
         ready: Callable[[Negotiated], None] = lambda _: None,
     ) -> None:
         self._fd = device_fd
@@ -83,7 +85,7 @@ class Session:
         self._ready = ready
         self.negotiated = negotiated
         self.counts = [0] * abi.OPCODE_LIMIT
-        self.modes = OpenModes(device_fd, enabled=False)
+        self.modes = OpenModes(device_fd, opens_fd)
         self.notifier = DeviceNotifier(device_fd)
         self.pool = Pool(settings.workers, settings.unanswered, self._answer)
         self._operations = Operations(filesystem, self.modes).table()
@@ -249,7 +251,9 @@ class Session:
         """On a worker: encode and send, or take back what nobody waits for."""
         frame: Frame
         try:
-            frame = self._failure(task.header, error) if error else task.operation.encode(task.header, task.args, result)
+            frame = (
+                self._failure(task.header, error) if error else task.operation.encode(task.header, task.args, result)
+            )
         except Exception as defect:
             error = defect
             frame = self._failure(task.header, defect)

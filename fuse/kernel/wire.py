@@ -1,9 +1,9 @@
 """Requests of the kernel, decoded. Pure, and total: any bytes give a typed request or MALFORMED, never an exception.
 
-A decoder gets the whole request (`view`, the 40-byte header included) and where it ends. Frequent requests decode to plain
-tuples, because building a named one costs as much as the rest of the decoding. Names are bytes without NUL and '/'.
-Layouts: abi.py. What the kernel never sends (a name with '/', '.' or '..', an offset beyond loff_t) is MALFORMED too, so that
-a file system is never asked for it.
+A decoder gets the whole request (`view`, the 40-byte header included) and where it ends. Frequent requests decode to
+plain tuples, because building a named one costs as much as the rest of the decoding. Names are bytes without NUL and
+'/'. Layouts: abi.py. What the kernel never sends (a name with '/', '.' or '..', an offset beyond loff_t) is MALFORMED
+too, so that a file system is never asked for it.
 """
 
 from __future__ import annotations

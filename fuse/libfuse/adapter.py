@@ -1,7 +1,8 @@
-"""The same Filesystem served through libfuse's high-level, path-based interface (mfusepy), for macOS and hosts without /dev/fuse.
+"""The same Filesystem served through libfuse's path-based interface (mfusepy): macOS, hosts without /dev/fuse.
 
-Thin, and with libfuse's limits: paths are walked anew for each call; a file unlinked while open becomes `.fuse_hidden*` until it
-is closed; no passthrough, no survival of a crash, no invalidations (`auto_cache` compares mtime and size at open instead).
+Thin, and with libfuse's limits: paths are walked anew for each call; a file unlinked while open becomes
+`.fuse_hidden*` until it is closed; no passthrough, no survival of a crash, no invalidations (`auto_cache` compares
+mtime and size at open instead).
 Threads: libfuse's. One lock keeps the Filesystem's promise of one caller at a time; what waits runs outside it.
 Importing this loads libfuse (FUSE_LIBRARY_PATH names it where it is not found).
 """
@@ -14,6 +15,7 @@ import errno
 import logging
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
@@ -41,13 +43,14 @@ from ..ops import (
 
 log = logging.getLogger(__name__)
 
-Body = bytes | bytearray | memoryview
 P = ParamSpec("P")
 T = TypeVar("T")
 UTIME_NOW = (1 << 30) - 1  # utimensat(2), in tv_nsec
 UTIME_OMIT = (1 << 30) - 2
 SECOND_NS = 1_000_000_000
 LISTING_BYTES = 64 << 10
+KEPT_LOOKUPS = 10_000
+"""Lookups that are not given back yet. Without them the Filesystem would forget each directory after each call."""
 
 
 class NoNotifier:
@@ -103,7 +106,9 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
         self._ttl_s = ttl_s
         self._ready = ready
         self._lock = threading.Lock()
-        self._inodes: dict[int, Ino] = {}  # of open handles
+        self._inodes: dict[int, Ino] = {}  # of open files, by handle
+        self._directories: dict[int, Ino] = {}  # of open directories; their handles are numbers of their own
+        self._kept: OrderedDict[Ino, int] = OrderedDict()
 
     def _call(self, method: Callable[P, Reply[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
@@ -126,7 +131,7 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
 
     @contextlib.contextmanager
     def _at(self, path: str) -> Iterator[Ino]:
-        """The inode at a path; the lookups that found it are given back afterwards."""
+        """The inode at a path; the lookups that found it are given back some time afterwards."""
         found = [ROOT_INO]
         try:
             for name in os.fsencode(path).split(b"/"):
@@ -134,9 +139,8 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
                     found.append(self._lookup(found[-1], name).ino)
             yield found[-1]
         finally:
-            with self._lock:
-                for ino in found[1:]:
-                    self._fs.forget(ino, 1)
+            for ino in found[1:]:
+                self._give_back(ino)
 
     @contextlib.contextmanager
     def _parent(self, path: str) -> Iterator[tuple[Ino, bytes]]:
@@ -151,9 +155,15 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
     def _made(self, entry: Entry) -> int:
         """An Entry nobody keeps."""
         if entry.attr is not None:
-            with self._lock:
-                self._fs.forget(entry.attr.ino, 1)
+            self._give_back(entry.attr.ino)
         return 0
+
+    def _give_back(self, ino: Ino) -> None:
+        """Forget a lookup, but the latest not yet: what is known of these nodes is wanted again soon."""
+        with self._lock:
+            self._kept[ino] = self._kept.pop(ino, 0) + 1
+            while len(self._kept) > KEPT_LOOKUPS:
+                self._fs.forget(*self._kept.popitem(last=False))
 
     def _handle(self, fi: Any) -> tuple[Ino, Fh]:
         return self._inodes[fi.fh], Fh(fi.fh)
@@ -276,9 +286,8 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
             return self._opened(entry.attr.ino, reply, fi)
 
     def read(self, path: str | None, size: int, offset: int, fi: Any) -> bytes:
-        ino, fh = self._handle(fi)
-        read: Callable[[], Reply[Body]] = lambda: self._fs.read(ino, fh, offset, size)  # noqa: E731  (its type is the point)
-        return bytes(self._call(read))
+        # mypy joins the three kinds of bytes to Sequence[int]
+        return bytes(self._call(self._fs.read, *self._handle(fi), offset, size))  # type: ignore[arg-type]
 
     def write(self, path: str | None, content: bytes, offset: int, fi: Any) -> int:
         return self._call(self._fs.write, *self._handle(fi), offset, memoryview(content), True)
@@ -302,25 +311,25 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
     def opendir(self, path: str) -> int:
         with self._at(path) as ino:
             fh = self._call(self._fs.opendir, _caller(), ino)
-            self._inodes[fh] = ino
+            self._directories[fh] = ino
             return fh
 
     def readdir_with_offset(self, path: str | None, offset: int, fh: int) -> Iterator[tuple[str, dict[str, int], int]]:
         """All lines from `offset` on; libfuse stops taking them when its buffer is full."""
-        ino = self._inodes[fh]
+        ino = self._directories[fh]
         while lines := self._call(self._fs.readdir, ino, Fh(fh), offset, Listing(), False):
             for line in lines:
                 yield os.fsdecode(line.name), {"st_ino": line.ino, "st_mode": line.mode}, line.offset
             offset = lines[-1].offset
 
     def releasedir(self, path: str | None, fh: int) -> None:
-        ino = self._inodes.pop(fh)
+        ino = self._directories.pop(fh)
         with self._lock:
             self._fs.releasedir(ino, Fh(fh))
 
 
 class Loop(mfusepy.FUSE):  # type: ignore[misc]  # mfusepy ships no types
-    """mfusepy's loop, which leaves out what libfuse 3 hands over: rename's flags, the open file, UTIME_NOW and UTIME_OMIT."""
+    """mfusepy's loop drops what libfuse 3 hands over: rename's flags, the open file, UTIME_NOW and UTIME_OMIT."""
 
     def _path(self, path: bytes | None) -> str | None:
         return None if path is None else os.fsdecode(path)
@@ -368,7 +377,7 @@ def serve(
     ttl_s: float,
     ready: Callable[[], None],
 ) -> str:
-    """Mount and serve until it is unmounted; how it ended. ready: called when libfuse is set up. Errors: MountFailed."""
+    """Mount and serve until unmounted; how it ended. ready: called when libfuse is set up. Errors: MountFailed."""
     filesystem.start(NoNotifier())
     adapter = Adapter(filesystem, ttl_s, ready)
     try:
@@ -384,7 +393,9 @@ def serve(
             allow_other=allow_other or os.geteuid() == 0,
         )
     except RuntimeError as error:
-        raise MountFailed(f"libfuse could not mount at {mountpoint} (exit code {error}); its own words are above") from error
+        raise MountFailed(
+            f"libfuse could not mount at {mountpoint} (exit code {error}); its own words are above"
+        ) from error
     finally:
         filesystem.stop()
     return "unmounted"

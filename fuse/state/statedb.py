@@ -31,7 +31,8 @@ create table if not exists unsent(
   since_ns integer not null,       -- when it was first changed
   error text not null default ''   -- why the last upload failed, one line
 );
--- Something begun that must be finished: 'rename-file', 'rename-directory', 'discard'.
+-- Something begun that must be finished: 'rename-file', 'rename-directory', 'discard', or 'remove' (the second half of
+-- a 'rename-file': target is the version of the source then).
 create table if not exists intents(
   id integer primary key autoincrement, kind text not null, source text not null, target text not null);
 -- User metadata of an object, by version; mtime_s is its Last-Modified.
@@ -139,6 +140,15 @@ class StateDb:
             )
             assert cursor.lastrowid is not None
             return IntentId(cursor.lastrowid)
+
+    def moved(self, intent: IntentId, etag: str, staging: str = "") -> None:
+        """The file of a 'rename-file' has its content at the target; what is left is to remove the source.
+
+        etag: the source's version, '' if it is not known. staging: the unsent bytes that were sent there by this rename.
+        """
+        with self._transaction():
+            self._connection.execute("update intents set kind='remove', target=? where id=?", (etag, intent))
+            self._connection.execute("delete from unsent where staging=?", (staging,))
 
     def end(self, intent: IntentId) -> None:
         """It is done, or was undone."""

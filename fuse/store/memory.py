@@ -32,7 +32,16 @@ from .base import (
     WriteOptions,
     WriteResult,
 )
-from .limits import check_delete_count, check_key, check_metadata, check_options, check_part_number, key_bytes, shown
+from .limits import (
+    MAX_LIST_KEYS,
+    check_delete_count,
+    check_key,
+    check_metadata,
+    check_options,
+    check_part_number,
+    key_bytes,
+    shown,
+)
 
 MIN_PART_BYTES = 5 << 20
 _MS = 1_000_000
@@ -320,7 +329,7 @@ class _Lister:
         prefixes: list[str] = []
         last = b""
         for entry in self._entries(after):
-            if len(objects) + len(prefixes) == max_keys:
+            if len(objects) + len(prefixes) == min(max_keys, MAX_LIST_KEYS):
                 return ListPage(objects, prefixes, last.hex())
             last = entry
             found = self._bucket.objects.get(entry)

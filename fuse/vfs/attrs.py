@@ -28,6 +28,8 @@ _NONE: Mapping[bytes, bytes] = MappingProxyType({})
 _NO_EXTRA: Mapping[str, str] = MappingProxyType({})
 _OURS = frozenset(("mode", "uid", "gid", "mtime", "ctime", "atime", "xattr"))
 _GEESEFS_TARGET = "--symlink-target"
+_TIME_LIMIT_NS = (1 << 63) * 1_000_000_000
+"""Seconds fit the 64 bits that the kernel has for them."""
 _TYPES = frozenset((stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFIFO, stat.S_IFSOCK))
 
 
@@ -156,9 +158,10 @@ def _nanoseconds(text: str | None, default: int) -> int:
         return default
     whole, _, rest = text.partition(".")
     try:
-        return int(whole) * 1_000_000_000 + (int(rest[:9].ljust(9, "0")) if rest else 0)
+        time_ns = int(whole) * 1_000_000_000 + (int(rest[:9].ljust(9, "0")) if rest else 0)
     except ValueError:
         return default
+    return time_ns if -_TIME_LIMIT_NS <= time_ns < _TIME_LIMIT_NS else default
 
 
 def _number(text: str | None, default: int) -> int:

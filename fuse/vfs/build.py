@@ -82,9 +82,8 @@ def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedStore:
 
     Errors: those of probe() - wrong key, bucket, region, endpoint - within 5 s; nothing is changed then.
     """
-    if not resumed:
-        probe(spec.s3, deadline_s=5.0, writable=not spec.read_only)
-    store = open_s3(spec.s3)
+    capabilities = None if resumed else probe(spec.s3, deadline_s=5.0, writable=not spec.read_only)
+    store = open_s3(spec.s3, capabilities=capabilities)
     location = f"s3://{spec.s3.bucket}/{spec.s3.prefix}"
     filesystem = build_filesystem(spec, store, resumed=resumed)
     return MountedStore(filesystem, location, store.metrics.snapshot)
@@ -102,6 +101,7 @@ def build_filesystem(
     cache = BlockCache(Path(spec.cache_dir), spec.cache_size_bytes, f"{spec.s3.endpoint}/{spec.s3.bucket}")
     defaults = Defaults(os.getuid(), os.getgid())
     clock = clock or SystemClock()
+    known = AttributeMemory(db)
     core = Core(
         settings=Settings(
             metadata_ttl_s=spec.metadata_ttl_s,
@@ -110,10 +110,10 @@ def build_filesystem(
             defaults=defaults,
         ),
         store=store,
-        reader=Reader(store, cache, io),
+        reader=Reader(store, cache, io, learn=known.learn),
         cache=cache,
         db=db,
-        known=AttributeMemory(db),
+        known=known,
         nodelog=NodeLog(state / "nodes.log"),
         nodes=NodeTable(spec.s3.prefix, defaults.of(stat.S_IFDIR, clock.time_ns())),
         io=io,

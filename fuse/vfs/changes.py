@@ -9,10 +9,10 @@ import uuid
 from contextlib import suppress
 from functools import partial
 
-from datastore.errors import AlreadyExists, KeyTooLong
+from datastore.errors import AlreadyExists, KeyTooLong, StoreError
 
 from ..ops import Blocking, Caller, Entry, FSError, Ino, OpenReply, OpenRequest, Reply
-from ..store.base import WriteOptions, WriteResult
+from ..store.base import ETag, WriteOptions, WriteResult
 from .attrs import DIRECTORY_TYPE, FILE_TYPE, Attributes, to_metadata
 from .copies import copy_object
 from .core import Core
@@ -24,6 +24,8 @@ from .remote import UNLINKED, Remote
 from .resolver import Resolver
 from .uploads import Uploads
 
+SEGMENT_SAFE = 255
+"""Bytes of a key's segment that every server takes (those that keep objects as files take no more)."""
 TARGET_MAX = 4095
 """Bytes of a link target (PATH_MAX without its NUL)."""
 _SPECIAL = (stat.S_IFIFO, stat.S_IFSOCK)
@@ -45,7 +47,7 @@ class Changes:
         """A directory and its marker. FSError(EEXIST)."""
         attributes = self.attributes(caller, self._parent(parent, name), stat.S_IFDIR | stat.S_IMODE(mode))
         node = self._make(
-            self._parent(parent, name), name, Listed(stat.S_IFDIR, segment_of(name) + "/"), attributes, b""
+            self._parent(parent, name), name, Listed(stat.S_IFDIR, segment_of(name, directory=True) + "/"), attributes, b""
         )
         assert isinstance(node, Directory)
         node.marker = True
@@ -80,18 +82,18 @@ class Changes:
             directory = self._parent(parent, name)
             listing = self._resolver.fresh_listing(directory)
             absent = listing is not None and name not in listing.entries and name not in directory.children
-            if absent and not request.flags & os.O_EXCL:
+            if absent and not request.flags & os.O_EXCL and not _may_be_refused(name):
                 return self._create_local(caller, directory, name, mode, request.flags)
         return Blocking(partial(self._create, caller, directory, name, mode, request))
 
     def _create(
         self, caller: Caller, directory: Directory, name: bytes, mode: int, request: OpenRequest
     ) -> tuple[Entry, OpenReply]:
-        if request.flags & os.O_EXCL:
+        found = None if request.flags & os.O_EXCL else self._resolver.find(directory, name)
+        if request.flags & os.O_EXCL or (found is None and _may_be_refused(name)):
             attributes = self.attributes(caller, directory, stat.S_IFREG | stat.S_IMODE(mode))
             node = self._make(directory, name, Listed(stat.S_IFREG, segment_of(name)), attributes, b"")
         else:
-            found = self._resolver.find(directory, name)
             if found is None:
                 with self._core.lock:
                     if name not in directory.children:
@@ -110,9 +112,13 @@ class Changes:
     ) -> tuple[Entry, OpenReply]:
         """A file that the store learns of at close. The state lock is held; the node is new, so its lock is free."""
         core = self._core
-        self._check_key(directory, segment_of(name))
+        segment = segment_of(name)
+        self._check_key(directory, segment)
+        if len(segment.encode("utf-8", "surrogateescape")) > core.store.capabilities.max_key_segment_bytes:
+            # The store would say so at close, which is too late for whoever creates.
+            raise FSError(errno.ENAMETOOLONG)
         attributes = self.attributes(caller, directory, stat.S_IFREG | stat.S_IMODE(mode))
-        node = core.nodes.add(directory, name, Listed(stat.S_IFREG, segment_of(name)), attributes)
+        node = core.nodes.add(directory, name, Listed(stat.S_IFREG, segment), attributes)
         node.exact = True
         directory.pending.add(name)
         try:
@@ -214,25 +220,40 @@ class Changes:
         with self._core.tree.shared():
             self.ensure_marker(directory)
             with node.lock:
+                key, etag = node.key, node.etag
                 self.keep_open_content(node)
-                if node.etag:
-                    self._core.store.delete(node.key)
+                try:
+                    if etag:
+                        self._core.store.delete(key)
+                except StoreError:
+                    self.stayed(node, etag)
+                    raise
                 self.disappeared(node)
 
     def disappeared(self, node: Node) -> None:
         """The object of a node is no more. node.lock is held."""
+        with self._core.lock:
+            self.take_out(node)
+        self.let_go(node)
+
+    def take_out(self, node: Node) -> None:
+        """The name of a node is gone; let_go() has to follow. node.lock and the state lock are held."""
+        core = self._core
+        if node.parent is not None and not node.gone:
+            self._resolver.removed(node.parent, node.name)
+            self._resolver.touched(node.parent)
+            if isinstance(node, Directory):
+                self._resolver.counted(node.parent, -1)
+        node.attributes = node.attributes._replace(ctime_ns=core.now_ns())
+        core.nodes.detach(node)
+        if node.parent is not None:
+            node.parent.pending.discard(node.name)
+
+    def let_go(self, node: Node) -> None:
+        """What was staged of a node without a name is wanted only by those who have it open. node.lock is held."""
         core = self._core
         with core.lock:
-            if node.parent is not None and not node.gone:
-                self._resolver.removed(node.parent, node.name)
-                self._resolver.touched(node.parent)
-                if isinstance(node, Directory):
-                    self._resolver.counted(node.parent, -1)
-            node.attributes = node.attributes._replace(ctime_ns=core.now_ns())
-            core.nodes.detach(node)
             unwanted = node.handles == 0
-            if node.parent is not None:
-                node.parent.pending.discard(node.name)
         if unwanted:
             self._uploads.discard(node)
             with core.lock:
@@ -241,7 +262,10 @@ class Changes:
             core.db.forget_unsent(node.staged.path.name)
 
     def keep_open_content(self, node: Node) -> None:
-        """Before the object goes: keep its bytes for those who have the file open (S-23). node.lock is held."""
+        """Before the object goes: keep its bytes for those who have the file open (S-23). node.lock is held.
+
+        The node's bytes may come from another key afterwards: call stayed() when the object does not go after all.
+        """
         if node.handles == 0 or not stat.S_ISREG(node.attributes.mode):
             return
         staged = node.staged
@@ -253,9 +277,13 @@ class Changes:
         hidden = self._core.nodes.root.key + UNLINKED + uuid.uuid4().hex
         self._core.db.begin("discard", hidden, "")
         result = copy_object(self._core, node.version(), hidden)
-        self._core.store.delete(node.key)
         with self._core.lock:
             node.unlinked_key, node.etag = hidden, result.etag
+
+    def stayed(self, node: Node, etag: ETag) -> None:
+        """The object, of version `etag`, could not be removed. The next mount removes the hidden copy."""
+        with self._core.lock:
+            node.unlinked_key, node.etag = "", etag
 
     def rmdir(self, parent: Ino, name: bytes) -> None:
         """Remove a directory in which nothing is. FSError(ENOTDIR, ENOTEMPTY)."""
@@ -292,3 +320,8 @@ class Changes:
         with suppress(AlreadyExists):
             self._core.store.put(directory.key, b"", options)
         directory.marker = True
+
+
+def _may_be_refused(name: bytes) -> bool:
+    """Whether a server may take no such name (S-38): it has to be asked when the file is made, at close it is too late."""
+    return len(segment_of(name).encode("utf-8", "surrogateescape")) > SEGMENT_SAFE

@@ -8,7 +8,7 @@ from functools import partial
 
 from ..ops import Blocking, DirBudget, DirEntry, Fh, Ino, Reply
 from .core import Core
-from .listing import Listed
+from .listing import Listed, Listing
 from .nodes import Directory, Node
 from .resolver import Resolver
 
@@ -44,12 +44,16 @@ class Directories:
             fh = Fh(self._next_fh)
             self._next_fh += 1
             self._snapshots[fh] = snapshot
+            snapshot.directory.handles += 1
             return fh
 
     def releasedir(self, fh: Fh) -> None:
         """Unknown handles are ignored."""
         with self._core.lock:
-            self._snapshots.pop(fh, None)
+            snapshot = self._snapshots.pop(fh, None)
+            if snapshot is not None:
+                snapshot.directory.handles -= 1
+                self._core.nodes.drop_unused(snapshot.directory)
 
     def readdir(self, ino: Ino, fh: Fh, offset: int, budget: DirBudget, plus: bool) -> Reply[Sequence[DirEntry]]:
         """Entries from a cursor. From the start the directory is listed anew, if what is known is too old."""
@@ -59,19 +63,18 @@ class Directories:
                 fresh = self._resolver.fresh_listing(snapshot.directory)
                 if fresh is None and not snapshot.directory.gone:
                     return Blocking(partial(self._list, snapshot, offset, budget, plus))
-                self._take(snapshot)
+                self._take(snapshot, fresh)
             if plus and self._inexact(snapshot, offset):
                 return Blocking(partial(self._fill, snapshot, offset, budget, plus))
             return self._answer(snapshot, offset, budget, plus)
 
     def _list(self, snapshot: Snapshot, offset: int, budget: DirBudget, plus: bool) -> Sequence[DirEntry]:
-        self._resolver.read_directory(snapshot.directory)
+        listing = self._resolver.read_directory(snapshot.directory)
         with self._core.lock:
-            self._take(snapshot)
+            self._take(snapshot, listing)
         return self._fill(snapshot, offset, budget, plus)
 
-    def _take(self, snapshot: Snapshot) -> None:
-        listing = snapshot.directory.listing
+    def _take(self, snapshot: Snapshot, listing: Listing | None) -> None:
         entries = {} if listing is None or snapshot.directory.gone else listing.entries
         snapshot.entries = sorted(entries.items())
 
@@ -121,5 +124,5 @@ class Directories:
             if node is not None and self._resolver.current(node):
                 return DirEntry(name, node.ino, node.attributes.mode, cursor, self._resolver.entry(node))
         child = directory.children.get(name)
-        kind = child.kind if child is not None else listed.kind
+        kind = child.kind if child is not None and (child.exact or child.dirty) else listed.kind
         return DirEntry(name, self._core.nodes.shown_ino(directory, name), kind, cursor)

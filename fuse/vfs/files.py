@@ -8,12 +8,13 @@ import stat
 from collections import OrderedDict
 from functools import partial
 
-from datastore.errors import NotFound, PreconditionFailed
+from datastore.errors import DatastoreError, NotFound, PreconditionFailed
 
 from ..data.reader import ReadStream
 from ..ops import Blocking, Fh, FSError, Ino, OpenReply, OpenRequest, Reply
 from .attrs import without_suidgid
 from .core import Core
+from .foresight import Foresight
 from .nodes import Directory, Node
 from .remote import Remote
 from .resolver import Resolver
@@ -44,8 +45,9 @@ class Handle:
 class Files:
     """All open files of a mount."""
 
-    def __init__(self, core: Core, remote: Remote, resolver: Resolver, uploads: Uploads) -> None:
+    def __init__(self, core: Core, remote: Remote, resolver: Resolver, uploads: Uploads, foresight: Foresight) -> None:
         self._core = core
+        self._foresight = foresight
         self._remote = remote
         self._resolver = resolver
         self._uploads = uploads
@@ -66,6 +68,8 @@ class Files:
         return Blocking(partial(self._open, node, request))
 
     def _open(self, node: Node, request: OpenRequest) -> OpenReply:
+        if isinstance(node, Directory):
+            raise FSError(errno.EISDIR)
         if not node.gone and not self._resolver.revalidate(node):
             raise FSError(errno.ESTALE)
         if request.flags & os.O_ACCMODE != os.O_RDONLY and node.etag:
@@ -87,6 +91,8 @@ class Files:
         self._handles[fh] = Handle(node, flags)
         node.handles += 1
         keep, node.pages_valid = node.pages_valid, True
+        if flags & os.O_ACCMODE == os.O_RDONLY and node.parent is not None and node.etag:
+            self._foresight.opened(node.parent, node.name)
         return OpenReply(fh, keep_cache=keep)
 
     def release(self, ino: Ino, fh: Fh) -> Reply[None]:
@@ -113,13 +119,23 @@ class Files:
             if node.gone:
                 self._uploads.discard(node)
                 if node.unlinked_key:
-                    self._core.store.delete(node.unlinked_key)
+                    self._discard_copy(node.unlinked_key)
             else:
-                if node.dirty:
+                try:
                     self._uploads.send(node)
+                except (DatastoreError, OSError):
+                    # Recorded and tried again later; nobody hears the answer to a release.
+                    return
                 self._uploads.settle(node)
         with self._core.lock:
             self._core.nodes.drop_unused(node)
+
+    def _discard_copy(self, key: str) -> None:
+        """Remove the hidden copy of a file that was removed while open."""
+        self._core.store.delete(key)
+        for intent in self._core.db.intents():
+            if intent.source == key:
+                self._core.db.end(intent.id)
 
     def writers(self, node: Node) -> bool:
         """Whether a handle that can write is open: its close will send the changes."""

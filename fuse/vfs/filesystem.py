@@ -32,6 +32,7 @@ from .changes import Changes
 from .core import Core
 from .directories import Directories
 from .files import Bytes, Files
+from .foresight import Foresight
 from .names import NAME_MAX
 from .remote import Remote
 from .renames import Renames
@@ -51,9 +52,10 @@ class DatastoreFilesystem:
     def __init__(self, core: Core) -> None:
         self.core = core
         self.remote = Remote(core)
-        self.resolver = Resolver(core, self.remote)
+        foresight = Foresight(core)
+        self.resolver = Resolver(core, self.remote, foresight)
         self.uploads = Uploads(core)
-        self._files = Files(core, self.remote, self.resolver, self.uploads)
+        self._files = Files(core, self.remote, self.resolver, self.uploads, foresight)
         self._changes = Changes(core, self.remote, self.resolver, self.uploads, self._files)
         self._renames = Renames(core, self.resolver, self.uploads, self._changes)
         self._attrs = SetAttrs(core, self.resolver, self.uploads, self._files)

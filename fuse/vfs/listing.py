@@ -39,6 +39,7 @@ class Listing:
     entries: dict[bytes, Listed] = field(default_factory=dict)
     marker: bool = False
     complete: bool = True
+    pages: int = 0
 
 
 def listing_of(
@@ -51,7 +52,7 @@ def listing_of(
         for common in page.common_prefixes:
             tail = common[len(prefix) :]
             if tail not in hidden:
-                listing.entries[name_of(tail[:-1])] = Listed(stat.S_IFDIR, tail)
+                listing.entries[_free(listing.entries, name_of(tail[:-1], directory=True))] = Listed(stat.S_IFDIR, tail)
         for found in page.objects:
             tail = found.key[len(prefix) :]
             if tail == "":
@@ -59,6 +60,7 @@ def listing_of(
             elif tail not in hidden:
                 files.append((tail, found))
         listing.complete = page.next_token is None
+        listing.pages += 1
     _add_files(listing.entries, files)
     return listing
 
@@ -69,16 +71,33 @@ def _add_files(entries: dict[bytes, Listed], files: list[tuple[str, ListedObject
         if tail.endswith(LINK_SUFFIX) and len(tail) > len(LINK_SUFFIX):
             links.append((tail, found))
             continue
-        name = name_of(tail)
-        if name in entries:
-            name += BESIDE_DIRECTORY
-        entries[name] = _listed(stat.S_IFREG, tail, found)
+        entries[_free(entries, name_of(tail))] = _listed(stat.S_IFREG, tail, found)
     for tail, found in links:
         name = name_of(tail[: -len(LINK_SUFFIX)])
         if name in entries:
-            entries[tail.encode("utf-8", "surrogateescape")] = _listed(stat.S_IFREG, tail, found)
+            own = _free(entries, tail.encode("utf-8", "surrogateescape"))
+            entries[own] = _listed(stat.S_IFREG, tail, found)
         else:
             entries[name] = _listed(stat.S_IFLNK, tail, found)
+
+
+def claim(entries: dict[bytes, Listed], name: bytes, own: Listed) -> None:
+    """Show an entry of ours under its name; a file or link that had it is shown beside, as _add_files() would."""
+    displaced = entries.pop(name, None)
+    beside = name + BESIDE_DIRECTORY
+    if beside in entries and entries[beside].tail == own.tail:
+        del entries[beside]
+    entries[name] = own
+    if displaced is not None and displaced.tail != own.tail and displaced.kind != stat.S_IFDIR:
+        raw = displaced.tail.encode("utf-8", "surrogateescape") if displaced.kind == stat.S_IFLNK else name
+        entries[_free(entries, raw)] = displaced._replace(kind=stat.S_IFREG)
+
+
+def _free(entries: dict[bytes, Listed], name: bytes) -> bytes:
+    """The name, or what is shown instead when a directory or another key has it."""
+    while name in entries:
+        name += BESIDE_DIRECTORY
+    return name
 
 
 def _listed(kind: int, tail: str, found: ListedObject) -> Listed:

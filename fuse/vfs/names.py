@@ -3,7 +3,8 @@
 A key is the prefix of the mount and one segment a path component, joined by '/'. Most names are their own segment.
 The rest (promises S-34 to S-38 of docs/SEMANTICS.md):
 
-- a byte that is not UTF-8 becomes the private-use character U+F000 + byte, and so does each byte of a real character of
+- a byte that is not UTF-8 becomes the private-use character U+F000 + byte, and so does a control character, which XML
+  listings can't hold (versitygw shows them as U+FFFD), and each byte of U+FFFE and U+FFFF and of a real character of
   that range, so that nothing is ambiguous;
 - a symbolic link `x` is the object `x.rclonelink` (rclone's --links), so a regular file whose name ends that way gets
   its last dot escaped;
@@ -22,26 +23,28 @@ KEY_MAX = 1024
 """Bytes of a key (S3 user guide, object key naming)."""
 
 _PRIVATE = 0xF000
+_PRIVATE_MARKS = (b"\xef\x80", b"\xef\x81", b"\xef\x82", b"\xef\x83")
+"""How the characters U+F000 to U+F0FF begin in UTF-8."""
 _RESERVED: dict[bytes, str] = {"\uf02f".encode(): "", "\uf02e".encode(): ".", "\uf02e\uf02e".encode(): ".."}
 _SHOWN: dict[str, bytes] = {segment: name for name, segment in _RESERVED.items()}
 
 
-def segment_of(name: bytes) -> str:
-    """The key segment for a local name (of a file or directory; a link adds LINK_SUFFIX)."""
+def segment_of(name: bytes, *, directory: bool = False) -> str:
+    """The key segment for a local name; a link adds LINK_SUFFIX. A directory can't be taken for a link."""
     if name in _RESERVED:
         return _RESERVED[name]
     text = name.decode("utf-8", "surrogateescape")
-    if not name.isascii():
+    if not name.isascii() or not text.isprintable():
         text = "".join(map(_escape, text))
-    if text.endswith(LINK_SUFFIX):
+    if text.endswith(LINK_SUFFIX) and not directory:
         text = text[: -len(LINK_SUFFIX)] + chr(_PRIVATE + ord(".")) + LINK_SUFFIX[1:]
     return text
 
 
-def name_of(segment: str) -> bytes:
+def name_of(segment: str, *, directory: bool = False) -> bytes:
     """The local name that shows a key segment.
 
-    Segment_of() gives the segment back unless another tool wrote an odd one.
+    segment_of() gives the segment back unless another tool wrote an odd one.
     """
     if segment in _SHOWN:
         return _SHOWN[segment]
@@ -49,9 +52,8 @@ def name_of(segment: str) -> bytes:
         return segment.encode("ascii")
     raw = segment.encode("utf-8", "surrogateescape")
     plain = b"".join(map(_unescape, segment))
-    if plain == raw or b"\0" in plain or b"/" in plain or plain in (b".", b"..", b"") or segment_of(plain) != segment:
-        return raw
-    return plain
+    spoken = b"\0" not in plain and b"/" not in plain and plain not in (b".", b"..", b"")
+    return plain if spoken and segment_of(plain, directory=directory) == segment else raw
 
 
 def creatable(name: bytes) -> bool:
@@ -59,11 +61,16 @@ def creatable(name: bytes) -> bool:
     return name not in _RESERVED and not name.endswith(BESIDE_DIRECTORY)
 
 
+def one_key(name: bytes) -> bool:
+    """Whether only segment_of(name), as a directory, file or link, can be shown under this name."""
+    return not name.endswith(LINK_SUFFIX.encode()) and not any(mark in name for mark in _PRIVATE_MARKS)
+
+
 def _escape(character: str) -> str:
     code = ord(character)
     if 0xDC80 <= code <= 0xDCFF:
         return chr(_PRIVATE + code - 0xDC00)
-    if _PRIVATE <= code <= _PRIVATE + 0xFF:
+    if code < 0x20 or _PRIVATE <= code <= _PRIVATE + 0xFF or code in (0xFFFE, 0xFFFF):
         return "".join(chr(_PRIVATE + byte) for byte in character.encode())
     return character
 

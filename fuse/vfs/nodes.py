@@ -35,7 +35,7 @@ class Node:
     """One file, link or special file. Fields are guarded by the state lock; `lock` serialises I/O on its content."""
 
     __slots__ = (
-        "attributes", "checked_at", "etag", "exact", "gone", "handles", "ino", "listed_kind", "lock", "mtime_ns",
+        "attributes", "checked_at", "etag", "exact", "gone", "handles", "ino", "listed_kind", "lock", "lost", "mtime_ns",
         "name", "nlookup", "pages_valid", "parent", "racy", "size", "staged", "tail", "unlinked_key", )  # fmt: skip
 
     def __init__(self, ino: Ino, parent: Directory | None, name: bytes, listed: Listed, attributes: Attributes) -> None:
@@ -60,6 +60,8 @@ class Node:
         self.nlookup = 0
         self.handles = 0
         self.gone = False
+        self.lost = False
+        """It is gone because another client took its name: a write takes the name back (the last close wins)."""
         self.pages_valid = False
         """The kernel's pages, if any, are of this version."""
         self.staged: StagedFile | None = None
@@ -99,6 +101,10 @@ class Node:
         """Whether bytes of it are not in the store."""
         return self.staged is not None and self.staged.dirty
 
+    def holds_unsent(self) -> bool:
+        """Whether bytes of it, or below it, are not in the store."""
+        return self.dirty
+
     def attr(self) -> Attr:
         """What stat shows."""
         a = self.attributes
@@ -121,7 +127,10 @@ class Node:
 class Directory(Node):
     """A directory and what is known of its entries."""
 
-    __slots__ = ("changed", "children", "large", "listing", "listing_lock", "marker", "pending", "subdirectories")
+    __slots__ = (
+        "changed", "children", "large", "list_s", "listing", "listing_lock", "marker", "pending", "probe_s",
+        "subdirectories",
+    )  # fmt: skip
 
     def __init__(self, ino: Ino, parent: Directory | None, name: bytes, listed: Listed, attributes: Attributes) -> None:
         super().__init__(ino, parent, name, listed, attributes)
@@ -136,7 +145,11 @@ class Directory(Node):
         self.marker = False
         """Whether the directory's marker object is known to exist."""
         self.large = False
-        """More than a page of entries: look names up one by one."""
+        """More than a few pages of entries: names are looked up one by one until that has cost as much as a listing."""
+        self.list_s = 0.0
+        """What the last whole listing took, or a guess from its first pages; seconds."""
+        self.probe_s = 0.0
+        """What single look-ups took since; seconds."""
         self.subdirectories = -1
         """How many there were when it was last listed; -1: it never was."""
 
@@ -144,6 +157,10 @@ class Directory(Node):
     def nlink(self) -> int:
         """2 and one for each subdirectory; 1, as on btrfs, while their number is not known (find(1) relies on it)."""
         return 0 if self.gone else 1 if self.subdirectories < 0 else 2 + self.subdirectories
+
+    def holds_unsent(self) -> bool:
+        """Whether bytes of a file below are not in the store."""
+        return any(child.holds_unsent() for child in self.children.values())
 
 
 class NodeTable:
@@ -192,6 +209,28 @@ class NodeTable:
         if parent is not None and parent.children.get(node.name) is node:
             del parent.children[node.name]
         self.drop_unused(node)
+
+    def reattach(self, node: Node) -> None:
+        """Give a node that was lost its name again, and its directories theirs; who has the name by now loses it."""
+        parent = node.parent
+        if parent is None or not node.gone:
+            return
+        if parent.gone:
+            above = parent.parent
+            twin = above.children.get(parent.name) if above is not None else None
+            if isinstance(twin, Directory) and twin.tail == parent.tail:
+                node.parent = parent = twin
+            else:
+                self.reattach(parent)
+        holder = parent.children.get(node.name)
+        if holder is not None:
+            holder.lost = True
+            self.detach(holder)
+        node.gone = node.lost = False
+        if self.by_ino.get(node.ino) is not node:
+            node.ino = self.free_ino(parent.ino, node.name)
+            self.by_ino[node.ino] = node
+        parent.children[node.name] = node
 
     def move(self, node: Node, parent: Directory, name: bytes, tail: str) -> None:
         """Rename; the target name must have no node."""

@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterator
+from itertools import count
 
 from datastore.errors import NotFound, PreconditionFailed
 
 from ..data.version import ObjectVersion
-from ..ops import Blocking
 from ..state.attributes import is_racy
 from ..store.base import ETag, ListPage, ObjectInfo
 from .attrs import Attributes, from_metadata
 from .core import Core
-from .listing import Listed, Listing, listing_of
-from .names import BESIDE_DIRECTORY, LINK_SUFFIX, segment_of
+from .listing import Listed, Listing, claim, listing_of
+from .names import LINK_SUFFIX, segment_of
 from .nodes import Directory, Node
 
 TAIL_CHECK = 65536
 """Bytes before the old end that must be unchanged for a grown object to count as appended to."""
+FIRST_PAGES = 4
+"""So many pages are asked for at once; a directory with more entries is large."""
+_GUESSED_COST = 4
+"""A large directory is taken to cost so many times its first pages until it was listed whole."""
 UNLINKED = ".datastore.unlinked/"
 """Below the mount's root, not shown: copies of large files that were removed while open."""
 
@@ -33,14 +37,17 @@ class Remote:
         self._core = core
 
     def read_directory(self, directory: Directory, *, whole: bool) -> Listing:
-        """Ask for the directory's entries and take them in; whole False stops after one page of a large one."""
+        """Ask for the directory's entries and take them in; whole False stops after the first pages of a large one."""
         core = self._core
         prefix = directory.key
         started = core.clock.monotonic()
         hidden = frozenset((UNLINKED,)) if directory is core.nodes.root else frozenset[str]()
         listing = listing_of(prefix, self._pages(prefix, whole=whole), started, hidden)
+        took_s = core.clock.monotonic() - started
         with core.lock:
-            directory.large = not listing.complete
+            directory.large = listing.pages > FIRST_PAGES or not listing.complete
+            directory.list_s = took_s if listing.complete else took_s * _GUESSED_COST
+            directory.probe_s = 0.0
             directory.marker = listing.marker
             if not listing.complete:
                 return listing
@@ -51,11 +58,11 @@ class Remote:
 
     def _pages(self, prefix: str, *, whole: bool) -> Iterator[ListPage]:
         token: str | None = None
-        while True:
+        for number in count(1):
             page = self._core.store.list_page(prefix, delimiter="/", token=token)
             yield page
             token = page.next_token
-            if token is None or not whole:
+            if token is None or (number >= FIRST_PAGES and not whole):
                 return
 
     def _install(self, directory: Directory, listing: Listing) -> list[tuple[Node, Listed]]:
@@ -83,15 +90,24 @@ class Remote:
     def _keep_own_changes(self, directory: Directory, listing: Listing) -> None:
         """What we did after the listing was begun, and what the store has not seen, is right all the same."""
         directory.changed = {name: when for name, when in directory.changed.items() if when >= listing.listed_at}
-        for name in (*directory.changed, *directory.pending):
+        entries = listing.entries
+        kept = [
+            name
+            for name, child in directory.children.items()
+            if isinstance(child, Directory) and not _is_directory(entries.get(name)) and child.holds_unsent()
+        ]
+        for name in (*directory.changed, *directory.pending, *kept):
             child = directory.children.get(name)
             if child is not None:
-                listing.entries[name] = child.as_listed()
+                claim(entries, name, child.as_listed())
             else:
-                listing.entries.pop(name, None)
+                entries.pop(name, None)
 
     def confirm(self, node: Node, listed: Listed, checked_at: float) -> None:
         """The store shows this version of a node. The state lock is held."""
+        if isinstance(node, Directory) and self._core.settings.full_attributes:
+            # A listing tells that it is there, but not whether its marker's attributes are still the same.
+            return
         node.checked_at = max(node.checked_at, checked_at)
         if isinstance(node, Directory):
             return
@@ -133,6 +149,7 @@ class Remote:
         parent = node.parent
         if parent is not None and node.nlookup:
             self._core.notifier.inval_entry(parent.ino, node.name)
+        node.lost = True
         self._core.nodes.detach(node)
 
     # -- single nodes
@@ -143,6 +160,10 @@ class Remote:
         A directory without a marker that still has objects below lives.
         """
         core = self._core
+        if not node.key:
+            # The root of a whole bucket is no object, and a HEAD of '' would be one of the bucket.
+            node.exact = True
+            return True
         try:
             info = core.store.head(node.key)
         except NotFound:
@@ -160,12 +181,17 @@ class Remote:
         with core.lock:
             parent = node.parent
             ours = node.dirty or parent is None or node.name in parent.pending
+            if parent is None:
+                node.exact = True
         if ours:
             return True
         if isinstance(node, Directory):
             page = core.store.list_page(node.key, max_keys=1)
-            if page.objects or page.common_prefixes:
+            if page.objects or page.common_prefixes or node.holds_unsent():
                 with core.lock:
+                    own = node.attributes
+                    defaults = core.settings.defaults.of(stat.S_IFDIR, own.mtime_ns)
+                    node.attributes = defaults._replace(ctime_ns=own.ctime_ns, atime_ns=own.atime_ns)
                     node.marker = False
                     node.exact = True
                     node.checked_at = core.clock.monotonic()
@@ -178,14 +204,16 @@ class Remote:
         if node.dirty:
             return
         self.confirm(node, listed, self._core.clock.monotonic())
+        node.checked_at = self._core.clock.monotonic()
         own = node.attributes
         defaults = self._core.settings.defaults.of(listed.kind, info.mtime_ns)
         attributes = from_metadata(info.metadata, listed.kind, defaults, info.content_type)
         if isinstance(node, Directory):
-            # Times move when entries come and go, which no marker records: the newest that we saw.
-            attributes = attributes._replace(
-                mtime_ns=max(own.mtime_ns, attributes.mtime_ns), ctime_ns=max(own.ctime_ns, attributes.ctime_ns)
-            )
+            if node.exact:
+                # Times move when entries come and go, which no marker records: the newest that we saw.
+                attributes = attributes._replace(
+                    mtime_ns=max(own.mtime_ns, attributes.mtime_ns), ctime_ns=max(own.ctime_ns, attributes.ctime_ns)
+                )
             node.marker = True
             info_size = 0
         else:
@@ -227,8 +255,8 @@ class Remote:
 
     def _same_tail(self, old: ObjectVersion, new: ObjectVersion) -> bool:
         start = max(0, old.size - TAIL_CHECK)
-        held = self._core.reader.open(old).read(start, old.size - start)
-        if isinstance(held, Blocking):
+        held = self._core.reader.held(old, start, old.size)
+        if held is None:
             return False
         try:
             return bytes(held) == bytes(self._core.reader.fetch(new, start, old.size - start))
@@ -238,15 +266,8 @@ class Remote:
     # -- single names of a large directory
 
     def probe(self, parent: Directory, name: bytes) -> Listed | None:
-        """What a name is, without listing the directory: a directory before a file before a link."""
-        if name.endswith(BESIDE_DIRECTORY):
-            return self._probe_key(parent, segment_of(name[: -len(BESIDE_DIRECTORY)]), stat.S_IFREG)
+        """What a name of one_key() is, without listing the directory: a directory before a file before a link."""
         segment = segment_of(name)
-        with self._core.lock:
-            known = parent.children.get(name)
-        if known is not None and not isinstance(known, Directory) and known.tail != segment:
-            segment_tail = known.tail
-            return self._probe_key(parent, segment_tail, known.listed_kind)
         found = self._core.each(
             lambda kind: self._probe_kind(parent, segment, kind), (stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK)
         )
@@ -272,3 +293,7 @@ class Remote:
             return None
         self._core.known.learn(info)
         return Listed(kind, tail, info.size, ETag(info.etag), info.mtime_ns)
+
+
+def _is_directory(listed: Listed | None) -> bool:
+    return listed is not None and listed.kind == stat.S_IFDIR

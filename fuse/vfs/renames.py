@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
-from contextlib import ExitStack
+import stat
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import NamedTuple
 
 from datastore.errors import NotFound, StoreError
+from datastore.logs import fields
 
 from ..data.version import ObjectVersion
 from ..ops import FSError, Ino
-from ..store.base import ListedObject, WriteResult
+from ..state.statedb import IntentId
+from ..store.base import ETag, ListedObject, WriteResult
 from .changes import Changes
 from .copies import copy_object
 from .core import Core
+from .listing import NO_ETAG
 from .names import KEY_MAX, LINK_SUFFIX, NAME_MAX, creatable, segment_of
-from .nodes import Directory, Node
+from .nodes import NEVER, Directory, Node
 from .remote import UNLINKED
 from .resolver import Resolver
 from .uploads import Uploads
@@ -24,10 +31,12 @@ NOREPLACE = 1
 """RENAME_NOREPLACE of rename(2)."""
 DELETE_MAX = 1000
 """Keys of one bulk delete (S3 API reference, DeleteObjects)."""
+_SECOND_NS = 1_000_000_000
+log = logging.getLogger(__name__)
 
 
 class Renames:
-    """Renames of files (atomic for readers of either name) and of directories (not atomic, but always finished)."""
+    """Renames of files (atomic for readers of either name) and of directories (not atomic, but finished or undone)."""
 
     def __init__(self, core: Core, resolver: Resolver, uploads: Uploads, changes: Changes) -> None:
         self._core = core
@@ -74,36 +83,59 @@ class Renames:
         core = self._core
         if source.gone or source.parent is None:
             raise FSError(errno.ENOENT)
-        tail = segment_of(name) + (LINK_SUFFIX if source.tail.endswith(LINK_SUFFIX) else "")
+        tail = segment_of(name) + (LINK_SUFFIX if source.listed_kind == stat.S_IFLNK else "")
         new_key = self._new_key(directory, tail)
         self._changes.ensure_marker(source.parent)
         with ExitStack() as locks:
             for node in sorted((n for n in (source, target) if n is not None), key=lambda n: n.ino):
                 locks.enter_context(node.lock)
+            target_etag = target.etag if target is not None else NO_ETAG
             if target is not None:
                 self._changes.keep_open_content(target)
             old_key, had_object = source.key, bool(source.etag)
+            old_parent, old_name = source.parent, source.name
             intent = core.db.begin("rename-file", old_key, new_key)
             try:
-                self._move_content(source, new_key)
+                self._move_content(source, new_key, intent)
             except (StoreError, FSError, OSError):
                 core.db.end(intent)
+                if target is not None:
+                    self._changes.stayed(target, target_etag)
                 raise
-            self._moved(source, target, directory, name, tail)
-            if had_object:
-                core.store.delete(old_key)
+            try:
+                self._moved(source, target, directory, name, tail)
+                if had_object:
+                    core.store.delete(old_key)
+            except StoreError:
+                # Reported: nobody expects the next mount to remove what is under the old name then.
+                core.db.end(intent)
+                raise
+            finally:
+                self._vacated(old_parent, old_name)
             core.db.end(intent)
 
-    def _move_content(self, source: Node, new_key: str) -> None:
+    def _move_content(self, source: Node, new_key: str, intent: IntentId) -> None:
         """Make the object at the new key: by upload if the store lacks it, else by a copy."""
         if source.dirty:
-            self._uploads.send(source, key=new_key)
+            self._uploads.send(source, key=new_key, rename=intent)
             return
+        old_etag = source.etag
         try:
             result = copy_object(self._core, source.version(), new_key)
         except NotFound as error:
             raise FSError(errno.ENOENT) from error
         self._adopt_version(source, new_key, result)
+        self._core.db.moved(intent, old_etag)
+
+    def _vacated(self, directory: Directory, name: bytes) -> None:
+        """The objects of an old name are gone now: forget what a lookup or a listing found there until a moment ago."""
+        with self._core.lock:
+            child = directory.children.get(name)
+            if child is not None and not child.dirty:
+                child.checked_at = NEVER
+            elif child is None:
+                self._resolver.removed(directory, name)
+            directory.listing = None
 
     def _adopt_version(self, node: Node, key: str, result: WriteResult) -> None:
         with self._core.lock:
@@ -117,10 +149,11 @@ class Renames:
     def _moved(self, source: Node, target: Node | None, directory: Directory, name: bytes, tail: str) -> None:
         """The tree follows. The nodes' locks are held."""
         core = self._core
-        old_target_key = target.key if target is not None else ""
-        if target is not None:
-            self._changes.disappeared(target)
+        # Not target.key: its bytes may have moved to a hidden one.
+        old_target_key = target.parent.key + target.tail if target is not None and target.parent is not None else ""
         with core.lock:
+            if target is not None:
+                self._changes.take_out(target)
             old_parent, old_name = source.parent, source.name
             assert old_parent is not None
             self._resolver.removed(old_parent, old_name)
@@ -136,6 +169,8 @@ class Renames:
             if isinstance(source, Directory):
                 self._resolver.counted(old_parent, -1)
                 self._resolver.counted(directory, 1)
+        if target is not None:
+            self._changes.let_go(target)
         self._uploads.record(source)
         if old_target_key and old_target_key != source.key and not isinstance(target, Directory):
             core.store.delete(old_target_key)
@@ -156,20 +191,34 @@ class Renames:
         core = self._core
         if source.gone or source.parent is None:
             raise FSError(errno.ENOENT)
-        tail = segment_of(name) + "/"
+        tail = segment_of(name, directory=True) + "/"
         old_prefix, new_prefix = source.key, self._new_key(directory, tail)
         if new_prefix.startswith(old_prefix):
             raise FSError(errno.EINVAL)
         self._changes.ensure_marker(source.parent)
         self._changes.ensure_marker(source)
+        old_parent, old_name = source.parent, source.name
         intent = core.db.begin("rename-directory", old_prefix, new_prefix)
-        results = copy_below(core, old_prefix, new_prefix)
-        self._moved(source, target, directory, name, tail)
-        self._follow(source, results)
-        delete_below(core, old_prefix)
+        copies = Copies(core, old_prefix, new_prefix)
+        try:
+            copies.make()
+        except (StoreError, OSError):
+            copies.undo()
+            core.db.end(intent)
+            raise
+        try:
+            self._moved(source, target, directory, name, tail)
+            self._follow(source, copies.made)
+            copies.remove_originals()
+        except (StoreError, OSError):
+            # Reported: nobody expects the next mount to move what is under the old name then.
+            core.db.end(intent)
+            raise
+        finally:
+            self._vacated(old_parent, old_name)
         core.db.end(intent)
 
-    def _follow(self, top: Directory, results: dict[str, WriteResult]) -> None:
+    def _follow(self, top: Directory, made: dict[str, Copy]) -> None:
         """What is known below a renamed directory is of other keys, and perhaps other etags, now."""
         waiting: list[Node] = [top]
         while waiting:
@@ -179,43 +228,98 @@ class Renames:
                     node.listing = None
                     waiting.extend(node.children.values())
                 continue
-            result = results.get(node.key)
-            if result is not None and not node.dirty:
-                self._adopt_version(node, node.key, result)
-            elif result is not None and node.staged is not None and node.staged.base is not None:
-                node.staged.moved(ObjectVersion(node.key, result.etag, node.staged.base.size))
+            self._follow_file(node, made.get(node.key))
             self._uploads.record(node)
 
-
-def copy_below(core: Core, old_prefix: str, new_prefix: str) -> dict[str, WriteResult]:
-    """Copy every object below a prefix to another, side by side; results by new key."""
-    results: dict[str, WriteResult] = {}
-
-    def copy(found: ListedObject) -> None:
-        new_key = new_prefix + found.key[len(old_prefix) :]
-        results[new_key] = copy_object(core, ObjectVersion(found.key, found.etag, found.size), new_key)
-
-    token: str | None = None
-    while True:
-        page = core.store.list_page(old_prefix, token=token)
-        core.each(copy, page.objects)
-        token = page.next_token
-        if token is None:
-            return results
-
-
-def delete_below(core: Core, prefix: str) -> None:
-    """Delete every object below a prefix. FSError(EIO) when the store keeps some."""
-    while True:
-        page = core.store.list_page(prefix, max_keys=DELETE_MAX)
-        if not page.objects:
+    def _follow_file(self, node: Node, copy: Copy | None) -> None:
+        """A copy of another version than ours is another client's: what we know is of a version that is no more."""
+        if copy is None:
             return
-        failures = core.store.delete_many([found.key for found in page.objects])
-        if failures:
-            first = failures[0]
-            raise FSError(
-                errno.EIO, f"{len(failures)} objects below {prefix} could not be removed: {first.key}: {first.message}"
-            )
+        staged = node.staged
+        if node.dirty:
+            if staged is not None and staged.base is not None and staged.base.etag == copy.original:
+                staged.moved(ObjectVersion(node.key, copy.etag, staged.base.size))
+        elif node.etag == copy.original:
+            self._adopt_version(node, node.key, WriteResult(copy.etag, copy.mtime_ns))
+        else:
+            node.checked_at = NEVER
+
+
+class Copy(NamedTuple):
+    """A copy that was made of version `original` of an object."""
+
+    original: ETag
+    etag: ETag
+    mtime_ns: int
+
+
+class Copies:
+    """Copies of every object below a prefix to another, side by side; `made` has them by new key."""
+
+    def __init__(self, core: Core, old_prefix: str, new_prefix: str) -> None:
+        self._core = core
+        self._old = old_prefix
+        self._new = new_prefix
+        self.made: dict[str, Copy] = {}
+
+    def make(self, *, keep_newer: bool = False) -> None:
+        """Copy what there is. keep_newer: what was written to the new place since an earlier attempt stays there."""
+        token: str | None = None
+        while True:
+            page = self._core.store.list_page(self._old, token=token)
+            self._core.each(partial(self._copy, keep_newer=keep_newer), page.objects)
+            token = page.next_token
+            if token is None:
+                return
+
+    def undo(self) -> None:
+        """Remove the copies, as far as the store lets us; what stays is logged."""
+        keys = list(self.made)
+        try:
+            for first in range(0, len(keys), DELETE_MAX):
+                self._core.store.delete_many(keys[first : first + DELETE_MAX])
+        except StoreError as error:
+            log.warning("copies of a rename that failed stay", extra=fields(below=self._new, error=str(error)))
+
+    def remove_originals(self) -> None:
+        """Delete every object below the old prefix, and copy first what others wrote there meanwhile.
+
+        StoreError; FSError(EIO) when the store keeps some.
+        """
+        while True:
+            page = self._core.store.list_page(self._old, max_keys=DELETE_MAX)
+            if not page.objects:
+                return
+            self._core.each(self._copy, [found for found in page.objects if not self._has(found)])
+            failures = self._core.store.delete_many([found.key for found in page.objects])
+            if failures:
+                first = failures[0]
+                raise FSError(
+                    errno.EIO,
+                    f"{len(failures)} objects below {self._old} could not be removed: {first.key}: {first.message}",
+                )
+
+    def _has(self, found: ListedObject) -> bool:
+        copy = self.made.get(self._new_key(found))
+        return copy is not None and copy.original == found.etag
+
+    def _copy(self, found: ListedObject, *, keep_newer: bool = False) -> None:
+        new_key = self._new_key(found)
+        if keep_newer and self._superseded(found, new_key):
+            self.made[new_key] = Copy(found.etag, NO_ETAG, 0)
+            return
+        result = copy_object(self._core, ObjectVersion(found.key, found.etag, found.size), new_key)
+        self.made[new_key] = Copy(found.etag, result.etag, result.mtime_ns)
+
+    def _superseded(self, found: ListedObject, new_key: str) -> bool:
+        try:
+            info = self._core.store.head(new_key)
+        except NotFound:
+            return False
+        return info.etag == found.etag or info.mtime_ns // _SECOND_NS > found.mtime_ns // _SECOND_NS
+
+    def _new_key(self, found: ListedObject) -> str:
+        return self._new + found.key[len(self._old) :]
 
 
 def finish(core: Core) -> list[str]:
@@ -229,8 +333,11 @@ def finish(core: Core) -> list[str]:
             if intent.kind == "discard":
                 core.store.delete(intent.source)
             elif intent.kind == "rename-directory":
-                copy_below(core, intent.source, intent.target)
-                delete_below(core, intent.source)
+                copies = Copies(core, intent.source, intent.target)
+                copies.make(keep_newer=True)
+                copies.remove_originals()
+            elif intent.kind == "remove":
+                _remove_version(core, intent.source, intent.target)
             else:
                 _finish_file(core, intent.source, intent.target)
         except (StoreError, OSError) as error:
@@ -247,3 +354,10 @@ def _finish_file(core: Core, source: str, target: str) -> None:
         return
     copy_object(core, ObjectVersion(source, info.etag, info.size), target)
     core.store.delete(source)
+
+
+def _remove_version(core: Core, key: str, etag: str) -> None:
+    """Remove an object unless another client wrote it anew. etag '': whatever it is."""
+    with suppress(NotFound):
+        if not etag or core.store.head(key).etag == etag:
+            core.store.delete(key)

@@ -10,7 +10,9 @@ import errno
 
 from ..ops import AttrReply, Entry, FSError, Ino
 from .core import Core
+from .foresight import Foresight
 from .listing import Listed, Listing
+from .names import one_key
 from .nodes import Directory, Node
 from .remote import Remote
 
@@ -18,8 +20,9 @@ from .remote import Remote
 class Resolver:
     """Looks names up. Methods above the line want the state lock held; those below must not have it."""
 
-    def __init__(self, core: Core, remote: Remote) -> None:
+    def __init__(self, core: Core, remote: Remote, foresight: Foresight) -> None:
         self._core = core
+        self._foresight = foresight
         self._remote = remote
 
     def node(self, ino: Ino) -> Node:
@@ -66,6 +69,8 @@ class Resolver:
         if listing is None:
             return None
         listed = listing.entries.get(name)
+        if listed is not None:
+            self._foresight.looked_up(parent, name)
         if child is None and listed is None:
             return Entry(None, self._core.settings.metadata_ttl_s - self._age(listing.listed_at))
         if child is None and listed is not None:
@@ -119,6 +124,10 @@ class Resolver:
         directory.listing = Listing(self._core.clock.monotonic(), marker=True)
         directory.subdirectories = 0
 
+    def _exact(self, node: Node) -> bool:
+        """Of a file the listing tells when its attributes may have changed; of a directory only a HEAD does."""
+        return node.exact and (not isinstance(node, Directory) or self.current(node))
+
     def _age(self, when: float) -> float:
         return self._core.clock.monotonic() - when
 
@@ -160,15 +169,15 @@ class Resolver:
     def revalidate(self, node: Node) -> bool:
         """Confirm a node with the store if its time is up; False when it is gone (then it is detached)."""
         with self._core.lock:
-            if self.current(node) or node.parent is None:
+            if self.current(node):
                 return not node.gone
             parent, name = node.parent, node.name
-        if isinstance(node, Directory) and self._core.settings.full_attributes:
+        if parent is None or (isinstance(node, Directory) and self._core.settings.full_attributes):
             return self._remote.head(node)
         return self._find_anew(parent, name) is node
 
     def read_directory(self, directory: Directory, *, whole: bool = True) -> Listing:
-        """A fresh listing; whole False: of a large directory only the first page."""
+        """A fresh listing; whole False: of a large directory only the first pages."""
         with directory.listing_lock:
             with self._core.lock:
                 fresh = self.fresh_listing(directory)
@@ -177,25 +186,28 @@ class Resolver:
     def make_exact(self, nodes: list[Node]) -> None:
         """Fetch the attributes that are not known, side by side. Nodes that are gone are detached."""
         with self._core.lock:
-            wanted = [node for node in nodes if not node.exact and not node.dirty and not node.gone]
+            wanted = [node for node in nodes if not node.dirty and not node.gone and not self._exact(node)]
         if len(wanted) == 1:
             self._remote.head(wanted[0])
         elif wanted:
             self._core.each(self._remote.head, wanted)
 
     def _find_anew(self, parent: Directory, name: bytes) -> Node | None:
-        checked_at = self._core.clock.monotonic()
-        if not parent.large:
-            listing = self.read_directory(parent, whole=False)
+        odd = not one_key(name)
+        if odd or not parent.large or parent.probe_s >= parent.list_s:
+            listing = self.read_directory(parent, whole=odd or parent.large)
             if listing.complete:
                 return self._settle(parent, name, listing.entries.get(name), listing.listed_at)
-        return self._settle(parent, name, self._remote.probe(parent, name), checked_at)
+        started = self._core.clock.monotonic()
+        found = self._settle(parent, name, self._remote.probe(parent, name), started)
+        parent.probe_s += self._core.clock.monotonic() - started
+        return found
 
     def _settle(self, parent: Directory, name: bytes, listed: Listed | None, checked_at: float) -> Node | None:
         """The node that a listing or probe speaks of, with its attributes."""
         with self._core.lock:
             child = parent.children.get(name)
-            if child is not None and child.dirty:
+            if child is not None and (child.dirty or (not listed and child.holds_unsent())):
                 return child
             if child is not None and (listed is None or listed.tail != child.tail):
                 self._remote.lost(child)
@@ -209,6 +221,14 @@ class Resolver:
             if not child.dirty and not self._remote.is_replaced(child, listed):
                 self._remote.confirm(child, listed, checked_at)
             inexact = not child.exact and self._core.settings.full_attributes
-        if inexact and not self._remote.head(child):
+        if inexact and not self._arrived(child) and not self._remote.head(child):
             return None
         return child
+
+    def _arrived(self, node: Node) -> bool:
+        """Whether the attributes of a node were on their way, and are here now."""
+        if isinstance(node, Directory) or not self._foresight.awaited(node.key):
+            return False
+        with self._core.lock:
+            self._remote.recall(node)
+            return node.exact

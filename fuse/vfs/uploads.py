@@ -22,14 +22,16 @@ from ..data.multipart import Part, plan_upload
 from ..data.staging import StagedFile
 from ..data.version import ObjectVersion
 from ..ops import FSError
-from ..state.statedb import Unsent
+from ..state.statedb import IntentId, Unsent
 from ..store.base import ETag, PartNumber, UploadId, WriteOptions, WriteResult
 from .attrs import from_metadata, to_metadata
 from .core import Core
 from .listing import NO_ETAG
-from .nodes import Node
+from .nodes import Directory, Node
 
 log = logging.getLogger(__name__)
+UNKNOWN = ETag("unknown")
+"""The version of an object that may or may not exist; no server\'s etag."""
 
 
 @dataclass(slots=True)
@@ -51,8 +53,14 @@ class Uploads:
     # -- staging; node.lock is held
 
     def stage(self, node: Node, *, empty: bool = False) -> StagedFile:
-        """The node's staging file; made if need be. empty: nothing of the object's present content is kept."""
+        """The node's staging file; made if need be. empty: nothing of the object's present content is kept.
+
+        A file whose name another client took gets it back: the last close wins (S-32). FSError(ESTALE) when this mount
+        has unsent bytes under that name already.
+        """
         core = self._core
+        if node.lost:
+            self._take_back(node)
         if node.staged is None:
             base = ObjectVersion(node.key, node.etag, node.size) if node.etag and not empty else None
             staged = StagedFile(core.staging_dir / uuid.uuid4().hex, base, core.now_ns())
@@ -61,6 +69,16 @@ class Uploads:
         elif empty:
             node.staged.truncate(0)
         return node.staged
+
+    def _take_back(self, node: Node) -> None:
+        core = self._core
+        with core.lock:
+            holder = node.parent.children.get(node.name) if node.parent is not None else None
+            if holder is not None and (holder.dirty or isinstance(holder, Directory)):
+                raise FSError(errno.ESTALE, "another client took the name of this file, and it is in use here")
+            core.nodes.reattach(node)
+            if holder is not None:
+                core.notifier.inval_entry(node.parent.ino, node.name)
 
     def record(self, node: Node) -> None:
         """Bring the journal's row of a node up to date."""
@@ -118,8 +136,8 @@ class Uploads:
         with self._core.tree.shared(), node.lock:
             self.send(node)
 
-    def send(self, node: Node, *, key: str | None = None) -> None:
-        """As flush, with the tree lock and node.lock held; key: to write elsewhere (a rename under way)."""
+    def send(self, node: Node, *, key: str | None = None, rename: IntentId | None = None) -> None:
+        """As flush, with the tree lock and node.lock held; key: to write elsewhere, for a rename under way."""
         staged = node.staged
         if staged is None or not staged.dirty or node.gone:
             return
@@ -134,6 +152,7 @@ class Uploads:
             self.record(node)
             log.warning("upload failed", extra=fields(path=node.path, error=staged.error))
             raise
+        old_etag = node.etag
         with self._core.lock:
             node.size, node.etag = staged.size, result.etag
             node.mtime_ns = result.mtime_ns or self._core.now_ns()
@@ -142,7 +161,10 @@ class Uploads:
             staged.uploaded(ObjectVersion(destination.key, result.etag, staged.size))
             if node.parent is not None:
                 node.parent.pending.discard(node.name)
-        self._core.db.forget_unsent(staged.path.name)
+        if rename is None:
+            self._core.db.forget_unsent(staged.path.name)
+        else:
+            self._core.db.moved(rename, old_etag.replace(UNKNOWN, ""), staged.path.name)
         staged.journaled = False
 
     def _write(self, staged: StagedFile, destination: Destination) -> WriteResult:
@@ -218,6 +240,8 @@ class Uploads:
         defaults = self._core.settings.defaults.of(stat.S_IFREG, row.since_ns)
         node.attributes = from_metadata(row.metadata, stat.S_IFREG, defaults, row.content_type)
         node.staged, node.size = staged, staged.size
+        # Whether there is an object, and of which version, nobody wrote down: a removal must try to remove it.
+        node.etag = ETag(row.base_etag) or UNKNOWN
         if node.parent is not None:
             node.parent.pending.add(node.name)
 
@@ -233,6 +257,8 @@ class Uploads:
                 with node.lock:
                     if node.handles == 0 and not node.dirty:
                         self.settle(node)
+                with self._core.lock:
+                    self._core.nodes.drop_unused(node)
             except (DatastoreError, OSError) as error:
                 failures.append(f"{os.fsdecode(node.path)}: {error}")
         for name, (staged, destination) in list(self._left.items()):

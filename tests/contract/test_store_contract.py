@@ -265,6 +265,12 @@ class TestLimits:
             store.put("a/b", b"child", PLAIN)
         with pytest.raises(KeyConflict):
             store.put("b", b"file", PLAIN)
+        with pytest.raises(KeyConflict):
+            store.copy("b/c", "a/b")
+        upload = store.create_upload("a/b", PLAIN)
+        etag = store.upload_part("a/b", upload, PartNumber(1), b"part")
+        with pytest.raises(KeyConflict):
+            store.complete_upload("a/b", upload, [(PartNumber(1), etag)], PLAIN)
 
     def test_a_file_and_the_directory_beside_it_are_both_listed(self, store: ObjectStore) -> None:
         if not store.capabilities.file_beside_directory:

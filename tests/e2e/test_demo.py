@@ -52,21 +52,16 @@ def test_the_demo_trains_through_the_mount_and_all_of_it_is_there_afterwards(tmp
 
 
 def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path) -> None:
-    process = _start(tmp_path)
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
-            if "to train on" in line:
-                break
-        else:
-            pytest.fail("the training never began")
-        # As a terminal does: to the whole foreground group.
-        os.killpg(process.pid, signal.SIGINT)
-        rest, _ = process.communicate(timeout=2 * LIMIT_S)
-    finally:
-        if process.poll() is None:
+    with _start(tmp_path) as process:
+        assert process.stdout is not None
+        try:
+            began = any("to train on" in line for line in process.stdout)
+            # As a terminal does: to the whole foreground group.
+            os.killpg(process.pid, signal.SIGINT)
+            rest, _ = process.communicate(timeout=2 * LIMIT_S)
+        finally:
             process.kill()
-            process.wait()
+    assert began, rest
     assert process.returncode == 130, rest
     assert list(tmp_path.iterdir()) == [], rest
     assert _mounts(tmp_path) == []

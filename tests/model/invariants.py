@@ -35,7 +35,7 @@ def _check_place(fs: DatastoreFilesystem, node: Node) -> None:
         unsent = {name for name, child in node.children.items() if child.dirty}
         assert node.pending == unsent, f"pending {node.pending} but unsent {unsent} in {node.path!r}"
     if node.parent is not None:
-        assert nodes.by_ino.get(node.parent.ino) is node.parent, f"the parent of {node.path!r} is not known any more"
+        assert node.gone or nodes.by_ino.get(node.parent.ino) is node.parent, f"the parent of {node.path!r} is not known any more"
         assert (node.parent.children.get(node.name) is node) == (not node.gone)
 
 

@@ -38,16 +38,17 @@ class ManualClock:
 
 
 class PagedStore(MemoryStore):
-    """A server whose listing pages are small, so that a few entries make a large directory."""
+    """A server whose listing pages are small, so that a few entries make a large directory. A page takes 1 ms."""
 
-    def __init__(self, bucket: MemoryBucket, page_keys: int) -> None:
+    def __init__(self, bucket: MemoryBucket, page_keys: int, clock: ManualClock) -> None:
         super().__init__(bucket)
-        self._page_keys = page_keys
+        self._page_keys, self._clock = page_keys, clock
 
     def list_page(
         self, prefix: str, *, delimiter: str = "", token: str | None = None, start_after: str = "", max_keys: int = 1000
     ) -> ListPage:
         keys = min(max_keys, self._page_keys)
+        self._clock.advance(0.001)
         return super().list_page(prefix, delimiter=delimiter, token=token, start_after=start_after, max_keys=keys)
 
 
@@ -65,7 +66,7 @@ class Mount:
         silly_copy_bytes: int = 1 << 20,
         attributes: Literal["full", "listing"] = "full",
     ) -> None:
-        self._bucket, self._clock = bucket, clock
+        self.bucket, self._clock = bucket, clock
         self._page_keys, self._silly_copy_bytes = page_keys, silly_copy_bytes
         self._spec = MountSpec(
             name="model",
@@ -80,7 +81,7 @@ class Mount:
 
     def build(self, *, resumed: bool = False) -> None:
         """Mount, or (resumed) take over from a server that died."""
-        store = PagedStore(self._bucket, self._page_keys)
+        store = PagedStore(self.bucket, self._page_keys, self._clock)
         self.fs: DatastoreFilesystem = build_filesystem(self._spec, store, clock=self._clock, resumed=resumed)
         core = self.fs.core
         core.settings = replace(core.settings, silly_copy_bytes=self._silly_copy_bytes)

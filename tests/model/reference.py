@@ -32,19 +32,29 @@ class Object:
 
 @dataclass(eq=False)
 class Inode:
-    """A file that a mount has open or that it has not sent. `unsent` None: the bucket has its content.
+    """A file that a mount has open or that it has not sent.
 
-    seen: the content of the version that it stands on; stale: another client took that version away.
+    seen: the version that it stands on, None when it is new; unsent: its content where the bucket lacks it; path None: the
+    name was removed, and unsent is what its handles still show.
     """
 
     key: str
     path: bytes | None
-    seen: bytes
+    seen: Object | None
     unsent: Object | None = None
     dead: bool = False
-    """Its name went to something else in a way that leaves open what its writes mean: it is only closed."""
-    silent: bool = False
-    """Made by another client's doing, nobody may tell which version it shows until it is read."""
+    """Another client took its version away and its name went elsewhere since: it is only closed."""
+
+    def stands(self, objects: Mapping[str, Object]) -> bool:
+        """Whether the version that it stands on is still what the bucket has."""
+        present = objects.get(self.key)
+        return self.seen is None or (present is not None and present.body == self.seen.body)
+
+    @property
+    def body(self) -> bytes:
+        """What its handles show."""
+        shown = self.unsent or self.seen
+        return shown.body if shown is not None else b""
 
 
 @dataclass(frozen=True)
@@ -55,6 +65,8 @@ class Shown:
     key: str
     object: Object | None
     inode: Inode | None = None
+    suffixed: bool = False
+    """The key's ending makes it a link."""
 
     @property
     def permissions(self) -> int:
@@ -69,7 +81,7 @@ class Shown:
         return b"" if self.object is None or self.kind == stat.S_IFDIR else self.object.body
 
 
-def escape(name: bytes) -> str:
+def escape(name: bytes, *, directory: bool = False) -> str:
     """The key segment of a name that is created (S-34, S-37)."""
     for segment, shown in RESERVED.items():
         if name == shown:
@@ -83,10 +95,10 @@ def escape(name: bytes) -> str:
             text += "".join(chr(0xF000 + byte) for byte in character.encode())
         else:
             text += character
-    return text[: -len(LINK)] + "\uf02e" + LINK[1:] if text.endswith(LINK) else text
+    return text[: -len(LINK)] + "\uf02e" + LINK[1:] if text.endswith(LINK) and not directory else text
 
 
-def show(segment: str) -> bytes:
+def show(segment: str, *, directory: bool = False) -> bytes:
     """The name that shows a key segment (S-34, S-36)."""
     if segment in RESERVED:
         return RESERVED[segment]
@@ -95,7 +107,7 @@ def show(segment: str) -> bytes:
         bytes([ord(c) - 0xF000]) if 0xF000 <= ord(c) <= 0xF0FF else c.encode("utf-8", "surrogateescape") for c in segment
     )
     spoken = b"\0" not in plain and b"/" not in plain and plain not in (b"", b".", b"..")
-    return plain if spoken and escape(plain) == segment else raw
+    return plain if spoken and escape(plain, directory=directory) == segment else raw
 
 
 def creatable(name: bytes) -> bool:
@@ -136,11 +148,15 @@ def _level(
             inode = unsent[key]
             assert inode.path is not None
             names[inode.path.rpartition(b"/")[2]] = _file(key, inode.unsent, inode)
+    unsent_names = set(names)
     for head, inside in below.items():
-        name = show(head)
-        if name not in names and (prefix or head + "/" != HIDDEN):
-            _level(shown, _join(path, name), f"{prefix}{head}/", inside, objects, unsent)
-            names[name] = shown[_join(path, name)]
+        name = show(head, directory=True)
+        if name in unsent_names or (not prefix and head + "/" == HIDDEN):
+            continue
+        while name in names:
+            name += BESIDE
+        _level(shown, _join(path, name), f"{prefix}{head}/", inside, objects, unsent)
+        names[name] = shown[_join(path, name)]
     stored = [key for key in files if key not in unsent]
     for key in stored:
         if not _is_link(key, prefix):
@@ -149,7 +165,7 @@ def _level(
         if _is_link(key, prefix):
             name = show(key[len(prefix) : -len(LINK)])
             if name not in names:
-                names[name] = Shown(stat.S_IFLNK, key, objects[key])
+                names[name] = Shown(stat.S_IFLNK, key, objects[key], suffixed=True)
             else:
                 raw = key[len(prefix) :].encode("utf-8", "surrogateescape")
                 _claim(names, raw, _file(key, objects[key]))

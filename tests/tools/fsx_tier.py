@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import signal
 import subprocess
 import sys
 import tempfile
@@ -48,7 +49,8 @@ def run_one(directory: Path, kind: str, seed: int, operations: int) -> str:
     """One run; what is wrong, or ''."""
     with tempfile.TemporaryDirectory(prefix="fsx-") as artifacts:
         configuration = Path(artifacts, "fsx.toml")
-        lines = ["[weights]", *(f"{name} = {float(weight)}" for name, weight in WEIGHTS[kind].items())]
+        # fsx fails by itself on the fallocate(2) of no bytes that it would try: EINVAL, on every file system.
+        lines = ["[opsize]", "min = 1", "[weights]", *(f"{name} = {float(weight)}" for name, weight in WEIGHTS[kind].items())]
         configuration.write_text("\n".join(lines) + "\n")
         file = directory / f"{kind.replace(' ', '-')}-{seed}"
         command = [find_tool("fsx"), "-S", str(seed), "-N", str(operations), "-f", str(configuration), "-P", artifacts]
@@ -97,4 +99,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main(sys.argv[1:]))

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, S3Credential
 
 _POOL_IDLE = timedelta(seconds=50)
+_STANDARD = frozenset(
+    {"Cache-Control", "Content-Disposition", "Content-Encoding", "Content-Language", "Content-Type", "Storage-Class"}
+)
+"""What obstore shows beside user metadata, whose names are lower-case."""
 _SPECIAL_SEGMENTS = frozenset({b"", b".", b".."})
 
 
@@ -74,7 +78,7 @@ class Bulk:
             raise PreconditionFailed(f"GET {shown(key)}: the object is another version", key=key, status=412) from error
         except (BaseError, OSError, ValueError) as error:
             raise NotForBulk(type(error).__name__) from error
-        meta = result.meta
+        meta, attributes = result.meta, result.attributes
         start, stop = result.range
         if len(body) != stop - start:
             raise CorruptBody(f"GET {shown(key)}: {len(body)} bytes came of {stop - start}", key=key)
@@ -84,6 +88,8 @@ class Bulk:
             etag=ETag((meta["e_tag"] or "").removeprefix("W/").strip('"')),
             mtime_ns=int(meta["last_modified"].timestamp()) * 1_000_000_000,
             server_time_ns=0,
+            metadata={name: text for name, text in attributes.items() if name not in _STANDARD},
+            content_type=attributes.get("Content-Type", ""),
         )
 
     def _store(self, endpoint: Endpoint) -> ObstoreS3:

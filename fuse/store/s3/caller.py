@@ -6,6 +6,7 @@ Threads: any. The endpoint is replaced as a whole when a region is learned; requ
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,10 @@ from .transport import Answer, Request, Transport
 
 _REDIRECTS = frozenset({301, 307, 308, 400})
 """Statuses by which S3 says that a bucket is elsewhere (400: AuthorizationHeaderMalformed)."""
+
+
+_COMPARE_S = 1.0
+"""How often the server's clock is compared with ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +62,20 @@ class Caller:
         self._clock = clock
         self._lock = threading.Lock()
         self._place = (endpoint, connect(endpoint))
+        self._ahead_s = 0.0
+        self._compared_at = -math.inf
 
     @property
     def endpoint(self) -> Endpoint:
         """Where the bucket is, as far as is known."""
         return self._place[0]
+
+    def server_time_ns(self) -> int:
+        """About what the server's clock shows, from the Date of an earlier answer; 0 before there was one.
+
+        Never ahead of it but by drift: Date is cut to the second, and some servers' lags behind LastModified.
+        """
+        return 0 if self._compared_at == -math.inf else int((self._clock() + self._ahead_s) * 1e9)
 
     def send(self, call: Call) -> Answer:
         """The answer to a call, status below 300. Errors: StoreError as in s3/errors.py and transport.py."""
@@ -108,7 +122,17 @@ class Caller:
             call.expected_bytes,
             call.patience_s,
         )
-        return endpoint, transport.send(request)
+        answer = transport.send(request)
+        self._compare_clocks(answer)
+        return endpoint, answer
+
+    def _compare_clocks(self, answer: Answer) -> None:
+        now = self._clock()
+        if now - self._compared_at < _COMPARE_S:
+            return
+        date_ns = xml.http_date_ns(answer.headers.get("date", ""))
+        if date_ns:
+            self._ahead_s, self._compared_at = date_ns / 1e9 - now, now
 
     def _move(self, seen: Endpoint, region: str) -> None:
         with self._lock:

@@ -78,8 +78,8 @@ class _Asked:
         try:
             try:
                 self._list(caller)
-            except BucketNotFound:
-                if not (self._location.create and self._writable):
+            except BucketNotFound as error:
+                if not (self._location.create and self._writable and error.code):
                     raise
                 self._create(parts, caller)
         except StoreError as error:
@@ -104,7 +104,8 @@ class _Asked:
 def _explained(error: StoreError, location: S3Location, endpoint: Endpoint) -> StoreError:
     """The same error, its text naming the field of the manifest to correct."""
     kind, hint = type(error), _HINTS.get(type(error), "")
-    if isinstance(error, CorruptBody):
+    wordless = 300 <= error.status < 500 and not error.code
+    if isinstance(error, CorruptBody) or wordless:  # S3 gives a reason for each refusal of a listing
         kind, hint = InvalidRequest, f"spec.s3.endpoint: {endpoint.service_url} does not answer like an S3 server"
     text = f"{_name(location)}: {hint}{': ' if hint else ''}{one_line(str(error), 600)}"
     made = kind(

@@ -23,6 +23,7 @@ from datastore.errors import CorruptBody, DeadlineExceeded, InvalidRequest, Unre
 
 from ..base import Body
 from .errors import one_line
+from .http1 import Head
 
 _PIECE_BYTES = 1 << 20
 _SMALL_BYTES = 64 << 10
@@ -178,11 +179,8 @@ class Transport:
     def _exchange(self, connection: http.client.HTTPConnection, request: Request, deadline: float) -> Answer:
         try:
             response, all_sent = self._converse(connection, request, deadline)
-            answer = Answer(
-                response.status,
-                {name.lower(): value for name, value in response.getheaders()},
-                self._read(connection, response, deadline),
-            )
+            with response:
+                answer = Answer(response.status, response.fields, self._read(connection, response, deadline))
         except TimeoutError as error:
             connection.close()
             raise DeadlineExceeded(f"{self._where()}: no answer in time to {request.method}") from error
@@ -198,46 +196,56 @@ class Transport:
         self._give_back(connection, keep=all_sent and not response.will_close)
         return answer
 
-    def _converse(
-        self, connection: http.client.HTTPConnection, request: Request, deadline: float
-    ) -> tuple[http.client.HTTPResponse, bool]:
+    def _converse(self, connection: http.client.HTTPConnection, request: Request, deadline: float) -> tuple[Head, bool]:
         """Send, and receive the head of the answer. Errors: _Stale when no byte of an answer came.
 
         A server may refuse before it has read the whole body, and hang up: its answer is then what counts.
         """
         try:
             self._pace(connection, deadline)
-            connection.putrequest(request.method, self._target(request), skip_host=True, skip_accept_encoding=True)
-            for name, value in request.headers.items():
-                connection.putheader(name, value)
-            if request.body or request.method in {"PUT", "POST"}:
-                connection.putheader("content-length", str(len(request.body)))
-            if self.route.proxy and self.route.proxy.authorization and not self.route.secure:
-                connection.putheader("proxy-authorization", self.route.proxy.authorization)
             all_sent = True
             try:
-                self._send_body(connection, request.body, deadline)
+                self._send(connection.sock, request, deadline)
             except (BrokenPipeError, ConnectionResetError):
                 all_sent = False
             self._pace(connection, deadline, request.patience_s)
-            return connection.getresponse(), all_sent
+            response = Head(connection.sock, method=request.method)
+            try:
+                response.begin()
+            except BaseException:
+                response.close()
+                raise
+            return response, all_sent
         except (http.client.RemoteDisconnected, ConnectionError) as error:
             raise _Stale(error) from error
 
-    def _send_body(self, connection: http.client.HTTPConnection, body: Body, deadline: float) -> None:
+    def _send(self, sock: socket.socket, request: Request, deadline: float) -> None:
         """The head and a small body travel in one packet; a large one in pieces, each with its own limit."""
-        if len(body) <= _SMALL_BYTES:
-            connection.endheaders(body or None)
+        head = self._head(request)
+        if len(request.body) <= _SMALL_BYTES:
+            sock.sendall(head + request.body if request.body else head)
             return
-        connection.endheaders()
-        view = memoryview(body)
+        sock.sendall(head)
+        view = memoryview(request.body)
         for start in range(0, len(view), _PIECE_BYTES):
-            self._pace(connection, deadline)
-            connection.send(view[start : start + _PIECE_BYTES])
+            sock.settimeout(self._left_s(deadline))
+            sock.sendall(view[start : start + _PIECE_BYTES])
 
-    def _read(
-        self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse, deadline: float
-    ) -> Body:
+    def _head(self, request: Request) -> bytes:
+        """Request line and headers. Errors: InvalidRequest for a value that headers can't carry."""
+        proxy = None if self.route.secure else self.route.proxy
+        target = f"http://{request.headers['host']}{request.target}" if proxy else request.target
+        values = [f"{name}: {value}" for name, value in request.headers.items()]
+        if request.body or request.method in {"PUT", "POST"}:
+            values.append(f"content-length: {len(request.body)}")
+        if proxy and proxy.authorization:
+            values.append(f"proxy-authorization: {proxy.authorization}")
+        lines = [f"{request.method} {target} HTTP/1.1", *values]
+        if not all(line.isascii() and line.isprintable() for line in lines):
+            raise InvalidRequest(f"{request.method} {one_line(target)}: a header is not printable ASCII")
+        return "\r\n".join([*lines, "", ""]).encode()
+
+    def _read(self, connection: http.client.HTTPConnection, response: Head, deadline: float) -> Body:
         length = response.length
         if length is not None and length <= _SMALL_BYTES:
             return response.read()
@@ -255,9 +263,7 @@ class Transport:
         view.release()
         return received
 
-    def _read_unsized(
-        self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse, deadline: float
-    ) -> bytes:
+    def _read_unsized(self, connection: http.client.HTTPConnection, response: Head, deadline: float) -> bytes:
         pieces: list[bytes] = []
         total = 0
         while piece := response.read(_PIECE_BYTES):
@@ -270,16 +276,13 @@ class Transport:
 
     def _pace(self, connection: http.client.HTTPConnection, deadline: float, patience_s: float = 0.0) -> None:
         """The next wait may take idle_s (and patience_s), and no longer than the call has left."""
+        connection.sock.settimeout(self._left_s(deadline, patience_s))
+
+    def _left_s(self, deadline: float, patience_s: float = 0.0) -> float:
         left = deadline - self._clock()
         if left <= 0:
             raise TimeoutError
-        if connection.sock is not None:
-            connection.sock.settimeout(min(left, self.limits.idle_s + patience_s))
-
-    def _target(self, request: Request) -> str:
-        if self.route.proxy is None or self.route.secure:
-            return request.target
-        return f"http://{request.headers['host']}{request.target}"
+        return min(left, self.limits.idle_s + patience_s)
 
     def _connect(self, deadline: float) -> http.client.HTTPConnection:
         route, proxy = self.route, self.route.proxy

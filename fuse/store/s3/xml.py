@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 from xml.etree import ElementTree
@@ -43,7 +44,7 @@ class UploadPage(NamedTuple):
 
 def parse_list(body: bytes) -> ListPage:
     """ListObjectsV2's answer. Errors: CorruptBody."""
-    root = _parse(body)
+    root = _parse(body, "ListBucketResult")
     decoded = root.findtext("EncodingType") == "url"
     objects = [
         ListedObject(
@@ -61,7 +62,7 @@ def parse_list(body: bytes) -> ListPage:
 
 def parse_uploads(body: bytes) -> UploadPage:
     """ListMultipartUploads' answer. Errors: CorruptBody."""
-    root = _parse(body)
+    root = _parse(body, "ListMultipartUploadsResult")
     decoded = root.findtext("EncodingType") == "url"
     uploads = [
         PendingUpload(
@@ -150,22 +151,26 @@ def unquote_etag(text: str) -> ETag:
     return ETag(text.strip().removeprefix("W/").strip('"'))
 
 
+@lru_cache(maxsize=256)
 def http_date_ns(text: str) -> int:
-    """An HTTP date in nanoseconds since the epoch; 0 when there is none."""
+    """An HTTP date in nanoseconds since the epoch; 0 when there is none. Kept: one second's answers share theirs."""
     try:
         return int(parsedate_to_datetime(text).timestamp()) * 1_000_000_000
     except (TypeError, ValueError):
         return 0
 
 
-def _parse(body: bytes) -> ElementTree.Element:
-    """A document without namespaces. A DOCTYPE is refused, and with it every entity trick."""
+def _parse(body: bytes, tag: str = "") -> ElementTree.Element:
+    """A document without namespaces, with root `tag` if given. A DOCTYPE is refused, and so every entity trick."""
     if _DOCTYPE in body:
         raise CorruptBody("the server's XML has a DOCTYPE, which S3 never sends")
     try:
-        return ElementTree.fromstring(_NAMESPACE.sub(b"", body, count=1))  # noqa: S314 - no DOCTYPE, so no entities
+        root = ElementTree.fromstring(_NAMESPACE.sub(b"", body, count=1))  # noqa: S314 - no DOCTYPE, so no entities
     except ElementTree.ParseError as error:
         raise CorruptBody(f"the server's answer is not XML: {error}") from error
+    if tag not in {"", root.tag}:
+        raise CorruptBody(f"the server answered with <{root.tag}> where S3 sends <{tag}>")
+    return root
 
 
 def _key(item: ElementTree.Element, name: str, *, decoded: bool) -> str:

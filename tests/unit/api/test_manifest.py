@@ -266,7 +266,7 @@ def test_a_name_is_needed_only_among_several() -> None:
     assert manifest.pick("output").name == "output"
     for name, text in [
         (None, "f.yaml holds several Datastores, name one: digits, output"),
-        ("outptu", "f.yaml holds no Datastore 'outptu'; did you mean output?"),
+        ("outpux", "f.yaml holds no Datastore 'outpux'; did you mean output?"),
         ("zzz", "f.yaml holds no Datastore 'zzz'; it holds digits, output"),
     ]:
         with pytest.raises(InvalidManifest, match=f"^{text.replace('?', '[?]')}$"):

@@ -272,6 +272,29 @@ def test_a_byte_flipped_under_an_open_whole_file_is_noticed(fresh: Make, directo
     assert cache.read(version(len(body)), 0, 10) is None
 
 
+def test_complete_fd_of_a_file_that_was_changed_meanwhile_is_refused(fresh: Make, directory: Path) -> None:
+    cache, body = fresh(), content(BLOCK_BYTES)
+    cache.write(version(len(body)), 0, body)
+    assert cache.read(version(len(body)), 0, 10) == body[:10]
+    with open(file_of(directory, ".data"), "r+b", buffering=0) as data:
+        data.write(b"other")
+    os.utime(file_of(directory, ".data"), ns=(1, 1))
+    assert cache.complete_fd(version(len(body))) is None
+    assert cache.read(version(len(body)), 0, 10) is None
+
+
+def test_files_that_others_evicted_are_let_go_of_in_time(fresh: Make, clock: Hand) -> None:
+    one, two = fresh(), fresh()
+    for key in ("a", "b"):
+        one.write(version(BLOCK_BYTES, key=key), 0, content(BLOCK_BYTES))
+        assert one.present(version(BLOCK_BYTES, key=key))
+    before = len(os.listdir("/dev/fd"))
+    two.make_room(LIMIT)
+    clock.now_s += blockcache.TOUCH_S
+    assert not one.present(version(BLOCK_BYTES, key="a"))
+    assert len(os.listdir("/dev/fd")) == before - 4
+
+
 def test_a_touched_file_is_checked_and_then_trusted_again(fresh: Make, directory: Path) -> None:
     body = content(2 * BLOCK_BYTES)
     fresh().write(version(len(body)), 0, body)
@@ -538,7 +561,7 @@ def test_open_files_are_bounded(fresh: Make) -> None:
 
 
 def test_a_busy_directory_means_not_kept_but_still_readable(
-    fresh: Make, directory: Path, monkeypatch: pytest.MonkeyPatch
+    fresh: Make, directory: Path, clock: Hand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cachespace, "LOCK_WAIT_S", 0.005)
     cache, body = fresh(), content(BLOCK_BYTES)
@@ -546,6 +569,7 @@ def test_a_busy_directory_means_not_kept_but_still_readable(
     with CacheSpace(directory, LIMIT).exclusive():
         assert not cache.write(version(len(body), key="other"), 0, body)
         assert cache.read(version(len(body)), 0, len(body)) == body
+    clock.now_s += blockcache.PAUSE_S
     assert cache.write(version(len(body), key="other"), 0, body)
 
 

@@ -176,10 +176,11 @@ class TestAnswers:
 
     def test_pages_of_uploads_are_followed_by_their_markers(self) -> None:
         page = (
-            b"<R><EncodingType>url</EncodingType><IsTruncated>true</IsTruncated><NextKeyMarker>a+b</NextKeyMarker>"
-            b"<NextUploadIdMarker>u1</NextUploadIdMarker><Upload><Key>a+b</Key><UploadId>u1</UploadId></Upload></R>"
+            b"<ListMultipartUploadsResult><EncodingType>url</EncodingType><IsTruncated>true</IsTruncated><NextKeyMarker>a+b</NextKeyMarker>"
+            b"<NextUploadIdMarker>u1</NextUploadIdMarker><Upload><Key>a+b</Key><UploadId>u1</UploadId></Upload>"
+            b"</ListMultipartUploadsResult>"
         )
-        with ScriptedServer([http(200, page), http(200, b"<R/>")]) as server:
+        with ScriptedServer([http(200, page), http(200, b"<ListMultipartUploadsResult/>")]) as server:
             client = client_of(server)
             found = [upload.key for upload in client.pending_uploads("a")]
             client.close()

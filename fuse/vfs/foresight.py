@@ -1,0 +1,162 @@
+"""Guesses what a process will ask for next in a directory: it goes through the names in the order of the listing.
+
+A data loader opens one small file after the other: the next ones are fetched before they are asked for, and a GET
+brings the attributes along. A process that only looks names up gets the next attributes by HEADs side by side. Only
+names of a fresh listing are guessed at, and only files that the reader takes by one GET are fetched whole.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections import OrderedDict
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+
+from datastore.errors import StoreError
+
+from ..data.version import ObjectVersion
+from .core import Core
+from .listing import Listed, Listing
+from .nodes import Directory
+
+_DIRECTORIES = 64
+"""Directories in which a run is followed at once."""
+_ENTRIES_MAX = 100_000
+"""Larger listings are not followed: their index would cost more than it saves."""
+_JITTER = 32
+"""How far apart two opens of one run may be: several threads share one loader's order."""
+_STREAK = 3
+"""So many steps in order make a run."""
+_AHEAD = 32
+"""Files, or attributes, fetched ahead at most."""
+_BYTES_AHEAD = 32 << 20
+_WAIT_S = 120.0
+
+
+class _Run:
+    """How far a process came in one listing. horizon: up to where things are under way."""
+
+    __slots__ = ("horizon", "index", "last", "listing", "names", "streak")
+
+    def __init__(self, listing: Listing) -> None:
+        self.names: list[bytes] = []
+        self.index: dict[bytes, int] = {}
+        self.last = self.horizon = -1
+        self.streak = 0
+        self.follow(listing)
+
+    def follow(self, listing: Listing) -> None:
+        """The directory was listed anew: the place in it stays, by name."""
+        last = self.names[self.last] if 0 <= self.last < len(self.names) else None
+        self.listing = listing
+        self.names = sorted(listing.entries)
+        self.index = {name: at for at, name in enumerate(self.names)}
+        self.horizon = self.last = self.index.get(last, -1) if last is not None else -1
+
+    def step(self, name: bytes) -> range:
+        """The positions to fetch ahead of this one."""
+        at = self.index.get(name)
+        if at is None or at == self.last:
+            return range(0)
+        if abs(at - self.last) <= _JITTER:
+            self.streak += 1
+        else:
+            self.streak, self.horizon = 0, at
+        self.last = at
+        if self.streak < _STREAK:
+            return range(0)
+        target = min(len(self.names), at + 1 + min(_AHEAD, 4 * self.streak))
+        ahead = range(max(self.horizon, at) + 1, target)
+        self.horizon = max(self.horizon, target - 1)
+        return ahead
+
+
+class Foresight:
+    """All runs of a mount. Methods want the state lock held, but for awaited()."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._opens: OrderedDict[int, _Run] = OrderedDict()
+        self._lookups: OrderedDict[int, _Run] = OrderedDict()
+        self._under_way: dict[str, Future[None]] = {}
+        self._bytes = 0
+
+    def opened(self, directory: Directory, name: bytes) -> None:
+        """A file was opened for reading: fetch the next ones of its run."""
+        run = self._run(self._opens, directory)
+        if run is None:
+            return
+        prefix = ""
+        for at in run.step(name):
+            listed = run.listing.entries.get(run.names[at])
+            if listed is None or listed.kind != stat.S_IFREG or not self._worth(listed):
+                continue
+            prefix = prefix or directory.key
+            version = ObjectVersion(prefix + listed.tail, listed.etag, listed.size)
+            if version.key not in self._under_way and not self._core.reader.holds(version, 0, version.size):
+                self._submit(version)
+
+    def looked_up(self, directory: Directory, name: bytes) -> None:
+        """A name was looked up: ask for the attributes of the next ones, unless their content is on its way anyway."""
+        reads = self._opens.get(directory.ino)
+        if not self._core.settings.full_attributes or (reads is not None and reads.streak >= _STREAK):
+            return
+        run = self._run(self._lookups, directory)
+        if run is None:
+            return
+        prefix = ""
+        for at in run.step(name):
+            listed = run.listing.entries.get(run.names[at])
+            if listed is None or listed.kind == stat.S_IFDIR:
+                continue
+            prefix = prefix or directory.key
+            key = prefix + listed.tail
+            if key not in self._under_way and self._core.known.known(key, listed.etag, listed.mtime_ns) is None:
+                self._start(key, self._core.io.submit(self._ask, key))
+
+    def awaited(self, key: str) -> bool:
+        """Wait for what is on its way for a key; False when nothing was. The state lock is not held."""
+        future = self._under_way.get(key)
+        if future is None:
+            return False
+        try:
+            future.result(timeout=_WAIT_S)
+        except (StoreError, FutureTimeout):
+            return False
+        return True
+
+    def _run(self, runs: OrderedDict[int, _Run], directory: Directory) -> _Run | None:
+        listing = directory.listing
+        if listing is None or not _JITTER // 4 <= len(listing.entries) <= _ENTRIES_MAX:
+            return None
+        run = runs.get(directory.ino)
+        if run is None:
+            run = runs[directory.ino] = _Run(listing)
+            if len(runs) > _DIRECTORIES:
+                runs.popitem(last=False)
+        elif run.listing is not listing:
+            run.follow(listing)
+        return run
+
+    def _worth(self, listed: Listed) -> bool:
+        small = 0 < listed.size <= self._core.reader.settings.whole_bytes
+        return small and self._bytes + listed.size <= _BYTES_AHEAD
+
+    def _submit(self, version: ObjectVersion) -> None:
+        self._bytes += version.size
+        future = self._core.io.submit(self._fetch, version)
+        self._start(version.key, future)
+
+    def _start(self, key: str, future: Future[None]) -> None:
+        self._under_way[key] = future
+        future.add_done_callback(lambda _: self._under_way.pop(key, None))
+
+    def _fetch(self, version: ObjectVersion) -> None:
+        try:
+            self._core.reader.fetch(version, 0, version.size)
+        finally:
+            with self._core.lock:
+                self._bytes -= version.size
+
+    def _ask(self, key: str) -> None:
+        self._core.known.learn(self._core.store.head(key))

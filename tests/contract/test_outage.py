@@ -1,0 +1,61 @@
+"""A server that goes away and comes back: calls wait inside their budget and then succeed (versitygw, restarted)."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from datastore.errors import Unreachable
+from datastore.fuse.store.base import WriteOptions
+from datastore.fuse.store.s3 import open_s3
+from datastore.retry import Retrier, RetryPolicy
+from tests.contract.conftest import location_of
+from tests.servers import Server, ServerMissing, find_tool, free_port, make_bucket, run_versitygw
+
+
+@pytest.fixture
+def needs_versitygw() -> None:
+    try:
+        find_tool("versitygw")
+    except ServerMissing as missing:
+        if os.environ.get("CI") == "true":
+            pytest.fail(str(missing))
+        pytest.skip(str(missing))
+
+
+@pytest.mark.usefixtures("needs_versitygw")
+def test_calls_outlast_a_restart_of_the_server(tmp_path: Path) -> None:
+    port = free_port()
+    failed = threading.Event()
+
+    def sleep(seconds: float) -> None:
+        failed.set()
+        threading.Event().wait(min(seconds, 0.2))
+
+    with run_versitygw(port=port, data_dir=str(tmp_path)) as server:
+        location = location_of(server, make_bucket(server, "outage"))
+        store = open_s3(location, retrier=Retrier(RetryPolicy(budget_s=30), sleep=sleep))
+        store.put("before", b"kept", WriteOptions())
+
+    with ThreadPoolExecutor(2) as pool:
+        reading = pool.submit(store.get, "before")
+        writing = pool.submit(store.put, "during", b"new", WriteOptions(if_none_match=True, metadata={"a": "1"}))
+        assert failed.wait(10)
+        with run_versitygw(port=port, data_dir=str(tmp_path)):
+            assert bytes(reading.result(30)[0]) == b"kept"
+            assert writing.result(30).etag == store.head("during").etag
+    assert store.metrics.snapshot()["get"]["retries"]
+    store.close()
+
+
+def test_an_outage_longer_than_the_budget_is_an_error() -> None:
+    gone = Server(name="gone", endpoint=f"http://127.0.0.1:{free_port()}", access_key="a", secret_key="b")
+    store = open_s3(location_of(gone, "data"), retrier=Retrier(RetryPolicy(budget_s=0.2)))
+
+    with pytest.raises(Unreachable, match="connection refused"):
+        store.get("key")
+    store.close()

@@ -1,0 +1,199 @@
+"""A wrong key, bucket, region or endpoint is named within the deadline, with the server's own words (real servers)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from datastore.api.mountspec import S3Location, StaticCredentials
+from datastore.errors import (
+    BucketNotFound,
+    CredentialsInvalid,
+    DeadlineExceeded,
+    InvalidRequest,
+    StoreError,
+    Unreachable,
+    WrongRegion,
+)
+from datastore.fuse.store.base import ByteRange, Capabilities, WriteOptions
+from datastore.fuse.store.s3 import open_adapter, open_s3, probe
+from datastore.secret import Secret
+from tests.contract.conftest import location_of
+from tests.servers import Server, free_port, make_bucket
+from tests.unit.store.scripted import SILENCE, ScriptedServer, http
+
+NOBODY = StaticCredentials(access_key_id="AKID", secret_access_key=Secret("s"))
+
+
+@pytest.fixture(scope="module", params=["versitygw", "minio"])
+def server(request: pytest.FixtureRequest) -> Server:
+    found: Server = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture(scope="module")
+def location(server: Server) -> S3Location:
+    return location_of(server, make_bucket(server, "probed"))
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    started = time.monotonic()
+    yield
+    assert time.monotonic() - started < seconds
+
+
+def refused(location: S3Location, kind: type[StoreError], *words: str, deadline_s: float = 5.0) -> None:
+    with within(deadline_s + 0.5), pytest.raises(kind) as raised:
+        probe(location, writable=True, deadline_s=deadline_s)
+    text = str(raised.value)
+    assert type(raised.value) is kind
+    assert "\n" not in text
+    for word in words:
+        assert word in text
+
+
+def test_a_right_location_is_accepted_and_nothing_is_written(location: S3Location) -> None:
+    assert probe(location, writable=True) == Capabilities()
+
+    store = open_adapter(location)
+    assert store.list_page("").objects == []
+    store.close()
+
+
+def test_a_wrong_secret_names_the_key(location: S3Location, server: Server) -> None:
+    keys = StaticCredentials(access_key_id=server.access_key, secret_access_key=Secret("wrong"))
+
+    refused(
+        replace(location, credentials=keys),
+        CredentialsInvalid,
+        f"the secret access key is wrong for access key id {server.access_key}",
+        "server says: SignatureDoesNotMatch",
+    )
+
+
+def test_an_unknown_key_is_named(location: S3Location) -> None:
+    refused(
+        replace(location, credentials=NOBODY), CredentialsInvalid, "access key id AKID is not known", "server says:"
+    )
+
+
+def test_a_missing_bucket_is_named(location: S3Location) -> None:
+    refused(replace(location, bucket="missing"), BucketNotFound, "spec.s3.bucket", "s3://missing/", "NoSuchBucket")
+
+
+def test_a_bucket_is_created_only_when_asked_and_writable(location: S3Location) -> None:
+    wanted = replace(location, bucket="created", create=True)
+
+    with pytest.raises(BucketNotFound):
+        probe(wanted, writable=False)
+    probe(wanted, writable=True)
+    probe(wanted, writable=True)
+
+    assert probe(replace(wanted, create=False), writable=False) == Capabilities()
+
+
+def test_a_wrong_region_is_named(location: S3Location) -> None:
+    refused(
+        replace(location, region="eu-north-9"),
+        WrongRegion,
+        "spec.s3.region",
+        "us-east-1",
+        "server says: AuthorizationHeaderMalformed",
+    )
+
+
+def test_a_region_that_was_not_named_is_learned(location: S3Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-north-9")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", location.credentials.access_key_id if location.credentials else "")
+    secret = location.credentials.secret_access_key.reveal() if location.credentials else ""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+
+    assert probe(replace(location, region="", credentials=None), writable=False) == Capabilities()
+
+
+def test_nobody_listening_is_named(location: S3Location) -> None:
+    where = f"http://127.0.0.1:{free_port()}"
+
+    refused(replace(location, endpoint=where), Unreachable, where, "connection refused", "check the endpoint")
+
+
+def test_a_host_that_does_not_resolve_is_named(location: S3Location) -> None:
+    where = "http://no-such-host.invalid:9000"
+
+    refused(replace(location, endpoint=where), Unreachable, where, "does not resolve")
+
+
+def test_https_to_a_plain_server_says_tls(location: S3Location) -> None:
+    where = location.endpoint.replace("http:", "https:")
+
+    refused(replace(location, endpoint=where), Unreachable, "TLS failed")
+
+
+def test_a_silent_server_ends_at_the_deadline() -> None:
+    with ScriptedServer([SILENCE]) as silent:
+        where = S3Location(bucket="data", endpoint=f"http://127.0.0.1:{silent.port}", credentials=NOBODY)
+        refused(where, DeadlineExceeded, f":{silent.port}", deadline_s=0.5)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        http(200, b"<html>Welcome!</html>"),
+        http(404, b"<html>Not found</html>"),
+        http(403, b""),
+        http(302, b"", "Location: /"),
+    ],
+)
+def test_a_web_server_is_no_s3_server(answer: bytes) -> None:
+    with ScriptedServer([answer] * 2) as web:
+        endpoint = f"http://127.0.0.1:{web.port}"
+        where = S3Location(bucket="data", endpoint=endpoint, credentials=NOBODY, create=True)
+        refused(where, InvalidRequest, "spec.s3.endpoint", "does not answer like an S3 server")
+
+
+def test_a_credential_helper_that_hangs_ends_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config").write_text("[default]\ncredential_process = sleep 2\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+
+    refused(S3Location(bucket="data"), DeadlineExceeded, "looking for credentials", deadline_s=0.5)
+
+
+def test_no_credentials_at_all_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+    refused(S3Location(bucket="data"), CredentialsInvalid, "no credentials found")
+
+
+def test_an_opened_store_counts_what_it_sends(location: S3Location) -> None:
+    store = open_s3(location)
+    store.put("key", b"content", WriteOptions())
+    store.get("key", byte_range=ByteRange(0, 3))
+
+    assert store.metrics.calls("head") == 0
+    assert store.metrics.snapshot()["get"]["received_bytes"] == 3
+    store.delete("key")
+    store.close()
+
+
+def test_virtual_hosts_and_a_proxy_reach_the_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    listing = http(200, b"<ListBucketResult/>")
+    with ScriptedServer(
+        [listing, http(200, b"body", 'ETag: "e"', "Last-Modified: Thu, 01 Jan 2026 00:00:00 GMT")]
+    ) as server:
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.port}")
+        store = open_adapter(S3Location(bucket="data", endpoint="http://s3.lab.example:9000", credentials=NOBODY))
+        store.list_page("")
+        body, _ = store.get("a/b c")
+        store.close()
+
+    assert bytes(body) == b"body"
+    assert server.requests[0].startswith(b"GET http://data.s3.lab.example:9000/?encoding-type=url")
+    assert server.requests[1].startswith(b"GET http://data.s3.lab.example:9000/a/b%20c ")

@@ -1,0 +1,373 @@
+"""The command as a person uses it: real mount servers, a real kernel, versitygw as the storage."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.servers import Server, boto_client, make_bucket
+
+pytestmark = [pytest.mark.e2e_laptop, pytest.mark.fuse, pytest.mark.plain_user, pytest.mark.timeout(180)]
+
+PATIENCE_S = 60.0
+CHECKOUT = str(Path(__file__).parents[2])
+
+
+class Place(NamedTuple):
+    """A bucket of its own, a manifest for it, and directories of its own."""
+
+    server: Server
+    bucket: str
+    manifest: Path
+    directory: Path
+    environment: dict[str, str]
+
+    def run(self, *arguments: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
+        """Run a verb to its end; the secret key is never shown."""
+        command = [sys.executable, "-m", "datastore.cli", *map(str, arguments)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PATIENCE_S, env={**self.environment, **more}, check=False
+        )
+        assert self.server.secret_key not in done.stdout + done.stderr
+        return done
+
+    def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
+        """Start a verb."""
+        command = [sys.executable, "-m", "datastore.cli", *map(str, arguments)]
+        return subprocess.Popen(
+            command, env=self.environment, text=True, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+
+    def stored(self) -> list[str]:
+        """All keys of the bucket."""
+        return [
+            each["Key"] for each in boto_client(self.server).list_objects_v2(Bucket=self.bucket).get("Contents", [])
+        ]
+
+
+def write_manifest(path: Path, server: Server, bucket: str, **changes: str) -> None:
+    values = {"endpoint": server.endpoint, "bucket": bucket, "key": server.access_key, "secret": server.secret_key}
+    values |= {"extra": ""} | changes
+    path.write_text(
+        """
+apiVersion: datastore.dev/v1alpha1
+kind: Datastore
+metadata: {{name: data}}
+spec:
+  metadataTTL: 1s
+  s3: {{bucket: {bucket}, endpoint: "{endpoint}", credentialsSecret: keys{extra}}}
+---
+apiVersion: datastore.dev/v1alpha1
+kind: Datastore
+metadata: {{name: again}}
+spec:
+  readOnly: true
+  s3: {{bucket: {bucket}, endpoint: "{endpoint}", credentialsSecret: keys{extra}}}
+---
+apiVersion: v1
+kind: Secret
+metadata: {{name: keys}}
+stringData: {{AWS_ACCESS_KEY_ID: {key}, AWS_SECRET_ACCESS_KEY: {secret}}}
+""".format(**values)
+    )
+
+
+@pytest.fixture
+def place(versitygw: Server, tmp_path: Path) -> Iterator[Place]:
+    bucket = make_bucket(versitygw, f"cli-{uuid.uuid4().hex[:12]}")
+    manifest = tmp_path / "datastore.yaml"
+    write_manifest(manifest, versitygw, bucket)
+    environment = {
+        **os.environ,
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "PYTHONPATH": CHECKOUT,
+    }
+    found = Place(versitygw, bucket, manifest, tmp_path / "mnt", environment)
+    yield found
+    for each in json.loads(found.run("list", "-o", "json").stdout):
+        found.run("umount", "--force", each["mountpoint"])
+    assert mounted_below(tmp_path) == []
+
+
+def mounted_below(path: Path) -> list[str]:
+    return [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f" {path}/" in line]
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+def test_a_directory_is_mounted_written_and_unmounted(place: Place) -> None:
+    done = place.run("mount", place.manifest, "data", place.directory)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == f"data (s3://{place.bucket}/) is mounted at {place.directory}\n"
+    (place.directory / "logs").mkdir()
+    (place.directory / "a.txt").write_text("hello")
+    listed = json.loads(place.run("list", "-o", "json").stdout)
+    assert [(each["name"], each["mountpoint"], each["state"]) for each in listed] == [
+        ("data", str(place.directory), "mounted")
+    ]
+    done = place.run("umount", "data")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert not place.directory.exists()
+    assert place.stored() == ["a.txt", "logs/"]
+    assert place.run("list", "-o", "json").stdout == "[]\n"
+
+
+def test_a_mount_through_libfuse_is_the_same_to_its_user(place: Place) -> None:
+    assert place.run("mount", "--transport", "libfuse", place.manifest, "data", place.directory).returncode == 0
+    (place.directory / "a.txt").write_text("hello")
+    assert (place.directory / "a.txt").read_text() == "hello"
+    assert place.run("umount", place.directory).returncode == 0
+    assert place.stored() == ["a.txt"]
+
+
+def test_the_secret_key_is_in_no_file_argument_or_environment(place: Place, tmp_path: Path) -> None:
+    place.run("mount", place.manifest, "data", place.directory)
+    (place.directory / "a.txt").write_text("hello")
+    told = json.loads(place.run("status", "data", "-o", "json").stdout)
+    kept = [each for each in (*tmp_path.glob("state/**/*"), *tmp_path.glob("cache/**/*")) if each.is_file()]
+    facts = [Path(f"/proc/{told[pid]}", name) for pid in ("keeperPid", "serverPid") for name in ("cmdline", "environ")]
+    secret = place.server.secret_key.encode()
+    assert kept
+    assert [path for path in (*kept, *facts) if secret in path.read_bytes()] == []
+
+
+def test_status_tells_what_the_server_does(place: Place) -> None:
+    place.run("mount", place.manifest, "data", place.directory)
+    (place.directory / "a.txt").write_text("hello")
+    told = json.loads(place.run("status", place.directory, "-o", "json").stdout)
+    assert (told["name"], told["state"], told["dirty"]) == ("data", "mounted", [])
+    assert {"keeperPid", "serverPid", "cache", "store"} <= set(told)
+    assert place.run("status").stdout.startswith("data\n")
+
+
+def test_warm_fills_the_cache(place: Place) -> None:
+    client = boto_client(place.server)
+    for number in range(5):
+        client.put_object(Bucket=place.bucket, Key=f"d/{number}", Body=b"x" * 10_000)
+    place.run("mount", place.manifest, "again", place.directory)
+    done = place.run("warm", place.directory, "d")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.startswith("5 files, 48.8 KiB are in the cache")
+    assert json.loads(place.run("status", "again", "-o", "json").stdout)["cache"]["bytes"] >= 50_000
+
+
+def test_two_datastores_of_one_bucket_see_each_other(place: Place, tmp_path: Path) -> None:
+    place.run("mount", place.manifest, "data", place.directory)
+    (place.directory / "a.txt").write_text("hello")
+    assert place.run("mount", place.manifest, "again", tmp_path / "two").returncode == 0
+    assert (tmp_path / "two" / "a.txt").read_text() == "hello"
+    with pytest.raises(OSError, match="Read-only file system"):
+        (tmp_path / "two" / "b.txt").write_text("no")
+    assert place.run("umount", "again").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "says"),
+    [
+        ({"secret": "wrong-secret-key"}, 3, "SignatureDoesNotMatch"),
+        ({"key": "nobody"}, 3, "access key"),
+        ({"bucket": "no-such-bucket-here"}, 4, "NoSuchBucket"),
+        ({"endpoint": "http://127.0.0.1:1"}, 4, "http://127.0.0.1:1"),
+    ],
+)
+def test_what_is_wrong_is_said_within_five_seconds_and_nothing_is_mounted(
+    place: Place, change: dict[str, str], code: int, says: str
+) -> None:
+    write_manifest(place.manifest, place.server, **{"bucket": place.bucket, **change})
+    started = time.monotonic()
+    done = place.run("mount", place.manifest, "data", place.directory)
+    took_s = time.monotonic() - started
+    assert done.returncode == code
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert says in done.stderr
+    assert "wrong-secret-key" not in done.stderr
+    assert not place.directory.exists()
+    assert place.run("list", "-o", "json").stdout == "[]\n"
+    # 5 s for the storage; the rest is for two interpreters to start on a busy machine.
+    assert took_s < 15
+
+
+def test_a_bucket_is_created_when_asked_for(place: Place) -> None:
+    bucket = f"new-{uuid.uuid4().hex[:12]}"
+    write_manifest(place.manifest, place.server, bucket, extra=", create: true")
+    assert place.run("mount", place.manifest, "data", place.directory).returncode == 0
+    assert bucket in [each["Name"] for each in boto_client(place.server).list_buckets()["Buckets"]]
+
+
+def test_run_passes_on_the_exit_code_and_uploads(place: Place) -> None:
+    body = f"echo hi > {place.directory}/a.txt && ln -s a.txt {place.directory}/latest && exit 7"
+    done = place.run("run", "-f", place.manifest, "--mount", f"data={place.directory}", "--", "sh", "-c", body)
+    assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
+    assert "a.txt" in place.stored()
+    assert not place.directory.exists()
+
+
+def test_run_of_a_signalled_command_leaves_nothing(place: Place, tmp_path: Path) -> None:
+    body = f"touch {place.directory}/started; exec sleep 60"
+    process = place.start("run", "-f", place.manifest, "--mount", f"data={place.directory}", "--", "sh", "-c", body)
+    eventually(lambda: "started" in place.stored())
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130
+    assert mounted_below(tmp_path) == []
+    assert not place.directory.exists()
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.3, 0.6, 0.9, 1.2, 1.5, 2.0, 3.0])
+def test_ctrl_c_at_any_moment_leaves_no_mount(place: Place, tmp_path: Path, delay_s: float) -> None:
+    mounts = ["--mount", f"data={place.directory}", "--mount", f"again={tmp_path}/two"]
+    process = place.start("run", "-f", place.manifest, *mounts, "--", "sleep", "60")
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(delay_s)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=PATIENCE_S)
+    assert process.returncode in (130, -signal.SIGINT)
+    assert mounted_below(tmp_path) == []
+    assert not place.directory.exists()
+    assert place.run("list", "-o", "json").stdout == "[]\n"
+
+
+def test_a_busy_directory_is_not_unmounted_behind_its_user(place: Place) -> None:
+    place.run("mount", place.manifest, "data", place.directory)
+    (place.directory / "a.txt").write_text("hello")
+    with (place.directory / "a.txt").open() as file:
+        done = place.run("umount", "data")
+        assert done.returncode == 5
+        assert str(place.directory) in done.stderr
+        assert file.read() == "hello"
+    assert place.run("umount", "data").returncode == 0
+
+
+def test_a_crashed_mount_is_listed_and_can_be_removed(place: Place) -> None:
+    place.run("mount", place.manifest, "data", place.directory)
+    told = json.loads(place.run("status", "data", "-o", "json").stdout)
+    for pid in (told["keeperPid"], told["serverPid"]):
+        os.kill(pid, signal.SIGKILL)
+    eventually(lambda: json.loads(place.run("list", "-o", "json").stdout)[0]["state"] == "crashed")
+    refused = place.run("mount", place.manifest, "data", place.directory)
+    assert refused.returncode == 5
+    assert "has crashed" in refused.stderr
+    assert f"datastore umount {place.directory}" in place.run("doctor").stdout
+    assert place.run("umount", place.directory).returncode == 0
+    assert place.run("mount", place.manifest, "data", place.directory).returncode == 0
+
+
+def test_foreground_ends_with_ctrl_c(place: Place) -> None:
+    process = place.start("mount", "--foreground", place.manifest, "data", place.directory)
+    eventually(lambda: mounted_below(place.directory.parent))
+    eventually(lambda: json.loads(place.run("list", "-o", "json").stdout))
+    (place.directory / "a.txt").write_text("hello")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
+    assert place.stored() == ["a.txt"]
+
+
+def test_doctor_finds_nothing_wrong_and_leaves_nothing(place: Place) -> None:
+    done = place.run("doctor", place.manifest, "-o", "json")
+    found = {each["check"]: each for each in json.loads(done.stdout)}
+    assert [
+        each for each in json.loads(done.stdout) if each["check"] in ("data", "again") and each["level"] != "ok"
+    ] == []
+    assert "clock" in found["data"]["text"]
+    assert done.returncode == 0
+    assert place.stored() == []
+
+
+def test_doctor_names_what_is_wrong(place: Place) -> None:
+    write_manifest(place.manifest, place.server, place.bucket, secret="wrong-secret-key")
+    done = place.run("doctor", place.manifest, "data", "-o", "json")
+    last = json.loads(done.stdout)[-1]
+    assert (done.returncode, last["level"], last["code"]) == (3, "fail", 3)
+    assert "check the Secret" in last["todo"]
+
+
+def test_a_local_directory_is_bound_for_root_and_refused_to_others(place: Place, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a.txt").write_text("hello")
+    place.manifest.write_text(
+        "apiVersion: datastore.dev/v1alpha1\nkind: Datastore\nmetadata: {name: here}\n"
+        f"spec: {{readOnly: true, local: {{path: {source}}}}}\n"
+    )
+    done = place.run("mount", place.manifest, "here", place.directory)
+    if os.geteuid() != 0:
+        line = f"error: Datastore here is the directory {source}; only root can mount it, so use it directly\n"
+        assert (done.returncode, done.stderr) == (5, line)
+        return
+    assert done.returncode == 0
+    assert (place.directory / "a.txt").read_text() == "hello"
+    with pytest.raises(OSError, match="Read-only file system"):
+        (place.directory / "b.txt").write_text("no")
+    assert json.loads(place.run("list", "-o", "json").stdout)[0]["location"] == f"local:{source}"
+    assert place.run("umount", "here").returncode == 0
+    assert not place.directory.exists()
+    assert (source / "a.txt").exists()
+
+
+def test_changes_that_can_not_be_uploaded_are_kept_listed_and_sent_later(place: Place) -> None:
+    place.run("mount", place.manifest, "data", place.directory)
+    file = (place.directory / "a.txt").open("w")
+    file.write("precious")
+    shutil.rmtree(Path(place.server.data_dir, place.bucket))
+    with pytest.raises(OSError, match="Input/output error"):
+        file.close()
+    (dirty,) = json.loads(place.run("status", "data", "-o", "json").stdout)["dirty"]
+    assert dirty["path"].endswith("a.txt")
+    assert "NoSuchBucket" in dirty["error"]
+    refused = place.run("umount", "data")
+    assert refused.returncode == 6
+    assert "still mounted, because not everything is uploaded" in refused.stderr
+    assert place.run("umount", "--force", "data").returncode == 6
+    assert not place.directory.exists()
+    (listed,) = json.loads(place.run("list", "-o", "json").stdout)
+    assert (listed["state"], listed["unsent"]) == ("not mounted", 1)
+    assert "files are not uploaded" in place.run("doctor").stdout
+    make_bucket(place.server, place.bucket)
+    assert place.run("mount", place.manifest, "data", place.directory).returncode == 0
+    assert (place.directory / "a.txt").read_text() == "precious"
+    assert place.run("umount", "data").returncode == 0
+    client = boto_client(place.server)
+    assert client.get_object(Bucket=place.bucket, Key="a.txt")["Body"].read() == b"precious"
+    assert place.run("list", "-o", "json").stdout == "[]\n"
+
+
+def test_run_never_hides_a_failed_upload(place: Place) -> None:
+    bucket = Path(place.server.data_dir, place.bucket)
+    body = f"""
+import contextlib, shutil
+file = open({str(place.directory / "a.txt")!r}, "w")
+file.write("precious")
+shutil.rmtree({str(bucket)!r})
+with contextlib.suppress(OSError):
+    file.close()
+raise SystemExit("""
+    arguments = ("run", "-f", place.manifest, "--mount", f"data={place.directory}", "--", sys.executable, "-c")
+    done = place.run(*arguments, body + "0)")
+    assert done.returncode == 75
+    assert "not everything is uploaded" in done.stderr
+    assert not place.directory.exists()
+    make_bucket(place.server, place.bucket)
+    done = place.run(*arguments, body + "3)")
+    assert done.returncode == 3
+    assert "not everything is uploaded" in done.stderr

@@ -1,0 +1,1 @@
+"""Real mounts through the kernel (and through libfuse)."""

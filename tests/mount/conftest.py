@@ -1,0 +1,68 @@
+"""Mounts that tests share: one a module for each pair of server and transport, and a directory of it for each test."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.mount.mounts import TTL, Area, Mount, mounted
+from tests.servers import Server, make_bucket
+
+WAYS = ("versitygw-kernel", "minio-kernel", "versitygw-libfuse")
+_numbers = itertools.count(1)
+
+Mounter = Callable[..., AbstractContextManager[Mount]]
+
+
+def new_bucket(server: Server) -> str:
+    """A bucket of its own."""
+    return make_bucket(server, f"bucket-{os.getpid()}-{next(_numbers)}")
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def way(request: pytest.FixtureRequest) -> tuple[Server, str]:
+    """A running server, and who speaks to the kernel."""
+    name, transport = request.param.split("-")
+    server: Server = request.getfixturevalue(name)
+    return server, transport
+
+
+@pytest.fixture(scope="module")
+def shared(way: tuple[Server, str], clean_environment: Path) -> Iterator[Mount]:
+    """One mount for all tests of a module."""
+    server, transport = way
+    with mounted(server, new_bucket(server), clean_environment, transport, metadataTTL=TTL) as mount:
+        yield mount
+
+
+@pytest.fixture
+def area(shared: Mount) -> Area:
+    """A directory of the shared mount."""
+    made = Area(shared, f"t{next(_numbers)}")
+    made.path.mkdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def other(shared: Mount, clean_environment: Path) -> Iterator[Mount]:
+    """A second mount of the same bucket, as from another machine."""
+    home = clean_environment
+    with mounted(shared.server, shared.bucket, home, shared.transport, metadataTTL=TTL) as mount:
+        yield mount
+
+
+@pytest.fixture
+def mount_with(versitygw: Server, clean_environment: Path) -> Mounter:
+    """Make a mount of a new bucket of versitygw (or of `bucket`) for this test alone."""
+
+    def make(bucket: str = "", server: Server | None = None, **options: Any) -> AbstractContextManager[Mount]:
+        at = server or versitygw
+        return mounted(at, bucket or new_bucket(at), clean_environment, **options)
+
+    return make

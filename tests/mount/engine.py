@@ -1,0 +1,160 @@
+"""Mounts of tests.memfs for the engine's tests: in this process, or through the keeper."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from datastore.api.mountspec import MountSpec, S3Location
+from datastore.fuse.kernel import device
+from datastore.fuse.kernel.session import End, Session, Settings
+from tests.memfs import MemFs
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+BUILDER = "tests.memfs:build"
+TIMEOUT_S = 30.0
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
+    """Poll until it holds; False after timeout_s."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+@dataclass
+class Mounted:
+    """A file system of this process, mounted."""
+
+    path: Path
+    filesystem: MemFs
+    session: Session
+
+
+@contextlib.contextmanager
+def mounted(path: Path, filesystem: MemFs, settings: Settings | None = None) -> Iterator[Mounted]:
+    """Serve `filesystem` at `path` from a thread; unmounted, and checked to have ended well, at the end."""
+    path.mkdir(exist_ok=True)
+    fd = device.mount(device.MountOptions(mountpoint=str(path), name="memory"))
+    ready = threading.Event()
+    session = Session(fd, filesystem, settings or Settings(), ready=lambda _: ready.set())
+    ends: list[End] = []
+    thread = threading.Thread(target=lambda: ends.append(session.serve()), name="session")
+    thread.start()
+    try:
+        assert ready.wait(5), "INIT was not settled"
+        yield Mounted(path, filesystem, session)
+    finally:
+        unmount(path)
+        thread.join(TIMEOUT_S)
+        os.close(fd)
+    assert ends == [End.UNMOUNTED]
+    assert filesystem.stopped == 1
+
+
+def unmount(path: Path) -> None:
+    """The tests' own files may take a moment to be released; whatever is left is detached."""
+
+    def gone() -> bool:
+        try:
+            device.unmount(str(path))
+        except device.Busy:
+            return False
+        return True
+
+    if not eventually(gone, 3.0):
+        device.unmount(str(path), lazy=True)
+
+
+def spec(base: Path, **changes: Any) -> MountSpec:
+    """A mount of tests.memfs below `base`."""
+    place = base / "m"
+    place.mkdir(exist_ok=True)
+    fixed: dict[str, Any] = {
+        "name": "memory",
+        "mountpoint": str(place),
+        "s3": S3Location(bucket="none"),
+        "state_dir": str(base / "state"),
+        "cache_dir": str(base / "cache"),
+    }
+    return MountSpec(**{**fixed, **changes})
+
+
+class Keeper:
+    """A keeper's process. said: its one line."""
+
+    def __init__(self, wanted: MountSpec) -> None:
+        self.spec = wanted
+        self.path = Path(wanted.mountpoint)
+        self.state = Path(wanted.state_dir)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "datastore.fuse", "--builder", BUILDER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=CHECKOUT,
+            start_new_session=True,
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(wanted.to_json().encode())
+        self.process.stdin.close()
+        self.said: dict[str, Any] = json.loads(self.process.stdout.readline() or b"{}")
+        self.process.stdout.close()
+
+    def described(self) -> dict[str, Any]:
+        described: dict[str, Any] = json.loads((self.state / "mount.json").read_text())
+        return described
+
+    def server_pid(self) -> int:
+        return int(self.described()["serverPid"])
+
+    def ask(self, **request: object) -> list[dict[str, Any]]:
+        """The lines a control request gets."""
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(TIMEOUT_S)
+            client.connect(str(self.state / "control.sock"))
+            client.sendall(json.dumps(request).encode() + b"\n")
+            lines: list[dict[str, Any]] = []
+            with client.makefile("rb") as stream:
+                while not lines or "ok" not in lines[-1]:
+                    lines.append(json.loads(stream.readline()))
+            return lines
+
+    def wait(self) -> int:
+        return self.process.wait(TIMEOUT_S)
+
+    def log(self) -> str:
+        return (self.state / "mount.log").read_text()
+
+
+@contextlib.contextmanager
+def kept(wanted: MountSpec, *, mounted_after: bool = False) -> Iterator[Keeper]:
+    """A mount through the keeper; ended by SIGTERM if the test has not ended it."""
+    keeper = Keeper(wanted)
+    try:
+        yield keeper
+    finally:
+        if keeper.process.poll() is None:
+            keeper.process.send_signal(signal.SIGTERM)
+            try:
+                keeper.wait()
+            except subprocess.TimeoutExpired:
+                keeper.process.kill()
+                keeper.wait()
+                device.unmount(wanted.mountpoint, lazy=True)
+                raise
+    assert os.path.ismount(wanted.mountpoint) == mounted_after

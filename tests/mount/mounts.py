@@ -1,0 +1,297 @@
+"""Mounts for the semantics suite: made by the real command, ended whatever happens, with S3 clients beside them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import botocore.exceptions
+import psutil
+
+from tests.servers import Server, boto_client
+from tests.tools.mounting import COMMAND, COMMAND_TIMEOUT_S, NAME, Client, manifest
+
+T = TypeVar("T")
+
+TTL_S = 0.3
+"""metadataTTL of the shared mounts, whose tests look at the bucket with other clients too."""
+TTL = f"{TTL_S * 1000:.0f}ms"
+POLL_S = 0.02
+PATIENCE_S = 15.0
+"""Longest wait for what should come within a second: the machine may be busy."""
+
+
+@dataclass
+class Mount:
+    """One mount of one machine, which keeps its state in `folder` from one mount to the next."""
+
+    server: Server
+    bucket: str
+    folder: Path
+    transport: str = "kernel"
+    spec: dict[str, Any] = field(default_factory=dict)
+    pids: list[int] = field(default_factory=list)
+
+    @property
+    def path(self) -> Path:
+        """Where it is mounted."""
+        return self.folder / "mnt"
+
+    @property
+    def objects(self) -> Objects:
+        """The same bucket for another tool."""
+        return Objects(self.server, self.bucket)
+
+    def mount(self) -> None:
+        """Mount. Errors: AssertionError with what the command said."""
+        done = self.try_mount()
+        assert done.returncode == 0, done.stderr
+        status = self.status()
+        self.pids = [status["keeperPid"], status["serverPid"]]
+
+    def try_mount(self, *options: str, text: str = "") -> subprocess.CompletedProcess[str]:
+        """Mount, whatever comes of it. text: another manifest."""
+        for directory in (self.folder, self.folder / "run"):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = self.folder / "datastore.yaml"
+        file.write_text(text or manifest(self.server, self.bucket, **self.spec))
+        return self.command("mount", "--transport", self.transport, *options, file, NAME, self.path)
+
+    def command(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        """`datastore ARGUMENTS` on this machine, bounded."""
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            # Files, not pipes: the mount server may keep the descriptors it was given.
+            done = subprocess.run(
+                [COMMAND, *map(str, arguments)],
+                env=Client(self.folder).environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                timeout=COMMAND_TIMEOUT_S,
+                check=False,
+            )
+            out.seek(0)
+            err.seek(0)
+            return subprocess.CompletedProcess(done.args, done.returncode, out.read(), err.read())
+
+    def status(self) -> dict[str, Any]:
+        """`datastore status -o json`."""
+        done = self.command("status", "-o", "json", self.path)
+        assert done.returncode == 0, done.stderr
+        told: dict[str, Any] = json.loads(done.stdout)
+        return told
+
+    def sent_bytes(self) -> int:
+        """Bytes that this mount uploaded so far."""
+        return sum(tally["sent_bytes"] for tally in self.status()["store"].values())
+
+    def calls(self) -> dict[str, int]:
+        """Requests to the store so far, by method."""
+        return {name: tally["calls"] for name, tally in self.status()["store"].items()}
+
+    def umount(self, *options: str) -> subprocess.CompletedProcess[str]:
+        """`datastore umount`."""
+        return self.command("umount", *options, self.path)
+
+    def remount(self) -> None:
+        """Unmount and mount again: what is seen afterwards came from the bucket (or the state on disk)."""
+        done = self.umount()
+        assert done.returncode == 0, done.stderr
+        self.mount()
+
+    def kill_server(self) -> None:
+        """kill -9 of the serving process; the keeper starts another."""
+        os.kill(self.pids[1], signal.SIGKILL)
+
+    def kill(self) -> None:
+        """kill -9 of everything that serves this mount."""
+        for pid in self.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in self.pids:
+            eventually(lambda pid=pid: not _runs(pid), f"process {pid} is gone")
+
+    def end(self) -> None:
+        """Leave nothing: by the command, and if that fails by force."""
+        if os.path.ismount(self.path) or _is_dead(self.path):
+            if self.umount().returncode != 0:
+                self.umount("--force")
+            if os.path.ismount(self.path) or _is_dead(self.path):
+                subprocess.run(["umount", "--lazy", str(self.path)], check=False)
+        if any(_serves(pid) for pid in self.pids):
+            self.kill()
+
+
+@dataclass(frozen=True)
+class Objects:
+    """A bucket as another S3 tool sees it."""
+
+    server: Server
+    bucket: str
+
+    def put(self, key: str, body: bytes = b"", content_type: str = "", **metadata: str) -> None:
+        """PutObject."""
+        more = {"ContentType": content_type} if content_type else {}
+        _client(self.server).put_object(Bucket=self.bucket, Key=key, Body=body, Metadata=metadata, **more)
+
+    def get(self, key: str) -> bytes:
+        """GetObject."""
+        body: bytes = _client(self.server).get_object(Bucket=self.bucket, Key=key)["Body"].read()
+        return body
+
+    def head(self, key: str) -> dict[str, Any]:
+        """HeadObject."""
+        answer: dict[str, Any] = _client(self.server).head_object(Bucket=self.bucket, Key=key)
+        return answer
+
+    def delete(self, key: str) -> None:
+        """DeleteObject."""
+        _client(self.server).delete_object(Bucket=self.bucket, Key=key)
+
+    def exists(self, key: str) -> bool:
+        """Whether HeadObject finds it."""
+        try:
+            self.head(key)
+        except botocore.exceptions.ClientError as error:
+            assert error.response["ResponseMetadata"]["HTTPStatusCode"] == 404
+            return False
+        return True
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """Every key below a prefix."""
+        pages = _client(self.server).get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix)
+        return [found["Key"] for page in pages for found in page.get("Contents", ())]
+
+
+@dataclass(frozen=True)
+class Area:
+    """A directory of a shared mount for one test, and its keys."""
+
+    mount: Mount
+    name: str
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return self.mount.path / self.name
+
+    @property
+    def is_native(self) -> bool:
+        """Served by our own engine, not through libfuse."""
+        return self.mount.transport == "kernel"
+
+    @property
+    def server(self) -> str:
+        """Name of the S3 server."""
+        return self.mount.server.name
+
+    def key(self, rest: str = "") -> str:
+        """The key of a path in it."""
+        return f"{self.name}/{rest}"
+
+    def put(self, rest: str, body: bytes = b"", content_type: str = "", **metadata: str) -> None:
+        """As another tool."""
+        self.mount.objects.put(self.key(rest), body, content_type, **metadata)
+
+    def put_empty(self, names: Iterable[str]) -> None:
+        """Many empty objects, as another tool."""
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(self.put, names))
+
+    def get(self, rest: str) -> bytes:
+        """As another tool."""
+        return self.mount.objects.get(self.key(rest))
+
+    def metadata(self, rest: str) -> dict[str, str]:
+        """User metadata, as another tool sees it."""
+        found: dict[str, str] = self.mount.objects.head(self.key(rest))["Metadata"]
+        return found
+
+    def exists(self, rest: str) -> bool:
+        """As another tool."""
+        return self.mount.objects.exists(self.key(rest))
+
+    def keys(self) -> list[str]:
+        """As another tool; without the name of the directory."""
+        return [key[len(self.key()) :] for key in self.mount.objects.keys(self.key())]
+
+
+@contextlib.contextmanager
+def mounted(
+    server: Server, bucket: str, home: Path, transport: str = "kernel", *, folder: Path | None = None, **spec: Any
+) -> Iterator[Mount]:
+    """A mount of a machine of its own (or of `folder`), ended at the end. home: a directory with a short path."""
+    made = Mount(server, bucket, folder or Path(tempfile.mkdtemp(prefix="m", dir=home)), transport, spec)
+    try:
+        made.mount()
+        yield made
+    finally:
+        made.end()
+
+
+def eventually(check: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T:
+    """The first true answer of `check`, asked again and again for a bounded time."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        answer = check()
+        if answer:
+            return answer
+        assert time.monotonic() < deadline, f"not within {patience_s} s: {what}"
+        time.sleep(POLL_S)
+
+
+def settle(ttl_s: float = TTL_S) -> None:
+    """Let a metadataTTL run out: what is promised holds from then on, so polling would prove less."""
+    time.sleep(ttl_s + 0.05)
+
+
+def fails(code: int, call: Callable[..., object], *arguments: Any, **named: Any) -> None:
+    """The call must end with this errno."""
+    try:
+        call(*arguments, **named)
+    except OSError as error:
+        assert error.errno == code, f"errno {error.errno} ({error}), not {code} ({os.strerror(code)})"
+    else:
+        raise AssertionError(f"no error; {os.strerror(code)} was expected")
+
+
+_clients: dict[str, Any] = {}
+
+
+def _client(server: Server) -> Any:
+    if server.endpoint not in _clients:
+        _clients[server.endpoint] = boto_client(server)
+    return _clients[server.endpoint]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _serves(pid: int) -> bool:
+    try:
+        return "datastore.fuse" in psutil.Process(pid).cmdline()
+    except psutil.Error:
+        return False
+
+
+def _is_dead(path: Path) -> bool:
+    """A mount whose server is gone: stat fails, so ismount says no."""
+    try:
+        path.stat()
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
+    return False

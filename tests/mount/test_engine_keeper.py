@@ -1,0 +1,231 @@
+"""The keeper: a mount that outlives its servers, ends in order, and leaves nothing behind when it can't begin."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from datastore.api.mountspec import S3Location, StaticCredentials
+from datastore.secret import Secret
+from tests.memfs import pattern
+from tests.mount.engine import CHECKOUT, eventually, kept, spec
+
+pytestmark = [pytest.mark.fuse, pytest.mark.plain_user]
+KILLS = 6
+
+
+def test_a_mount_is_described_used_and_stopped(tmp_path: Path) -> None:
+    with kept(spec(tmp_path)) as keeper:
+        assert keeper.said["ready"] is True
+        assert keeper.said["mountpoint"] == str(keeper.path)
+        assert (keeper.path / "d" / "007").read_bytes() == pattern(7)
+        described = keeper.described()
+        assert described["keeperPid"] == keeper.process.pid
+        assert described["s3"]["credentials"] == "default chain"
+        assert (keeper.state / "mount.json").stat().st_mode & 0o777 == 0o600
+        assert keeper.state.stat().st_mode & 0o777 == 0o700
+        (status,) = keeper.ask(op="status")
+        assert status["ok"]
+        assert status["serverPid"] == described["serverPid"]
+        assert status["files"] == 202
+        assert status["requests"]["READ"] >= 1
+        assert keeper.ask(op="stop") == [{"ok": True, "errors": []}]
+        assert keeper.wait() == 0
+        assert not os.path.ismount(keeper.path)
+        assert sorted(os.listdir(keeper.state)) == ["lock", "mount.log"]
+
+
+def test_warming_reports_progress(tmp_path: Path) -> None:
+    with kept(spec(tmp_path)) as keeper:
+        lines = keeper.ask(op="warm", path="d")
+        assert [line["progress"]["done"] for line in lines[:-1]] == [1, 2, 3]
+        assert lines[-1] == {"ok": True, "files": 3}
+
+
+def test_control_requests_that_make_no_sense_get_an_answer(tmp_path: Path) -> None:
+    with kept(spec(tmp_path)) as keeper:
+        for request in ({"op": "dance"}, {"up": 1}):
+            (answer,) = keeper.ask(**request)
+            assert not answer["ok"]
+        with socket.socket(socket.AF_UNIX) as silent:
+            silent.connect(str(keeper.state / "control.sock"))
+            assert keeper.ask(op="status")[0]["ok"], "one silent client holds up nobody"
+        (answer,) = keeper.ask(op="warm", path=5)
+        assert not answer["ok"]
+
+
+def test_many_clients_ask_at_once(tmp_path: Path) -> None:
+    with kept(spec(tmp_path)) as keeper:
+        answers: list[bool] = []
+        threads = [threading.Thread(target=lambda: answers.append(keeper.ask(op="status")[0]["ok"])) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert answers == [True] * 8
+
+
+def test_a_busy_mount_is_not_stopped_unless_forced(tmp_path: Path) -> None:
+    with kept(spec(tmp_path)) as keeper:
+        with (keeper.path / "d" / "000").open("rb"):
+            (answer,) = keeper.ask(op="stop")
+            assert not answer["ok"]
+            assert f"pid {os.getpid()} " in answer["errors"][0]
+            assert (keeper.path / "d" / "001").read_bytes() == pattern(1), "it goes on"
+        assert keeper.ask(op="stop")[0]["ok"]
+
+
+def test_what_is_not_in_the_storage_is_told_before_the_mount_is_given_up(tmp_path: Path) -> None:
+    with kept(spec(tmp_path, labels={"flush": "d/000: access denied"})) as keeper:
+        assert keeper.ask(op="flush") == [{"ok": False, "errors": ["d/000: access denied"]}]
+        assert keeper.ask(op="stop") == [{"ok": False, "errors": ["d/000: access denied"]}]
+        assert os.path.ismount(keeper.path)
+        assert keeper.ask(op="stop", force=True) == [{"ok": True, "errors": ["d/000: access denied"]}]
+        assert keeper.wait() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_the_mount_even_when_it_is_in_use(tmp_path: Path, number: signal.Signals) -> None:
+    with kept(spec(tmp_path)) as keeper:
+        with (keeper.path / "d" / "000").open("rb") if number is signal.SIGTERM else (tmp_path / "x").open("wb"):
+            keeper.process.send_signal(number)
+            assert eventually(lambda: not os.path.ismount(keeper.path))
+        assert keeper.wait() == 0
+
+
+def test_a_mount_unmounted_by_hand_ends(tmp_path: Path) -> None:
+    with kept(spec(tmp_path)) as keeper:
+        command = ["umount"] if os.geteuid() == 0 else ["fusermount3", "-u"]
+        subprocess.run([*command, str(keeper.path)], check=True, timeout=20)
+        assert keeper.wait() == 0
+
+
+def test_readers_notice_no_death_of_the_server(tmp_path: Path) -> None:
+    with kept(spec(tmp_path, labels={"delay": "0.003"})) as keeper:
+        stop = threading.Event()
+        wrong: list[str] = []
+        reads = [0] * 4
+        held = (keeper.path / "d" / "199").open("rb", buffering=0)
+
+        def read(slot: int) -> None:
+            number = slot
+            while not stop.is_set():
+                number = (number * 7 + 3) % 200
+                try:
+                    if (keeper.path / "d" / f"{number:03d}").read_bytes() != pattern(number):
+                        wrong.append(f"content of {number}")
+                    if os.pread(held.fileno(), 7, 0) != pattern(199)[:7]:
+                        wrong.append("content of the held file")
+                except OSError as error:
+                    wrong.append(repr(error))
+                reads[slot] += 1
+
+        threads = [threading.Thread(target=read, args=(slot,)) for slot in range(4)]
+        for thread in threads:
+            thread.start()
+        for _ in range(KILLS):
+            before, progress = keeper.server_pid(), sum(reads)
+            assert eventually(lambda: sum(reads) > progress + 20)  # noqa: B023  (called at once)
+            os.kill(before, signal.SIGKILL)
+            assert eventually(lambda: keeper.server_pid() != before)  # noqa: B023
+        progress = sum(reads)
+        assert eventually(lambda: sum(reads) > progress + 50)
+        stop.set()
+        for thread in threads:
+            thread.join(20)
+        held.close()
+        assert not any(thread.is_alive() for thread in threads), "no request is lost"
+        assert wrong == []
+        assert keeper.ask(op="stop")[0]["ok"]
+
+
+WRONG = [
+    ({"labels": {"wrong": "key"}}, "CredentialsInvalid", "AKIAEXAMPLE is unknown"),
+    ({"labels": {"defect": "1"}}, "MountFailed", "could not start: RuntimeError"),
+    ({"mountpoint": "/nowhere/at/all"}, "MountFailed", "does not exist"),
+    ({"mountpoint": "/usr"}, "MountFailed", "not empty"),
+    ({"mountpoint": "/proc"}, "MountFailed", "already a mount of"),
+]
+
+
+@pytest.mark.parametrize(("changes", "kind", "words"), WRONG)
+def test_what_can_not_begin_says_why_and_mounts_nothing(
+    tmp_path: Path, changes: dict[str, object], kind: str, words: str
+) -> None:
+    wanted = spec(tmp_path, **changes)
+    with kept(wanted, mounted_after=wanted.mountpoint == "/proc") as keeper:
+        assert keeper.said["kind"] == kind
+        assert words in keeper.said["error"]
+        assert keeper.wait() == 1
+        assert not (keeper.state / "mount.json").exists()
+        assert not (keeper.state / "control.sock").exists()
+
+
+def test_one_state_directory_serves_one_mount(tmp_path: Path) -> None:
+    with kept(spec(tmp_path)):
+        other = tmp_path / "other"
+        other.mkdir()
+        with kept(spec(tmp_path, mountpoint=str(other))) as second:
+            assert "mounted already" in second.said["error"]
+            assert second.wait() == 1
+
+
+def test_a_specification_that_is_none_is_refused() -> None:
+    finished = subprocess.run(
+        [sys.executable, "-m", "datastore.fuse"], input=b'{"version": 9}', capture_output=True, cwd=CHECKOUT, timeout=30
+    )
+    assert finished.returncode == 1
+    assert b"InvalidManifest" in finished.stdout
+
+
+def test_who_asked_and_went_away_leaves_no_mount(tmp_path: Path) -> None:
+    wanted = spec(tmp_path)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "datastore.fuse", "--builder", "tests.memfs:build"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=CHECKOUT,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    process.communicate(wanted.to_json().encode())
+    assert process.wait(30) == 1
+    assert not os.path.ismount(wanted.mountpoint)
+
+
+def test_a_server_that_can_not_come_back_is_tried_again_until_it_can(tmp_path: Path) -> None:
+    flag = tmp_path / "broken"
+    with kept(spec(tmp_path, labels={"broken while": str(flag)})) as keeper:
+        flag.touch()
+        before = keeper.server_pid()
+        os.kill(before, signal.SIGKILL)
+        assert eventually(lambda: keeper.log().count("could not start") >= 2)
+        assert os.path.ismount(keeper.path), "a crash never unmounts"
+        flag.unlink()
+        assert eventually(lambda: keeper.server_pid() != before)
+        assert (keeper.path / "d" / "011").read_bytes() == pattern(11)
+
+
+def test_secrets_are_in_no_file_and_no_command_line(tmp_path: Path) -> None:
+    keys = StaticCredentials(access_key_id="AKIAEXAMPLE", secret_access_key=Secret("very-secret-words"))
+    wanted = spec(tmp_path, s3=S3Location(bucket="b", credentials=keys))
+    with kept(wanted) as keeper:
+        for pid in (keeper.process.pid, keeper.server_pid()):
+            for name in ("cmdline", "environ"):
+                assert b"very-secret-words" not in Path(f"/proc/{pid}/{name}").read_bytes()
+        for file in keeper.state.iterdir():
+            assert file.name == "control.sock" or b"very-secret-words" not in file.read_bytes()
+
+
+def test_the_keeper_stays_small(tmp_path: Path) -> None:
+    with kept(spec(tmp_path)) as keeper:
+        status = Path(f"/proc/{keeper.process.pid}/status").read_text()
+        resident_kb = int(status.split("VmRSS:")[1].split()[0])
+        assert resident_kb < 24_000

@@ -1,0 +1,230 @@
+"""What our engine agrees upon with the kernel: caching, invalidation, interrupts, passthrough, privileges."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from datastore.errors import MountFailed
+from datastore.fuse.kernel import abi, device
+from datastore.fuse.kernel.device import MountOptions
+from datastore.fuse.kernel.negotiate import Wanted
+from datastore.fuse.kernel.session import Settings
+from datastore.fuse.ops import Ino
+from tests.memfs import MemFs, pattern
+from tests.mount.engine import eventually, mounted
+
+pytestmark = [pytest.mark.fuse, pytest.mark.plain_user]
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="passthrough and other users' mounts are root's")
+
+
+def filled(**options: object) -> MemFs:
+    filesystem = MemFs(**options)  # type: ignore[arg-type]  # passed on as they are
+    filesystem.populate()
+    return filesystem
+
+
+def test_reads_come_in_pieces_of_a_mebibyte(tmp_path: Path) -> None:
+    filesystem = filled(keep_cache=False)
+    filesystem.nodes[Ino(1000)].content[:] = bytes(16 << 20)
+    with mounted(tmp_path / "m", filesystem) as mount:
+        assert mount.session.negotiated is not None
+        assert mount.session.negotiated.max_pages == 256
+        device.tune_read_ahead(str(mount.path))
+        before = filesystem.calls["read"]
+        with (mount.path / "d" / "000").open("rb", buffering=0) as opened:
+            while opened.read(1 << 20):
+                pass
+        pieces = filesystem.calls["read"] - before
+        assert pieces <= (40 if os.geteuid() == 0 else 140)  # a plain user's read-ahead stays at 128 KiB
+
+
+def test_cached_names_and_attributes_are_not_asked_again(tmp_path: Path) -> None:
+    filesystem = filled(ttl_s=3600.0)
+    with mounted(tmp_path / "m", filesystem) as mount:
+        os.stat(mount.path / "d" / "005")
+        before = filesystem.calls.total()
+        for _ in range(50):
+            os.stat(mount.path / "d" / "005")
+        assert filesystem.calls.total() == before
+
+
+def test_a_walk_asks_for_names_and_attributes_together(tmp_path: Path) -> None:
+    filesystem = filled(ttl_s=3600.0)
+    with mounted(tmp_path / "m", filesystem) as mount:
+        with os.scandir(mount.path / "d") as entries:
+            sizes = {entry.name: entry.stat().st_size for entry in entries}
+        assert sizes["007"] == len(pattern(7))
+        assert filesystem.calls["lookup"] <= 2
+        assert filesystem.calls["readdirplus"] > 0
+
+
+def test_another_clients_change_is_seen_when_it_is_announced(tmp_path: Path) -> None:
+    filesystem = filled(ttl_s=3600.0, keep_cache=True)
+    with mounted(tmp_path / "m", filesystem) as mount:
+        path = mount.path / "d" / "005"
+        assert path.read_bytes() == pattern(5)
+        filesystem.nodes[Ino(1005)].content[:6] = b"CHANGE"
+        assert path.read_bytes() == pattern(5), "pages are kept until they are invalidated"
+        assert filesystem.notifier is not None
+        filesystem.notifier.inval_inode(Ino(1005))
+        assert eventually(lambda: path.read_bytes().startswith(b"CHANGE"))
+        filesystem.nodes[Ino(2)].children[b"new"] = filesystem.nodes[Ino(2)].children.pop(b"006")
+        filesystem.notifier.inval_entry(Ino(2), b"006")
+        assert eventually(lambda: not (mount.path / "d" / "006").exists())
+
+
+def test_announcing_while_requests_wait_does_not_deadlock(tmp_path: Path) -> None:
+    filesystem = filled(ttl_s=0.0, keep_cache=False, delay_s=0.002, blocking=["read", "lookup"])
+    with mounted(tmp_path / "m", filesystem) as mount:
+        assert filesystem.notifier is not None
+        for number in range(100):
+            filesystem.notifier.inval_inode(Ino(1000 + number))
+            filesystem.notifier.inval_entry(Ino(2), b"%03d" % number)
+            assert (mount.path / "d" / f"{number:03d}").read_bytes() == pattern(number)
+
+
+def test_lookups_and_handles_balance_after_use(tmp_path: Path) -> None:
+    filesystem = filled()
+    with mounted(tmp_path / "m", filesystem) as mount:
+        for number in range(20):
+            (mount.path / "d" / f"{number:03d}").read_bytes()
+        os.listdir(mount.path / "d")
+        assert eventually(lambda: not filesystem.open_handles), "RELEASE and RELEASEDIR come for every open"
+
+
+def child(code: str, *arguments: object) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL
+    )
+
+
+def test_a_reader_that_is_killed_ends_at_once_though_the_storage_hangs(tmp_path: Path) -> None:
+    filesystem = filled(delay_s=3.0, blocking=["read"])
+    with mounted(tmp_path / "m", filesystem) as mount:
+        reader = child("import sys; open(sys.argv[1]).read()", mount.path / "d" / "000")
+        assert reader.stdout is not None
+        assert eventually(lambda: filesystem.calls["read"] > 0)
+        started = time.monotonic()
+        reader.kill()
+        reader.wait(10)
+        assert time.monotonic() - started < 2.0
+        reader.stdout.close()
+
+
+def test_a_timer_signal_does_not_disturb_a_slow_read(tmp_path: Path) -> None:
+    filesystem = filled(delay_s=0.4, blocking=["read"])
+    code = (
+        "import os, signal, sys, ctypes\n"
+        "signal.signal(signal.SIGALRM, lambda *_: None)\n"
+        "fd = os.open(sys.argv[1], os.O_RDONLY)\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)\n"
+        "buffer = ctypes.create_string_buffer(100)\n"
+        "got = ctypes.CDLL(None, use_errno=True).read(fd, buffer, 100)\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0)\n"
+        "print(got)\n"
+    )
+    with mounted(tmp_path / "m", filesystem) as mount:
+        reader = child(code, mount.path / "d" / "003")
+        output, _ = reader.communicate(timeout=20)
+        assert output == b"100\n"
+
+
+@needs_root
+def test_passthrough_reads_and_writes_never_reach_us(tmp_path: Path) -> None:
+    backing = tmp_path / "backing"
+    backing.write_bytes(b"local" * 1000)
+    fd = os.open(backing, os.O_RDWR)
+    filesystem = filled()
+    filesystem.nodes[Ino(1000)].content[:] = bytes(5000)
+    filesystem.passthrough_fd = lambda ino: fd if ino == 1000 else -1
+    try:
+        with mounted(tmp_path / "m", filesystem) as mount:
+            if not mount.session.modes.enabled:
+                pytest.skip("this kernel has no FUSE passthrough (Linux 6.9)")
+            with (mount.path / "d" / "000").open("r+b") as one, (mount.path / "d" / "000").open("rb") as other:
+                assert one.read() == b"local" * 1000
+                one.seek(0)
+                one.write(b"LOCAL")
+                one.flush()
+                assert other.read(5) == b"LOCAL"
+                assert mount.session.modes.count() == 1
+            assert backing.read_bytes().startswith(b"LOCAL")
+            assert (filesystem.calls["read"], filesystem.calls["write"]) == (0, 0)
+            assert eventually(lambda: mount.session.modes.count() == 0)
+            assert (mount.path / "d" / "001").read_bytes() == pattern(1)
+    finally:
+        os.close(fd)
+
+
+@needs_root
+def test_an_inode_open_through_us_can_not_be_opened_by_passthrough_and_still_opens(tmp_path: Path) -> None:
+    backing = tmp_path / "backing"
+    backing.write_bytes(b"local" * 10)
+    fd = os.open(backing, os.O_RDWR)
+    filesystem = filled()
+    try:
+        with mounted(tmp_path / "m", filesystem) as mount, (mount.path / "d" / "003").open("rb") as first:
+            assert first.read(10) == pattern(3)[:10]
+            filesystem.passthrough_fd = lambda _: fd
+            with (mount.path / "d" / "003").open("rb") as second:
+                assert second.read(10) == pattern(3)[:10]
+    finally:
+        os.close(fd)
+
+
+@needs_root
+def test_a_write_by_another_user_drops_setuid_without_asking_for_attributes(tmp_path: Path) -> None:
+    filesystem = filled()
+    with mounted(tmp_path / "m", filesystem) as mount:
+        file = mount.path / "tool"
+        file.write_bytes(b"x")
+        file.chmod(0o6777)
+        writer = subprocess.run(
+            [sys.executable, "-c", f"open({str(file)!r}, 'r+b').write(b'y')"], user=65534, group=65534, check=False
+        )
+        assert writer.returncode == 0
+        assert stat.S_IMODE(file.stat().st_mode) == 0o777
+        assert filesystem.calls["getxattr"] == 0
+
+
+def test_without_big_requests_everything_still_works(tmp_path: Path) -> None:
+    settings = Settings(
+        wanted=Wanted(max_write=128 << 10, passthrough=False, cache_symlinks=True), workers=2, buffers=4
+    )
+    with mounted(tmp_path / "m", filled(), settings) as mount:
+        (mount.path / "x").write_bytes(pattern(100))
+        assert (mount.path / "x").read_bytes() == pattern(100)
+        os.symlink("target", mount.path / "l")
+        assert {os.readlink(mount.path / "l") for _ in range(5)} == {"target"}
+        assert mount.filesystem.calls["readlink"] == 1
+
+
+def test_a_busy_mount_says_who_uses_it(tmp_path: Path) -> None:
+    with mounted(tmp_path / "m", filled()) as mount:
+        with (mount.path / "d" / "000").open("rb"), pytest.raises(device.Busy, match=f"pid {os.getpid()} "):
+            device.unmount(str(mount.path))
+        with pytest.raises(MountFailed, match="already a mount of memory"):
+            device.mount(MountOptions(mountpoint=str(mount.path), name="again"))
+
+
+def test_counts_of_requests_are_kept(tmp_path: Path) -> None:
+    with mounted(tmp_path / "m", filled()) as mount:
+        (mount.path / "d" / "000").read_bytes()
+        assert mount.session.counts[abi.OPEN] == 1
+        assert mount.session.counts[abi.READ] >= 1
+
+
+def test_unmounting_lazily_lets_open_files_go_on(tmp_path: Path) -> None:
+    with mounted(tmp_path / "m", filled()) as mount:
+        opened = (mount.path / "d" / "009").open("rb")
+        device.unmount(str(mount.path), lazy=True)
+        assert not os.path.ismount(mount.path)
+        assert opened.read() == pattern(9)
+        opened.close()

@@ -1,0 +1,258 @@
+"""Attributes on a real mount (docs/SEMANTICS.md, Attributes)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.mount.conftest import Mounter
+from tests.mount.mounts import Area, fails, settle
+
+MTIME_NS = 1_234_567_890_123_456_789
+OTHER_UID, OTHER_GID = 54321, 43210
+NOBODY = 65534
+
+
+def test_attributes_survive_the_mount(area: Area) -> None:
+    """S-11: mode, owner and times to the nanosecond, of files and directories, after a remount."""
+    (area.path / "file").write_bytes(b"content")
+    (area.path / "dir").mkdir()
+    for name in ("file", "dir"):
+        os.chown(area.path / name, OTHER_UID, OTHER_GID)
+        os.chmod(area.path / name, 0o4751 if name == "file" else 0o2751)
+        os.utime(area.path / name, ns=(MTIME_NS - 5, MTIME_NS))
+    area.mount.remount()
+    for name in ("file", "dir"):
+        seen = (area.path / name).stat()
+        assert stat.S_IMODE(seen.st_mode) == (0o4751 if name == "file" else 0o2751)
+        assert (seen.st_uid, seen.st_gid) == (OTHER_UID, OTHER_GID)
+        assert (seen.st_atime_ns, seen.st_mtime_ns) == (MTIME_NS - 5, MTIME_NS)
+    assert (area.path / "file").read_bytes() == b"content"
+
+
+def test_attributes_are_s3fs_headers(area: Area) -> None:
+    """S-11: as s3fs writes them, and as it reads them."""
+    (area.path / "file").write_bytes(b"content")
+    os.chmod(area.path / "file", 0o604)
+    os.chown(area.path / "file", OTHER_UID, OTHER_GID)
+    os.utime(area.path / "file", ns=(MTIME_NS, MTIME_NS))
+    kept = area.metadata("file")
+    assert kept["mode"] == str(stat.S_IFREG | 0o604)
+    assert (kept["uid"], kept["gid"]) == (str(OTHER_UID), str(OTHER_GID))
+    assert kept["mtime"] == "1234567890.123456789"
+    area.put("of-s3fs", b"x", mode=str(stat.S_IFREG | 0o620), uid="7", gid="8", mtime="1500000000.000000007")
+    settle()
+    seen = (area.path / "of-s3fs").stat()
+    assert (seen.st_mode, seen.st_uid, seen.st_gid) == (stat.S_IFREG | 0o620, 7, 8)
+    assert seen.st_mtime_ns == 1_500_000_000_000_000_007
+
+
+def test_metadata_of_other_tools_is_kept(area: Area) -> None:
+    """S-11: chmod, an overwrite and a rename leave it, and the content type, as they are."""
+    area.put("file", b"x", "text/markdown", owner="somebody")
+    settle()
+    os.chmod(area.path / "file", 0o600)
+    with (area.path / "file").open("r+b") as file:
+        file.write(b"yz")
+    (area.path / "file").rename(area.path / "renamed")
+    head = area.mount.objects.head(area.key("renamed"))
+    assert head["Metadata"]["owner"] == "somebody"
+    assert head["Metadata"]["mode"] == str(stat.S_IFREG | 0o600)
+    assert head["ContentType"] == "text/markdown"
+    assert area.get("renamed") == b"yz"
+
+
+def test_directory_times_follow_their_entries(area: Area) -> None:
+    """S-11: a new entry, and one that goes, moves the directory's mtime."""
+    old = 1_000_000_000_000_000_000
+    os.utime(area.path, ns=(old, old))
+    (area.path / "file").write_bytes(b"x")
+    made = area.path.stat().st_mtime_ns
+    assert made > old
+    (area.path / "file").unlink()
+    assert area.path.stat().st_mtime_ns >= made
+
+
+def test_writing_moves_the_times(area: Area) -> None:
+    """S-11: mtime and ctime with a write, ctime alone with a chmod."""
+    file = area.path / "file"
+    file.write_bytes(b"x")
+    os.utime(file, ns=(MTIME_NS, MTIME_NS))
+    before = file.stat()
+    assert before.st_mtime_ns == MTIME_NS
+    os.chmod(file, 0o640)
+    assert file.stat().st_mtime_ns == MTIME_NS
+    assert file.stat().st_ctime_ns >= before.st_ctime_ns
+    with file.open("ab") as end:
+        end.write(b"y")
+    assert file.stat().st_mtime_ns > before.st_ctime_ns
+
+
+def test_attributes_are_asked_for_once(area: Area, mount_with: Mounter) -> None:
+    """S-12: a walk asks for each object once, and a new mount of the same machine does not ask again."""
+    names = [f"{number:02d}" for number in range(40)]
+    area.put_empty(names)
+    settle(1.0)  # what was learned in the second of its making is asked again: a later change may look the same
+    with mount_with(area.mount.bucket, area.mount.server, metadataTTL="1s", transport=area.mount.transport) as there:
+
+        def walk() -> list[str]:
+            with os.scandir(there.path / area.name) as entries:
+                return sorted(entry.name for entry in entries if entry.stat().st_size == 0)
+
+        start = there.calls().get("head", 0)
+        assert walk() == names
+        asked = there.calls()["head"] - start
+        assert asked <= len(names) + 5
+        settle(1.0)
+        assert walk() == names
+        assert there.calls()["head"] - start - asked <= 5
+        there.remount()
+        assert walk() == names
+        assert there.calls().get("head", 0) <= 5
+
+
+def test_listing_mode_asks_for_nothing(area: Area, mount_with: Mounter) -> None:
+    """S-13: defaults and LastModified, no HEAD for a stat; changes of attributes are written for the others all the same."""
+    area.put("file", b"x", mode=str(stat.S_IFREG | 0o600), mtime="1000000000.0")
+    with mount_with(area.mount.bucket, area.mount.server, attributes="listing") as there:
+        file = there.path / area.name / "file"
+        seen = file.stat()
+        assert stat.S_IMODE(seen.st_mode) == 0o644
+        assert (seen.st_uid, seen.st_gid) == (os.getuid(), os.getgid())
+        modified = area.mount.objects.head(area.key("file"))["LastModified"].timestamp()
+        assert abs(seen.st_mtime - modified) < 1
+        assert there.calls().get("head", 0) == 0
+        fails(errno.EOPNOTSUPP, os.setxattr, file, "user.a", b"b")
+        os.chmod(file, 0o640)
+    settle()
+    assert stat.S_IMODE((area.path / "file").stat().st_mode) == 0o640
+    assert area.metadata("file")["mtime"] == "1000000000.000000000"
+
+
+def test_extended_attributes(area: Area) -> None:
+    """S-14: user.* lasts, follows a rename, and goes when removed; flags are honoured."""
+    file = area.path / "file"
+    file.write_bytes(b"x")
+    os.setxattr(file, "user.colour", b"blue\x00\xff")
+    os.setxattr(file, "user.empty", b"")
+    fails(errno.EEXIST, os.setxattr, file, "user.colour", b"red", os.XATTR_CREATE)
+    fails(errno.ENODATA, os.setxattr, file, "user.other", b"red", os.XATTR_REPLACE)
+    fails(errno.ENODATA, os.getxattr, file, "user.other")
+    file.rename(area.path / "renamed")
+    area.mount.remount()
+    renamed = area.path / "renamed"
+    assert sorted(os.listxattr(renamed)) == ["user.colour", "user.empty"]
+    assert os.getxattr(renamed, "user.colour") == b"blue\x00\xff"
+    assert os.getxattr(renamed, "user.empty") == b""
+    os.removexattr(renamed, "user.colour")
+    fails(errno.ENODATA, os.removexattr, renamed, "user.colour")
+    assert os.listxattr(renamed) == ["user.empty"]
+
+
+def test_extended_attributes_of_directories(area: Area) -> None:
+    """S-14: the same on a directory."""
+    (area.path / "dir").mkdir()
+    os.setxattr(area.path / "dir", "user.a", b"b")
+    area.mount.remount()
+    assert os.getxattr(area.path / "dir", "user.a") == b"b"
+
+
+def test_what_does_not_fit_is_refused(area: Area) -> None:
+    """S-14: over 2 KiB in all is ENOSPC, other namespaces are EOPNOTSUPP; what was there stays."""
+    file = area.path / "file"
+    file.write_bytes(b"x")
+    os.setxattr(file, "user.a", b"b" * 100)
+    fails(errno.ENOSPC, os.setxattr, file, "user.large", b"b" * 2000)
+    fails(errno.EOPNOTSUPP, os.setxattr, file, "trusted.a", b"b")
+    fails(errno.EOPNOTSUPP, os.setxattr, file, "security.a", b"b")
+    assert os.listxattr(file) == ["user.a"]
+
+
+def test_statfs(area: Area, mount_with: Mounter) -> None:
+    """S-15: 1 PiB, or the capacity; it is not enforced."""
+    seen = os.statvfs(area.path)
+    assert seen.f_blocks * seen.f_frsize == 1 << 50
+    assert seen.f_namemax == 255
+    with mount_with(capacity="1Mi", transport=area.mount.transport) as small:
+        seen = os.statvfs(small.path)
+        assert seen.f_blocks * seen.f_frsize == 1 << 20
+        (small.path / "large").write_bytes(bytes(2 << 20))
+        assert small.objects.head("large")["ContentLength"] == 2 << 20
+
+
+@pytest.fixture
+def as_nobody(area: Area) -> Path:
+    """The area for everybody; root can become somebody else."""
+    for directory in (area.mount.folder.parent, area.mount.folder):
+        directory.chmod(0o755)
+    area.path.chmod(0o777)
+    return area.path
+
+
+def run_as(uid: int, gid: int, script: str, *arguments: str | Path) -> None:
+    """Run Python code as another user, who has no privileges."""
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    if os.stat(sys.executable).st_uid == 0:
+        # The interpreter may be out of that user's reach: change user when it runs.
+        script = f"import os, sys\nos.setgroups([])\nos.setgid({gid})\nos.setuid({uid})\n{script}"
+        command[2] = script
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_who_creates_owns(as_nobody: Path) -> None:
+    """S-16: the caller's uid and gid; the group of a setgid directory, which passes its bit on."""
+    (as_nobody / "group").mkdir()
+    os.chown(as_nobody / "group", -1, OTHER_GID)
+    (as_nobody / "group").chmod(0o2777)
+    script = """
+for place in ("", "group/"):
+    open(sys.argv[1] + "/" + place + "file", "w").close()
+    os.mkdir(sys.argv[1] + "/" + place + "dir")
+    os.symlink("x", sys.argv[1] + "/" + place + "link")
+"""
+    run_as(NOBODY, NOBODY, script, as_nobody)
+    for name in ("file", "dir", "link"):
+        own, inherited = (as_nobody / name).lstat(), (as_nobody / "group" / name).lstat()
+        assert (own.st_uid, own.st_gid) == (NOBODY, NOBODY)
+        assert (inherited.st_uid, inherited.st_gid) == (NOBODY, OTHER_GID)
+    assert (as_nobody / "group/dir").stat().st_mode & stat.S_ISGID
+
+
+def test_permissions_are_checked(as_nobody: Path) -> None:
+    """S-16: another user's file can't be read, changed or removed from a sticky directory."""
+    (as_nobody / "secret").write_bytes(b"x")
+    (as_nobody / "secret").chmod(0o600)
+    as_nobody.chmod(0o1777)
+    script = """
+for call in (lambda p: open(p), lambda p: open(p, "w"), os.unlink, lambda p: os.chmod(p, 0o777)):
+    try:
+        call(sys.argv[1] + "/secret")
+    except PermissionError:
+        continue
+    sys.exit("was allowed")
+"""
+    run_as(NOBODY, NOBODY, script, as_nobody)
+    assert (as_nobody / "secret").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("change", ["write", "truncate", "chown"])
+def test_setuid_falls_with_a_change(as_nobody: Path, change: str) -> None:
+    """S-16: a write, truncate or chown by one who may not keep setuid and setgid drops them."""
+    file = as_nobody / "file"
+    file.write_bytes(b"content")
+    os.chown(file, NOBODY, NOBODY)
+    file.chmod(0o6777)
+    calls = {
+        "write": 'fd = os.open(path, os.O_WRONLY); os.write(fd, b"x"); os.close(fd)',
+        "truncate": "os.truncate(path, 3)",
+        "chown": f"os.chown(path, -1, {NOBODY})",
+    }
+    run_as(NOBODY, NOBODY, f"path = sys.argv[1]\n{calls[change]}\n", file)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o777

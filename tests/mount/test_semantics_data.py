@@ -1,0 +1,349 @@
+"""Reading and writing on a real mount (docs/SEMANTICS.md, Reading and writing)."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.mount.mounts import Area, Mount, eventually, fails
+
+KEEP_SIZE, PUNCH_HOLE, COLLAPSE, ZERO, INSERT = 1, 2, 8, 16, 32
+MIB = 1 << 20
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def fallocate(fd: int, mode: int, offset: int, length: int) -> None:
+    """fallocate(2). Errors: OSError."""
+    if _libc.fallocate(fd, mode, ctypes.c_long(offset), ctypes.c_long(length)) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+@pytest.fixture
+def fd(area: Area) -> Iterator[int]:
+    """`file` of the area with 100,000 known bytes, closed once and open again."""
+    (area.path / "file").write_bytes(content(100_000))
+    opened = os.open(area.path / "file", os.O_RDWR)
+    yield opened
+    os.close(opened)
+
+
+def content(size: int, seed: int = 1) -> bytes:
+    """Bytes that differ everywhere."""
+    return random.Random(seed).randbytes(size)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_random_changes_against_a_shadow(area: Area, tmp_path: Path, seed: int) -> None:
+    """S-17 S-18: writes, truncates, reads and reopenings in any order as on a disk; the object is the same at the end."""
+    rng = random.Random(seed)
+    files = [open(place / "file", "w+b", buffering=0) for place in (area.path, tmp_path)]
+    for _ in range(150):
+        action = rng.choice(["write", "write", "read", "truncate", "append", "reopen", "sync"])
+        offset, size = rng.randrange(700_000), rng.randrange(1, 100_000)
+        body = rng.randbytes(size)
+        answers = []
+        for number, file in enumerate(files):
+            if action == "write":
+                answers.append(os.pwrite(file.fileno(), body, offset))
+            elif action == "read":
+                answers.append(os.pread(file.fileno(), size, offset))
+            elif action == "truncate":
+                answers.append(file.truncate(offset))
+            elif action == "append":
+                answers.append(file.seek(0, os.SEEK_END) + file.write(body))
+            elif action == "sync":
+                os.fsync(file.fileno())
+            else:
+                name = file.name
+                file.close()
+                files[number] = open(name, "r+b", buffering=0)
+        assert answers[:1] == answers[1:], f"{action} {offset} {size}"
+        assert os.fstat(files[0].fileno()).st_size == os.fstat(files[1].fileno()).st_size
+    for file in files:
+        file.close()
+    expected = (tmp_path / "file").read_bytes()
+    assert area.get("file") == expected
+    assert (area.path / "file").read_bytes() == expected
+
+
+def test_append(area: Area) -> None:
+    """S-17: again and again, each time a new close."""
+    for number in range(5):
+        with (area.path / "log").open("a") as log:
+            log.write(f"{number}\n")
+        assert area.get("log") == "".join(f"{each}\n" for each in range(number + 1)).encode()
+
+
+def test_two_processes_append(area: Area) -> None:
+    """S-17 S-29: O_APPEND of two processes loses no line."""
+    script = """
+import os, sys
+fd = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+for number in range(200):
+    os.write(fd, b"%s %d\\n" % (sys.argv[2].encode(), number))
+os.close(fd)
+"""
+    command = [sys.executable, "-c", script, str(area.path / "log")]
+    writers = [subprocess.Popen([*command, name]) for name in ("one", "two")]
+    assert [writer.wait(60) for writer in writers] == [0, 0]
+    lines = area.get("log").decode().splitlines()
+    for name in ("one", "two"):
+        assert [line for line in lines if line.startswith(name)] == [f"{name} {number}" for number in range(200)]
+
+
+def test_truncate_by_path_and_descriptor(area: Area, fd: int) -> None:
+    """S-17: shorter, longer (with zeros), and to nothing."""
+    body = content(100_000)
+    os.truncate(area.path / "file", 50_001)
+    assert os.pread(fd, 100_000, 0) == body[:50_001]
+    os.ftruncate(fd, 60_000)
+    assert os.pread(fd, 100_000, 0) == body[:50_001] + bytes(9_999)
+    os.fsync(fd)
+    assert area.get("file") == body[:50_001] + bytes(9_999)
+    os.truncate(area.path / "file", 0)
+    assert os.fstat(fd).st_size == 0
+
+
+def test_truncate_of_a_closed_file_is_in_the_store(area: Area) -> None:
+    """S-17 S-18: truncate(2) has no close to wait for."""
+    (area.path / "file").write_bytes(b"0123456789")
+    os.truncate(area.path / "file", 4)
+    assert area.get("file") == b"0123"
+    os.truncate(area.path / "file", 6)
+    assert area.get("file") == b"0123\0\0"
+    assert (area.path / "file").read_bytes() == b"0123\0\0"
+
+
+def test_o_trunc(area: Area, fd: int) -> None:
+    """S-17: O_TRUNC empties the file for all its descriptors at once."""
+    again = os.open(area.path / "file", os.O_WRONLY | os.O_TRUNC)
+    assert os.fstat(fd).st_size == 0
+    os.write(again, b"new")
+    os.close(again)
+    assert os.pread(fd, 100, 0) == b"new"
+    assert area.get("file") == b"new"
+
+
+def test_sparse_file(area: Area) -> None:
+    """S-17: a hole reads as zeros."""
+    with (area.path / "sparse").open("wb") as file:
+        file.seek(3 * MIB)
+        file.write(b"end")
+    assert (area.path / "sparse").stat().st_size == 3 * MIB + 3
+    assert (area.path / "sparse").read_bytes() == bytes(3 * MIB) + b"end"
+    assert area.get("sparse") == bytes(3 * MIB) + b"end"
+
+
+def test_shared_mmap(area: Area, fd: int) -> None:
+    """S-17 S-18: what is written through a shared mapping is in the store after msync and fsync, and after the last close."""
+    with mmap.mmap(fd, 0) as pages:
+        pages[10:14] = b"mmap"
+        pages.flush()
+        assert os.pread(fd, 4, 10) == b"mmap"
+        os.fsync(fd)
+        assert area.get("file")[10:14] == b"mmap"
+        pages[99_990:99_994] = b"last"
+        pages.flush()
+    os.fsync(fd)
+    assert area.get("file")[99_990:99_994] == b"last"
+    assert area.get("file")[14:99_990] == content(100_000)[14:99_990]
+
+
+def test_private_mmap_reads(area: Area, fd: int) -> None:
+    """S-17: reading through a mapping, as safetensors and numpy do."""
+    with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as pages:
+        assert pages[:] == content(100_000)
+
+
+def test_fallocate(area: Area, fd: int) -> None:
+    """S-17: allocate, keep size, punch hole and zero range; the other modes are EOPNOTSUPP."""
+    body = bytearray(content(100_000))
+    fallocate(fd, KEEP_SIZE, 0, 200_000)
+    assert os.fstat(fd).st_size == 100_000
+    fallocate(fd, PUNCH_HOLE | KEEP_SIZE, 5_000, 10_000)
+    body[5_000:15_000] = bytes(10_000)
+    fallocate(fd, 0, 0, 110_000)
+    body.extend(bytes(10_000))
+    fallocate(fd, ZERO, 105_000, 15_000)
+    body.extend(bytes(10_000))
+    assert os.pread(fd, 200_000, 0) == bytes(body)
+    for mode in (COLLAPSE, INSERT):
+        fails(errno.EOPNOTSUPP, fallocate, fd, mode, 0, 4096)
+    os.fsync(fd)
+    assert area.get("file") == bytes(body)
+
+
+def test_copies_in_the_kernel(area: Area, fd: int, tmp_path: Path) -> None:
+    """S-17: sendfile and copy_file_range, onto the mount and off it."""
+    body = content(100_000)
+    with (area.path / "copied").open("wb") as to:
+        assert sum(iter(lambda: os.copy_file_range(fd, to.fileno(), 40_000), 0)) == 100_000
+    with (area.path / "sent").open("wb") as to:
+        offset = 0
+        while sent := os.sendfile(to.fileno(), fd, offset, 70_000):
+            offset += sent
+    with (tmp_path / "local").open("wb") as to:
+        assert os.sendfile(to.fileno(), fd, 0, 100_000) > 0
+    assert area.get("copied") == body
+    assert area.get("sent") == body
+    assert body.startswith((tmp_path / "local").read_bytes())
+
+
+def test_seek_data_and_hole(area: Area, fd: int) -> None:
+    """S-17: a file may be seen as one piece of data."""
+    assert os.lseek(fd, 10, os.SEEK_DATA) == 10
+    assert os.lseek(fd, 10, os.SEEK_HOLE) == 100_000
+    fails(errno.ENXIO, os.lseek, fd, 100_000, os.SEEK_DATA)
+
+
+def test_closed_means_stored(area: Area) -> None:
+    """S-18: bytes, size and attributes of files of several sizes are in the store when close returned."""
+    for size in (0, 1, 4096, 1 * MIB + 1, 9 * MIB + 17):
+        fd = os.open(area.path / f"file-{size}", os.O_WRONLY | os.O_CREAT, 0o640)
+        body = memoryview(content(size, size))
+        while body:
+            body = body[os.write(fd, body) :]
+        os.close(fd)
+        assert area.get(f"file-{size}") == content(size, size)
+        assert area.metadata(f"file-{size}")["mode"] == str(0o100640)
+
+
+def test_fsync_means_stored(area: Area) -> None:
+    """S-18: fsync and fdatasync, while the file stays open."""
+    with (area.path / "file").open("wb", buffering=0) as file:
+        file.write(b"one")
+        os.fsync(file.fileno())
+        assert area.get("file") == b"one"
+        file.write(b"two")
+        os.fdatasync(file.fileno())
+        assert area.get("file") == b"onetwo"
+        os.fchmod(file.fileno(), 0o600)
+    assert area.metadata("file")["mode"] == str(0o100600)
+
+
+def test_a_change_in_the_middle_uploads_little(area: Area) -> None:
+    """S-21: 4 KiB written into 64 MiB send a few MiB, and the object is right; chmod and rename send nothing."""
+    body = bytearray(content(64 * MIB))
+    (area.path / "large").write_bytes(body)
+    before = area.mount.sent_bytes()
+    with (area.path / "large").open("r+b") as file:
+        file.seek(31 * MIB)
+        file.write(b"x" * 4096)
+    body[31 * MIB : 31 * MIB + 4096] = b"x" * 4096
+    changed = area.mount.sent_bytes()
+    assert 4096 <= changed - before <= 16 * MIB
+    os.chmod(area.path / "large", 0o600)
+    (area.path / "large").rename(area.path / "renamed")
+    assert area.mount.sent_bytes() == changed
+    assert area.get("renamed") == bytes(body)
+    (area.path / "renamed").unlink()
+
+
+def test_exclusive_creation(area: Area, other: Mount) -> None:
+    """S-22: one client of all makes it, without any wait; the other has EEXIST."""
+    there = other.path / area.name
+    assert os.listdir(there) == []
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
+    for number in range(5):
+        os.close(os.open(area.path / f"lock{number}", flags))
+        assert area.exists(f"lock{number}")
+        fails(errno.EEXIST, os.open, there / f"lock{number}", flags)
+        fails(errno.EEXIST, os.open, area.path / f"lock{number}", flags)
+
+
+def test_a_file_appears_at_close(area: Area) -> None:
+    """S-22: without O_EXCL the store learns of it at close; this mount sees it at once."""
+    with (area.path / "file").open("wb") as file:
+        assert os.listdir(area.path) == ["file"]
+        assert not area.exists("file")
+        file.write(b"x")
+    assert area.get("file") == b"x"
+
+
+@pytest.mark.parametrize("size", [1000, 3 * MIB])
+def test_removed_while_open(area: Area, size: int) -> None:
+    """S-23: the content stays for who has it open, and can be changed; nothing is left behind."""
+    (area.path / "file").write_bytes(content(size))
+    with (area.path / "file").open("r+b", buffering=0) as file:
+        (area.path / "file").unlink()
+        assert not area.exists("file")
+        assert os.pread(file.fileno(), size, 0) == content(size)
+        os.pwrite(file.fileno(), b"new", 5)
+        assert os.pread(file.fileno(), 3, 5) == b"new"
+        if area.is_native:  # libfuse shows its .fuse_hidden file
+            assert os.fstat(file.fileno()).st_nlink == 0
+            assert os.listdir(area.path) == []
+    eventually(lambda: area.keys() == [""], "nothing is left (a release is not waited for)")
+
+
+def test_replaced_while_open(area: Area) -> None:
+    """S-23 S-25: a rename over an open file leaves the old content to who has it open."""
+    (area.path / "old").write_bytes(b"old content")
+    (area.path / "new").write_bytes(b"new")
+    with (area.path / "old").open("rb") as file:
+        (area.path / "new").rename(area.path / "old")
+        assert file.read() == b"old content"
+        assert (area.path / "old").read_bytes() == b"new"
+    assert area.get("old") == b"new"
+    assert area.keys() == ["", "old"]
+
+
+def test_a_large_file_removed_while_open(area: Area) -> None:
+    """S-23: over 64 MiB the server keeps a hidden copy until the last close."""
+    body = content(66 * MIB)
+    (area.path / "large").write_bytes(body)
+    hidden = ".datastore.unlinked/"
+    with (area.path / "large").open("rb", buffering=0) as file:
+        (area.path / "large").unlink()
+        assert os.pread(file.fileno(), 1000, 65 * MIB) == body[65 * MIB : 65 * MIB + 1000]
+        assert hidden.rstrip("/") not in os.listdir(area.mount.path)
+    eventually(lambda: area.mount.objects.keys(hidden) == [] and area.keys() == [""], "the hidden copy is gone")
+
+
+LOCKER = """
+import errno, fcntl, sys
+lock = fcntl.flock if sys.argv[2] == "flock" else fcntl.lockf
+with open(sys.argv[1], "r+") as file:
+    try:
+        lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        sys.exit(1 if error.errno in (errno.EAGAIN, errno.EACCES) else 2)
+"""
+
+
+@pytest.mark.parametrize("kind", ["flock", "fcntl"])
+def test_locks_between_processes(area: Area, kind: str) -> None:
+    """S-24: held by one process, refused to another, free after the close."""
+    (area.path / "lock").write_bytes(b"")
+    command = [sys.executable, "-c", LOCKER, str(area.path / "lock"), kind]
+    lock = fcntl.flock if kind == "flock" else fcntl.lockf
+    with (area.path / "lock").open("r+") as file:
+        lock(file, fcntl.LOCK_EX)
+        assert subprocess.run(command, timeout=60, check=False).returncode == 1
+        lock(file, fcntl.LOCK_UN)
+        assert subprocess.run(command, timeout=60, check=False).returncode == 0
+        lock(file, fcntl.LOCK_EX)
+    assert subprocess.run(command, timeout=60, check=False).returncode == 0
+
+
+def test_processes_of_one_mount_see_each_other(area: Area) -> None:
+    """S-29: what one process wrote, before its close, another reads at once."""
+    script = "import sys; sys.stdout.write(open(sys.argv[1]).read())"
+    with (area.path / "file").open("w") as file:
+        for number in range(3):
+            file.write(str(number))
+            file.flush()
+            seen = subprocess.run(
+                [sys.executable, "-c", script, str(area.path / "file")], capture_output=True, timeout=60, check=True
+            )
+            assert seen.stdout == b"012"[: number + 1]

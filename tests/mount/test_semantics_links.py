@@ -1,0 +1,229 @@
+"""Symbolic links and special files on a real mount (docs/SEMANTICS.md, Links and special files)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import socket
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from tests.mount.conftest import Mounter
+from tests.mount.mounts import PATIENCE_S, Area, Mount, fails, settle
+from tests.servers import Server
+
+TARGETS = {
+    "relative": b"dir/file",
+    "upwards": b"../other/place",
+    "dangling": b"/does/not/exist",
+    "directory": b"dir",
+    "dot": b".",
+    "bytes": b"caf\xe9 \x01\xff",
+    "unicode": "naïve/日本".encode(),
+    "longest": (b"x" * 254 + b"/") * 16 + b"y" * 15,
+}
+
+
+@pytest.fixture
+def links(area: Area) -> Area:
+    """An area with every kind of link."""
+    (area.path / "dir").mkdir()
+    (area.path / "dir/file").write_bytes(b"content")
+    for name, target in TARGETS.items():
+        os.symlink(target, os.fsencode(area.path / name))
+    return area
+
+
+def assert_links(place: Path) -> None:
+    for name, target in TARGETS.items():
+        link = os.fsencode(place / name)
+        assert os.readlink(link) == target
+        seen = os.lstat(link)
+        assert stat.S_ISLNK(seen.st_mode)
+        assert seen.st_size == len(target)
+    assert (place / "relative").read_bytes() == b"content"
+    assert os.listdir(place / "directory") == ["file"]
+    assert not (place / "dangling").exists()
+
+
+def test_links_are_plain_objects(links: Area) -> None:
+    """S-06: the object `x.rclonelink` holds the target."""
+    assert len(TARGETS["longest"]) == 4095
+    for name, target in TARGETS.items():
+        assert links.get(f"{name}.rclonelink") == target
+    assert_links(links.path)
+
+
+def test_links_survive_the_mount(links: Area) -> None:
+    """S-06: relative, dangling, to a directory, of any bytes, of 4,095 bytes."""
+    links.mount.remount()
+    assert_links(links.path)
+
+
+def test_other_mounts_see_links_without_a_head(links: Area, mount_with: Mounter) -> None:
+    """S-06 S-13: a listing alone tells type and size; another machine's mount sends no HEAD."""
+    shared = links.mount
+    with mount_with(shared.bucket, shared.server, attributes="listing", metadataTTL=60) as there:
+        place = there.path / links.name
+        with os.scandir(place) as entries:
+            kinds = {entry.name: entry.is_symlink() for entry in entries}
+        assert kinds == {**dict.fromkeys(TARGETS, True), "dir": False}
+        heads = there.calls().get("head", 0)
+        for name, target in TARGETS.items():
+            assert os.lstat(place / name).st_size == len(target)
+        assert there.calls().get("head", 0) == heads
+        assert_links(place)
+
+
+def test_links_change_and_go(links: Area) -> None:
+    """S-06: replaced by rename, removed, not made twice; a target of 4,096 bytes is refused."""
+    os.rename(links.path / "dangling", links.path / "relative")
+    assert os.readlink(links.path / "relative") == "/does/not/exist"
+    os.unlink(links.path / "directory")
+    assert (links.path / "dir/file").exists()
+    assert not links.exists("directory.rclonelink")
+    fails(errno.EEXIST, os.symlink, "x", links.path / "dot")
+    fails(errno.EEXIST, os.symlink, "x", links.path / "dir")
+    fails(errno.ENAMETOOLONG, os.symlink, "x" * 4096, links.path / "too-long")
+    fails(errno.EINVAL, os.readlink, links.path / "dir/file")
+
+
+def test_attributes_of_a_link(area: Area) -> None:
+    """S-06 S-11: times and owner are the link's own, and last."""
+    link = area.path / "link"
+    link.symlink_to("target")
+    os.utime(link, ns=(1_500_000_000_123_456_789, 1_600_000_000_987_654_321), follow_symlinks=False)
+    settle()
+    assert link.lstat().st_mtime_ns == 1_600_000_000_987_654_321
+    assert os.readlink(link) == "target"
+    assert area.get("link.rclonelink") == b"target"
+
+
+def test_links_of_s3fs_and_geesefs(area: Area) -> None:
+    """S-08: their ways of keeping a link are read."""
+    area.put("of-s3fs", b"some/target", mode=str(stat.S_IFLNK | 0o777))
+    area.put("of-geesefs", b"", **{"--symlink-target": quote("some/target é")})
+    settle()
+    for name, target in (("of-s3fs", "some/target"), ("of-geesefs", "some/target é")):
+        assert os.readlink(area.path / name) == target
+        seen = os.lstat(area.path / name)
+        assert stat.S_ISLNK(seen.st_mode)
+        assert seen.st_size == len(target.encode())
+    os.unlink(area.path / "of-s3fs")
+    assert not area.exists("of-s3fs")
+
+
+def test_foreign_links_in_a_listing_look_like_files(area: Area, mount_with: Mounter) -> None:
+    """S-08: with `attributes: listing` nothing is asked for a single object."""
+    area.put("of-s3fs", b"some/target", mode=str(stat.S_IFLNK | 0o777))
+    with mount_with(area.mount.bucket, area.mount.server, attributes="listing") as there:
+        assert stat.S_ISREG(os.lstat(there.path / area.name / "of-s3fs").st_mode)
+
+
+def test_a_link_whose_name_the_server_finds_too_long(area: Area) -> None:
+    """S-09 S-38: neither server takes a segment over 255 bytes, so `.rclonelink` does not fit: the link is s3fs's."""
+    name = "n" * 250
+    os.symlink("target", area.path / name)
+    assert area.keys() == ["", name]
+    area.mount.remount()
+    assert os.readlink(area.path / name) == "target"
+    assert os.lstat(area.path / name).st_size == len("target")
+
+
+def test_fifos_and_sockets(area: Area) -> None:
+    """S-10: special files last, and work within one machine."""
+    os.mkfifo(area.path / "fifo", 0o640)
+    with socket.socket(socket.AF_UNIX) as listening:
+        fd = os.open(area.path, os.O_PATH)
+        try:
+            listening.bind(f"/proc/self/fd/{fd}/socket")  # the whole path may be too long for a socket
+        finally:
+            os.close(fd)
+    area.mount.remount()
+    fifo, bound = (area.path / "fifo").lstat(), (area.path / "socket").lstat()
+    assert stat.S_ISFIFO(fifo.st_mode)
+    assert stat.S_IMODE(fifo.st_mode) == 0o640
+    assert stat.S_ISSOCK(bound.st_mode)
+    reader = os.open(area.path / "fifo", os.O_RDONLY | os.O_NONBLOCK)
+    writer = os.open(area.path / "fifo", os.O_WRONLY)
+    os.write(writer, b"through")
+    assert os.read(reader, 100) == b"through"
+    os.close(reader)
+    os.close(writer)
+    assert area.get("fifo") == b""
+
+
+def test_devices_and_hard_links_are_refused(area: Area) -> None:
+    """S-10: EPERM and EOPNOTSUPP, at once, and nothing is made."""
+    (area.path / "file").write_bytes(b"x")
+    for kind in (stat.S_IFCHR, stat.S_IFBLK):
+        fails(errno.EPERM, os.mknod, area.path / "device", kind | 0o600, os.makedev(1, 3))
+    fails(errno.EOPNOTSUPP, os.link, area.path / "file", area.path / "second")
+    assert os.listdir(area.path) == ["file"]
+    assert (area.path / "file").stat().st_nlink == 1
+
+
+def rclone(server: Server, *arguments: str | Path) -> str:
+    """Run Debian's rclone against the server as remote `s3:`."""
+    settings = {
+        "TYPE": "s3",
+        "PROVIDER": "Other",
+        "ENDPOINT": server.endpoint,
+        "ACCESS_KEY_ID": server.access_key,
+        "SECRET_ACCESS_KEY": server.secret_key,
+        "REGION": server.region,
+        "FORCE_PATH_STYLE": "true",
+    }
+    env = {**os.environ, **{f"RCLONE_CONFIG_S3_{name}": value for name, value in settings.items()}}
+    command = ["rclone", "--config", "/dev/null", *map(str, arguments)]
+    done = subprocess.run(
+        command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S * 4, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def has_rclone() -> Iterator[None]:
+    if shutil.which("rclone") is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("rclone is not installed")
+        pytest.skip("rclone is not installed")
+    yield
+
+
+def test_rclone_recreates_our_links(has_rclone: None, links: Area, tmp_path: Path) -> None:
+    """S-07: `rclone copy --links` makes the same links on a disk; so the objects are what rclone expects."""
+    # rclone reads no link of 4 KiB and no bytes that are not UTF-8 in a JSON listing, but copies what it can name.
+    rclone(links.mount.server, "copy", "--links", f"s3:{links.mount.bucket}/{links.name}", tmp_path / "copy")
+    for name, target in TARGETS.items():
+        assert os.readlink(os.fsencode(tmp_path / "copy" / name)) == target
+    assert (tmp_path / "copy/relative").read_bytes() == b"content"
+
+
+def test_we_read_links_of_rclone(has_rclone: None, area: Area, tmp_path: Path) -> None:
+    """S-07: what `rclone copy --links` put there are links."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/file").write_bytes(b"content")
+    (tmp_path / "a/link").symlink_to("file")
+    (tmp_path / "dangling").symlink_to("no/where")
+    rclone(area.mount.server, "copy", "--links", tmp_path, f"s3:{area.mount.bucket}/{area.name}")
+    settle()
+    assert os.readlink(area.path / "a/link") == "file"
+    assert (area.path / "a/link").read_bytes() == b"content"
+    assert os.readlink(area.path / "dangling") == "no/where"
+
+
+def test_rclone_sees_empty_directories(has_rclone: None, area: Area, tmp_path: Path) -> None:
+    """S-01: with a version that knows markers rclone copies the empty directory; older ones list its key."""
+    (area.path / "empty").mkdir()
+    remote = f"s3:{area.mount.bucket}/{area.name}"
+    directories = rclone(area.mount.server, "lsf", "--dirs-only", remote).split()
+    assert directories == ["empty/"]
+    assert area.exists("empty/")

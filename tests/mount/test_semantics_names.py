@@ -1,0 +1,273 @@
+"""Names on a real mount (docs/SEMANTICS.md, Names)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import botocore.exceptions
+import pytest
+
+from tests.mount.conftest import new_bucket
+from tests.mount.mounts import TTL, Area, Mount, fails, mounted, settle
+from tests.servers import Server
+
+NASTY = (
+    b"two words",
+    b" leading and trailing ",
+    b"%20%2F",
+    b"plus+plus",
+    b"hash#tag",
+    b"question?mark",
+    b"star*",
+    b"{braces}[brackets]",
+    b"back\\slash",
+    b"colon:semi;",
+    b"quote\"'`$HOME",
+    b"\x01control\x7f",
+    b"new\nline\ttab\rreturn",
+    "emoji 🎉 и日本".encode(),
+    b"latin caf\xe9 \xff\xfe",
+    b"-dash & <xml> ]]>",
+    "e\u0301 not composed \uf02f".encode(),
+    b"...",
+    "\ufeff\u200b\u202e".encode(),
+    b"n" * 255,
+    "é".encode() * 127 + b"x",
+)
+MINIO_DIRECTORY_MAX = 244
+"""Bytes of a directory's name; MinIO keeps the marker as a file with 9 more (its `__XLDIR__`, in whole characters here)."""
+ESCAPED_LONG = b"\xff" * 90
+"""270 bytes once escaped."""
+
+
+def raw(area: Area, name: bytes) -> bytes:
+    return os.fsencode(area.path) + b"/" + name
+
+
+def write(path: bytes, body: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(body)
+
+
+def read(path: bytes) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def listed(area: Area, rest: bytes = b"") -> list[bytes]:
+    return sorted(os.listdir(raw(area, rest)))
+
+
+def refused(area: Area, rest: str) -> bool:
+    """Whether the server takes no such key; it is put there otherwise."""
+    try:
+        area.put(rest, rest.encode())
+    except botocore.exceptions.ClientError as error:
+        assert 400 <= error.response["ResponseMetadata"]["HTTPStatusCode"] < 500
+        return True
+    return False
+
+
+def test_nasty_names(area: Area) -> None:
+    """S-34: as files, directories, links and after a rename, before and after a remount, each comes back as it was."""
+    for number, name in enumerate(NASTY):
+        write(raw(area, name), str(number).encode())
+    os.mkdir(raw(area, b"dirs"))
+    names = [name[: MINIO_DIRECTORY_MAX if area.server == "minio" else None] for name in NASTY]
+    for name in names:
+        os.mkdir(raw(area, b"dirs/" + name))
+        write(raw(area, b"dirs/" + name + b"/inner"), name)
+    os.mkdir(raw(area, b"links"))
+    for name in NASTY:
+        os.symlink(b"../" + name, raw(area, b"links/" + name))
+    area.mount.remount()
+    assert listed(area) == sorted((*NASTY, b"dirs", b"links"))
+    assert listed(area, b"dirs") == sorted(names)
+    assert listed(area, b"links") == sorted(NASTY)
+    for name in names:
+        assert read(raw(area, b"dirs/" + name + b"/inner")) == name
+    for number, name in enumerate(NASTY):
+        assert read(raw(area, name)) == str(number).encode()
+        assert os.readlink(raw(area, b"links/" + name)) == b"../" + name
+        assert read(raw(area, b"links/" + name)) == str(number).encode()
+    for name, directory in zip(NASTY, names, strict=True):
+        os.rename(raw(area, name), raw(area, b"dirs/" + directory + b"/moved"))
+        os.unlink(raw(area, b"links/" + name))
+    assert listed(area) == [b"dirs", b"links"]
+    assert listed(area, b"dirs/" + NASTY[11]) == [b"inner", b"moved"]
+
+
+def test_keys_are_the_names(area: Area) -> None:
+    """S-34: what is UTF-8 is the key as it is; other bytes are U+F000 + byte."""
+    for name in ("two words", "emoji 🎉", "%20", "a+b"):
+        (area.path / name).write_bytes(name.encode())
+        assert area.get(name) == name.encode()
+    write(raw(area, b"caf\xe9"), b"latin")
+    assert area.get("caf\uf0e9") == b"latin"
+    write(raw(area, "\uf041".encode()), b"private")
+    assert area.get("\uf0ef\uf081\uf081") == b"private"
+
+
+def test_names_that_are_too_long(area: Area) -> None:
+    """S-35: 256 bytes, and a path whose key is over 1,024 bytes, are ENAMETOOLONG; all else goes on."""
+    write(raw(area, b"x" * 255), b"")
+    for call in (lambda path: write(path, b""), os.mkdir, os.stat, lambda path: os.symlink(b"t", path)):
+        fails(errno.ENAMETOOLONG, call, raw(area, b"x" * 256))
+    fails(errno.ENAMETOOLONG, os.rename, raw(area, b"x" * 255), raw(area, b"y" * 256))
+    deep = b"/".join([b"d" * 200] * 4)
+    os.makedirs(raw(area, deep))
+    write(raw(area, deep + b"/fits"), b"x")
+    fails(errno.ENAMETOOLONG, write, raw(area, deep + b"/" + b"l" * 250), b"x")
+    fails(errno.ENAMETOOLONG, os.mkdir, raw(area, deep + b"/" + b"l" * 250))
+    assert listed(area, deep) == [b"fits"]
+
+
+def test_a_name_too_long_once_escaped(area: Area) -> None:
+    """S-34 S-38: 90 bytes that are not UTF-8 are 270 in the key, which neither server takes; 80 fit."""
+    write(raw(area, ESCAPED_LONG[:80]), b"x")
+    fails(errno.ENAMETOOLONG, write, raw(area, ESCAPED_LONG), b"x")
+    fails(errno.ENAMETOOLONG, os.mkdir, raw(area, ESCAPED_LONG))
+    assert listed(area) == [ESCAPED_LONG[:80]]
+    area.mount.remount()
+    assert listed(area) == [ESCAPED_LONG[:80]]
+
+
+@pytest.fixture(scope="module", params=["kernel", "libfuse"])
+def any_key(request: pytest.FixtureRequest, moto: Server, clean_environment: Path) -> Iterator[Mount]:
+    """A mount of a server that takes every key, as AWS does (moto); neither versitygw nor MinIO does."""
+    with mounted(moto, new_bucket(moto), clean_environment, request.param, metadataTTL=TTL) as mount:
+        yield mount
+
+
+ODD = {
+    "a//b": "a/\uf02f/b",
+    "c/./b": "c/\uf02e/b",
+    "d/../b": "d/\uf02e\uf02e/b",
+    "/e": "\uf02f/e",
+    "f///g": "f/\uf02f/\uf02f/g",
+}
+
+
+def test_keys_that_no_name_can_spell(any_key: Mount) -> None:
+    """S-36: they are shown below names of their own, and everything works there; their siblings are untouched."""
+    bucket, root = any_key.objects, any_key.path
+    for key in ODD:
+        bucket.put(key, key.encode())
+    bucket.put("a/beside", b"x")
+    settle()
+    assert sorted(os.listdir(root)) == sorted(("a", "c", "d", "f", "\uf02f"))
+    assert sorted(os.listdir(root / "a")) == ["beside", "\uf02f"]
+    for key, shown in ODD.items():
+        assert (root / shown).read_bytes() == key.encode()
+        (root / shown).write_bytes(b"changed")
+        assert bucket.get(key) == b"changed"
+        (root / shown).with_name("new").write_bytes(b"new")
+        assert bucket.get(key[:-1] + "new") == b"new"
+        (root / shown).unlink()
+        assert not bucket.exists(key)
+        fails(errno.EINVAL, os.mkdir, (root / shown).parent / "\uf02f")
+    (root / "f/\uf02f/\uf02f/new").rename(root / "f/moved")
+    assert bucket.get("f/moved") == b"new"
+    fails(errno.EINVAL, os.rename, root / "c", root / "a/\uf02e")
+
+
+def test_all_of_a_file_beside_a_directory(any_key: Mount) -> None:
+    """S-37: the directory is `a`, the object is `a` followed by U+F000, which can be read, written and removed."""
+    bucket, root = any_key.objects, any_key.path
+    bucket.put("same", b"object")
+    bucket.put("same/below", b"below")
+    settle()
+    aside = root / "same\uf000"
+    assert {"same", aside.name} <= set(os.listdir(root))
+    assert os.listdir(root / "same") == ["below"]
+    assert aside.read_bytes() == b"object"
+    aside.write_bytes(b"changed")
+    assert bucket.get("same") == b"changed"
+    aside.unlink()
+    assert not bucket.exists("same")
+    assert bucket.get("same/below") == b"below"
+
+
+@pytest.mark.parametrize("key", ["a//b", "a/./b", "a/../b", "x//"])
+def test_odd_keys_on_servers_that_take_no_such(area: Area, key: str) -> None:
+    """S-38: MinIO refuses them; versitygw refuses or resolves them as a file system does. What is beside them is shown."""
+    area.put("beside", b"x")
+    if not refused(area, key):
+        assert area.server == "versitygw"
+        assert area.key(key) not in area.mount.objects.keys()  # noqa: SIM118  (keys of the bucket, no dict)
+    settle()
+    shown = {"a//b": b"a", "a/./b": b"a", "a/../b": b"b"}.get(key) if area.server == "versitygw" else None
+    assert listed(area) == sorted(filter(None, (b"beside", shown)))
+
+
+def test_reserved_names_cannot_be_made(area: Area) -> None:
+    """S-36: EINVAL for each kind, and for the target of a rename."""
+    write(raw(area, b"file"), b"x")
+    for name in ("\uf02f", "\uf02e", "\uf02e\uf02e", "file\uf000"):
+        path = raw(area, name.encode())
+        for call in (lambda path: write(path, b""), os.mkdir, lambda path: os.symlink(b"t", path)):
+            fails(errno.EINVAL, call, path)
+        fails(errno.EINVAL, os.rename, raw(area, b"file"), path)
+    assert listed(area) == [b"file"]
+
+
+def test_a_file_beside_a_directory(area: Area) -> None:
+    """S-38: versitygw refuses `a` beside `a/b` both ways; MinIO takes both and lists `a` alone."""
+    area.put("a", b"object")
+    assert refused(area, "a/b") == (area.server == "versitygw")
+    settle()
+    assert listed(area) == [b"a"]
+    assert read(raw(area, b"a")) == b"object"
+    fails(errno.EEXIST, os.mkdir, raw(area, b"a"))
+    fails(errno.ENOTDIR, write, raw(area, b"a/c"), b"x")
+
+
+def test_a_directory_beside_a_new_file(area: Area) -> None:
+    """S-38: what another client made a moment ago is in the way: one errno, and the rest goes on."""
+    assert listed(area) == []
+    area.put("d/e", b"theirs")
+    if area.server == "versitygw":
+        with pytest.raises(OSError, match="d") as refusal:
+            write(raw(area, b"d"), b"ours")
+        assert refusal.value.errno in (errno.EEXIST, errno.EISDIR, errno.ENOTDIR)
+    settle()
+    assert read(raw(area, b"d/e")) == b"theirs"
+    write(raw(area, b"other"), b"ours")
+    assert area.get("other") == b"ours"
+
+
+def test_a_link_beside_a_file_of_its_name(area: Area) -> None:
+    """S-37: `x` is the file; `x.rclonelink` is shown as a file under its own name."""
+    area.put("x", b"file")
+    area.put("x.rclonelink", b"target")
+    area.put("y.rclonelink", b"target")
+    settle()
+    assert listed(area) == [b"x", b"x.rclonelink", b"y"]
+    assert read(raw(area, b"x")) == b"file"
+    assert read(raw(area, b"x.rclonelink")) == b"target"
+    assert os.readlink(raw(area, b"y")) == b"target"
+
+
+def test_a_file_named_like_a_link(area: Area) -> None:
+    """S-37: it is stored with its dot escaped, and stays a file."""
+    write(raw(area, b"z.rclonelink"), b"content")
+    assert area.keys() == ["", "z\uf02erclonelink"]
+    area.mount.remount()
+    assert listed(area) == [b"z.rclonelink"]
+    assert read(raw(area, b"z.rclonelink")) == b"content"
+    assert stat.S_ISREG(os.lstat(raw(area, b"z.rclonelink")).st_mode)
+
+
+def test_markers_of_other_tools(area: Area) -> None:
+    """S-01 S-03: a marker of any content type is a directory; deleting it is rmdir."""
+    area.put("plain/", b"", "application/octet-stream")
+    area.put("typed/", b"", "text/html")
+    settle()
+    assert listed(area) == [b"plain", b"typed"]
+    assert listed(area, b"typed") == []
+    os.rmdir(raw(area, b"typed"))
+    assert area.keys() == ["", "plain/"]

@@ -1,0 +1,186 @@
+"""Renames on a real mount (docs/SEMANTICS.md, Renames)."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+import threading
+from pathlib import Path
+
+from tests.mount.conftest import Mounter
+from tests.mount.mounts import Area, eventually, fails, settle
+
+NOREPLACE, EXCHANGE = 1, 2
+AT_FDCWD = -100
+MTIME_NS = 1_234_567_890_123_456_789
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def renameat2(old: Path, new: Path, flags: int) -> None:
+    """renameat2(2). Errors: OSError."""
+    if _libc.renameat2(AT_FDCWD, os.fsencode(old), AT_FDCWD, os.fsencode(new), flags) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def test_a_file_keeps_its_attributes(area: Area) -> None:
+    """S-25: content, mode, mtime and extended attributes go along; nothing is uploaded; the old key is gone."""
+    old, new = area.path / "old", area.path / "dir/new"
+    (area.path / "dir").mkdir()
+    old.write_bytes(b"content")
+    old.chmod(0o604)
+    os.setxattr(old, "user.a", b"b")
+    os.utime(old, ns=(MTIME_NS, MTIME_NS))
+    sent = area.mount.sent_bytes()
+    old.rename(new)
+    assert area.mount.sent_bytes() == sent
+    assert sorted(area.keys()) == ["", "dir/", "dir/new"]
+    settle()
+    seen = new.stat()
+    assert stat.S_IMODE(seen.st_mode) == 0o604
+    assert seen.st_mtime_ns == MTIME_NS
+    assert os.getxattr(new, "user.a") == b"b"
+    assert new.read_bytes() == b"content"
+    assert not old.exists()
+
+
+def test_unsent_bytes_go_to_the_new_key(area: Area) -> None:
+    """S-25: a file that is renamed while it is written is at the new key at close, and writing goes on."""
+    with (area.path / "part").open("wb", buffering=0) as file:
+        file.write(b"one")
+        (area.path / "part").rename(area.path / "whole")
+        assert os.listdir(area.path) == ["whole"]
+        file.write(b"two")
+        assert (area.path / "whole").read_bytes() == b"onetwo"
+    assert area.keys() == ["", "whole"]
+    assert area.get("whole") == b"onetwo"
+
+
+def test_an_existing_target_is_replaced(area: Area) -> None:
+    """S-25: in one step: who reads the target all the while sees the old or the new, never nothing."""
+    target = area.path / "target"
+    target.write_bytes(b"0" * 100)
+    seen: set[bytes] = set()
+    failures: list[OSError] = []
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            try:
+                seen.add(target.read_bytes())
+            except OSError as error:
+                failures.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for number in range(1, 10):
+            (area.path / "new").write_bytes(str(number).encode() * 100)
+            (area.path / "new").rename(target)
+    finally:
+        done.set()
+        reader.join(30)
+    assert not failures
+    assert seen <= {str(number).encode() * 100 for number in range(10)}
+    assert area.get("target") == b"9" * 100
+
+
+def test_flags(area: Area) -> None:
+    """S-25: RENAME_NOREPLACE is honoured, RENAME_EXCHANGE is EINVAL."""
+    (area.path / "a").write_bytes(b"a")
+    (area.path / "b").write_bytes(b"b")
+    fails(errno.EEXIST, renameat2, area.path / "a", area.path / "b", NOREPLACE)
+    fails(errno.EINVAL, renameat2, area.path / "a", area.path / "b", EXCHANGE)
+    renameat2(area.path / "a", area.path / "c", NOREPLACE)
+    assert sorted(area.keys()) == ["", "b", "c"]
+
+
+def test_kinds_that_do_not_replace_each_other(area: Area) -> None:
+    """S-25: the errnos of rename(2)."""
+    (area.path / "file").write_bytes(b"x")
+    (area.path / "full/inner").mkdir(parents=True)
+    (area.path / "empty").mkdir()
+    fails(errno.EISDIR, os.rename, area.path / "file", area.path / "empty")
+    fails(errno.ENOTDIR, os.rename, area.path / "empty", area.path / "file")
+    fails(errno.ENOTEMPTY, os.rename, area.path / "empty", area.path / "full")
+    fails(errno.EINVAL, os.rename, area.path / "full", area.path / "full/inner/itself")
+    fails(errno.ENOENT, os.rename, area.path / "nothing", area.path / "new")
+    os.rename(area.path / "full", area.path / "empty")
+    assert sorted(os.listdir(area.path)) == ["empty", "file"]
+    assert os.listdir(area.path / "empty") == ["inner"]
+
+
+def test_a_directory_moves_with_all_below(area: Area) -> None:
+    """S-26: files, links, empty directories, and what another client put there unseen."""
+    old = area.path / "old"
+    (old / "deep/empty").mkdir(parents=True)
+    (old / "deep/file").write_bytes(b"deep")
+    (old / "link").symlink_to("deep/file")
+    for number in range(30):
+        (old / f"{number:02d}").write_bytes(str(number).encode())
+    area.put("old/deep/of-others", b"theirs")
+    old.rename(area.path / "new")
+    assert not [key for key in area.keys() if key.startswith("old")]  # noqa: SIM118  (keys of the bucket, no dict)
+    settle()
+    new = area.path / "new"
+    assert (new / "link").read_bytes() == b"deep"
+    assert os.listdir(new / "deep/empty") == []
+    assert (new / "deep/of-others").read_bytes() == b"theirs"
+    assert [(new / f"{number:02d}").read_bytes() for number in range(30)] == [str(n).encode() for n in range(30)]
+    assert os.listdir(area.path) == ["new"]
+
+
+def test_open_files_below_a_renamed_directory(area: Area) -> None:
+    """S-25 S-26: a reader and a writer go on; the writer's close is at the new key."""
+    (area.path / "old").mkdir()
+    (area.path / "old/read").write_bytes(b"r" * 200_000)
+    (area.path / "old/changed").write_bytes(b"c" * 200_000)
+    with (
+        (area.path / "old/read").open("rb", buffering=0) as read,
+        (area.path / "old/changed").open("r+b", buffering=0) as changed,
+        (area.path / "old/new").open("wb", buffering=0) as new,
+    ):
+        changed.write(b"before")
+        new.write(b"before ")
+        (area.path / "old").rename(area.path / "moved")
+        assert read.read(200_000) == b"r" * 200_000
+        os.pwrite(changed.fileno(), b"after", 100_000)
+        new.write(b"after")
+    assert area.get("moved/new") == b"before after"
+    body = area.get("moved/changed")
+    assert (body[:6], body[100_000:100_005], len(body)) == (b"before", b"after", 200_000)
+    assert not [key for key in area.keys() if key.startswith("old")]  # noqa: SIM118  (keys of the bucket, no dict)
+    assert sorted(os.listdir(area.path / "moved")) == ["changed", "new", "read"]
+
+
+def test_a_rename_cut_off_is_rolled_forward(mount_with: Mounter) -> None:
+    """S-27: everything that serves is killed in the middle of a rename; the next mount finishes it."""
+    with mount_with() as mount:
+        (mount.path / "old").mkdir()
+        names = [f"old/{number:03d}" for number in range(300)]
+        for name in names:
+            mount.objects.put(name, name.encode())
+        settle(1.0)
+
+        def rename() -> None:
+            try:
+                (mount.path / "old").rename(mount.path / "new")
+            except OSError as error:
+                outcome.append(error.errno)
+
+        outcome: list[int | None] = []
+        renaming = threading.Thread(target=rename)
+        renaming.start()
+        eventually(lambda: mount.objects.keys("new/"), "the rename has begun")
+        mount.kill()
+        renaming.join(30)
+        assert not renaming.is_alive()
+        moved, left = len(mount.objects.keys("new/")), len(mount.objects.keys("old/"))
+        mount.umount()
+        mount.mount()
+        assert mount.objects.keys("old/") == []
+        assert len(mount.objects.keys("new/")) == 301
+        assert sorted(os.listdir(mount.path / "new")) == [name[4:] for name in names]
+        assert (mount.path / "new/017").read_bytes() == b"old/017"
+        assert (outcome, left >= 0) != ([], moved < 301), "the call returned success for half a rename"

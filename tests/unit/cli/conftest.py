@@ -1,0 +1,110 @@
+"""The command in this process, over a fake mount server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from datastore.cli import mountserver, places
+from datastore.cli.main import app, exit_code_of
+
+FAKE = Path(__file__).with_name("fake_server.py")
+CANARY = "CANARYsecretCANARYsecret"
+
+MANIFEST = f"""
+apiVersion: datastore.dev/v1alpha1
+kind: Datastore
+metadata: {{name: digits}}
+spec:
+  readOnly: true
+  s3: {{bucket: digits, endpoint: "http://127.0.0.1:9", credentialsSecret: keys}}
+---
+apiVersion: datastore.dev/v1alpha1
+kind: Datastore
+metadata: {{name: output}}
+spec:
+  s3: {{bucket: output, endpoint: "http://127.0.0.1:9", credentialsSecret: keys}}
+---
+apiVersion: v1
+kind: Secret
+metadata: {{name: keys}}
+stringData: {{AWS_ACCESS_KEY_ID: id, AWS_SECRET_ACCESS_KEY: {CANARY}}}
+"""
+
+
+class Result(NamedTuple):
+    """What a verb did."""
+
+    code: int
+    out: str
+    err: str
+
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def cli(capfd: pytest.CaptureFixture[str]) -> Cli:
+    """Run a verb; no output ever holds the secret key."""
+
+    def run(*arguments: str | Path) -> Result:
+        capfd.readouterr()
+        code = exit_code_of(lambda: app([str(each) for each in arguments], standalone_mode=False))
+        result = Result(code, *capfd.readouterr())
+        assert CANARY not in result.out + result.err
+        return result
+
+    return run
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An own state root; the fake servers that a test left are ended."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    # The name of the module must be in the command line, or the command takes it for a stranger's process.
+    monkeypatch.setattr(mountserver, "command", lambda: [sys.executable, str(FAKE), "datastore.fuse"])
+    yield places.state_root()
+    for file in places.state_root().glob("*/fake.pid"):
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(int(file.read_text()), signal.SIGKILL)
+            os.waitpid(int(file.read_text()), 0)
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    path = tmp_path / "datastores.yaml"
+    path.write_text(MANIFEST)
+    return path
+
+
+def state_of(root: Path, name: str) -> Path:
+    """The state directory of a Datastore that was mounted once."""
+    (found,) = root.glob(f"{name}-*")
+    return found
+
+
+def asked(root: Path, name: str) -> list[dict[str, object]]:
+    """What a fake server was asked."""
+    return [json.loads(line) for line in (state_of(root, name) / "asked").read_text().splitlines()]
+
+
+def leave_unsent(state_dir: Path, *keys: str) -> None:
+    """What a mount server that died leaves of files it could not upload."""
+    (state_dir / "staging").mkdir(exist_ok=True)
+    with contextlib.closing(sqlite3.connect(state_dir / "state.db")) as database:
+        database.execute("create table unsent(staging text, key text, since_ns integer, error text)")
+        for number, key in enumerate(keys):
+            (state_dir / "staging" / str(number)).write_bytes(b"x" * 1024)
+            row = (str(number), key, 1_700_000_000_000_000_000, "403 AccessDenied" if number else "")
+            database.execute("insert into unsent values(?, ?, ?, ?)", row)
+        database.commit()

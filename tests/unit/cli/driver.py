@@ -1,0 +1,15 @@
+"""The command as a process of its own, over the fake mount server: `python driver.py VERB ...`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from datastore.cli import mountserver
+from datastore.cli.main import main
+
+FAKE = Path(__file__).with_name("fake_server.py")
+
+mountserver.command = lambda: [sys.executable, str(FAKE), "datastore.fuse"]
+mountserver.STOP_TIMEOUT_S = 0.5
+main()

@@ -1,0 +1,103 @@
+"""A mount server that mounts nothing: the protocol of `python -m datastore.fuse`, for the tests of the command.
+
+FAKE_MODE says how it behaves (MODES below). It keeps the operations it was asked for in <state dir>/asked, one a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+MODES = ("ready", "error", "silent", "late", "garbage", "dies", "unsynced", "busy", "mute", "lost")
+PATIENCE_S = 60.0
+"""Nobody is there any more: a test that failed must not leave us behind."""
+
+
+def main() -> None:
+    mode = os.environ.get("FAKE_MODE", "ready")
+    spec = json.loads(sys.stdin.read())
+    state_dir = Path(spec["state_dir"])
+    (state_dir / "fake.pid").write_text(str(os.getpid()))
+    if mode == "error":
+        say({"error": os.environ["FAKE_ERROR"], "kind": os.environ["FAKE_KIND"]})
+    elif mode == "silent":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(PATIENCE_S)
+    elif mode == "late":
+        # Ready just when it is asked to stop: the command must notice.
+        signal.sigwait({signal.SIGTERM})
+        serve(mode, spec, state_dir)
+    elif mode == "garbage":
+        sys.stdout.write("hello\n")
+    elif mode == "dies":
+        sys.stderr.write("first\nno space left on the moon\n")
+        sys.exit(3)
+    else:
+        serve(mode, spec, state_dir)
+
+
+def say(answer: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+def serve(mode: str, spec: dict[str, Any], state_dir: Path) -> None:
+    spec["s3"].pop("credentials")
+    pids = {"keeperPid": os.getpid(), "serverPid": os.getpid()}
+    (state_dir / "mount.json").write_text(json.dumps({**spec, **pids}))
+    with socket.socket(socket.AF_UNIX) as listener:
+        (state_dir / "control.sock").unlink(missing_ok=True)
+        directory = os.open(state_dir, os.O_RDONLY)
+        listener.bind(f"/proc/self/fd/{directory}/control.sock")
+        listener.listen()
+        listener.settimeout(PATIENCE_S)
+        say({"ready": True, **pids, "mountpoint": spec["mountpoint"]})
+        while answer_one(mode, spec, state_dir, listener):
+            pass
+    for name in ("mount.json", "control.sock"):
+        (state_dir / name).unlink(missing_ok=True)
+
+
+def answer_one(mode: str, spec: dict[str, Any], state_dir: Path, listener: socket.socket) -> bool:
+    """Serve one connection; False when it was the last."""
+    client, _ = listener.accept()
+    with client, client.makefile("rwb") as stream:
+        request = json.loads(stream.readline())
+        with (state_dir / "asked").open("a") as asked:
+            asked.write(json.dumps(request) + "\n")
+        if mode == "mute":
+            time.sleep(PATIENCE_S)
+        going_on = True
+        for answer in answers(mode, spec, request):
+            stream.write(json.dumps(answer).encode() + b"\n")
+            going_on = going_on and answer.get("gone") is not True
+        return going_on
+
+
+def answers(mode: str, spec: dict[str, Any], request: dict[str, Any]) -> list[dict[str, Any]]:
+    operation = request["op"]
+    dirty = [{"path": "a/b.txt", "bytes": 2048, "since": time.time() - 60, "error": "403 AccessDenied"}]
+    if operation == "status":
+        told = {"ok": True, "name": spec["name"], "cache": {"bytes": 1536, "limit": 10 << 30}, "path": {"read": "fast"}}
+        return [{**told, "dirty": dirty if mode == "unsynced" else []}]
+    if operation == "warm":
+        steps = [{"done_files": n, "files": 3, "done_bytes": n * 1024, "bytes": 3072} for n in range(1, 4)]
+        failed = {"ok": False, "errors": ["a.txt: 403 AccessDenied", "b.txt: 403 AccessDenied"]}
+        return [*({"progress": step} for step in steps), failed if mode == "unsynced" else {"ok": True}]
+    if operation == "stop" and not request["force"]:
+        if mode == "unsynced":
+            return [{"ok": False, "errors": ["a/b.txt: 403 AccessDenied"]}]
+        if mode == "busy":
+            return [{"ok": False, "errors": ["sh (pid 7) uses it"]}]
+    errors = ["a/b.txt: 403 AccessDenied"] if mode in ("unsynced", "lost") else []
+    return [{"ok": True, "errors": errors, "gone": operation == "stop"}]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+"""The front door, exit codes, output, doctor's checks, the mount table."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from datastore import errors
+from datastore.api import crd
+from datastore.cli import exitcodes, hostchecks, main, mounttable, places
+from datastore.cli.console import one_line
+from datastore.cli.exitcodes import MEANING, ExitCode, error_from, exit_code_for
+from datastore.cli.findings import Level
+
+from .conftest import Cli
+
+REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "cli.md"
+ALL_ERRORS = [
+    each
+    for each in vars(errors).values()
+    if isinstance(each, type) and issubclass(each, errors.DatastoreError) and each is not errors.DatastoreError
+]
+
+
+@pytest.mark.parametrize("kind", ALL_ERRORS)
+def test_every_error_has_an_exit_code_of_its_own_kind(kind: type[errors.DatastoreError]) -> None:
+    code = exit_code_for(kind("x"))
+    if issubclass(kind, errors.StoreError):
+        assert code in (ExitCode.ACCESS, ExitCode.STORAGE)
+    elif kind is not errors.CacheCorrupt:
+        assert code in (ExitCode.USAGE, ExitCode.MOUNT)
+    assert type(error_from(kind.__name__, "x")) is kind
+
+
+@pytest.mark.parametrize("name", ["", "Exception", "annotations", "no such"])
+def test_an_unknown_kind_of_error_is_the_root_of_the_tree(name: str) -> None:
+    assert type(error_from(name, "x")) is errors.DatastoreError
+
+
+def test_every_exit_code_is_explained_and_documented() -> None:
+    assert set(MEANING) == set(ExitCode)
+    assert exitcodes.markdown_table() in REFERENCE.read_text()
+
+
+def test_every_verb_and_option_is_documented() -> None:
+    text = REFERENCE.read_text()
+    listed = subprocess.run(
+        [sys.executable, "-m", "datastore.cli", "--help"], capture_output=True, text=True, check=True, env=_wide()
+    ).stdout
+    verbs = [command.name for command in main.app.registered_commands if not command.hidden]
+    for verb in verbs:
+        assert f"## datastore {verb}" in text
+        assert f" {verb} " in listed
+
+
+def _wide() -> dict[str, str]:
+    return {**os.environ, "COLUMNS": "200", "PYTHONPATH": str(Path(__file__).parents[3])}
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "line"),
+    [
+        (errors.AccessDenied("no\x1b[31m\nway"), 3, "error: no?[31m way\n"),
+        (FileNotFoundError(2, "No such file", "/x"), 1, "error: /x: No such file\n"),
+        (OSError("bare"), 1, "error: unexpected OSError; DATASTORE_DEBUG=1 shows where, please report it\n"),
+        (
+            RuntimeError("AKIAsecret"),
+            1,
+            "error: unexpected RuntimeError; DATASTORE_DEBUG=1 shows where, please report it\n",
+        ),
+        (KeyboardInterrupt(), 130, "error: interrupted\n"),
+    ],
+)
+def test_whatever_is_raised_is_one_line(
+    capfd: pytest.CaptureFixture[str], raised: BaseException, code: int, line: str
+) -> None:
+    def fails() -> None:
+        raise raised
+
+    assert main.exit_code_of(fails) == code
+    assert capfd.readouterr() == ("", line)
+
+
+def test_a_traceback_is_for_those_who_ask(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATASTORE_DEBUG", "1")
+
+    def fails() -> None:
+        raise errors.MountFailed("no")
+
+    assert main.exit_code_of(fails) == 5
+    assert "Traceback" in capfd.readouterr().err
+
+
+def test_wrong_usage_is_one_line(cli: Cli) -> None:
+    assert cli("bogus") == (2, "", "error: No such command 'bogus'. (see --help)\n")
+    assert cli("mount").err == "error: Missing argument 'FILE'. (see --help)\n"
+    assert cli("umount", "x", "--timeout", "soon").code == 2
+
+
+def test_a_closed_pipe_is_no_traceback() -> None:
+    command = f"{sys.executable} -m datastore.cli crd | head -c 10"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, env=_wide(), check=True)
+    assert done.stdout == crd.text()[:10]
+    assert "Traceback" not in done.stderr
+
+
+def test_crd_and_version_print_data(cli: Cli) -> None:
+    assert cli("crd") == (0, crd.text(), "")
+    assert cli("version").out == f"kube-datastore {version('kube-datastore')}\n"
+
+
+def test_colour_is_for_terminals_without_no_color() -> None:
+    for extra, colours in [({"FORCE_COLOR": "1"}, True), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False), ({}, False)]:
+        done = subprocess.run(
+            [sys.executable, "-m", "datastore.cli", "umount", "nothing"],
+            capture_output=True,
+            text=True,
+            env={**_wide(), **extra},
+        )
+        assert ("\x1b[31m" in done.stderr or "\x1b[1;31m" in done.stderr) is colours
+
+
+def test_names_of_mounts_are_completed(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:
+    cli("mount", manifest, "digits", tmp_path / "d")
+    environment = {
+        **_wide(),
+        "_DATASTORE_COMPLETE": "complete_bash",
+        "COMP_WORDS": "datastore umount d",
+        "COMP_CWORD": "2",
+    }
+    program = "import sys; sys.argv[0] = 'datastore'; from datastore.cli.main import main; main()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert "digits" in done.stdout.split()
+
+
+@given(st.text())
+def test_one_line_is_one_printable_line(text: str) -> None:
+    assert all(letter.isprintable() for letter in one_line(text))
+
+
+def test_relative_xdg_directories_are_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert places.state_root() == tmp_path / ".local/state/kube-datastore/mounts"
+    assert places.cache_root() == tmp_path / ".cache/kube-datastore/objects"
+
+
+@pytest.mark.parametrize(
+    ("release", "level"),
+    [
+        ("6.18.44-fc", Level.OK),
+        ("6.9.0", Level.OK),
+        ("6.8.12", Level.WARN),
+        ("5.4.0", Level.WARN),
+        ("4.19.1", Level.FAIL),
+        ("strange", Level.FAIL),
+    ],
+)
+def test_kernels_are_judged_by_version(release: str, level: Level) -> None:
+    assert hostchecks.check_kernel(release).level is level
+
+
+@pytest.mark.parametrize(
+    ("mode", "plain", "level"),
+    [(0o666, True, Level.OK), (0o666, False, Level.OK), (0o600, False, Level.WARN), (None, False, Level.FAIL)],
+)
+def test_the_device_must_be_open_to_plain_users(tmp_path: Path, mode: int | None, plain: bool, level: Level) -> None:
+    device = tmp_path / "fuse"
+    if mode is not None:
+        device.touch()
+        device.chmod(mode)
+    found = hostchecks.check_device(device, plain=plain)
+    assert found.level is level
+    assert bool(found.todo) == (level is not Level.OK)
+
+
+@pytest.mark.parametrize(
+    ("mode", "plain", "level"),
+    [(0o4755, True, Level.OK), (0o755, True, Level.FAIL), (0o755, False, Level.WARN)],
+)
+def test_fusermount3_must_be_setuid(tmp_path: Path, mode: int, plain: bool, level: Level) -> None:
+    program = tmp_path / "fusermount3"
+    program.touch()
+    program.chmod(mode)
+    assert hostchecks.check_fusermount(str(program), plain=plain).level is level
+    assert hostchecks.check_fusermount(None, plain=plain).level is (Level.FAIL if plain else Level.WARN)
+
+
+def test_user_allow_other_is_looked_up(tmp_path: Path) -> None:
+    config = tmp_path / "fuse.conf"
+    assert "for root only" in hostchecks.check_allow_other(config).text
+    config.write_text("# user_allow_other\n")
+    assert "for root only" in hostchecks.check_allow_other(config).text
+    config.write_text("mount_max = 1000\n user_allow_other\n")
+    assert "has user_allow_other" in hostchecks.check_allow_other(config).text
+
+
+def test_the_room_for_the_cache_is_measured(tmp_path: Path) -> None:
+    assert hostchecks.check_disk(tmp_path / "not" / "yet", 1).level is Level.OK
+    assert hostchecks.check_disk(tmp_path, 1 << 60).level is Level.WARN
+
+
+def test_doctor_without_a_file_looks_at_this_machine(cli: Cli, root: Path) -> None:
+    done = cli("doctor", "-o", "json")
+    checks = [each["check"] for each in json.loads(done.out)]
+    assert {"packages", "kernel", "/dev/fuse", "fusermount3", "cache", "mount"} <= set(checks)
+    assert cli("doctor").out.startswith("ok    packages: ")
+
+
+def test_doctor_says_when_nothing_listens(cli: Cli, root: Path, manifest: Path) -> None:
+    done = cli("doctor", manifest, "digits", "-o", "json")
+    last = json.loads(done.out)[-1]
+    assert (done.code, last["level"], last["code"]) == (4, "fail", 4)
+    assert "http://127.0.0.1:9" in last["text"]
+    assert "spec.s3.endpoint" in last["todo"]
+
+
+MOUNTINFO = r"""22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/root rw
+36 22 0:32 / /mnt/a\040b rw shared:2 - fuse.datastore digits rw,user_id=0
+37 36 0:33 / /mnt/a\040b ro - tmpfs none rw
+broken line
+38 22 0:34 / /x\134y rw - fuse.datastore o\011k rw
+"""
+
+
+def test_the_mount_table_is_read_as_the_kernel_writes_it() -> None:
+    found = list(mounttable.parse_mountinfo(MOUNTINFO))
+    assert [(each.mountpoint, each.fstype, each.source) for each in found] == [
+        ("/", "ext4", "/dev/root"),
+        ("/mnt/a b", "fuse.datastore", "digits"),
+        ("/mnt/a b", "tmpfs", "none"),
+        ("/x\\y", "fuse.datastore", "o\tk"),
+    ]
+
+
+def test_the_topmost_mount_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mountinfo").write_text(MOUNTINFO)
+    monkeypatch.setattr(mounttable, "MOUNTINFO", tmp_path / "mountinfo")
+    at = mounttable.mounted_at("/mnt/a b")
+    assert at is not None
+    assert at.fstype == "tmpfs"
+    assert mounttable.mounted_at("/mnt") is None
+
+
+@given(st.text())
+def test_any_mount_table_can_be_read(text: str) -> None:
+    list(mounttable.parse_mountinfo(text))

@@ -1,0 +1,182 @@
+"""SIGINT and SIGTERM at each stage of the command: the right exit code, and no mount, process or directory left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from datastore.cli import records, signals
+
+from .conftest import asked
+
+DRIVER = Path(__file__).with_name("driver.py")
+CHECKOUT = str(Path(__file__).parents[3])
+PATIENCE_S = 20.0
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start(root: Path) -> Iterator[Start]:
+    """Start a verb as a process; it is killed at the end if it is still there."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(mode: str, *arguments: str | Path) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, str(DRIVER), *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "FAKE_MODE": mode, "PYTHONPATH": CHECKOUT},
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+def fake_pid(root: Path) -> int:
+    found = [file.read_text() for file in root.glob("*/fake.pid")]
+    return int(found[0]) if found and found[0] else 0
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("mode", ["silent", "late"])
+def test_a_signal_while_mounting_undoes_it(
+    start: Start, root: Path, manifest: Path, tmp_path: Path, mode: str, signum: signal.Signals
+) -> None:
+    process = start(mode, "mount", manifest, "digits", tmp_path / "d")
+    eventually(lambda: fake_pid(root))
+    process.send_signal(signum)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, out, err) == (128 + signum, "", f"error: interrupted by {signum.name}\n")
+    assert not records.is_server(fake_pid(root))
+    assert not (tmp_path / "d").exists()
+    assert not list(root.glob("*/mount.json"))
+
+
+def test_a_signal_while_run_mounts_undoes_all_mounts(start: Start, root: Path, manifest: Path, tmp_path: Path) -> None:
+    mounts = ["--mount", f"digits={tmp_path}/d", "--mount", f"digits={tmp_path}/e"]
+    process = start("late", "run", "-f", manifest, *mounts, "--", "touch", tmp_path / "ran")
+    eventually(lambda: fake_pid(root))
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130
+    assert not (tmp_path / "ran").exists()
+    assert not list(root.glob("*/mount.json"))
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_reaches_the_command_once_and_its_code_is_ours(
+    start: Start, root: Path, manifest: Path, tmp_path: Path, signum: signal.Signals
+) -> None:
+    body = f"""
+import pathlib, signal, sys
+count = 0
+def came(number, frame):
+    global count
+    count += 1
+    signal.alarm(1)
+def end(number, frame):
+    sys.exit(40 + count)
+signal.signal({int(signum)}, came)
+signal.signal(signal.SIGALRM, end)
+pathlib.Path({str(tmp_path / "up")!r}).touch()
+while True:
+    signal.pause()
+"""
+    mounts = ["--mount", f"output={tmp_path}/d"]
+    process = start("ready", "run", "-f", manifest, *mounts, "--", sys.executable, "-c", body)
+    eventually((tmp_path / "up").exists)
+    process.send_signal(signum)
+    process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 41
+    assert asked(root, "output") == [{"op": "stop", "force": False}]
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_command_that_dies_of_the_signal_gives_its_number(
+    start: Start, root: Path, manifest: Path, tmp_path: Path
+) -> None:
+    mounts = ["--mount", f"output={tmp_path}/d"]
+    command = ["sh", "-c", f"touch {tmp_path}/up; exec sleep 60"]
+    process = start("ready", "run", "-f", manifest, *mounts, "--", *command)
+    eventually((tmp_path / "up").exists)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 143
+
+
+def test_ctrl_c_in_the_foreground_is_an_ordinary_end(start: Start, root: Path, manifest: Path, tmp_path: Path) -> None:
+    process = start("ready", "mount", "--foreground", manifest, "digits", tmp_path / "d")
+    assert process.stderr is not None
+    lines = [process.stderr.readline() for _ in range(2)]
+    assert lines[1] == "press Ctrl-C to unmount\n"
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
+    assert not (tmp_path / "d").exists()
+
+
+def test_the_foreground_ends_when_the_server_crashes(start: Start, root: Path, manifest: Path, tmp_path: Path) -> None:
+    process = start("ready", "mount", "--foreground", manifest, "digits", tmp_path / "d")
+    eventually(lambda: list(root.glob("*/mount.json")))
+    assert process.stderr is not None
+    assert process.stderr.readline()
+    os.kill(fake_pid(root), signal.SIGKILL)
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 5
+    assert "the mount server has crashed" in err
+
+
+def test_ctrl_c_while_uploading_gives_up_waiting(start: Start, root: Path, manifest: Path, tmp_path: Path) -> None:
+    process = start("mute", "run", "-f", manifest, "--mount", f"output={tmp_path}/d", "--", "true")
+    eventually(lambda: root.exists() and list(root.glob("*/asked")))
+    process.send_signal(signal.SIGINT)
+    # The fake never answers, so the forced stop must go on to end it by itself.
+    eventually(lambda: fake_pid(root))
+    os.kill(fake_pid(root), signal.SIGKILL)
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert f"interrupted: unmounting {tmp_path}/d now; what is not uploaded is kept on disk" in err
+    assert process.returncode == 0
+
+
+def test_handlers_are_put_back() -> None:
+    before = [signal.getsignal(number) for number in signals.STOPPING]
+    with signals.watching() as watch:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert watch.wait([], PATIENCE_S) == []
+        assert watch.take() == signal.SIGTERM
+        watch.check()
+        os.kill(os.getpid(), signal.SIGHUP)
+        with pytest.raises(signals.Interrupted, match="interrupted by SIGHUP"):
+            watch.check()
+    assert [signal.getsignal(number) for number in signals.STOPPING] == before
+
+
+def test_waiting_ends_with_the_time_or_the_descriptor() -> None:
+    reading, writing = os.pipe()
+    with signals.watching() as watch:
+        assert watch.wait([reading], 0.01) == []
+        os.write(writing, b"x")
+        assert watch.wait([reading], PATIENCE_S) == [reading]
+    os.close(reading)
+    os.close(writing)

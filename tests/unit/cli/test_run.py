@@ -1,0 +1,97 @@
+"""`run`: exit codes, the order of things, and nothing left behind; over the fake mount server."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import Cli, asked
+
+
+def script(text: str) -> list[str]:
+    return ["--", sys.executable, "-c", text]
+
+
+@pytest.mark.parametrize("code", [0, 1, 6, 77])
+def test_the_exit_code_of_the_command_is_ours(cli: Cli, root: Path, manifest: Path, tmp_path: Path, code: int) -> None:
+    done = cli("run", "-f", manifest, "--mount", f"digits={tmp_path}/d", *script(f"raise SystemExit({code})"))
+    assert done == (code, "", "")
+    assert not (tmp_path / "d").exists()
+    assert cli("list", "-o", "json").out == "[]\n"
+
+
+def test_a_signal_that_ends_the_command_is_told(cli: Cli, root: Path, manifest: Path) -> None:
+    assert cli("run", "-f", manifest, *script("import os; os.kill(os.getpid(), 9)")).code == 137
+
+
+def test_all_mounts_stand_while_the_command_runs(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:
+    mounts = ["--mount", f"digits={tmp_path}/d", "-m", f"output={tmp_path}/o"]
+    look = f"import pathlib; print(*sorted(p.name for p in pathlib.Path('{tmp_path}').iterdir() if p.is_dir()))"
+    assert cli("run", "-f", manifest, *mounts, *script(look)).out.split() == ["cache", "d", "o", "state"]
+    for name in ("digits", "output"):
+        assert asked(root, name) == [{"op": "stop", "force": False}]
+
+
+def test_the_options_of_the_command_are_its_own(cli: Cli, root: Path, manifest: Path) -> None:
+    show = ["--", sys.executable, "-c", "import sys; print(sys.argv[1:])", "--mount", "x", "-f"]
+    assert cli("run", "-f", manifest, *show).out == "['--mount', 'x', '-f']\n"
+
+
+def test_a_failed_upload_is_never_hidden(
+    cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_MODE", "unsynced")
+    arguments = ["run", "-f", manifest, "--mount", f"output={tmp_path}/d"]
+    succeeded = cli(*arguments, *script("pass"))
+    assert succeeded.code == 75
+    assert "not everything is uploaded: a/b.txt: 403 AccessDenied" in succeeded.err
+    failed = cli(*arguments, *script("raise SystemExit(3)"))
+    assert failed.code == 3
+    assert "not everything is uploaded: a/b.txt: 403 AccessDenied" in failed.err
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "text"),
+    [
+        ("/no/such/program", 127, "/no/such/program: no such command"),
+        ("/", 126, "/: can't be executed: Permission denied"),
+    ],
+)
+def test_a_command_that_can_not_run_is_said(
+    cli: Cli, root: Path, manifest: Path, tmp_path: Path, command: str, code: int, text: str
+) -> None:
+    done = cli("run", "-f", manifest, "--mount", f"digits={tmp_path}/d", "--", command)
+    assert done == (code, "", f"error: {text}\n")
+    assert cli("list", "-o", "json").out == "[]\n"
+
+
+def test_a_mount_that_fails_takes_the_others_with_it(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").write_text("")
+    mounts = ["--mount", f"digits={tmp_path}/d", "--mount", f"output={tmp_path}/full"]
+    assert cli("run", "-f", manifest, *mounts, *script("print('ran')")).code == 5
+    assert cli("list", "-o", "json").out == "[]\n"
+    assert asked(root, "digits") == [{"op": "stop", "force": False}]
+
+
+@pytest.mark.parametrize("mount", ["digits", "=x", "digits="])
+def test_a_mount_is_name_and_directory(cli: Cli, root: Path, manifest: Path, mount: str) -> None:
+    done = cli("run", "-f", manifest, "--mount", mount, "--", "true")
+    assert done.code == 2
+    assert f"{mount!r} is not NAME=DIR" in done.err
+
+
+def test_an_unknown_name_mounts_nothing(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:
+    mounts = ["--mount", f"digits={tmp_path}/d", "--mount", f"outpux={tmp_path}/o"]
+    done = cli("run", "-f", manifest, *mounts, "--", "true")
+    assert done == (2, "", f"error: {manifest} holds no Datastore 'outpux'; did you mean output?\n")
+    assert not root.exists()
+
+
+def test_read_only_reaches_the_server(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:
+    listed = "import subprocess, sys; subprocess.run([sys.executable, '-m', 'datastore.cli', 'list', '-o', 'json'])"
+    done = cli("run", "-f", manifest, "--read-only", "--mount", f"output={tmp_path}/o", *script(listed))
+    assert json.loads(done.out)[0]["readOnly"] is True

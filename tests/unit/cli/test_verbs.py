@@ -1,0 +1,286 @@
+"""mount, umount, list, status and warm over the fake mount server."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import stat
+from pathlib import Path
+
+import pytest
+
+from datastore.cli import lifecycle, mountserver, records
+
+from .conftest import Cli, asked, leave_unsent, state_of
+
+
+@pytest.fixture
+def mounted(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> Path:
+    """`digits`, mounted."""
+    assert cli("mount", manifest, "digits", tmp_path / "d").code == 0
+    return tmp_path / "d"
+
+
+def test_mount_says_where_and_umount_leaves_nothing(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:
+    place = tmp_path / "made" / "digits"
+    done = cli("mount", manifest, "digits", place)
+    assert done == (0, "", f"digits (s3://digits/) is mounted at {place}, read-only\n")
+    assert cli("umount", place) == (0, "", f"digits is unmounted from {place}\n")
+    assert not place.parent.exists()
+    assert asked(root, "digits") == [{"op": "stop", "force": False}]
+    assert cli("list", "-o", "json").out == "[]\n"
+
+
+def test_the_state_is_for_its_owner_only(mounted: Path, root: Path) -> None:
+    state_dir = state_of(root, "digits")
+    assert stat.S_IMODE(root.stat().st_mode) == stat.S_IMODE(state_dir.stat().st_mode) == 0o700
+    for name in ("cli.json", "server.log", "cli.lock"):
+        assert stat.S_IMODE((state_dir / name).stat().st_mode) == 0o600
+
+
+def test_a_directory_that_was_there_stays(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:
+    place = tmp_path / "d"
+    place.mkdir()
+    assert cli("mount", manifest, "digits", place).code == 0
+    assert cli("umount", "digits").code == 0
+    assert place.is_dir()
+
+
+def test_the_directory_is_the_name_unless_given(
+    cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli("mount", manifest, "output").code == 0
+    assert json.loads(cli("list", "-o", "json").out)[0]["mountpoint"] == str(tmp_path / "output")
+    assert cli("umount", "./output").code == 0
+
+
+def test_a_lone_argument_with_a_slash_is_the_directory(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:
+    manifest.write_text(manifest.read_text().split("---", 1)[1].lstrip())
+    assert cli("mount", manifest, tmp_path / "x").code == 0
+    assert cli("umount", "output").code == 0
+
+
+def test_several_datastores_need_a_name(cli: Cli, root: Path, manifest: Path) -> None:
+    line = f"error: {manifest} holds several Datastores, name one: digits, output\n"
+    assert cli("mount", manifest) == (2, "", line)
+
+
+def test_no_secret_in_the_file_is_said(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:
+    manifest.write_text(manifest.read_text().rpartition("---")[0])
+    said = cli("mount", manifest, "digits", tmp_path / "d").err
+    assert f"{manifest} holds no Secret keys; your own AWS credentials are used for digits\n" in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        ("CredentialsInvalid", 3),
+        ("AccessDenied", 3),
+        ("ClockSkew", 3),
+        ("BucketNotFound", 4),
+        ("WrongRegion", 4),
+        ("Unreachable", 4),
+        ("DeadlineExceeded", 4),
+        ("MountFailed", 5),
+        ("InvalidManifest", 2),
+        ("Nonsense", 1),
+    ],
+)
+def test_what_the_server_reports_is_the_error(
+    cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, code: int
+) -> None:
+    monkeypatch.setenv("FAKE_MODE", "error")
+    monkeypatch.setenv("FAKE_KIND", kind)
+    monkeypatch.setenv("FAKE_ERROR", "s3://digits/: the server said\nno")
+    assert cli("mount", manifest, "digits", tmp_path / "d") == (code, "", "error: s3://digits/: the server said no\n")
+    assert not (tmp_path / "d").exists()
+    assert cli("list", "-o", "json").out == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("mode", "text"),
+    [
+        ("garbage", "the mount server ended without an answer"),
+        ("dies", "the mount server ended without an answer: no space left on the moon"),
+        ("silent", "the mount server did not answer within 1 s"),
+    ],
+)
+def test_a_server_that_makes_no_sense_is_a_failed_mount(
+    cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, text: str
+) -> None:
+    monkeypatch.setenv("FAKE_MODE", mode)
+    monkeypatch.setattr(mountserver, "READY_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(mountserver, "STOP_TIMEOUT_S", 0.5)
+    assert cli("mount", manifest, "digits", tmp_path / "d") == (5, "", f"error: {text}\n")
+    assert not (tmp_path / "d").exists()
+    pid = int((state_of(root, "digits") / "fake.pid").read_text())
+    assert not records.is_server(pid)
+
+
+def test_two_commands_never_mount_the_same_at_once(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:
+    cli("mount", manifest, "digits", tmp_path / "d")
+    cli("umount", "digits")
+    with (state_of(root, "digits") / "cli.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = cli("mount", manifest, "digits", tmp_path / "d")
+    line = "error: another datastore command is mounting the same Datastore there\n"
+    assert done == (5, "", line)
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_large_specification_goes_through_the_pipe(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:
+    bundle = "-----BEGIN CERTIFICATE-----" + "x" * 300_000
+    manifest.write_text(manifest.read_text().replace("{bucket: digits,", f"{{bucket: digits, caBundle: '{bundle}',"))
+    assert cli("mount", manifest, "digits", tmp_path / "d").code == 0
+
+
+def test_a_mount_point_must_hide_nothing(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert cli("mount", manifest, "digits", tmp_path / "file").err == (
+        f"error: {tmp_path}/file: can't be a mount point: it is not a directory\n"
+    )
+    full = cli("mount", manifest, "digits", tmp_path)
+    assert full.code == 5
+    assert "is not empty, and a mount would hide its files" in full.err
+
+
+def test_list_shows_what_is_mounted(cli: Cli, mounted: Path) -> None:
+    header, row = cli("list").out.splitlines()
+    assert header.split() == ["NAME", "MOUNTPOINT", "LOCATION", "MODE", "STATE", "UNSENT", "FAILED"]
+    assert row.split() == ["digits", str(mounted), "s3://digits/", "ro", "mounted", "0", "0"]
+
+
+def test_status_shows_what_the_server_says(cli: Cli, mounted: Path) -> None:
+    told = json.loads(cli("status", "digits", "-o", "json").out)
+    assert (told["state"], told["cache"], told["dirty"]) == ("mounted", {"bytes": 1536, "limit": 10 << 30}, [])
+    text = cli("status", mounted).out
+    assert "  cache: bytes 1.5 KiB, limit 10 GiB\n" in text
+    assert "  path: read fast\n" in text
+    assert len(json.loads(cli("status", "-o", "json").out)) == 1
+
+
+def test_status_names_the_files_that_failed_to_upload(
+    cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_MODE", "unsynced")
+    cli("mount", manifest, "output", tmp_path / "d")
+    assert "a/b.txt  2 KiB  1m" in cli("status").out
+    assert "403 AccessDenied" in cli("status").out
+    assert cli("list").out.splitlines()[1].split()[-2:] == ["1", "1"]
+
+
+def test_umount_refuses_to_lose_changes(
+    cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_MODE", "unsynced")
+    cli("mount", manifest, "output", tmp_path / "d")
+    text = f"{tmp_path}/d: still mounted, because not everything is uploaded: a/b.txt: 403 AccessDenied"
+    assert cli("umount", "output") == (6, "", f"error: {text}\n")
+    leave_unsent(state_of(root, "output"), "a/b.txt")
+    text = f"{tmp_path}/d: unmounted, but not everything is uploaded; it is kept on disk: a/b.txt: 403 AccessDenied"
+    assert cli("umount", "--force", "output") == (6, "", f"error: {text}\n")
+    assert not (tmp_path / "d").exists()
+    assert cli("list").out.splitlines()[1].split()[-4:] == ["not", "mounted", "1", "0"]
+
+
+def test_umount_of_a_busy_directory_says_who_uses_it(
+    cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_MODE", "busy")
+    cli("mount", manifest, "output", tmp_path / "d")
+    assert cli("umount", "output") == (5, "", f"error: {tmp_path}/d: sh (pid 7) uses it\n")
+    assert cli("umount", "output", "--force").code == 0
+
+
+def test_a_server_that_hangs_is_ended_by_force_only(
+    cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_MODE", "mute")
+    monkeypatch.setattr(lifecycle, "FORCE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("datastore.cli.control.STATUS_TIMEOUT_S", 0.2)
+    cli("mount", manifest, "output", tmp_path / "d")
+    hanging = cli("umount", "output", "--timeout", "200ms")
+    assert hanging.code == 1
+    assert "`datastore umount --force` ends it anyway" in hanging.err
+    assert json.loads(cli("list", "-o", "json").out)[0]["state"] == "not answering"
+    assert cli("umount", "output", "--force").code == 0
+    assert cli("list", "-o", "json").out == "[]\n"
+
+
+def test_a_crashed_mount_is_listed_with_what_it_had_not_uploaded(
+    cli: Cli, root: Path, manifest: Path, tmp_path: Path
+) -> None:
+    cli("mount", manifest, "output", tmp_path / "d")
+    state_dir = state_of(root, "output")
+    leave_unsent(state_dir, "a.txt", "b.txt")
+    pid = int((state_dir / "fake.pid").read_text())
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    (told,) = json.loads(cli("status", "-o", "json").out)
+    assert told["state"] == "not mounted"
+    assert [(each["path"], each["bytes"], each["error"]) for each in told["dirty"]] == [
+        ("a.txt", 1024, None),
+        ("b.txt", 1024, "403 AccessDenied"),
+    ]
+    assert "output at" in cli("doctor").out
+    ended = cli("umount", "output")
+    assert ended.code == 6
+    assert "2 changed files are not uploaded; they are kept on disk" in ended.err
+    assert cli("list").out.splitlines()[1].split()[-4:] == ["not", "mounted", "2", "1"]
+    # The next mount at the same place finds the same state directory.
+    assert cli("mount", manifest, "output", tmp_path / "d").code == 0
+    assert list(root.iterdir()) == [state_dir]
+
+
+@pytest.mark.parametrize("verb", ["umount", "status", "warm"])
+def test_what_is_not_mounted_is_said_with_what_is(cli: Cli, mounted: Path, verb: str) -> None:
+    line = f"error: other: no Datastore is mounted there or has this name; digits at {mounted}\n"
+    assert cli(verb, "other") == (1, "", line)
+
+
+def test_a_name_that_is_mounted_twice_needs_the_directory(
+    cli: Cli, mounted: Path, manifest: Path, tmp_path: Path
+) -> None:
+    assert cli("mount", manifest, "digits", tmp_path / "e").code == 0
+    assert cli("umount", "digits").err == (
+        f"error: digits is mounted more than once, name the directory: {mounted}, {tmp_path}/e\n"
+    )
+    assert cli("umount", tmp_path / "e").code == 0
+
+
+@pytest.mark.parametrize(("path", "sent"), [("", ""), ("a/b", "a/b"), (".", ""), ("a/../b", "b")])
+def test_warm_asks_for_a_path_within_the_mount(cli: Cli, root: Path, mounted: Path, path: str, sent: str) -> None:
+    done = cli("warm", mounted, path)
+    assert (done.code, done.out) == (0, "")
+    assert done.err.startswith("3 files, 3 KiB are in the cache")
+    assert asked(root, "digits") == [{"op": "warm", "path": sent}]
+
+
+def test_warm_takes_a_directory_inside_the_mount(cli: Cli, root: Path, mounted: Path) -> None:
+    assert cli("warm", mounted / "a", "b").code == 0
+    assert cli("warm", mounted, mounted / "c").code == 0
+    assert [each["path"] for each in asked(root, "digits")] == ["a/b", "c"]
+
+
+def test_warm_refuses_to_leave_the_mount(cli: Cli, mounted: Path) -> None:
+    assert cli("warm", mounted, "../x") == (1, "", f"error: ../x is not inside {mounted}\n")
+
+
+def test_warm_reports_what_it_could_not_fetch(
+    cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_MODE", "unsynced")
+    cli("mount", manifest, "output", tmp_path / "d")
+    line = "error: not everything is in the cache: a.txt: 403 AccessDenied (and 1 more)\n"
+    assert cli("warm", "output") == (1, "", line)
+
+
+def test_broken_records_break_nothing(cli: Cli, root: Path, mounted: Path) -> None:
+    for name, content in [("a", "{"), ("b", "[]"), ("c", '{"name": 1}'), ("d", '{"spec": 5}'), ("e", "\xff")]:
+        (root / name).mkdir()
+        (root / name / "mount.json").write_bytes(content.encode("latin-1"))
+    (root / "file").write_text("")
+    assert len(json.loads(cli("list", "-o", "json").out)) == 1

@@ -1,0 +1,107 @@
+"""device.py: what is refused before the kernel is asked, in words that say what to do."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from datastore.errors import MountFailed
+from datastore.fuse.kernel import device
+from datastore.fuse.kernel.device import MountOptions
+
+
+def options(path: Path | str, **changes: bool) -> MountOptions:
+    return MountOptions(mountpoint=str(path), name="data", **changes)
+
+
+def test_an_empty_directory_is_accepted(tmp_path: Path) -> None:
+    device.check_mountpoint(options(tmp_path))
+
+
+def test_a_missing_place_a_file_and_a_full_directory_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place, words in (
+        (tmp_path / "no", "does not exist"),
+        (tmp_path / "file", "not a directory"),
+        (tmp_path, "not empty"),
+    ):
+        with pytest.raises(MountFailed, match=words):
+            device.check_mountpoint(options(place))
+
+
+def test_a_full_directory_can_be_insisted_on(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    device.check_mountpoint(options(tmp_path, nonempty=True))
+
+
+def test_a_place_that_is_mounted_already_is_refused() -> None:
+    with pytest.raises(MountFailed, match="already a mount of"):
+        device.check_mountpoint(options("/proc"))
+
+
+def test_a_missing_device_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "DEVICE", str(tmp_path / "fuse"))
+    with pytest.raises(MountFailed, match="modprobe fuse"):
+        device.check_device()
+
+
+def test_a_closed_device_says_how_to_open_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(MountFailed, match="chmod 0666 /dev/fuse"):
+        device.check_device()
+
+
+def test_a_missing_fusermount3_says_which_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MountFailed, match="apt-get install fuse3"):
+        device._mount_by_fusermount(options(tmp_path))
+
+
+def program(directory: Path, script: str) -> None:
+    path = directory / "fusermount3"
+    path.write_text("#!/bin/sh\n" + script)
+    path.chmod(0o755)
+
+
+def test_fusermounts_own_words_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path, "echo 'fusermount3: user has no write access to mountpoint /x' >&2; exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(MountFailed, match=r"refused to mount.*: user has no write access"):
+        device._mount_by_fusermount(options(tmp_path))
+
+
+def test_a_hanging_fusermount_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path, "exec sleep 60")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(device, "FUSERMOUNT_TIMEOUT_S", 0.2)
+    with pytest.raises(MountFailed, match="no answer"):
+        device._mount_by_fusermount(options(tmp_path))
+
+
+def test_a_fusermount_that_gives_no_descriptor_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path, "exit 0")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(MountFailed, match="no device descriptor"):
+        device._mount_by_fusermount(options(tmp_path))
+
+
+def test_allow_other_names_the_line_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path, "exit 0")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(device, "FUSE_CONF", tmp_path / "fuse.conf")
+    (tmp_path / "fuse.conf").write_text("#user_allow_other\n")
+    with pytest.raises(MountFailed, match="user_allow_other in"):
+        device._mount_by_fusermount(options(tmp_path, allow_other=True))
+
+
+def test_unmounting_what_is_not_mounted_is_success(tmp_path: Path) -> None:
+    device.unmount(str(tmp_path))
+
+
+def test_names_are_quoted_for_the_option_list() -> None:
+    assert device._quoted("a,b\\c") == "a\\,b\\\\c"

@@ -1,0 +1,60 @@
+"""The keeper's pure parts and its channel."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from datastore.fuse.keeper.channel import Channel, ChannelClosed
+from datastore.fuse.keeper.process import BACKOFF_LAST_S, pause_after
+
+
+def pair() -> tuple[Channel, Channel]:
+    one, other = socket.socketpair()
+    return Channel(one), Channel(other)
+
+
+def test_a_message_travels_with_its_descriptor() -> None:
+    ours, theirs = pair()
+    read_fd, write_fd = os.pipe()
+    ours.send({"serve": True, "text": "x" * 100_000}, read_fd)
+    message, received = theirs.receive(5.0)
+    assert message["text"] == "x" * 100_000
+    os.write(write_fd, b"through")
+    assert os.read(received, 10) == b"through"
+    assert not os.get_inheritable(received)
+    for fd in (read_fd, write_fd, received):
+        os.close(fd)
+    ours.close()
+    theirs.close()
+
+
+def test_the_other_ends_death_and_silence_are_told() -> None:
+    ours, theirs = pair()
+    with pytest.raises(ChannelClosed, match="in time"):
+        ours.receive(0.05)
+    theirs.close()
+    with pytest.raises(ChannelClosed, match="ended"):
+        ours.receive(5.0)
+    with pytest.raises(ChannelClosed, match="gone"):
+        ours.send({})
+    ours.close()
+
+
+def test_a_length_that_is_not_ours_is_refused() -> None:
+    one, other = socket.socketpair()
+    one.sendall(b"\xff\xff\xff\xff")
+    with pytest.raises(ChannelClosed, match="not one of ours"):
+        Channel(other).receive(5.0)
+    one.close()
+    other.close()
+
+
+@given(st.integers(0, 10_000))
+def test_pauses_grow_from_none_to_a_bound(deaths: int) -> None:
+    assert 0.0 <= pause_after(deaths) <= pause_after(deaths + 1) <= BACKOFF_LAST_S
+    assert pause_after(3) == 0.0

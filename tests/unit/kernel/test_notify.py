@@ -1,0 +1,75 @@
+"""DeviceNotifier: waits for nobody, merges what it can, forgets the oldest names first."""
+
+from __future__ import annotations
+
+import os
+import struct
+
+import pytest
+
+from datastore.fuse.kernel import abi, notify
+from datastore.fuse.kernel.notify import DeviceNotifier, merge
+from datastore.fuse.ops import Ino
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "both"),
+    [
+        ((-1, 0), (-1, 0), (-1, 0)),
+        ((-1, 0), (4096, 10), (4096, 10)),
+        ((4096, 10), (-1, 0), (4096, 10)),
+        ((0, 10), (100, 10), (0, 110)),
+        ((100, 10), (0, 0), (0, 0)),
+        ((100, 0), (200, 5), (100, 0)),
+    ],
+)
+def test_merged_ranges_cover_both(old: tuple[int, int], new: tuple[int, int], both: tuple[int, int]) -> None:
+    assert merge(old, new) == both
+
+
+def frames_of(notifier: DeviceNotifier, read_fd: int, count: int) -> list[bytes]:
+    """The first `count` notifications; a pipe does not keep boundaries, the length in front does."""
+    notifier.start(expire_only=True)
+    found = []
+    for _ in range(count):
+        head = os.read(read_fd, 16)
+        found.append(head + os.read(read_fd, struct.unpack_from("<I", head)[0] - 16))
+    notifier.stop()
+    return found
+
+
+def test_what_waits_is_delivered_once_per_inode_and_name() -> None:
+    read_fd, write_fd = os.pipe()
+    notifier = DeviceNotifier(write_fd)
+    for _ in range(3):
+        notifier.inval_inode(Ino(7), 4096, 4096)
+        notifier.inval_entry(Ino(1), b"name")
+    first, second = frames_of(notifier, read_fd, 2)
+    assert struct.unpack("<IiQQqq", first) == (40, abi.NOTIFY_INVAL_INODE, 0, 7, 4096, 4096)
+    assert second.endswith(b"name\0")
+    os.close(read_fd)
+    os.close(write_fd)
+
+
+def test_names_are_bounded_and_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notify, "NAME_LIMIT", 2)
+    read_fd, write_fd = os.pipe()
+    notifier = DeviceNotifier(write_fd)
+    for name in (b"one", b"two", b"three"):
+        notifier.inval_entry(Ino(1), name)
+    assert [frame[32:-1] for frame in frames_of(notifier, read_fd, 2)] == [b"two", b"three"]
+    os.close(read_fd)
+    os.close(write_fd)
+
+
+def test_a_refused_notification_does_not_end_the_thread() -> None:
+    read_fd, write_fd = os.pipe()
+    os.close(read_fd)
+    notifier = DeviceNotifier(write_fd)
+    notifier.start(expire_only=False)
+    notifier.inval_inode(Ino(7))
+    notifier.inval_inode(Ino(8))
+    notifier.stop()
+    notifier.stop()
+    os.close(write_fd)
+    assert notifier.delivered == 0

@@ -1,0 +1,108 @@
+"""OpenModes: one way per inode until its last release, also across a restart."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from datastore.fuse.kernel import abi, passthrough
+from datastore.fuse.kernel.passthrough import TABLE_BYTES, OpenModes
+from datastore.fuse.ops import Fh, OpenReply
+
+LOCAL = OpenReply(Fh(1), passthrough_fd=5)
+CACHED = OpenReply(Fh(1), keep_cache=True)
+
+
+class Device:
+    """The ioctls: ids count up, closed ones are kept; with `refuse` BACKING_OPEN fails."""
+
+    def __init__(self) -> None:
+        self.last = 0
+        self.closed: list[int] = []
+        self.refuse = False
+
+    def ioctl(self, _fd: int, request: int, argument: bytes | bytearray) -> int:
+        if request == abi.IOC_BACKING_CLOSE:
+            self.closed.append(int.from_bytes(argument, "little"))
+            return 0
+        if self.refuse:
+            raise PermissionError
+        self.last += 1
+        return self.last
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    device = Device()
+    monkeypatch.setattr(fcntl, "ioctl", device.ioctl)
+    return device
+
+
+@pytest.fixture
+def table_fd() -> Iterator[int]:
+    fd = os.memfd_create("opens")
+    os.ftruncate(fd, TABLE_BYTES)
+    yield fd
+    os.close(fd)
+
+
+def modes(table_fd: int = -1) -> OpenModes:
+    made = OpenModes(0, table_fd)
+    made.enabled = True
+    return made
+
+
+def test_all_opens_of_an_inode_share_one_backing_id_closed_at_the_last_release(device: Device) -> None:
+    table = modes()
+    first, second = table.opened(7, os.O_RDWR, LOCAL), table.opened(7, os.O_RDWR, CACHED)
+    assert first == second == (abi.FOPEN_PASSTHROUGH, 1)
+    table.released(7)
+    assert (device.closed, table.count()) == ([], 1)
+    table.released(7)
+    assert (device.closed, table.count()) == ([1], 0)
+
+
+def test_an_inode_open_through_us_stays_so_until_its_last_release(device: Device) -> None:
+    table = modes()
+    assert table.opened(7, os.O_RDWR, CACHED) == (abi.FOPEN_KEEP_CACHE, 0)
+    assert table.opened(7, os.O_RDWR, LOCAL) == (0, 0)
+    table.released(7)
+    table.released(7)
+    assert table.opened(7, os.O_RDWR, LOCAL)[1] == 1
+
+
+def test_a_refused_backing_file_is_read_through_us(device: Device) -> None:
+    device.refuse = True
+    assert modes().opened(7, os.O_RDONLY, LOCAL) == (abi.FOPEN_NOFLUSH, 0)
+
+
+def test_without_passthrough_nothing_is_counted_and_flags_follow_the_reply(device: Device) -> None:
+    table = OpenModes(0)
+    assert table.opened(7, os.O_WRONLY, LOCAL) == (0, 0)
+    assert table.opened(7, os.O_WRONLY, OpenReply(Fh(1), direct_io=True)) == (abi.FOPEN_DIRECT_IO, 0)
+    table.released(7)
+    assert device.last == 0
+
+
+def test_a_restarted_server_goes_on_with_the_ways_of_the_dead_one(device: Device, table_fd: int) -> None:
+    before = modes(table_fd)
+    before.opened(7, os.O_RDWR, LOCAL)
+    before.opened(8, os.O_RDWR, CACHED)
+    after = modes(table_fd)
+    assert after.opened(7, os.O_RDWR, CACHED) == (abi.FOPEN_PASSTHROUGH, 1)
+    assert after.opened(8, os.O_RDWR, LOCAL)[1] == 0
+    after.released(7)
+    after.released(7)
+    assert device.closed == [1]
+
+
+def test_after_an_overflow_no_new_way_is_chosen(device: Device, table_fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = modes(table_fd)
+    for ino in range(1, passthrough.SLOTS + 1):
+        table.opened(ino, os.O_RDWR, CACHED)
+    assert table.opened(99_999_999, os.O_RDWR, LOCAL)[1] == 0
+    table.released(1)
+    assert modes(table_fd).opened(88_888_888, os.O_RDWR, LOCAL)[1] == 0

@@ -1,0 +1,108 @@
+"""Where keys come from, and that they are renewed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from datastore.api.mountspec import S3Location, StaticCredentials
+from datastore.errors import CredentialsInvalid
+from datastore.fuse.store.s3.credentials import find_source
+from datastore.secret import Secret
+
+CHAIN = S3Location(bucket="data")
+
+
+@pytest.fixture
+def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No credentials anywhere."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    return tmp_path
+
+
+def test_keys_of_the_manifest_are_used_as_they_are(empty_home: Path) -> None:
+    given = StaticCredentials(access_key_id="AKID", secret_access_key=Secret("secret"), session_token=Secret("token"))
+
+    source, region = find_source(S3Location(bucket="data", credentials=given))
+
+    assert (source.keys().access_key_id, source.keys().secret_access_key.reveal()) == ("AKID", "secret")
+    assert source.keys().session_token == Secret("token")
+    assert (source.expires(), region) == (None, "")
+
+
+def test_the_environment_is_asked(empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ENVKEY")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "envsecret")
+
+    source, _ = find_source(CHAIN)
+
+    assert source.keys().access_key_id == "ENVKEY"
+    assert source.keys().session_token is None
+    assert source.expires() is None
+
+
+def test_a_profile_gives_keys_and_region(empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (empty_home / "credentials").write_text("[lab]\naws_access_key_id = PROFKEY\naws_secret_access_key = s\n")
+    (empty_home / "config").write_text("[profile lab]\nregion = eu-central-1\n")
+    monkeypatch.setenv("AWS_PROFILE", "lab")
+
+    source, region = find_source(CHAIN)
+
+    assert (source.keys().access_key_id, region) == ("PROFKEY", "eu-central-1")
+
+
+def test_a_profile_that_does_not_exist_is_named(empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nowhere")
+
+    with pytest.raises(CredentialsInvalid, match="nowhere"):
+        find_source(CHAIN)[0].keys()
+
+
+def test_nothing_found_says_where_it_was_looked_for(empty_home: Path) -> None:
+    source, _ = find_source(CHAIN)
+
+    with pytest.raises(CredentialsInvalid, match=r"no credentials found.*credentialsSecret"):
+        source.keys()
+
+
+def helper_profile(home: Path, body: str) -> None:
+    script = home / "helper.py"
+    script.write_text(body)
+    (home / "config").write_text(f"[default]\ncredential_process = {sys.executable} {script}\n")
+
+
+def test_credentials_that_expire_are_renewed(empty_home: Path) -> None:
+    soon = (datetime.now(UTC) + timedelta(seconds=30)).isoformat()
+    answer = {"Version": 1, "SecretAccessKey": "s", "SessionToken": "t", "Expiration": soon}
+    helper_profile(
+        empty_home,
+        "import json, pathlib\n"
+        f"count = pathlib.Path({str(empty_home / 'count')!r})\n"
+        "number = int(count.read_text()) + 1 if count.exists() else 1\n"
+        "count.write_text(str(number))\n"
+        f"print(json.dumps({json.dumps(answer)} | {{'AccessKeyId': f'KEY{{number}}'}}))\n",
+    )
+    source, _ = find_source(CHAIN)
+
+    first, second = source.keys().access_key_id, source.keys().access_key_id
+    expires = source.expires()
+
+    assert first != second
+    assert expires is not None
+    assert expires <= datetime.now(UTC) + timedelta(seconds=60)
+
+
+def test_a_helper_that_fails_is_an_error_with_its_words(empty_home: Path) -> None:
+    helper_profile(empty_home, "raise SystemExit('token expired, log in again')\n")
+    source, _ = find_source(CHAIN)
+
+    with pytest.raises(CredentialsInvalid, match="log in again"):
+        source.keys()

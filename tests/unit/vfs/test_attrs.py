@@ -1,0 +1,146 @@
+"""Attributes and their form as user metadata."""
+
+from __future__ import annotations
+
+import json
+import stat
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from datastore.fuse.ops import NOW, SetAttr
+from datastore.fuse.store.limits import check_metadata
+from datastore.fuse.vfs.attrs import (
+    Attributes,
+    Defaults,
+    changed,
+    from_metadata,
+    metadata_size,
+    to_metadata,
+    without_suidgid,
+)
+
+DEFAULTS = Defaults(1, 2).of(stat.S_IFREG, 3)
+LATER = 1_900_000_000_000_000_000
+
+ids = st.integers(0, (1 << 32) - 1)
+times = st.integers(-(1 << 62), 1 << 62)
+kinds = st.sampled_from([stat.S_IFREG, stat.S_IFLNK, stat.S_IFIFO, stat.S_IFSOCK])
+attributes = st.builds(
+    Attributes,
+    mode=st.builds(lambda kind, mode: kind | mode, kinds, st.integers(0, 0o7777)),
+    uid=ids,
+    gid=ids,
+    atime_ns=times,
+    mtime_ns=times,
+    ctime_ns=times,
+    xattrs=st.dictionaries(st.binary(min_size=1, max_size=20).map(lambda name: b"user." + name), st.binary(max_size=50)),
+    extra=st.dictionaries(st.sampled_from(["origin", "x-tool", "color"]), st.sampled_from(["", "a", "b c"])),
+)
+
+
+@given(attributes)
+def test_what_is_written_is_read_again(one: Attributes) -> None:
+    """S-11 S-14 every attribute survives its form as metadata, and the form is one that HTTP carries."""
+    metadata = to_metadata(one)
+    if metadata_size(metadata) <= 2048:
+        check_metadata("f", metadata)
+    assert from_metadata(metadata, stat.S_IFREG, DEFAULTS) == one
+
+
+@given(attributes)
+def test_times_are_decimal_seconds(one: Attributes) -> None:
+    """S-11 as s3fs writes them: seconds, a dot, nine digits."""
+    seconds, _, nanoseconds = to_metadata(one)["mtime"].partition(".")
+    assert int(seconds) * 10**9 + int(nanoseconds) == one.mtime_ns
+    assert len(nanoseconds) == 9
+
+
+garbage = st.text(max_size=40) | st.sampled_from(
+    ["-1", "1e9", "99999999999999999999", "1.", ".5", "1.-5", "--", " 1", "+1", "0x1ff", "1_0", "\u0661", "-0.5", "NaN", "[]", "{}"]
+)
+fields = st.sampled_from(["mode", "uid", "gid", "mtime", "ctime", "atime", "xattr", "--symlink-target", "other"])
+
+
+@given(st.dictionaries(fields, garbage), st.sampled_from([stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK]))
+def test_metadata_of_other_tools_never_fails(metadata: dict[str, str], kind: int) -> None:
+    """S-11 whatever is there, a stat can be answered: numbers fit the kernel's fields and the key's kind is kept."""
+    found = from_metadata(metadata, kind, Defaults(1, 2).of(kind, 3))
+    assert 0 <= found.uid < 1 << 32
+    assert 0 <= found.gid < 1 << 32
+    assert 0 <= found.mode < 1 << 16
+    for time_ns in (found.atime_ns, found.mtime_ns, found.ctime_ns):
+        assert -(1 << 63) <= time_ns // 10**9 < 1 << 63
+    if kind != stat.S_IFREG:
+        assert stat.S_IFMT(found.mode) == kind
+    to_metadata(found)
+
+
+@given(st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+def test_any_json_as_extended_attributes(document: object) -> None:
+    """S-14 what is not name -> base64 counts as none."""
+    found = from_metadata({"xattr": quote(json.dumps(document))}, stat.S_IFREG, DEFAULTS)
+    assert all(isinstance(name, bytes) and isinstance(value, bytes) for name, value in found.xattrs.items())
+
+
+def test_what_is_absent_is_the_default() -> None:
+    """S-03 an object without metadata."""
+    assert from_metadata({}, stat.S_IFREG, DEFAULTS) == DEFAULTS
+    directory = Defaults(1, 2).of(stat.S_IFDIR, 3)
+    assert directory.mode == stat.S_IFDIR | 0o755
+    assert Defaults(1, 2).of(stat.S_IFLNK, 3).mode == stat.S_IFLNK | 0o777
+    assert from_metadata({}, stat.S_IFDIR, directory) == directory
+
+
+def test_s3fs_forms() -> None:
+    """S-08 S-11 decimal mode with type bits, whole or fractional seconds."""
+    found = from_metadata(
+        {"mode": "41471", "uid": "1000", "gid": "100", "mtime": "1700000000", "atime": "1700000001.5"}, stat.S_IFREG, DEFAULTS
+    )
+    assert found.mode == stat.S_IFLNK | 0o777
+    assert (found.uid, found.gid) == (1000, 100)
+    assert found.mtime_ns == 1_700_000_000_000_000_000
+    assert found.atime_ns == 1_700_000_001_500_000_000
+    assert found.ctime_ns == found.mtime_ns
+
+
+def test_a_mode_without_type_bits() -> None:
+    """S-11 some tools write the permissions alone."""
+    assert from_metadata({"mode": "384"}, stat.S_IFREG, DEFAULTS).mode == stat.S_IFREG | 0o600
+
+
+@pytest.mark.parametrize("mode", [stat.S_IFDIR | 0o700, stat.S_IFBLK | 0o600, stat.S_IFCHR | 0o600])
+def test_types_that_a_key_cannot_have(mode: int) -> None:
+    """S-10 a file's key is no directory and no device, whatever its metadata says."""
+    found = from_metadata({"mode": str(mode)}, stat.S_IFREG, DEFAULTS)
+    assert found.mode == stat.S_IFREG | stat.S_IMODE(mode)
+
+
+def test_geesefs_links() -> None:
+    """S-08 the target is in the metadata, percent-encoded, and stays there when ours is written."""
+    found = from_metadata({"--symlink-target": "a%20b/%FF"}, stat.S_IFREG, DEFAULTS)
+    assert stat.S_ISLNK(found.mode)
+    assert found.target == b"a b/\xff"
+    assert to_metadata(found)["--symlink-target"] == "a%20b/%FF"
+
+
+def test_changes() -> None:
+    """S-11 setattr changes what it names, and ctime."""
+    old = DEFAULTS._replace(xattrs={b"user.a": b"b"}, extra={"origin": "camera"})
+    assert changed(old, SetAttr(mode=0o170777), LATER) == old._replace(mode=stat.S_IFREG | 0o777, ctime_ns=LATER)
+    assert changed(old, SetAttr(uid=0, gid=9), LATER) == old._replace(uid=0, gid=9, ctime_ns=LATER)
+    assert changed(old, SetAttr(atime_ns=5, mtime_ns=NOW), LATER) == old._replace(
+        atime_ns=5, mtime_ns=LATER, ctime_ns=LATER
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(0o6755, 0o755), (0o6745, 0o2745), (0o4644, 0o644), (0o2755, 0o755), (0o2644, 0o2644), (0o1755, 0o1755)],
+)
+def test_which_bits_fall(before: int, after: int) -> None:
+    """S-16 setuid always, setgid where the group may execute; nothing of a directory."""
+    assert without_suidgid(stat.S_IFREG | before) == stat.S_IFREG | after
+    assert without_suidgid(stat.S_IFDIR | before) == stat.S_IFDIR | before

@@ -1,0 +1,133 @@
+"""What a page of keys means as a directory."""
+
+from __future__ import annotations
+
+import itertools
+import stat
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from datastore.fuse.store.base import ETag, ListedObject, ListPage, WriteOptions
+from datastore.fuse.store.memory import MemoryStore
+from datastore.fuse.vfs.listing import Listed, claim, listing_of
+
+FILE, FOLDER, LINK = stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK
+
+
+def listed(keys: list[str], prefixes: list[str], *, prefix: str = "d/") -> dict[bytes, tuple[int, str]]:
+    """name -> (kind, tail) of one page."""
+    objects = [ListedObject(prefix + key, 1, ETag("e"), 5) for key in keys]
+    page = ListPage(objects, [prefix + common for common in prefixes], None)
+    return {name: (one.kind, one.tail) for name, one in listing_of(prefix, [page], 1.0).entries.items()}
+
+
+def test_files_directories_and_links() -> None:
+    """S-06 a common prefix is a directory, `x.rclonelink` the link `x`."""
+    assert listed(["f", "x.rclonelink"], ["e/"]) == {b"f": (FILE, "f"), b"x": (LINK, "x.rclonelink"), b"e": (FOLDER, "e/")}
+
+
+def test_the_marker_is_no_entry() -> None:
+    """S-01 it only says that the directory was made."""
+    page = ListPage([ListedObject("d/", 0, ETag("e"), 5)], [], None)
+    listing = listing_of("d/", [page], 1.0)
+    assert listing.marker
+    assert listing.entries == {}
+    assert not listing_of("d/", [ListPage([], [], None)], 1.0).marker
+
+
+def test_facts_of_an_object() -> None:
+    """S-13 size, etag and time come with the listing."""
+    page = ListPage([ListedObject("d/f", 7, ETag("e"), 5)], [], None)
+    assert listing_of("d/", [page], 1.0).entries == {b"f": Listed(FILE, "f", 7, ETag("e"), 5)}
+
+
+def test_an_object_beside_a_directory() -> None:
+    """S-37 the directory has the name, also when both are in different pages."""
+    expected = {b"a": (FOLDER, "a/"), "a\uf000".encode(): (FILE, "a")}
+    assert listed(["a"], ["a/"]) == expected
+    first = ListPage([ListedObject("d/a", 1, ETag("e"), 5)], [], "more")
+    second = ListPage([], ["d/a/"], None)
+    entries = listing_of("d/", [first, second], 1.0).entries
+    assert {name: (one.kind, one.tail) for name, one in entries.items()} == expected
+
+
+def test_an_object_beside_a_link() -> None:
+    """S-37 the link's object is a file under its own name."""
+    assert listed(["x", "x.rclonelink"], []) == {b"x": (FILE, "x"), b"x.rclonelink": (FILE, "x.rclonelink")}
+    assert listed(["x.rclonelink"], ["x/"]) == {b"x": (FOLDER, "x/"), b"x.rclonelink": (FILE, "x.rclonelink")}
+
+
+def test_the_suffix_alone_is_a_file() -> None:
+    """S-06 a link needs a name."""
+    assert listed([".rclonelink"], []) == {b".rclonelink": (FILE, ".rclonelink")}
+
+
+def test_odd_segments() -> None:
+    """S-36 they are shown under reserved names."""
+    assert listed([".."], ["/", "./"], prefix="") == {
+        "\uf02f".encode(): (FOLDER, "/"),
+        "\uf02e".encode(): (FOLDER, "./"),
+        "\uf02e\uf02e".encode(): (FILE, ".."),
+    }
+
+
+def test_what_is_hidden() -> None:
+    """S-23 copies of removed files are not shown."""
+    page = ListPage([], [".datastore.unlinked/", "e/"], None)
+    assert list(listing_of("", [page], 1.0, frozenset((".datastore.unlinked/",))).entries) == [b"e"]
+
+
+def test_an_unfinished_listing_says_so() -> None:
+    """S-28 its absent names prove nothing."""
+    assert not listing_of("", [ListPage([], [], "more")], 1.0).complete
+    assert listing_of("", [ListPage([], [], "more"), ListPage([], [], None)], 1.0).complete
+
+
+tails = st.lists(st.sampled_from(["a", "a/b", "a/", "a.rclonelink", "a.rclonelink/x", "a\uf000", ".", "./b", "/b", "\uf02e", "b"]))
+
+
+@given(tails)
+def test_every_key_has_a_name(keys: list[str]) -> None:
+    """S-36 S-37 of any set of keys, each is shown under a name, and no two under one."""
+    store = MemoryStore()
+    for key in keys:
+        store.put("d/" + key, b"", WriteOptions())
+    page = store.list_page("d/", delimiter="/")
+    listing = listing_of("d/", [page], 1.0)
+    shown = sorted(one.tail for one in listing.entries.values())
+    assert shown == sorted({key.partition("/")[0] + "/" * ("/" in key) for key in keys})
+    assert not any(b"/" in name for name in listing.entries)
+
+
+def test_pages_make_one_listing() -> None:
+    """S-05 how the answer is cut into pages does not matter."""
+    store = MemoryStore()
+    for number in range(30):
+        store.put(f"d/{number:02}" + "/x" * (number % 3 == 0), b"", WriteOptions())
+    whole = listing_of("d/", [store.list_page("d/", delimiter="/")], 1.0).entries
+
+    def pages() -> itertools.chain[ListPage]:
+        return itertools.chain(_pages(store))
+
+    assert listing_of("d/", pages(), 1.0).entries == whole
+
+
+def _pages(store: MemoryStore) -> list[ListPage]:
+    found = [store.list_page("d/", delimiter="/", max_keys=4)]
+    while found[-1].next_token:
+        found.append(store.list_page("d/", delimiter="/", max_keys=4, token=found[-1].next_token))
+    return found
+
+
+def test_an_entry_of_ours_takes_its_name() -> None:
+    """S-37 what had the name in the listing is shown beside, as the next listing would."""
+    entries = {b"a": Listed(FILE, "a")}
+    claim(entries, b"a", Listed(FOLDER, "a/"))
+    assert {name: one.tail for name, one in entries.items()} == {b"a": "a/", "a\uf000".encode(): "a"}
+    entries = {b"x": Listed(LINK, "x.rclonelink")}
+    claim(entries, b"x", Listed(FILE, "x"))
+    assert entries == {b"x": Listed(FILE, "x"), b"x.rclonelink": Listed(FILE, "x.rclonelink")}
+    entries = {b"f": Listed(FILE, "f", 1)}
+    claim(entries, b"f", Listed(FILE, "f", 2))
+    assert entries == {b"f": Listed(FILE, "f", 2)}

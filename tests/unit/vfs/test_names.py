@@ -1,0 +1,104 @@
+"""Local names and key segments translate into each other without loss."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from datastore.fuse.vfs.names import LINK_SUFFIX, creatable, name_of, one_key, segment_of
+
+names = (
+    st.binary(min_size=1, max_size=255)
+    | st.text(min_size=1).map(lambda text: text.encode("utf-8", "surrogatepass"))
+    | st.text(st.sampled_from("\uf000\uf02e\uf02f\uf0ff\uefff\uf100.ab\ufffe\uffff\x7f\x80\x01"), min_size=1).map(str.encode)
+).filter(lambda name: b"\0" not in name and b"/" not in name and name not in (b".", b".."))
+segments = st.text(st.characters(exclude_characters="/")) | st.binary().map(os.fsdecode).filter(lambda s: "/" not in s)
+
+
+@given(names, st.booleans())
+@example(b"x.rclonelink", False)
+@example("\uf02e".encode(), False)
+@example("\uf02e\uf02e".encode(), True)
+@example(b"\xed\xb2\x80", False)
+def test_every_name_comes_back(name: bytes, directory: bool) -> None:
+    """S-34 whatever the bytes, its segment shows the name again."""
+    segment = segment_of(name, directory=directory)
+    assert "/" not in segment
+    assert name_of(segment, directory=directory) == name
+
+
+@given(names)
+def test_segments_are_what_xml_and_http_can_carry(name: bytes) -> None:
+    """S-34 what a name becomes is text that is UTF-8, without control characters below space."""
+    segment = segment_of(name)
+    segment.encode()
+    assert all(ord(character) >= 0x20 and character not in "\ufffe\uffff" for character in segment)
+
+
+@given(names, names)
+def test_different_names_have_different_segments(one: bytes, other: bytes) -> None:
+    """S-34 nothing is ambiguous."""
+    assert (segment_of(one) == segment_of(other)) == (one == other)
+
+
+@given(names)
+def test_a_file_is_never_taken_for_a_link(name: bytes) -> None:
+    """S-37 no file's segment ends as links do."""
+    assert not segment_of(name).endswith(LINK_SUFFIX)
+
+
+@given(segments, st.booleans())
+def test_segments_of_other_tools_are_names(segment: str, directory: bool) -> None:
+    """S-36 whatever a key has between its slashes, some name shows it, and that name can be in a directory."""
+    name = name_of(segment, directory=directory)
+    assert name not in (b"", b".", b"..")
+    assert b"/" not in name
+    assert b"\0" not in name or "\0" in segment
+
+
+@given(st.text(st.characters(min_codepoint=0x20, max_codepoint=0x2FF, exclude_characters="/"), min_size=1))
+def test_ordinary_names_are_their_own_segments(text: str) -> None:
+    """S-34 what other tools see is what a person typed."""
+    if text in (".", "..") or text.endswith(LINK_SUFFIX):
+        return
+    assert segment_of(text.encode()) == text
+
+
+@pytest.mark.parametrize(
+    ("segment", "name"),
+    [
+        ("", "\uf02f"),
+        (".", "\uf02e"),
+        ("..", "\uf02e\uf02e"),
+        ("...", "..."),
+        ("a\uf0ff", b"a\xff"),
+        ("a\uf041", "a\uf041"),
+        ("a\uf000b", "a\uf000b"),
+        ("\uf02fb", "\uf02fb"),
+    ],
+)
+def test_odd_segments(segment: str, name: str | bytes) -> None:
+    """S-36 the reserved displays; private characters that nobody escaped stay as they are."""
+    assert name_of(segment) == (name if isinstance(name, bytes) else name.encode())
+
+
+def test_directories_may_end_as_links_do() -> None:
+    """S-37 only a file could be taken for a link."""
+    assert segment_of(b"x.rclonelink", directory=True) == "x.rclonelink"
+    assert segment_of(b"x.rclonelink") == "x\uf02erclonelink"
+
+
+def test_reserved_names_are_not_for_making() -> None:
+    """S-36 the displays of odd segments, and what ends as an object beside its directory."""
+    assert not any(creatable(name.encode()) for name in ("\uf02f", "\uf02e", "\uf02e\uf02e", "a\uf000"))
+    assert all(creatable(name.encode()) for name in ("a", "\uf02fa", "\uf000a", "...", "\uf0ff"))
+
+
+@given(names.filter(one_key))
+def test_a_name_of_one_key(name: bytes) -> None:
+    """S-37 what is asked for by its key alone has no other key in any listing."""
+    assert not name.endswith(LINK_SUFFIX.encode())
+    assert name_of(segment_of(name)) == name

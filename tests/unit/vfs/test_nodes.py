@@ -1,0 +1,117 @@
+"""Nodes and their ids."""
+
+from __future__ import annotations
+
+import stat
+
+import pytest
+
+from datastore.fuse.ops import ROOT_INO, Ino
+from datastore.fuse.vfs.attrs import Defaults
+from datastore.fuse.vfs.listing import Listed
+from datastore.fuse.vfs.nodes import Directory, Node, NodeTable
+
+DEFAULTS = Defaults(0, 0)
+
+
+@pytest.fixture
+def table() -> NodeTable:
+    return NodeTable("prefix/", DEFAULTS.of(stat.S_IFDIR, 0))
+
+
+def add(table: NodeTable, parent: Directory, name: str, kind: int = stat.S_IFREG) -> Node:
+    tail = name + "/" * (kind == stat.S_IFDIR)
+    return table.add(parent, name.encode(), Listed(kind, tail, 5), DEFAULTS.of(kind, 0))
+
+
+def folder(table: NodeTable, parent: Directory, name: str) -> Directory:
+    node = add(table, parent, name, stat.S_IFDIR)
+    assert isinstance(node, Directory)
+    return node
+
+
+def test_keys_and_paths(table: NodeTable) -> None:
+    """S-26 a key follows from the directories above, so that a rename of one moves all."""
+    d = folder(table, table.root, "d")
+    f = add(table, d, "f")
+    assert (table.root.key, d.key, f.key) == ("prefix/", "prefix/d/", "prefix/d/f")
+    assert (table.root.path, f.path) == (b"", b"d/f")
+    table.move(d, table.root, b"e", "e/")
+    assert (f.key, f.path) == ("prefix/e/f", b"e/f")
+    assert list(table.root.children) == [b"e"]
+
+
+def test_ids_are_the_same_at_the_next_mount(table: NodeTable) -> None:
+    """S-41 they depend on the names alone."""
+    twin = NodeTable("other/", DEFAULTS.of(stat.S_IFDIR, 0))
+    for name in "abc":
+        one, other = folder(table, table.root, name), folder(twin, twin.root, name)
+        assert one.ino == other.ino == table.shown_ino(table.root, name.encode())
+        assert add(table, one, "f").ino == add(twin, other, "f").ino
+    assert twin.shown_ino(twin.root, b"new") == table.shown_ino(table.root, b"new")
+
+
+def test_ids_fit_a_double(table: NodeTable) -> None:
+    """S-41 tools that read JSON keep them."""
+    inos = [add(table, table.root, f"n{number}").ino for number in range(1000)]
+    assert len(set(inos)) == 1000
+    assert all(1 < ino < 1 << 53 for ino in inos)
+
+
+def test_an_id_that_lives_is_not_given_twice(table: NodeTable) -> None:
+    """S-23 a name that is made again while the old file is open is another file."""
+    old = add(table, table.root, "f")
+    old.handles = 1
+    table.detach(old)
+    new = add(table, table.root, "f")
+    assert new.ino != old.ino
+    assert table.by_ino[old.ino] is old
+    old.handles = 0
+    table.drop_unused(old)
+    assert old.ino not in table.by_ino
+    assert table.root.children[b"f"] is new
+
+
+def test_forgetting(table: NodeTable) -> None:
+    """S-41 a node goes with its last lookup, and its directories with it, unless something holds them."""
+    d = folder(table, table.root, "d")
+    f, g = add(table, d, "f"), add(table, d, "g")
+    for node in (d, f, g):
+        node.nlookup = 2
+    table.forget(f.ino, 1)
+    assert f.ino in table.by_ino
+    table.forget(f.ino, 1)
+    assert f.ino not in table.by_ino
+    assert b"f" not in d.children
+    table.forget(d.ino, 5)
+    assert d.ino in table.by_ino
+    g.handles = 1
+    table.forget(g.ino, 2)
+    assert g.ino in table.by_ino
+    g.handles = 0
+    table.drop_unused(g)
+    assert set(table.by_ino) == {ROOT_INO}
+    table.forget(Ino(12345), 1)
+    table.forget(ROOT_INO, 1)
+    assert set(table.by_ino) == {ROOT_INO}
+
+
+def test_what_stat_shows_of_a_removed_file(table: NodeTable) -> None:
+    """S-23 it has no link any more."""
+    f = add(table, table.root, "f")
+    f.nlookup = 1
+    assert (f.attr().nlink, f.attr().size, f.attr().blocks) == (1, 5, 1)
+    table.detach(f)
+    assert f.attr().nlink == 0
+    assert f.gone
+    assert table.root.children == {}
+
+
+def test_a_restored_node(table: NodeTable) -> None:
+    """S-41 what the kernel knows by an id has that id again."""
+    table.restore(Ino(77), table.root, b"d", Listed(stat.S_IFDIR, "d/"), DEFAULTS.of(stat.S_IFDIR, 0))
+    d = table.by_ino[77]
+    assert isinstance(d, Directory)
+    assert table.shown_ino(table.root, b"d") == 77
+    table.forget(Ino(77), 1)
+    assert 77 not in table.by_ino

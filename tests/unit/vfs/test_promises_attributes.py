@@ -1,0 +1,361 @@
+"""What attributes promise (docs/SEMANTICS.md), over a bucket in memory with two clients."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+
+import pytest
+
+from datastore.fuse.ops import NOW, ROOT_INO, Caller, Fh, OpenRequest, SetAttr, resolve
+from datastore.fuse.store.base import WriteOptions
+from tests.localfs import LocalFs
+from tests.mounted import EPOCH_NS, Client, World, failing
+
+THEN_NS = 1_234_567_890_123_456_789
+
+
+def test_attributes_are_written_in_the_form_of_s3fs(world: World, one: Client) -> None:
+    """S-11 each attribute is user metadata under s3fs's name."""
+    one.local.write("f", b"x")
+    changes = SetAttr(mode=0o100640, uid=7, gid=8, atime_ns=THEN_NS, mtime_ns=THEN_NS + 1)
+    one.local.setattr("f", changes)
+    assert world.metadata("f") == {
+        "mode": str(stat.S_IFREG | 0o640),
+        "uid": "7",
+        "gid": "8",
+        "atime": "1234567890.123456789",
+        "mtime": "1234567890.123456790",
+        "ctime": f"{EPOCH_NS // 10**9}.000000000",
+    }
+
+
+@pytest.mark.parametrize("kind", ["file", "directory", "link"])
+def test_attributes_survive_a_remount_and_reach_others(world: World, one: Client, other: Client, kind: str) -> None:
+    """S-11 they are the object's, not the mount's."""
+    {
+        "file": lambda: one.local.write("n", b"x"),
+        "directory": lambda: one.local.mkdir("n"),
+        "link": lambda: one.local.symlink(b"t", "n"),
+    }[kind]()
+    changes = SetAttr(mode=0o751, uid=7, gid=8, atime_ns=THEN_NS, mtime_ns=THEN_NS + 1)
+    made = one.local.setattr("n", changes)
+    for client in (one, other, one.again()):
+        attr = client.local.stat("n")
+        assert attr._replace(nlink=made.nlink) == made
+        assert (stat.S_IMODE(attr.mode), attr.uid, attr.gid) == (0o751, 7, 8)
+        assert (attr.atime_ns, attr.mtime_ns) == (THEN_NS, THEN_NS + 1)
+
+
+def test_what_s3fs_wrote_is_shown(world: World, one: Client) -> None:
+    """S-11 s3fs and we agree."""
+    world.put("f", b"abc", mode="33152", uid="5", gid="6", mtime="1234567890.5", atime="1234567891", ctime="1234567892")
+    attr = one.local.stat("f")
+    assert (attr.mode, attr.uid, attr.gid, attr.size) == (stat.S_IFREG | 0o600, 5, 6, 3)
+    assert (attr.mtime_ns, attr.atime_ns, attr.ctime_ns) == (
+        1_234_567_890_500_000_000,
+        1_234_567_891_000_000_000,
+        1_234_567_892_000_000_000,
+    )
+
+
+@pytest.mark.parametrize("change", ["chmod", "write", "rename", "xattr"])
+def test_metadata_and_content_type_of_other_tools_are_kept(world: World, one: Client, change: str) -> None:
+    """S-11 what is not ours stays when ours changes."""
+    world.tool.put("f", b"abc", WriteOptions(metadata={"origin": "camera"}, content_type="image/png"))
+    {
+        "chmod": lambda: one.local.chmod("f", 0o600),
+        "write": lambda: one.local.write("f", b"new"),
+        "rename": lambda: one.local.rename("f", "g"),
+        "xattr": lambda: one.local.setxattr("f", b"user.a", b"b"),
+    }[change]()
+    info = world.tool.head("g" if change == "rename" else "f")
+    assert (info.metadata["origin"], info.content_type) == ("camera", "image/png")
+
+
+def test_times_of_a_directory_move_with_its_entries(world: World, one: Client) -> None:
+    """S-11 while the mount lasts, and without a request for each."""
+    one.local.mkdir("d")
+    before = one.local.stat("d").mtime_ns
+    for step in (
+        lambda: one.local.write("d/f", b""),
+        lambda: one.local.rename("d/f", "d/g"),
+        lambda: one.local.unlink("d/g"),
+    ):
+        world.later()
+        written = one.calls("put")
+        step()
+        after = one.local.stat("d").mtime_ns
+        assert after == world.clock.time_ns() > before
+        assert one.calls("put") - written <= 1
+        before = after
+    world.later()
+    assert one.local.stat("d").mtime_ns == before
+
+
+def test_times_of_a_directory_can_be_set_back(world: World, one: Client) -> None:
+    """S-11 utimensat on a directory holds, as `cp -p` and tar need."""
+    one.local.mkdir("d")
+    one.local.setattr("d", SetAttr(mtime_ns=THEN_NS, atime_ns=THEN_NS))
+    world.later()
+    assert one.local.stat("d").mtime_ns == THEN_NS
+    assert one.again().local.stat("d").mtime_ns == THEN_NS
+
+
+def test_attributes_of_the_mounts_own_directory(world: World) -> None:
+    """S-11 with a prefix the root has a marker as well, and its attributes survive."""
+    client = world.client(prefix="data/")
+    resolve(client.fs.setattr(Caller(0, 0, 1), ROOT_INO, Fh(0), SetAttr(mode=0o700, uid=9)))
+    assert world.metadata("data/")["mode"] == str(stat.S_IFDIR | 0o700)
+    attr = client.again().local.stat("")
+    assert (attr.mode, attr.uid) == (stat.S_IFDIR | 0o700, 9)
+
+
+def test_attributes_of_a_whole_buckets_root(world: World, one: Client) -> None:
+    """S-11 a bucket's root has no key: its attributes last as long as the mount, and no request names an empty key."""
+    heads: list[str] = []
+    head = one.faulty.inner.head
+    one.faulty.inner.head = lambda key: heads.append(key) or head(key)  # type: ignore[method-assign,func-returns-value]
+    one.local.listxattr("")
+    attr = resolve(one.fs.setattr(Caller(0, 0, 1), ROOT_INO, Fh(0), SetAttr(mode=0o700))).attr
+    world.later()
+    assert one.local.stat("") == attr
+    assert one.local.stat("").mode == stat.S_IFDIR | 0o700
+    assert heads == []
+    assert world.all_keys() == []
+
+
+def test_utime_now(world: World, one: Client) -> None:
+    """S-11 UTIME_NOW is the file system's time."""
+    one.local.write("f", b"")
+    world.later()
+    attr = one.local.setattr("f", SetAttr(mtime_ns=NOW))
+    assert attr.mtime_ns == attr.ctime_ns == world.clock.time_ns()
+
+
+def test_one_head_for_each_version(world: World, one: Client) -> None:
+    """S-12 an answer is asked for once per version of an object."""
+    world.put("f", b"x", mode=str(stat.S_IFREG | 0o600))
+    world.later()
+    for _ in range(5):
+        assert stat.S_IMODE(one.local.stat("f").mode) == 0o600
+        world.later()
+    assert one.calls("head") == 1
+    world.tool.put("f", b"y", WriteOptions(metadata={"mode": str(stat.S_IFREG | 0o640)}))
+    world.later(3)
+    for _ in range(5):
+        assert stat.S_IMODE(one.local.stat("f").mode) == 0o640
+        world.later()
+    assert one.calls("head") == 2
+
+
+def test_answers_are_remembered_on_disk(world: World, one: Client) -> None:
+    """S-12 the next mount does not ask again."""
+    for number in range(10):
+        world.put(f"f{number}", b"x", mode=str(stat.S_IFREG | 0o600))
+    world.later()
+    one.local.scandir(plus=True)
+    assert one.calls("head") == 10
+    one.unmount()
+    again = one.again()
+    assert all(stat.S_IMODE(again.local.stat(f"f{number}").mode) == 0o600 for number in range(10))
+    again.local.scandir(plus=True)
+    assert again.calls("head") == 0
+
+
+def test_an_answer_within_the_second_of_the_change_is_asked_for_again(world: World, one: Client) -> None:
+    """S-12 a second change of metadata in the same second leaves etag and time as they were; it is seen all the same."""
+    world.put("f", b"x", mode=str(stat.S_IFREG | 0o600))
+    assert stat.S_IMODE(one.local.stat("f").mode) == 0o600
+    world.clock.advance(0.4)
+    world.put("f", b"x", mode=str(stat.S_IFREG | 0o644))
+    world.later()
+    assert stat.S_IMODE(one.local.stat("f").mode) == 0o644
+
+
+def test_a_walk_asks_for_many_at_once(world: World, one: Client) -> None:
+    """S-12 up to 64 HEADs are under way when a directory is walked."""
+    for number in range(64):
+        world.put(f"f{number}", b"")
+    together = threading.Barrier(64, timeout=20)
+    one.faulty.plan = lambda index, method: (together.wait(), None)[1] if method == "head" else None
+    assert len(one.local.scandir(plus=True)) == 64
+    assert one.calls("head") == 64
+
+
+def test_listing_sends_no_head(world: World) -> None:
+    """S-13 stat is answered by the listing alone: default mode, the mount's owner, LastModified."""
+    world.put("d/f", b"abc", mode=str(stat.S_IFREG | 0o600), uid="5")
+    client = world.client(attributes="listing")
+    world.later()
+    owner = client.fs.core.settings.defaults
+    for _ in range(3):
+        assert client.local.stat("d").mode == stat.S_IFDIR | 0o755
+        attr = client.local.stat("d/f")
+        assert (attr.mode, attr.uid, attr.gid) == (stat.S_IFREG | 0o644, owner.uid, owner.gid)
+        assert attr.mtime_ns == EPOCH_NS
+        client.local.scandir("d", plus=True)
+        world.later()
+    assert client.local.read("d/f") == b"abc"
+    assert client.calls("head") == 0
+
+
+def test_listing_writes_attributes_all_the_same(world: World, other: Client) -> None:
+    """S-13 a change on such a mount is the object's, and another mount with `full` sees it; nothing else is lost."""
+    world.put("f", b"abc", uid="5", mode=str(stat.S_IFREG | 0o600), origin="camera")
+    client = world.client(attributes="listing")
+    client.local.chmod("f", 0o640)
+    attr = other.local.stat("f")
+    assert (stat.S_IMODE(attr.mode), attr.uid) == (0o640, 5)
+    assert world.metadata("f")["origin"] == "camera"
+    with client.local.opened("f", os.O_RDWR) as file:
+        file.write(b"X", 1)
+    assert world.body("f") == b"aXc"
+    assert world.metadata("f")["uid"] == "5"
+
+
+@pytest.mark.parametrize("path", ["f", "d"])
+def test_extended_attributes(world: World, one: Client, other: Client, path: str) -> None:
+    """S-14 user.* is kept in the metadata as s3fs keeps it."""
+    one.local.write("f", b"x")
+    one.local.mkdir("d")
+    one.local.setxattr(path, b"user.\xff", b"\x00\xff")
+    one.local.setxattr(path, b"user.b", b"")
+    assert one.local.getxattr(path, b"user.\xff") == b"\x00\xff"
+    for client in (other, one.again()):
+        assert sorted(client.local.listxattr(path)) == [b"user.b", b"user.\xff"]
+        assert client.local.getxattr(path, b"user.\xff") == b"\x00\xff"
+    other.local.removexattr(path, b"user.b")
+    assert other.local.listxattr(path) == [b"user.\xff"]
+    failing(errno.ENODATA, other.local.getxattr, path, b"user.b")
+    failing(errno.ENODATA, other.local.removexattr, path, b"user.b")
+
+
+def test_what_s3fs_keeps_as_extended_attributes(world: World, one: Client) -> None:
+    """S-14 percent-encoded JSON of base64."""
+    world.put("f", b"", xattr="%7B%22user.a%22%3A%22Yg%3D%3D%22%7D")
+    assert one.local.getxattr("f", b"user.a") == b"b"
+    one.local.setxattr("f", b"user.c", b"d")
+    assert world.metadata("f")["xattr"] == "%7B%22user.a%22%3A%22Yg%3D%3D%22%2C%22user.c%22%3A%22ZA%3D%3D%22%7D"
+
+
+def test_flags_of_setxattr(one: Client) -> None:
+    """S-14 XATTR_CREATE and XATTR_REPLACE."""
+    one.local.write("f", b"")
+    failing(errno.ENODATA, one.local.setxattr, "f", b"user.a", b"1", 2)
+    one.local.setxattr("f", b"user.a", b"1", 1)
+    failing(errno.EEXIST, one.local.setxattr, "f", b"user.a", b"2", 1)
+    one.local.setxattr("f", b"user.a", b"3", 2)
+    assert one.local.getxattr("f", b"user.a") == b"3"
+
+
+def test_too_much_metadata(world: World, one: Client) -> None:
+    """S-14 over 2 KiB in all is ENOSPC, and what was there stays."""
+    one.local.write("f", b"x")
+    one.local.setxattr("f", b"user.a", b"1" * 1000)
+    failing(errno.ENOSPC, one.local.setxattr, "f", b"user.b", b"2" * 1000)
+    assert one.local.listxattr("f") == [b"user.a"]
+    assert one.local.getxattr("f", b"user.a") == b"1" * 1000
+    assert world.body("f") == b"x"
+
+
+def test_other_namespaces(world: World, one: Client) -> None:
+    """S-14 EOPNOTSUPP, and so is everything with `attributes: listing`."""
+    one.local.write("f", b"")
+    for name in (b"security.selinux", b"trusted.a", b"system.posix_acl_access"):
+        failing(errno.EOPNOTSUPP, one.local.setxattr, "f", name, b"")
+        failing(errno.EOPNOTSUPP, one.local.getxattr, "f", name)
+        failing(errno.EOPNOTSUPP, one.local.removexattr, "f", name)
+    listing = world.client(attributes="listing")
+    failing(errno.EOPNOTSUPP, listing.local.setxattr, "f", b"user.a", b"")
+    failing(errno.EOPNOTSUPP, listing.local.getxattr, "f", b"user.a")
+
+
+def test_capacity_is_shown(world: World, one: Client) -> None:
+    """S-15 statfs shows `capacity`, else 1 PiB; more can be written."""
+    shown = resolve(one.fs.statfs(ROOT_INO))
+    assert shown.blocks * shown.block_size == 1 << 50
+    small = world.client(capacity_bytes=8192)
+    shown = resolve(small.fs.statfs(ROOT_INO))
+    assert (shown.blocks * shown.block_size, shown.name_max) == (8192, 255)
+    small.local.write("f", bytes(10_000))
+    assert len(world.body("f")) == 10_000
+
+
+@pytest.mark.parametrize("make", ["file", "directory", "link", "fifo"])
+def test_who_creates_owns(world: World, one: Client, make: str) -> None:
+    """S-16 the caller's user and group."""
+    local = LocalFs(one.fs, Caller(11, 12, 1))
+    {
+        "file": lambda: local.write("n", b""),
+        "directory": lambda: local.mkdir("n"),
+        "link": lambda: local.symlink(b"t", "n"),
+        "fifo": lambda: local.mknod("n", stat.S_IFIFO | 0o600),
+    }[make]()
+    attr = one.again().local.stat("n")
+    assert (attr.uid, attr.gid) == (11, 12)
+
+
+def test_the_group_of_a_setgid_directory(one: Client) -> None:
+    """S-16 what is made in a setgid directory gets its group; directories get the bit as well."""
+    one.local.mkdir("d")
+    one.local.setattr("d", SetAttr(mode=0o2775, gid=77))
+    local = LocalFs(one.fs, Caller(11, 12, 1))
+    local.write("d/f", b"")
+    local.mkdir("d/e")
+    assert (local.stat("d/f").uid, local.stat("d/f").gid) == (11, 77)
+    assert local.stat("d/e").gid == 77
+    assert local.stat("d/e").mode & stat.S_ISGID
+    assert not local.stat("d/f").mode & stat.S_ISGID
+
+
+@pytest.mark.parametrize("change", ["write", "truncate", "open with O_TRUNC", "chown"])
+def test_setuid_and_setgid_fall(world: World, one: Client, change: str) -> None:
+    """S-16 a change by one who may not keep them drops both, in the store as well."""
+    one.local.write("f", b"abc")
+    one.local.chmod("f", 0o6755)
+    ino = one.local.stat("f").ino
+    if change == "write":
+        with one.local.opened("f", os.O_WRONLY) as file:
+            resolve(one.fs.write(ino, file._fh, 0, memoryview(b"x"), True))
+    elif change == "truncate":
+        one.local.setattr("f", SetAttr(size=1, kill_suidgid=True))
+    elif change == "chown":
+        one.local.setattr("f", SetAttr(uid=5, kill_suidgid=True))
+    else:
+        request = OpenRequest(flags=os.O_WRONLY | os.O_TRUNC, kill_suidgid=True)
+        opened = resolve(one.fs.open(Caller(5, 5, 1), ino, request))
+        resolve(one.fs.flush(ino, opened.fh))
+        resolve(one.fs.release(ino, opened.fh))
+    assert stat.S_IMODE(one.local.stat("f").mode) == 0o755
+    assert world.metadata("f")["mode"] == str(stat.S_IFREG | 0o755)
+
+
+def test_who_may_keep_them_keeps_them(world: World, one: Client) -> None:
+    """S-16 a write by root leaves setuid."""
+    one.local.write("f", b"abc")
+    one.local.chmod("f", 0o6755)
+    one.local.write("f", b"new")
+    assert stat.S_IMODE(one.local.stat("f").mode) == 0o6755
+
+
+def test_a_change_of_attributes_meets_a_change_by_another(world: World, one: Client, other: Client) -> None:
+    """S-11 a chmod of an object that another client just replaced goes to what it left, not to the old bytes."""
+    world.put("f", b"old")
+    one.local.stat("f")
+    other.local.write("f", b"new bytes")
+    one.local.chmod("f", 0o640)
+    assert world.body("f") == b"new bytes"
+    assert world.metadata("f")["mode"] == str(stat.S_IFREG | 0o640)
+    assert one.local.read("f") == b"new bytes"
+
+
+def test_times_that_no_clock_shows(world: World, one: Client) -> None:
+    """S-11 nonsense of other tools is shown as a default, so that a stat never fails for it."""
+    world.put("f", b"", mtime="9" * 30, atime="-" + "9" * 30, mode="9" * 30, uid="-1", gid="x")
+    attr = one.local.stat("f")
+    assert attr.mtime_ns == EPOCH_NS
+    assert attr.atime_ns == EPOCH_NS
+    assert attr.mode == stat.S_IFREG | 0o644

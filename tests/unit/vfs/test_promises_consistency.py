@@ -1,0 +1,434 @@
+"""What holds between clients (docs/SEMANTICS.md): two mounts of one bucket, and time that a test moves."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import Any
+
+import pytest
+
+from datastore.fuse.ops import Fh, OpenRequest, SetAttr, resolve
+from datastore.fuse.store.base import ListPage, WriteOptions
+from tests.mounted import TTL_S, Client, World, failing
+
+SIZE = 9 << 20
+"""More than is fetched in one piece, so that a client holds a part."""
+
+
+# -- S-28
+
+
+def test_what_one_closed_another_sees(world: World, one: Client, other: Client) -> None:
+    """S-28 new, changed and removed names, after at most the time to live."""
+    assert not other.local.exists("f")
+    assert other.local.listdir() == []
+    one.local.write("f", b"first")
+    world.clock.advance(TTL_S)
+    assert other.local.read("f") == b"first"
+    assert other.local.listdir() == [b"f"]
+    one.local.write("f", b"second!")
+    world.clock.advance(TTL_S)
+    assert other.local.stat("f").size == 7
+    assert other.local.read("f") == b"second!"
+    one.local.unlink("f")
+    world.clock.advance(TTL_S)
+    assert not other.local.exists("f")
+    assert other.local.listdir() == []
+
+
+@pytest.mark.parametrize("attributes", ["full", "listing"])
+def test_the_same_without_a_listing(world: World, one: Client, attributes: str) -> None:
+    """S-28 also in a directory of more than a page, where names are asked for one by one."""
+    for number in range(1001):
+        world.put(f"d/{number:04}")
+    other = world.client(attributes="full" if attributes == "full" else "listing")
+    other.ask_one_by_one("d")
+    assert not other.local.exists("d/f")
+    one.local.write("d/f", b"first")
+    one.local.symlink(b"t", "d/x")
+    one.local.mkdir("d/e")
+    world.later()
+    assert other.local.read("d/f") == b"first"
+    assert other.local.readlink("d/x") == b"t"
+    assert stat.S_ISDIR(other.local.stat("d/e").mode)
+    one.local.write("d/f", b"second!")
+    world.later()
+    assert other.local.read("d/f") == b"second!"
+    one.local.unlink("d/f")
+    world.later()
+    assert not other.local.exists("d/f")
+    assert len(other.local.listdir("d")) == 1003
+
+
+def test_a_longer_time_to_live(world: World, one: Client) -> None:
+    """S-28 the time is `metadataTTL`: until then an answer is given from memory, and no request is sent."""
+    slow = world.client(ttl_s=60)
+    world.put("f", b"first")
+    assert slow.local.read("f") == b"first"
+    one.local.write("f", b"second!")
+    asked = slow.calls("head", "list_page")
+    world.clock.advance(59)
+    assert slow.local.stat("f").size == 5
+    assert slow.calls("head", "list_page") == asked
+    world.clock.advance(1)
+    assert slow.local.stat("f").size == 7
+
+
+def test_the_kernel_is_not_told_to_keep_answers_longer(world: World, one: Client) -> None:
+    """S-28 an answer that is half its time old may be kept for the other half, negative ones included."""
+    world.put("f", b"")
+    one.local.stat("f")
+    world.clock.advance(TTL_S / 2)
+    caller = one.local._caller
+    for name in (b"f", b"absent"):
+        entry = resolve(one.fs.lookup(caller, one.fs.core.nodes.root.ino, name))
+        assert entry.entry_ttl_s <= TTL_S / 2
+        assert entry.attr_ttl_s <= TTL_S / 2
+
+
+def test_changes_of_attributes_are_seen(world: World, one: Client, other: Client) -> None:
+    """S-28 a chmod leaves the etag as it is; it is seen by its time."""
+    one.local.write("f", b"x")
+    one.local.mkdir("d")
+    for path in ("f", "d"):
+        before = stat.S_IMODE(other.local.stat(path).mode)
+        world.later()
+        one.local.chmod(path, 0o700)
+        world.later()
+        assert stat.S_IMODE(other.local.stat(path).mode) == 0o700 != before
+
+
+def test_attributes_of_a_directory_that_is_listed_all_the_time(world: World, one: Client, other: Client) -> None:
+    """S-28 listing the parent does not keep old attributes of a directory alive for ever."""
+    one.local.mkdir("d", 0o755)
+    assert stat.S_IMODE(other.local.stat("d").mode) == 0o755
+    one.local.chmod("d", 0o700)
+    for _ in range(6):
+        world.clock.advance(TTL_S / 2)
+        other.local.listdir()
+        seen = stat.S_IMODE(other.local.stat("d").mode)
+    assert seen == 0o700
+
+
+def test_a_name_that_changes_its_kind(world: World, one: Client, other: Client) -> None:
+    """S-28 a file that becomes a directory or a link for another client is that for us."""
+    one.local.write("n", b"file")
+    assert stat.S_ISREG(other.local.stat("n").mode)
+    one.local.unlink("n")
+    one.local.mkdir("n")
+    one.local.write("n/below", b"x")
+    world.later()
+    assert other.local.listdir("n") == [b"below"]
+    one.local.unlink("n/below")
+    one.local.rmdir("n")
+    one.local.symlink(b"t", "n")
+    world.later()
+    assert other.local.readlink("n") == b"t"
+
+
+def test_a_kernel_that_holds_a_lost_name_is_told(world: World, one: Client, other: Client) -> None:
+    """S-28 names and pages of what another client changed are dropped from the kernel's caches."""
+    world.put("f", b"old")
+    world.put("g", b"old")
+    ino = other.local.stat("f").ino
+    other.local.stat("g")
+    one.local.write("f", b"newer")
+    one.local.unlink("g")
+    world.later()
+    other.local.listdir()
+    assert (ino, 0) in other.kernel.inodes
+    assert (other.fs.core.nodes.root.ino, b"g") in other.kernel.entries
+
+
+def test_pages_are_kept_between_opens_of_one_version(world: World, one: Client, other: Client) -> None:
+    """S-28 the kernel's pages are used again until another client writes the file."""
+    world.put("f", b"old")
+
+    def keeps(client: Client) -> bool:
+        ino = client.local.stat("f").ino
+        reply = resolve(client.fs.open(client.local._caller, ino, OpenRequest(flags=os.O_RDONLY)))
+        resolve(client.fs.release(ino, reply.fh))
+        return reply.keep_cache
+
+    assert not keeps(other)
+    assert keeps(other)
+    world.later()
+    assert keeps(other)
+    one.local.write("f", b"newer")
+    world.later()
+    assert not keeps(other)
+    assert keeps(other)
+
+
+# -- S-29
+
+
+def test_every_change_is_seen_at_once_within_a_mount(world: World, one: Client) -> None:
+    """S-29 without any time passing."""
+    world.put("old", b"")
+    assert one.local.listdir() == [b"old"]
+    one.local.mkdir("d")
+    one.local.write("f", b"abc")
+    one.local.symlink(b"t", "x")
+    one.local.unlink("old")
+    assert one.local.listdir() == [b"d", b"f", b"x"]
+    with one.local.opened("f", os.O_RDWR) as file:
+        file.write(b"defg", 3)
+        assert one.local.stat("f").size == 7
+        with one.local.opened("f") as reader:
+            assert reader.read() == b"abcdefg"
+    one.local.rename("f", "d/g")
+    assert one.local.listdir() == [b"d", b"x"]
+    assert one.local.listdir("d") == [b"g"]
+    one.local.chmod("d/g", 0o600)
+    assert stat.S_IMODE(one.local.stat("d/g").mode) == 0o600
+
+
+def test_changes_are_seen_although_a_listing_was_under_way(
+    world: World, one: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-29 a listing that was begun before a change does not undo it."""
+    world.put("a", b"")
+    world.put("b", b"")
+    one.local.listdir()
+    world.later()
+    inner = one.faulty.inner
+    list_page = inner.list_page
+
+    def change_meanwhile(*args: Any, **kwargs: Any) -> ListPage:
+        monkeypatch.setattr(inner, "list_page", list_page)
+        page = list_page(*args, **kwargs)
+        world.clock.advance(0.01)
+        one.local.unlink("a")
+        one.local.write("c", b"")
+        world.clock.advance(0.01)
+        return page
+
+    one.local.stat("a")
+    world.clock.advance(TTL_S / 2)
+    one.fs.core.nodes.root.listing = None
+    monkeypatch.setattr(inner, "list_page", change_meanwhile)
+    one.fs.remote.read_directory(one.fs.core.nodes.root, whole=True)
+    assert one.local.listdir() == [b"b", b"c"]
+    assert not one.local.exists("a")
+
+
+# -- S-30
+
+
+def test_an_open_file_stays_on_its_version(world: World, one: Client) -> None:
+    """S-30 bytes of two versions never meet in one read: what is not held is ESTALE, a new open reads the new version."""
+    world.put("f", b"o" * SIZE)
+    file = one.local.open("f")
+    assert file.read(0, 4096) == b"o" * 4096
+    world.put("f", b"n" * SIZE)
+    world.later()
+    assert file.read(0, 4096) == b"o" * 4096
+    failing(errno.ESTALE, file.read, SIZE - 4096, 4096)
+    assert file.read(0, 4096) == b"o" * 4096
+    assert one.local.read("f") == b"n" * SIZE
+    failing(errno.ESTALE, file.read, SIZE - 4096, 4096)
+    file.close()
+
+
+def test_a_file_that_another_client_removed(world: World, one: Client) -> None:
+    """S-30 the handle reads what is held, the rest is ESTALE, and the name is gone."""
+    world.put("f", b"o" * SIZE)
+    file = one.local.open("f")
+    assert file.read(0, 4096) == b"o" * 4096
+    world.tool.delete("f")
+    world.later()
+    assert file.read(0, 4096) == b"o" * 4096
+    failing(errno.ESTALE, file.read, SIZE - 4096, 4096)
+    assert not one.local.exists("f")
+    file.close()
+
+
+def test_a_replacement_that_is_noticed_by_a_listing(world: World, one: Client) -> None:
+    """S-30 also when the change is seen first by a listing, the handle stays and the name is the new file."""
+    world.put("f", b"old")
+    file = one.local.open("f")
+    assert file.read() == b"old"
+    world.put("f", b"new and longer, not appended")
+    world.later()
+    one.local.listdir()
+    assert one.local.read("f") == b"new and longer, not appended"
+    assert file.read() == b"old"
+    file.close()
+
+
+# -- S-31
+
+
+@pytest.mark.parametrize("size", [100, 200_000])
+def test_an_object_that_grew_is_followed(world: World, one: Client, size: int) -> None:
+    """S-31 as tail -f and TensorBoard need: the handle reads what was appended."""
+    log = os.urandom(size)
+    world.put("log", log)
+    with one.local.opened("log") as file:
+        assert file.read() == log
+        for line in (b"second line\n", b"third line\n"):
+            log += line
+            world.put("log", log)
+            world.later()
+            assert one.local.stat("log").size == len(log)
+            assert file.stat().size == len(log)
+            assert file.read() == log
+        assert one.local.stat("log").ino == file.ino
+
+
+def test_an_object_that_grew_but_not_at_its_end(world: World, one: Client) -> None:
+    """S-31 another object that is merely longer is another version."""
+    world.put("log", b"a" * 100)
+    with one.local.opened("log") as file:
+        assert file.read() == b"a" * 100
+        world.put("log", b"b" * 200)
+        world.later()
+        assert one.local.read("log") == b"b" * 200
+        assert file.read(0, 100) == b"a" * 100
+
+
+# -- S-32
+
+
+def test_the_last_close_wins_whole(world: World, one: Client, other: Client) -> None:
+    """S-32 two writers of one file: never a mixture."""
+    world.put("f", b"0" * 100)
+    first, second = one.local.open("f", os.O_RDWR), other.local.open("f", os.O_RDWR)
+    first.write(b"1" * 50, 0)
+    second.write(b"2" * 50, 50)
+    first.close()
+    assert world.body("f") == b"1" * 50 + b"0" * 50
+    second.close()
+    assert world.body("f") == b"0" * 50 + b"2" * 50
+    world.later()
+    assert one.local.read("f") == other.local.read("f") == b"0" * 50 + b"2" * 50
+
+
+@pytest.mark.parametrize("noticed", [False, True])
+@pytest.mark.parametrize("begun", ["before", "after"])
+def test_a_writer_of_the_whole_wins_over_what_another_wrote_meanwhile(
+    world: World, one: Client, noticed: bool, begun: str
+) -> None:
+    """S-32 the one that closes last wins, also if it saw meanwhile that the object was replaced; nothing is lost silently."""
+    world.put("f", b"old")
+    file = one.local.open("f", os.O_RDWR)
+    file.truncate(0)
+    file.write(b"mine")
+    if begun == "after":
+        file.fsync()
+    world.later()
+    world.put("f", b"theirs, which is longer")
+    world.later()
+    if noticed:
+        one.local.listdir()
+        one.local.stat("f")
+    file.write(b"mine, all of it")
+    file.close()
+    assert world.body("f") == b"mine, all of it"
+    world.later()
+    assert one.local.read("f") == b"mine, all of it"
+    assert one.fs.uploads.unsent() == []
+
+
+def test_a_writer_that_has_written_nothing_yet(world: World, one: Client) -> None:
+    """S-32 a file that was replaced between open and the first write is written whole, or the writer is told."""
+    world.put("f", b"old")
+    file = one.local.open("f", os.O_RDWR)
+    world.put("f", b"theirs, which is longer")
+    world.later()
+    one.local.listdir()
+    try:
+        file.write(b"mine", 0)
+        file.close()
+    except OSError as error:
+        assert error.errno == errno.ESTALE
+        assert world.body("f") == b"theirs, which is longer"
+    else:
+        assert world.body("f") == b"mine"
+
+
+def test_a_writer_whose_file_was_removed_by_another_client(world: World, one: Client) -> None:
+    """S-32 its close makes the file again."""
+    world.put("f", b"old")
+    file = one.local.open("f", os.O_RDWR)
+    file.write(b"new", 0)
+    world.tool.delete("f")
+    world.later()
+    assert one.local.listdir() == [b"f"]
+    file.close()
+    assert world.body("f") == b"new"
+
+
+def test_a_writer_whose_directory_was_removed_by_another_client(world: World, one: Client) -> None:
+    """S-32 the same for its directory."""
+    one.local.mkdir("d")
+    file = one.local.open("d/f", os.O_WRONLY | os.O_CREAT)
+    file.write(b"new", 0)
+    world.tool.delete("d/")
+    world.later()
+    one.local.listdir()
+    file.close()
+    assert world.body("d/f") == b"new"
+    world.later()
+    assert one.local.read("d/f") == b"new"
+
+
+# -- S-33
+
+
+def test_an_unchanged_part_that_cannot_be_had_any_more(world: World, one: Client) -> None:
+    """S-33 close is ESTALE; what was written stays in staging, is read and is listed; theirs is not harmed."""
+    world.put("f", b"o" * SIZE)
+    file = one.local.open("f", os.O_RDWR)
+    file.write(b"mine", 0)
+    world.put("f", b"n" * SIZE)
+    world.later()
+    failing(errno.ESTALE, file.close)
+    assert world.body("f") == b"n" * SIZE
+    (row,) = one.fs.uploads.unsent()
+    assert row["path"] == "f"
+    assert "another client" in str(row["error"])
+    reader = one.local.open("f")
+    assert reader.read(0, 4) == b"mine"
+    assert len(list((one.directory / "state" / "staging").iterdir())) == 1
+
+
+def test_a_noticed_replacement_does_not_swallow_what_is_written_later(world: World, one: Client) -> None:
+    """S-33 a file that is open for writing, and known to be replaced: a close of unsent bytes never just returns 0."""
+    world.put("f", b"o" * SIZE)
+    file = one.local.open("f", os.O_RDWR)
+    world.put("f", b"n" * SIZE)
+    world.later()
+    one.local.listdir()
+
+    def write_and_close() -> None:
+        file.write(b"mine", 0)
+        file.close()
+
+    failing(errno.ESTALE, write_and_close)
+    assert world.body("f") == b"n" * SIZE
+
+
+def test_a_truncated_part_need_not_be_had(world: World, one: Client) -> None:
+    """S-33 only what is still part of the file counts."""
+    world.put("f", b"o" * SIZE)
+    file = one.local.open("f", os.O_RDWR)
+    file.truncate(0)
+    file.write(b"mine", 0)
+    world.put("f", b"n" * SIZE)
+    file.close()
+    assert world.body("f") == b"mine"
+
+
+def test_setattr_meets_a_removal(world: World, one: Client) -> None:
+    """S-28 a change of attributes of what another client removed is ESTALE, for which the kernel looks again."""
+    world.tool.put("f", b"x", WriteOptions())
+    ino = one.local.stat("f").ino
+    world.tool.delete("f")
+    failing(
+        errno.ESTALE, lambda: resolve(one.fs.setattr(one.local._caller, ino, Fh(0), SetAttr(mode=0o600)))
+    )
+    assert world.all_keys() == []

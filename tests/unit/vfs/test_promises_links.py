@@ -1,0 +1,144 @@
+"""What links and special files promise (docs/SEMANTICS.md), over a bucket in memory."""
+
+from __future__ import annotations
+
+import errno
+import stat
+
+import pytest
+
+from datastore.fuse.ops import ROOT_INO, FSError
+from datastore.fuse.store.base import Capabilities
+from tests.localfs import ME
+from tests.mounted import Client, World, failing
+
+TARGETS = [b"f", b"../a b/\xff\xfe", b"/nowhere", b"x" * 4095]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=["plain", "not UTF-8", "dangling", "longest"])
+def test_a_link_is_an_object_with_its_target_as_body(world: World, one: Client, other: Client, target: bytes) -> None:
+    """S-06 `x` is the object `x.rclonelink`; other mounts and later ones read it."""
+    one.local.symlink(target, "x")
+    assert world.all_keys() == ["x.rclonelink"]
+    assert world.body("x.rclonelink") == target
+    for client in (one, other, one.again()):
+        attr = client.local.stat("x")
+        assert (attr.mode, attr.size) == (stat.S_IFLNK | 0o777, len(target))
+        assert client.local.readlink("x") == target
+
+
+def test_a_listing_alone_shows_a_link_and_its_size(world: World) -> None:
+    """S-06 no HEAD is needed to know a link."""
+    world.put("x.rclonelink", b"target")
+    client = world.client(attributes="listing")
+    assert client.local.scandir() == [(b"x", stat.S_IFLNK)]
+    attr = client.local.stat("x")
+    assert (attr.mode, attr.size) == (stat.S_IFLNK | 0o777, 6)
+    assert client.calls("head") == 0
+    assert client.local.readlink("x") == b"target"
+
+
+def test_a_target_that_is_too_long(one: Client) -> None:
+    """S-06 over 4,095 bytes is ENAMETOOLONG."""
+    failing(errno.ENAMETOOLONG, one.local.symlink, b"x" * 4096, "x")
+
+
+def test_readlink_of_a_file(one: Client) -> None:
+    """S-06 only links have targets."""
+    one.local.write("f", b"x")
+    failing(errno.EINVAL, one.local.readlink, "f")
+
+
+def test_a_link_can_be_removed_and_renamed(world: World, one: Client) -> None:
+    """S-06 a link is one name: it moves and goes with its object."""
+    one.local.symlink(b"t", "x")
+    one.local.rename("x", "y")
+    assert world.all_keys() == ["y.rclonelink"]
+    assert one.local.readlink("y") == b"t"
+    one.local.unlink("y")
+    assert world.all_keys() == []
+
+
+def test_a_link_of_rclone_is_read(world: World, one: Client) -> None:
+    """S-07 rclone --links writes the target as body, without metadata of ours."""
+    world.put("d/x.rclonelink", b"../t")
+    assert one.local.readlink("d/x") == b"../t"
+    assert stat.S_ISLNK(one.local.stat("d/x").mode)
+
+
+def test_a_link_that_another_client_wrote_anew(world: World, one: Client) -> None:
+    """S-06 a new target is seen after the time to live."""
+    world.put("x.rclonelink", b"old")
+    assert one.local.readlink("x") == b"old"
+    world.put("x.rclonelink", b"new one")
+    world.later()
+    assert one.local.stat("x").size == 7
+    assert one.local.readlink("x") == b"new one"
+
+
+def test_links_of_s3fs_and_geesefs(world: World, one: Client) -> None:
+    """S-08 with full attributes, links in the forms of s3fs and geesefs are links when they are looked up."""
+    world.put("s", b"target", mode=str(stat.S_IFLNK | 0o777))
+    world.put("g", b"", **{"--symlink-target": "a%20b%2Fc"})
+    for path, target in (("s", b"target"), ("g", b"a b/c")):
+        attr = one.local.stat(path)
+        assert stat.S_ISLNK(attr.mode)
+        assert attr.size == len(target)
+        assert one.local.readlink(path) == target
+    one.local.rename("g", "h")
+    assert one.local.readlink("h") == b"a b/c"
+
+
+def test_links_of_s3fs_are_files_in_a_listing(world: World) -> None:
+    """S-08 with `attributes: listing` they look like files."""
+    world.put("s", b"target", mode=str(stat.S_IFLNK | 0o777))
+    client = world.client(attributes="listing")
+    assert client.local.stat("s").mode == stat.S_IFREG | 0o644
+    assert client.local.read("s") == b"target"
+
+
+def test_a_server_that_refuses_the_longer_name(world: World, one: Client, other: Client) -> None:
+    """S-09 the link is then written as s3fs does, and read again."""
+    world.bucket.capabilities = Capabilities(max_key_segment_bytes=255)
+    name = "n" * 250
+    one.local.symlink(b"target", name)
+    assert world.all_keys() == [name]
+    assert world.metadata(name)["mode"] == str(stat.S_IFLNK | 0o777)
+    assert world.body(name) == b"target"
+    world.later()
+    for client in (one, other):
+        assert stat.S_ISLNK(client.local.stat(name).mode)
+        assert client.local.readlink(name) == b"target"
+
+
+def test_a_link_keeps_its_name_when_the_new_one_is_refused(world: World, one: Client) -> None:
+    """S-09 a rename writes no other form: it is ENAMETOOLONG where the server refuses the longer name."""
+    world.bucket.capabilities = Capabilities(max_key_segment_bytes=255)
+    one.local.symlink(b"target", "x")
+    failing(errno.ENAMETOOLONG, one.local.rename, "x", "n" * 250)
+    assert world.all_keys() == ["x.rclonelink"]
+    assert one.local.readlink("x") == b"target"
+
+
+@pytest.mark.parametrize("kind", [stat.S_IFIFO, stat.S_IFSOCK])
+def test_fifos_and_sockets_are_empty_objects(world: World, one: Client, other: Client, kind: int) -> None:
+    """S-10 their type is in the mode."""
+    one.local.mknod("p", kind | 0o640)
+    assert world.body("p") == b""
+    for client in (one, other, one.again()):
+        assert client.local.stat("p").mode == kind | 0o640
+
+
+@pytest.mark.parametrize("kind", [stat.S_IFBLK, stat.S_IFCHR])
+def test_devices_are_refused(world: World, one: Client, kind: int) -> None:
+    """S-10 EPERM, and nothing is made."""
+    failing(errno.EPERM, one.local.mknod, "p", kind | 0o640)
+    assert world.all_keys() == []
+
+
+def test_hard_links_are_refused(one: Client) -> None:
+    """S-10 EOPNOTSUPP: an object has one key."""
+    one.local.write("f", b"x")
+    with pytest.raises(FSError) as caught:
+        one.fs.link(ME, one.local.stat("f").ino, ROOT_INO, b"g")
+    assert caught.value.errno == errno.EOPNOTSUPP

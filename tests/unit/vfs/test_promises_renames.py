@@ -1,0 +1,436 @@
+"""What renames promise (docs/SEMANTICS.md), over a bucket in memory; the process dies at every call in turn."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+
+import pytest
+
+from datastore.errors import ServerFault
+from datastore.fuse.ops import SetAttr
+from datastore.fuse.vfs import copies
+from tests.faulty import Fault, from_nth, no_faults
+from tests.mounted import Client, Died, World, dies_at, failing
+
+DOWN = ServerFault("the server is down")
+
+
+def everything(world: World) -> dict[str, bytes]:
+    """What is in the bucket, without markers."""
+    return {key: world.body(key) for key in world.all_keys() if not key.endswith("/")}
+
+
+# -- S-25
+
+
+def test_a_file_is_renamed_with_its_attributes(world: World, one: Client, other: Client) -> None:
+    """S-25 content, metadata and content type go along; the old key is gone; the id stays."""
+    one.local.mkdir("d")
+    one.local.write("f", b"bytes")
+    before = one.local.setattr("f", SetAttr(mode=0o640, uid=5, mtime_ns=1_000_000_001))
+    world.later()
+    one.local.rename("f", "d/g")
+    assert world.all_keys() == ["d/", "d/g"]
+    for client in (one, other):
+        after = client.local.stat("d/g")
+        assert (after.mode, after.uid, after.mtime_ns) == (before.mode, before.uid, before.mtime_ns)
+        assert client.local.read("d/g") == b"bytes"
+        assert not client.local.exists("f")
+    assert one.local.stat("d/g").ino == before.ino
+
+
+def test_an_unsent_file_is_uploaded_to_the_new_key(world: World, one: Client) -> None:
+    """S-25 as editors do it: write beside, rename over."""
+    world.put("f", b"old")
+    with one.local.opened("f.tmp", os.O_WRONLY | os.O_CREAT) as file:
+        file.write(b"new")
+        one.local.rename("f.tmp", "f")
+        assert everything(world) == {"f": b"new"}
+        file.write(b"newer")
+    assert everything(world) == {"f": b"newer"}
+
+
+def test_a_changed_file_that_is_renamed_is_whole(world: World, one: Client) -> None:
+    """S-25 with unsent changes in the middle, the unchanged part is fetched from the old key in time."""
+    content = bytearray(os.urandom(50_000))
+    world.put("f", bytes(content))
+    with one.local.opened("f", os.O_RDWR) as file:
+        file.write(b"XXX", 20_000)
+        content[20_000:20_003] = b"XXX"
+        one.local.rename("f", "g")
+        assert file.read() == content
+        file.write(b"YYY", 40_000)
+        content[40_000:40_003] = b"YYY"
+    assert everything(world) == {"g": bytes(content)}
+
+
+def test_a_file_that_is_renamed_while_it_is_read(world: World, one: Client) -> None:
+    """S-25 open files go on."""
+    world.put("f", os.urandom(3 << 20))
+    expected = world.body("f")
+    with one.local.opened("f") as file:
+        assert file.read(0, 4096) == expected[:4096]
+        one.local.rename("f", "g")
+        assert file.read() == expected
+
+
+def test_an_existing_target_is_replaced_at_once(world: World, one: Client) -> None:
+    """S-25 at no call to the store is the target's name without an object."""
+    world.put("f", b"new")
+    world.put("g", b"old")
+    one.local.listdir()
+    present = []
+
+    def watch(index: int, method: str) -> None:
+        present.append("g" in world.all_keys())
+
+    one.faulty.plan = watch
+    one.local.rename("f", "g")
+    assert all(present)
+    assert everything(world) == {"g": b"new"}
+    assert one.local.read("g") == b"new"
+    assert one.local.listdir() == [b"g"]
+
+
+def test_a_large_open_target_is_replaced_at_once_as_well(world: World, one: Client) -> None:
+    """S-25 also where the target's old bytes must be kept for who has it open."""
+    world.put("f", b"new")
+    world.put("g", b"x" * 3000)
+    one.keep_small_copies_only(1000)
+    present = []
+
+    def watch(index: int, method: str) -> None:
+        present.append("g" in world.all_keys())
+
+    with one.local.opened("g") as file:
+        one.faulty.plan = watch
+        one.local.rename("f", "g")
+        assert all(present)
+        assert file.read() == b"x" * 3000
+    assert everything(world) == {"g": b"new"}
+
+
+def test_a_rename_that_fails_leaves_the_target(world: World, one: Client) -> None:
+    """S-25 an open target that was to be replaced is as it was."""
+    world.put("f", b"new")
+    world.put("g", b"x" * 3000)
+    one.keep_small_copies_only(1000)
+    with one.local.opened("g") as file:
+        one.local.stat("f")
+        copies_seen = iter(range(10))
+        one.faulty.plan = lambda index, method: (
+            Fault(DOWN) if method == "copy" and next(copies_seen) == 1 else None
+        )
+        failing(errno.EIO, one.local.rename, "f", "g")
+        one.faulty.plan = no_faults
+        assert file.read() == b"x" * 3000
+        assert one.local.read("g") == b"x" * 3000
+        assert one.local.read("f") == b"new"
+    assert (world.body("f"), world.body("g")) == (b"new", b"x" * 3000)
+
+
+def test_flags(world: World, one: Client) -> None:
+    """S-25 RENAME_NOREPLACE is honoured, other flags are EINVAL."""
+    world.put("f", b"new")
+    world.put("g", b"old")
+    failing(errno.EEXIST, one.local.rename, "f", "g", 1)
+    one.local.rename("f", "h", 1)
+    for flags in (2, 3, 4):
+        failing(errno.EINVAL, one.local.rename, "h", "i", flags)
+    assert everything(world) == {"g": b"old", "h": b"new"}
+
+
+def test_kinds_that_do_not_replace_each_other(world: World, one: Client) -> None:
+    """S-25 as rename(2) says."""
+    world.put("f", b"")
+    world.put("empty/")
+    world.put("full/x", b"")
+    failing(errno.EISDIR, one.local.rename, "f", "empty")
+    failing(errno.ENOTDIR, one.local.rename, "empty", "f")
+    failing(errno.ENOTEMPTY, one.local.rename, "empty", "full")
+    failing(errno.EINVAL, one.local.rename, "full", "full/y")
+    failing(errno.ENOENT, one.local.rename, "absent", "g")
+    one.local.rename("full", "empty")
+    assert one.local.listdir() == [b"empty", b"f"]
+    assert one.local.listdir("empty") == [b"x"]
+
+
+def test_a_rename_onto_itself(world: World, one: Client) -> None:
+    """S-25 does nothing."""
+    world.put("f", b"x")
+    one.local.rename("f", "f")
+    assert everything(world) == {"f": b"x"}
+
+
+def test_a_link_replaces_a_file_and_a_file_a_link(world: World, one: Client) -> None:
+    """S-25 the replaced object has another key then; it goes all the same."""
+    world.put("f", b"file")
+    one.local.symlink(b"t", "x")
+    one.local.rename("x", "f")
+    assert everything(world) == {"f.rclonelink": b"t"}
+    assert one.local.readlink("f") == b"t"
+    one.local.write("g", b"file")
+    one.local.rename("g", "f")
+    assert everything(world) == {"f": b"file"}
+    assert one.local.read("f") == b"file"
+
+
+def test_the_old_name_is_gone_when_rename_returns(world: World, one: Client) -> None:
+    """S-25 even if the directory was listed while the old object was still there."""
+    world.put("f", b"x")
+    world.put("d/g", b"y")
+    one.local.listdir()
+
+    def list_before_removal(index: int, method: str) -> None:
+        if method in ("delete", "delete_many"):
+            one.fs.core.nodes.root.listing = None
+            one.faulty.plan = no_faults
+            one.local.scandir(plus=True)
+            one.faulty.plan = list_before_removal
+
+    one.faulty.plan = list_before_removal
+    one.local.rename("f", "h")
+    assert not one.local.exists("f")
+    one.local.rename("d", "e")
+    assert not one.local.exists("d")
+    assert one.local.listdir() == [b"e", b"h"]
+
+
+def test_a_rename_that_could_not_remove_the_old_key(world: World, one: Client) -> None:
+    """S-25 the error is reported, both names are there, and a later mount does not finish what was given up."""
+    world.put("f", b"x")
+    one.local.stat("f")
+    one.faulty.plan = lambda index, method: Fault(DOWN) if method == "delete" else None
+    failing(errno.EIO, one.local.rename, "f", "g")
+    one.faulty.plan = no_faults
+    world.later()
+    assert one.local.listdir() == [b"f", b"g"]
+    one.local.write("f", b"something else")
+    one.unmount()
+    one.again()
+    assert everything(world) == {"f": b"something else", "g": b"x"}
+
+
+# -- S-26
+
+
+def test_a_directory_is_renamed_with_all_below(world: World, one: Client, other: Client) -> None:
+    """S-26 what others put there goes along, keys that no name can spell included."""
+    one.local.mkdir("d", 0o700)
+    one.local.mkdir("d/e")
+    one.local.write("d/f", b"1")
+    one.local.symlink(b"t", "d/x")
+    world.put("d//odd", b"2")
+    world.put("d/e/../f", b"3")
+    world.put("dd/beside", b"4")
+    world.later()
+    one.local.rename("d", "n")
+    assert sorted(world.all_keys()) == sorted(["n/", "n/e/", "n/f", "n/x.rclonelink", "n//odd", "n/e/../f", "dd/beside"])
+    for client in (one, other):
+        assert stat.S_IMODE(client.local.stat("n").mode) == 0o700
+        assert client.local.read("n/f") == b"1"
+        assert client.local.readlink("n/x") == b"t"
+        assert not client.local.exists("d")
+        assert client.local.listdir() == [b"dd", b"n"]
+
+
+def test_more_than_a_page_below(world: World, one: Client) -> None:
+    """S-26 of thousands of objects none is forgotten."""
+    for number in range(2100):
+        world.put(f"d/{number:04}", b"%d" % number)
+    one.local.rename("d", "e")
+    assert everything(world) == {f"e/{number:04}": b"%d" % number for number in range(2100)}
+    assert one.calls("delete_many") <= 4
+
+
+def test_large_objects_are_copied_in_parts(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-26 what CopyObject does not take is copied part by part, with its metadata."""
+    monkeypatch.setattr(copies, "COPY_OBJECT_MAX", 1000)
+    monkeypatch.setattr(copies, "COPY_MAX", 5 << 20)
+    content = os.urandom(11 << 20)
+    world.put("d/f", content, mode=str(stat.S_IFREG | 0o600), origin="camera")
+    one.local.rename("d", "e")
+    assert everything(world) == {"e/f": content}
+    assert world.metadata("e/f")["origin"] == "camera"
+    assert one.calls("upload_part_copy") == 3
+    assert one.sent_bytes() == 0
+
+
+def test_open_and_unsent_files_below_a_renamed_directory(world: World, one: Client) -> None:
+    """S-26 open files go on, and what is unsent is sent to the new key."""
+    world.put("d/read", b"read me")
+    world.put("d/change", b"0123456789")
+    reading = one.local.open("d/read")
+    changing = one.local.open("d/change", os.O_RDWR)
+    changing.write(b"X", 3)
+    made = one.local.open("d/new", os.O_WRONLY | os.O_CREAT)
+    made.write(b"new")
+    one.local.rename("d", "e")
+    assert reading.read() == b"read me"
+    assert one.local.listdir("e") == [b"change", b"new", b"read"]
+    for file in (reading, changing, made):
+        file.close()
+    assert everything(world) == {"e/read": b"read me", "e/change": b"012X456789", "e/new": b"new"}
+
+
+def test_an_unsent_file_below_a_renamed_directory_survives_the_process(world: World, one: Client) -> None:
+    """S-26 the journal knows the new key."""
+    one.local.mkdir("d")
+    one.local.open("d/new", os.O_WRONLY | os.O_CREAT).write(b"new")
+    one.local.rename("d", "e")
+    one.again()
+    assert everything(world) == {"e/new": b"new"}
+
+
+@pytest.mark.parametrize("written", ["new", "changed"])
+def test_what_another_client_writes_during_the_rename_is_moved_too(world: World, one: Client, written: str) -> None:
+    """S-26 nothing is removed that was not copied."""
+    for name in "abc":
+        world.put(f"d/{name}", b"old")
+    key = "d/aa" if written == "new" else "d/b"
+
+    def write_before_removal(index: int, method: str) -> None:
+        if method == "list_page" and one.calls("copy") >= 3:
+            one.faulty.plan = no_faults
+            world.put(key, b"written late")
+
+    one.faulty.plan = write_before_removal
+    one.local.rename("d", "e")
+    expected = {"e/a": b"old", "e/b": b"old", "e/c": b"old"}
+    expected[key.replace("d/", "e/")] = b"written late"
+    assert everything(world) == expected
+
+
+def test_what_another_client_replaced_before_the_rename_is_not_mixed(world: World, one: Client) -> None:
+    """S-26 a file with unsent changes of a version that is no more: close is ESTALE, not a mixture."""
+    size = 9 << 20
+    world.put("d/f", b"o" * size)
+    file = one.local.open("d/f", os.O_RDWR)
+    file.write(b"XXX", 10)
+    world.put("d/f", b"n" * size)
+    one.local.rename("d", "e")
+    failing(errno.ESTALE, file.close)
+    assert everything(world) == {"e/f": b"n" * size}
+    assert [row["path"] for row in one.fs.uploads.unsent()] == ["e/f"]
+
+
+def test_what_is_remembered_below_a_renamed_directory_is_of_the_copies(world: World, one: Client) -> None:
+    """S-26 a file that another client replaced before is shown with its new size."""
+    world.put("d/f", b"old")
+    assert one.local.stat("d/f").size == 3
+    world.put("d/f", b"new and longer")
+    one.local.rename("d", "e")
+    world.later()
+    assert one.local.stat("e/f").size == 14
+    assert one.local.read("e/f") == b"new and longer"
+
+
+def test_a_directory_rename_that_fails_loses_nothing(world: World, one: Client) -> None:
+    """S-26 whichever call fails, every object is there afterwards, under the old or the new name."""
+    for number in range(20):
+        client = world.client()
+        top = f"top{number}"
+        for name in "abc":
+            world.put(f"{top}/d/{name}", name.encode())
+        client.local.listdir(f"{top}/d")
+        start = len(client.faulty.calls)
+        client.faulty.plan = from_nth(start + number, DOWN)
+        try:
+            client.local.rename(f"{top}/d", f"{top}/e")
+            done = True
+        except OSError as error:
+            assert error.errno == errno.EIO
+            done = False
+        bodies = {key: body for key, body in everything(world).items() if key.startswith(top)}
+        for name in "abc":
+            assert name.encode() in (bodies.get(f"{top}/d/{name}"), bodies.get(f"{top}/e/{name}"))
+        if done:
+            return
+    raise AssertionError("the rename never ended")
+
+
+# -- S-27
+
+
+def _file(world: World, client: Client, top: str) -> Callable[[], None]:
+    world.put(f"{top}/a", b"bytes", origin="camera")
+    return lambda: client.local.rename(f"{top}/a", f"{top}/b")
+
+
+def _replacing(world: World, client: Client, top: str) -> Callable[[], None]:
+    world.put(f"{top}/b", b"older")
+    return _file(world, client, top)
+
+
+def _directory(world: World, client: Client, top: str) -> Callable[[], None]:
+    for name in ("x", "y/z"):
+        world.put(f"{top}/a/{name}", name.encode())
+    return lambda: client.local.rename(f"{top}/a", f"{top}/b")
+
+
+def _unsent(world: World, client: Client, top: str) -> Callable[[], None]:
+    world.put(f"{top}/a", b"bytes")
+    client.local.open(f"{top}/a", os.O_RDWR).write(b"B")
+    return lambda: client.local.rename(f"{top}/a", f"{top}/b")
+
+
+STATES = {
+    _file: ({"a": b"bytes"}, {"b": b"bytes"}),
+    _replacing: ({"a": b"bytes", "b": b"older"}, {"b": b"bytes"}),
+    _directory: ({"a/x": b"x", "a/y/z": b"y/z"}, {"b/x": b"x", "b/y/z": b"y/z"}),
+    _unsent: ({"a": b"Bytes"}, {"b": b"Bytes"}),
+}
+
+
+@pytest.mark.parametrize("kind", STATES, ids=lambda kind: kind.__name__.strip("_"))
+def test_a_rename_that_was_cut_off_is_finished_by_the_next_mount(
+    world: World, kind: Callable[[World, Client, str], Callable[[], None]]
+) -> None:
+    """S-27 at whatever call the process dies: before the rename was written down all is old, afterwards all is new."""
+    before, after = STATES[kind]
+    seen = []
+    for number in range(30):
+        top = f"top{number}"
+        client = world.client()
+        rename = kind(world, client, top)
+        client.local.stat(f"{top}/a")
+        client.faulty.plan = dies_at(len(client.faulty.calls) + number)
+        try:
+            rename()
+            done = True
+        except Died:
+            done = False
+        again = client.again()
+        found = {key[len(top) + 1 :]: body for key, body in everything(world).items() if key.startswith(top + "/")}
+        assert found in (before, after), f"died at call {number}"
+        assert again.fs.core.db.intents() == []
+        seen.append(found == after)
+        if done:
+            break
+    assert seen == sorted(seen)
+    assert done
+    assert not seen[0] or kind is _unsent
+    assert len(seen) >= 3
+
+
+def test_finishing_does_not_undo_what_others_wrote_since(world: World, one: Client) -> None:
+    """S-27 a file below the new name that another client changed after the copy is not put back."""
+    for name in "ab":
+        world.put(f"d/{name}", b"old")
+    one.local.listdir("d")
+
+    def die_before_removal(index: int, method: str) -> None:
+        if method == "delete_many":
+            one.faulty.plan = dies_at(0)
+            raise Died
+
+    one.faulty.plan = die_before_removal
+    with pytest.raises(Died):
+        one.local.rename("d", "e")
+    world.later()
+    world.put("e/a", b"changed by another")
+    one.again()
+    assert everything(world) == {"e/a": b"changed by another", "e/b": b"old"}

@@ -1,0 +1,98 @@
+"""The lock between uploads and renames of directories."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from datastore.errors import DeadlineExceeded
+from datastore.fuse.vfs.treelock import TreeLock
+
+WAIT_S = 10.0
+
+
+class Holder:
+    """A thread that holds the lock until it is told to let go."""
+
+    def __init__(self, lock: TreeLock, *, alone: bool) -> None:
+        self.has_it = threading.Event()
+        self.let_go = threading.Event()
+        self._manager = lock.exclusive() if alone else lock.shared()
+        self._thread = threading.Thread(target=self._hold)
+        self._thread.start()
+
+    def _hold(self) -> None:
+        with self._manager:
+            self.has_it.set()
+            self.let_go.wait(WAIT_S)
+
+    def end(self) -> None:
+        self.let_go.set()
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+
+
+def test_many_share() -> None:
+    """S-18 uploads do not wait for each other."""
+    lock = TreeLock()
+    holders = [Holder(lock, alone=False) for _ in range(3)]
+    assert all(holder.has_it.wait(WAIT_S) for holder in holders)
+    for holder in holders:
+        holder.end()
+
+
+def test_one_alone() -> None:
+    """S-26 while a directory is renamed nobody uploads, and the other way round."""
+    lock = TreeLock(deadline_s=0.01)
+    holder = Holder(lock, alone=True)
+    assert holder.has_it.wait(WAIT_S)
+    for take in (lock.shared, lock.exclusive):
+        with pytest.raises(DeadlineExceeded), take():
+            pass
+    holder.end()
+    holder = Holder(lock, alone=False)
+    assert holder.has_it.wait(WAIT_S)
+    with pytest.raises(DeadlineExceeded), lock.exclusive():
+        pass
+    holder.end()
+    with lock.exclusive():
+        pass
+
+
+def test_a_rename_is_not_starved() -> None:
+    """S-26 who waits to be alone comes before newcomers."""
+    lock = TreeLock(deadline_s=WAIT_S)
+    first = Holder(lock, alone=False)
+    assert first.has_it.wait(WAIT_S)
+    rename = Holder(lock, alone=True)
+    with lock._condition:
+        assert lock._condition.wait_for(lambda: lock._waiting == 1, 0) or not rename.has_it.is_set()
+    newcomer = Holder(lock, alone=False)
+    first.end()
+    assert rename.has_it.wait(WAIT_S)
+    rename.end()
+    assert newcomer.has_it.wait(WAIT_S)
+    newcomer.end()
+
+
+def test_an_error_releases_it() -> None:
+    """S-19 a failed upload holds nothing up."""
+    lock = TreeLock(deadline_s=0.01)
+    for take in (lock.shared, lock.exclusive):
+        with pytest.raises(ValueError, match="inside"), take():
+            raise ValueError("inside")
+    with lock.exclusive():
+        pass
+
+
+def test_who_gave_up_waiting_holds_nobody_up() -> None:
+    """S-26 a rename that timed out leaves the uploads free."""
+    lock = TreeLock(deadline_s=0.01)
+    holder = Holder(lock, alone=False)
+    assert holder.has_it.wait(WAIT_S)
+    with pytest.raises(DeadlineExceeded), lock.exclusive():
+        pass
+    with lock.shared():
+        pass
+    holder.end()

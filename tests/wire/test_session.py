@@ -1,0 +1,357 @@
+"""A session over a socket: every kind of request is answered, in any order and mutilation."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import struct
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from datastore.errors import AccessDenied, Unreachable
+from datastore.fuse.kernel import abi
+from datastore.fuse.kernel.negotiate import Negotiated, Wanted, negotiate
+from datastore.fuse.kernel.session import End, Settings
+from datastore.fuse.kernel.wire import InitRequest
+from datastore.fuse.ops import ROOT_INO, Blocking, Caller, Entry, Fh, Ino, OpenReply, OpenRequest, Reply
+from tests.memfs import MemFs
+from tests.wire import frames
+from tests.wire.peer import Peer
+
+T = TypeVar("T")
+SETTLED: Negotiated = negotiate(InitRequest(7, 45, 131072, (1 << 48) - 1), Wanted())
+SILENT = {"forget", "batch_forget", "interrupt"}
+PING = frames.request(abi.STATFS, unique=999)
+
+
+def filled() -> MemFs:
+    filesystem = MemFs()
+    filesystem.populate()
+    return filesystem
+
+
+class Gate:
+    """Holds a Blocking call until it is opened."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Semaphore(0)
+        self.open = threading.Event()
+
+    def hold(self, answer: Callable[[], T], *, interruptible: bool = False) -> Blocking[T]:
+        def later() -> T:
+            self.entered.release()
+            assert self.open.wait(10)
+            return answer()
+
+        return Blocking(later, interruptible=interruptible)
+
+    def wait_entered(self) -> None:
+        assert self.entered.acquire(timeout=5)
+
+
+def test_init_is_answered_and_the_file_system_started_and_stopped_once() -> None:
+    filesystem = filled()
+    with Peer(filesystem) as peer:
+        answer = peer.init()
+        assert answer.error == 0
+        assert len(answer.body) == 64
+    assert (filesystem.started, filesystem.stopped, peer.end) == (1, 1, End.CLOSED)
+
+
+def test_a_kernel_of_a_newer_major_version_is_asked_to_come_down() -> None:
+    with Peer(filled()) as peer:
+        answer = peer.ask(frames.init(major=8))
+        assert struct.unpack_from("<II", answer.body) == (7, 45)
+        assert peer.init().error == 0
+
+
+@pytest.mark.parametrize("kind", sorted(set(frames.VALID) - SILENT - {"init"}))
+def test_every_kind_of_request_gets_exactly_one_answer(kind: str) -> None:
+    with Peer(filled()) as peer:
+        peer.init()
+        answer = peer.ask(frames.VALID[kind])
+        assert answer.unique == 42
+        assert -200 < answer.error <= 0
+        assert peer.ask(PING).unique == 999
+
+
+@pytest.mark.parametrize("kind", sorted(SILENT))
+def test_what_needs_no_answer_gets_none(kind: str) -> None:
+    with Peer(filled()) as peer:
+        peer.init()
+        peer.send(frames.VALID[kind])
+        assert peer.ask(PING).unique == 999
+
+
+@pytest.mark.parametrize("kind", ["access", "ioctl", "copy_file_range", "syncfs", "tmpfile", "statx", "unheard of"])
+def test_what_is_not_supported_says_enosys(kind: str) -> None:
+    with Peer(filled()) as peer:
+        peer.init()
+        assert peer.ask(frames.VALID[kind]).error == -errno.ENOSYS
+
+
+def exchange(peer: Peer, frame: bytes) -> None:
+    """Send anything; then the session has to answer a question of ours."""
+    peer.send(frame)
+    peer.send(PING)
+    for _ in range(3):
+        if peer.receive().unique == 999:
+            return
+    raise AssertionError("no answer to a good request after a bad one")
+
+
+@given(st.binary(min_size=1, max_size=400))
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_arbitrary_bytes_never_end_the_session(frame: bytes) -> None:
+    with Peer(MemFs(), negotiated=SETTLED) as peer:
+        assert peer.receive().error == abi.NOTIFY_RESEND
+        exchange(peer, frame)
+
+
+@given(st.sampled_from(sorted(frames.VALID)), st.data())
+@settings(max_examples=300)
+def test_mutated_requests_never_end_the_session(kind: str, data: st.DataObject) -> None:
+    frame = bytearray(frames.VALID[kind])
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(frame) - 1))
+        frame[at] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        frame = frame[: data.draw(st.integers(1, len(frame)))]
+        if len(frame) >= 4 and data.draw(st.booleans()):
+            frame[:4] = struct.pack("<I", len(frame))
+    with Peer(filled(), negotiated=SETTLED) as peer:
+        peer.receive()
+        exchange(peer, bytes(frame))
+
+
+def test_a_request_whose_length_lies_is_einval() -> None:
+    with Peer(filled()) as peer:
+        peer.init()
+        assert peer.ask(frames.VALID["lookup"] + b"x").error == -errno.EINVAL
+
+
+class Failing(MemFs):
+    """lookup() raises what it is told to."""
+
+    def __init__(self, error: Exception, *, later: bool) -> None:
+        super().__init__()
+        self.error, self.later = error, later
+
+    def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Reply[Entry]:
+        def fail() -> Entry:
+            raise self.error
+
+        return Blocking(fail) if self.later else fail()
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize(
+    ("error", "number"),
+    [
+        (OSError(errno.ENOTDIR, "x"), errno.ENOTDIR),
+        (AccessDenied("no"), errno.EACCES),
+        (Unreachable("no"), errno.EIO),
+        (RuntimeError("a defect"), errno.EIO),
+    ],
+)
+def test_an_error_becomes_its_errno(error: Exception, number: int, later: bool) -> None:
+    with Peer(Failing(error, later=later)) as peer:
+        peer.init()
+        assert peer.ask(frames.VALID["lookup"]).error == -number
+        assert peer.ask(PING).error == 0
+
+
+def test_a_defect_is_logged_once_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    with Peer(Failing(RuntimeError("a defect"), later=False)) as peer:
+        peer.init()
+        for _ in range(3):
+            peer.ask(frames.VALID["lookup"])
+    assert [record.exc_info is not None for record in caplog.records] == [True]
+
+
+class Held(MemFs):
+    """Reads, writes, lookups and creates wait at a gate."""
+
+    def __init__(self, *, interruptible: bool = True) -> None:
+        super().__init__()
+        self.populate()
+        self.gate = Gate()
+        self.interruptible = interruptible
+
+    def read(self, ino: Ino, fh: Fh, offset: int, size: int) -> Reply[bytes | bytearray | memoryview]:
+        content = bytes(self.nodes[ino].content[offset : offset + size])
+        return self.gate.hold(lambda: content, interruptible=self.interruptible)
+
+    def write(self, ino: Ino, fh: Fh, offset: int, payload: memoryview, kill_suidgid: bool) -> Reply[int]:
+        def store() -> int:
+            self.nodes[ino].content[offset : offset + len(payload)] = payload
+            return len(payload)
+
+        return self.gate.hold(store)
+
+    def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Reply[Entry]:
+        node = self._child(parent, name)
+        assert node is not None
+        return self.gate.hold(lambda: self._entry(node), interruptible=True)
+
+    def create(
+        self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest
+    ) -> Reply[tuple[Entry, OpenReply]]:
+        made = super().create(caller, parent, name, mode, request)
+        assert not isinstance(made, Blocking)
+        return self.gate.hold(lambda: made, interruptible=True)
+
+
+def interrupt(unique: int) -> bytes:
+    return frames.request(abi.INTERRUPT, struct.pack("<Q", unique), unique=unique | 1)
+
+
+def test_requests_go_on_while_others_wait() -> None:
+    filesystem = Held()
+    with Peer(filesystem) as peer:
+        peer.init()
+        peer.send(frames.request(abi.READ, frames.rw(0, 0, 6), ino=1000, unique=10))
+        filesystem.gate.wait_entered()
+        assert peer.ask(PING).unique == 999
+        filesystem.gate.open.set()
+        assert (peer.receive().body) == b"000000"
+
+
+def test_a_running_interruptible_request_is_answered_eintr_and_its_result_dropped() -> None:
+    filesystem = Held()
+    with Peer(filesystem) as peer:
+        peer.init()
+        peer.send(frames.request(abi.READ, frames.rw(0, 0, 6), ino=1000, unique=10))
+        filesystem.gate.wait_entered()
+        answer = peer.ask(interrupt(10))
+        assert (answer.unique, answer.error) == (10, -errno.EINTR)
+        filesystem.gate.open.set()
+        assert peer.ask(PING).unique == 999
+    assert len(peer.session.pool) == 0
+
+
+def test_a_running_request_that_is_not_interruptible_runs_on() -> None:
+    filesystem = Held(interruptible=False)
+    with Peer(filesystem) as peer:
+        peer.init()
+        peer.send(frames.request(abi.READ, frames.rw(0, 0, 6), ino=1000, unique=10))
+        filesystem.gate.wait_entered()
+        peer.send(interrupt(10))
+        assert peer.ask(PING).unique == 999
+        filesystem.gate.open.set()
+        assert peer.receive().body == b"000000"
+
+
+def test_a_queued_request_is_answered_eintr_and_never_runs() -> None:
+    filesystem = Held(interruptible=False)
+    with Peer(filesystem, Settings(workers=1, drain_s=5.0)) as peer:
+        peer.init()
+        peer.send(frames.request(abi.READ, frames.rw(0, 0, 6), ino=1000, unique=10))
+        filesystem.gate.wait_entered()
+        peer.send(frames.request(abi.WRITE, frames.rw(0, 0, 3) + b"XXX", ino=1000, unique=12))
+        answer = peer.ask(interrupt(12))
+        assert (answer.unique, answer.error) == (12, -errno.EINTR)
+        filesystem.gate.open.set()
+        assert peer.receive().unique == 10
+    assert filesystem.nodes[Ino(1000)].content.startswith(b"000000")
+
+
+def test_what_an_abandoned_lookup_and_create_would_have_given_is_taken_back() -> None:
+    filesystem = Held()
+    lookup, create = (
+        frames.request(abi.LOOKUP, b"d\0", unique=10),
+        frames.request(
+            abi.CREATE, struct.pack("<4I", os.O_RDWR | os.O_CREAT, stat.S_IFREG | 0o644, 0, 0) + b"new\0", unique=12
+        ),
+    )
+    with Peer(filesystem) as peer:
+        peer.init()
+        for frame, unique in ((lookup, 10), (create, 12)):
+            peer.send(frame)
+            filesystem.gate.wait_entered()
+            assert peer.ask(interrupt(unique)).unique == unique
+        filesystem.gate.open.set()
+    assert set(filesystem.lookups.values()) == {0}
+    assert not filesystem.open_handles
+
+
+def test_an_interrupt_for_an_answered_request_is_ignored() -> None:
+    with Peer(filled()) as peer:
+        peer.init()
+        peer.send(interrupt(4))
+        assert peer.ask(PING).unique == 999
+
+
+def test_a_waiting_write_keeps_its_bytes_while_others_arrive() -> None:
+    filesystem = Held()
+    with Peer(filesystem, Settings(buffers=8, drain_s=5.0)) as peer:
+        peer.init()
+        for number in range(6):
+            body = frames.rw(0, 0, 4) + b"%04d" % number
+            peer.send(frames.request(abi.WRITE, body, ino=1000 + number, unique=10 + 2 * number))
+        for _ in range(6):
+            filesystem.gate.wait_entered()
+        filesystem.gate.open.set()
+        assert {peer.receive().unique for _ in range(6)} == set(range(10, 22, 2))
+    assert [bytes(filesystem.nodes[Ino(1000 + n)].content[:4]) for n in range(6)] == [b"%04d" % n for n in range(6)]
+
+
+# -- requests that are sent again to a restarted server
+
+
+def again(opcode: int, body: bytes) -> bytes:
+    return frames.request(opcode, body, unique=abi.UNIQUE_RESEND | 50)
+
+
+def resumed(filesystem: MemFs) -> Peer:
+    peer = Peer(filesystem, negotiated=SETTLED)
+    assert peer.receive().error == abi.NOTIFY_RESEND
+    return peer
+
+
+@pytest.mark.parametrize("blocking", [(), ("mkdir", "unlink", "rename", "lookup")])
+@pytest.mark.parametrize(
+    ("opcode", "body"),
+    [
+        (abi.MKDIR, struct.pack("<2I", 0o755, 0) + b"d\0"),
+        (abi.SYMLINK, b"link\0target\0"),
+        (abi.MKNOD, struct.pack("<4I", stat.S_IFREG | 0o644, 0, 0, 0) + b"node\0"),
+        (abi.LINK, struct.pack("<Q", 1000) + b"hard\0"),
+        (abi.CREATE, struct.pack("<4I", os.O_CREAT | os.O_EXCL | os.O_RDWR, stat.S_IFREG, 0, 0) + b"node\0"),
+        (abi.UNLINK, b"gone\0"),
+        (abi.RMDIR, b"gone\0"),
+        (abi.RENAME2, struct.pack("<QII", 1, 0, 0) + b"gone\0came\0"),
+    ],
+)
+def test_a_change_that_was_done_before_the_crash_succeeds_when_sent_again(
+    opcode: int, body: bytes, blocking: tuple[str, ...]
+) -> None:
+    filesystem = filled()
+    filesystem.make(ROOT_INO, b"node", stat.S_IFREG | 0o644)
+    filesystem.make(ROOT_INO, b"hard", stat.S_IFREG | 0o644)
+    filesystem.make(ROOT_INO, b"link", stat.S_IFLNK | 0o777)
+    filesystem.blocking = frozenset(blocking)
+    with resumed(filesystem) as peer:
+        answer = peer.ask(again(opcode, body))
+        assert (answer.error, answer.unique) == (0, abi.UNIQUE_RESEND | 50), "the reply echoes the bit"
+
+
+def test_a_change_sent_again_still_fails_for_other_reasons() -> None:
+    filesystem = filled()
+    filesystem.make(ROOT_INO, b"full", stat.S_IFDIR | 0o755)
+    filesystem.make(filesystem.nodes[ROOT_INO].children[b"full"], b"x", stat.S_IFREG)
+    with resumed(filesystem) as peer:
+        assert peer.ask(again(abi.RMDIR, b"full\0")).error == -errno.ENOTEMPTY
+
+
+def test_a_first_sending_is_not_forgiven() -> None:
+    with Peer(filled()) as peer:
+        peer.init()
+        assert peer.ask(frames.request(abi.MKDIR, struct.pack("<2I", 0o755, 0) + b"d\0")).error == -errno.EEXIST
+        assert peer.ask(frames.request(abi.UNLINK, b"gone\0")).error == -errno.ENOENT
