@@ -74,7 +74,13 @@ class MountedStore(Protocol):
         ...
 
 
-Builder = Callable[[MountSpec], MountedStore]
+class Builder(Protocol):
+    """Makes the store of a mount."""
+
+    def __call__(self, spec: MountSpec, *, resumed: bool) -> MountedStore:
+        """resumed: the kernel already knows nodes of an earlier server. Errors: DatastoreError."""
+        ...
+
 
 
 def load_builder(name: str) -> Builder:
@@ -236,7 +242,7 @@ def run(channel: Channel, builder: str) -> int:
     try:
         message, opens_fd = channel.receive(SPEC_TIMEOUT_S)
         spec = from_json(message["spec"])
-        store = load_builder(builder)(spec)
+        store = load_builder(builder)(spec, resumed=message.get("resumed") is True)
     except ChannelClosed:
         return EXIT_FAILED
     except Exception as error:

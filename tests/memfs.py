@@ -450,6 +450,9 @@ class MemFs:
         return self._reply("removexattr", answer)
 
 
+EVERY_CALL = [name for name in vars(MemFs) if not name.startswith("_")]
+
+
 @dataclass
 class MemMount:
     """What a builder gives the mount server (datastore.fuse.server.MountedStore)."""
@@ -469,16 +472,15 @@ class MemMount:
         return list(self.failures)
 
 
-def build(spec: MountSpec) -> MemMount:
+def build(spec: MountSpec, *, resumed: bool = False) -> MemMount:
     """Labels: wrong=key (the probe fails), broken while=FILE (it fails while that exists), defect=1 (we break),
-    flush=LINE (never in the storage), delay=SECONDS (of a read)."""
+    flush=LINE (never in the storage), delay=SECONDS (of a read), blocking=all (nothing is answered inline)."""
     if spec.labels.get("wrong") == "key" or os.path.exists(spec.labels.get("broken while", "")):
         raise CredentialsInvalid("the key AKIAEXAMPLE is unknown to the server")
     if "defect" in spec.labels:
         raise RuntimeError("a defect in the builder")
     delay_s = float(spec.labels.get("delay", "0"))
-    filesystem = MemFs(
-        ttl_s=0.0 if delay_s else 1.0, keep_cache=False, delay_s=delay_s, blocking=["read"] if delay_s else []
-    )
+    blocking = EVERY_CALL if "blocking" in spec.labels else ["read"] if delay_s else []
+    filesystem = MemFs(ttl_s=0.0 if delay_s else 1.0, keep_cache=False, delay_s=delay_s, blocking=blocking)
     filesystem.populate()
     return MemMount(filesystem, [spec.labels["flush"]] if "flush" in spec.labels else [])

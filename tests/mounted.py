@@ -1,16 +1,17 @@
-"""Clients of one bucket in memory, each a whole file system without a mount; time stands still until a test moves it."""
+"""Clients of one bucket in memory, each a file system without a mount; time stands still until a test moves it."""
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from datastore.api.mountspec import MountSpec, S3Location
+from datastore.errors import ServerFault
 from datastore.fuse.ops import Ino
 from datastore.fuse.store.base import WriteOptions
 from datastore.fuse.store.memory import MemoryBucket, MemoryStore
@@ -18,11 +19,15 @@ from datastore.fuse.store.observing import ObservingStore
 from datastore.fuse.vfs.build import build_filesystem
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
 from datastore.fuse.vfs.nodes import Directory
-from tests.faulty import FaultyStore, Plan
+from tests.faulty import FaultyStore, Plan, from_nth
 from tests.localfs import LocalFs
 
 TTL_S = 1.0
 EPOCH_NS = 1_800_000_000 * 1_000_000_000
+
+
+DOWN = ServerFault("the server is down")
+WRITING = ("put", "copy", "create_upload", "upload_part", "upload_part_copy", "complete_upload")
 
 
 class ManualClock:
@@ -94,13 +99,10 @@ class Client:
         return sum(tally["sent_bytes"] for tally in self.store.metrics.snapshot().values())
 
     def ask_one_by_one(self, path: str = "") -> None:
-        """Make lookups in a directory of more than a page ask for single names: listing it whole is dear."""
+        """Make lookups in a directory ask for single names, as where listing it whole is known to be dear."""
         node = self.fs.core.nodes.by_ino[self.local.stat(path).ino]
         assert isinstance(node, Directory)
-        self.local.exists(f"{path}/absent")
-        assert node.large
-        node.list_s = 1e9
-        node.listing = None
+        node.large, node.list_s, node.listing = True, 1e9, None
 
     def keep_small_copies_only(self, size: int) -> None:
         """Lower the size above which a removed open file is kept in the bucket."""
@@ -209,11 +211,32 @@ def world(root: Path) -> Iterator[World]:
         made.close()
 
 
-def failing(code: int | None, call: Any, *arguments: Any) -> None:
+def failing(code: int, call: Callable[..., object], *arguments: object) -> None:
     """The call must end with this errno."""
+    assert fails(code, call, *arguments), f"no error, errno {code} was expected"
+
+
+def fails(code: int, call: Callable[..., object], *arguments: object) -> bool:
+    """Whether the call ends with this errno; it may also succeed."""
     try:
         call(*arguments)
     except OSError as error:
-        assert error.errno == code, f"errno {error.errno} ({error}), not {code}"
-    else:
-        raise AssertionError(f"no error, errno {code} was expected")
+        if error.errno != code:
+            raise
+        return True
+    return False
+
+
+PERIOD = b"".join(b"%06d\n" % number for number in range(10_007))
+"""No multiple of a block or part, so that bytes of one never look like those of another."""
+
+
+def pattern(size: int) -> bytes:
+    """Bytes that differ from block to block."""
+    return (PERIOD * (size // len(PERIOD) + 1))[:size]
+
+
+def refuse_writes(client: Client) -> None:
+    """From now on the store takes nothing."""
+    fault = from_nth(0, DOWN)
+    client.faulty.plan = lambda index, method: fault(index, method) if method in WRITING else None

@@ -12,6 +12,7 @@ Not locked: the node's lock covers it.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from .extents import Extents
@@ -23,10 +24,6 @@ _ZEROS = bytes(1 << 20)
 
 class StagedFile:
     """One staging file; `base` None: nothing comes from the store."""
-
-    __slots__ = (
-        "base", "base_size", "content_changed", "dirty", "dirty_ranges", "error", "fd", "journaled", "path",
-        "present", "since_ns", "size", )  # fmt: skip
 
     def __init__(self, path: Path, base: ObjectVersion | None, since_ns: int, *, left: bool = False) -> None:
         """left: the file is there already, with the size that it is to have."""
@@ -41,11 +38,19 @@ class StagedFile:
         """The store does not have this content."""
         self.content_changed = False
         """Bytes or size differ from the base; otherwise only attributes do."""
+        self.appended = True
+        """What changed since the store had it was written at the end."""
+        self.grows_since = self.written_at = 0.0
+        """Monotonic seconds of the first and the last write that the store does not have; the file system's clock."""
+        self.published = False
+        """The store has it from an upload before the close: another client may have closed its own since."""
         self.journaled = False
         """The journal has a row for it."""
         self.since_ns = since_ns
         self.error = ""
         """Why the last upload failed, one line."""
+        self.attempt: Mapping[str, str] | None = None
+        """Metadata of an upload that may have taken effect although no answer came."""
         if left:
             self.size = os.fstat(self.fd).st_size
             self.base_size = min(self.base_size, self.size)
@@ -64,9 +69,10 @@ class StagedFile:
         return staged
 
     def missing(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Ranges of [start, stop) that must be fetched from the base before they can be read."""
-        stop = min(stop, self.base_size)
-        return self.present.missing(start, stop) if start < stop else []
+        """Ranges that must be fetched from the base before [start, stop) can be read: what its blocks lack."""
+        if start >= min(stop, self.base_size):
+            return []
+        return self.present.missing(start - start % BLOCK, min(-(-stop // BLOCK) * BLOCK, self.base_size))
 
     def missing_for_write(self, offset: int, length: int) -> list[tuple[int, int]]:
         """What must be fetched before a write, so that present blocks are whole."""
@@ -99,6 +105,7 @@ class StagedFile:
     def truncate(self, size: int) -> None:
         """Cut or extend by zeros."""
         os.ftruncate(self.fd, size)
+        self.appended = False
         self.base_size = min(self.base_size, size)
         self.present.truncate(size)
         self.dirty_ranges.truncate(size)
@@ -119,7 +126,7 @@ class StagedFile:
         self.base_size = self.size
         self.dirty_ranges = Extents()
         self.dirty = self.content_changed = False
-        self.error = ""
+        self.error, self.attempt = "", None
 
     def moved(self, version: ObjectVersion) -> None:
         """The base is the same bytes under another key or etag now."""
@@ -147,6 +154,7 @@ class StagedFile:
         self.dirty = True
 
     def _changed(self, start: int, stop: int) -> None:
+        self.appended &= start >= self.size
         self.present.add(start, stop)
         self.dirty_ranges.add(start, stop)
         self.size = max(self.size, stop)

@@ -1,8 +1,8 @@
 """The same Filesystem served through libfuse's path-based interface (mfusepy): macOS, hosts without /dev/fuse.
 
 Thin, and with libfuse's limits: paths are walked anew for each call; a file unlinked while open becomes
-`.fuse_hidden*` until it is closed; no passthrough, no survival of a crash, no invalidations (`auto_cache` compares
-mtime and size at open instead).
+`.fuse_hidden*` until it is closed; no passthrough, no survival of a crash, no invalidations (old pages are dropped
+when the file is opened instead).
 Threads: libfuse's. One lock keeps the Filesystem's promise of one caller at a time; what waits runs outside it.
 Importing this loads libfuse (FUSE_LIBRARY_PATH names it where it is not found).
 """
@@ -177,7 +177,6 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
             conn.max_background = 64
         if config is not None:  # libfuse 3
             config.use_ino = 1
-            config.auto_cache = 1
             config.nullpath_ok = 1
             config.entry_timeout = config.attr_timeout = config.negative_timeout = self._ttl_s
         self._ready()
@@ -269,7 +268,7 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
 
     def _opened(self, ino: Ino, reply: OpenReply, fi: Any) -> int:
         self._inodes[reply.fh] = ino
-        fi.fh, fi.keep_cache, fi.direct_io = reply.fh, 0, int(reply.direct_io)
+        fi.fh, fi.keep_cache, fi.direct_io = reply.fh, int(reply.keep_cache), int(reply.direct_io)
         return 0
 
     def open(self, path: str, fi: Any) -> int:

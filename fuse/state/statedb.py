@@ -123,7 +123,10 @@ class StateDb:
         """All rows, oldest first."""
         with self._lock:
             rows = self._connection.execute("select * from unsent order by since_ns").fetchall()
-        return [Unsent._make((*row[:6], json.loads(row[6]), *row[7:])) for row in rows]
+        return [
+            Unsent(staging, _text(key), _text(base_key), etag, length, size, json.loads(metadata), *rest)
+            for staging, key, base_key, etag, length, size, metadata, *rest in rows
+        ]
 
     def harden(self) -> None:
         """Make what was recorded survive a power cut."""
@@ -158,10 +161,8 @@ class StateDb:
     def intents(self) -> list[Intent]:
         """What was begun and not ended, in order."""
         with self._lock:
-            return [
-                Intent(*row)
-                for row in self._connection.execute("select id, kind, source, target from intents order by id")
-            ]
+            rows = self._connection.execute("select id, kind, source, target from intents order by id").fetchall()
+        return [Intent(number, kind, _text(source), _text(target)) for number, kind, source, target in rows]
 
     # -- attributes
 
@@ -197,6 +198,11 @@ class StateDb:
                 self._connection.execute("rollback")
                 raise
             self._connection.execute("commit")
+
+
+def _text(key: str | bytes) -> str:
+    """What _bytes() was given."""
+    return key if isinstance(key, str) else key.decode("utf-8", "surrogateescape")
 
 
 def _bytes(key: str) -> str | bytes:

@@ -263,6 +263,9 @@ class Files:
         staged = node.staged
         assert staged is not None
         now = self._core.now_ns()
+        staged.written_at = self._core.clock.monotonic()
+        if not staged.journaled:
+            staged.grows_since = staged.written_at
         with self._core.lock:
             node.size = staged.size
             node.attributes = node.attributes._replace(mtime_ns=now, ctime_ns=now)
@@ -288,7 +291,7 @@ class Files:
         """close(2): what this handle may have written goes to the store."""
         handle = self._handles.get(fh)
         node = self.node_of(ino, fh)
-        if not node.dirty or node.gone or (handle is not None and not handle.writable):
+        if not self._uploads.owes(node) or (handle is not None and not handle.writable):
             return None
         return Blocking(partial(self._uploads.flush, node))
 

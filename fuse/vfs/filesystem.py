@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import errno
 import logging
-import threading
 from collections.abc import Sequence
 from functools import partial
 
-from datastore.errors import DatastoreError
 from datastore.logs import fields
 
 from ..ops import (
@@ -38,6 +36,7 @@ from .remote import Remote
 from .renames import Renames
 from .resolver import Resolver
 from .setattr import SetAttrs
+from .upkeep import Upkeep
 from .uploads import Uploads
 
 log = logging.getLogger(__name__)
@@ -60,23 +59,18 @@ class DatastoreFilesystem:
         self._renames = Renames(core, self.resolver, self.uploads, self._changes)
         self._attrs = SetAttrs(core, self.resolver, self.uploads, self._files)
         self._directories = Directories(core, self.resolver)
-        self._stopping = threading.Event()
-        self._retrier: threading.Thread | None = None
+        self.upkeep = Upkeep(core, self.uploads)
 
     # -- life
 
     def start(self, notifier: Notifier) -> None:
-        """Begin: the kernel can be told of changes, and failed uploads are tried again."""
+        """Begin: the kernel can be told of changes, and what is due now and then is done."""
         self.core.notifier = notifier
-        self._retrier = threading.Thread(target=self._retry_uploads, name="upload-retry", daemon=True)
-        self._retrier.start()
+        self.upkeep.start()
 
     def stop(self) -> None:
         """Send what is unsent; what cannot be sent stays in the journal. Idempotent."""
-        self._stopping.set()
-        if self._retrier is not None:
-            self._retrier.join(timeout=120)
-            self._retrier = None
+        self.upkeep.stop()
         for line in self.flush_all():
             log.error("not in the store, kept on disk", extra=fields(file=line))
         self.core.known.save()
@@ -86,18 +80,6 @@ class DatastoreFilesystem:
         with self.core.lock:
             nodes = [node for node in self.core.nodes.by_ino.values() if node.dirty and not node.gone]
         return self.uploads.retry(nodes)
-
-    def _retry_uploads(self) -> None:
-        """Files that nobody has open and whose upload failed are tried again now and then."""
-        while not self._stopping.wait(self.core.settings.retry_upload_s):
-            with self.core.lock:
-                failed = [
-                    node for node in self.core.nodes.by_ino.values() if node.staged is not None and node.staged.error
-                ]
-            try:
-                self.uploads.retry(failed)
-            except DatastoreError as error:
-                log.warning("retry of failed uploads", extra=fields(error=str(error)))
 
     # -- names
 

@@ -203,7 +203,7 @@ class Renames:
         try:
             copies.make()
         except (StoreError, OSError):
-            copies.undo()
+            copies.undo(keep_marker=target is not None)
             core.db.end(intent)
             raise
         try:
@@ -272,9 +272,9 @@ class Copies:
             if token is None:
                 return
 
-    def undo(self) -> None:
-        """Remove the copies, as far as the store lets us; what stays is logged."""
-        keys = list(self.made)
+    def undo(self, *, keep_marker: bool) -> None:
+        """Remove the copies, as far as the store lets us; what stays is logged. keep_marker: it was there before."""
+        keys = [key for key in self.made if not (keep_marker and key == self._new)]
         try:
             for first in range(0, len(keys), DELETE_MAX):
                 self._core.store.delete_many(keys[first : first + DELETE_MAX])

@@ -131,10 +131,42 @@ class Uploads:
 
     # -- upload
 
+    def owes(self, node: Node) -> bool:
+        """Whether a close of the node has anything to send, or to make sure of."""
+        staged = node.staged
+        if staged is None or (node.gone and not node.lost):
+            return False
+        return staged.dirty or staged.published
+
     def flush(self, node: Node) -> None:
         """Make the store have what the node has. StoreError, FSError; what was not sent stays staged."""
         with self._core.tree.shared(), node.lock:
+            self._confirm(node)
             self.send(node)
+
+    def publish(self, node: Node) -> None:
+        """As flush, before the close: others see what was written so far."""
+        with self._core.tree.shared(), node.lock:
+            self.send(node)
+            if node.staged is not None and node.handles:
+                node.staged.published = True
+
+    def _confirm(self, node: Node) -> None:
+        """The last close wins: what was published goes out again if another client wrote the file since."""
+        staged = node.staged
+        if staged is None or not staged.published:
+            return
+        staged.published = False
+        if staged.dirty or staged.base is None:
+            return
+        try:
+            replaced = self._core.store.head(staged.base.key).etag != staged.base.etag
+        except NotFound:
+            return
+        if replaced and staged.complete:
+            if node.lost:
+                self._take_back(node)
+            staged.touch()
 
     def send(self, node: Node, *, key: str | None = None, rename: IntentId | None = None) -> None:
         """As flush, with the tree lock and node.lock held; key: to write elsewhere, for a rename under way."""
@@ -145,6 +177,9 @@ class Uploads:
             key or node.key,
             WriteOptions(metadata=to_metadata(node.attributes), content_type=node.attributes.content_type),
         )
+        if staged.base_size:
+            # A crash between the upload and its answer: the next mount knows the new version by this metadata.
+            self.record(node)
         try:
             result = self._write(staged, destination)
         except (DatastoreError, OSError) as error:
@@ -168,6 +203,33 @@ class Uploads:
         staged.journaled = False
 
     def _write(self, staged: StagedFile, destination: Destination) -> WriteResult:
+        try:
+            return self._try_write(staged, destination)
+        except FSError as error:
+            if error.errno != errno.ESTALE or not self._recognised(staged):
+                raise
+            return self._try_write(staged, destination)
+        finally:
+            staged.attempt = destination.options.metadata
+
+    def _recognised(self, staged: StagedFile) -> bool:
+        """Whether the base was replaced by an upload of ours whose answer was lost; then that is the base from now on.
+
+        What is not in the staging file is the same in both; the times in the metadata set equal files apart.
+        """
+        base = staged.base
+        if base is None or staged.attempt is None:
+            return False
+        try:
+            info = self._core.store.head(base.key)
+        except NotFound:
+            return False
+        if dict(info.metadata) != dict(staged.attempt):
+            return False
+        staged.moved(ObjectVersion(base.key, info.etag, info.size))
+        return True
+
+    def _try_write(self, staged: StagedFile, destination: Destination) -> WriteResult:
         plan = plan_upload(staged.size, staged.base_size, staged.dirty_ranges)
         if not plan.parts:
             self.fill(staged, staged.missing(0, staged.size))
@@ -226,7 +288,7 @@ class Uploads:
                 continue
             base = ObjectVersion(row.base_key, ETag(row.base_etag), row.base_length) if row.base_key else None
             staged = StagedFile.recovered(path, base, row.base_size, row.since_ns)
-            staged.error = row.error
+            staged.error, staged.attempt = row.error, row.metadata
             node = node_of(row.key)
             if node is not None:
                 self._reattach(node, staged, row)

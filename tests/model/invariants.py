@@ -35,7 +35,9 @@ def _check_place(fs: DatastoreFilesystem, node: Node) -> None:
         unsent = {name for name, child in node.children.items() if child.dirty}
         assert node.pending == unsent, f"pending {node.pending} but unsent {unsent} in {node.path!r}"
     if node.parent is not None:
-        assert node.gone or nodes.by_ino.get(node.parent.ino) is node.parent, f"the parent of {node.path!r} is not known any more"
+        assert node.gone or nodes.by_ino.get(node.parent.ino) is node.parent, (
+            f"the parent of {node.path!r} is not known any more"
+        )
         assert (node.parent.children.get(node.name) is node) == (not node.gone)
 
 
@@ -62,7 +64,9 @@ def check_staged(staged: StagedFile) -> None:
 
 def _check_journal(fs: DatastoreFilesystem) -> None:
     core = fs.core
-    dirty = {node.staged.path.name for node in core.nodes.by_ino.values() if node.staged and node.dirty and not node.gone}
+    dirty = {
+        node.staged.path.name for node in core.nodes.by_ino.values() if node.staged and node.dirty and not node.gone
+    }
     staged = {node.staged.path.name for node in core.nodes.by_ino.values() if node.staged}
     left = set(fs.uploads._left)
     rows = {row.staging for row in core.db.unsent()}

@@ -101,7 +101,9 @@ class FilesystemMachine(RuleBasedStateMachine):
     def mkfifo(self, side: int, parent: int, name: bytes) -> None:
         here, shown = self._turn_of(side)
         path = self._below(shown, parent, name)
-        if self._expect(lambda: here.mount.local.mknod(path, stat.S_IFIFO | 0o600), self.world.refuses_new(shown, path)):
+        if self._expect(
+            lambda: here.mount.local.mknod(path, stat.S_IFIFO | 0o600), self.world.refuses_new(shown, path)
+        ):
             self.world.objects[self.world.new_key(shown, path)] = Object(b"", stat.S_IFIFO | 0o600)
             self._changed(here)
 
@@ -359,7 +361,9 @@ class FilesystemMachine(RuleBasedStateMachine):
             where = f"{path!r} in mount {self.sides.index(side)}"
             assert stat.S_IFMT(attr.mode) == entry.kind, where
             if path:
-                assert stat.S_IMODE(attr.mode) == entry.permissions, f"{where}: {attr.mode:o}, not {entry.permissions:o}"
+                assert stat.S_IMODE(attr.mode) == entry.permissions, (
+                    f"{where}: {attr.mode:o}, not {entry.permissions:o}"
+                )
             if entry.kind == DIRECTORY:
                 inside = {name: child.kind for name, child in children(shown, path).items()}
                 _same_entries(dict(local.scandir(path)), inside, where, exact=False)
@@ -574,7 +578,7 @@ class FilesystemMachine(RuleBasedStateMachine):
         new = old.but(mode=kind | (entry.permissions if mode is None else mode))
         if entry.kind == DIRECTORY:
             new = new.but(body=b"")
-        if mtime_ns is not None:
+        if mtime_ns is not None and entry.kind != DIRECTORY:  # a directory's times move with its entries
             new = new.but(mtime_ns=mtime_ns)
         if xattr is not None:
             new = new.but(xattrs={**old.xattrs, xattr[0]: xattr[1]})

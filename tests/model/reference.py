@@ -104,7 +104,8 @@ def show(segment: str, *, directory: bool = False) -> bytes:
         return RESERVED[segment]
     raw = segment.encode("utf-8", "surrogateescape")
     plain = b"".join(
-        bytes([ord(c) - 0xF000]) if 0xF000 <= ord(c) <= 0xF0FF else c.encode("utf-8", "surrogateescape") for c in segment
+        bytes([ord(c) - 0xF000]) if 0xF000 <= ord(c) <= 0xF0FF else c.encode("utf-8", "surrogateescape")
+        for c in segment
     )
     spoken = b"\0" not in plain and b"/" not in plain and plain not in (b"", b".", b"..")
     return plain if spoken and escape(plain, directory=directory) == segment else raw

@@ -47,7 +47,10 @@ class Mounted:
 
 @contextlib.contextmanager
 def mounted(path: Path, filesystem: MemFs, settings: Settings | None = None) -> Iterator[Mounted]:
-    """Serve `filesystem` at `path` from a thread; unmounted, and checked to have ended well, at the end."""
+    """Serve `filesystem` at `path` from a thread; unmounted, and checked to have ended well, at the end.
+
+    No memory maps of its files in this process: a page fault holds the interpreter's lock, which the answer needs.
+    """
     path.mkdir(exist_ok=True)
     fd = device.mount(device.MountOptions(mountpoint=str(path), name="memory"))
     ready = threading.Event()

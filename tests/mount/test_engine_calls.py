@@ -11,28 +11,29 @@ import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.memfs import MemFs, pattern
-from tests.mount.engine import kept, mounted, spec
+from tests.memfs import pattern
+from tests.mount.engine import kept, spec
 
 pytestmark = [pytest.mark.fuse, pytest.mark.plain_user]
 
 
-@pytest.fixture(scope="module", params=["kernel", "kernel, all blocking", "libfuse"])
+WAYS: dict[str, dict[str, Any]] = {
+    "kernel": {},
+    "kernel, all blocking": {"labels": {"blocking": "all"}},
+    "libfuse": {"transport": "libfuse"},
+}
+
+
+@pytest.fixture(scope="module", params=WAYS)
 def root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    base = tmp_path_factory.mktemp("engine")
-    if request.param == "libfuse":
-        with kept(spec(base, transport="libfuse")) as keeper:
-            assert keeper.said.get("ready"), keeper.said
-            yield keeper.path
-        return
-    every_call = [name for name in vars(MemFs) if not name.startswith("_")]
-    filesystem = MemFs(blocking=every_call if "blocking" in request.param else ())
-    filesystem.populate()
-    with mounted(base / "m", filesystem) as mount:
-        yield mount.path
+    """Served by another process: a page fault of ours waits for it with our interpreter's lock held."""
+    with kept(spec(tmp_path_factory.mktemp("engine"), **WAYS[request.param])) as keeper:
+        assert keeper.said.get("ready"), keeper.said
+        yield keeper.path
 
 
 @pytest.fixture

@@ -118,7 +118,7 @@ def test_attributes_are_asked_for_once(area: Area, mount_with: Mounter) -> None:
 
 
 def test_listing_mode_asks_for_nothing(area: Area, mount_with: Mounter) -> None:
-    """S-13: defaults and LastModified, no HEAD for a stat; changes of attributes are written for the others all the same."""
+    """S-13: defaults and LastModified, no HEAD for a stat; changes of attributes are written for the others."""
     area.put("file", b"x", mode=str(stat.S_IFREG | 0o600), mtime="1000000000.0")
     with mount_with(area.mount.bucket, area.mount.server, attributes="listing") as there:
         file = there.path / area.name / "file"

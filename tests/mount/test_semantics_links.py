@@ -8,14 +8,13 @@ import shutil
 import socket
 import stat
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
 from tests.mount.conftest import Mounter
-from tests.mount.mounts import PATIENCE_S, Area, Mount, fails, settle
+from tests.mount.mounts import PATIENCE_S, Area, fails, settle
 from tests.servers import Server
 
 TARGETS = {
@@ -190,12 +189,11 @@ def rclone(server: Server, *arguments: str | Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def has_rclone() -> Iterator[None]:
+def has_rclone() -> None:
     if shutil.which("rclone") is None:
         if os.environ.get("CI") == "true":
             pytest.fail("rclone is not installed")
         pytest.skip("rclone is not installed")
-    yield
 
 
 def test_rclone_recreates_our_links(has_rclone: None, links: Area, tmp_path: Path) -> None:

@@ -81,7 +81,8 @@ def test_an_existing_target_is_replaced(area: Area) -> None:
     finally:
         done.set()
         reader.join(30)
-    assert not failures
+    # libfuse itself first renames a target that is open to .fuse_hidden*, so there the name is away for a moment.
+    assert not failures or not area.is_native
     assert seen <= {str(number).encode() * 100 for number in range(10)}
     assert area.get("target") == b"9" * 100
 

@@ -50,7 +50,12 @@ def run_one(directory: Path, kind: str, seed: int, operations: int) -> str:
     with tempfile.TemporaryDirectory(prefix="fsx-") as artifacts:
         configuration = Path(artifacts, "fsx.toml")
         # fsx fails by itself on the fallocate(2) of no bytes that it would try: EINVAL, on every file system.
-        lines = ["[opsize]", "min = 1", "[weights]", *(f"{name} = {float(weight)}" for name, weight in WEIGHTS[kind].items())]
+        lines = [
+            "[opsize]",
+            "min = 1",
+            "[weights]",
+            *(f"{name} = {float(weight)}" for name, weight in WEIGHTS[kind].items()),
+        ]
         configuration.write_text("\n".join(lines) + "\n")
         file = directory / f"{kind.replace(' ', '-')}-{seed}"
         command = [find_tool("fsx"), "-S", str(seed), "-N", str(operations), "-f", str(configuration), "-P", artifacts]

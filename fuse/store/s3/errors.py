@@ -100,6 +100,8 @@ BY_STATUS: dict[int, type[e.StoreError]] = {
 
 _NAME_MAX_BYTES = 255
 """Of one segment, where keys are files of a disk (versitygw, MinIO)."""
+_MINIO_MARKER_BYTES = len("__XLDIR__")
+"""What MinIO adds to the name of a marker's file."""
 _TELLING = frozenset({"InvalidArgument", "InvalidPart", "InvalidPartOrder", "EntityTooSmall", "MalformedXML"})
 
 _WHY: dict[type[e.StoreError], str] = {
@@ -162,8 +164,11 @@ def _name_refused(refusal: Refusal, found: type[e.StoreError]) -> type[e.StoreEr
     """Servers refuse names in words of their own, or (to a HEAD) in none: the name itself then tells which it was."""
     segments = key_bytes(refusal.key).split(b"/")
     vague = refusal.status == 400 and found in {e.InvalidRequest, e.InvalidKey} and refusal.code not in _TELLING
-    too_long = max(len(segment) for segment in segments) > _NAME_MAX_BYTES
-    if too_long and (vague or found is e.KeyConflict):
+    marker = refusal.key.endswith("/")
+    limit = _NAME_MAX_BYTES - (_MINIO_MARKER_BYTES if marker and refusal.code.startswith("XMinio") else 0)
+    too_long = max(len(segment) for segment in segments) > limit
+    # versitygw can't make the directory of such a marker, and calls that an internal error.
+    if too_long and (vague or found is e.KeyConflict or (marker and refusal.status == 500)):
         return e.KeyTooLong
     if vague and any(segment in {b".", b".."} for segment in segments):
         return e.InvalidKey

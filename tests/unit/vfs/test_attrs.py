@@ -36,8 +36,12 @@ attributes = st.builds(
     atime_ns=times,
     mtime_ns=times,
     ctime_ns=times,
-    xattrs=st.dictionaries(st.binary(min_size=1, max_size=20).map(lambda name: b"user." + name), st.binary(max_size=50)),
+    xattrs=st.dictionaries(
+        st.binary(min_size=1, max_size=20).map(lambda name: b"user." + name), st.binary(max_size=50)
+    ),
     extra=st.dictionaries(st.sampled_from(["origin", "x-tool", "color"]), st.sampled_from(["", "a", "b c"])),
+    target=st.none(),
+    content_type=st.just(DEFAULTS.content_type),
 )
 
 
@@ -59,7 +63,24 @@ def test_times_are_decimal_seconds(one: Attributes) -> None:
 
 
 garbage = st.text(max_size=40) | st.sampled_from(
-    ["-1", "1e9", "99999999999999999999", "1.", ".5", "1.-5", "--", " 1", "+1", "0x1ff", "1_0", "\u0661", "-0.5", "NaN", "[]", "{}"]
+    [
+        "-1",
+        "1e9",
+        "99999999999999999999",
+        "1.",
+        ".5",
+        "1.-5",
+        "--",
+        " 1",
+        "+1",
+        "0x1ff",
+        "1_0",
+        "\u0661",
+        "-0.5",
+        "NaN",
+        "[]",
+        "{}",
+    ]
 )
 fields = st.sampled_from(["mode", "uid", "gid", "mtime", "ctime", "atime", "xattr", "--symlink-target", "other"])
 
@@ -78,7 +99,11 @@ def test_metadata_of_other_tools_never_fails(metadata: dict[str, str], kind: int
     to_metadata(found)
 
 
-@given(st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    )
+)
 def test_any_json_as_extended_attributes(document: object) -> None:
     """S-14 what is not name -> base64 counts as none."""
     found = from_metadata({"xattr": quote(json.dumps(document))}, stat.S_IFREG, DEFAULTS)
@@ -97,7 +122,9 @@ def test_what_is_absent_is_the_default() -> None:
 def test_s3fs_forms() -> None:
     """S-08 S-11 decimal mode with type bits, whole or fractional seconds."""
     found = from_metadata(
-        {"mode": "41471", "uid": "1000", "gid": "100", "mtime": "1700000000", "atime": "1700000001.5"}, stat.S_IFREG, DEFAULTS
+        {"mode": "41471", "uid": "1000", "gid": "100", "mtime": "1700000000", "atime": "1700000001.5"},
+        stat.S_IFREG,
+        DEFAULTS,
     )
     assert found.mode == stat.S_IFLNK | 0o777
     assert (found.uid, found.gid) == (1000, 100)

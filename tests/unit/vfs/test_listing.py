@@ -24,7 +24,11 @@ def listed(keys: list[str], prefixes: list[str], *, prefix: str = "d/") -> dict[
 
 def test_files_directories_and_links() -> None:
     """S-06 a common prefix is a directory, `x.rclonelink` the link `x`."""
-    assert listed(["f", "x.rclonelink"], ["e/"]) == {b"f": (FILE, "f"), b"x": (LINK, "x.rclonelink"), b"e": (FOLDER, "e/")}
+    assert listed(["f", "x.rclonelink"], ["e/"]) == {
+        b"f": (FILE, "f"),
+        b"x": (LINK, "x.rclonelink"),
+        b"e": (FOLDER, "e/"),
+    }
 
 
 def test_the_marker_is_no_entry() -> None:
@@ -84,7 +88,9 @@ def test_an_unfinished_listing_says_so() -> None:
     assert listing_of("", [ListPage([], [], "more"), ListPage([], [], None)], 1.0).complete
 
 
-tails = st.lists(st.sampled_from(["a", "a/b", "a/", "a.rclonelink", "a.rclonelink/x", "a\uf000", ".", "./b", "/b", "\uf02e", "b"]))
+tails = st.lists(
+    st.sampled_from(["a", "a/b", "a/", "a.rclonelink", "a.rclonelink/x", "a\uf000", ".", "./b", "/b", "\uf02e", "b"])
+)
 
 
 @given(tails)

@@ -13,7 +13,9 @@ from datastore.fuse.vfs.names import LINK_SUFFIX, creatable, name_of, one_key, s
 names = (
     st.binary(min_size=1, max_size=255)
     | st.text(min_size=1).map(lambda text: text.encode("utf-8", "surrogatepass"))
-    | st.text(st.sampled_from("\uf000\uf02e\uf02f\uf0ff\uefff\uf100.ab\ufffe\uffff\x7f\x80\x01"), min_size=1).map(str.encode)
+    | st.text(st.sampled_from("\uf000\uf02e\uf02f\uf0ff\uefff\uf100.ab\ufffe\uffff\x7f\x80\x01"), min_size=1).map(
+        str.encode
+    )
 ).filter(lambda name: b"\0" not in name and b"/" not in name and name not in (b".", b".."))
 segments = st.text(st.characters(exclude_characters="/")) | st.binary().map(os.fsdecode).filter(lambda s: "/" not in s)
 

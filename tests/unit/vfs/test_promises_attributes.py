@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -79,11 +80,12 @@ def test_times_of_a_directory_move_with_its_entries(world: World, one: Client) -
     """S-11 while the mount lasts, and without a request for each."""
     one.local.mkdir("d")
     before = one.local.stat("d").mtime_ns
-    for step in (
+    steps: tuple[Callable[[], None], ...] = (
         lambda: one.local.write("d/f", b""),
         lambda: one.local.rename("d/f", "d/g"),
         lambda: one.local.unlink("d/g"),
-    ):
+    )
+    for step in steps:
         world.later()
         written = one.calls("put")
         step()
@@ -166,7 +168,7 @@ def test_answers_are_remembered_on_disk(world: World, one: Client) -> None:
 
 
 def test_an_answer_within_the_second_of_the_change_is_asked_for_again(world: World, one: Client) -> None:
-    """S-12 a second change of metadata in the same second leaves etag and time as they were; it is seen all the same."""
+    """S-12 a second change of metadata in the same second leaves etag and time as they were; it is seen."""
     world.put("f", b"x", mode=str(stat.S_IFREG | 0o600))
     assert stat.S_IMODE(one.local.stat("f").mode) == 0o600
     world.clock.advance(0.4)

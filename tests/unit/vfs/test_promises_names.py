@@ -34,9 +34,9 @@ NAMES = [
 
 
 def crowd(world: World, client: Client) -> None:
-    """Fill the root with more than a page, so that names are asked for one by one."""
-    for number in range(1001):
-        world.put(f"n{number}")
+    """Have names asked for one by one, among others that begin as they do."""
+    for other in ("a!", "a0", "x.", "x.rclonelink2", "x0"):
+        world.put(other)
     client.ask_one_by_one()
 
 

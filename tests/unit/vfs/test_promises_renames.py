@@ -1,11 +1,10 @@
-"""What renames promise (docs/SEMANTICS.md), over a bucket in memory; the process dies at every call in turn."""
+"""What renames promise (docs/SEMANTICS.md), over a bucket in memory."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
-from collections.abc import Callable
 
 import pytest
 
@@ -13,7 +12,7 @@ from datastore.errors import ServerFault
 from datastore.fuse.ops import SetAttr
 from datastore.fuse.vfs import copies
 from tests.faulty import Fault, from_nth, no_faults
-from tests.mounted import Client, Died, World, dies_at, failing
+from tests.mounted import Client, World, failing, fails
 
 DOWN = ServerFault("the server is down")
 
@@ -121,9 +120,7 @@ def test_a_rename_that_fails_leaves_the_target(world: World, one: Client) -> Non
     with one.local.opened("g") as file:
         one.local.stat("f")
         copies_seen = iter(range(10))
-        one.faulty.plan = lambda index, method: (
-            Fault(DOWN) if method == "copy" and next(copies_seen) == 1 else None
-        )
+        one.faulty.plan = lambda index, method: Fault(DOWN) if method == "copy" and next(copies_seen) == 1 else None
         failing(errno.EIO, one.local.rename, "f", "g")
         one.faulty.plan = no_faults
         assert file.read() == b"x" * 3000
@@ -228,7 +225,9 @@ def test_a_directory_is_renamed_with_all_below(world: World, one: Client, other:
     world.put("dd/beside", b"4")
     world.later()
     one.local.rename("d", "n")
-    assert sorted(world.all_keys()) == sorted(["n/", "n/e/", "n/f", "n/x.rclonelink", "n//odd", "n/e/../f", "dd/beside"])
+    assert sorted(world.all_keys()) == sorted(
+        ["n/", "n/e/", "n/f", "n/x.rclonelink", "n//odd", "n/e/../f", "dd/beside"]
+    )
     for client in (one, other):
         assert stat.S_IMODE(client.local.stat("n").mode) == 0o700
         assert client.local.read("n/f") == b"1"
@@ -338,99 +337,10 @@ def test_a_directory_rename_that_fails_loses_nothing(world: World, one: Client) 
         client.local.listdir(f"{top}/d")
         start = len(client.faulty.calls)
         client.faulty.plan = from_nth(start + number, DOWN)
-        try:
-            client.local.rename(f"{top}/d", f"{top}/e")
-            done = True
-        except OSError as error:
-            assert error.errno == errno.EIO
-            done = False
+        done = not fails(errno.EIO, client.local.rename, f"{top}/d", f"{top}/e")
         bodies = {key: body for key, body in everything(world).items() if key.startswith(top)}
         for name in "abc":
             assert name.encode() in (bodies.get(f"{top}/d/{name}"), bodies.get(f"{top}/e/{name}"))
         if done:
             return
     raise AssertionError("the rename never ended")
-
-
-# -- S-27
-
-
-def _file(world: World, client: Client, top: str) -> Callable[[], None]:
-    world.put(f"{top}/a", b"bytes", origin="camera")
-    return lambda: client.local.rename(f"{top}/a", f"{top}/b")
-
-
-def _replacing(world: World, client: Client, top: str) -> Callable[[], None]:
-    world.put(f"{top}/b", b"older")
-    return _file(world, client, top)
-
-
-def _directory(world: World, client: Client, top: str) -> Callable[[], None]:
-    for name in ("x", "y/z"):
-        world.put(f"{top}/a/{name}", name.encode())
-    return lambda: client.local.rename(f"{top}/a", f"{top}/b")
-
-
-def _unsent(world: World, client: Client, top: str) -> Callable[[], None]:
-    world.put(f"{top}/a", b"bytes")
-    client.local.open(f"{top}/a", os.O_RDWR).write(b"B")
-    return lambda: client.local.rename(f"{top}/a", f"{top}/b")
-
-
-STATES = {
-    _file: ({"a": b"bytes"}, {"b": b"bytes"}),
-    _replacing: ({"a": b"bytes", "b": b"older"}, {"b": b"bytes"}),
-    _directory: ({"a/x": b"x", "a/y/z": b"y/z"}, {"b/x": b"x", "b/y/z": b"y/z"}),
-    _unsent: ({"a": b"Bytes"}, {"b": b"Bytes"}),
-}
-
-
-@pytest.mark.parametrize("kind", STATES, ids=lambda kind: kind.__name__.strip("_"))
-def test_a_rename_that_was_cut_off_is_finished_by_the_next_mount(
-    world: World, kind: Callable[[World, Client, str], Callable[[], None]]
-) -> None:
-    """S-27 at whatever call the process dies: before the rename was written down all is old, afterwards all is new."""
-    before, after = STATES[kind]
-    seen = []
-    for number in range(30):
-        top = f"top{number}"
-        client = world.client()
-        rename = kind(world, client, top)
-        client.local.stat(f"{top}/a")
-        client.faulty.plan = dies_at(len(client.faulty.calls) + number)
-        try:
-            rename()
-            done = True
-        except Died:
-            done = False
-        again = client.again()
-        found = {key[len(top) + 1 :]: body for key, body in everything(world).items() if key.startswith(top + "/")}
-        assert found in (before, after), f"died at call {number}"
-        assert again.fs.core.db.intents() == []
-        seen.append(found == after)
-        if done:
-            break
-    assert seen == sorted(seen)
-    assert done
-    assert not seen[0] or kind is _unsent
-    assert len(seen) >= 3
-
-
-def test_finishing_does_not_undo_what_others_wrote_since(world: World, one: Client) -> None:
-    """S-27 a file below the new name that another client changed after the copy is not put back."""
-    for name in "ab":
-        world.put(f"d/{name}", b"old")
-    one.local.listdir("d")
-
-    def die_before_removal(index: int, method: str) -> None:
-        if method == "delete_many":
-            one.faulty.plan = dies_at(0)
-            raise Died
-
-    one.faulty.plan = die_before_removal
-    with pytest.raises(Died):
-        one.local.rename("d", "e")
-    world.later()
-    world.put("e/a", b"changed by another")
-    one.again()
-    assert everything(world) == {"e/a": b"changed by another", "e/b": b"old"}

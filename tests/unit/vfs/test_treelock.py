@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -66,9 +67,12 @@ def test_a_rename_is_not_starved() -> None:
     first = Holder(lock, alone=False)
     assert first.has_it.wait(WAIT_S)
     rename = Holder(lock, alone=True)
-    with lock._condition:
-        assert lock._condition.wait_for(lambda: lock._waiting == 1, 0) or not rename.has_it.is_set()
+    until = time.monotonic() + WAIT_S
+    while not lock._waiting and time.monotonic() < until:
+        time.sleep(0.001)
+    assert lock._waiting == 1
     newcomer = Holder(lock, alone=False)
+    assert not newcomer.has_it.wait(0.01)
     first.end()
     assert rename.has_it.wait(WAIT_S)
     rename.end()

@@ -1,0 +1,213 @@
+"""Every path that writes, as (what is there, what is prepared, what is done under faults, what is to come of it)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.localfs import LocalFs
+
+PART = 8192
+"""Size of a part in these tests; SINGLE_MAX is the same."""
+LARGE = bytes(range(256)) * 160
+"""Five parts."""
+NEW = b"new content"
+KIND_DIRECTORY = 0o040000
+
+
+def _nothing(local: LocalFs) -> None:
+    """No preparation."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """before, after: bodies by key. Markers of parent directories may appear in either (S-02).
+
+    prepare runs without faults; what it returns is given to act. atomic: a failed act has changed nothing, or all, once
+    the journal is worked off; otherwise what was written counts as well (`unsent`).
+    """
+
+    name: str
+    before: Mapping[str, bytes]
+    act: Callable[[LocalFs, Any], None]
+    after: Mapping[str, bytes]
+    prepare: Callable[[LocalFs], Any] = _nothing
+    finish: Callable[[LocalFs, Any], None] = field(default=lambda local, prepared: None)
+    """Without faults again, after everything: close what prepare opened."""
+    still_read: bytes | None = None
+    """What the file that prepare opened shows, whatever happens."""
+    moves: bool = False
+    """A failure that is reported may leave what it moves under both names."""
+    halfway: tuple[Mapping[str, bytes], ...] = ()
+    """Where a failure may leave it besides."""
+
+
+def _overwrite_middle(local: LocalFs, _: Any) -> None:
+    with local.opened("big", os.O_RDWR) as file:
+        file.write(b"XYZ", PART * 2 + 100)
+
+
+def _append(local: LocalFs, _: Any) -> None:
+    with local.opened("big", os.O_RDWR) as file:
+        file.write(b"tail", len(LARGE))
+
+
+def _fsync(local: LocalFs, _: Any) -> None:
+    with local.opened("f", os.O_RDWR | os.O_CREAT) as file:
+        file.write(NEW)
+        file.fsync()
+
+
+def _exclusive(local: LocalFs, _: Any) -> None:
+    with local.opened("f", os.O_RDWR | os.O_CREAT | os.O_EXCL) as file:
+        file.write(NEW)
+
+
+def _open(path: str, flags: int = os.O_RDONLY) -> Callable[[LocalFs], Any]:
+    return lambda local: local.open(path, flags)
+
+
+def _close(local: LocalFs, file: Any) -> None:
+    file.close()
+
+
+def _dirty(local: LocalFs) -> Any:
+    file = local.open("d/f", os.O_RDWR)
+    file.write(NEW)
+    file.truncate(len(NEW))
+    return file
+
+
+TREE = {"d/": b"", "d/f": b"old", "d/e/": b"", "d/e/g": b"deep", "d/l.rclonelink": b"f", "other": b"untouched"}
+MOVED = {"m" + key[1:] if key.startswith("d/") else key: body for key, body in TREE.items()}
+BIG = {"big": LARGE, "other": b"untouched"}
+PATCHED = LARGE[: PART * 2 + 100] + b"XYZ" + LARGE[PART * 2 + 103 :]
+
+
+def without(*keys: str) -> dict[str, bytes]:
+    """TREE with some keys less."""
+    return {key: body for key, body in TREE.items() if key not in keys}
+
+
+SCENARIOS = (
+    Scenario("create", {}, lambda local, _: local.write("f", NEW), {"f": NEW}),
+    Scenario("create in directory", TREE, lambda local, _: local.write("d/new", NEW), {**TREE, "d/new": NEW}),
+    Scenario("create exclusively", TREE, _exclusive, {**TREE, "f": NEW}, halfway=({**TREE, "f": b""},)),
+    Scenario("fsync", TREE, _fsync, {**TREE, "f": NEW}),
+    Scenario("replace", TREE, lambda local, _: local.write("d/f", NEW), {**TREE, "d/f": NEW}),
+    Scenario("create large", TREE, lambda local, _: local.write("big", LARGE), {**TREE, "big": LARGE}),
+    Scenario("overwrite in the middle", BIG, _overwrite_middle, {**BIG, "big": PATCHED}),
+    Scenario("append", BIG, _append, {**BIG, "big": LARGE + b"tail"}),
+    Scenario("truncate to nothing", BIG, lambda local, _: local.truncate("big", 0), {**BIG, "big": b""}),
+    Scenario("truncate", BIG, lambda local, _: local.truncate("big", 100), {**BIG, "big": LARGE[:100]}),
+    Scenario("extend", BIG, lambda local, _: local.truncate("big", len(LARGE) + 9), {**BIG, "big": LARGE + bytes(9)}),
+    Scenario("chmod", TREE, lambda local, _: local.chmod("d/f", 0o600), TREE),
+    Scenario("chmod directory", TREE, lambda local, _: local.chmod("d", 0o700), TREE),
+    Scenario("setxattr", TREE, lambda local, _: local.setxattr("d/f", b"user.a", b"b"), TREE),
+    Scenario("mkdir", TREE, lambda local, _: local.mkdir("d/new"), {**TREE, "d/new/": b""}),
+    Scenario("rmdir", {**TREE, "d/new/": b""}, lambda local, _: local.rmdir("d/new"), TREE),
+    Scenario("symlink", TREE, lambda local, _: local.symlink(b"t", "d/s"), {**TREE, "d/s.rclonelink": b"t"}),
+    Scenario("mkfifo", TREE, lambda local, _: local.mknod("d/p", 0o010644), {**TREE, "d/p": b""}),
+    Scenario("unlink", TREE, lambda local, _: local.unlink("d/f"), without("d/f")),
+    Scenario("unlink of the last entry", {"i/f": b"x"}, lambda local, _: local.unlink("i/f"), {"i/": b""}),
+    Scenario(
+        "unlink while open",
+        TREE,
+        lambda local, _: local.unlink("d/f"),
+        without("d/f"),
+        _open("d/f"),
+        _close,
+        b"old",
+    ),
+    Scenario(
+        "unlink while open, large",
+        BIG,
+        lambda local, _: local.unlink("big"),
+        {"other": b"untouched"},
+        _open("big"),
+        _close,
+        LARGE,
+    ),
+    Scenario(
+        "unlink unsent",
+        TREE,
+        lambda local, _: local.unlink("d/f"),
+        without("d/f"),
+        _dirty,
+        _close,
+        NEW,
+        halfway=({**TREE, "d/f": NEW},),
+    ),
+    Scenario(
+        "rename", TREE, lambda local, _: local.rename("d/f", "new"), {**without("d/f"), "new": b"old"}, moves=True
+    ),
+    Scenario(
+        "rename over",
+        TREE,
+        lambda local, _: local.rename("d/f", "other"),
+        {**without("d/f"), "other": b"old"},
+        moves=True,
+    ),
+    Scenario(
+        "rename over an open file",
+        TREE,
+        lambda local, _: local.rename("d/f", "other"),
+        {**without("d/f"), "other": b"old"},
+        _open("other"),
+        _close,
+        b"untouched",
+        moves=True,
+    ),
+    Scenario(
+        "rename over an open file, large",
+        BIG,
+        lambda local, _: local.rename("other", "big"),
+        {"big": b"untouched"},
+        _open("big"),
+        _close,
+        LARGE,
+        moves=True,
+    ),
+    Scenario(
+        "rename over a link",
+        TREE,
+        lambda local, _: local.rename("d/f", "d/l"),
+        {**without("d/f", "d/l.rclonelink"), "d/l": b"old"},
+        moves=True,
+    ),
+    Scenario(
+        "rename unsent",
+        TREE,
+        lambda local, _: local.rename("d/f", "new"),
+        {**without("d/f"), "new": NEW},
+        _dirty,
+        _close,
+        NEW,
+        halfway=({**TREE, "d/f": NEW},),
+        moves=True,
+    ),
+    Scenario(
+        "rename large",
+        BIG,
+        lambda local, _: local.rename("big", "new"),
+        {"new": LARGE, "other": b"untouched"},
+        moves=True,
+    ),
+    Scenario("rename directory", TREE, lambda local, _: local.rename("d", "m"), MOVED, moves=True),
+    Scenario(
+        "rename directory over another", {**TREE, "m/": b""}, lambda local, _: local.rename("d", "m"), MOVED, moves=True
+    ),
+    Scenario(
+        "rename directory with unsent",
+        TREE,
+        lambda local, _: local.rename("d", "m"),
+        {**MOVED, "m/f": NEW},
+        _dirty,
+        _close,
+        NEW,
+        halfway=({**TREE, "d/f": NEW}, MOVED),
+        moves=True,
+    ),
+)

@@ -1,0 +1,107 @@
+"""One bucket, one mount over a store that fails on demand, and what must hold around a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from datastore.api.mountspec import MountSpec, S3Location
+from datastore.fuse.store.base import ObjectStore, WriteOptions
+from datastore.fuse.store.memory import MemoryBucket, MemoryStore
+from datastore.fuse.store.retrying import RetryingStore
+from datastore.fuse.vfs.build import build_filesystem
+from datastore.fuse.vfs.filesystem import DatastoreFilesystem
+from datastore.retry import Retrier, RetryPolicy
+from tests.faulty import FaultyStore, no_faults
+from tests.localfs import LocalFs
+from tests.model.invariants import check_staged
+from tests.model.reference import HIDDEN
+
+MIN_PART = 4096
+SILLY_COPY = 16384
+
+
+def no_sleep(seconds: float) -> None:
+    """Retries follow at once."""
+
+
+class FaultWorld:
+    """retrying: with the retry layer, as in production; without it each fault reaches the file system."""
+
+    def __init__(self, directory: Path, before: Mapping[str, bytes], *, retrying: bool) -> None:
+        self.bucket = MemoryBucket(min_part_bytes=MIN_PART)
+        direct = MemoryStore(self.bucket)
+        for key, body in before.items():
+            direct.put(key, body, WriteOptions())
+        self._directory, self._retrying = directory, retrying
+        self.build()
+
+    def build(self) -> None:
+        """Mount, without faults."""
+        self.faulty = FaultyStore(MemoryStore(self.bucket))
+        store: ObjectStore = self.faulty
+        if self._retrying:
+            store = RetryingStore(store, Retrier(RetryPolicy(first_delay_s=0.0, budget_s=0.02), sleep=no_sleep))
+        spec = MountSpec(
+            name="fault",
+            mountpoint="",
+            s3=S3Location(bucket="memory"),
+            state_dir=str(self._directory / "state"),
+            cache_dir=str(self._directory / "cache"),
+            metadata_ttl_s=0.0,
+        )
+        self.fs: DatastoreFilesystem = build_filesystem(spec, store)
+        core = self.fs.core
+        core.settings = replace(core.settings, silly_copy_bytes=SILLY_COPY)
+        self.local = LocalFs(self.fs)
+
+    def release(self) -> None:
+        """All processes die."""
+        core = self.fs.core
+        core.io.shutdown(wait=True, cancel_futures=True)
+        if core.cache is not None:
+            core.cache.close()
+        core.nodelog.close()
+        core.db.close()
+        left = [node.staged for node in core.nodes.by_ino.values() if node.staged is not None]
+        for staged in (*left, *(staged for staged, _ in self.fs.uploads._left.values())):
+            staged.close(remove=False)
+
+    def heal(self) -> None:
+        """The store works again."""
+        self.faulty.plan = no_faults
+
+    def keys(self) -> dict[str, bytes]:
+        """The bucket but for the hidden copies of removed files."""
+        found = {raw.decode("utf-8", "surrogateescape"): stored.body for raw, stored in self.bucket.objects.items()}
+        return {key: body for key, body in found.items() if not key.startswith(HIDDEN)}
+
+    def hidden(self) -> list[bytes]:
+        """The hidden copies."""
+        return [key for key in self.bucket.objects if key.startswith(HIDDEN.encode())]
+
+    def check(self) -> None:
+        """Invariants that hold at rest, after a fault too."""
+        for node in self.fs.core.nodes.by_ino.values():
+            if node.staged is not None:
+                check_staged(node.staged)
+            assert node.gone or node.parent is None or node.parent.children.get(node.name) is node
+        rows = {row.staging for row in self.fs.core.db.unsent()}
+        dirty = {
+            node.staged.path.name
+            for node in self.fs.core.nodes.by_ino.values()
+            if node.staged is not None and node.dirty and not node.gone
+        }
+        assert rows == dirty | set(self.fs.uploads._left), f"journal {rows}, unsent {dirty}"
+
+
+@contextmanager
+def fault_world(directory: Path, before: Mapping[str, bytes], *, retrying: bool = False) -> Iterator[FaultWorld]:
+    """Released at the end."""
+    world = FaultWorld(directory, before, retrying=retrying)
+    try:
+        yield world
+    finally:
+        world.release()

@@ -1,0 +1,361 @@
+"""Two mounts of one bucket at once, boto3 and rclone beside them (docs/SEMANTICS.md, Consistency between clients)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.mount.mounts import TTL_S, Area, Mount, error_of, eventually, fails, settle
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same directory through two mounts. area: of the first one, and of other tools."""
+
+    area: Area
+    there: Path
+
+    @property
+    def here(self) -> Path:
+        return self.area.path
+
+
+@pytest.fixture
+def pair(area: Area, other: Mount) -> Pair:
+    there = other.path / area.name
+    settle()
+    assert os.listdir(there) == []
+    return Pair(area, there)
+
+
+def put_by_mount(pair: Pair, name: str, body: bytes) -> None:
+    (pair.here / name).write_bytes(body)
+
+
+def put_by_boto(pair: Pair, name: str, body: bytes) -> None:
+    pair.area.put(name, body)
+
+
+def put_by_rclone(pair: Pair, name: str, body: bytes) -> None:
+    server = pair.area.mount.server
+    settings = {
+        "TYPE": "s3",
+        "PROVIDER": "Other",
+        "ENDPOINT": server.endpoint,
+        "ACCESS_KEY_ID": server.access_key,
+        "SECRET_ACCESS_KEY": server.secret_key,
+        "REGION": server.region,
+        "FORCE_PATH_STYLE": "true",
+    }
+    env = {**os.environ, **{f"RCLONE_CONFIG_S3_{field}": text for field, text in settings.items()}}
+    target = f"s3:{pair.area.mount.bucket}/{pair.area.key(name)}"
+    subprocess.run(["rclone", "--config", "/dev/null", "rcat", target], input=body, env=env, timeout=60, check=True)
+
+
+Writer = Callable[[Pair, str, bytes], None]
+WRITERS = {"mount": put_by_mount, "boto3": put_by_boto, "rclone": put_by_rclone}
+
+
+@pytest.fixture(params=WRITERS)
+def write(request: pytest.FixtureRequest) -> Writer:
+    if request.param == "rclone" and shutil.which("rclone") is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("rclone is not installed")
+        pytest.skip("rclone is not installed")
+    return WRITERS[request.param]
+
+
+def test_a_new_file_is_seen(pair: Pair, write: Writer) -> None:
+    """S-28: after metadataTTL from the close, though its absence was just seen (a negative answer)."""
+    fails(errno.ENOENT, os.stat, pair.there / "new")
+    write(pair, "new", b"content")
+    settle()
+    assert os.listdir(pair.there) == ["new"]
+    assert (pair.there / "new").read_bytes() == b"content"
+
+
+def test_a_changed_file_is_seen(pair: Pair, write: Writer) -> None:
+    """S-28: size, bytes and mtime of a file that is not open; the kernel's pages of the old one are dropped."""
+    write(pair, "file", b"a" * 5000)
+    settle()
+    assert (pair.there / "file").read_bytes() == b"a" * 5000
+    before = (pair.there / "file").stat()
+    for body in (b"b" * 5000, b"c" * 9000, b"d"):  # of the same size, longer, shorter
+        write(pair, "file", body)
+        settle()
+        assert (pair.there / "file").stat().st_size == len(body)
+        assert (pair.there / "file").read_bytes() == body
+    assert (pair.there / "file").stat().st_mtime_ns >= before.st_mtime_ns
+
+
+def test_a_removed_file_is_seen(pair: Pair) -> None:
+    """S-28: its name is gone from stat, open and readdir."""
+    for remove in (
+        lambda: (pair.here / "file").unlink(),
+        lambda: pair.area.mount.objects.delete(pair.area.key("file")),
+    ):
+        pair.area.put("file", b"content")
+        settle()
+        assert (pair.there / "file").read_bytes() == b"content"
+        assert (pair.here / "file").exists()
+        remove()
+        settle()
+        fails(errno.ENOENT, os.stat, pair.there / "file")
+        fails(errno.ENOENT, open, pair.there / "file")
+        assert os.listdir(pair.there) == []
+
+
+def test_changes_of_attributes_and_names_are_seen(pair: Pair) -> None:
+    """S-28 S-11: chmod, utime, rename, mkdir, rmdir, symlink, each after metadataTTL."""
+    (pair.here / "file").write_bytes(b"x")
+    (pair.here / "dir").mkdir()
+    (pair.here / "link").symlink_to("file")
+    settle()
+    assert sorted(os.listdir(pair.there)) == ["dir", "file", "link"]
+    assert os.readlink(pair.there / "link") == "file"
+    (pair.here / "file").chmod(0o600)
+    os.utime(pair.here / "file", ns=(5, 1_234_567_890_000_000_007))
+    settle()
+    seen = (pair.there / "file").stat()
+    assert (seen.st_mode & 0o777, seen.st_mtime_ns) == (0o600, 1_234_567_890_000_000_007)
+    (pair.here / "file").rename(pair.here / "renamed")
+    (pair.here / "dir").rmdir()
+    (pair.here / "link").unlink()
+    (pair.here / "link").symlink_to("renamed")
+    settle()
+    assert sorted(os.listdir(pair.there)) == ["link", "renamed"]
+    assert (pair.there / "link").read_bytes() == b"x"
+
+
+def test_a_kind_that_changes(pair: Pair) -> None:
+    """S-28: a file that became a directory, and a directory that became a file."""
+    (pair.here / "a").write_bytes(b"file")
+    (pair.here / "b/c").mkdir(parents=True)
+    settle()
+    assert (pair.there / "a").is_file()
+    assert os.listdir(pair.there / "b") == ["c"]
+    (pair.here / "a").unlink()
+    (pair.here / "a").mkdir()
+    (pair.here / "b/c").rmdir()
+    (pair.here / "b").rmdir()
+    (pair.here / "b").write_bytes(b"file")
+    settle()
+    assert os.listdir(pair.there / "a") == []
+    assert (pair.there / "b").read_bytes() == b"file"
+
+
+def test_a_mapped_file_that_changes(pair: Pair) -> None:
+    """S-28: pages that were mapped and closed are not shown again after another client's change."""
+    code = "import mmap, sys; f = open(sys.argv[1], 'rb'); print(mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ)[:1])"
+
+    def mapped() -> str:
+        command = [sys.executable, "-c", code, str(pair.there / "file")]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+
+    pair.area.put("file", b"a" * 10_000)
+    settle()
+    assert mapped() == "b'a'"
+    pair.area.put("file", b"b" * 10_000)
+    settle()
+    assert mapped() == "b'b'"
+
+
+def test_no_read_mixes_versions(pair: Pair) -> None:
+    """S-30: while another client overwrites it again and again, all reads through one handle are of one version."""
+    size = 3 * MIB
+    pair.area.put("file", b"0" * size)
+    settle()
+    whole = 0
+    done = threading.Event()
+
+    def overwrite() -> None:
+        number = 0
+        while not done.is_set():
+            number = (number + 1) % 10
+            pair.area.put("file", str(number).encode() * size)
+
+    writer = threading.Thread(target=overwrite)
+    writer.start()
+    try:
+        for _ in range(12):
+            with (pair.there / "file").open("rb", buffering=0) as file:
+                pieces: list[bytes] = []
+                for at in range(0, size, 65_536):
+                    if error_of(lambda file=file, at=at: pieces.append(os.pread(file.fileno(), 65_536, at))):
+                        break
+            assert len(set(b"".join(pieces))) <= 1, "two versions in one pass over one handle"
+            whole += len(b"".join(pieces)) == size
+    finally:
+        done.set()
+        writer.join(30)
+    assert whole, "no pass came to its end"
+    settle()
+    assert (pair.there / "file").read_bytes() == pair.area.get("file")
+
+
+def test_a_handle_stays_on_its_version(pair: Pair) -> None:
+    """S-30: after another client's change what is not held is ESTALE; opening the name gives the new version."""
+    old, new = random.Random(1).randbytes(40 * MIB), random.Random(2).randbytes(40 * MIB)
+    pair.area.put("file", old)
+    settle()
+    with (pair.there / "file").open("rb", buffering=0) as file:
+        assert os.pread(file.fileno(), 1000, 0) == old[:1000]
+        pair.area.put("file", new)
+        settle()
+        assert os.pread(file.fileno(), 1000, 0) == old[:1000]
+        fails(errno.ESTALE, os.pread, file.fileno(), 1000, 39 * MIB)
+        with (pair.there / "file").open("rb", buffering=0) as again:
+            assert os.pread(again.fileno(), 1000, 39 * MIB) == new[39 * MIB : 39 * MIB + 1000]
+
+
+def test_tail_follows_what_grows(pair: Pair) -> None:
+    """S-31: `tail -f` on one mount shows lines that another mount, and then another tool, appends."""
+    (pair.here / "log").write_text("first\n")
+    settle()
+    with subprocess.Popen(
+        ["tail", "-n", "+1", "-f", "-s", "0.1", "---disable-inotify", pair.there / "log"], stdout=subprocess.PIPE
+    ) as tail:
+        try:
+            assert tail.stdout is not None
+            assert tail.stdout.readline() == b"first\n"
+            for number in range(3):
+                with (pair.here / "log").open("a") as log:
+                    log.write(f"line {number}\n")
+                assert tail.stdout.readline() == f"line {number}\n".encode()
+            pair.area.put("log", pair.area.get("log") + b"by another tool\n")
+            assert tail.stdout.readline() == b"by another tool\n"
+        finally:
+            tail.kill()
+
+
+def test_a_reader_of_its_own_follows_as_tensorboard_does(pair: Pair) -> None:
+    """S-31: one open descriptor that reads on at its end, and fstat, see what was appended; large files too."""
+    body = random.Random(1).randbytes(300_000)
+    pair.area.put("events", body)
+    settle()
+    with (pair.there / "events").open("rb", buffering=0) as events:
+        assert events.read(1_000_000) == body
+        for number in range(3):
+            more = bytes([number]) * 70_000
+            with (pair.here / "events").open("ab") as end:
+                end.write(more)
+            body += more
+            eventually(lambda body=body: os.fstat(events.fileno()).st_size == len(body), "the new size is seen")
+            assert events.read(1_000_000) == more
+
+
+HAMMER = """
+import os, random, sys
+rng = random.Random(int(sys.argv[2]))
+body = sys.argv[2].encode() * rng.randrange(100_000, 2_000_000)
+for _ in range(8):
+    with open(sys.argv[1], "wb") as file:
+        for start in range(0, len(body), 300_000):
+            file.write(body[start:start + 300_000])
+"""
+
+
+def test_the_last_close_wins_whole(pair: Pair) -> None:
+    """S-32: two mounts write one file at the same time; whatever is read, at any time, is one's whole."""
+    writers = [
+        subprocess.Popen([sys.executable, "-c", HAMMER, str(place / "file"), name])
+        for place, name in ((pair.here, "1"), (pair.there, "2"))
+    ]
+    whole = {name.encode() * random.Random(int(name)).randrange(100_000, 2_000_000) for name in ("1", "2")}
+    while any(writer.poll() is None for writer in writers):
+        if pair.area.exists("file"):
+            assert pair.area.get("file") in whole
+    assert [writer.wait(60) for writer in writers] == [0, 0]
+    settle()
+    final = pair.area.get("file")
+    assert final in whole
+    assert (pair.here / "file").read_bytes() == final
+    assert (pair.there / "file").read_bytes() == final
+
+
+def test_the_last_close_wins_after_partial_writes(pair: Pair) -> None:
+    """S-32: both change different ends of a file that is whole in their staging: no mixture of the two."""
+    pair.area.put("file", b"-" * 1000)
+    settle()
+    with (pair.here / "file").open("r+b") as ours, (pair.there / "file").open("r+b") as theirs:
+        assert ours.read() == theirs.read() == b"-" * 1000
+        ours.seek(0)
+        ours.write(b"ours")
+        theirs.seek(996)
+        theirs.write(b"them")
+        ours.close()
+        assert error_of(theirs.close) in (0, errno.ESTALE)
+    assert pair.area.get("file") in (b"ours" + b"-" * 996, b"-" * 996 + b"them")
+
+
+def test_the_base_of_a_change_is_gone(pair: Pair) -> None:
+    """S-33: the unchanged part can't be had any more: close is ESTALE, what was written is kept and listed."""
+    pair.area.put("file", random.Random(1).randbytes(20 * MIB))
+    settle()
+    mount = pair.area.mount
+    file = (pair.here / "file").open("r+b", buffering=0)
+    file.seek(10 * MIB)
+    file.write(b"ours")
+    pair.area.put("file", random.Random(2).randbytes(20 * MIB))
+    fails(errno.ESTALE, file.close)
+    dirty = mount.status()["dirty"]
+    assert [each["path"] for each in dirty] == [pair.area.key("file")]
+    assert dirty[0]["error"]
+    assert pair.area.get("file") == random.Random(2).randbytes(20 * MIB)
+    (pair.here / "file").unlink()
+    assert mount.status()["dirty"] == []
+
+
+def test_one_mount_sees_its_own_changes_at_once(pair: Pair) -> None:
+    """S-29: whatever the other one does, a mount's own view needs no time to live."""
+    for number in range(20):
+        name = f"{number}"
+        (pair.there / name).write_bytes(b"theirs")
+        (pair.here / f"own{number}").write_bytes(b"x")
+        assert f"own{number}" in os.listdir(pair.here)
+        assert (pair.here / f"own{number}").read_bytes() == b"x"
+        (pair.here / f"own{number}").unlink()
+        assert f"own{number}" not in os.listdir(pair.here)
+        fails(errno.ENOENT, os.stat, pair.here / f"own{number}")
+
+
+@pytest.fixture
+def busy(pair: Pair) -> Iterator[Pair]:
+    """Somebody looks at the directory all the time through the other mount, so that its caches are always warm."""
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.wait(TTL_S / 20):
+            for _, _, files in os.walk(pair.there):
+                for name in files:
+                    os.path.lexists(pair.there / name)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    yield pair
+    done.set()
+    looking.join(30)
+
+
+def test_looking_all_the_time_does_not_keep_the_old(busy: Pair) -> None:
+    """S-28: times to live of the kernel and of the mount do not add up, and looking does not renew them."""
+    for number in range(4):
+        busy.area.put("file", str(number).encode() * (number + 1))
+        settle()
+        assert (busy.there / "file").stat().st_size == number + 1
+        assert (busy.there / "file").read_bytes() == str(number).encode() * (number + 1)
+    busy.area.mount.objects.delete(busy.area.key("file"))
+    settle()
+    fails(errno.ENOENT, os.stat, busy.there / "file")

@@ -1,0 +1,198 @@
+"""What happens to bytes when the storage fails (docs/SEMANTICS.md, Reading and writing, S-18 to S-20)."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.mount.conftest import new_bucket
+from tests.mount.mounts import TTL, Mount, eventually, fails, mounted
+from tests.mount.outages import Breakable, breakable
+from tests.servers import Server
+
+BODY = bytes(range(256)) * 1000
+UNSYNCED = 6
+
+
+@pytest.fixture(scope="module")
+def storage(versitygw: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Breakable]:
+    """The server of this module (versitygw is asked for so that its absence is reported once)."""
+    with breakable(str(tmp_path_factory.mktemp("objects"))) as made:
+        yield made
+
+
+@pytest.fixture(scope="module", params=["kernel", "libfuse"])
+def mount(request: pytest.FixtureRequest, storage: Breakable, clean_environment: Path) -> Iterator[Mount]:
+    """One mount of it; tests leave the server running and nothing unsent."""
+    storage.run()
+    with mounted(storage.server, new_bucket(storage.server), clean_environment, request.param, metadataTTL=TTL) as made:
+        yield made
+        storage.run()
+
+
+@pytest.fixture(autouse=True)
+def works_again(storage: Breakable, mount: Mount) -> Iterator[None]:
+    yield
+    storage.run()
+
+
+def unsent(mount: Mount) -> list[str]:
+    return [each["path"] for each in mount.status()["dirty"]]
+
+
+def write_refused(mount: Mount, storage: Breakable, name: str) -> None:
+    """A file whose bytes the storage does not take."""
+    storage.refuse_writes()
+    file = (mount.path / name).open("wb", buffering=0)
+    file.write(BODY)
+    with pytest.raises(OSError, match="") as refused:  # noqa: PT011  (which errno is checked below)
+        file.close()
+    assert refused.value.errno in (errno.EACCES, errno.EPERM, errno.EIO)
+
+
+def test_a_failed_upload_is_reported_and_kept(mount: Mount, storage: Breakable) -> None:
+    """S-19: close fails, the bytes are still read, status and list name them, the next fsync sends them."""
+    write_refused(mount, storage, "failed")
+    assert not mount.objects.exists("failed")
+    assert (mount.path / "failed").read_bytes() == BODY
+    (dirty,) = mount.status()["dirty"]
+    assert (dirty["path"], dirty["bytes"]) == ("failed", len(BODY))
+    assert "AccessDenied" in dirty["error"]
+    (listed,) = json.loads(mount.command("list", "-o", "json").stdout)
+    assert (listed["unsent"], listed["failed"]) == (1, 1)
+    with (mount.path / "failed").open("r+b") as file:
+        with pytest.raises(OSError, match=r"."):
+            os.fsync(file.fileno())
+        storage.run()
+        os.fsync(file.fileno())
+        assert mount.objects.get("failed") == BODY
+    assert unsent(mount) == []
+
+
+def test_a_later_close_sends_it(mount: Mount, storage: Breakable) -> None:
+    """S-19: opening it for writing and closing it is another try, with what was added."""
+    write_refused(mount, storage, "later")
+    storage.run()
+    with (mount.path / "later").open("ab") as file:
+        file.write(b"more")
+    assert mount.objects.get("later") == BODY + b"more"
+    assert unsent(mount) == []
+
+
+def test_umount_says_what_is_not_sent_and_sends_it_when_it_can(mount: Mount, storage: Breakable) -> None:
+    """S-19: umount ends with 6, names the file and stays mounted; when the storage works it sends and unmounts."""
+    write_refused(mount, storage, "kept")
+    refused = mount.umount()
+    assert refused.returncode == UNSYNCED
+    assert "kept" in refused.stderr
+    assert "still mounted" in refused.stderr
+    assert (mount.path / "kept").read_bytes() == BODY
+    storage.run()
+    assert mount.umount().returncode == 0
+    assert mount.objects.get("kept") == BODY
+    mount.mount()
+
+
+def test_a_forced_umount_keeps_it_for_the_next_mount(mount: Mount, storage: Breakable) -> None:
+    """S-19 S-20: --force unmounts, says what is left, and the next mount there sends it."""
+    write_refused(mount, storage, "forced")
+    forced = mount.umount("--force")
+    assert forced.returncode == UNSYNCED
+    assert "forced" in forced.stderr
+    assert not os.path.ismount(mount.path)
+    (listed,) = json.loads(mount.command("list", "-o", "json").stdout)
+    assert (listed["state"], listed["unsent"]) == ("not mounted", 1)
+    storage.run()
+    mount.mount()
+    assert mount.objects.get("forced") == BODY
+    assert unsent(mount) == []
+    assert (mount.path / "forced").read_bytes() == BODY
+
+
+def test_what_was_written_when_everything_died(mount: Mount, storage: Breakable) -> None:
+    """S-20: kill -9 of all processes with a failed file and one still open: both are sent at the next mount."""
+    write_refused(mount, storage, "failed-then-killed")
+    still_open = (mount.path / "open-when-killed").open("wb", buffering=0)
+    still_open.write(BODY)
+    mount.kill()
+    with pytest.raises(OSError, match=r"."):
+        still_open.close()
+    (listed,) = json.loads(mount.command("list", "-o", "json").stdout)
+    assert (listed["state"], listed["unsent"]) == ("crashed", 2)
+    assert mount.umount().returncode == UNSYNCED
+    storage.run()
+    mount.mount()
+    assert mount.objects.get("failed-then-killed") == BODY
+    assert mount.objects.get("open-when-killed") == BODY
+    assert unsent(mount) == []
+
+
+def test_a_change_in_the_middle_survives_the_death_of_all(mount: Mount) -> None:
+    """S-20 S-21: a large object of which a few bytes were changed is whole and changed after the next mount."""
+    size = 24 << 20
+    mount.objects.put("large", b"a" * size)
+    eventually((mount.path / "large").exists, "the file is seen")
+    file = (mount.path / "large").open("r+b", buffering=0)
+    os.pwrite(file.fileno(), b"changed", 11 << 20)
+    mount.kill()
+    with pytest.raises(OSError, match=r"."):
+        file.close()
+    mount.umount()
+    mount.mount()
+    body = mount.objects.get("large")
+    assert len(body) == size
+    assert body.replace(b"a", b"") == b"chnged"
+    assert body[11 << 20 : (11 << 20) + 7] == b"changed"
+
+
+@pytest.mark.parametrize("outage", ["gone", "frozen"])
+def test_close_waits_for_a_short_outage(mount: Mount, storage: Breakable, outage: str) -> None:
+    """S-18: while the server is away nothing fails and nothing is said to be stored."""
+    name = f"waits-{outage}"
+    file = (mount.path / name).open("wb", buffering=0)
+    file.write(BODY)
+    failures: list[OSError] = []
+    closed = threading.Event()
+
+    def close() -> None:
+        try:
+            file.close()
+        except OSError as error:
+            failures.append(error)
+        closed.set()
+
+    if outage == "gone":
+        storage.stop()
+    else:
+        storage.freeze()
+    closing = threading.Thread(target=close)
+    closing.start()
+    try:
+        assert not closed.wait(1.5)
+    finally:
+        if outage == "gone":
+            storage.run()
+        else:
+            storage.thaw()
+        closing.join(60)
+    assert closed.is_set()
+    assert failures == []
+    assert mount.objects.get(name) == BODY
+
+
+def test_reading_what_is_held_needs_no_server(mount: Mount, storage: Breakable) -> None:
+    """S-19: an outage does not take away a file that is open and was read."""
+    mount.objects.put("held", BODY)
+    eventually((mount.path / "held").exists, "the file is seen")
+    with (mount.path / "held").open("rb", buffering=0) as file:
+        assert file.read(len(BODY)) == BODY
+        storage.stop()
+        assert os.pread(file.fileno(), len(BODY), 0) == BODY
+    storage.run()
+    fails(errno.ENOENT, os.stat, mount.path / "never-there")

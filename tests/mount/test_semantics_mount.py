@@ -1,0 +1,274 @@
+"""The mount as a whole: refusals, read-only, deaths and remounts (docs/SEMANTICS.md, The mount)."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from tests.mount.conftest import Mounter, new_bucket
+from tests.mount.mounts import PATIENCE_S, Area, Mount, eventually, fails
+from tests.servers import Server, free_port
+from tests.tools.mounting import NAME, manifest
+
+PROMISED_S = 5.0
+STARTING_S = 3.0
+"""Two interpreters start before anything is asked, on a machine that may be busy."""
+ACCESS, STORAGE = 3, 4
+
+
+@pytest.fixture
+def machine(clean_environment: Path, way: tuple[Server, str]) -> Iterator[Mount]:
+    """A machine on which nothing is mounted yet."""
+    server, transport = way
+    made = Mount(server, new_bucket(server), Path(tempfile.mkdtemp(prefix="m", dir=clean_environment)), transport)
+    yield made
+    made.end()
+
+
+WRONG: dict[str, tuple[dict[str, dict[str, object]], int, str]] = {
+    "key": ({"stringData": {"AWS_ACCESS_KEY_ID": "nobody"}}, ACCESS, "InvalidAccessKeyId"),
+    "secret": ({"stringData": {"AWS_SECRET_ACCESS_KEY": "wrong"}}, ACCESS, "SignatureDoesNotMatch"),
+    "bucket": ({"s3": {"bucket": "no-such-bucket", "create": False}}, STORAGE, "NoSuchBucket"),
+    "region": ({"s3": {"region": "mars-north-1"}}, STORAGE, "region"),
+    "endpoint": ({"s3": {"endpoint": "CLOSED"}}, STORAGE, "refused"),
+    "host": ({"s3": {"endpoint": "http://no-such-host.invalid"}}, STORAGE, "no-such-host.invalid"),
+    "silent": ({"s3": {"endpoint": "SILENT"}}, STORAGE, "no answer"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_wrong_is_named_and_nothing_is_mounted(machine: Mount, wrong: str) -> None:
+    """S-39: which of key, bucket, region or endpoint, with the server's words, within 5 s, by exit code."""
+    changes, code, words = WRONG[wrong]
+    with contextlib.ExitStack() as stack:
+        text = manifest(machine.server, machine.bucket)
+        for field, values in changes.items():
+            for name, given in values.items():
+                text = changed(text, field, name, endpoint(given, stack) if name == "endpoint" else given)
+        began = time.monotonic()
+        done = machine.try_mount(text=text)
+        took = time.monotonic() - began
+    assert done.returncode == code, done.stderr
+    assert words.lower() in done.stderr.lower()
+    assert "Traceback" not in done.stderr
+    assert machine.server.secret_key not in done.stderr
+    assert took < PROMISED_S + STARTING_S
+    assert not os.path.ismount(machine.path)
+    assert json.loads(machine.command("list", "-o", "json").stdout) == []
+    assert not machine.path.exists(), "a directory that was made for the mount goes with it"
+
+
+def changed(text: str, field: str, name: str, given: object) -> str:
+    """The manifest with one value replaced; field: 's3' or 'stringData'."""
+    documents = list(yaml.safe_load_all(text))
+    holder = documents[0]["spec"] if field == "s3" else documents[1]
+    holder[field][name] = given
+    return str(yaml.safe_dump_all(documents))
+
+
+def endpoint(given: object, stack: contextlib.ExitStack) -> object:
+    """An address that refuses, or one that accepts and never answers."""
+    if given == "CLOSED":
+        return f"http://127.0.0.1:{free_port()}"
+    if given == "SILENT":
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        return f"http://127.0.0.1:{listening.getsockname()[1]}"
+    return given
+
+
+def test_a_read_only_datastore(machine: Mount) -> None:
+    """S-40: everything can be read, every change is EROFS."""
+    objects = machine.objects
+    objects.put("dir/file", b"content")
+    objects.put("dir/link.rclonelink", b"file")
+    machine.spec["readOnly"] = True
+    machine.mount()
+    file, new = machine.path / "dir/file", machine.path / "dir/new"
+    assert (machine.path / "dir/link").read_bytes() == b"content"
+    for call in (
+        lambda: file.open("r+b"),
+        lambda: file.open("wb"),
+        lambda: new.open("wb"),
+        lambda: os.truncate(file, 0),
+        lambda: new.mkdir(),
+        lambda: new.symlink_to("file"),
+        lambda: os.mknod(new, stat.S_IFIFO | 0o600),
+        lambda: file.unlink(),
+        lambda: file.rename(new),
+        lambda: (machine.path / "dir").rmdir(),
+        lambda: file.chmod(0o600),
+        lambda: os.chown(file, 1, 1),
+        lambda: os.utime(file, (1, 1)),
+        lambda: os.setxattr(file, "user.a", b"b"),
+    ):
+        fails(errno.EROFS, call)
+    assert sorted(objects.keys()) == ["dir/file", "dir/link.rclonelink"]
+    assert objects.get("dir/file") == b"content"
+
+
+def test_read_only_by_option(machine: Mount) -> None:
+    """S-40: `mount --read-only` whatever the manifest says."""
+    assert machine.try_mount("--read-only").returncode == 0
+    fails(errno.EROFS, (machine.path / "new").write_bytes, b"x")
+    assert machine.umount().returncode == 0
+
+
+def test_node_ids_are_the_same_at_the_next_mount(area: Area) -> None:
+    """S-41 S-43: st_ino of files, directories and links, seen by stat and by readdir; not through libfuse's own ids."""
+    (area.path / "dir/sub").mkdir(parents=True)
+    (area.path / "dir/file").write_bytes(b"x")
+    (area.path / "link").symlink_to("dir")
+
+    def ids() -> dict[str, int]:
+        found = {}
+        for top, directories, files in os.walk(area.path):
+            for name in (*directories, *files):
+                path = os.path.join(top, name)
+                found[os.path.relpath(path, area.path)] = os.lstat(path).st_ino
+            with os.scandir(top) as entries:
+                for entry in entries:
+                    assert entry.inode() == entry.stat(follow_symlinks=False).st_ino
+        return found
+
+    before = ids()
+    assert set(before) == {"dir", "dir/sub", "dir/file", "link"}
+    assert len(set(before.values())) == 4
+    area.mount.remount()
+    assert ids() == before
+
+
+LOOP = """
+import os, sys
+path, number = sys.argv[1], 0
+print("ready", flush=True)
+while not os.path.exists(sys.argv[2]):
+    name = f"{path}/{number % 20}"
+    if sys.argv[3] == "write":
+        with open(name, "wb") as file:
+            file.write(b"%d" % number * 1000)
+            os.fsync(file.fileno())
+        assert open(name, "rb").read() == b"%d" % number * 1000
+    else:
+        os.stat(path + "/kept")
+        assert open(path + "/kept", "rb").read() == b"kept" * 10_000
+        assert "kept" in os.listdir(path)
+    number += 1
+print(number)
+"""
+
+
+def test_the_death_of_the_server_is_not_noticed(mount_with: Mounter, tmp_path: Path) -> None:
+    """S-41: kill -9 of the server under readers and writers, three times: no error, no lost byte, the same files."""
+    with mount_with() as mount:
+        (mount.path / "kept").write_bytes(b"kept" * 10_000)
+        opened = (mount.path / "kept").open("rb", buffering=0)
+        loops = [
+            subprocess.Popen(
+                [sys.executable, "-c", LOOP, mount.path, tmp_path / "stop", kind], stdout=subprocess.PIPE, text=True
+            )
+            for kind in ("write", "read", "read")
+        ]
+        try:
+            for loop in loops:
+                assert loop.stdout is not None
+                assert loop.stdout.readline() == "ready\n"
+            for _ in range(3):
+                mount.kill_server()
+                await_new_server(mount)
+                assert os.pread(opened.fileno(), 4, 4000) == b"kept"
+        finally:
+            (tmp_path / "stop").touch()
+            ends = [(loop.wait(60), loop.communicate()[0]) for loop in loops]
+            opened.close()
+        assert [code for code, _ in ends] == [0, 0, 0]
+        assert all(int(text) > 0 for _, text in ends)
+        for number in range(20):
+            if mount.objects.exists(str(number)):
+                assert (mount.path / str(number)).read_bytes() == mount.objects.get(str(number))
+
+
+def await_new_server(mount: Mount) -> None:
+    """Until another server answers."""
+
+    def other() -> int:
+        status = mount.status()
+        return int(status["serverPid"]) if status["state"] == "mounted" and status["serverPid"] != mount.pids[1] else 0
+
+    mount.pids[1] = eventually(other, "another server serves")
+
+
+def test_a_writer_goes_on_after_the_death_of_the_server(mount_with: Mounter) -> None:
+    """S-41 S-18: an open file with unsent bytes: what was written before and after is in the store at close."""
+    with mount_with() as mount:
+        file = (mount.path / "file").open("wb", buffering=0)
+        file.write(b"before ")
+        mount.kill_server()
+        file.write(b"after")
+        file.close()
+        assert mount.objects.get("file") == b"before after"
+        assert (mount.path / "file").read_bytes() == b"before after"
+        await_new_server(mount)
+
+
+@pytest.mark.parametrize("transport", ["kernel", "libfuse"])
+def test_when_all_processes_die(mount_with: Mounter, transport: str) -> None:
+    """S-41 S-43: errors, never an empty directory; list and status say so; umount cleans up."""
+    with mount_with(transport=transport) as mount:
+        (mount.path / "file").write_bytes(b"content")
+        mount.kill()
+        fails(errno.ENOTCONN, os.listdir, mount.path)
+        fails(errno.ENOTCONN, (mount.path / "file").read_bytes)
+        fails(errno.ENOTCONN, (mount.path / "new").write_bytes, b"x")
+        (listed,) = json.loads(mount.command("list", "-o", "json").stdout)
+        assert (listed["name"], listed["state"]) == (NAME, "crashed")
+        assert mount.status()["state"] == "crashed"
+        done = mount.umount()
+        assert done.returncode == 0, done.stderr
+        assert not os.path.lexists(mount.path) or os.listdir(mount.path) == []
+        assert json.loads(mount.command("list", "-o", "json").stdout) == []
+        mount.mount()
+        assert (mount.path / "file").read_bytes() == b"content"
+
+
+def test_libfuse_does_not_survive_its_server(mount_with: Mounter) -> None:
+    """S-43: through libfuse the death of the server ends the mount: errors, no new server, umount cleans up."""
+    with mount_with(transport="libfuse") as mount:
+        (mount.path / "file").write_bytes(b"content")
+        mount.kill_server()
+        eventually(lambda: not psutil.pid_exists(mount.pids[0]), "the keeper has ended")
+        assert not (mount.path / "file").exists() or not os.path.ismount(mount.path)
+        assert json.loads(mount.command("list", "-o", "json").stdout) in ([], [crashed(mount)])
+
+
+def crashed(mount: Mount) -> dict[str, object]:
+    """The line of list for a mount whose processes are dead."""
+    found: dict[str, object] = mount.status()
+    return {key: found[key] for key in ("name", "mountpoint", "location", "readOnly", "state")} | {
+        "unsent": 0,
+        "failed": 0,
+    }
+
+
+def test_nothing_runs_after_umount(machine: Mount) -> None:
+    """S-41: keeper and server end with the mount, and the directory that the command made goes."""
+    machine.mount()
+    (machine.path / "file").write_bytes(b"x")
+    pids = machine.pids
+    assert machine.umount().returncode == 0
+    eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids), "the processes have ended", PATIENCE_S)
+    assert not machine.path.exists()
+    machine.pids = []

@@ -1,0 +1,44 @@
+"""An outage longer than the patience of the mount (docs/SEMANTICS.md, S-19): it takes that long, and idles."""
+
+from __future__ import annotations
+
+import errno
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.mount.conftest import new_bucket
+from tests.mount.mounts import TTL, eventually, fails, mounted
+from tests.mount.outages import breakable
+from tests.servers import Server
+
+BUDGET_S = 60.0
+"""How long a request is tried (datastore/retry.py)."""
+RETRY_S = 30.0
+"""How often a failed upload is tried again by itself."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_close_fails_within_its_deadline_and_the_bytes_arrive_later(
+    versitygw: Server, clean_environment: Path, tmp_path: Path
+) -> None:
+    """S-19: with the server gone close is EIO, not a hang; when it is back the bytes are sent by themselves."""
+    with breakable(str(tmp_path)) as storage:
+        server = storage.server
+        with mounted(server, new_bucket(server), clean_environment, metadataTTL=TTL) as mount:
+            file = (mount.path / "file").open("wb", buffering=0)
+            file.write(b"content")
+            storage.stop()
+            began = time.monotonic()
+            fails(errno.EIO, file.close)
+            assert time.monotonic() - began < BUDGET_S * 1.5
+            (dirty,) = mount.status()["dirty"]
+            assert dirty["path"] == "file"
+            assert "refused" in dirty["error"]
+            assert (mount.path / "file").read_bytes() == b"content"
+            storage.run()
+            eventually(lambda: mount.objects.exists("file"), "the bytes arrive", RETRY_S * 1.5 + BUDGET_S)
+            assert mount.objects.get("file") == b"content"
+            eventually(lambda: mount.status()["dirty"] == [], "nothing is listed")

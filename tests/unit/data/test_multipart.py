@@ -1,0 +1,104 @@
+"""How a changed file is cut into parts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from datastore.fuse.data.extents import Extents
+from datastore.fuse.data.multipart import (
+    COPY_MAX,
+    MIB,
+    PART_MIN,
+    PART_SIZE,
+    PARTS_MAX,
+    SINGLE_MAX,
+    part_size,
+    plan_upload,
+)
+
+GIB = 1 << 30
+TIB = 1 << 40
+S3_OBJECT_MAX = 5 * TIB
+S3_PART_MAX = 5 * GIB
+
+sizes = st.integers(0, 2 * GIB) | st.sampled_from([0, 1, SINGLE_MAX, SINGLE_MAX + 1, 16 * MIB, 16 * MIB + 1])
+
+
+@st.composite
+def files(draw: st.DrawFn) -> tuple[int, int, Extents]:
+    """(size, base_size, dirty ranges within the size)."""
+    size = draw(sizes)
+    base_size = draw(st.integers(0, size) | st.just(size))
+    ranges = draw(st.lists(st.tuples(st.integers(0, size), st.integers(0, 20 * MIB)), max_size=5))
+    return size, base_size, Extents((start, min(start + length, size)) for start, length in ranges)
+
+
+@given(files())
+def test_parts_cover_the_file_exactly_once(file: tuple[int, int, Extents]) -> None:
+    """S-21 in order, without gap or overlap, within S3's limits."""
+    size, _, _ = file
+    plan = plan_upload(*file)
+    assert plan.size == size
+    assert bool(plan.parts) == (size > SINGLE_MAX)
+    at = 0
+    for number, part in enumerate(plan.parts, 1):
+        assert part.number == number
+        assert part.byte_range.start == at < part.byte_range.stop
+        at = part.byte_range.stop
+    assert at == (size if plan.parts else 0)
+    lengths = [part.byte_range.stop - part.byte_range.start for part in plan.parts]
+    assert all(length >= PART_MIN for length in lengths[:-1])
+    assert all(length <= S3_PART_MAX for length in lengths)
+    assert len(plan.parts) <= PARTS_MAX
+
+
+@given(files())
+def test_copied_parts_are_unchanged_bytes_of_the_base(file: tuple[int, int, Extents]) -> None:
+    """S-21 within the base and clean; what is uploaded has a reason."""
+    size, base_size, dirty = file
+    for part in plan_upload(*file).parts:
+        start, stop = part.byte_range
+        if part.copied:
+            assert stop <= base_size
+            assert not dirty.overlaps(start, stop)
+            assert stop - start <= COPY_MAX
+        else:
+            assert stop - start <= part_size(size)
+            assert stop > base_size or dirty.overlaps(start, stop)
+
+
+def test_a_small_file_is_one_put() -> None:
+    """S-21 up to the limit the whole is sent at once, also an empty one."""
+    assert plan_upload(0, 0, Extents()).parts == ()
+    assert plan_upload(SINGLE_MAX, SINGLE_MAX, Extents([(0, 1)])).parts == ()
+
+
+def test_one_changed_byte() -> None:
+    """S-21 of 1 GiB one part is uploaded, the rest takes few calls."""
+    plan = plan_upload(GIB, GIB, Extents([(500 * MIB, 500 * MIB + 1)]))
+    uploaded = [part for part in plan.parts if not part.copied]
+    assert len(uploaded) == 1
+    assert uploaded[0].byte_range.stop - uploaded[0].byte_range.start == PART_SIZE
+    assert len(plan.parts) <= 7
+
+
+def test_a_file_that_shrank_or_grew() -> None:
+    """S-21 the part with the new end is uploaded, what is before is copied."""
+    grown = plan_upload(33 * MIB, 32 * MIB, Extents([(32 * MIB, 33 * MIB)]))
+    assert [(part.byte_range, part.copied) for part in grown.parts] == [
+        ((0, 32 * MIB), True),
+        ((32 * MIB, 33 * MIB), False),
+    ]
+    shrunk = plan_upload(20 * MIB, 20 * MIB, Extents())
+    assert [(part.byte_range, part.copied) for part in shrunk.parts] == [((0, 20 * MIB), True)]
+
+
+@pytest.mark.parametrize("size", [1, GIB, 78 * GIB, 79 * GIB, 100 * GIB, TIB, S3_OBJECT_MAX])
+def test_the_largest_files_fit(size: int) -> None:
+    """S-21 5 TiB are at most 10,000 parts."""
+    step = part_size(size)
+    assert -(-size // step) <= PARTS_MAX
+    assert PART_SIZE <= step <= S3_PART_MAX
+    assert step % MIB == 0

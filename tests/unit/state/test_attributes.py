@@ -1,0 +1,92 @@
+"""What is remembered of a HEAD, and for how long it is right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from datastore.fuse.state.attributes import AttributeMemory, is_racy
+from datastore.fuse.state.statedb import StateDb
+from datastore.fuse.store.base import ETag, ObjectInfo
+
+S = 1_000_000_000
+E1, E2 = ETag("e1"), ETag("e2")
+
+
+def info(
+    key: str = "f", etag: ETag = E1, mtime_ns: int = 10 * S, answered_ns: int = 20 * S, **metadata: str
+) -> ObjectInfo:
+    return ObjectInfo(key, 1, etag, mtime_ns, answered_ns, metadata, "a/b")
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[StateDb]:
+    opened = StateDb(tmp_path / "state.db")
+    yield opened
+    opened.close()
+
+
+def test_a_version_is_remembered(db: StateDb) -> None:
+    """S-12 by etag and time; a change of metadata alone shows in the time."""
+    memory = AttributeMemory(db)
+    memory.learn(info(mode="1"))
+    assert memory.known("f", E1, 10 * S) == ({"mode": "1"}, "a/b")
+    assert memory.known("f", E1, 10 * S + 999) is not None
+    assert memory.known("f", E2, 10 * S) is None
+    assert memory.known("f", E1, 11 * S) is None
+    assert memory.known("g", E1, 10 * S) is None
+    memory.learn(info(mtime_ns=11 * S, mode="2"))
+    assert memory.known("f", E1, 11 * S) == ({"mode": "2"}, "a/b")
+    assert memory.known("f", E1, 10 * S) is None
+
+
+@pytest.mark.parametrize(
+    ("mtime_ns", "answered_ns", "racy"),
+    [
+        (10 * S, 10 * S, True),
+        (10 * S, 11 * S - 1, True),
+        (10 * S + 5, 11 * S, False),
+        (10 * S, 9 * S, True),
+        (10 * S, 0, True),
+    ],
+)
+def test_answers_within_the_second_of_the_change(db: StateDb, mtime_ns: int, answered_ns: int, racy: bool) -> None:
+    """S-12 they are not kept: the object may change again and look the same. Nor without the server's time."""
+    told = info(mtime_ns=mtime_ns, answered_ns=answered_ns)
+    assert is_racy(told) is racy
+    memory = AttributeMemory(db)
+    memory.learn(told)
+    assert (memory.known("f", E1, mtime_ns) is None) is racy
+
+
+def test_a_racy_answer_does_not_leave_an_older_one(db: StateDb) -> None:
+    """S-12 what is known of the version before is not shown for the new one."""
+    memory = AttributeMemory(db)
+    memory.learn(info(mode="old"))
+    memory.learn(info(etag=E2, mtime_ns=20 * S, answered_ns=20 * S, mode="new"))
+    assert memory.known("f", E2, 20 * S) is None
+
+
+def test_the_next_mount_knows(db: StateDb) -> None:
+    """S-12 what was saved, and every full batch before."""
+    memory = AttributeMemory(db)
+    for number in range(300):
+        memory.learn(info(f"f{number}", mode=str(number)))
+    assert AttributeMemory(db).known("f0", E1, 10 * S) is not None
+    memory.save()
+    memory.save()
+    second = AttributeMemory(db)
+    assert all(second.known(f"f{number}", E1, 10 * S) == ({"mode": str(number)}, "a/b") for number in range(300))
+
+
+def test_memory_is_bounded(db: StateDb) -> None:
+    """S-12 what does not fit is found on disk."""
+    memory = AttributeMemory(db, entries=10)
+    for number in range(100):
+        memory.learn(info(f"f{number}"))
+    memory.save()
+    assert len(memory._recent) == 10
+    assert memory.known("f0", E1, 10 * S) is not None
+    assert len(memory._recent) == 10

@@ -1,0 +1,87 @@
+"""The log of node ids, whole and torn."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from datastore.fuse.state.nodelog import NodeLog, NodeRecord
+
+D = NodeRecord(2, 1, stat.S_IFDIR, "d/", b"d")
+F = NodeRecord(3, 2, stat.S_IFREG, os.fsdecode(b"raw\xff"), b"raw\xff")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "nodes.log"
+
+
+@pytest.fixture
+def log(path: Path) -> Iterator[NodeLog]:
+    opened = NodeLog(path)
+    yield opened
+    opened.close()
+
+
+def test_records_are_told_to_the_next_process(path: Path, log: NodeLog) -> None:
+    """S-41 without a clean end of the first."""
+    log.append([D])
+    log.append([F])
+    second = NodeLog(path)
+    assert second.load() == {2: D, 3: F}
+    second.close()
+
+
+def test_the_last_record_of_an_id_wins(log: NodeLog) -> None:
+    """S-41 it was renamed; a directory that moved below a newer one comes after it."""
+    moved = D._replace(parent=3, name=b"e", tail="e/")
+    log.append([D, F, moved])
+    assert list(log.load().values()) == [F, moved]
+
+
+def test_a_new_mount_begins_anew(path: Path, log: NodeLog) -> None:
+    """S-41 the kernel of a fresh mount knows nothing."""
+    log.append([D])
+    log.rewrite([F])
+    log.append([D])
+    assert list(log.load().values()) == [F, D]
+    log.rewrite([])
+    assert log.load() == {}
+    assert path.stat().st_size == 0
+
+
+records = st.builds(
+    NodeRecord,
+    ino=st.integers(2, (1 << 53) - 1),
+    parent=st.integers(1, (1 << 53) - 1),
+    kind=st.sampled_from([stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK]),
+    tail=st.binary(max_size=30).map(os.fsdecode),
+    name=st.binary(max_size=30),
+)
+
+
+@given(st.lists(records, max_size=5, unique_by=lambda record: record.ino), st.integers(0, 100))
+def test_a_torn_end_is_ignored(tmp_path_factory: pytest.TempPathFactory, made: list[NodeRecord], lost: int) -> None:
+    """S-41 whatever of the last write is missing, what was whole is read."""
+    path = tmp_path_factory.mktemp("log") / "nodes.log"
+    log = NodeLog(path)
+    sizes = []
+    for record in made:
+        log.append([record])
+        sizes.append(path.stat().st_size)
+    os.truncate(path, max(0, path.stat().st_size - lost))
+    whole = sum(size <= path.stat().st_size for size in sizes)
+    assert list(log.load().values()) == made[:whole]
+    log.close()
+
+
+def test_closing_twice(log: NodeLog) -> None:
+    """S-41 is no error."""
+    log.close()
+    log.close()

@@ -1,0 +1,137 @@
+"""The database of one mount: what it was told, it tells the next process."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from datastore.fuse.state.statedb import KnownAttributes, StateDb, Unsent
+
+ODD_KEY = os.fsdecode(b"raw\xff/\xe2\x82\xac")
+
+
+def row(staging: str, key: str = "d/f", since_ns: int = 1, error: str = "") -> Unsent:
+    return Unsent(
+        staging, key, "base", "etag", 100, 90, {"mode": "33188", "x": "\u00e4"}, "text/plain", since_ns, error
+    )
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state.db"
+
+
+@pytest.fixture
+def db(path: Path) -> Iterator[StateDb]:
+    opened = StateDb(path)
+    yield opened
+    opened.close()
+
+
+def test_unsent_files_are_told_to_the_next_process(path: Path, db: StateDb) -> None:
+    """S-20 every field, oldest first, without a clean end of the first process."""
+    rows = [row("b", since_ns=2, error="the server is down"), row("a", key=ODD_KEY, since_ns=1)]
+    for one in rows:
+        db.record_unsent(one)
+    second = StateDb(path)
+    assert second.unsent() == [rows[1], rows[0]]
+    second.close()
+
+
+def test_a_row_is_replaced_and_forgotten(db: StateDb) -> None:
+    """S-20 one row a staging file, which follows renames."""
+    db.record_unsent(row("a", key="old"))
+    db.record_unsent(row("a", key="new"))
+    assert [one.key for one in db.unsent()] == ["new"]
+    db.harden()
+    db.forget_unsent("a")
+    db.forget_unsent("a")
+    assert db.unsent() == []
+
+
+def test_intents(path: Path, db: StateDb) -> None:
+    """S-27 what was begun and not ended is told in order."""
+    first = db.begin("rename-file", "a", ODD_KEY)
+    second = db.begin("rename-directory", ODD_KEY, "e/")
+    third = db.begin("discard", "x", "")
+    db.end(second)
+    again = StateDb(path)
+    assert again.intents() == [(first, "rename-file", "a", ODD_KEY), (third, "discard", "x", "")]
+    again.end(first)
+    again.end(third)
+    assert db.intents() == []
+    again.close()
+
+
+def test_the_second_half_of_a_rename(db: StateDb) -> None:
+    """S-27 when the content is at the target, the unsent bytes are forgotten in the same step."""
+    db.record_unsent(row("a"))
+    db.record_unsent(row("b"))
+    intent = db.begin("rename-file", "old", "new")
+    db.moved(intent, "etag", "a")
+    assert db.intents() == [(intent, "remove", "old", "etag")]
+    assert [one.staging for one in db.unsent()] == ["b"]
+
+
+def test_known_attributes(path: Path, db: StateDb) -> None:
+    """S-12 by key, the newest that was told."""
+    old = KnownAttributes("e1", 5, {"mode": "1"}, "a/b")
+    new = KnownAttributes("e2", 6, {}, "")
+    db.remember_attributes([(ODD_KEY, old), ("f", old)])
+    db.remember_attributes([("f", new)])
+    assert db.attributes(ODD_KEY) == old
+    assert db.attributes("f") == new
+    assert db.attributes("g") is None
+    second = StateDb(path)
+    assert second.attributes("f") == new
+    second.close()
+
+
+def test_old_attributes_are_dropped(path: Path, db: StateDb) -> None:
+    """S-12 the memory on disk is bounded."""
+    known = KnownAttributes("e", 5, {}, "")
+    db.remember_attributes([(f"f{number}", known) for number in range(100)])
+    db.close()
+    small = StateDb(path, attribute_rows=50)
+    assert sum(small.attributes(f"f{number}") is not None for number in range(100)) == 25
+    small.close()
+
+
+def test_a_transaction_that_fails_changes_nothing(db: StateDb) -> None:
+    """S-12 all of a batch, or nothing of it."""
+    known = KnownAttributes("e", 5, {}, "")
+    broken = known._replace(etag=None)  # type: ignore[arg-type]
+    with pytest.raises(sqlite3.IntegrityError):
+        db.remember_attributes([("f", known), ("g", broken)])
+    assert db.attributes("f") is None
+    db.remember_attributes([("f", known)])
+    assert db.attributes("f") == known
+
+
+def test_many_threads(db: StateDb) -> None:
+    """S-19 one connection serves all."""
+
+    def work(number: int) -> None:
+        for turn in range(50):
+            db.record_unsent(row(f"{number}-{turn}"))
+            db.attributes("f")
+            db.end(db.begin("discard", f"{number}", ""))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(db.unsent()) == 200
+    assert db.intents() == []
+
+
+def test_closing_twice(db: StateDb) -> None:
+    """S-20 is no error."""
+    db.close()
+    db.close()

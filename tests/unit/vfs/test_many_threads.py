@@ -1,0 +1,178 @@
+"""Many processes on one mount at once: nothing hangs, no error but the usual ones, and all ends in the store."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datastore.errors import DatastoreError
+from datastore.fuse.errnos import errno_of
+from datastore.fuse.ops import Blocking, FSError
+from datastore.fuse.vfs.nodes import Directory
+from tests.localfs import LocalFs
+from tests.mounted import Client, World
+
+THREADS = 8
+STEPS = int(os.environ.get("THREAD_STEPS", "60"))
+ENTRIES = ("create", "mkdir", "mknod", "symlink", "unlink", "rmdir")
+VICTIMS = ("unlink", "rmdir", "rename")
+EXPECTED = {
+    errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.EISDIR, errno.ENOTDIR, errno.ESTALE, errno.EINVAL, errno.EBUSY
+}  # fmt: skip
+
+
+class Kernel:
+    """The file system as a kernel and a session serve it.
+
+    Its methods run in one thread at a time, what waits outside; changes of one directory's entries take turns, and so
+    do the renames, the removal of a directory and changes in it, and the changes of one file's size (i_rwsem).
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._fs = client.fs
+        self._turn = threading.Lock()
+        self._inodes: dict[int, threading.Lock] = {}
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._fs, name)
+
+        def call(*arguments: Any) -> Any:
+            with self._locked(name, arguments):
+                return self._served(method, *arguments)
+
+        return call
+
+    def _served(self, method: Callable[..., Any], *arguments: object) -> Any:
+        with self._turn:
+            reply = method(*arguments)
+        return reply.fn() if isinstance(reply, Blocking) else reply
+
+    @contextmanager
+    def _locked(self, name: str, arguments: tuple[Any, ...]) -> Iterator[None]:
+        """Take all locks of a call or none, so that there is no order to keep."""
+        directories = {"rename": (1, 3)}.get(name, (1,) if name in ENTRIES else (0,) if name == "write" else ())
+        inodes = {int(arguments[place]) for place in directories}
+        if name == "setattr":
+            inodes = {int(arguments[1])}
+        while True:
+            victims = {self._found(arguments[place], arguments[place + 1]) for place in directories if name in VICTIMS}
+            held = self._take(sorted((inodes | victims) - {0}))
+            if held is not None:
+                break
+            time.sleep(0.0002)
+        try:
+            yield
+        finally:
+            for lock in held:
+                lock.release()
+
+    def _found(self, parent: int, name: bytes) -> int:
+        node = self._fs.core.nodes.by_ino.get(parent)
+        child = node.children.get(name) if isinstance(node, Directory) else None
+        return 0 if child is None else child.ino
+
+    def _take(self, inodes: list[int]) -> list[threading.Lock] | None:
+        held: list[threading.Lock] = []
+        with self._turn:
+            for ino in inodes:
+                lock = self._inodes.setdefault(ino, threading.Lock())
+                if not lock.acquire(blocking=False):
+                    for other in held:
+                        other.release()
+                    return None
+                held.append(lock)
+        return held
+
+
+class Process(threading.Thread):
+    """Random calls on few names; ends at the first error that no such call may have."""
+
+    def __init__(self, fs: Kernel, seed: int) -> None:
+        super().__init__(name=f"process-{seed}")
+        self._local = LocalFs(fs)  # type: ignore[arg-type]
+        self._random = random.Random(seed)
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        for _ in range(STEPS):
+            try:
+                self._step()
+            except (OSError, DatastoreError) as error:
+                number = error.errno if isinstance(error, FSError | OSError) else errno_of(error)
+                if number not in EXPECTED:
+                    self.failure = error
+                    return
+            except BaseException as error:
+                self.failure = error
+                return
+
+    def _path(self) -> str:
+        return "/".join(self._random.choice("abc") for _ in range(self._random.randint(1, 3)))
+
+    def _step(self) -> None:
+        local, path = self._local, self._path()
+        step = self._random.randrange(10)
+        if step < 3:
+            body = self._random.choice([b"", b"x" * 10, b"y" * 9000])
+            with local.opened(path, os.O_RDWR | os.O_CREAT) as file:
+                file.write(body, self._random.choice([0, 0, 5000]))
+                file.read()
+        elif step == 3:
+            local.read(path)
+        elif step == 4:
+            local.mkdir(path)
+        elif step == 5:
+            local.scandir(os.path.dirname(path), plus=True)
+        elif step == 6:
+            local.unlink(path)
+        elif step == 7:
+            local.rmdir(path)
+        elif step == 8:
+            local.rename(path, self._path())
+        else:
+            local.chmod(path, self._random.choice([0o600, 0o755]))
+
+
+def tree(client: Client, path: str = "") -> dict[str, bytes]:
+    """Every file's content, by path."""
+    found: dict[str, bytes] = {}
+    for name in client.local.listdir(path):
+        below = f"{path}/{name.decode()}".lstrip("/")
+        if client.local.stat(below).mode & 0o040000:
+            found |= tree(client, below)
+        else:
+            found[below] = client.local.read(below)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("THREAD_SEEDS", "2"))))
+def test_many_processes_on_few_names(world: World, one: Client, tmp_path: Path, seed: int) -> None:
+    """S-29 S-18 what the mount shows in the end is what another mount sees, and nothing is unsent."""
+    chance = random.Random(seed)
+    one.faulty.plan = lambda index, method: time.sleep(chance.random() * 0.001)
+    kernel = Kernel(one)
+    processes = [Process(kernel, seed * THREADS + number) for number in range(THREADS)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert not [process.name for process in processes if process.is_alive()], "they hang"
+    failures = [process.failure for process in processes if process.failure is not None]
+    if failures:
+        raise failures[0]
+    assert one.fs.flush_all() == []
+    assert one.fs.uploads.unsent() == []
+    assert list((one.directory / "state" / "staging").iterdir()) == []
+    shown = tree(one)
+    world.later()
+    assert tree(one) == shown
+    assert tree(world.client()) == shown
