@@ -252,6 +252,8 @@ class Files:
     def _write(self, node: Node, offset: int, payload: memoryview, kill_suidgid: bool) -> int:
         staged = node.staged
         assert staged is not None
+        if not staged.dirty_ranges:
+            staged.grows_since = self._core.clock.monotonic()
         written = staged.write(offset, payload)
         self.modified(node)
         if kill_suidgid:
@@ -264,8 +266,6 @@ class Files:
         assert staged is not None
         now = self._core.now_ns()
         staged.written_at = self._core.clock.monotonic()
-        if not staged.journaled:
-            staged.grows_since = staged.written_at
         with self._core.lock:
             node.size = staged.size
             node.attributes = node.attributes._replace(mtime_ns=now, ctime_ns=now)

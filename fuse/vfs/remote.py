@@ -44,14 +44,20 @@ class Remote:
         hidden = frozenset((UNLINKED,)) if directory is core.nodes.root else frozenset[str]()
         listing = listing_of(prefix, self._pages(prefix, whole=whole), started, hidden)
         took_s = core.clock.monotonic() - started
+        suspects: list[tuple[Node, Listed]] = []
         with core.lock:
-            directory.large = listing.pages > FIRST_PAGES or not listing.complete
-            directory.list_s = took_s if listing.complete else took_s * _GUESSED_COST
-            directory.probe_s = 0.0
-            directory.marker = listing.marker
-            if not listing.complete:
-                return listing
-            suspects = self._install(directory, listing)
+            moved = directory.key != prefix
+            if not moved:
+                directory.large = listing.pages > FIRST_PAGES or not listing.complete
+                directory.list_s = took_s if listing.complete else took_s * _GUESSED_COST
+                directory.probe_s = 0.0
+                directory.marker = listing.marker
+                if not listing.complete:
+                    return listing
+                suspects = self._install(directory, listing)
+        if moved:
+            # It was renamed meanwhile: what was listed are keys on their way out.
+            return self.read_directory(directory, whole=whole)
         for node, listed in suspects:
             self.replaced(node, listed, listing.listed_at)
         return listing
@@ -164,10 +170,11 @@ class Remote:
             # The root of a whole bucket is no object, and a HEAD of '' would be one of the bucket.
             node.exact = True
             return True
+        key = node.key
         try:
-            info = core.store.head(node.key)
+            info = core.store.head(key)
         except NotFound:
-            return self._head_missing(node)
+            return self.head(node) if node.key != key else self._head_missing(node)
         listed = Listed(node.listed_kind, node.tail, info.size, info.etag, info.mtime_ns)
         if self.is_replaced(node, listed) and not self._accept(node, listed):
             return False
@@ -268,9 +275,12 @@ class Remote:
     def probe(self, parent: Directory, name: bytes) -> Listed | None:
         """What a name of one_key() is, without listing the directory: a directory before a file before a link."""
         segment = segment_of(name)
+        prefix = parent.key
         found = self._core.each(
             lambda kind: self._probe_kind(parent, segment, kind), (stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK)
         )
+        if parent.key != prefix:
+            return self.probe(parent, name)
         return next((listed for listed in found if listed is not None), None)
 
     def _probe_kind(self, parent: Directory, segment: str, kind: int) -> Listed | None:

@@ -73,7 +73,8 @@ class Uploads:
     def _take_back(self, node: Node) -> None:
         core = self._core
         with core.lock:
-            holder = node.parent.children.get(node.name) if node.parent is not None else None
+            assert node.parent is not None
+            holder = node.parent.children.get(node.name)
             if holder is not None and (holder.dirty or isinstance(holder, Directory)):
                 raise FSError(errno.ESTALE, "another client took the name of this file, and it is in use here")
             core.nodes.reattach(node)

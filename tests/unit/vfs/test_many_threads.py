@@ -158,7 +158,12 @@ def tree(client: Client, path: str = "") -> dict[str, bytes]:
 def test_many_processes_on_few_names(world: World, one: Client, tmp_path: Path, seed: int) -> None:
     """S-29 S-18 what the mount shows in the end is what another mount sees, and nothing is unsent."""
     chance = random.Random(seed)
-    one.faulty.plan = lambda index, method: time.sleep(chance.random() * 0.001)
+
+    def take_a_while(index: int, method: str) -> None:
+        world.clock.advance(0.0001)
+        time.sleep(chance.random() * 0.001)
+
+    one.faulty.plan = take_a_while
     kernel = Kernel(one)
     processes = [Process(kernel, seed * THREADS + number) for number in range(THREADS)]
     for process in processes:

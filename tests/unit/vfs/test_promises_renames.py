@@ -9,9 +9,10 @@ import stat
 import pytest
 
 from datastore.errors import ServerFault
-from datastore.fuse.ops import SetAttr
+from datastore.fuse.ops import SetAttr, resolve
 from datastore.fuse.vfs import copies
 from tests.faulty import Fault, from_nth, no_faults
+from tests.localfs import ME
 from tests.mounted import Client, World, failing, fails
 
 DOWN = ServerFault("the server is down")
@@ -344,3 +345,33 @@ def test_a_directory_rename_that_fails_loses_nothing(world: World, one: Client) 
         if done:
             return
     raise AssertionError("the rename never ended")
+
+
+@pytest.mark.parametrize("request_name", ["list_page", "head"])
+@pytest.mark.parametrize("large", [False, True])
+def test_a_question_that_was_under_way_when_the_directory_was_renamed(
+    world: World, one: Client, request_name: str, large: bool
+) -> None:
+    """S-26 an answer about the old keys is not taken for one about the new: open files and names stay."""
+    world.put("d/f", b"bytes")
+    world.put("d/g", b"more")
+    file = one.local.open("d/f")
+    directory = one.local.stat("d").ino
+    if large:
+        one.ask_one_by_one("d")
+    world.later()
+
+    def rename_meanwhile(index: int, method: str) -> None:
+        if method == request_name:
+            one.faulty.plan = no_faults
+            one.local.rename("d", "e")
+
+    one.faulty.plan = rename_meanwhile
+    for name in (b"f", b"g"):
+        entry = resolve(one.fs.lookup(ME, directory, name))
+        assert entry.attr is not None
+    assert file.read() == b"bytes"
+    assert file.stat().nlink == 1
+    assert one.local.stat("e/f").ino == file.ino
+    assert one.local.listdir("e") == [b"f", b"g"]
+    file.close()

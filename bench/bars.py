@@ -1,0 +1,163 @@
+"""The bars: what has to be reached, and against whom. Nothing here measures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+from bench.metrics import BY_ID, META_OPERATIONS, Figure, Results
+from bench.w12 import PARTS
+
+OURS, READ_ONLY, WRITE_BACK, NATIVE, LOCAL = "ours", "ours-ro", "ours-wb", "native", "local"
+NOT_PEERS = frozenset({OURS, READ_ONLY, WRITE_BACK, NATIVE, LOCAL})
+
+
+class Against(Enum):
+    """Whom a figure is compared with."""
+
+    PEER = "best peer"
+    DURABLE_PEER = "best peer whose close is durable"
+    LAZY_PEER = "best peer whose close is not durable"
+    NATIVE = "native"
+    LOCAL = "local"
+    LIMIT = "limit"
+    SUCCESS = "it succeeds"
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """`subject` `direction` `factor` x `against`; for LIMIT the factor is the limit itself."""
+
+    metric: str
+    direction: Literal[">=", "<="]
+    factor: float
+    against: Against
+    subject: str = OURS
+
+    def __str__(self) -> str:
+        if self.against is Against.SUCCESS:
+            return self.against.value
+        unit = f" {BY_ID[self.metric].unit}" if self.against is Against.LIMIT else f" x {self.against.value}"
+        return f"{self.direction} {self.factor:g}{unit}"
+
+
+BARS = (
+    Bar("W1.read", ">=", 1.3, Against.PEER),
+    Bar("W1.read", ">=", 0.5, Against.NATIVE),
+    Bar("W2.read", ">=", 0.8, Against.LOCAL),
+    Bar("W3.write", ">=", 1.1, Against.PEER),
+    Bar("W3.write", ">=", 0.85, Against.NATIVE),
+    Bar("W4.random_4k", ">=", 1.3, Against.PEER),
+    Bar("W4.random_128k", ">=", 1.3, Against.PEER),
+    Bar("W4.streams", ">=", 1.3, Against.PEER),
+    Bar("W5.one", ">=", 1.3, Against.PEER),
+    Bar("W5.sixteen", ">=", 1.3, Against.PEER),
+    Bar("W5.sixteen", ">=", 0.5, Against.NATIVE),
+    Bar("W6.one", ">=", 3.0, Against.PEER),
+    Bar("W6.sixteen", ">=", 3.0, Against.PEER),
+    Bar("W6.one", ">=", 0.5, Against.LOCAL, READ_ONLY),
+    Bar("W6.sixteen", ">=", 0.5, Against.LOCAL, READ_ONLY),
+    Bar("W7.one", ">=", 0.7, Against.NATIVE),
+    Bar("W7.sixteen", ">=", 0.7, Against.NATIVE),
+    Bar("W7.one", ">=", 1.5, Against.DURABLE_PEER),
+    Bar("W7.sixteen", ">=", 1.5, Against.DURABLE_PEER),
+    Bar("W7.one", ">=", 1.0, Against.LAZY_PEER, WRITE_BACK),
+    Bar("W7.sixteen", ">=", 1.0, Against.LAZY_PEER, WRITE_BACK),
+    Bar("W8.tree_cold", "<=", 1.5, Against.NATIVE),
+    Bar("W8.flat_cold", "<=", 1.5, Against.NATIVE),
+    Bar("W8.tree_cold", "<=", 1.0, Against.PEER),
+    Bar("W8.flat_cold", "<=", 1.0, Against.PEER),
+    # At least half as fast as local.
+    Bar("W8.tree_warm", "<=", 2.0, Against.LOCAL),
+    Bar("W8.flat_warm", "<=", 2.0, Against.LOCAL),
+    *(Bar(f"W9.{name}", ">=", 1.0, Against.DURABLE_PEER) for name in META_OPERATIONS),
+    Bar("W9.rename_dir", "<=", 1.0, Against.DURABLE_PEER),
+    Bar("W10.walk", "<=", 512, Against.LIMIT),
+    Bar("W10.stream", "<=", 512, Against.LIMIT),
+    Bar("W10.open", "<=", 512, Against.LIMIT),
+    Bar("W11.first_byte", "<=", 1.0, Against.LIMIT),
+    Bar("W11.restart", "<=", 1.0, Against.LIMIT),
+    *(Bar(f"W12.{number}", "<=", math.inf, Against.SUCCESS) for number in range(1, len(PARTS) + 1)),
+)
+SHORT_AGAINST = frozenset({Against.NATIVE, Against.LOCAL})
+SHORT_ALLOWANCE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """met is None when there was nothing to compare with. ratio: figure / reference. why: of a missed or void bar."""
+
+    bar: Bar
+    met: bool | None
+    figure: float = math.nan
+    reference: float = math.nan
+    who: str = ""
+    ratio: float = math.nan
+    why: str = ""
+
+    @property
+    def word(self) -> str:
+        """What is printed beside the bar."""
+        return "not compared" if self.met is None else "met" if self.met else "missed"
+
+
+def judge(bars: Iterable[Bar], results: Results, allowance: float = 1.0) -> list[Verdict]:
+    """A verdict for every bar whose metric was measured on anybody. allowance 0.5 halves what is asked for."""
+    return [_judge_one(bar, results, allowance) for bar in bars if results.subjects(bar.metric)]
+
+
+def last_line(verdicts: Iterable[Verdict]) -> str:
+    """`N met, M missed`."""
+    words = [verdict.met for verdict in verdicts]
+    return f"{words.count(True)} met, {words.count(False)} missed"
+
+
+def _judge_one(bar: Bar, results: Results, allowance: float) -> Verdict:
+    own = results.get(bar.subject, bar.metric)
+    if own is None or own.error:
+        return Verdict(bar, False, why=own.error if own else f"{bar.subject} was not measured")
+    if bar.against is Against.SUCCESS:
+        return Verdict(bar, True, own.value)
+    if bar.against is Against.DURABLE_PEER and own.late:
+        return Verdict(bar, False, own.value, why="S3 did not have it when the call returned")
+    who, reference = ("limit", 1.0) if bar.against is Against.LIMIT else _reference(bar, results)
+    if not who:
+        return Verdict(bar, None, own.value, why=f"no {bar.against.value} in this run")
+    ratio = own.value / reference if reference else math.inf
+    met = ratio >= bar.factor * allowance if bar.direction == ">=" else ratio <= bar.factor / allowance
+    return Verdict(bar, met, own.value, bar.factor if bar.against is Against.LIMIT else reference, who, ratio)
+
+
+def _reference(bar: Bar, results: Results) -> tuple[str, float]:
+    """Whose figure, and it; ('', nan) when nobody qualifies."""
+    if bar.against in (Against.NATIVE, Against.LOCAL):
+        names = [bar.against.value]
+        fits: Callable[[Figure], bool] = _any
+    else:
+        names = [name for name in results.subjects(bar.metric) if name not in NOT_PEERS]
+        fits = {Against.PEER: _any, Against.DURABLE_PEER: _durable, Against.LAZY_PEER: _late}[bar.against]
+    found = {
+        name: figure.value
+        for name in names
+        if (figure := results.get(name, bar.metric)) is not None and not figure.error and fits(figure)
+    }
+    if not found:
+        return "", math.nan
+    best = max if bar.direction == ">=" else min
+    name = best(found, key=lambda each: found[each])
+    return name, found[name]
+
+
+def _any(_figure: Figure) -> bool:
+    return True
+
+
+def _durable(figure: Figure) -> bool:
+    return not figure.late
+
+
+def _late(figure: Figure) -> bool:
+    return figure.late

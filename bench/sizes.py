@@ -1,0 +1,55 @@
+"""How large each workload is: the full size, and a short one for CI."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Sizes in bytes, times in seconds. cap_s ends the loop of a cell early, its rate then stands for what was done;
+    cell_s kills a cell that hangs."""
+
+    runs: int = 2
+    big: int = GIB
+    small_files: int = 2000
+    small_size: int = 100 * KIB
+    tree_folders: int = 200
+    tree_files: int = 100
+    flat_files: int = 20_000
+    random_reads: int = 500
+    meta_calls: int = 100
+    cap_s: float = 20.0
+    walk_cap_s: float = 60.0
+    cell_s: float = 180.0
+    in_s3_s: float = 60.0
+    keys: int = 1_000_000
+    keys_per_folder: int = 1000
+    stream: int = 10 * GIB
+    open_files: int = 10_000
+    memory_cell_s: float = 900.0
+    first_bytes: int = 5
+    kills: int = 20
+
+
+FULL = Sizes()
+SHORT = Sizes(
+    big=128 * MIB,
+    small_files=300,
+    tree_folders=20,
+    tree_files=50,
+    flat_files=1000,
+    random_reads=100,
+    meta_calls=20,
+    cap_s=5.0,
+    walk_cap_s=10.0,
+    cell_s=30.0,
+    in_s3_s=15.0,
+    keys=20_000,
+    stream=256 * MIB,
+    open_files=500,
+    first_bytes=3,
+    kills=3,
+)

@@ -1,0 +1,67 @@
+"""S-44: a file that stays open and only grows is published while it is written."""
+
+from __future__ import annotations
+
+import os
+
+from datastore.fuse.vfs.upkeep import BUSY_S, QUIET_S, Upkeep
+from tests.mounted import Client, World
+
+APPEND = os.O_CREAT | os.O_WRONLY | os.O_APPEND
+
+
+def upkeep(client: Client) -> Upkeep:
+    return client.fs.upkeep
+
+
+def test_a_quiet_log_is_seen_before_it_is_closed(world: World, one: Client, other: Client) -> None:
+    """S-44 three seconds after the last write another client reads what was written."""
+    with one.local.opened("log", APPEND) as log:
+        log.write(b"first\n")
+        upkeep(one).publish()
+        assert not other.local.exists("log")
+        world.clock.advance(QUIET_S)
+        upkeep(one).publish()
+        world.clock.advance(QUIET_S)
+        assert other.local.read("log") == b"first\n"
+        log.write(b"second\n", 6)
+        world.clock.advance(QUIET_S)
+        upkeep(one).publish()
+    world.clock.advance(QUIET_S)
+    assert other.local.read("log") == b"first\nsecond\n"
+
+
+def test_a_busy_log_is_published_every_so_often(world: World, one: Client, other: Client) -> None:
+    """S-44 a log that is written each second is published after 15 s."""
+    with one.local.opened("log", APPEND) as log:
+        for second in range(int(BUSY_S) + 1):
+            log.write(b".", second)
+            upkeep(one).publish()
+            world.clock.advance(1.0)
+        assert one.calls("put") == 1
+        assert other.local.stat("log").size >= BUSY_S
+
+
+def test_a_file_that_is_rewritten_waits_for_its_close(world: World, one: Client, other: Client) -> None:
+    """S-44 a change in the middle is not shown half-made."""
+    one.local.write("file", b"0123456789")
+    with one.local.opened("file", os.O_RDWR) as file:
+        file.write(b"x", 3)
+        world.clock.advance(10 * BUSY_S)
+        upkeep(one).publish()
+        assert other.local.read("file") == b"0123456789"
+    world.clock.advance(QUIET_S)
+    assert other.local.read("file") == b"012x456789"
+
+
+def test_the_last_close_wins_over_what_was_published(world: World, one: Client, other: Client) -> None:
+    """S-32 S-44 a publication is no close: who closes last has the file."""
+    log = one.local.open("log", APPEND)
+    log.write(b"from one")
+    world.clock.advance(QUIET_S)
+    upkeep(one).publish()
+    other.local.write("log", b"from two")
+    world.clock.advance(QUIET_S)
+    log.close()
+    world.clock.advance(QUIET_S)
+    assert other.local.read("log") == b"from one"
