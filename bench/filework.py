@@ -265,5 +265,6 @@ _CALLS: dict[str, Callable[[str, int], object]] = {
     "rename": lambda folder, number: os.rename(f"{folder}/f{number}", f"{folder}/g{number}"),
     "symlink": lambda folder, number: os.symlink(f"target{number}", f"{folder}/s{number}"),
     "readlink": _readlink,
+    "litter": lambda folder, number: os.close(os.open(f"{folder}/u{number}", os.O_CREAT | os.O_WRONLY, 0o644)),
     "unlink": lambda folder, number: os.unlink(f"{folder}/u{number}"),
 }

@@ -474,7 +474,8 @@ class MemMount:
 
 def build(spec: MountSpec, *, resumed: bool = False) -> MemMount:
     """Labels: wrong=key (the probe fails), broken while=FILE (it fails while that exists), defect=1 (we break),
-    flush=LINE (never in the storage), delay=SECONDS (of a read), blocking=all (nothing is answered inline)."""
+    flush=LINE (never in the storage), delay=SECONDS (of a read), blocking=all (nothing is answered inline),
+    local=FILE (d/000 is that file, by passthrough)."""
     if spec.labels.get("wrong") == "key" or os.path.exists(spec.labels.get("broken while", "")):
         raise CredentialsInvalid("the key AKIAEXAMPLE is unknown to the server")
     if "defect" in spec.labels:
@@ -483,4 +484,7 @@ def build(spec: MountSpec, *, resumed: bool = False) -> MemMount:
     blocking = EVERY_CALL if "blocking" in spec.labels else ["read"] if delay_s else []
     filesystem = MemFs(ttl_s=0.0 if delay_s else 1.0, keep_cache=False, delay_s=delay_s, blocking=blocking)
     filesystem.populate()
+    if "local" in spec.labels:
+        fd = os.open(spec.labels["local"], os.O_RDWR)
+        filesystem.passthrough_fd = lambda ino: fd if ino == 1000 else -1
     return MemMount(filesystem, [spec.labels["flush"]] if "flush" in spec.labels else [])

@@ -280,7 +280,7 @@ class Session:
         return True
 
     def _undo(self, operation: Operation, header: Header, args: Any, result: Any) -> None:
-        assert operation.undo is not None  # noqa: S101  (both callers have looked)
+        assert operation.undo is not None  # both callers have looked
         try:
             rest = operation.undo(header, args, result)
         except Exception as error:

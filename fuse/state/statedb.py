@@ -147,7 +147,7 @@ class StateDb:
     def moved(self, intent: IntentId, etag: str, staging: str = "") -> None:
         """The file of a 'rename-file' has its content at the target; what is left is to remove the source.
 
-        etag: the source's version, '' if it is not known. staging: the unsent bytes that were sent there by this rename.
+        etag: the source's version, '' if it is not known. staging: the unsent bytes that this rename sent there.
         """
         with self._transaction():
             self._connection.execute("update intents set kind='remove', target=? where id=?", (etag, intent))

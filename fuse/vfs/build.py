@@ -135,7 +135,7 @@ def _recover(core: Core, filesystem: DatastoreFilesystem, *, resumed: bool) -> N
     filesystem.uploads.recover(by_key.get)
     failures = [] if resumed else filesystem.uploads.retry([])
     try:
-        failures += finish(core)
+        failures += finish(core, resumed=resumed)
     except StoreError as error:
         failures.append(str(error))
     for line in failures:

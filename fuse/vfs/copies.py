@@ -13,11 +13,16 @@ COPY_OBJECT_MAX = 5 << 30
 """Largest object that CopyObject takes (S3 API reference)."""
 
 
-def copy_object(core: Core, source: ObjectVersion, target: str, replace: WriteOptions | None = None) -> WriteResult:
-    """Copy one version to a key, in parts above 5 GiB; replace: new metadata. PreconditionFailed, NotFound."""
+def copy_object(
+    core: Core, source: ObjectVersion, target: str, replace: WriteOptions | None = None, *, alone: bool = True
+) -> WriteResult:
+    """Copy one version to a key, in parts above 5 GiB; replace: new metadata. PreconditionFailed, NotFound.
+
+    alone False: the caller is one of core.io's tasks, which must not wait for others, so parts follow one another.
+    """
     if source.size <= COPY_OBJECT_MAX:
         return core.store.copy(source.key, target, replace=replace, if_source_match=source.etag)
-    return _copy_parts(core, source, target, replace or _same_metadata(core, source))
+    return _copy_parts(core, source, target, replace or _same_metadata(core, source), alone=alone)
 
 
 def _same_metadata(core: Core, source: ObjectVersion) -> WriteOptions:
@@ -25,7 +30,7 @@ def _same_metadata(core: Core, source: ObjectVersion) -> WriteOptions:
     return WriteOptions(metadata=info.metadata, content_type=info.content_type)
 
 
-def _copy_parts(core: Core, source: ObjectVersion, target: str, options: WriteOptions) -> WriteResult:
+def _copy_parts(core: Core, source: ObjectVersion, target: str, options: WriteOptions, *, alone: bool) -> WriteResult:
     step = max(COPY_MAX, -(-source.size // PARTS_MAX))
     upload_id = core.store.create_upload(target, options)
 
@@ -35,7 +40,8 @@ def _copy_parts(core: Core, source: ObjectVersion, target: str, options: WriteOp
         return part, core.store.upload_part_copy(target, upload_id, part, source.key, byte_range, source.etag)
 
     try:
-        parts = core.each(copy, range(1, -(-source.size // step) + 1))
+        numbers = range(1, -(-source.size // step) + 1)
+        parts = core.each(copy, numbers) if alone else list(map(copy, numbers))
         return core.store.complete_upload(target, upload_id, parts, options)
     except DatastoreError:
         core.store.abort_upload(target, upload_id)

@@ -231,6 +231,7 @@ class NodeTable:
             node.ino = self.free_ino(parent.ino, node.name)
             self.by_ino[node.ino] = node
         parent.children[node.name] = node
+        parent.listing = None
 
     def move(self, node: Node, parent: Directory, name: bytes, tail: str) -> None:
         """Rename; the target name must have no node."""

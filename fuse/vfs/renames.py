@@ -308,7 +308,8 @@ class Copies:
         if keep_newer and self._superseded(found, new_key):
             self.made[new_key] = Copy(found.etag, NO_ETAG, 0)
             return
-        result = copy_object(self._core, ObjectVersion(found.key, found.etag, found.size), new_key)
+        version = ObjectVersion(found.key, found.etag, found.size)
+        result = copy_object(self._core, version, new_key, alone=False)
         self.made[new_key] = Copy(found.etag, result.etag, result.mtime_ns)
 
     def _superseded(self, found: ListedObject, new_key: str) -> bool:
@@ -322,14 +323,17 @@ class Copies:
         return self._new + found.key[len(self._old) :]
 
 
-def finish(core: Core) -> list[str]:
+def finish(core: Core, *, resumed: bool = False) -> list[str]:
     """What an earlier process began and did not end: renames are rolled forward, discarded copies removed.
 
+    resumed: the mount lives on, and so may those who have removed files open: their copies stay.
     Returns a line for each that failed; it stays in the journal.
     """
     failures = []
     for intent in core.db.intents():
         try:
+            if intent.kind == "discard" and resumed:
+                continue
             if intent.kind == "discard":
                 core.store.delete(intent.source)
             elif intent.kind == "rename-directory":

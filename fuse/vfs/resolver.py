@@ -17,6 +17,12 @@ from .nodes import Directory, Node
 from .remote import Remote
 
 
+_CHANGED_MAX = 4096
+"""Names that we changed, kept per directory until the next listing; beyond, those that no listing is older than go."""
+_LISTING_MAX_S = 600.0
+"""No listing takes longer."""
+
+
 class Resolver:
     """Looks names up. Methods above the line want the state lock held; those below must not have it."""
 
@@ -99,9 +105,15 @@ class Resolver:
         """We made or changed this name: listings under way are older."""
         parent = node.parent
         if parent is not None:
-            parent.changed[node.name] = self._core.clock.monotonic()
+            self._mark(parent, node.name)
             if parent.listing is not None:
                 parent.listing.entries[node.name] = node.as_listed()
+
+    def _mark(self, directory: Directory, name: bytes) -> None:
+        now = self._core.clock.monotonic()
+        directory.changed[name] = now
+        if len(directory.changed) > _CHANGED_MAX:
+            directory.changed = {n: when for n, when in directory.changed.items() if now - when < _LISTING_MAX_S}
 
     def counted(self, directory: Directory, change: int) -> None:
         """We made (1) or removed (-1) a subdirectory."""
@@ -110,7 +122,7 @@ class Resolver:
 
     def removed(self, parent: Directory, name: bytes) -> None:
         """We removed this name."""
-        parent.changed[name] = self._core.clock.monotonic()
+        self._mark(parent, name)
         if parent.listing is not None:
             parent.listing.entries.pop(name, None)
 

@@ -106,11 +106,16 @@ class Uploads:
     def fill(self, staged: StagedFile, gaps: list[tuple[int, int]]) -> None:
         """Fetch ranges of the base into the staging file. FSError(ESTALE) when another client replaced the base."""
         for start, stop in gaps:
-            assert staged.base is not None
             try:
-                staged.fill(start, self._core.reader.fetch(staged.base, start, stop - start))
+                self._fetch(staged, start, stop)
             except (PreconditionFailed, NotFound) as error:
-                raise FSError(errno.ESTALE, "another client replaced the object that was being changed") from error
+                if not self._recognised(staged):
+                    raise FSError(errno.ESTALE, "another client replaced the object that was being changed") from error
+                self._fetch(staged, start, stop)
+
+    def _fetch(self, staged: StagedFile, start: int, stop: int) -> None:
+        assert staged.base is not None
+        staged.fill(start, self._core.reader.fetch(staged.base, start, stop - start))
 
     def discard(self, node: Node) -> None:
         """Drop the staging file: its content is in the store, or nobody wants it."""
@@ -202,6 +207,8 @@ class Uploads:
         else:
             self._core.db.moved(rename, old_etag.replace(UNKNOWN, ""), staged.path.name)
         staged.journaled = False
+        for name in [name for name, (_, left) in list(self._left.items()) if left.key == destination.key]:
+            self._drop_left(name)
 
     def _write(self, staged: StagedFile, destination: Destination) -> WriteResult:
         try:
@@ -331,10 +338,16 @@ class Uploads:
                 staged.error = str(error)
                 failures.append(f"{destination.key}: {error}")
                 continue
-            self._core.db.forget_unsent(name)
-            staged.close(remove=True)
-            del self._left[name]
+            self._drop_left(name)
         return failures
+
+    def _drop_left(self, name: str) -> None:
+        """A file of an earlier process is sent, or a newer one took its place."""
+        with self._core.lock:
+            left = self._left.pop(name, None)
+        if left is not None:
+            self._core.db.forget_unsent(name)
+            left[0].close(remove=True)
 
     def unsent(self) -> list[dict[str, object]]:
         """What is not in the store, for `datastore status`: path, bytes, since (ns), error or None."""

@@ -94,7 +94,7 @@ def _fail_and_mend(
 ) -> None:
     make, n, error, after = fault
     prepared = scenario.prepare(world.local)
-    base = len(world.faulty.calls)
+    base, accepted = len(world.faulty.calls), world.writes_accepted
     world.faulty.plan = make(base + n, error, after=after)  # type: ignore[operator]
     failed = outcome(lambda: scenario.act(world.local, prepared))
     world.check()
@@ -104,6 +104,10 @@ def _fail_and_mend(
     _no_orphans(world, where, base)
     world.heal()
     unsent = world.fs.uploads.unsent()
+    if failed and world.writes_accepted > accepted and not same_but_markers(world.keys(), scenario.after):
+        assert [row for row in unsent if row["error"]], f"{where}: close failed, but nothing is listed as unsent"
+    for row in unsent:
+        _readable(world, scenario, str(row["path"]), where)
     _still_read(world, scenario, prepared, where)
     if new_process:
         world.release()
@@ -148,6 +152,12 @@ def _no_orphans(world: FaultWorld, where: str, base: int) -> None:
     failed = {world.faulty.calls[i] for i in range(base, len(world.faulty.calls)) if world.faulty.plan(i, "")}
     if not failed & {"abort_upload", "create_upload"}:
         assert not world.bucket.uploads, f"{where}: an unfinished upload stays behind"
+
+
+def _readable(world: FaultWorld, scenario: Scenario, path: str, where: str) -> None:
+    """S-19 What could not be sent is read through the mount."""
+    expected = [state[path] for state in (scenario.after, *scenario.halfway) if path in state]
+    assert world.local.read(path) in expected, f"{where}: {path} is listed as unsent but reads otherwise"
 
 
 def _still_read(world: FaultWorld, scenario: Scenario, prepared: object, where: str) -> None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from datastore.api.mountspec import MountSpec, S3Location
+from datastore.fuse.ops import Reply, resolve
 from datastore.fuse.store.base import ObjectStore, WriteOptions
 from datastore.fuse.store.memory import MemoryBucket, MemoryStore
 from datastore.fuse.store.retrying import RetryingStore
 from datastore.fuse.vfs.build import build_filesystem
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
 from datastore.retry import Retrier, RetryPolicy
-from tests.faulty import FaultyStore, no_faults
+from tests.faulty import FaultyStore, Plan, no_faults
 from tests.localfs import LocalFs
 from tests.model.invariants import check_staged
 from tests.model.reference import HIDDEN
@@ -38,9 +39,9 @@ class FaultWorld:
         self._directory, self._retrying = directory, retrying
         self.build()
 
-    def build(self) -> None:
-        """Mount, without faults."""
-        self.faulty = FaultyStore(MemoryStore(self.bucket))
+    def build(self, plan: Plan = no_faults) -> None:
+        """Mount."""
+        self.faulty = FaultyStore(MemoryStore(self.bucket), plan)
         store: ObjectStore = self.faulty
         if self._retrying:
             store = RetryingStore(store, Retrier(RetryPolicy(first_delay_s=0.0, budget_s=0.02), sleep=no_sleep))
@@ -56,6 +57,16 @@ class FaultWorld:
         core = self.fs.core
         core.settings = replace(core.settings, silly_copy_bytes=SILLY_COPY)
         self.local = LocalFs(self.fs)
+        self.writes_accepted = 0
+        self.fs.write = self._counted(self.fs.write)  # type: ignore[method-assign]
+
+    def _counted(self, write: Callable[..., Reply[int]]) -> Callable[..., int]:
+        def counted(*arguments: object) -> int:
+            written = resolve(write(*arguments))
+            self.writes_accepted += 1
+            return written
+
+        return counted
 
     def release(self) -> None:
         """All processes die."""

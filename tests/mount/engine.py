@@ -125,11 +125,21 @@ class Keeper:
     def server_pid(self) -> int:
         return int(self.described()["serverPid"])
 
+    @contextlib.contextmanager
+    def connected(self) -> Iterator[socket.socket]:
+        """A client of the control socket, through the directory's descriptor: its path may be over 107 bytes."""
+        directory_fd = os.open(self.state, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with socket.socket(socket.AF_UNIX) as client:
+                client.settimeout(TIMEOUT_S)
+                client.connect(f"/proc/self/fd/{directory_fd}/control.sock")
+                yield client
+        finally:
+            os.close(directory_fd)
+
     def ask(self, **request: object) -> list[dict[str, Any]]:
         """The lines a control request gets."""
-        with socket.socket(socket.AF_UNIX) as client:
-            client.settimeout(TIMEOUT_S)
-            client.connect(str(self.state / "control.sock"))
+        with self.connected() as client:
             client.sendall(json.dumps(request).encode() + b"\n")
             lines: list[dict[str, Any]] = []
             with client.makefile("rb") as stream:

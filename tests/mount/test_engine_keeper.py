@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from datastore.api.mountspec import S3Location, StaticCredentials
+from datastore.fuse.kernel import mountinfo
 from datastore.secret import Secret
 from tests.memfs import pattern
 from tests.mount.engine import CHECKOUT, eventually, kept, spec
@@ -54,8 +54,7 @@ def test_control_requests_that_make_no_sense_get_an_answer(tmp_path: Path) -> No
         for request in ({"op": "dance"}, {"up": 1}):
             (answer,) = keeper.ask(**request)
             assert not answer["ok"]
-        with socket.socket(socket.AF_UNIX) as silent:
-            silent.connect(str(keeper.state / "control.sock"))
+        with keeper.connected():
             assert keeper.ask(op="status")[0]["ok"], "one silent client holds up nobody"
         (answer,) = keeper.ask(op="warm", path=5)
         assert not answer["ok"]
@@ -207,10 +206,30 @@ def test_a_server_that_can_not_come_back_is_tried_again_until_it_can(tmp_path: P
         before = keeper.server_pid()
         os.kill(before, signal.SIGKILL)
         assert eventually(lambda: keeper.log().count("could not start") >= 2)
-        assert os.path.ismount(keeper.path), "a crash never unmounts"
+        # asked of /proc: the mount itself answers when a server is back
+        assert mountinfo.at(str(keeper.path)), "a crash never unmounts"
         flag.unlink()
         assert eventually(lambda: keeper.server_pid() != before)
         assert (keeper.path / "d" / "011").read_bytes() == pattern(11)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="passthrough is root's")
+def test_files_open_by_passthrough_and_otherwise_go_on_after_a_death(tmp_path: Path) -> None:
+    local = tmp_path / "local"
+    local.write_bytes(pattern(0))
+    with kept(spec(tmp_path, labels={"local": str(local)})) as keeper:
+        by_passthrough, otherwise = keeper.path / "d" / "000", keeper.path / "d" / "001"
+        with by_passthrough.open("rb") as one, otherwise.open("rb") as other:
+            before = keeper.server_pid()
+            os.kill(before, signal.SIGKILL)
+            assert eventually(lambda: keeper.server_pid() != before)
+            assert one.read() == pattern(0)
+            assert other.read() == pattern(1)
+            # opens beside those of the dead server have to be of the same kind, or the kernel says EIO
+            assert by_passthrough.read_bytes() == pattern(0)
+            assert otherwise.read_bytes() == pattern(1)
+            assert keeper.ask(op="status")[0]["passthroughOpen"] == 1
+        assert eventually(lambda: keeper.ask(op="status")[0]["passthroughOpen"] == 0)
 
 
 def test_secrets_are_in_no_file_and_no_command_line(tmp_path: Path) -> None:

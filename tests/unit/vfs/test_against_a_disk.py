@@ -209,7 +209,11 @@ class DiskMachine(RuleBasedStateMachine):
             elif stat.S_ISLNK(facts.st_mode):
                 tree[entry.name] = os.readlink(entry.path)
             else:
-                tree[entry.name] = (stat.S_IMODE(facts.st_mode), facts.st_size, Path(os.fsdecode(entry.path)).read_bytes())
+                tree[entry.name] = (
+                    stat.S_IMODE(facts.st_mode),
+                    facts.st_size,
+                    Path(os.fsdecode(entry.path)).read_bytes(),
+                )
         return tree
 
     def teardown(self) -> None:
@@ -221,7 +225,7 @@ class DiskMachine(RuleBasedStateMachine):
 
 TestDisk = DiskMachine.TestCase
 TestDisk.settings = settings(
-    max_examples=int(os.environ.get("DISK_EXAMPLES", "25")),
+    max_examples=int(os.environ.get("DISK_EXAMPLES", "15")),
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],

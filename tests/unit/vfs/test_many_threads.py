@@ -98,7 +98,7 @@ class Process(threading.Thread):
 
     def __init__(self, fs: Kernel, seed: int) -> None:
         super().__init__(name=f"process-{seed}")
-        self._local = LocalFs(fs)  # type: ignore[arg-type]
+        self._local = LocalFs(fs)
         self._random = random.Random(seed)
         self.failure: BaseException | None = None
 

@@ -1,0 +1,148 @@
+"""One cell: one workload on one subject. It records figures; what goes wrong becomes the figure's error."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.bucket import BUCKET, Bucket, NotInS3
+from bench.metrics import Figure, Results
+from bench.processes import NotReady, peak_rss_mib
+from bench.sizes import Sizes
+from bench.subjects import Opened, Subject
+from bench.worker import WorkFailed, run_work
+from tests.servers import Server
+
+MB = 1_000_000
+BIG, SMALL, TREE, FLAT = "big", "small", "tree", "flat"
+"""Where the prepared data is: an object, and three prefixes."""
+ANY_RSS = "W10.any"
+
+Answer = dict[str, float]
+EXPECTED = (WorkFailed, NotReady, NotInS3, RuntimeError, OSError)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What all cells share."""
+
+    server: Server
+    bucket: Bucket
+    sizes: Sizes
+    folder: Path
+    results: Results
+    say: Callable[[str], None]
+
+    @property
+    def store(self) -> dict[str, str]:
+        """For nativework.open_store."""
+        server = self.server
+        return {
+            "endpoint": server.endpoint,
+            "region": server.region,
+            "bucket": BUCKET,
+            "access_key": server.access_key,
+            "secret_key": server.secret_key,
+        }
+
+
+@dataclass(slots=True)
+class Cell:
+    """A workload on a subject. tag: names what this cell writes."""
+
+    bench: Bench
+    subject: Subject
+    tag: str
+    load: float = field(default_factory=lambda: os.getloadavg()[0])
+
+    @property
+    def sizes(self) -> Sizes:
+        """The bench's."""
+        return self.bench.sizes
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Opened]:
+        """The subject, cold; how much memory its process took is looked at before it ends."""
+        with self.subject.opened() as found:
+            yield found
+            pid = found.pid()
+            if pid is not None:
+                self.record(ANY_RSS, peak_rss_mib(pid))
+
+    def work(self, work: str, **arguments: Any) -> Answer:
+        """In a worker, bounded. Errors: WorkFailed."""
+        return run_work(work, self.sizes.cell_s, **arguments)
+
+    def native_work(self, work: str, **arguments: Any) -> Answer:
+        """The same, by the plain client."""
+        return self.work(f"nativework.{work}", store=self.bench.store, **arguments)
+
+    def record(self, metric: str, value: float, *, late: bool = False, partial: bool = False) -> None:
+        """A figure."""
+        self._add(metric, Figure(value, late=late, partial=partial, load=self.load))
+
+    def rate(self, metric: str, answer: Answer) -> None:
+        """A figure of MB/s (if there are bytes) or calls/s."""
+        amount = answer["bytes"] / MB if "bytes" in answer else answer["count"]
+        self.record(metric, amount / max(answer["seconds"], 1e-9), partial=bool(answer.get("partial")))
+
+    def fail(self, metric: str, error: BaseException) -> None:
+        """A figure that could not be had."""
+        text = " ".join(str(error).split()) or type(error).__name__
+        self._add(metric, Figure(math.nan, error=text[-300:], load=self.load))
+
+    @contextlib.contextmanager
+    def measuring(self, *metrics: str) -> Iterator[None]:
+        """What goes wrong inside is the error of these metrics."""
+        try:
+            yield
+        except EXPECTED as error:
+            for metric in metrics:
+                self.fail(metric, error)
+
+    def _add(self, metric: str, figure: Figure) -> None:
+        self.bench.results.add(self.subject.name, metric, figure)
+        if metric != ANY_RSS:
+            self.bench.say(f"{self.subject.name:>14}  {metric:<16} {figure.error or format(figure.value, '.4g')}")
+
+
+Work = Callable[[Cell], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Workloads that share a mount. needs_data: the prepared objects have to be shown; writes: it has to be writable;
+    only: subjects it is for, or nobody named for everybody that fits."""
+
+    workloads: tuple[str, ...]
+    work: Work
+    native: Work | None = None
+    needs_data: bool = True
+    writes: bool = False
+    only: frozenset[str] = frozenset()
+    never: frozenset[str] = frozenset()
+
+    def fits(self, subject: Subject) -> bool:
+        """Whether the subject can be measured with it."""
+        if (self.only and subject.name not in self.only) or subject.name in self.never:
+            return False
+        if subject.native:
+            return self.native is not None
+        return (subject.plain or not self.needs_data) and (subject.writable or not self.writes)
+
+    def run(self, cell: Cell, metrics: tuple[str, ...]) -> None:
+        """Measure; metrics: those of these workloads, for the error of a subject that did not even open."""
+        work = self.native if cell.subject.native and self.native is not None else self.work
+        try:
+            work(cell)
+        except EXPECTED as error:
+            missing = [each for each in metrics if cell.bench.results.get(cell.subject.name, each) is None]
+            for metric in missing:
+                cell.fail(metric, error)
+            if not missing:
+                cell.bench.say(f"{cell.subject.name:>14}  ended badly: {error}")

@@ -1,0 +1,105 @@
+"""W10 and W11: how much memory the mount server takes at most, and how soon it answers after a start and a crash."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+from bench import generated
+from bench.bars import OURS, READ_ONLY
+from bench.cell import FLAT, SMALL, TREE, Answer, Cell, Group
+from bench.processes import peak_rss_mib, wait_for
+from bench.subjects import Opened, Ours
+from bench.worker import run_work
+
+NEW_SERVER_TIMEOUT_S = 15.0
+
+
+def use_much(cell: Cell) -> None:
+    """Walk a generated listing and stream a generated object on a read-only mount, hold files open on a writable one."""
+    sizes = cell.sizes
+    keys = generated.Keys(sizes.keys, sizes.keys_per_folder, sizes.stream)
+    entries = sizes.keys + sizes.keys // sizes.keys_per_folder
+
+    def walk(mount: Opened) -> Answer:
+        return _long(cell, "walk", top=str(mount.root / "many"), entries=entries)
+
+    def stream(mount: Opened) -> Answer:
+        return _long(cell, "read_sequential", path=str(mount.root / generated.STREAM), size=sizes.stream)
+
+    def hold(mount: Opened) -> Answer:
+        folders = [str(mount.root / name) for name in (SMALL, TREE, FLAT)]
+        return _long(cell, "hold_open", folders=folders, count=sizes.open_files)
+
+    with generated.run_generated(keys) as server:
+        other = Ours(READ_ONLY, server, cell.bench.folder / "g", {"readOnly": True}, bucket=generated.BUCKET)
+        _peak(cell, "W10.walk", other, walk)
+        _peak(cell, "W10.stream", other, stream)
+    subject = cell.subject
+    assert isinstance(subject, Ours)
+    _peak(cell, "W10.open", subject, hold)
+
+
+def _long(cell: Cell, work: str, **arguments: object) -> Answer:
+    limit = cell.sizes.memory_cell_s
+    return run_work(f"filework.{work}", limit, cap_s=limit / 2, **arguments)
+
+
+def _peak(cell: Cell, metric: str, subject: Ours, work: Callable[[Opened], Answer]) -> None:
+    """The server's peak. A server that died has another process id, and its peak does not count for it."""
+    with cell.measuring(metric), subject.opened() as mount:
+        first = mount.pid()
+        answer = work(mount)
+        pid = mount.pid()
+        if pid is None or pid != first:
+            raise RuntimeError(f"the server {first} was replaced by {pid} on the way")
+        cell.record(metric, peak_rss_mib(pid), partial=bool(answer["partial"]))
+        amount = f"{answer.get('bytes', answer['count'] if 'count' in answer else 0):.4g}"
+        cell.bench.say(f"{cell.subject.name:>14}  {metric:<16} took {answer['seconds']:.1f} s for {amount}")
+
+
+def start(cell: Cell) -> None:
+    """From the start of the mount command to a byte, the median of some; the time of a worker's start is not in it."""
+    taken = []
+    for _ in range(cell.sizes.first_bytes):
+        with _timed_open(cell) as (mount, seconds):
+            path = str(mount.root / SMALL / "f00000")
+            taken.append(seconds + cell.work("filework.first_byte", path=path)["seconds"])
+    cell.record("W11.first_byte", statistics.median(taken))
+
+
+def start_and_crash(cell: Cell) -> None:
+    """And, for ours, kill -9 of the server: the median of the times to the next answer."""
+    start(cell)
+    subject = cell.subject
+    if subject.name != OURS or not isinstance(subject, Ours):
+        return
+    with cell.measuring("W11.restart"), cell.opened() as mount:
+        taken = []
+        for number in range(cell.sizes.kills):
+            pid = _server_other_than(subject, None)
+            path = str(mount.root / FLAT / f"f{number:05}")
+            taken.append(cell.work("filework.kill_and_ask", pid=pid, path=path)["seconds"])
+            _server_other_than(subject, pid)
+        cell.record("W11.restart", statistics.median(taken))
+
+
+def _server_other_than(subject: Ours, old: int | None) -> int:
+    """The id of the server that answers now. Errors: NotReady."""
+    found: list[int] = []
+
+    def answers() -> bool:
+        pid = subject.server_pid()
+        if pid is not None and pid != old:
+            found.append(pid)
+        return bool(found)
+
+    wait_for(answers, NEW_SERVER_TIMEOUT_S, "no new server")
+    return found[0]
+
+
+GROUPS = (
+    Group(("W10",), use_much, only=frozenset({OURS})),
+    Group(("W11",), start_and_crash),
+)
