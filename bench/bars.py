@@ -39,7 +39,7 @@ class Bar:
 
     def __str__(self) -> str:
         if self.against is Against.SUCCESS:
-            return self.against.value
+            return str(self.against.value)
         unit = f" {BY_ID[self.metric].unit}" if self.against is Against.LIMIT else f" x {self.against.value}"
         return f"{self.direction} {self.factor:g}{unit}"
 

@@ -116,8 +116,11 @@ Work = Callable[[Cell], None]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Workloads that share a mount. needs_data: the prepared objects have to be shown; writes: it has to be writable;
-    only: subjects it is for, or nobody named for everybody that fits."""
+    """Workloads that share a mount. needs_data: the prepared objects have to be shown; writes: it has to be writable.
+
+    only: the subjects it is for, none for everybody that fits; never: those that it says nothing about; once: a second
+    run would not be another figure.
+    """
 
     workloads: tuple[str, ...]
     work: Work
@@ -126,6 +129,7 @@ class Group:
     writes: bool = False
     only: frozenset[str] = frozenset()
     never: frozenset[str] = frozenset()
+    once: bool = False
 
     def fits(self, subject: Subject) -> bool:
         """Whether the subject can be measured with it."""

@@ -173,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "GET":
             self.wfile.write(body)
 
-    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
+    def log_message(self, format: str, *arguments: object) -> None:
         """One line a request would be a million lines."""
 
 

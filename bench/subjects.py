@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,20 +24,26 @@ END_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A directory to work in. pid: of the process that serves it, or None when there is none."""
+    """A directory to work in. seconds: how long mounting took; pid: of the process that serves it, if there is one."""
 
     root: Path
+    seconds: float = 0.0
     pid: Callable[[], int | None] = lambda: None
 
 
 class Subject(Protocol):
     """plain: it shows the prepared objects. remote: what it writes is to be found in S3. native: not a directory."""
 
-    name: str
-    plain: bool
-    writable: bool
-    remote: bool
-    native: bool
+    @property
+    def name(self) -> str: ...
+    @property
+    def plain(self) -> bool: ...
+    @property
+    def writable(self) -> bool: ...
+    @property
+    def remote(self) -> bool: ...
+    @property
+    def native(self) -> bool: ...
 
     def opened(self) -> contextlib.AbstractContextManager[Opened]:
         """Cold: nothing cached anywhere. Errors: NotReady, RuntimeError, OSError."""
@@ -89,8 +96,9 @@ class Ours:
         drop_caches()
         force = ["--force"]
         try:
+            began = time.monotonic()
             self.mount()
-            yield Opened(self.target, self.server_pid)
+            yield Opened(self.target, time.monotonic() - began, self.server_pid)
             force = []
         finally:
             if is_mounted(self.target):
@@ -153,6 +161,7 @@ class PeerMount:
         place.cache.mkdir()
         self.peer.prepare(place)
         drop_caches()
+        began = time.monotonic()
         with child(self.peer.command(place), environment=self.peer.environment(place)) as started:
 
             def mounted() -> bool:
@@ -164,7 +173,7 @@ class PeerMount:
 
             try:
                 wait_for(mounted, MOUNT_TIMEOUT_S, "not mounted")
-                yield Opened(place.target, lambda: started.pid)
+                yield Opened(place.target, time.monotonic() - began, lambda: started.pid)
             finally:
                 unmount(place.target)
             wait_for(ended, END_TIMEOUT_S, "the process did not end after the unmount")

@@ -25,7 +25,10 @@ LATE_S = 10.0
 
 def tree_prefixes(sizes: Sizes) -> dict[str, int]:
     """The prepared small objects that are walked: how many below each prefix."""
-    return {**{f"{TREE}/d{number:03}": sizes.tree_files for number in range(sizes.tree_folders)}, FLAT: sizes.flat_files}
+    return {
+        **{f"{TREE}/d{number:03}": sizes.tree_files for number in range(sizes.tree_folders)},
+        FLAT: sizes.flat_files,
+    }
 
 
 # -- W1, W2: sequential reads

@@ -6,12 +6,14 @@ import errno
 import os
 import stat
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 from datastore.errors import DatastoreError, NotFound, PreconditionFailed
 
 from ..data.reader import ReadStream
-from ..ops import Blocking, Fh, FSError, Ino, OpenReply, OpenRequest, Reply
+from ..ops import Blocking, Fh, FSError, Ino, OpenReply, OpenRequest, Reply, resolve
 from .attrs import without_suidgid
 from .core import Core
 from .foresight import Foresight
@@ -21,6 +23,7 @@ from .resolver import Resolver
 from .uploads import Uploads
 
 Bytes = bytes | bytearray | memoryview
+R = TypeVar("R")
 _TARGETS = 10_000
 """Link targets kept in memory: at most 40 MB, usually one."""
 
@@ -147,12 +150,25 @@ class Files:
         handle = self._handles.get(fh)
         return handle.node if handle is not None else self._resolver.node(ino)
 
+    def _after_asking(self, node: Node, call: Callable[[], Reply[R]]) -> Blocking[R]:
+        """Of a node of an earlier server the store must tell the version first (S-41). FSError(ESTALE)."""
+
+        def ask() -> R:
+            if not self._resolver.revalidate(node):
+                raise FSError(errno.ESTALE)
+            self._resolver.make_exact([node])
+            return resolve(call())
+
+        return Blocking(ask)
+
     # -- reading
 
     def read(self, ino: Ino, fh: Fh, offset: int, size: int) -> Reply[Bytes]:
         """Bytes of the version that the handle is on."""
         handle = self._handles.get(fh) or Handle(self._resolver.node(ino), os.O_RDONLY)
         node = handle.node
+        if node.unknown:
+            return self._after_asking(node, lambda: self.read(ino, fh, offset, size))
         if node.staged is not None:
             return self._read_staged(node, offset, size)
         got = self._stream(handle).read(offset, size)
@@ -234,6 +250,8 @@ class Files:
         node = self.node_of(ino, fh)
         if not payload:
             return 0
+        if node.unknown:
+            return self._after_asking(node, lambda: self.write(ino, fh, offset, payload, kill_suidgid))
         if node.lock.acquire(blocking=False):
             try:
                 staged = self._uploads.stage(node)
@@ -307,9 +325,9 @@ class Files:
         keep_size, punch, zero = mode & 1, mode & 2, mode & 16
         if mode & ~(1 | 2 | 16) or (punch and not keep_size):
             raise FSError(errno.EOPNOTSUPP)
-        return Blocking(
-            partial(self._fallocate, self.node_of(ino, fh), offset, length, bool(punch or zero), bool(keep_size))
-        )
+        node = self.node_of(ino, fh)
+        change = partial(self._fallocate, node, offset, length, bool(punch or zero), bool(keep_size))
+        return self._after_asking(node, change) if node.unknown else Blocking(change)
 
     def _fallocate(self, node: Node, offset: int, length: int, zero: bool, keep_size: bool) -> None:
         with node.lock:
@@ -321,9 +339,12 @@ class Files:
                 staged.truncate(offset + length)
             self.modified(node)
 
-    def lseek(self, ino: Ino, fh: Fh, offset: int, whence: int) -> int:
+    def lseek(self, ino: Ino, fh: Fh, offset: int, whence: int) -> Reply[int]:
         """SEEK_DATA and SEEK_HOLE: a file is one piece of data (lseek(2) allows that)."""
-        size = self.node_of(ino, fh).size
+        node = self.node_of(ino, fh)
+        if node.unknown:
+            return self._after_asking(node, lambda: self.lseek(ino, fh, offset, whence))
+        size = node.size
         if offset >= size:
             raise FSError(errno.ENXIO)
         if whence not in (os.SEEK_DATA, os.SEEK_HOLE):

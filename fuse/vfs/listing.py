@@ -84,9 +84,9 @@ def _add_files(entries: dict[bytes, Listed], files: list[tuple[str, ListedObject
 def claim(entries: dict[bytes, Listed], name: bytes, own: Listed) -> None:
     """Show an entry of ours under its name; a file or link that had it is shown beside, as _add_files() would."""
     displaced = entries.pop(name, None)
-    beside = name + BESIDE_DIRECTORY
-    if beside in entries and entries[beside].tail == own.tail:
-        del entries[beside]
+    for other in (name + BESIDE_DIRECTORY, name.removesuffix(BESIDE_DIRECTORY)):
+        if other in entries and entries[other].tail == own.tail:
+            del entries[other]
     entries[name] = own
     if displaced is not None and displaced.tail != own.tail and displaced.kind != stat.S_IFDIR:
         raw = displaced.tail.encode("utf-8", "surrogateescape") if displaced.kind == stat.S_IFLNK else name

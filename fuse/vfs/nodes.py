@@ -101,6 +101,11 @@ class Node:
         """Whether bytes of it are not in the store."""
         return self.staged is not None and self.staged.dirty
 
+    @property
+    def unknown(self) -> bool:
+        """Handed out by a server that died, and the store was not asked about it since: its version is not known."""
+        return not self.etag and self.staged is None and self.checked_at == NEVER and self.parent is not None
+
     def holds_unsent(self) -> bool:
         """Whether bytes of it, or below it, are not in the store."""
         return self.dirty
@@ -195,11 +200,16 @@ class NodeTable:
         return node
 
     def restore(self, ino: Ino, parent: Directory, name: bytes, listed: Listed, attributes: Attributes) -> None:
-        """Make the node that an earlier process had; the kernel holds one reference, at least."""
+        """Make the node that an earlier process had; the kernel holds one reference, at least.
+
+        Later ones come later: an earlier node of the same name had lost it.
+        """
         make = Directory if listed.kind == stat.S_IFDIR else Node
         node = make(ino, parent, name, listed, attributes)
         node.nlookup = 1
         self.by_ino[ino] = node
+        if name in parent.children:
+            self.detach(parent.children[name])
         parent.children[name] = node
 
     def detach(self, node: Node) -> None:

@@ -297,6 +297,19 @@ class FilesystemMachine(RuleBasedStateMachine):
         self._changed(here)
 
     @rule(side=sides)
+    def restart(self, side: int) -> None:
+        """The server dies and another takes over the mount: open files go on by their inode (S-41)."""
+        here = self._turn_of(side)[0]
+        for handle in list(here.handles):
+            self._mend(here, handle)
+        here.mount.crash()
+        here.mount.build(resumed=True)
+        for inode in here.inodes.values():
+            # What another client took away, or nobody else has any more, died with the server.
+            inode.dead = inode.dead or inode.path is None or not inode.stands(self.world.objects)
+        here.mount.take_over([handle.file for handle in here.handles])
+
+    @rule(side=sides)
     def forget(self, side: int) -> None:
         self.sides[side].mount.forget()
 

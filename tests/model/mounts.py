@@ -14,7 +14,7 @@ from datastore.fuse.store.memory import MemoryBucket, MemoryStore
 from datastore.fuse.vfs.attrs import Defaults, from_metadata
 from datastore.fuse.vfs.build import build_filesystem
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
-from tests.localfs import LocalFs
+from tests.localfs import File, LocalFs
 from tests.model.reference import Object
 
 START_NS = 1_700_000_000_000_000_000
@@ -87,6 +87,11 @@ class Mount:
         core.settings = replace(core.settings, silly_copy_bytes=self._silly_copy_bytes)
         self.local = LocalFs(self.fs)
 
+    def take_over(self, files: list[File]) -> None:
+        """Files that were opened at an earlier server go on with this one."""
+        for file in files:
+            file.__init__(self.fs, file.ino, file._fh)  # type: ignore[misc]
+
     def stop(self) -> None:
         """Unmount."""
         self.fs.stop()
@@ -118,9 +123,9 @@ class Mount:
                 while above is not None:
                     held.add(above.ino)
                     above = above.parent if above.parent is not None and not above.gone else None  # type: ignore[assignment]
-        for ino, node in list(nodes.by_ino.items()):
-            if ino not in held and node.nlookup:
-                self.fs.forget(ino, node.nlookup)
+        for node in list(nodes.by_ino.values()):
+            if node.ino not in held and node.nlookup:
+                self.fs.forget(node.ino, node.nlookup)
 
 
 def objects_of(bucket: MemoryBucket) -> dict[str, Object]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.mount.conftest import new_bucket
-from tests.mount.mounts import TTL, Mount, eventually, fails, mounted
+from tests.mount.mounts import TTL, Mount, error_of, eventually, fails, mounted
 from tests.mount.outages import Breakable, breakable
 from tests.servers import Server
 
@@ -51,9 +51,7 @@ def write_refused(mount: Mount, storage: Breakable, name: str) -> None:
     storage.refuse_writes()
     file = (mount.path / name).open("wb", buffering=0)
     file.write(BODY)
-    with pytest.raises(OSError, match="") as refused:  # noqa: PT011  (which errno is checked below)
-        file.close()
-    assert refused.value.errno in (errno.EACCES, errno.EPERM, errno.EIO)
+    assert error_of(file.close) in (errno.EACCES, errno.EIO)
 
 
 def test_a_failed_upload_is_reported_and_kept(mount: Mount, storage: Breakable) -> None:
@@ -66,12 +64,15 @@ def test_a_failed_upload_is_reported_and_kept(mount: Mount, storage: Breakable) 
     assert "AccessDenied" in dirty["error"]
     (listed,) = json.loads(mount.command("list", "-o", "json").stdout)
     assert (listed["unsent"], listed["failed"]) == (1, 1)
-    with (mount.path / "failed").open("r+b") as file:
-        with pytest.raises(OSError, match=r"."):
-            os.fsync(file.fileno())
-        storage.run()
-        os.fsync(file.fileno())
-        assert mount.objects.get("failed") == BODY
+    # The server is started while no descriptor is open: a child that is forked closes its copies, which sends too.
+    fd = os.open(mount.path / "failed", os.O_RDWR)
+    assert error_of(os.fsync, fd) in (errno.EACCES, errno.EIO)
+    assert error_of(os.close, fd) in (errno.EACCES, errno.EIO)
+    storage.run()
+    fd = os.open(mount.path / "failed", os.O_RDWR)
+    os.fsync(fd)
+    assert mount.objects.get("failed") == BODY
+    os.close(fd)
     assert unsent(mount) == []
 
 
@@ -121,8 +122,7 @@ def test_what_was_written_when_everything_died(mount: Mount, storage: Breakable)
     still_open = (mount.path / "open-when-killed").open("wb", buffering=0)
     still_open.write(BODY)
     mount.kill()
-    with pytest.raises(OSError, match=r"."):
-        still_open.close()
+    assert error_of(still_open.close) != 0
     (listed,) = json.loads(mount.command("list", "-o", "json").stdout)
     assert (listed["state"], listed["unsent"]) == ("crashed", 2)
     assert mount.umount().returncode == UNSYNCED
@@ -141,8 +141,7 @@ def test_a_change_in_the_middle_survives_the_death_of_all(mount: Mount) -> None:
     file = (mount.path / "large").open("r+b", buffering=0)
     os.pwrite(file.fileno(), b"changed", 11 << 20)
     mount.kill()
-    with pytest.raises(OSError, match=r"."):
-        file.close()
+    assert error_of(file.close) != 0
     mount.umount()
     mount.mount()
     body = mount.objects.get("large")
@@ -174,7 +173,7 @@ def test_close_waits_for_a_short_outage(mount: Mount, storage: Breakable, outage
     closing = threading.Thread(target=close)
     closing.start()
     try:
-        assert not closed.wait(1.5)
+        assert not closed.wait(1.5), failures
     finally:
         if outage == "gone":
             storage.run()
@@ -194,5 +193,5 @@ def test_reading_what_is_held_needs_no_server(mount: Mount, storage: Breakable) 
         assert file.read(len(BODY)) == BODY
         storage.stop()
         assert os.pread(file.fileno(), len(BODY), 0) == BODY
-    storage.run()
+        storage.run()
     fails(errno.ENOENT, os.stat, mount.path / "never-there")

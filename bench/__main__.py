@@ -1,0 +1,185 @@
+"""`python -m bench [--only W1,W5] [--peers s3fs,rclone-full] [--short]`: measure, and say which bars are met.
+
+Everything is measured in one run on one versitygw. The table goes to standard output and, with a chart, into
+bench/results/; progress goes to standard error. Exit code 1 with --short when a bar is missed, 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import platform
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from bench import memory, programs_group, workloads
+from bench.bars import BARS, LOCAL, NATIVE, OURS, SHORT_AGAINST, SHORT_ALLOWANCE, Verdict, judge, last_line
+from bench.bucket import BUCKET, Bucket
+from bench.cell import Bench, Cell, Group
+from bench.chart import draw
+from bench.metrics import METRICS, WORKLOADS, Results
+from bench.peers import PEERS
+from bench.prepare import fill_bucket, fill_local
+from bench.processes import can_drop_caches
+from bench.report import markdown
+from bench.sizes import FULL, SHORT, Sizes
+from bench.subjects import PeerMount, Subject, own_subjects
+from tests.servers import Server, make_bucket, run_versitygw
+
+RESULTS = Path(__file__).resolve().parent / "results"
+GROUPS = (*workloads.GROUPS, *memory.GROUPS, *programs_group.GROUPS)
+SHORT_WORKLOADS = ("W1", "W2", "W3", "W5", "W6", "W7", "W8")
+SHORT_SUBJECTS = frozenset({OURS, "ours-ro", NATIVE, LOCAL})
+
+
+def choose_workloads(text: str, short: bool) -> tuple[str, ...]:
+    """What --only means. Errors: argparse.ArgumentTypeError naming what there is."""
+    wanted = tuple(word.strip().upper() for word in text.split(",") if word.strip())
+    unknown = [word for word in wanted if word not in WORKLOADS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no workload {', '.join(unknown)}; there are {', '.join(WORKLOADS)}")
+    return wanted or (SHORT_WORKLOADS if short else WORKLOADS)
+
+
+def choose_peers(text: str | None) -> list[str]:
+    """What --peers means: without it all that are installed. Errors: argparse.ArgumentTypeError."""
+    installed = [peer.name for peer in PEERS if peer.present]
+    if text is None:
+        return installed
+    wanted = [word.strip() for word in text.split(",") if word.strip()]
+    missing = [word for word in wanted if word not in installed]
+    if missing:
+        raise argparse.ArgumentTypeError(f"not here: {', '.join(missing)}; installed: {', '.join(installed) or 'none'}")
+    return wanted
+
+
+def plan(subjects: Sequence[Subject], wanted: Sequence[str], runs: int) -> Iterator[tuple[int, Group, Subject]]:
+    """The cells in their order: side by side in time is what is compared."""
+    for run in range(runs):
+        for group in GROUPS:
+            if not any(workload in wanted for workload in group.workloads) or (run and group.once):
+                continue
+            yield from ((run, group, subject) for subject in subjects if group.fits(subject))
+
+
+def measure(bench: Bench, subjects: Sequence[Subject], wanted: Sequence[str], progress: Progress) -> None:
+    """All cells into bench.results."""
+    cells = list(plan(subjects, wanted, bench.sizes.runs))
+    task = progress.add_task("", total=len(cells))
+    for run, group, subject in cells:
+        progress.update(task, description=f"{'+'.join(group.workloads)} {subject.name}, run {run + 1}")
+        cell = Cell(bench, subject, f"w-{subject.name}-{group.workloads[0]}-{run}")
+        group.run(cell, tuple(metric.id for metric in METRICS if metric.workload in group.workloads))
+        bench.bucket.remove(f"{cell.tag}/")
+        progress.advance(task)
+
+
+def open_subjects(server: Server, folder: Path, peers: Sequence[str], short: bool) -> list[Subject]:
+    """Ours and the bases first, then the peers."""
+    own = [each for each in own_subjects(server, folder) if not short or each.name in SHORT_SUBJECTS]
+    return [*own, *(PeerMount(peer, server, folder / peer.name) for peer in PEERS if peer.name in peers)]
+
+
+def about(sizes: Sizes, server: Server, short: bool) -> list[str]:
+    """What one has to know about the figures."""
+    cold = "" if can_drop_caches() else " The page cache could not be dropped (not root): cold is not quite cold."
+    return [
+        f"{time.strftime('%Y-%m-%d %H:%M')}; {os.cpu_count()} cores, kernel {platform.release()}, Python "
+        f"{platform.python_version()}; {server.name} on the same machine; {sizes.runs} runs"
+        f"{', short: half of each bar is asked for' if short else ''}.{cold}"
+    ]
+
+
+@contextlib.contextmanager
+def prepared(sizes: Sizes, results: Results, console: Console, place: str | None) -> Iterator[Bench]:
+    """The server with its data, all gone at the end."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=place, ignore_cleanup_errors=True))
+        )
+        (folder / "s3").mkdir()
+        server = stack.enter_context(run_versitygw(data_dir=str(folder / "s3")))
+        make_bucket(server, BUCKET)
+        bench = Bench(server, Bucket(server), sizes, folder, results, console.print)
+        console.print("filling the bucket and the disk")
+        fill_bucket(bench)
+        fill_local(bench, folder / LOCAL)
+        yield bench
+
+
+def finish(results: Results, heading: Sequence[str], short: bool, name: str) -> list[Verdict]:
+    """Judge, print and keep."""
+    wanted = [bar for bar in BARS if not short or bar.against in SHORT_AGAINST]
+    verdicts = judge(wanted, results, SHORT_ALLOWANCE if short else 1.0)
+    text = markdown(results, verdicts, heading)
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.md").write_text(text)
+    draw(results, verdicts, RESULTS / f"{name}.png")
+    sys.stdout.write(text)
+    return verdicts
+
+
+def arguments(words: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure the mount beside its peers.")
+    parser.add_argument("--only", metavar="W1,W5", default="", help="these workloads; default: all")
+    parser.add_argument(
+        "--peers", metavar="NAME,NAME", help="these peers, '' for none; default: all that are installed"
+    )
+    parser.add_argument("--short", action="store_true", help="small sizes, no peers, half of each bar; for CI")
+    parser.add_argument("--runs", type=int, help="how often each cell is measured; the better one stands")
+    parser.add_argument("--dir", help="where the server's data, the caches and the local files go; default: TMPDIR")
+    parser.add_argument("--name", default="", help="name of the files in bench/results; default: latest or short")
+    options = parser.parse_args(words)
+    try:
+        options.only = choose_workloads(options.only, options.short)
+        options.peers = choose_peers("" if options.short and options.peers is None else options.peers)
+    except argparse.ArgumentTypeError as error:
+        parser.error(str(error))
+    options.name = options.name or ("short" if options.short else "latest")
+    return options
+
+
+def main(words: Sequence[str]) -> int:
+    """Measure; the exit code."""
+    options = arguments(words)
+    sizes = SHORT if options.short else FULL
+    sizes = replace(sizes, runs=options.runs or sizes.runs)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    results = Results()
+    interrupted = False
+    heading: list[str] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    try:
+        with (
+            Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress,
+            prepared(sizes, results, console, options.dir) as bench,
+        ):
+            heading = about(sizes, bench.server, options.short)
+            subjects = open_subjects(bench.server, bench.folder, options.peers, options.short)
+            measure(bench, subjects, options.only, progress)
+    except KeyboardInterrupt:
+        interrupted = True
+        heading = [*heading, "Interrupted: what follows is not all."]
+    verdicts = finish(results, heading, options.short, options.name)
+    if interrupted:
+        return 130
+    missed = [verdict for verdict in verdicts if verdict.met is False]
+    if options.short and missed:
+        console.print(f"bench: {last_line(verdicts)}; with --short that is a failure")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    sys.exit(main(sys.argv[1:]))
