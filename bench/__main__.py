@@ -26,7 +26,7 @@ from bench.bars import BARS, LOCAL, NATIVE, OURS, SHORT_AGAINST, SHORT_ALLOWANCE
 from bench.bucket import BUCKET, Bucket
 from bench.cell import Bench, Cell, Group
 from bench.chart import draw
-from bench.metrics import METRICS, WORKLOADS, Results
+from bench.metrics import WORKLOADS, Results
 from bench.peers import PEERS
 from bench.prepare import fill_bucket, fill_local
 from bench.processes import can_drop_caches
@@ -78,7 +78,7 @@ def measure(bench: Bench, subjects: Sequence[Subject], wanted: Sequence[str], pr
     for run, group, subject in cells:
         progress.update(task, description=f"{'+'.join(group.workloads)} {subject.name}, run {run + 1}")
         cell = Cell(bench, subject, f"w-{subject.name}-{group.workloads[0]}-{run}")
-        group.run(cell, tuple(metric.id for metric in METRICS if metric.workload in group.workloads))
+        group.run(cell)
         bench.bucket.remove(f"{cell.tag}/")
         progress.advance(task)
 
@@ -116,16 +116,24 @@ def prepared(sizes: Sizes, results: Results, console: Console, place: str | None
         yield bench
 
 
-def finish(results: Results, heading: Sequence[str], short: bool, name: str) -> list[Verdict]:
+def finish(results: Results, heading: Sequence[str], short: bool, files: Path) -> list[Verdict]:
     """Judge, print and keep."""
     wanted = [bar for bar in BARS if not short or bar.against in SHORT_AGAINST]
     verdicts = judge(wanted, results, SHORT_ALLOWANCE if short else 1.0)
     text = markdown(results, verdicts, heading)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.md").write_text(text)
-    draw(results, verdicts, RESULTS / f"{name}.png")
+    files.parent.mkdir(parents=True, exist_ok=True)
+    files.with_suffix(".md").write_text(text)
+    draw(results, verdicts, files.with_suffix(".png"))
     sys.stdout.write(text)
     return verdicts
+
+
+def forget_environment() -> None:
+    """Nothing that the person who measures has set may decide whom the clients ask, and how."""
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "RCLONE_", "DATASTORE_")) or name.lower().endswith("_proxy"):
+            del os.environ[name]
+    os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
 
 
 def arguments(words: Sequence[str]) -> argparse.Namespace:
@@ -138,20 +146,21 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--short", action="store_true", help="small sizes, no peers, half of each bar; for CI")
     parser.add_argument("--runs", type=int, help="how often each cell is measured; the better one stands")
     parser.add_argument("--dir", help="where the server's data, the caches and the local files go; default: TMPDIR")
-    parser.add_argument("--name", default="", help="name of the files in bench/results; default: latest or short")
+    parser.add_argument("--out", type=Path, help="where the table and the chart go, without .md and .png")
     options = parser.parse_args(words)
     try:
         options.only = choose_workloads(options.only, options.short)
         options.peers = choose_peers("" if options.short and options.peers is None else options.peers)
     except argparse.ArgumentTypeError as error:
         parser.error(str(error))
-    options.name = options.name or ("short" if options.short else "latest")
+    options.out = options.out or RESULTS / ("short" if options.short else "latest")
     return options
 
 
 def main(words: Sequence[str]) -> int:
     """Measure; the exit code."""
     options = arguments(words)
+    forget_environment()
     sizes = SHORT if options.short else FULL
     sizes = replace(sizes, runs=options.runs or sizes.runs)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -170,7 +179,7 @@ def main(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         interrupted = True
         heading = [*heading, "Interrupted: what follows is not all."]
-    verdicts = finish(results, heading, options.short, options.name)
+    verdicts = finish(results, heading, options.short, options.out)
     if interrupted:
         return 130
     missed = [verdict for verdict in verdicts if verdict.met is False]

@@ -116,14 +116,16 @@ Work = Callable[[Cell], None]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Workloads that share a mount. needs_data: the prepared objects have to be shown; writes: it has to be writable.
+    """Workloads that share a mount. metrics: those it gives.
 
+    needs_data: the prepared objects have to be shown; writes: it has to be writable;
     only: the subjects it is for, none for everybody that fits; never: those that it says nothing about; once: a second
     run would not be another figure.
     """
 
     workloads: tuple[str, ...]
     work: Work
+    metrics: tuple[str, ...]
     native: Work | None = None
     needs_data: bool = True
     writes: bool = False
@@ -139,13 +141,13 @@ class Group:
             return self.native is not None
         return (subject.plain or not self.needs_data) and (subject.writable or not self.writes)
 
-    def run(self, cell: Cell, metrics: tuple[str, ...]) -> None:
-        """Measure; metrics: those of these workloads, for the error of a subject that did not even open."""
+    def run(self, cell: Cell) -> None:
+        """Measure. A subject that did not even open has that error in each of the metrics."""
         work = self.native if cell.subject.native and self.native is not None else self.work
         try:
             work(cell)
         except EXPECTED as error:
-            missing = [each for each in metrics if cell.bench.results.get(cell.subject.name, each) is None]
+            missing = [each for each in self.metrics if cell.bench.results.get(cell.subject.name, each) is None]
             for metric in missing:
                 cell.fail(metric, error)
             if not missing:

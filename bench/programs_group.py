@@ -30,4 +30,7 @@ def run_programs(cell: Cell) -> None:
             cell.record(f"W12.{number}", found[part].seconds)
 
 
-GROUPS = (Group(("W12",), run_programs, needs_data=False, writes=True, only=frozenset(w12.OPENERS), once=True),)
+_METRICS = tuple(f"W12.{number}" for number in range(1, len(w12.PARTS) + 1))
+GROUPS = (
+    Group(("W12",), run_programs, _METRICS, needs_data=False, writes=True, only=frozenset(w12.OPENERS), once=True),
+)

@@ -40,7 +40,7 @@ def run_work(work: str, timeout_s: float, **arguments: Any) -> dict[str, float]:
     except BaseException as error:
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(KILL_WAIT_S)
+            process.communicate(timeout=KILL_WAIT_S)
         if isinstance(error, subprocess.TimeoutExpired):
             raise WorkFailed(f"no end within {timeout_s:.0f} s") from error
         raise

@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.bars import READ_ONLY, WRITE_BACK
 from bench.bucket import Arrival, NotInS3
 from bench.cell import BIG, FLAT, MB, SMALL, TREE, Answer, Cell, Group
-from bench.metrics import META_OPERATIONS
+from bench.metrics import META_OPERATIONS, METRICS
 from bench.payload import WrongContent
 from bench.sizes import KIB, Sizes
 
@@ -272,12 +272,24 @@ def _rename_dir(cell: Cell, top: Path) -> None:
     cell.record("W9.rename_dir", answer["seconds"], late=late)
 
 
+def _of(*workloads: str) -> tuple[str, ...]:
+    return tuple(metric.id for metric in METRICS if metric.workload in workloads)
+
+
 GROUPS = (
-    Group(("W1", "W2"), read_twice, native_read, never=frozenset({WRITE_BACK})),
-    Group(("W3",), write_big, native_write, needs_data=False, writes=True, never=frozenset({WRITE_BACK})),
-    Group(("W4",), read_randomly, native_read_randomly, never=frozenset({WRITE_BACK})),
-    Group(("W5", "W6"), read_small, native_read_small, never=frozenset({WRITE_BACK})),
-    Group(("W7",), create_small, native_create_small, needs_data=False, writes=True, never=frozenset({READ_ONLY})),
-    Group(("W8",), walk_twice, native_list, never=frozenset({WRITE_BACK})),
-    Group(("W9",), change_metadata, needs_data=False, writes=True, never=frozenset({WRITE_BACK})),
+    Group(("W1", "W2"), read_twice, _of("W1", "W2"), native_read, never=frozenset({WRITE_BACK})),
+    Group(("W3",), write_big, _of("W3"), native_write, needs_data=False, writes=True, never=frozenset({WRITE_BACK})),
+    Group(("W4",), read_randomly, _of("W4"), native_read_randomly, never=frozenset({WRITE_BACK})),
+    Group(("W5", "W6"), read_small, _of("W5", "W6"), native_read_small, never=frozenset({WRITE_BACK})),
+    Group(
+        ("W7",),
+        create_small,
+        _of("W7"),
+        native_create_small,
+        needs_data=False,
+        writes=True,
+        never=frozenset({READ_ONLY}),
+    ),
+    Group(("W8",), walk_twice, _of("W8"), native_list, never=frozenset({WRITE_BACK})),
+    Group(("W9",), change_metadata, _of("W9"), needs_data=False, writes=True, never=frozenset({WRITE_BACK})),
 )

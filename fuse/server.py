@@ -82,7 +82,6 @@ class Builder(Protocol):
         ...
 
 
-
 def load_builder(name: str) -> Builder:
     """`module:function`."""
     module, _, function = name.partition(":")

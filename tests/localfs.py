@@ -9,7 +9,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from datastore.errors import DatastoreError
 from datastore.fuse.errnos import errno_of
@@ -42,7 +42,7 @@ class _Calls:
             try:
                 return resolve(method(*arguments))
             except FSError as error:
-                raise OSError(error.errno, error.strerror or os.strerror(error.errno)) from error
+                raise OSError(error.errno, error.strerror or os.strerror(error.errno or 0)) from error
             except DatastoreError as error:
                 raise OSError(errno_of(error), str(error)) from error
 
@@ -72,13 +72,13 @@ class File:
         return out
 
     def write(self, content: bytes, offset: int = 0) -> int:
-        return self._call.write(self.ino, self._fh, offset, memoryview(content), False)
+        return int(self._call.write(self.ino, self._fh, offset, memoryview(content), False))
 
     def truncate(self, size: int) -> None:
         self._call.setattr(ME, self.ino, self._fh, SetAttr(size=size))
 
     def stat(self) -> Attr:
-        return self._call.getattr(self.ino, self._fh).attr
+        return cast("Attr", self._call.getattr(self.ino, self._fh).attr)
 
     def fsync(self) -> None:
         self._call.fsync(self.ino, self._fh, False)
@@ -170,7 +170,7 @@ class LocalFs:
         self._call.symlink(self._caller, *self._new(path), target)
 
     def readlink(self, path: str | bytes) -> bytes:
-        return self._call.readlink(self.lookup(path).ino)
+        return bytes(self._call.readlink(self.lookup(path).ino))
 
     def unlink(self, path: str | bytes) -> None:
         self._call.unlink(self._caller, *self._split(path))
@@ -184,7 +184,7 @@ class LocalFs:
         self._call.rename(self._caller, parent, name, new_parent, new_name, flags)
 
     def setattr(self, path: str | bytes, changes: SetAttr) -> Attr:
-        return self._call.setattr(self._caller, self.lookup(path).ino, Fh(0), changes).attr
+        return cast("Attr", self._call.setattr(self._caller, self.lookup(path).ino, Fh(0), changes).attr)
 
     def chmod(self, path: str | bytes, mode: int) -> None:
         self.setattr(path, SetAttr(mode=mode))
@@ -226,4 +226,4 @@ class LocalFs:
         entry = self._call.lookup(self._caller, parent, name)
         if entry.attr is None:
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
-        return entry.attr
+        return cast("Attr", entry.attr)

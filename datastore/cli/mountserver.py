@@ -119,12 +119,12 @@ class _Conversation:
 
     @property
     def _out(self) -> IO[bytes]:
-        assert self._process.stdout is not None  # noqa: S101 - Popen was given PIPE
+        assert self._process.stdout is not None
         return self._process.stdout
 
     def _send(self, document: bytes, deadline: float) -> None:
         """A pipe takes 64 KiB at once, and a caBundle can be longer than that."""
-        assert self._process.stdin is not None  # noqa: S101 - Popen was given PIPE
+        assert self._process.stdin is not None
         fd = self._process.stdin.fileno()
         os.set_blocking(fd, False)
         while document and (left_s := deadline - time.monotonic()) > 0:

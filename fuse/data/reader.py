@@ -122,7 +122,7 @@ class Reader:
         return body
 
     def holds(self, version: ObjectVersion, start: int, stop: int) -> bool:
-        """Whether held() would have [start, stop), without reading it (a block found corrupt later is fetched again)."""
+        """Whether held() would have [start, stop), without reading it (what is corrupt is fetched again)."""
         if self._table.find(version, start, stop) is not None:
             return True
         return self._cache is not None and self._cache.holds(version, start, stop)

@@ -227,9 +227,11 @@ class Keeper:
         """
         self.mounted = False
         if code:
+            # mount.json stays: `list` and `umount` have to know of what is left.
             log.error("the mount server died; unmount and mount again", extra=fields(code=code))
+            return EXIT_ERROR
         self.close()
-        return EXIT_ERROR if code else 0
+        return 0
 
     def _end(self) -> int:
         """Asked to end: the server flushes, unmounts and exits; if it can't, we unmount."""

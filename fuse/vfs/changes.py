@@ -46,9 +46,8 @@ class Changes:
     def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Entry:
         """A directory and its marker. FSError(EEXIST)."""
         attributes = self.attributes(caller, self._parent(parent, name), stat.S_IFDIR | stat.S_IMODE(mode))
-        node = self._make(
-            self._parent(parent, name), name, Listed(stat.S_IFDIR, segment_of(name, directory=True) + "/"), attributes, b""
-        )
+        listed = Listed(stat.S_IFDIR, segment_of(name, directory=True) + "/")
+        node = self._make(self._parent(parent, name), name, listed, attributes, b"")
         assert isinstance(node, Directory)
         node.marker = True
         return self._entry(node)
@@ -323,5 +322,5 @@ class Changes:
 
 
 def _may_be_refused(name: bytes) -> bool:
-    """Whether a server may take no such name (S-38): it has to be asked when the file is made, at close it is too late."""
+    """Whether a server may refuse such a name (S-38): it has to be asked when the file is made, not at close."""
     return len(segment_of(name).encode("utf-8", "surrogateescape")) > SEGMENT_SAFE

@@ -88,7 +88,7 @@ class Core:
         """Record nodes before the kernel hears of them; the state lock is held."""
         self.nodelog.append(
             [
-                NodeRecord(node.ino, node.parent.ino, node.kind, node.tail, node.name)
+                NodeRecord(node.ino, node.parent.ino, node.listed_kind, node.tail, node.name)
                 for node in nodes
                 if node.parent is not None
             ]

@@ -53,7 +53,7 @@ class DatastoreFilesystem:
         self.remote = Remote(core)
         foresight = Foresight(core)
         self.resolver = Resolver(core, self.remote, foresight)
-        self.uploads = Uploads(core)
+        self.uploads = Uploads(core, self.resolver)
         self._files = Files(core, self.remote, self.resolver, self.uploads, foresight)
         self._changes = Changes(core, self.remote, self.resolver, self.uploads, self._files)
         self._renames = Renames(core, self.resolver, self.uploads, self._changes)

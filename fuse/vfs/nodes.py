@@ -35,8 +35,9 @@ class Node:
     """One file, link or special file. Fields are guarded by the state lock; `lock` serialises I/O on its content."""
 
     __slots__ = (
-        "attributes", "checked_at", "etag", "exact", "gone", "handles", "ino", "listed_kind", "lock", "lost", "mtime_ns",
-        "name", "nlookup", "pages_valid", "parent", "racy", "size", "staged", "tail", "unlinked_key", )  # fmt: skip
+        "attributes", "checked_at", "etag", "exact", "gone", "handles", "ino", "listed_kind", "lock", "lost",
+        "mtime_ns", "name", "nlookup", "pages_valid", "parent", "racy", "size", "staged", "tail", "unlinked_key",
+    )  # fmt: skip
 
     def __init__(self, ino: Ino, parent: Directory | None, name: bytes, listed: Listed, attributes: Attributes) -> None:
         self.ino = ino
@@ -100,6 +101,16 @@ class Node:
     def dirty(self) -> bool:
         """Whether bytes of it are not in the store."""
         return self.staged is not None and self.staged.dirty
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether another client took its name, or that of a directory above; not when we removed it ourselves."""
+        node: Node = self
+        while node.parent is not None:
+            if node.gone:
+                return self.lost or self is not node
+            node = node.parent
+        return False
 
     @property
     def unknown(self) -> bool:
@@ -220,28 +231,34 @@ class NodeTable:
             del parent.children[node.name]
         self.drop_unused(node)
 
-    def reattach(self, node: Node) -> None:
-        """Give a node that was lost its name again, and its directories theirs; who has the name by now loses it."""
+    def reattach(self, node: Node) -> bool:
+        """Give a node that was cut off its name again, and its directories theirs; who has the name by now loses it.
+
+        False, and nothing has changed, when what has the name is in use here.
+        """
         parent = node.parent
-        if parent is None or not node.gone:
-            return
-        if parent.gone:
-            above = parent.parent
-            twin = above.children.get(parent.name) if above is not None else None
-            if isinstance(twin, Directory) and twin.tail == parent.tail:
-                node.parent = parent = twin
-            else:
-                self.reattach(parent)
-        holder = parent.children.get(node.name)
-        if holder is not None:
+        if parent is None or not node.cut_off:
+            return True
+        above = parent.parent
+        twin = above.children.get(parent.name) if above is not None and parent.gone else None
+        target = twin if isinstance(twin, Directory) and twin.tail == parent.tail else parent
+        holder = target.children.get(node.name)
+        if holder is not None and holder is not node and (holder.dirty or isinstance(holder, Directory)):
+            return False
+        if target is parent and not self.reattach(parent):
+            return False
+        if holder is not None and holder is not node:
             holder.lost = True
             self.detach(holder)
-        node.gone = node.lost = False
+        if parent is not target and parent.children.get(node.name) is node:
+            del parent.children[node.name]
+        node.parent, node.gone, node.lost = target, False, False
         if self.by_ino.get(node.ino) is not node:
-            node.ino = self.free_ino(parent.ino, node.name)
+            node.ino = self.free_ino(target.ino, node.name)
             self.by_ino[node.ino] = node
-        parent.children[node.name] = node
-        parent.listing = None
+        target.children[node.name] = node
+        target.listing = None
+        return True
 
     def move(self, node: Node, parent: Directory, name: bytes, tail: str) -> None:
         """Rename; the target name must have no node."""

@@ -16,7 +16,6 @@ from .names import one_key
 from .nodes import Directory, Node
 from .remote import Remote
 
-
 _CHANGED_MAX = 4096
 """Names that we changed, kept per directory until the next listing; beyond, those that no listing is older than go."""
 _LISTING_MAX_S = 600.0

@@ -1,4 +1,4 @@
-"""What is done now and then beside the requests: logs that are being written are published, failed uploads tried again."""
+"""What is done now and then beside the requests: growing files are published, failed uploads tried again."""
 
 from __future__ import annotations
 

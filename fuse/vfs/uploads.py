@@ -27,7 +27,8 @@ from ..store.base import ETag, PartNumber, UploadId, WriteOptions, WriteResult
 from .attrs import from_metadata, to_metadata
 from .core import Core
 from .listing import NO_ETAG
-from .nodes import Directory, Node
+from .nodes import Node
+from .resolver import Resolver
 
 log = logging.getLogger(__name__)
 UNKNOWN = ETag("unknown")
@@ -45,8 +46,9 @@ class Destination:
 class Uploads:
     """Owns node.staged. Callers hold node.lock where it says so, and the tree lock around uploads."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, resolver: Resolver) -> None:
         self._core = core
+        self._resolver = resolver
         self._left: dict[str, tuple[StagedFile, Destination]] = {}
         """Unsent files of an earlier process, by staging name."""
 
@@ -59,7 +61,7 @@ class Uploads:
         has unsent bytes under that name already.
         """
         core = self._core
-        if node.lost:
+        if node.cut_off:
             self._take_back(node)
         if node.staged is None:
             base = ObjectVersion(node.key, node.etag, node.size) if node.etag and not empty else None
@@ -73,12 +75,9 @@ class Uploads:
     def _take_back(self, node: Node) -> None:
         core = self._core
         with core.lock:
-            assert node.parent is not None
-            holder = node.parent.children.get(node.name)
-            if holder is not None and (holder.dirty or isinstance(holder, Directory)):
+            if not core.nodes.reattach(node):
                 raise FSError(errno.ESTALE, "another client took the name of this file, and it is in use here")
-            core.nodes.reattach(node)
-            if holder is not None:
+            if node.parent is not None:
                 core.notifier.inval_entry(node.parent.ino, node.name)
 
     def record(self, node: Node) -> None:
@@ -202,6 +201,7 @@ class Uploads:
             staged.uploaded(ObjectVersion(destination.key, result.etag, staged.size))
             if node.parent is not None:
                 node.parent.pending.discard(node.name)
+                self._resolver.changed(node)
         if rename is None:
             self._core.db.forget_unsent(staged.path.name)
         else:

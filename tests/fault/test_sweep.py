@@ -172,8 +172,9 @@ def _still_read(world: FaultWorld, scenario: Scenario, prepared: object, where: 
 
 def _same_through_mount(world: FaultWorld, where: str) -> None:
     """The mount shows what the bucket holds."""
-    for key, body in world.keys().items():
-        if key.endswith(".rclonelink") and key.removesuffix(".rclonelink") not in world.keys():
+    keys = world.keys()
+    for key, body in keys.items():
+        if key.endswith(".rclonelink") and key.removesuffix(".rclonelink") not in keys:
             assert world.local.readlink(key.removesuffix(".rclonelink")) == body, where
         elif key.endswith("/"):
             assert world.local.exists(key), where

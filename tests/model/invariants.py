@@ -11,13 +11,16 @@ from datastore.fuse.vfs.filesystem import DatastoreFilesystem
 from datastore.fuse.vfs.nodes import Directory, Node
 
 
-def check(fs: DatastoreFilesystem) -> None:
-    """Raise AssertionError where the state at rest (no call under way) breaks an invariant."""
+def check(fs: DatastoreFilesystem, *, restarted: bool = False) -> None:
+    """Raise AssertionError where the state at rest (no call under way) breaks an invariant.
+
+    restarted: files may be open of which this server does not know.
+    """
     nodes = fs.core.nodes
     for ino, node in nodes.by_ino.items():
         assert node.ino == ino
         _check_place(fs, node)
-        _check_content(node)
+        _check_content(node, restarted=restarted)
     opened = Counter(handle.node.ino for handle in fs._files._handles.values())
     assert {n.ino: n.handles for n in nodes.by_ino.values() if n.handles} == dict(opened)
     _check_journal(fs)
@@ -41,12 +44,12 @@ def _check_place(fs: DatastoreFilesystem, node: Node) -> None:
         assert (node.parent.children.get(node.name) is node) == (not node.gone)
 
 
-def _check_content(node: Node) -> None:
+def _check_content(node: Node, *, restarted: bool) -> None:
     staged = node.staged
     if staged is None:
         return
     check_staged(staged)
-    assert node.handles or staged.dirty, f"{node.path!r} keeps a staging file for nothing"
+    assert node.handles or staged.dirty or restarted, f"{node.path!r} keeps a staging file for nothing"
     assert node.size == staged.size or stat.S_ISLNK(node.attributes.mode)
 
 

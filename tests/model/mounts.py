@@ -1,4 +1,4 @@
-"""Mounts of one in-memory bucket for the state machine: a manual clock, small listing pages, stop, crash and restart."""
+"""Mounts of one in-memory bucket for the state machine: a manual clock, small pages, stop, crash and restart."""
 
 from __future__ import annotations
 
@@ -81,6 +81,7 @@ class Mount:
 
     def build(self, *, resumed: bool = False) -> None:
         """Mount, or (resumed) take over from a server that died."""
+        self.restarted = resumed
         store = PagedStore(self.bucket, self._page_keys, self._clock)
         self.fs: DatastoreFilesystem = build_filesystem(self._spec, store, clock=self._clock, resumed=resumed)
         core = self.fs.core

@@ -1,13 +1,13 @@
 """What a mount must show, recomputed from the bucket's objects and what one mount has not sent yet.
 
-Nothing here is changed step by step with the file system: the tree is worked out anew from keys each time, by the rules of
-docs/SEMANTICS.md (S-03, S-06, S-34 to S-37) and by nothing else. Paths are names joined by '/', b"" is the root.
+Nothing here is changed step by step with the file system: the tree is worked out anew from keys each time, by the rules
+of docs/SEMANTICS.md (S-03, S-06, S-34 to S-37) and by nothing else. Paths are names joined by '/', b"" is the root.
 """
 
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 LINK = ".rclonelink"
@@ -34,8 +34,8 @@ class Object:
 class Inode:
     """A file that a mount has open or that it has not sent.
 
-    seen: the version that it stands on, None when it is new; unsent: its content where the bucket lacks it; path None: the
-    name was removed, and unsent is what its handles still show.
+    seen: the version that it stands on, None when it is new; unsent: its content where the bucket lacks it; path None:
+    the name was removed, and unsent is what its handles still show.
     """
 
     key: str
@@ -44,6 +44,9 @@ class Inode:
     unsent: Object | None = None
     dead: bool = False
     """Another client took its version away and its name went elsewhere since: it is only closed."""
+
+    restarted: bool = False
+    """It was opened at a server that died: the new one goes by the name alone."""
 
     def stands(self, objects: Mapping[str, Object]) -> bool:
         """Whether the version that it stands on is still what the bucket has."""
@@ -120,64 +123,69 @@ def tree(objects: Mapping[str, Object], inodes: Iterable[Inode] = ()) -> dict[by
     """All paths of a mount; the root is b""."""
     unsent = {inode.key: inode for inode in inodes if inode.unsent is not None and inode.path is not None}
     keys = sorted({*objects, *unsent}, key=lambda key: key.encode("utf-8", "surrogateescape"))
-    shown: dict[bytes, Shown] = {}
-    _level(shown, b"", "", keys, objects, unsent)
-    return shown
+    return dict(_Tree(objects, unsent).level(b"", "", keys))
 
 
-def _level(
-    shown: dict[bytes, Shown],
-    path: bytes,
-    prefix: str,
-    keys: list[str],
-    objects: Mapping[str, Object],
-    unsent: Mapping[str, Inode],
-) -> None:
-    marker = objects.get(prefix) if prefix else None
-    shown[path] = Shown(stat.S_IFDIR, prefix, marker)
-    names: dict[bytes, Shown] = {}
-    below: dict[str, list[str]] = {}
-    files: list[str] = []
-    for key in keys:
-        head, slash, _ = key[len(prefix) :].partition("/")
-        if slash:
-            below.setdefault(head, []).append(key)
-        elif head:
-            files.append(key)
-    for key in files:
-        if key in unsent:
-            inode = unsent[key]
-            assert inode.path is not None
-            names[inode.path.rpartition(b"/")[2]] = _file(key, inode.unsent, inode)
-    unsent_names = set(names)
-    for head, inside in below.items():
-        name = show(head, directory=True)
-        if name in unsent_names or (not prefix and head + "/" == HIDDEN):
-            continue
-        while name in names:
-            name += BESIDE
-        _level(shown, _join(path, name), f"{prefix}{head}/", inside, objects, unsent)
-        names[name] = shown[_join(path, name)]
-    stored = [key for key in files if key not in unsent]
-    for key in stored:
-        if not _is_link(key, prefix):
-            _claim(names, show(key[len(prefix) :]), _file(key, objects[key]))
-    for key in stored:
-        if _is_link(key, prefix):
-            name = show(key[len(prefix) : -len(LINK)])
-            if name not in names:
-                names[name] = Shown(stat.S_IFLNK, key, objects[key], suffixed=True)
-            else:
-                raw = key[len(prefix) :].encode("utf-8", "surrogateescape")
-                _claim(names, raw, _file(key, objects[key]))
-    for name, entry in names.items():
-        shown[_join(path, name)] = entry
+class _Tree:
+    def __init__(self, objects: Mapping[str, Object], unsent: Mapping[str, Inode]) -> None:
+        self._objects = objects
+        self._unsent = unsent
+
+    def level(self, path: bytes, prefix: str, keys: list[str]) -> Iterator[tuple[bytes, Shown]]:
+        """A directory with all below. What is unsent keeps its name, then directories, files and links claim theirs."""
+        yield path, Shown(stat.S_IFDIR, prefix, self._objects.get(prefix) if prefix else None)
+        files = [key for key in keys if key != prefix and "/" not in key[len(prefix) :]]
+        names = {_name(self._unsent[key]): self._unsent_file(key) for key in files if key in self._unsent}
+        yield from self._directories(path, prefix, keys, names)
+        stored = [key for key in files if key not in self._unsent]
+        for key in stored:
+            if not _is_link(key, prefix):
+                _claim(names, show(key[len(prefix) :]), _file(key, self._objects[key]))
+        for key in stored:
+            if _is_link(key, prefix):
+                self._link(names, key, prefix)
+        for name, entry in names.items():
+            if entry.kind != stat.S_IFDIR:
+                yield _join(path, name), entry
+
+    def _directories(
+        self, path: bytes, prefix: str, keys: list[str], names: dict[bytes, Shown]
+    ) -> Iterator[tuple[bytes, Shown]]:
+        unsent_names = set(names)
+        below: dict[str, list[str]] = {}
+        for key in keys:
+            head, slash, _ = key[len(prefix) :].partition("/")
+            if slash and (prefix or head + "/" != HIDDEN):
+                below.setdefault(head, []).append(key)
+        for head, inside in below.items():
+            name = show(head, directory=True)
+            if name not in unsent_names:
+                name = _claim(names, name, Shown(stat.S_IFDIR, f"{prefix}{head}/", None))
+                yield from self.level(_join(path, name), f"{prefix}{head}/", inside)
+
+    def _link(self, names: dict[bytes, Shown], key: str, prefix: str) -> None:
+        name = show(key[len(prefix) : -len(LINK)])
+        if name not in names:
+            names[name] = Shown(stat.S_IFLNK, key, self._objects[key], suffixed=True)
+        else:
+            raw = key[len(prefix) :].encode("utf-8", "surrogateescape")
+            _claim(names, raw, _file(key, self._objects[key]))
+
+    def _unsent_file(self, key: str) -> Shown:
+        inode = self._unsent[key]
+        return _file(key, inode.unsent, inode)
 
 
-def _claim(names: dict[bytes, Shown], name: bytes, entry: Shown) -> None:
+def _name(inode: Inode) -> bytes:
+    assert inode.path is not None
+    return split(inode.path)[1]
+
+
+def _claim(names: dict[bytes, Shown], name: bytes, entry: Shown) -> bytes:
     while name in names:
         name += BESIDE
     names[name] = entry
+    return name
 
 
 def _is_link(key: str, prefix: str) -> bool:

@@ -1,4 +1,4 @@
-"""What each operation does to the bucket and to the files that a mount has open: the rules of docs/SEMANTICS.md by keys."""
+"""What each operation does to the bucket and to the open files of a mount: docs/SEMANTICS.md in terms of keys."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ class Handle:
     file: File
     inode: Inode
     writable: bool
+    known: bool = True
+    """Opened at the server that runs."""
 
 
 @dataclass(eq=False)
@@ -118,7 +120,7 @@ class World:
         for inode in side.inodes.values():
             if inode.path is None or inode.key != key:
                 continue
-            if inode.unsent is None and not inode.stands(self.objects):
+            if inode.restarted or (inode.unsent is None and not inode.stands(self.objects)):
                 inode.dead = True
             else:
                 inode.path, inode.unsent = None, Object(inode.body)
@@ -222,8 +224,7 @@ def outcome(call: Callable[[], object]) -> int:
     try:
         call()
     except OSError as error:
-        assert error.errno is not None
-        return error.errno
+        return error.errno or errno.EIO
     return 0
 
 

@@ -15,6 +15,8 @@ from tests.mount.mounts import TTL, Area, Mount, mounted
 from tests.servers import Server, make_bucket
 
 WAYS = ("versitygw-kernel", "minio-kernel", "versitygw-libfuse")
+ONE_SERVER = ("versitygw-kernel", "versitygw-libfuse")
+"""A module whose tests do not depend on what the server is says WAYS = ONE_SERVER."""
 _numbers = itertools.count(1)
 
 Mounter = Callable[..., AbstractContextManager[Mount]]
@@ -25,7 +27,15 @@ def new_bucket(server: Server) -> str:
     return make_bucket(server, f"bucket-{os.getpid()}-{next(_numbers)}")
 
 
-@pytest.fixture(scope="module", params=WAYS)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests that use `way` run in each way of their module, but for those that say themselves in which."""
+    own = any(mark.args[0] == "way" for mark in metafunc.definition.iter_markers("parametrize"))
+    if "way" in metafunc.fixturenames and not own:
+        ways = getattr(metafunc.module, "WAYS", WAYS)
+        metafunc.parametrize("way", ways, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def way(request: pytest.FixtureRequest) -> tuple[Server, str]:
     """A running server, and who speaks to the kernel."""
     name, transport = request.param.split("-")

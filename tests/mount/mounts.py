@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import botocore.exceptions
 import psutil
 
+from datastore.cli import control
 from tests.servers import Server, boto_client
 from tests.tools.mounting import COMMAND, COMMAND_TIMEOUT_S, NAME, Client, manifest
 
@@ -57,8 +58,8 @@ class Mount:
         """Mount. Errors: AssertionError with what the command said."""
         done = self.try_mount()
         assert done.returncode == 0, done.stderr
-        status = self.status()
-        self.pids = [status["keeperPid"], status["serverPid"]]
+        told = self.told()
+        self.pids = [told["keeperPid"], told["serverPid"]]
 
     def try_mount(self, *options: str, text: str = "") -> subprocess.CompletedProcess[str]:
         """Mount, whatever comes of it. text: another manifest."""
@@ -92,13 +93,18 @@ class Mount:
         told: dict[str, Any] = json.loads(done.stdout)
         return told
 
+    def told(self) -> dict[str, Any]:
+        """The same from the mount server itself, without the second that a command takes."""
+        (state_dir,) = (self.folder / "state/kube-datastore/mounts").iterdir()
+        return dict(control.status(state_dir))
+
     def sent_bytes(self) -> int:
         """Bytes that this mount uploaded so far."""
-        return sum(tally["sent_bytes"] for tally in self.status()["store"].values())
+        return sum(tally["sent_bytes"] for tally in self.told()["store"].values())
 
     def calls(self) -> dict[str, int]:
         """Requests to the store so far, by method."""
-        return {name: tally["calls"] for name, tally in self.status()["store"].items()}
+        return {name: tally["calls"] for name, tally in self.told()["store"].items()}
 
     def umount(self, *options: str) -> subprocess.CompletedProcess[str]:
         """`datastore umount`."""
@@ -143,6 +149,11 @@ class Objects:
         """PutObject."""
         more = {"ContentType": content_type} if content_type else {}
         _client(self.server).put_object(Bucket=self.bucket, Key=key, Body=body, Metadata=metadata, **more)
+
+    def put_empty(self, keys: Iterable[str]) -> None:
+        """Many empty objects, side by side."""
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(self.put, keys))
 
     def get(self, key: str) -> bytes:
         """GetObject."""
@@ -206,8 +217,7 @@ class Area:
 
     def put_empty(self, names: Iterable[str]) -> None:
         """Many empty objects, as another tool."""
-        with ThreadPoolExecutor(8) as pool:
-            list(pool.map(self.put, names))
+        self.mount.objects.put_empty(map(self.key, names))
 
     def get(self, rest: str) -> bytes:
         """As another tool."""

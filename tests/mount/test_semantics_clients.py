@@ -17,6 +17,8 @@ import pytest
 
 from tests.mount.mounts import TTL_S, Area, Mount, error_of, eventually, fails, settle
 
+pytestmark = pytest.mark.fuse
+
 MIB = 1 << 20
 
 
@@ -269,6 +271,7 @@ def test_a_reader_of_its_own_follows_as_tensorboard_does(pair: Pair) -> None:
 
 HAMMER = """
 import os, random, sys
+
 rng = random.Random(int(sys.argv[2]))
 body = sys.argv[2].encode() * rng.randrange(100_000, 2_000_000)
 for _ in range(8):

@@ -17,6 +17,8 @@ import pytest
 
 from tests.mount.mounts import Area, Mount, eventually, fails
 
+pytestmark = [pytest.mark.fuse, pytest.mark.plain_user]
+
 KEEP_SIZE, PUNCH_HOLE, COLLAPSE, ZERO, INSERT = 1, 2, 8, 16, 32
 MIB = 1 << 20
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -317,6 +319,7 @@ def test_a_large_file_removed_while_open(area: Area) -> None:
 
 LOCKER = """
 import errno, fcntl, sys
+
 lock = fcntl.flock if sys.argv[2] == "flock" else fcntl.lockf
 with open(sys.argv[1], "r+") as file:
     try:

@@ -6,7 +6,11 @@ import errno
 import os
 import stat
 
+import pytest
+
 from tests.mount.mounts import Area, Mount, fails, settle
+
+pytestmark = [pytest.mark.fuse, pytest.mark.plain_user]
 
 
 def test_mkdir_writes_a_marker_that_any_client_sees(area: Area) -> None:

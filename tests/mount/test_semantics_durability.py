@@ -16,6 +16,8 @@ from tests.mount.mounts import TTL, Mount, error_of, eventually, fails, mounted
 from tests.mount.outages import Breakable, breakable
 from tests.servers import Server
 
+pytestmark = pytest.mark.fuse
+
 BODY = bytes(range(256)) * 1000
 UNSYNCED = 6
 

@@ -17,6 +17,8 @@ from tests.mount.conftest import Mounter
 from tests.mount.mounts import PATIENCE_S, Area, fails, settle
 from tests.servers import Server
 
+pytestmark = [pytest.mark.fuse, pytest.mark.plain_user]
+
 TARGETS = {
     "relative": b"dir/file",
     "upwards": b"../other/place",
@@ -118,11 +120,11 @@ def test_links_of_s3fs_and_geesefs(area: Area) -> None:
     assert not area.exists("of-s3fs")
 
 
-def test_foreign_links_in_a_listing_look_like_files(area: Area, mount_with: Mounter) -> None:
+def test_foreign_links_in_a_listing_look_like_files(mount_with: Mounter) -> None:
     """S-08: with `attributes: listing` nothing is asked for a single object."""
-    area.put("of-s3fs", b"some/target", mode=str(stat.S_IFLNK | 0o777))
-    with mount_with(area.mount.bucket, area.mount.server, attributes="listing") as there:
-        assert stat.S_ISREG(os.lstat(there.path / area.name / "of-s3fs").st_mode)
+    with mount_with(attributes="listing") as mount:
+        mount.objects.put("of-s3fs", b"some/target", mode=str(stat.S_IFLNK | 0o777))
+        assert stat.S_ISREG(os.lstat(mount.path / "of-s3fs").st_mode)
 
 
 def test_a_link_whose_name_the_server_finds_too_long(area: Area) -> None:

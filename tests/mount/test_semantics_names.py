@@ -15,6 +15,8 @@ from tests.mount.conftest import new_bucket
 from tests.mount.mounts import TTL, Area, Mount, fails, mounted, settle
 from tests.servers import Server
 
+pytestmark = pytest.mark.fuse
+
 NASTY = (
     b"two words",
     b" leading and trailing ",

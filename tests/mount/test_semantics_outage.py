@@ -13,6 +13,8 @@ from tests.mount.mounts import TTL, eventually, fails, mounted
 from tests.mount.outages import breakable
 from tests.servers import Server
 
+pytestmark = pytest.mark.fuse
+
 BUDGET_S = 60.0
 """How long a request is tried (datastore/retry.py)."""
 RETRY_S = 30.0

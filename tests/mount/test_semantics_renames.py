@@ -9,8 +9,12 @@ import stat
 import threading
 from pathlib import Path
 
+import pytest
+
 from tests.mount.conftest import Mounter
 from tests.mount.mounts import Area, eventually, fails, settle
+
+pytestmark = [pytest.mark.fuse, pytest.mark.plain_user]
 
 NOREPLACE, EXCHANGE = 1, 2
 AT_FDCWD = -100

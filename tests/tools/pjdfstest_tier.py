@@ -116,7 +116,7 @@ def judge(outcome: Outcome, allowed: frozenset[str], bar: int) -> bool:
     others = len(outcome.failed) - len(devices)
     counts = f"{len(outcome.passed)} ok, {len(outcome.failed)} failed, {len(outcome.skipped)} skipped"
     print(
-        f"pjdfstest on {outcome.where}: {counts}; {len(devices)} of the failures make a device node, which S-10 refuses, "
+        f"pjdfstest on {outcome.where}: {counts}; {len(devices)} of them make a device node, which S-10 refuses, "
         f"{others} do not (at most {bar} may, each with its reason)"
     )
     for test in surprises:

@@ -1,0 +1,290 @@
+"""What the rules of the state machine are made of: taking a turn, looking at everything, opening, writing, closing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from hypothesis.stateful import RuleBasedStateMachine
+
+from datastore.fuse.store.memory import MemoryBucket
+from tests.model.mounts import ManualClock
+from tests.model.reference import Inode, Object, Shown, children
+from tests.model.world import DIRECTORY, LINK, REGULAR, Handle, Side, World, named, outcome, patched
+
+
+class Steps(RuleBasedStateMachine):
+    """State and parts of the rules; FilesystemMachine has the rules themselves."""
+
+    directory: Path
+    clock: ManualClock
+    bucket: MemoryBucket
+    ttl_s: float
+    eager: bool
+    sides: list[Side]
+    world: World
+    acted: Side | None
+
+    def _look(self, side: Side) -> None:
+        """Every directory lists, and every name shows, what the model says."""
+        shown = self.world.tree(side)
+        local = side.mount.local
+        for path, entry in sorted(shown.items()):
+            attr = local.stat(path)
+            where = f"{path!r} in mount {self.sides.index(side)}"
+            assert stat.S_IFMT(attr.mode) == entry.kind, where
+            if path:
+                assert stat.S_IMODE(attr.mode) == entry.permissions, (
+                    f"{where}: {attr.mode:o}, not {entry.permissions:o}"
+                )
+            if entry.kind == DIRECTORY:
+                inside = {name: child.kind for name, child in children(shown, path).items()}
+                _same_entries(dict(local.scandir(path)), inside, where, exact=False)
+                _same_entries(dict(local.scandir(path, plus=True)), inside, where, exact=True)
+                continue
+            assert attr.size == len(entry.body), f"{where} has {attr.size} bytes, not {len(entry.body)}"
+            self._look_into(side, path, entry, where)
+        for path in shown:
+            for name in (b"nothing", b"x.rclonelink.rclonelink"):
+                if shown[path].kind == DIRECTORY:
+                    assert not local.exists(path + b"/" + name)
+
+    def _look_into(self, side: Side, path: bytes, entry: Shown, where: str) -> None:
+        local = side.mount.local
+        if entry.kind == LINK:
+            assert local.readlink(path) == entry.body, where
+        elif entry.kind == REGULAR:
+            torn = entry.inode is not None and not entry.inode.stands(self.world.objects)
+            number = outcome(lambda: _same(local.read(path), entry.body, where))
+            assert number == 0 or (torn and number == errno.ESTALE), f"{where}: {named(number)}"
+
+    # -- parts of the rules
+
+    def _turn(self, side: Side) -> None:
+        """Another client's changes of longer ago than the time to live are seen (S-28)."""
+        self.clock.advance(0.002)
+        due = side.foreign_at + self.ttl_s
+        if self.clock.monotonic() < due:
+            self.clock.advance(due - self.clock.monotonic() + 1e-6)
+        self.acted = side
+
+    def _turn_of(self, index: int) -> tuple[Side, dict[bytes, Shown]]:
+        side = self.sides[index]
+        self._turn(side)
+        for inode in side.inodes.values():
+            if inode.restarted and inode.unsent is None and not inode.stands(self.world.objects):
+                inode.dead = True
+        return side, self.world.tree(side)
+
+    def _changed(self, by: Side | None) -> None:
+        self.clock.advance(0.001)
+        for side in self.sides:
+            if side is not by:
+                side.foreign_at = self.clock.monotonic()
+
+    def _existing(self, shown: dict[bytes, Shown], index: int, name: bytes | None) -> bytes:
+        paths = sorted(shown)
+        path = paths[index % len(paths)]
+        return path if name is None else path + b"/" + name if path else name
+
+    def _below(self, shown: dict[bytes, Shown], index: int, name: bytes) -> bytes:
+        paths = sorted(path for path, entry in shown.items() if entry.kind == DIRECTORY and path.count(b"/") < 2)
+        path = paths[index % len(paths)]
+        return path + b"/" + name if path else name
+
+    def _pick(self, side: Side, index: int) -> Handle | None:
+        return side.handles[index % len(side.handles)] if side.handles else None
+
+    def _expect(self, call: Callable[[], object], allowed: set[int], may: set[int] = frozenset()) -> bool:  # type: ignore[assignment]
+        """Whether the call succeeded; it must fail with one of `allowed` if there are any, and may fail with `may`."""
+        number = outcome(call)
+        assert number in (allowed or {0} | may), f"{named(number)}, expected {named(allowed or {0} | may)}"
+        return number == 0
+
+    def _may_be_stale(self, inode: Inode) -> set[int]:
+        """ESTALE where another client took the file's version, or another file here took its name back."""
+        if inode.path is None:
+            return set()
+        here = next(side for side in self.sides if inode in side.inodes.values())
+        rival = any(other is not inode and other.key == inode.key and other.unsent for other in here.inodes.values())
+        return {errno.ESTALE} if rival or not inode.stands(self.world.objects) else set()
+
+    def _open(self, side: Side, shown: dict[bytes, Shown], path: bytes, flags: int) -> Handle | None:
+        entry = shown.get(path)
+        if not path or (entry is not None and entry.kind not in (REGULAR, DIRECTORY)):
+            return None
+        refused = self.world.refusal(shown, path)
+        allowed = {refused} if refused else set()
+        if entry is None and not refused:
+            allowed = self.world.refuses_new(shown, path) if flags & os.O_CREAT else {errno.ENOENT}
+        elif entry is not None:
+            allowed = {errno.EEXIST} if flags & os.O_EXCL else {errno.EISDIR} if entry.kind == DIRECTORY else set()
+        if entry is not None and entry.kind == DIRECTORY and flags & os.O_EXCL:
+            allowed = {errno.EEXIST, errno.EISDIR}
+        opened = []
+        if not self._expect(lambda: opened.append(side.mount.local.open(path, flags)), allowed):
+            return None
+        file = opened[0]
+        inode = side.inodes.get(file.ino)
+        if entry is None:
+            assert inode is None, "a new file has the inode of an open one"
+            inode = self._new_inode(path, self.world.new_key(shown, path), flags)
+        elif inode is None:
+            inode = Inode(entry.key, path, self.world.objects[entry.key])
+        else:
+            self._check_same(inode, entry)
+        side.inodes[file.ino] = inode
+        handle = Handle(file, inode, flags & os.O_ACCMODE != os.O_RDONLY)
+        side.handles.append(handle)
+        if flags & os.O_TRUNC and entry is not None:
+            self.world.change_unsent(inode, b"")
+        if flags & os.O_EXCL:
+            self._changed(side)
+        return handle
+
+    def _new_inode(self, path: bytes, key: str, flags: int) -> Inode:
+        made = Object(b"", REGULAR | 0o644)
+        if not flags & os.O_EXCL:
+            return Inode(key, path, None, made)
+        self.world.objects[key] = made
+        return Inode(key, path, made)
+
+    def _check_same(self, inode: Inode, entry: Shown) -> None:
+        """The name led to a file that is open already: it is that file, or what it grew to (S-31)."""
+        assert inode.path is not None, "the name leads to a file that was removed"
+        assert inode.key == entry.key
+        assert not inode.dead
+        if inode.unsent is None and not inode.stands(self.world.objects):
+            assert entry.body.startswith(inode.body), "an open file became another version"
+            inode.seen = self.world.objects[inode.key]
+
+    def _write(self, side: Side, handle: Handle, offset: int | None, body: bytes) -> None:
+        inode = handle.inode
+        at = handle.file.stat().size if offset is None else offset
+        if self._expect(lambda: handle.file.write(body, at), set(), self._may_be_stale(inode)) and body:
+            self._wrote(handle, lambda old: patched(old, at, body))
+
+    def _wrote(self, handle: Handle, change: Callable[[bytes], bytes]) -> None:
+        """The content changed; where another client took its version away the file says which it stands on."""
+        inode = handle.inode
+        if inode.path is None:
+            inode.unsent = Object(change(inode.body))
+            return
+        present = self.world.objects.get(inode.key)
+        if inode.unsent is None and not inode.stands(self.world.objects) and present is not None:
+            read: list[bytes] = []
+            number = outcome(lambda: read.append(handle.file.read()))
+            assert number in (0, errno.ESTALE)
+            grown = present.body.startswith(inode.body)
+            if read and grown and read[0] == change(present.body) != change(inode.body):
+                inode.seen = present
+        self.world.change_unsent(inode, change(inode.body))
+        if inode.restarted and inode.stands(self.world.objects):
+            # The new server does not know who else has it open, so that any close may send it: send it now.
+            self._expect(handle.file.fsync, set())
+            self.world.send(inode)
+            self._changed(next(side for side in self.sides if handle in side.handles))
+
+    def _read(self, handle: Handle) -> None:
+        inode = handle.inode
+        read: list[bytes] = []
+        number = outcome(lambda: read.append(handle.file.read()))
+        if number:
+            assert number in self._may_be_stale(inode), f"read: {named(number)}"
+            return
+        if read[0] == inode.body:
+            return
+        present = self.world.objects.get(inode.key)
+        followed = inode.path is not None and inode.unsent is None and present is not None and present.body == read[0]
+        assert followed, f"read {read[0][:20]!r} ({len(read[0])}), expected {inode.body[:20]!r} ({len(inode.body)})"
+        assert read[0].startswith(inode.body), "an open file became another version"
+        inode.seen = present
+
+    def _close(self, side: Side, handle: Handle) -> None:
+        inode = handle.inode
+        if inode.dead:
+            outcome(handle.file.close)
+            side.handles.remove(handle)
+            self.world.tidy(side)
+            return
+        last = side.handles_of(inode) == [handle]
+        if handle.writable or last:
+            self._mend(side, handle)
+        self._expect(handle.file.close, set())
+        side.handles.remove(handle)
+        if handle.writable or last:
+            self.world.send(inode)
+            self._changed(side)
+        self.world.tidy(side)
+
+    def _mend(self, side: Side, handle: Handle) -> None:
+        """A file whose unchanged bytes are gone (S-33) says ESTALE and stays listed; whole new content is accepted."""
+        inode = handle.inode
+        if inode.dead or inode.path is None or inode.unsent is None or inode.stands(self.world.objects):
+            return
+        number = outcome(handle.file.fsync)
+        if number:
+            assert number == errno.ESTALE, named(number)
+            assert any(row["error"] for row in side.mount.fs.uploads.unsent()), "not sent and not listed"
+            handle.file.truncate(0)
+            self.world.change_unsent(inode, b"")
+            self._expect(handle.file.fsync, set())
+        self.world.send(inode)
+        self._changed(side)
+
+    def _close_all(self, side: Side) -> None:
+        for handle in list(side.handles):
+            self._close(side, handle)
+        unsent = side.mount.fs.uploads.unsent()
+        assert not unsent, f"all is closed, but {unsent}"
+
+    def _set(
+        self,
+        side: Side,
+        shown: dict[bytes, Shown],
+        index: int,
+        call: Callable[[bytes], object],
+        *,
+        mode: int | None = None,
+        mtime_ns: int | None = None,
+        xattr: tuple[bytes, bytes] | None = None,
+    ) -> None:
+        at = self._existing(shown, index, None)
+        entry = shown[at]
+        if not at or entry.kind not in (REGULAR, DIRECTORY):
+            return
+        self._expect(lambda: call(at), set())
+        old = entry.object or Object(b"")
+        kind = entry.kind
+        new = old.but(mode=kind | (entry.permissions if mode is None else mode))
+        if entry.kind == DIRECTORY:
+            new = new.but(body=b"")
+        if mtime_ns is not None and entry.kind != DIRECTORY:  # a directory's times move with its entries
+            new = new.but(mtime_ns=mtime_ns)
+        if xattr is not None:
+            new = new.but(xattrs={**old.xattrs, xattr[0]: xattr[1]})
+        if entry.inode is not None and entry.inode.unsent is not None:
+            entry.inode.unsent = new
+            return
+        self.world.objects[entry.key] = new
+        for inode in side.inodes.values():
+            if inode.key == entry.key and inode.path is not None and inode.seen is old:
+                inode.seen = new
+        self._changed(side)
+
+
+def _same(found: bytes, expected: bytes, where: str) -> None:
+    assert found == expected, f"{where}: {found[:20]!r} ({len(found)}), expected {expected[:20]!r} ({len(expected)})"
+
+
+def _same_entries(found: dict[bytes, int], expected: dict[bytes, int], where: str, *, exact: bool) -> None:
+    """exact False: what only the metadata tells (a FIFO, a link as s3fs writes it) a plain listing shows as a file."""
+    if not exact:
+        found = {
+            name: expected[name] if kind == REGULAR and expected.get(name) in (LINK, stat.S_IFIFO) else kind
+            for name, kind in found.items()
+        }
+    assert found == expected, f"{where} lists {found}, expected {expected}"

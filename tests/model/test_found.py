@@ -1,0 +1,203 @@
+"""Histories that once broke a promise, kept: each was found by the state machine or while it was written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datastore.fuse.ops import Fh, OpenRequest
+from datastore.fuse.store.base import WriteOptions
+from datastore.fuse.store.memory import MemoryBucket, MemoryStore
+from tests.localfs import ME
+from tests.model.invariants import check
+from tests.model.mounts import ManualClock, Mount
+
+TTL_S = 1.0
+
+
+class Bench:
+    """One bucket, two mounts with a time to live of a second, a clock."""
+
+    def __init__(self, directory: Path, **options: Any) -> None:
+        self.clock = ManualClock()
+        self.bucket = MemoryBucket(clock=self.clock.time_ns)
+        self.plain = MemoryStore(self.bucket)
+        self.one = Mount(directory / "one", self.bucket, self.clock, ttl_s=TTL_S, **options)
+        self.two = Mount(directory / "two", self.bucket, self.clock, ttl_s=TTL_S, **options)
+
+    def put(self, key: str, body: bytes = b"") -> None:
+        self.plain.put(key, body, WriteOptions())
+        self.clock.advance(TTL_S + 0.1)
+
+    def delete(self, key: str) -> None:
+        self.plain.delete(key)
+        self.clock.advance(TTL_S + 0.1)
+
+    def keys(self) -> dict[str, bytes]:
+        return {raw.decode(): stored.body for raw, stored in self.bucket.objects.items()}
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    check(made.one.fs, restarted=made.one.restarted)
+    made.one.crash()
+    made.two.crash()
+
+
+def test_a_directory_is_not_opened_with_truncation(bench: Bench) -> None:
+    """open(O_TRUNC) of a directory staged an empty file for it, which then overwrote its marker."""
+    bench.put("d/")
+    ino = bench.one.local.stat("d").ino
+    with pytest.raises(IsADirectoryError):
+        bench.one.local._call.open(ME, ino, OpenRequest(flags=os.O_RDWR | os.O_TRUNC))
+    assert not bench.one.fs.uploads.unsent()
+
+
+def test_a_link_does_not_hide_a_directory_of_its_key(bench: Bench) -> None:
+    """S-37 The object `a.rclonelink` beside the directories `a` and `a.rclonelink` took the place of the latter."""
+    for key in ("a/", "a.rclonelink/f", "a.rclonelink"):
+        bench.put(key)
+    assert bench.one.local.listdir() == [b"a", b"a.rclonelink", "a.rclonelink\uf000".encode()]
+    assert bench.one.local.listdir("a.rclonelink") == [b"f"]
+
+
+def test_a_directory_named_like_a_link_has_its_own_key(bench: Bench) -> None:
+    """S-37 mkdir escaped the name, so that two directories `x.rclonelink` could be shown."""
+    bench.one.local.mkdir("x.rclonelink")
+    assert list(bench.keys()) == ["x.rclonelink/"]
+    bench.one.local.rename("x.rclonelink", "y.rclonelink")
+    assert list(bench.keys()) == ["y.rclonelink/"]
+
+
+def test_attributes_of_a_directory_are_not_believed_for_ever(bench: Bench) -> None:
+    """S-28 Each listing of the parent confirmed the attributes too, which it does not show."""
+    bench.one.local.mkdir("d", 0o700)
+    assert bench.two.local.stat("d").mode & 0o777 == 0o700
+    bench.one.local.chmod("d", 0o755)
+    bench.clock.advance(TTL_S + 0.1)
+    bench.two.local.listdir()
+    assert bench.two.local.stat("d").mode & 0o777 == 0o755
+
+
+def test_a_directory_whose_marker_went_has_default_attributes(bench: Bench) -> None:
+    """S-03 It kept what the marker had said."""
+    bench.one.local.mkdir("d", 0o700)
+    bench.put("d/f")
+    assert bench.one.local.stat("d").mode & 0o777 == 0o700
+    bench.delete("d/")
+    assert bench.one.local.stat("d").mode & 0o777 == 0o755
+
+
+@pytest.mark.parametrize("looked", [False, True])
+def test_the_last_close_wins_also_over_a_replaced_file(bench: Bench, looked: bool) -> None:
+    """S-32 What was written after this mount had seen the replacement was dropped, and close returned 0."""
+    bench.put("f", b"old")
+    with bench.one.local.opened("f", os.O_RDWR) as file:
+        file.read()
+        bench.put("f", b"theirs")
+        if looked:
+            assert bench.one.local.read("f") == b"theirs"
+        file.write(b"ours", 0)
+        assert bench.one.local.read("f") == b"ours"
+    assert bench.keys()["f"] == b"ours"
+
+
+def test_a_file_removed_elsewhere_is_written_again(bench: Bench) -> None:
+    """S-18 The same for a file that another client had removed, and its directory with it."""
+    bench.put("d/f", b"old")
+    with bench.one.local.opened("d/f", os.O_RDWR) as file:
+        file.read()
+        bench.delete("d/f")
+        assert bench.one.local.listdir() == []
+        file.write(b"our", 0)
+        assert bench.one.local.listdir("d") == [b"f"]
+    assert bench.keys() == {"d/f": b"our"}
+
+
+def test_a_directory_with_unsent_files_stays(bench: Bench) -> None:
+    """S-29 It vanished from this mount, with the unsent files in it, when another client removed its marker."""
+    bench.put("d/")
+    with bench.one.local.opened("d/f", os.O_RDWR | os.O_CREAT) as file:
+        file.write(b"x")
+        bench.delete("d/")
+        assert bench.one.local.listdir() == [b"d"]
+        assert bench.one.local.listdir("d") == [b"f"]
+        assert bench.one.local.read("d/f") == b"x"
+    assert bench.keys() == {"d/f": b"x"}
+
+
+def test_an_unsent_file_is_shown_once(bench: Bench) -> None:
+    """S-37 Its key was listed a second time under the name that an object beside a directory has."""
+    with bench.one.local.opened("a", os.O_RDWR | os.O_CREAT) as file:
+        file.write(b"x")
+        bench.put("a", b"theirs")
+        bench.put("a/b")
+        assert bench.one.local.listdir() == [b"a"]
+    bench.clock.advance(TTL_S + 0.1)
+    assert bench.one.local.listdir() == [b"a", "a\uf000".encode()]
+
+
+def test_a_listing_knows_what_was_sent(bench: Bench) -> None:
+    """S-29 The cached listing kept the size of before, and a node that the kernel had forgotten was made from it."""
+    bench.put("f", b"old")
+    bench.one.local.listdir()
+    bench.one.local.write("f", b"newer")
+    bench.one.forget()
+    assert bench.one.local.read("f") == b"newer"
+
+
+def test_odd_names_are_found_in_large_directories(tmp_path: Path) -> None:
+    """S-37 A single HEAD can't tell what is shown under them: the look-up failed where the listing had the name."""
+    bench = Bench(tmp_path, page_keys=3)
+    for key in ("a", "b", "c", "x", "x.rclonelink", "d.rclonelink/f", "\uf0c3\uf0a9"):
+        bench.put(key, b"1")
+    for name in bench.one.local.listdir():
+        assert bench.one.local.exists(name), name
+    bench.one.crash()
+    bench.two.crash()
+
+
+def test_a_link_that_became_a_file_is_seen_in_a_large_directory(tmp_path: Path) -> None:
+    """S-37 A known link was only asked for as a link."""
+    bench = Bench(tmp_path, page_keys=3)
+    for key in ("a", "b", "c", "x.rclonelink"):
+        bench.put(key, b"a")
+    assert bench.one.local.readlink("x") == b"a"
+    bench.put("x", b"file")
+    assert bench.one.local.read("x") == b"file"
+    bench.one.crash()
+    bench.two.crash()
+
+
+@pytest.mark.parametrize("offset", [5, 10_000])
+def test_writes_go_on_at_a_new_server(bench: Bench, offset: int) -> None:
+    """S-41 A file that was open when the server died was taken for empty: reads gave nothing, a write destroyed it."""
+    body = b"0123456789" * 1000
+    bench.one.local.write("f", body)
+    file = bench.one.local.open("f", os.O_RDWR)
+    bench.one.crash()
+    bench.one.build(resumed=True)
+    bench.one.take_over([file])
+    assert bytes(file._call.read(file.ino, Fh(99), 0, 1 << 20)) == body
+    file.write(b"XY", offset)
+    file.close()
+    assert bench.keys() == {"f": body[:offset] + b"XY" + body[offset + 2 :]}
+
+
+def test_names_of_an_earlier_server_are_restored_once(bench: Bench) -> None:
+    """S-41 Two nodes that had the same name one after the other both had it at the new server."""
+    bench.one.local.write("f", b"1")
+    held = bench.one.local.open("f")
+    bench.one.local.unlink("f")
+    bench.one.local.write("f", b"2")
+    bench.one.crash()
+    bench.one.build(resumed=True)
+    check(bench.one.fs, restarted=True)
+    assert bench.one.local.read("f") == b"2"
+    assert bench.one.local.stat("f").ino != held.ino
