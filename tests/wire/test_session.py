@@ -109,6 +109,7 @@ def exchange(peer: Peer, frame: bytes) -> None:
 @given(st.binary(min_size=1, max_size=400))
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_arbitrary_bytes_never_end_the_session(frame: bytes) -> None:
+    """S-42 whatever comes over the wire, the session answers or refuses and goes on."""
     with Peer(MemFs(), negotiated=SETTLED) as peer:
         assert peer.receive().error == abi.NOTIFY_RESEND
         exchange(peer, frame)
