@@ -319,7 +319,8 @@ class FilesystemMachine(Steps):
 
     @rule(side=sides)
     def forget(self, side: int) -> None:
-        self.sides[side].mount.forget()
+        here = self.sides[side]
+        here.mount.forget({handle.file.ino for handle in here.handles})
 
     @rule(seconds=st.sampled_from([0.4, 1.1, 5.0]))
     def wait(self, seconds: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -14,6 +15,7 @@ from datastore.fuse.store.memory import MemoryBucket, MemoryStore
 from datastore.fuse.vfs.attrs import Defaults, from_metadata
 from datastore.fuse.vfs.build import build_filesystem
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
+from datastore.fuse.vfs.nodes import Node
 from tests.localfs import File, LocalFs
 from tests.model.reference import Object
 
@@ -114,16 +116,15 @@ class Mount:
         core.nodelog.close()
         core.db.close()
 
-    def forget(self) -> None:
-        """The kernel drops what it may: inodes that nobody has open, and above which nothing is."""
+    def forget(self, opened: Collection[int] = ()) -> None:
+        """The kernel drops what it may: inodes that nobody has open (`opened`), and above which nothing is."""
         nodes = self.fs.core.nodes
-        held = {nodes.root.ino}
+        held: set[int] = {nodes.root.ino}
         for node in nodes.by_ino.values():
-            if node.handles:
-                above = node
-                while above is not None:
-                    held.add(above.ino)
-                    above = above.parent if above.parent is not None and not above.gone else None  # type: ignore[assignment]
+            above: Node | None = node if node.handles or node.ino in opened else None
+            while above is not None:
+                held.add(above.ino)
+                above = None if above.gone else above.parent
         for node in list(nodes.by_ino.values()):
             if node.ino not in held and node.nlookup:
                 self.fs.forget(node.ino, node.nlookup)
