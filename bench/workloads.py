@@ -207,7 +207,7 @@ def native_list(cell: Cell) -> None:
 @dataclass(frozen=True, slots=True)
 class Change:
     """One kind of call. where: the folder it works in; seen: how many keys of it must be in S3 afterwards, by how the
-    names begin and end; made_by: the call whose durability a reading call has."""
+    names begin and end; made_by: the call that has to be durable for this one to be."""
 
     where: str
     seen: Callable[[int], Mapping[tuple[str, str], int]] = lambda count: {}
@@ -217,7 +217,8 @@ class Change:
 FILES, RENAMED = "files", "files2"
 CHANGES = {
     "mkdir": Change("dirs", lambda count: {("d", "/"): count}),
-    "rmdir": Change("dirs", lambda count: {("d", "/"): 0}),
+    # Whoever wrote no directory has none to remove there.
+    "rmdir": Change("dirs", lambda count: {("d", "/"): 0}, made_by="mkdir"),
     "create": Change(FILES, lambda count: {("f", ""): count}),
     "stat": Change(FILES, made_by="create"),
     "rename": Change(FILES, lambda count: {("g", ""): count, ("f", ""): 0}),

@@ -103,7 +103,7 @@ TIERS = (
     Tier(name="e2e-laptop", steps=(pytest_step("tests/e2e", "-m", "e2e_laptop", workers=1),), obstacle=not_root),
     Tier(
         name="mount-plain",
-        steps=(pytest_step("tests/mount", "-m", "plain_user"),),
+        steps=(pytest_step("tests/mount", "-m", "plain_user and not root_only"),),
         obstacle=no_fuse,
         plain=True,
     ),

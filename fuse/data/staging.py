@@ -6,12 +6,13 @@ upload needs them. What the file holds is whole blocks of 4 KiB, so that after a
 INVARIANT: every byte of [0, size) is in the file (present), comes from the base ([0, base_size) and not present), or
 is zero.
 INVARIANT: dirty_ranges is within present and [0, size).
-Not locked: the node's lock covers it.
+The node's lock covers it, but for read_present().
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -33,6 +34,8 @@ class StagedFile:
         self.base_size = base.size if base else 0
         self.size = self.base_size
         self.present = Extents()
+        self._guard = threading.Lock()
+        """Covers fd, present, size and base_size for read_present(); a leaf, held for a copy of the bytes at most."""
         self.dirty_ranges = Extents()
         self.dirty = False
         """The store does not have this content."""
@@ -68,8 +71,19 @@ class StagedFile:
         staged.dirty = staged.content_changed = True
         return staged
 
+    def read_present(self, offset: int, size: int) -> bytes | None:
+        """Bytes as read() gives them; None when some must be fetched first. Needs no lock: an upload may be under way."""
+        with self._guard:
+            if self.fd < 0 or self._missing(offset, min(offset + size, self.size)):
+                return None
+            return self.read(offset, size)
+
     def missing(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Ranges that must be fetched from the base before [start, stop) can be read: what its blocks lack."""
+        with self._guard:
+            return self._missing(start, stop)
+
+    def _missing(self, start: int, stop: int) -> list[tuple[int, int]]:
         if start >= min(stop, self.base_size):
             return []
         return self.present.missing(start - start % BLOCK, min(-(-stop // BLOCK) * BLOCK, self.base_size))
@@ -87,9 +101,12 @@ class StagedFile:
     def fill(self, offset: int, content: bytes | bytearray | memoryview) -> None:
         """Put bytes of the base in; parts that were written meanwhile stay."""
         view = memoryview(content)
-        for start, stop in self.present.missing(offset, offset + len(view)):
+        with self._guard:
+            gaps = self.present.missing(offset, offset + len(view))
+        for start, stop in gaps:
             _write_all(self.fd, view[start - offset : stop - offset], start)
-        self.present.add(offset, offset + len(view))
+        with self._guard:
+            self.present.add(offset, offset + len(view))
 
     def read(self, offset: int, size: int) -> bytes:
         """Bytes that are present or zero; nothing beyond the end."""
@@ -104,12 +121,13 @@ class StagedFile:
 
     def truncate(self, size: int) -> None:
         """Cut or extend by zeros."""
-        os.ftruncate(self.fd, size)
+        with self._guard:
+            os.ftruncate(self.fd, size)
+            self.base_size = min(self.base_size, size)
+            self.present.truncate(size)
+            self.size = size
         self.appended = False
-        self.base_size = min(self.base_size, size)
-        self.present.truncate(size)
         self.dirty_ranges.truncate(size)
-        self.size = size
         self._touched()
 
     def zero(self, offset: int, length: int) -> None:
@@ -123,7 +141,8 @@ class StagedFile:
     def uploaded(self, version: ObjectVersion) -> None:
         """The store has exactly this content now, as `version`; what is not present can be had from there."""
         self.moved(version)
-        self.base_size = self.size
+        with self._guard:
+            self.base_size = self.size
         self.dirty_ranges = Extents()
         self.dirty = self.content_changed = False
         self.error, self.attempt = "", None
@@ -139,9 +158,10 @@ class StagedFile:
 
     def close(self, *, remove: bool) -> None:
         """Close, and remove the file; idempotent."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        with self._guard:
+            if self.fd >= 0:
+                os.close(self.fd)
+                self.fd = -1
         if remove:
             self.path.unlink(missing_ok=True)
 
@@ -155,9 +175,10 @@ class StagedFile:
 
     def _changed(self, start: int, stop: int) -> None:
         self.appended &= start >= self.size
-        self.present.add(start, stop)
+        with self._guard:
+            self.present.add(start, stop)
+            self.size = max(self.size, stop)
         self.dirty_ranges.add(start, stop)
-        self.size = max(self.size, stop)
         self._touched()
 
     def _touched(self) -> None:

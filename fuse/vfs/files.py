@@ -124,6 +124,9 @@ class Files:
                 if node.unlinked_key:
                     self._discard_copy(node.unlinked_key)
             else:
+                if node.dirty and node.staged is not None and node.staged.error:
+                    # The close failed and said so. It is tried again later: now all who read the file would wait.
+                    return
                 try:
                     self._uploads.send(node)
                 except (DatastoreError, OSError):
@@ -177,13 +180,10 @@ class Files:
         return got
 
     def _read_staged(self, node: Node, offset: int, size: int) -> Reply[Bytes]:
-        if node.lock.acquire(blocking=False):
-            try:
-                staged = node.staged
-                if staged is not None and not staged.missing(offset, min(offset + size, staged.size)):
-                    return staged.read(offset, size)
-            finally:
-                node.lock.release()
+        staged = node.staged
+        body = staged.read_present(offset, size) if staged is not None else None
+        if body is not None:
+            return body
         return Blocking(partial(self._read_filling, node, offset, size))
 
     def _read_filling(self, node: Node, offset: int, size: int) -> Bytes:

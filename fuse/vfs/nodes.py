@@ -21,6 +21,7 @@ from ..data.version import ObjectVersion
 from ..ops import ROOT_INO, Attr, Ino
 from .attrs import Attributes
 from .listing import Listed, Listing
+from .names import BESIDE_DIRECTORY
 
 if TYPE_CHECKING:
     from ..data.staging import StagedFile
@@ -174,6 +175,11 @@ class Directory(Node):
         """2 and one for each subdirectory; 1, as on btrfs, while their number is not known (find(1) relies on it)."""
         return 0 if self.gone else 1 if self.subdirectories < 0 else 2 + self.subdirectories
 
+    def has_directory(self, name: bytes) -> bool:
+        """Whether this name is a directory, as far as is known."""
+        listed = self.listing.entries.get(name) if self.listing is not None else None
+        return isinstance(self.children.get(name), Directory) or (listed is not None and listed.kind == stat.S_IFDIR)
+
     def holds_unsent(self) -> bool:
         """Whether bytes of a file below are not in the store."""
         return any(child.holds_unsent() for child in self.children.values())
@@ -242,7 +248,10 @@ class NodeTable:
         above = parent.parent
         twin = above.children.get(parent.name) if above is not None and parent.gone else None
         target = twin if isinstance(twin, Directory) and twin.tail == parent.tail else parent
-        holder = target.children.get(node.name)
+        name = node.name
+        if target.has_directory(name) and not isinstance(node, Directory):
+            name += BESIDE_DIRECTORY
+        holder = target.children.get(name)
         if holder is not None and holder is not node and (holder.dirty or isinstance(holder, Directory)):
             return False
         if target is parent and not self.reattach(parent):
@@ -252,7 +261,7 @@ class NodeTable:
             self.detach(holder)
         if parent is not target and parent.children.get(node.name) is node:
             del parent.children[node.name]
-        node.parent, node.gone, node.lost = target, False, False
+        node.parent, node.name, node.gone, node.lost = target, name, False, False
         if self.by_ino.get(node.ino) is not node:
             node.ino = self.free_ino(target.ino, node.name)
             self.by_ino[node.ino] = node

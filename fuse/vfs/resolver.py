@@ -12,7 +12,7 @@ from ..ops import AttrReply, Entry, FSError, Ino
 from .core import Core
 from .foresight import Foresight
 from .listing import Listed, Listing
-from .names import one_key
+from .names import BESIDE_DIRECTORY, LINK_SUFFIX, one_key
 from .nodes import Directory, Node
 from .remote import Remote
 
@@ -122,8 +122,13 @@ class Resolver:
     def removed(self, parent: Directory, name: bytes) -> None:
         """We removed this name."""
         self._mark(parent, name)
-        if parent.listing is not None:
-            parent.listing.entries.pop(name, None)
+        listing = parent.listing
+        if listing is None:
+            return
+        listing.entries.pop(name, None)
+        if name + BESIDE_DIRECTORY in listing.entries or name + LINK_SUFFIX.encode() in listing.entries:
+            # What was shown beside it is shown as it from now on (S-37).
+            parent.listing = None
 
     def touched(self, directory: Directory) -> None:
         """An entry came or went: the directory's times follow."""

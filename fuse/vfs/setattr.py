@@ -53,7 +53,7 @@ class SetAttrs:
     def setattr(self, ino: Ino, fh: Fh, changes: SetAttr) -> AttrReply:
         """All that setattr can change. FSError(ESTALE, ENOSPC, EISDIR)."""
         node = self._files.node_of(ino, fh)
-        if not node.gone and not self._resolver.revalidate(node):
+        if not node.gone and not self._resolver.revalidate(node) and not node.handles:
             raise FSError(errno.ESTALE)
         if changes.size is not None:
             self._resize(node, fh, changes)

@@ -74,10 +74,14 @@ class Steps(RuleBasedStateMachine):
     def _turn_of(self, index: int) -> tuple[Side, dict[bytes, Shown]]:
         side = self.sides[index]
         self._turn(side)
+        shown = self.world.tree(side)
         for inode in side.inodes.values():
-            if inode.restarted and inode.unsent is None and not inode.stands(self.world.objects):
-                inode.dead = True
-        return side, self.world.tree(side)
+            if inode.unsent is not None or inode.path is None:
+                continue
+            there = shown.get(inode.path)
+            renamed = (there is None and inode.key in self.world.objects) or (there and there.key != inode.key)
+            inode.dead |= bool(renamed) or (inode.restarted and not inode.stands(self.world.objects))
+        return side, shown
 
     def _changed(self, by: Side | None) -> None:
         self.clock.advance(0.001)
@@ -155,15 +159,18 @@ class Steps(RuleBasedStateMachine):
     def _check_same(self, inode: Inode, entry: Shown) -> None:
         """The name led to a file that is open already: it is that file, or what it grew to (S-31)."""
         assert inode.path is not None, "the name leads to a file that was removed"
+        if inode.dead:
+            inode.dead, inode.key, inode.seen = False, entry.key, self.world.objects[entry.key]
+            return
         assert inode.key == entry.key
-        assert not inode.dead
         if inode.unsent is None and not inode.stands(self.world.objects):
             assert entry.body.startswith(inode.body), "an open file became another version"
             inode.seen = self.world.objects[inode.key]
 
     def _write(self, side: Side, handle: Handle, offset: int | None, body: bytes) -> None:
         inode = handle.inode
-        at = handle.file.stat().size if offset is None else offset
+        size = handle.file.stat().size  # and what another client did to the name is seen
+        at = size if offset is None else offset
         if self._expect(lambda: handle.file.write(body, at), set(), self._may_be_stale(inode)) and body:
             self._wrote(handle, lambda old: patched(old, at, body))
 
@@ -181,12 +188,13 @@ class Steps(RuleBasedStateMachine):
             grown = present.body.startswith(inode.body)
             if read and grown and read[0] == change(present.body) != change(inode.body):
                 inode.seen = present
+        side = next(side for side in self.sides if handle in side.handles)
         self.world.change_unsent(inode, change(inode.body))
         if inode.restarted and inode.stands(self.world.objects):
             # The new server does not know who else has it open, so that any close may send it: send it now.
             self._expect(handle.file.fsync, set())
             self.world.send(inode)
-            self._changed(next(side for side in self.sides if handle in side.handles))
+            self._changed(side)
 
     def _read(self, handle: Handle) -> None:
         inode = handle.inode

@@ -143,6 +143,30 @@ def test_an_unsent_file_is_shown_once(bench: Bench) -> None:
     assert bench.one.local.listdir() == [b"a", "a\uf000".encode()]
 
 
+def test_an_open_file_goes_on_beside_a_directory_of_its_name(bench: Bench) -> None:
+    """S-37 ftruncate was ESTALE, and a write stayed unsent, once another client had made its name a directory."""
+    bench.put("a", b"old")
+    with bench.one.local.opened("a", os.O_RDWR) as file:
+        file.read()
+        bench.put("a/b")
+        assert bench.one.local.listdir() == [b"a", "a\uf000".encode()]
+        file.truncate(1)
+        file.write(b"x", 1)
+        assert bench.one.local.listdir() == [b"a", "a\uf000".encode()]
+    assert bench.keys() == {"a": b"ox", "a/b": b""}
+
+
+def test_what_was_shown_beside_a_name_is_shown_as_it_when_that_goes(bench: Bench) -> None:
+    """S-29 S-37 The cached listing went on to show it under the other name."""
+    for key in ("a", "a/", "x", "x.rclonelink"):
+        bench.put(key, b"" if key.endswith("/") else b"t")
+    bench.one.local.listdir()
+    bench.one.local.rmdir("a")
+    bench.one.local.unlink("x")
+    bench.clock.advance(0.01)
+    assert bench.one.local.read("a") == bench.one.local.readlink("x") == b"t"
+
+
 def test_a_listing_knows_what_was_sent(bench: Bench) -> None:
     """S-29 The cached listing kept the size of before, and a node that the kernel had forgotten was made from it."""
     bench.put("f", b"old")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -76,3 +77,12 @@ def mount_with(versitygw: Server, clean_environment: Path) -> Mounter:
         return mounted(at, bucket or new_bucket(at), clean_environment, **options)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def has_rclone() -> None:
+    """Skips where rclone is not installed; in CI that is a failure."""
+    if shutil.which("rclone") is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("rclone is not installed")
+        pytest.skip("rclone is not installed")

@@ -250,6 +250,24 @@ def mounted(
         made.end()
 
 
+def rclone(server: Server, *arguments: str | Path, text: bytes = b"") -> str:
+    """Run rclone, which knows the server as `s3:`; text: its standard input. What it printed."""
+    settings = {
+        "TYPE": "s3",
+        "PROVIDER": "Other",
+        "ENDPOINT": server.endpoint,
+        "ACCESS_KEY_ID": server.access_key,
+        "SECRET_ACCESS_KEY": server.secret_key,
+        "REGION": server.region,
+        "FORCE_PATH_STYLE": "true",
+    }
+    env = {**os.environ, **{f"RCLONE_CONFIG_S3_{name}": value for name, value in settings.items()}}
+    command = ["rclone", "--config", "/dev/null", *map(str, arguments)]
+    done = subprocess.run(command, env=env, input=text, capture_output=True, timeout=COMMAND_TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()
+
+
 def eventually(check: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T:
     """The first true answer of `check`, asked again and again for a bounded time."""
     deadline = time.monotonic() + patience_s

@@ -213,7 +213,7 @@ def test_a_server_that_can_not_come_back_is_tried_again_until_it_can(tmp_path: P
         assert (keeper.path / "d" / "011").read_bytes() == pattern(11)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="passthrough is root's")
+@pytest.mark.root_only  # passthrough is root's
 def test_files_open_by_passthrough_and_otherwise_go_on_after_a_death(tmp_path: Path) -> None:
     local = tmp_path / "local"
     local.write_bytes(pattern(0))

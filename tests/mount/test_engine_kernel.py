@@ -21,7 +21,7 @@ from tests.memfs import MemFs, pattern
 from tests.mount.engine import eventually, mounted
 
 pytestmark = [pytest.mark.fuse, pytest.mark.plain_user]
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="passthrough and other users' mounts are root's")
+needs_root = pytest.mark.root_only  # passthrough and other users' mounts
 
 
 def filled(**options: object) -> MemFs:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-import shutil
 import subprocess
 import sys
 import threading
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.mounts import TTL_S, Area, Mount, error_of, eventually, fails, settle
+from tests.mount.mounts import TTL_S, Area, Mount, error_of, eventually, fails, rclone, settle
 
 pytestmark = pytest.mark.fuse
 
@@ -51,19 +50,7 @@ def put_by_boto(pair: Pair, name: str, body: bytes) -> None:
 
 
 def put_by_rclone(pair: Pair, name: str, body: bytes) -> None:
-    server = pair.area.mount.server
-    settings = {
-        "TYPE": "s3",
-        "PROVIDER": "Other",
-        "ENDPOINT": server.endpoint,
-        "ACCESS_KEY_ID": server.access_key,
-        "SECRET_ACCESS_KEY": server.secret_key,
-        "REGION": server.region,
-        "FORCE_PATH_STYLE": "true",
-    }
-    env = {**os.environ, **{f"RCLONE_CONFIG_S3_{field}": text for field, text in settings.items()}}
-    target = f"s3:{pair.area.mount.bucket}/{pair.area.key(name)}"
-    subprocess.run(["rclone", "--config", "/dev/null", "rcat", target], input=body, env=env, timeout=60, check=True)
+    rclone(pair.area.mount.server, "rcat", f"s3:{pair.area.mount.bucket}/{pair.area.key(name)}", text=body)
 
 
 Writer = Callable[[Pair, str, bytes], None]
@@ -72,10 +59,8 @@ WRITERS = {"mount": put_by_mount, "boto3": put_by_boto, "rclone": put_by_rclone}
 
 @pytest.fixture(params=WRITERS)
 def write(request: pytest.FixtureRequest) -> Writer:
-    if request.param == "rclone" and shutil.which("rclone") is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("rclone is not installed")
-        pytest.skip("rclone is not installed")
+    if request.param == "rclone":
+        request.getfixturevalue("has_rclone")
     return WRITERS[request.param]
 
 

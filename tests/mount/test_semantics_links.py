@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import socket
 import stat
-import subprocess
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
 from tests.mount.conftest import Mounter
-from tests.mount.mounts import PATIENCE_S, Area, fails, settle
-from tests.servers import Server
+from tests.mount.mounts import Area, fails, rclone, settle
 
 pytestmark = [pytest.mark.fuse, pytest.mark.plain_user]
 
@@ -168,34 +165,6 @@ def test_devices_and_hard_links_are_refused(area: Area) -> None:
     fails(errno.EOPNOTSUPP, os.link, area.path / "file", area.path / "second")
     assert os.listdir(area.path) == ["file"]
     assert (area.path / "file").stat().st_nlink == 1
-
-
-def rclone(server: Server, *arguments: str | Path) -> str:
-    """Run Debian's rclone against the server as remote `s3:`."""
-    settings = {
-        "TYPE": "s3",
-        "PROVIDER": "Other",
-        "ENDPOINT": server.endpoint,
-        "ACCESS_KEY_ID": server.access_key,
-        "SECRET_ACCESS_KEY": server.secret_key,
-        "REGION": server.region,
-        "FORCE_PATH_STYLE": "true",
-    }
-    env = {**os.environ, **{f"RCLONE_CONFIG_S3_{name}": value for name, value in settings.items()}}
-    command = ["rclone", "--config", "/dev/null", *map(str, arguments)]
-    done = subprocess.run(
-        command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S * 4, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def has_rclone() -> None:
-    if shutil.which("rclone") is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("rclone is not installed")
-        pytest.skip("rclone is not installed")
 
 
 def test_rclone_recreates_our_links(has_rclone: None, links: Area, tmp_path: Path) -> None:
