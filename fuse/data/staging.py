@@ -72,7 +72,7 @@ class StagedFile:
         return staged
 
     def read_present(self, offset: int, size: int) -> bytes | None:
-        """Bytes as read() gives them; None when some must be fetched first. Needs no lock: an upload may be under way."""
+        """Bytes as read() gives them; None when some must be fetched. Needs no lock: it may be uploading."""
         with self._guard:
             if self.fd < 0 or self._missing(offset, min(offset + size, self.size)):
                 return None
