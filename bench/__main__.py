@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -189,6 +190,15 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
+def stop_once(_signal: int, _frame: FrameType | None) -> None:
+    """Clean up and end. A second Ctrl-C must not break the clean-up off: each of its steps is bounded."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Also where a shell has started us in the background, with SIGINT ignored.
+    signal.signal(signal.SIGINT, stop_once)
+    signal.signal(signal.SIGTERM, stop_once)
     sys.exit(main(sys.argv[1:]))

@@ -216,7 +216,9 @@ class FilesystemMachine(Steps):
         entry = shown.get(at)
         if entry is None or entry.kind != REGULAR:
             return
-        inode = here.inode_at(entry.key, self.world.objects)
+        inode = here.inodes.get(here.mount.local.stat(at).ino)
+        if inode is not None:
+            self._check_same(inode, entry)
         may = self._may_be_stale(inode) if inode is not None else set()
         if not self._expect(lambda: here.mount.local.truncate(at, size), set(), may):
             return
