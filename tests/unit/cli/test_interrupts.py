@@ -152,8 +152,8 @@ def test_ctrl_c_while_uploading_gives_up_waiting(start: Start, root: Path, manif
     eventually(lambda: root.exists() and list(root.glob("*/asked")))
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
-    said = iter(process.stderr.readline, "")
-    assert any(f"interrupted: unmounting {tmp_path}/d now; what is not uploaded is kept on disk" in line for line in said)
+    said = f"interrupted: unmounting {tmp_path}/d now; what is not uploaded is kept on disk"
+    assert any(said in line for line in iter(process.stderr.readline, ""))
     # The fake never answers, so the forced stop must go on to end it by itself.
     os.kill(fake_pid(root), signal.SIGKILL)
     process.communicate(timeout=PATIENCE_S)
