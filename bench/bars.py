@@ -123,12 +123,16 @@ def _judge_one(bar: Bar, results: Results, allowance: float) -> Verdict:
         return Verdict(bar, True, own.value)
     if bar.against is Against.DURABLE_PEER and own.late:
         return Verdict(bar, False, own.value, why="S3 did not have it when the call returned")
-    who, reference = ("limit", 1.0) if bar.against is Against.LIMIT else _reference(bar, results)
+    factor = bar.factor
+    if bar.against is Against.LIMIT:
+        who, reference, factor = "limit", bar.factor, 1.0
+    else:
+        who, reference = _reference(bar, results)
     if not who:
         return Verdict(bar, None, own.value, why=f"no {bar.against.value} in this run")
     ratio = own.value / reference if reference else math.inf
-    met = ratio >= bar.factor * allowance if bar.direction == ">=" else ratio <= bar.factor / allowance
-    return Verdict(bar, met, own.value, bar.factor if bar.against is Against.LIMIT else reference, who, ratio)
+    met = ratio >= factor * allowance if bar.direction == ">=" else ratio <= factor / allowance
+    return Verdict(bar, met, own.value, reference, who, ratio)
 
 
 def _reference(bar: Bar, results: Results) -> tuple[str, float]:
@@ -138,7 +142,7 @@ def _reference(bar: Bar, results: Results) -> tuple[str, float]:
         fits: Callable[[Figure], bool] = _any
     else:
         names = [name for name in results.subjects(bar.metric) if name not in NOT_PEERS]
-        fits = {Against.PEER: _any, Against.DURABLE_PEER: _durable, Against.LAZY_PEER: _late}[bar.against]
+        fits = {Against.DURABLE_PEER: _durable, Against.LAZY_PEER: _late}.get(bar.against, _any)
     found = {
         name: figure.value
         for name in names

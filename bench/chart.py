@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Drawing
 
-from bench.bars import NOT_PEERS, Against, Verdict
+from bench.bars import LOCAL, NOT_PEERS, Against, Verdict
 from bench.metrics import Metric, Results
 
 COLUMNS = 4
@@ -32,12 +32,18 @@ def _wanted(metric: Metric, verdicts: Iterable[Verdict]) -> list[float]:
     ]
 
 
-def _panel(axes: Axes, metric: Metric, results: Results, wanted: Sequence[float]) -> None:
-    found = {
+def _shown(metric: Metric, results: Results, verdicts: Iterable[Verdict]) -> dict[str, float]:
+    """Who gets a line. The local disk dwarfs everybody, so it is left out where nobody is compared with it."""
+    against = {verdict.bar.against for verdict in verdicts if verdict.bar.metric == metric.id}
+    hidden = {LOCAL} if against - {Against.SUCCESS} and Against.LOCAL not in against else set()
+    return {
         name: figure.value
         for name in results.subjects(metric.id)
-        if (figure := results.get(name, metric.id)) is not None and not figure.error
+        if name not in hidden and (figure := results.get(name, metric.id)) is not None and not figure.error
     }
+
+
+def _panel(axes: Axes, metric: Metric, found: Mapping[str, float], wanted: Sequence[float]) -> None:
     axes.barh(list(found), list(found.values()), color=[_colour(name) for name in found])
     for value in wanted:
         axes.axvline(value, color="#b3261e", linestyle="--", linewidth=1)
@@ -56,5 +62,6 @@ def draw(results: Results, verdicts: Sequence[Verdict], file: Path) -> None:
     drawing = Drawing(figsize=(4.6 * COLUMNS, 2.4 * rows + 0.5), layout="constrained")
     FigureCanvasAgg(drawing)
     for place, metric in enumerate(metrics, 1):
-        _panel(drawing.add_subplot(rows, COLUMNS, place), metric, results, _wanted(metric, verdicts))
+        axes = drawing.add_subplot(rows, COLUMNS, place)
+        _panel(axes, metric, _shown(metric, results, verdicts), _wanted(metric, verdicts))
     drawing.savefig(file, dpi=80)

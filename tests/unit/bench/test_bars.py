@@ -79,6 +79,8 @@ def test_a_limit_is_absolute() -> None:
     bar = Bar("W10.walk", "<=", 512, Against.LIMIT)
     assert only(bar, results("W10.walk", ours=512)) == ("met", "limit")
     assert only(bar, results("W10.walk", ours=513)) == ("missed", "limit")
+    [verdict] = judge([bar], results("W10.walk", ours=1024))
+    assert (verdict.ratio, verdict.reference) == (2.0, 512)
 
 
 def test_our_failure_is_missed_whatever_the_bar() -> None:

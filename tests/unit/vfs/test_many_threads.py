@@ -46,6 +46,9 @@ class Kernel:
         method = getattr(self._fs, name)
 
         def call(*arguments: Any) -> Any:
+            for place in self._directories(name) if name in VICTIMS else ():
+                # The kernel looks a victim up first, so it has an inode to lock.
+                self._served(self._fs.lookup, arguments[0], arguments[place], arguments[place + 1])
             with self._locked(name, arguments):
                 return self._served(method, *arguments)
 
@@ -56,10 +59,14 @@ class Kernel:
             reply = method(*arguments)
         return reply.fn() if isinstance(reply, Blocking) else reply
 
+    def _directories(self, name: str) -> tuple[int, ...]:
+        """Which arguments of a call are the inodes that it locks."""
+        return {"rename": (1, 3)}.get(name, (1,) if name in ENTRIES else (0,) if name == "write" else ())
+
     @contextmanager
     def _locked(self, name: str, arguments: tuple[Any, ...]) -> Iterator[None]:
         """Take all locks of a call or none, so that there is no order to keep."""
-        directories = {"rename": (1, 3)}.get(name, (1,) if name in ENTRIES else (0,) if name == "write" else ())
+        directories = self._directories(name)
         inodes = {int(arguments[place]) for place in directories}
         if name == "setattr":
             inodes = {int(arguments[1])}
