@@ -28,9 +28,9 @@ test: setup-bench tools ## every tier, as root and as a plain user; prints which
 e2e-laptop: setup-bench tools ## only the laptop tier
 	@$(PY) tests/run_tiers.py e2e-laptop e2e-laptop-plain
 
-bench: setup-bench tools ## time real programs on a mount, beside local disk and s3fs
-	@.ci/apt s3fs
-	@$(PY) -m bench.w12
+bench: setup-bench tools ## time W1 to W12 beside other tools and local disk; BENCH='--only W1 --short' for less
+	@.ci/apt s3fs rclone
+	@$(PY) -m bench $(BENCH)
 
 docs: setup ## write docs/reference and the CRD anew from the code
 	@$(PY) -m datastore.api.crd

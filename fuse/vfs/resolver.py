@@ -18,6 +18,8 @@ from .remote import Remote
 
 _CHANGED_MAX = 4096
 """Names that we changed, kept per directory until the next listing; beyond, those that no listing is older than go."""
+_SLOW_LISTING = 2.0
+"""A directory is believed for so many times as long as it took to list it, if that is more than the time to live."""
 _LISTING_MAX_S = 600.0
 """No listing takes longer."""
 
@@ -48,10 +50,9 @@ class Resolver:
         """Whether what is known of a node may be shown without asking."""
         if node.dirty or node.gone:
             return True
-        settings = self._core.settings
-        if self._age(node.checked_at) >= settings.metadata_ttl_s and node.parent is not None:
+        if node.parent is not None and self._age(node.checked_at) >= self._ttl(node.parent):
             return False
-        return node.exact or not settings.full_attributes
+        return node.exact or not self._core.settings.full_attributes
 
     def entry(self, node: Node) -> Entry:
         """The answer to a lookup; counts it."""
@@ -77,7 +78,7 @@ class Resolver:
         if listed is not None:
             self._foresight.looked_up(parent, name)
         if child is None and listed is None:
-            return Entry(None, self._core.settings.metadata_ttl_s - self._age(listing.listed_at))
+            return Entry(None, self._ttl(parent) - self._age(listing.listed_at))
         if child is None and listed is not None:
             child = self.adopt(parent, name, listed, listing.listed_at)
             return self.entry(child) if self.current(child) else None
@@ -96,7 +97,7 @@ class Resolver:
     def fresh_listing(self, directory: Directory) -> Listing | None:
         """The whole listing of a directory, if it is fresh."""
         listing = directory.listing
-        if listing is None or self._age(listing.listed_at) >= self._core.settings.metadata_ttl_s:
+        if listing is None or self._age(listing.listed_at) >= self._ttl(directory):
             return None
         return listing
 
@@ -148,10 +149,14 @@ class Resolver:
         return self._core.clock.monotonic() - when
 
     def _rest(self, node: Node) -> float:
-        ttl = self._core.settings.metadata_ttl_s
         if node.dirty or node.gone or node.parent is None:
-            return ttl
-        return max(0.0, ttl - self._age(node.checked_at))
+            return self._core.settings.metadata_ttl_s
+        return max(0.0, self._ttl(node.parent) - self._age(node.checked_at))
+
+    def _ttl(self, directory: Directory) -> float:
+        """How long entries are believed: a listing that takes longer than that would be stale on arrival."""
+        ttl = self._core.settings.metadata_ttl_s
+        return ttl if directory.listing is None else max(ttl, _SLOW_LISTING * directory.list_s)
 
     # -- without the state lock: these may ask the store
 
@@ -163,7 +168,7 @@ class Resolver:
                 return self.entry(node)
             listing = self.fresh_listing(parent)
             age = self._age(listing.listed_at) if listing is not None else 0.0
-            return Entry(None, max(0.0, self._core.settings.metadata_ttl_s - age))
+            return Entry(None, max(0.0, self._ttl(parent) - age))
 
     def find(self, parent: Directory, name: bytes) -> Node | None:
         """The live node of a name, confirmed within the time to live; None when there is nothing."""

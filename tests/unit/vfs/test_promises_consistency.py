@@ -222,3 +222,15 @@ def test_setattr_meets_a_removal(world: World, one: Client) -> None:
     world.tool.delete("f")
     failing(errno.ESTALE, lambda: resolve(one.fs.setattr(one.local._caller, ino, Fh(0), SetAttr(mode=0o600))))
     assert world.all_keys() == []
+
+
+def test_a_directory_that_is_slow_to_list_is_not_listed_for_each_name(world: World, one: Client) -> None:
+    """S-28 a listing that takes longer than the time to live is believed for twice as long as it took."""
+    for number in range(20):
+        world.tool.put(f"d/{number:02d}", b"x", WriteOptions())
+    one.faulty.plan = lambda index, method: world.clock.advance(3.0) if method == "list_page" else None
+    one.local.listdir("d")
+    before = one.calls("list_page")
+    for number in range(20):
+        one.local.stat(f"d/{number:02d}")
+    assert one.calls("list_page") - before <= 2
