@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.memfs import pattern
-from tests.mount.engine import eventually, kept, spec
+from tests.mount.engine import kept, spec
 
 pytestmark = [pytest.mark.fuse, pytest.mark.plain_user]
 
@@ -254,8 +254,8 @@ def test_many_threads_at_once_see_right_bytes(root: Path, here: Path) -> None:
     for thread in threads:
         thread.join(60)
     assert not wrong
-    # libfuse hides a file that it takes for open, which it does until the release that no close waits for; when that comes
-    # while it hides the file, it never removes it (S-43)
+    # libfuse hides a file that it takes for open: until the release, for which no close waits. When that comes while it
+    # hides the file, the file stays (S-43).
     assert not [name for name in os.listdir(here) if not name.startswith(".fuse_hidden")]
 
 
