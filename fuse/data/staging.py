@@ -39,8 +39,6 @@ class StagedFile:
         self.dirty_ranges = Extents()
         self.dirty = False
         """The store does not have this content."""
-        self.content_changed = False
-        """Bytes or size differ from the base; otherwise only attributes do."""
         self.appended = True
         """What changed since the store had it was written at the end."""
         self.grows_since = self.written_at = 0.0
@@ -68,7 +66,7 @@ class StagedFile:
         for start, stop in _data_ranges(staged.fd, staged.size):
             staged.present.add(start, stop)
             staged.dirty_ranges.add(start, stop)
-        staged.dirty = staged.content_changed = True
+        staged.dirty = True
         return staged
 
     def read_present(self, offset: int, size: int) -> bytes | None:
@@ -128,7 +126,7 @@ class StagedFile:
             self.size = size
         self.appended = False
         self.dirty_ranges.truncate(size)
-        self._touched()
+        self.touch()
 
     def zero(self, offset: int, length: int) -> None:
         """Make a range zero (hole punching); missing_for_write() must be empty. The size stays."""
@@ -144,7 +142,7 @@ class StagedFile:
         with self._guard:
             self.base_size = self.size
         self.dirty_ranges = Extents()
-        self.dirty = self.content_changed = False
+        self.dirty = False
         self.error, self.attempt = "", None
 
     def moved(self, version: ObjectVersion) -> None:
@@ -165,10 +163,6 @@ class StagedFile:
         if remove:
             self.path.unlink(missing_ok=True)
 
-    def sync(self) -> None:
-        """fsync of the local file."""
-        os.fsync(self.fd)
-
     def touch(self) -> None:
         """Only the attributes changed: the next upload takes them along."""
         self.dirty = True
@@ -179,10 +173,6 @@ class StagedFile:
             self.present.add(start, stop)
             self.size = max(self.size, stop)
         self.dirty_ranges.add(start, stop)
-        self._touched()
-
-    def _touched(self) -> None:
-        self.content_changed = True
         self.touch()
 
 

@@ -1,8 +1,7 @@
 """The database of one mount: unsent files, rename intents, and attributes known by version.
 
 Local state only: the objects are the truth. WAL with synchronous=NORMAL: a commit survives the death of our processes
-at once, and a power cut after the next checkpoint; `Journal.harden` makes it durable where fsync promises it. One
-connection, shared under a lock; every call is a few microseconds to a few hundred.
+at once, and a power cut after the next checkpoint. One connection, shared under a lock; every call is a few microseconds to a few hundred.
 """
 
 from __future__ import annotations
@@ -127,11 +126,6 @@ class StateDb:
             Unsent(staging, _text(key), _text(base_key), etag, length, size, json.loads(metadata), *rest)
             for staging, key, base_key, etag, length, size, metadata, *rest in rows
         ]
-
-    def harden(self) -> None:
-        """Make what was recorded survive a power cut."""
-        with self._lock:
-            self._connection.execute("pragma wal_checkpoint(full)").fetchall()
 
     # -- intents
 

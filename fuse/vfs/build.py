@@ -66,16 +66,6 @@ class MountedStore:
         """Send all that is unsent; a line for each failure."""
         return self.filesystem.flush_all()
 
-    def close(self) -> None:
-        """After filesystem.stop(): release files, threads and connections."""
-        core = self.filesystem.core
-        core.io.shutdown(wait=True, cancel_futures=True)
-        core.store.close()
-        if core.cache is not None:
-            core.cache.close()
-        core.nodelog.close()
-        core.db.close()
-
 
 def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedStore:
     """Probe the backend, then make the file system; resumed: the kernel already knows nodes of an earlier server.
