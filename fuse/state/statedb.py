@@ -1,7 +1,8 @@
 """The database of one mount: unsent files, rename intents, and attributes known by version.
 
 Local state only: the objects are the truth. WAL with synchronous=NORMAL: a commit survives the death of our processes
-at once, and a power cut after the next checkpoint. One connection, shared under a lock; every call is a few microseconds to a few hundred.
+at once, and a power cut after the next checkpoint. One connection, shared under a lock; every call is a few
+microseconds to a few hundred.
 """
 
 from __future__ import annotations

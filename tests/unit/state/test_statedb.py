@@ -48,7 +48,6 @@ def test_a_row_is_replaced_and_forgotten(db: StateDb) -> None:
     db.record_unsent(row("a", key="old"))
     db.record_unsent(row("a", key="new"))
     assert [one.key for one in db.unsent()] == ["new"]
-    db.harden()
     db.forget_unsent("a")
     db.forget_unsent("a")
     assert db.unsent() == []
