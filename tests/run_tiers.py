@@ -160,7 +160,9 @@ def count_report(report: Path, code: int, tally: Tally) -> None:
     failed = 0
     for suite in ElementTree.parse(report).iter("testsuite"):
         broken = int(suite.get("failures", 0)) + int(suite.get("errors", 0))
-        skipped = int(suite.get("skipped", 0))
+        # A strict xfail ran, and failed as a server's declared deviation says: pytest's report counts it as skipped.
+        expected = len(suite.findall("testcase/skipped[@type='pytest.xfail']"))
+        skipped = int(suite.get("skipped", 0)) - expected
         failed += broken
         tally.skipped += skipped
         tally.passed += max(0, int(suite.get("tests", 0)) - broken - skipped)
