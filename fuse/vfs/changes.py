@@ -23,6 +23,7 @@ from .nodes import NEVER, Directory, Node
 from .remote import UNLINKED, Remote
 from .resolver import Resolver
 from .uploads import Uploads
+from .writing import Writing
 
 SEGMENT_SAFE = 255
 """Bytes of a key's segment that every server takes (those that keep objects as files take no more)."""
@@ -34,12 +35,15 @@ _SPECIAL = (stat.S_IFIFO, stat.S_IFSOCK)
 class Changes:
     """Each change is in the store when the call returns, but for files that are open for writing."""
 
-    def __init__(self, core: Core, remote: Remote, resolver: Resolver, uploads: Uploads, files: Files) -> None:
+    def __init__(
+        self, core: Core, remote: Remote, resolver: Resolver, uploads: Uploads, files: Files, writing: Writing
+    ) -> None:
         self._core = core
         self._remote = remote
         self._resolver = resolver
         self._uploads = uploads
         self._files = files
+        self._writing = writing
 
     # -- making
 
@@ -101,7 +105,7 @@ class Changes:
             node = found
             if request.flags & os.O_TRUNC and stat.S_ISREG(node.attributes.mode):
                 with node.lock:
-                    self._files.truncate(node, 0)
+                    self._writing.truncate(node, 0)
         with self._core.lock:
             reply = self._files.opened(node, request.flags)
             return self._resolver.entry(node), reply

@@ -29,15 +29,18 @@ from ..ops import (
 from .changes import Changes
 from .core import Core
 from .directories import Directories
-from .files import Bytes, Files
+from .files import Files
 from .foresight import Foresight
+from .handles import Handles
 from .names import NAME_MAX
+from .reading import Bytes, Reading
 from .remote import Remote
 from .renames import Renames
 from .resolver import Resolver
 from .setattr import SetAttrs
 from .upkeep import Upkeep
 from .uploads import Uploads
+from .writing import Writing
 
 log = logging.getLogger(__name__)
 _UNLIMITED_BYTES = 1 << 50
@@ -54,10 +57,13 @@ class DatastoreFilesystem:
         foresight = Foresight(core)
         self.resolver = Resolver(core, self.remote, foresight)
         self.uploads = Uploads(core, self.resolver)
-        self._files = Files(core, self.remote, self.resolver, self.uploads, foresight)
-        self._changes = Changes(core, self.remote, self.resolver, self.uploads, self._files)
+        self.handles = Handles(core, self.resolver)
+        self._reading = Reading(core, self.remote, self.resolver, self.uploads, self.handles)
+        self._writing = Writing(core, self.uploads, self.handles)
+        self._files = Files(core, self.resolver, self.uploads, self.handles, self._writing, foresight)
+        self._changes = Changes(core, self.remote, self.resolver, self.uploads, self._files, self._writing)
         self._renames = Renames(core, self.resolver, self.uploads, self._changes)
-        self._attrs = SetAttrs(core, self.resolver, self.uploads, self._files)
+        self._attrs = SetAttrs(core, self.resolver, self.uploads, self.handles, self._writing)
         self._directories = Directories(core, self.resolver)
         self.upkeep = Upkeep(core, self.uploads)
 
@@ -136,7 +142,7 @@ class DatastoreFilesystem:
 
     def readlink(self, ino: Ino) -> Reply[bytes]:
         """See ops.Filesystem."""
-        return self._files.readlink(ino)
+        return self._reading.readlink(ino)
 
     # -- attributes
 
@@ -183,19 +189,19 @@ class DatastoreFilesystem:
 
     def read(self, ino: Ino, fh: Fh, offset: int, size: int) -> Reply[Bytes]:
         """See ops.Filesystem."""
-        return self._files.read(ino, fh, offset, size)
+        return self._reading.read(ino, fh, offset, size)
 
     def write(self, ino: Ino, fh: Fh, offset: int, payload: memoryview, kill_suidgid: bool) -> Reply[int]:
         """See ops.Filesystem."""
-        return self._files.write(ino, fh, offset, payload, kill_suidgid)
+        return self._writing.write(ino, fh, offset, payload, kill_suidgid)
 
     def flush(self, ino: Ino, fh: Fh) -> Reply[None]:
         """See ops.Filesystem."""
-        return self._files.flush(ino, fh)
+        return self._writing.flush(ino, fh)
 
     def fsync(self, ino: Ino, fh: Fh, datasync: bool) -> Reply[None]:
         """See ops.Filesystem."""
-        return self._files.fsync(ino, fh)
+        return self._writing.fsync(ino, fh)
 
     def release(self, ino: Ino, fh: Fh) -> Reply[None]:
         """See ops.Filesystem."""
@@ -203,11 +209,11 @@ class DatastoreFilesystem:
 
     def fallocate(self, ino: Ino, fh: Fh, offset: int, length: int, mode: int) -> Reply[None]:
         """See ops.Filesystem."""
-        return self._files.fallocate(ino, fh, offset, length, mode)
+        return self._writing.fallocate(ino, fh, offset, length, mode)
 
     def lseek(self, ino: Ino, fh: Fh, offset: int, whence: int) -> Reply[int]:
         """See ops.Filesystem."""
-        return self._files.lseek(ino, fh, offset, whence)
+        return self._reading.lseek(ino, fh, offset, whence)
 
     # -- directories
 

@@ -16,10 +16,11 @@ from ..store.base import WriteOptions, WriteResult
 from .attrs import DIRECTORY_TYPE, METADATA_MAX, Attributes, changed, metadata_size, to_metadata
 from .copies import copy_object
 from .core import Core
-from .files import Files
+from .handles import Handles
 from .nodes import NEVER, Directory, Node
 from .resolver import Resolver
 from .uploads import Uploads
+from .writing import Writing
 
 XATTR_CREATE = 1
 XATTR_REPLACE = 2
@@ -30,11 +31,12 @@ _Change = Callable[[Attributes], Attributes]
 class SetAttrs:
     """Changes of attributes; in the store when the call returns, unless unsent bytes take them along at close."""
 
-    def __init__(self, core: Core, resolver: Resolver, uploads: Uploads, files: Files) -> None:
+    def __init__(self, core: Core, resolver: Resolver, uploads: Uploads, handles: Handles, writing: Writing) -> None:
         self._core = core
         self._resolver = resolver
         self._uploads = uploads
-        self._files = files
+        self._handles = handles
+        self._writing = writing
 
     def getattr(self, ino: Ino) -> Reply[AttrReply]:
         """stat and fstat. FSError(ESTALE) when the name is gone: the kernel looks it up again."""
@@ -52,7 +54,7 @@ class SetAttrs:
 
     def setattr(self, ino: Ino, fh: Fh, changes: SetAttr) -> AttrReply:
         """All that setattr can change. FSError(ESTALE, ENOSPC, EISDIR)."""
-        node = self._files.node_of(ino, fh)
+        node = self._handles.node_of(ino, fh)
         if not node.gone and not self._resolver.revalidate(node) and not node.handles:
             raise FSError(errno.ESTALE)
         if changes.size is not None:
@@ -70,10 +72,10 @@ class SetAttrs:
             raise FSError(errno.EISDIR)
         self._resolver.make_exact([node])
         with self._core.tree.shared(), node.lock:
-            self._files.truncate(node, changes.size)
+            self._writing.truncate(node, changes.size)
             if changes.kill_suidgid:
-                self._files.drop_suidgid(node)
-            if not fh and not self._files.writers(node):
+                self._writing.drop_suidgid(node)
+            if not fh and not self._handles.writers(node):
                 self._uploads.send(node)
                 if node.handles == 0:
                     self._uploads.settle(node)

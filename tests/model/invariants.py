@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections import Counter
 
 from datastore.fuse.data.staging import StagedFile
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
@@ -21,7 +20,7 @@ def check(fs: DatastoreFilesystem, *, restarted: bool = False) -> None:
         assert node.ino == ino
         _check_place(fs, node)
         _check_content(node, restarted=restarted)
-    opened = Counter(handle.node.ino for handle in fs._files._handles.values())
+    opened = fs.handles.opens()
     assert {n.ino: n.handles for n in nodes.by_ino.values() if n.handles} == dict(opened)
     _check_journal(fs)
 

@@ -1,0 +1,90 @@
+"""The table of open files, shared by what opens, reads and writes them."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import Counter
+from collections.abc import Callable
+from typing import TypeVar
+
+from ..data.reader import ReadStream
+from ..ops import Blocking, Fh, FSError, Ino, Reply, resolve
+from .core import Core
+from .nodes import Node
+from .resolver import Resolver
+
+R = TypeVar("R")
+
+
+class Handle:
+    """One open of a file."""
+
+    __slots__ = ("flags", "node", "stamp", "stream")
+
+    def __init__(self, node: Node, flags: int) -> None:
+        self.node = node
+        self.flags = flags
+        self.stream: ReadStream | None = None
+        self.stamp: tuple[str, str] = ("", "")
+
+    @property
+    def writable(self) -> bool:
+        """Opened for writing."""
+        return self.flags & os.O_ACCMODE != os.O_RDONLY
+
+
+class Handles:
+    """All open files of a mount."""
+
+    def __init__(self, core: Core, resolver: Resolver) -> None:
+        self._core = core
+        self._resolver = resolver
+        self._by_fh: dict[int, Handle] = {}
+        self._next_fh = 1
+
+    def add(self, node: Node, flags: int) -> Fh:
+        """A new handle. The state lock is held."""
+        fh = Fh(self._next_fh)
+        self._next_fh += 1
+        self._by_fh[fh] = Handle(node, flags)
+        node.handles += 1
+        return fh
+
+    def get(self, fh: Fh) -> Handle | None:
+        """The handle, None of one that an earlier server gave out."""
+        return self._by_fh.get(fh)
+
+    def remove(self, fh: Fh) -> Handle | None:
+        """Forget a handle and stop its reading ahead. The state lock is held."""
+        handle = self._by_fh.pop(fh, None)
+        if handle is not None:
+            handle.node.handles -= 1
+            if handle.stream is not None:
+                handle.stream.close()
+        return handle
+
+    def opens(self) -> Counter[Ino]:
+        """How often each inode is open."""
+        return Counter(handle.node.ino for handle in self._by_fh.values())
+
+    def writers(self, node: Node) -> bool:
+        """Whether a handle that can write is open: its close will send the changes."""
+        with self._core.lock:
+            return node.handles > 0 and any(h.writable for h in self._by_fh.values() if h.node is node)
+
+    def node_of(self, ino: Ino, fh: Fh) -> Node:
+        """The node of a handle, or of the inode when the handle is not one of ours. FSError(ESTALE)."""
+        handle = self._by_fh.get(fh)
+        return handle.node if handle is not None else self._resolver.node(ino)
+
+    def after_asking(self, node: Node, call: Callable[[], Reply[R]]) -> Blocking[R]:
+        """Of a node of an earlier server the store must tell the version first (S-41). FSError(ESTALE)."""
+
+        def ask() -> R:
+            if not self._resolver.revalidate(node):
+                raise FSError(errno.ESTALE)
+            self._resolver.make_exact([node])
+            return resolve(call())
+
+        return Blocking(ask)
