@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 
-.PHONY: help setup setup-bench tools demo check test e2e-laptop bench docs clean
+.PHONY: help setup setup-bench tools cluster-tools demo check test e2e-laptop e2e-cluster cluster-up cluster-down image bench soak docs clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -16,21 +16,39 @@ setup-bench:
 tools: ## build the servers and the file-system testers that the tests use
 	@tests/tools/build_tools.sh
 
+cluster-tools: ## build Kubernetes for the test cluster (about ten minutes the first time)
+	@tests/cluster/build.sh
+
 demo: setup ## train on digits kept in an embedded S3, through a mount
 	@$(PY) examples/digits/demo.py
 
 check: setup ## lint, types, layers, spelling, packaging
 	@$(PY) tests/run_tiers.py check
 
-test: setup-bench tools ## every tier, as root and as a plain user; prints which ran
+test: setup-bench tools cluster-tools ## every tier, as root and as a plain user; prints which ran
 	@$(PY) tests/run_tiers.py
 
 e2e-laptop: setup-bench tools ## only the laptop tier
 	@$(PY) tests/run_tiers.py e2e-laptop e2e-laptop-plain
 
+e2e-cluster: setup tools cluster-tools ## only the cluster tier: on a node of its own, or on KUBECONFIG's cluster
+	@$(PY) tests/run_tiers.py e2e-cluster
+
+cluster-up: setup cluster-tools ## start a real single-node Kubernetes; NAME=... for another one, UP=--api-only for no node
+	@$(PY) -m tests.cluster --name $(or $(NAME),e2e) up $(UP)
+
+cluster-down: ## end it and remove what it wrote
+	@$(PY) -m tests.cluster --name $(or $(NAME),e2e) down
+
+image: setup cluster-tools ## build the image from the Dockerfile, without a registry of images
+	@$(PY) -m tests.cluster.image
+
 bench: setup-bench tools ## time W1 to W12 beside other tools and local disk; BENCH='--only W1 --short' for less
 	@.ci/apt s3fs rclone
 	@$(PY) -m bench $(BENCH)
+
+soak: setup-bench tools ## hours of mixed work in 20 minutes while things die; SOAK='--seconds 300' for less
+	@$(PY) -m tests.soak --out bench/results/soak $(SOAK)
 
 docs: setup ## write docs/reference and the CRD anew from the code
 	@$(PY) -m datastore.api.crd

@@ -1,0 +1,1 @@
+"""A real single-node Kubernetes for tests, made from scratch in namespaces of its own, without a registry of images."""

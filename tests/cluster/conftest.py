@@ -1,0 +1,18 @@
+"""The cluster tier's fixtures; what needs the node is left out on a cluster that is not this machine's."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cluster.fixtures import api_server, ending_namespaces, kube, namespace, own_site, site, storage
+
+__all__ = ["api_server", "ending_namespaces", "kube", "namespace", "site", "storage"]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect `own_node` tests on a user's cluster."""
+    if own_site():
+        return
+    left_out = [item for item in items if item.get_closest_marker("own_node")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]

@@ -1,0 +1,3 @@
+module datastore.test/pause
+
+go 1.21

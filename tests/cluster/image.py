@@ -1,0 +1,193 @@
+"""Builds the project's image from its Dockerfile, on a base made of Debian packages: `python -m tests.cluster.image`.
+
+buildah works as root without a daemon. Its storage, the base and the archives are in the tools folder; an archive is
+named by the hash of everything that went into it, so an unchanged image is not built again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.cluster.layout import REPOSITORY
+from tests.servers import tools_dir
+
+IMAGE = "localhost/datastore:dev"
+BASE = "localhost/python:3.11-slim"
+"""Stands for the public image of that name: Debian's Python on a minimal system."""
+BASE_PACKAGES = "python3,python3-venv,ca-certificates"
+LEFT_OUT = ("doc", "man", "info", "locale", "lintian", "bash-completion")
+CONTEXT = (".ci/requirements-image.lock", "pyproject.toml", "README.md", "datastore", "fuse", "csi", "manifests")
+"""What .dockerignore lets through."""
+STEP_TIMEOUT_S = 900.0
+ARCHIVES_KEPT = 3
+HOST_FILES = ("/etc/ssl/certs", "/etc/pip.conf")
+"""Lent to the build: how pip reaches the packages from this machine."""
+
+
+class ImageError(Exception):
+    """What could not be built, and what the builder said."""
+
+
+def obstacle() -> str:
+    """Why no image can be built here, or ''."""
+    if os.getuid() != 0:
+        return "building the image needs root"
+    missing = [name for name in ("buildah", "mmdebstrap") if not shutil.which(name)]
+    return f"{', '.join(missing)} missing (make cluster-tools installs them)" if missing else ""
+
+
+def image_archive() -> Path:
+    """The image as a docker archive, built if there is none of these sources. Errors: ImageError."""
+    folder = tools_dir().parent / "images"
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder / "lock"):
+        archive = folder / f"datastore-{_hash_of(_context_files(), _base_key())[:16]}.tar"
+        if archive.exists():
+            archive.touch()
+            return archive
+        _need_builder()
+        storage = _storage(folder)
+        _make_base(storage)
+        _build(storage, archive)
+        for old in sorted(folder.glob("datastore-*.tar"), key=lambda path: path.stat().st_mtime)[:-ARCHIVES_KEPT]:
+            old.unlink()
+        return archive
+
+
+def _need_builder() -> None:
+    if reason := obstacle():
+        raise ImageError(reason)
+
+
+def _context_files() -> list[Path]:
+    found = [REPOSITORY / "Dockerfile"]
+    for name in CONTEXT:
+        root = REPOSITORY / name
+        found += sorted(root.rglob("*")) if root.is_dir() else [root]
+    return [path for path in found if path.is_file() and "__pycache__" not in path.parts]
+
+
+def _hash_of(files: list[Path], *texts: str) -> str:
+    digest = hashlib.sha256("\0".join(texts).encode())
+    for path in files:
+        content = path.read_bytes()
+        digest.update(f"\0{path.relative_to(REPOSITORY)}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
+
+
+def _base_key() -> str:
+    return f"{_release()} {BASE_PACKAGES} {' '.join(LEFT_OUT)}"
+
+
+def _release() -> str:
+    return platform.freedesktop_os_release().get("VERSION_CODENAME", "")
+
+
+def _storage(folder: Path) -> Path:
+    """buildah's folder for this base and these dependencies; what older ones left is removed."""
+    key = _hash_of([REPOSITORY / ".ci/requirements-image.lock"], _base_key())[:16]
+    wanted = folder / f"buildah-{key}"
+    for other in folder.glob("buildah-*"):
+        if other != wanted:
+            shutil.rmtree(other)
+    wanted.mkdir(exist_ok=True)
+    return wanted
+
+
+def _make_base(storage: Path) -> None:
+    if _buildah(storage, "images", "--quiet", "--filter", f"reference={BASE}"):
+        return
+    with tempfile.TemporaryDirectory(prefix="datastore-base-", dir=storage) as scratch:
+        tar = Path(scratch, "base.tar")
+        left_out = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in LEFT_OUT]
+        sources = [str(path) for path in _package_sources()]
+        includes = f"--include={BASE_PACKAGES}"
+        _run("mmdebstrap", "--quiet", "--variant=essential", includes, *left_out, _release(), str(tar), *sources)
+        container = _buildah(storage, "from", "scratch")
+        _buildah(storage, "add", "--quiet", container, str(tar), "/")
+        _buildah(storage, "commit", "--quiet", "--rm", container, BASE)
+
+
+def _package_sources() -> Iterator[Path]:
+    """Where this machine gets its own packages: the distribution's file, without other people's repositories."""
+    for path in (Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*.sources"))):
+        if path.exists() and "Signed-By: /usr/share/keyrings/debian-archive" in path.read_text():
+            yield path
+
+
+def _build(storage: Path, archive: Path) -> None:
+    lent = [f"--volume={path}:{path}:ro" for path in HOST_FILES if Path(path).exists()]
+    settings = ["--layers", "--pull=never", "--network=host", f"--build-arg=BASE={BASE}", *lent]
+    _buildah(storage, "build", "--quiet", *settings, f"--tag={IMAGE}", str(REPOSITORY))
+    unfinished = archive.with_suffix(".part")
+    unfinished.unlink(missing_ok=True)
+    _buildah(storage, "push", "--quiet", IMAGE, f"docker-archive:{unfinished}:{IMAGE}")
+    unfinished.replace(archive)
+
+
+def _buildah(storage: Path, *arguments: str) -> str:
+    places = ["--root", str(storage / "storage"), "--runroot", str(storage / "run"), "--storage-driver", "overlay"]
+    return _run("buildah", *places, *arguments, BUILDAH_ISOLATION="chroot")
+
+
+def _run(*argv: str, **environment: str) -> str:
+    done = subprocess.run(
+        argv,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=STEP_TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode != 0:
+        tail = "\n".join((done.stdout + done.stderr).splitlines()[-25:])
+        raise ImageError(f"{' '.join(argv[:2])} … {argv[-1]}: exit {done.returncode}\n{tail}")
+    return done.stdout.strip()
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _compressed_bytes(archive: Path) -> int:
+    """About what a registry would hold and a node would pull."""
+
+    packer, total = zlib.compressobj(level=1), 0
+    with archive.open("rb") as source:
+        while chunk := source.read(1024 * 1024):
+            total += len(packer.compress(chunk))
+    return total + len(packer.flush())
+
+
+def main() -> None:
+    """Build, and say where the archive is and how large."""
+    if given := os.environ.get("E2E_IMAGE"):
+        print(f"nothing to build: E2E_IMAGE is {given}")
+        return
+    begun = time.monotonic()
+    archive = image_archive()
+    sizes = f"{archive.stat().st_size / 1e6:.0f} MB, {_compressed_bytes(archive) / 1e6:.0f} MB compressed"
+    print(f"{IMAGE}: {sizes}, after {time.monotonic() - begun:.1f} s\n  {archive}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ImageError as error:
+        sys.exit(f"image: {error}")

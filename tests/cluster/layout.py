@@ -1,0 +1,106 @@
+"""Where a test cluster keeps its things, and what is known of a running one. Nothing here starts or ends anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tests.servers import tools_dir
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DEFAULT_NAME = "e2e"
+NODE_NAME = "node-1"
+NODE_IP = "10.250.0.1"
+API_SERVICE_IP = "10.96.0.1"
+DNS_SERVICE_IP = "10.96.0.10"
+CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
+"""In the cluster's own /run."""
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+CGROUP_CONTROLLERS = ("blkio", "cpu", "cpuacct", "cpuset", "devices", "freezer", "memory", "pids", "systemd")
+
+
+def node_root() -> Path:
+    """The folder into which Debian's containerd, runc and network plugins were unpacked."""
+    return tools_dir().parent / "node"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The paths of the cluster called `name`; several may run side by side."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?", self.name):
+            raise ValueError(f"{self.name!r} can't name a cluster: use up to 32 of a-z, 0-9 and '-'")
+
+    @property
+    def state(self) -> Path:
+        """Everything the cluster writes is below this folder."""
+        return tools_dir().parent / "clusters" / self.name
+
+    @property
+    def pki(self) -> Path:
+        return self.state / "pki"
+
+    @property
+    def logs(self) -> Path:
+        return self.state / "log"
+
+    @property
+    def pids(self) -> Path:
+        """One file a component: its process id inside the cluster."""
+        return self.state / "pids"
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The administrator's; good inside and outside of the cluster's namespaces."""
+        return self.pki / "admin.kubeconfig"
+
+    @property
+    def record(self) -> Path:
+        return self.state / "cluster.json"
+
+    @property
+    def cgroup(self) -> str:
+        """The name of its folder in every cgroup hierarchy."""
+        return f"datastore-{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What `up` leaves for `down`, `enter` and the tests. init_pid and init_started tell its first process, seen from
+    outside; api_port is a port of 127.0.0.1, the same inside and outside."""
+
+    name: str
+    api_only: bool
+    api_port: int
+    init_pid: int = 0
+    init_started: float = 0.0
+    forward_pid: int = 0
+    forward_started: float = 0.0
+
+    def save(self) -> None:
+        """Replace the file in one step."""
+        layout = Layout(name=self.name)
+        fresh = layout.record.with_suffix(".new")
+        fresh.write_text(json.dumps(asdict(self)))
+        fresh.replace(layout.record)
+
+
+def load_record(name: str) -> Record | None:
+    """The record of a cluster that was started, or None."""
+    try:
+        return Record(**json.loads(Layout(name=name).record.read_text()))
+    except FileNotFoundError:
+        return None
+
+
+def tool_path() -> str:
+    """PATH for what runs in the cluster."""
+    unpacked = node_root()
+    folders = (tools_dir(), unpacked / "usr/bin", unpacked / "usr/sbin")
+    return os.pathsep.join([*map(str, folders), "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"])
