@@ -1,1 +1,1 @@
-"""The CSI driver's package; its parts arrive with the cluster half of the project (docs/ARCHITECTURE.md)."""
+"""The CSI driver csi.datastore.dev: what the kubelet asks of volumes, answered by mounts that a keeper's host holds."""

@@ -1,0 +1,50 @@
+"""`python -m datastore.csi`: the node plugin. Environment: settings.py, and PROVISIONER (module:function) for the
+controller service, which makes a Provisioner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+from datastore import logs
+from datastore.errors import InvalidManifest
+
+from .controller import Controller, Provisioner
+from .kubeapi import in_cluster
+from .plugin import Plugin
+from .settings import from_environment
+
+
+def _controller(name: str) -> Controller | None:
+    """The controller service over the named provisioner; it is loaded by name because it stands above this package."""
+    if not name:
+        return None
+    module, _, function = name.partition(":")
+    provisioner: Provisioner = getattr(importlib.import_module(module), function)()
+    return Controller(provisioner)
+
+
+def _version() -> str:
+    try:
+        return version("kube-datastore")
+    except PackageNotFoundError:
+        return "checkout"
+
+
+def main() -> int:
+    """The process; its exit code."""
+    logs.setup()
+    settings = from_environment(os.environ)
+    if not settings.node_id:
+        raise InvalidManifest("NODE_NAME is not set; the DaemonSet gives it from spec.nodeName")
+    plugin = Plugin(settings, _version(), in_cluster(os.environ), _controller(os.environ.get("PROVISIONER", "")))
+    asyncio.run(plugin.run())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""What can go wrong in the driver beside datastore.errors; status.py gives each its gRPC code.
+
+DatastoreError
+ |- VolumeBusy       another call works on the volume: ask again
+ |- VolumeNotFound   no such volume, or not where it should be
+ |- VolumeConflict   it is there, but not as asked for
+ |- Refused          the state of things forbids it, and asking again won't help
+ |- CommandTimeout   a command was given up; its processes are ended
+ |- KeeperAway       the keeper's host does not answer: its pod is being replaced
+ '- Unsent           changes could not be uploaded; they are kept on this node's disk
+"""
+
+from __future__ import annotations
+
+import datastore.errors as known
+from datastore.errors import DatastoreError, MountFailed
+
+
+class VolumeBusy(DatastoreError):
+    """Another call works on the volume."""
+
+
+class VolumeNotFound(DatastoreError):
+    """No such volume."""
+
+
+class VolumeConflict(DatastoreError):
+    """The volume is there, but not as asked for."""
+
+
+class Refused(DatastoreError):
+    """Not in this state of things."""
+
+
+class CommandTimeout(DatastoreError):
+    """A command took too long."""
+
+
+class KeeperAway(DatastoreError):
+    """The keeper's host does not answer."""
+
+
+class Unsent(DatastoreError):
+    """Changes are not in the storage yet."""
+
+
+_OURS = (VolumeBusy, VolumeNotFound, VolumeConflict, Refused, CommandTimeout, KeeperAway, Unsent)
+
+
+def error_named(kind: str, text: str) -> DatastoreError:
+    """The error that another of our processes reported by the name of its class."""
+    ours = {each.__name__: each for each in _OURS}
+    found = ours.get(kind) or getattr(known, kind, None)
+    if isinstance(found, type) and issubclass(found, DatastoreError):
+        return found(text)
+    return MountFailed(text)

@@ -1,0 +1,112 @@
+"""The node service: parse, hand to volumes.py in a thread, reply.
+
+A thread that works on when the kubelet has given up holds its volume's lock until its own deadline, so that the next
+call is told ABORTED; it can't be overtaken. The pool is wide: a call that waits for one volume keeps no other waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from . import request as parse
+from .settings import Settings
+from .spec import csi_pb2 as csi
+from .spec.csi_pb2_grpc import NodeServicer
+from .status import answered
+from .volumes import Volumes
+
+THREADS = 64
+NODE_ID_LIMIT = 256
+INODES = 1 << 32
+"""What a volume's statfs shows; a bucket has no limit."""
+
+Result = TypeVar("Result")
+_RPC = csi.NodeServiceCapability.RPC
+CAPABILITIES = (
+    _RPC.STAGE_UNSTAGE_VOLUME,
+    _RPC.GET_VOLUME_STATS,
+    _RPC.EXPAND_VOLUME,
+    _RPC.VOLUME_CONDITION,
+    _RPC.SINGLE_NODE_MULTI_WRITER,
+    # The kubelet passes fsGroup to us, where a walk through the whole bucket by chown would not end.
+    _RPC.VOLUME_MOUNT_GROUP,
+)
+
+
+class Node(NodeServicer):
+    """One node's service."""
+
+    def __init__(self, settings: Settings, volumes: Volumes) -> None:
+        self._settings = settings
+        self._volumes = volumes
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="node")
+
+    async def _run(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    @answered
+    async def NodeStageVolume(self, request: csi.NodeStageVolumeRequest) -> csi.NodeStageVolumeResponse:
+        """Mount the volume for this node."""
+        await self._run(partial(self._volumes.stage, parse.stage(request)))
+        return csi.NodeStageVolumeResponse()
+
+    @answered
+    async def NodeUnstageVolume(self, request: csi.NodeUnstageVolumeRequest) -> csi.NodeUnstageVolumeResponse:
+        """Unmount it from this node."""
+        volume_id = parse.needed("volume_id", request.volume_id)
+        staging = parse.path("staging_target_path", request.staging_target_path)
+        await self._run(partial(self._volumes.unstage, volume_id, staging))
+        return csi.NodeUnstageVolumeResponse()
+
+    @answered
+    async def NodePublishVolume(self, request: csi.NodePublishVolumeRequest) -> csi.NodePublishVolumeResponse:
+        """Show it to a pod; repeated, with the Secret as it is then."""
+        await self._run(partial(self._volumes.publish, parse.publish(request)))
+        return csi.NodePublishVolumeResponse()
+
+    @answered
+    async def NodeUnpublishVolume(self, request: csi.NodeUnpublishVolumeRequest) -> csi.NodeUnpublishVolumeResponse:
+        """Take it away from a pod."""
+        volume_id = parse.needed("volume_id", request.volume_id)
+        target = parse.path("target_path", request.target_path)
+        await self._run(partial(self._volumes.unpublish, volume_id, target))
+        return csi.NodeUnpublishVolumeResponse()
+
+    @answered
+    async def NodeGetVolumeStats(self, request: csi.NodeGetVolumeStatsRequest) -> csi.NodeGetVolumeStatsResponse:
+        """Size and condition; answers within seconds whatever has become of the mount."""
+        volume_id = parse.needed("volume_id", request.volume_id)
+        path = parse.needed("volume_path", request.volume_path)
+        total, used, trouble = await self._run(partial(self._volumes.stats, volume_id, path))
+        return csi.NodeGetVolumeStatsResponse(
+            usage=[
+                csi.VolumeUsage(unit=csi.VolumeUsage.BYTES, total=total, used=used, available=total - used),
+                csi.VolumeUsage(unit=csi.VolumeUsage.INODES, total=INODES, used=0, available=INODES),
+            ],
+            volume_condition=csi.VolumeCondition(abnormal=bool(trouble), message=trouble or "mounted and served"),
+        )
+
+    @answered
+    async def NodeExpandVolume(self, request: csi.NodeExpandVolumeRequest) -> csi.NodeExpandVolumeResponse:
+        """Show it larger."""
+        volume_id = parse.needed("volume_id", request.volume_id)
+        path = parse.needed("volume_path", request.volume_path)
+        wanted = request.capacity_range.required_bytes
+        size = await self._run(partial(self._volumes.expand, volume_id, path, wanted))
+        return csi.NodeExpandVolumeResponse(capacity_bytes=size)
+
+    @answered
+    async def NodeGetCapabilities(self, _request: csi.NodeGetCapabilitiesRequest) -> csi.NodeGetCapabilitiesResponse:
+        """What this service can."""
+        return csi.NodeGetCapabilitiesResponse(
+            capabilities=[csi.NodeServiceCapability(rpc=_RPC(type=each)) for each in CAPABILITIES]
+        )
+
+    @answered
+    async def NodeGetInfo(self, _request: csi.NodeGetInfoRequest) -> csi.NodeGetInfoResponse:
+        """The Node's name."""
+        return csi.NodeGetInfoResponse(node_id=self._settings.node_id, max_volumes_per_node=self._settings.max_volumes)

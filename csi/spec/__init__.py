@@ -1,0 +1,1 @@
+"""Messages of CSI and of the kubelet's plugin registration: generated from the .proto files here, never edited."""

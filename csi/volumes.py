@@ -1,0 +1,189 @@
+"""The work of the node service, without gRPC: blocking calls, one at a time per volume, each with a deadline.
+
+A volume is mounted once per node, at its staging path, by the keeper's host; pods see bind mounts of it. Every call
+computes what is missing from the mount table and may be repeated. INVARIANT: `holdings` has a copy of the descriptors
+of each mount that this process asked for or found at its start, until it is unmounted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from datastore.api import volumecontext
+from datastore.errors import InvalidManifest
+from datastore.logs import fields
+
+from . import mounter, mountinfo, plan
+from .errors import KeeperAway, Refused, Unsent, VolumeBusy, VolumeNotFound
+from .held import Holdings
+from .keeper import control
+from .keeper.protocol import Keeper, export_of
+from .locks import VolumeLocks
+from .request import POD_NAMESPACE, Wanted, key_of, mount_spec
+from .settings import Settings
+
+log = logging.getLogger(__name__)
+
+STATUS_TIMEOUT_S = 2.0
+GIVE_UP_S = 600.0
+"""How long uploads are tried at the end of a volume on this node; then it goes, and what is left stays on the disk."""
+LARGEST_BYTES = 1 << 50
+"""What a volume without capacity shows, as its statfs does."""
+
+Lookup = Callable[[str, str], Mapping[str, str]]
+"""A Datastore's volumeAttributes by its namespace and name. Errors: NotFound, AccessDenied, Unreachable."""
+
+
+class Volumes:
+    """All volumes of this node, as the plugin sees them."""
+
+    def __init__(self, settings: Settings, lookup: Lookup | None = None, clock: Callable[[], float] = time.monotonic):
+        self.holdings = Holdings()
+        self._settings = settings
+        self._keeper = Keeper(settings.keeper_socket)
+        self._lookup = lookup
+        self._clock = clock
+        self._locks = VolumeLocks()
+        self._failing_since: dict[str, float] = {}
+
+    def hold_all(self) -> int:
+        """Take copies of what the keeper's host holds, for a host to come; how many. Errors: KeeperAway."""
+        found = export_of(self._settings.keeper_socket)
+        for held in found:
+            try:
+                with self._locks.hold(held.volume_id):
+                    if mountinfo.read().at(held.spec.mountpoint) is not None:
+                        self.holdings.put(held)
+                        continue
+            except VolumeBusy:  # that call knows better
+                pass
+            held.close()
+        return len(found)
+
+    def ping(self) -> None:
+        """Errors: KeeperAway when the keeper's host does not answer."""
+        self._keeper.ping()
+
+    def stage(self, wanted: Wanted) -> None:
+        """Mount the volume at its staging path, or make sure that it is."""
+        with self._locks.hold(wanted.volume_id):
+            self._mount(wanted, wanted.staging_path)
+
+    def publish(self, wanted: Wanted) -> None:
+        """Show the volume at the target path. Repeated by the kubelet every minute or so, with the present Secret."""
+        with self._locks.hold(wanted.volume_id):
+            source = self._inline(wanted.volume_id) if wanted.ephemeral else wanted.staging_path
+            self._mount(self._resolved(wanted), source)
+            mounter.make_directory(wanted.target_path)
+            read_only = wanted.read_only or wanted.access.read_only
+            for step in plan.publish(mountinfo.read(), source, wanted.target_path, read_only=read_only):
+                _take(step)
+
+    def unpublish(self, volume_id: str, target: str) -> None:
+        """Take the target away; an inline volume ends with it. What is unknown or gone is success."""
+        with self._locks.hold(volume_id):
+            mounter.unmount_all(target)
+            mounter.remove_directory(target)
+            inline = self._inline(volume_id)
+            if os.path.isdir(os.path.dirname(inline)):
+                self._unmount(volume_id, inline)
+                mounter.remove_directory(inline)
+                mounter.remove_directory(os.path.dirname(inline))
+
+    def unstage(self, volume_id: str, staging: str) -> None:
+        """Upload what is left and unmount. What is unknown or gone is success."""
+        with self._locks.hold(volume_id):
+            self._unmount(volume_id, staging)
+
+    def expand(self, volume_id: str, path: str, size_bytes: int) -> int:
+        """Show the volume larger; its size. Errors: VolumeNotFound."""
+        with self._locks.hold(volume_id):
+            held = self.holdings.get(volume_id)
+            if held is None or mountinfo.read().at(path) is None:
+                raise VolumeNotFound(f"volume {volume_id} is not at {path}")
+            if held.spec.capacity_bytes and size_bytes > held.spec.capacity_bytes:
+                larger = replace(held.spec, capacity_bytes=size_bytes)
+                self.holdings.put(self._keeper.mount(volume_id, larger, ephemeral=held.ephemeral))
+            return max(size_bytes, held.spec.capacity_bytes)
+
+    def stats(self, volume_id: str, path: str) -> tuple[int, int, str]:
+        """Total and used bytes, and what is wrong or ''. Asks the mount's server, never the mount, and not for long.
+
+        Errors: VolumeNotFound.
+        """
+        there, held = mountinfo.read().at(path), self.holdings.get(volume_id)
+        if held is None:
+            raise VolumeNotFound(f"volume {volume_id} is not mounted on this node")
+        if there is None:
+            if not os.path.lexists(path):
+                raise VolumeNotFound(f"volume {volume_id} is not at {path}")
+            return held.spec.capacity_bytes or LARGEST_BYTES, 0, f"nothing is mounted at {path}"
+        total = held.spec.capacity_bytes or LARGEST_BYTES
+        source = mountinfo.read().at(held.spec.mountpoint)
+        if source is None or source.device != there.device:
+            return total, 0, f"{path} shows a mount that has ended; the pod has to be restarted"
+        try:
+            answer = control.ask(Path(held.spec.state_dir), {"op": "status"}, STATUS_TIMEOUT_S)
+        except KeeperAway as error:
+            return total, 0, f"{error}; it is being replaced"
+        return total, 0, _trouble(answer)
+
+    # -- inside a volume's lock
+
+    def _mount(self, wanted: Wanted, mountpoint: str) -> None:
+        spec = mount_spec(wanted, mountpoint, self._settings)
+        self._settings.cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mounter.make_directory(mountpoint)
+        self.holdings.put(self._keeper.mount(wanted.volume_id, spec, ephemeral=wanted.ephemeral))
+        self._failing_since.pop(wanted.volume_id, None)
+
+    def _unmount(self, volume_id: str, mountpoint: str) -> None:
+        since = self._failing_since.get(volume_id)
+        force = since is not None and self._clock() - since > GIVE_UP_S
+        try:
+            self._keeper.unmount(volume_id, mountpoint, force=force)
+        except Unsent as error:
+            self._failing_since.setdefault(volume_id, self._clock())
+            log.warning("not everything is uploaded", extra=fields(volume=volume_id, reason=error))
+            raise
+        if force:
+            log.error("gave up uploading; what is left is in the state directory", extra=fields(volume=volume_id))
+        self._failing_since.pop(volume_id, None)
+        self.holdings.drop(volume_id)
+
+    def _inline(self, volume_id: str) -> str:
+        return str(self._settings.inline_root / key_of(volume_id) / "mount")
+
+    def _resolved(self, wanted: Wanted) -> Wanted:
+        """An inline volume that names a Datastore becomes that one's, from the pod's own namespace."""
+        if not wanted.ephemeral or volumecontext.REFERENCE not in wanted.context:
+            return wanted
+        named = volumecontext.from_context(wanted.context)
+        if not isinstance(named, volumecontext.Reference):
+            raise InvalidManifest(f"volumeAttributes: {volumecontext.REFERENCE} names no Datastore")
+        namespace = wanted.context.get(POD_NAMESPACE, "")
+        if self._lookup is None or not namespace:
+            raise Refused(f"Datastore {named.name} can't be looked up: this driver does not run in a cluster")
+        kept = {name: text for name, text in wanted.context.items() if name != volumecontext.REFERENCE}
+        return replace(wanted, context={**kept, **self._lookup(namespace, named.name)})
+
+
+def _take(step: plan.Step) -> None:
+    if isinstance(step, plan.Unmount):
+        mounter.unmount_all(step.path)
+    else:
+        mounter.bind(step.source, step.target, read_only=step.read_only)
+
+
+def _trouble(answer: Mapping[str, Any]) -> str:
+    """What a server's status says is wrong, for people; ''."""
+    if answer.get("ok") is not True:
+        return "the mount server reports no status"
+    failed = [each for each in answer.get("dirty", []) if isinstance(each, dict) and each.get("error")]
+    return f"{len(failed)} files could not be uploaded yet: {failed[0]['error']}" if failed else ""

@@ -1,0 +1,245 @@
+"""The driver's two processes in a directory of their own, as the two pods run them; and calls as the kubelet's.
+
+The processes are ended like containers are: the whole process tree at once, by SIGKILL, or in order by SIGTERM.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+
+from datastore.csi import mounter, mountinfo
+from datastore.csi.keeper.protocol import Keeper, KeptState
+from datastore.csi.settings import Settings
+from datastore.csi.spec import csi_pb2 as csi
+from datastore.csi.spec.csi_pb2_grpc import ControllerStub, IdentityStub, NodeStub
+from tests.servers import Server
+
+START_TIMEOUT_S = 30.0
+CALL_TIMEOUT_S = 60.0
+MODES = csi.VolumeCapability.AccessMode
+
+
+def until(condition: Callable[[], bool], what: str, timeout_s: float = START_TIMEOUT_S) -> None:
+    """Poll, bounded."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {timeout_s:.0f} s: {what}")
+        time.sleep(0.02)
+
+
+@dataclass
+class Process:
+    """A process and all that it starts."""
+
+    module: str
+    environment: Mapping[str, str]
+    log: Path
+    popen: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as output:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-m", self.module],
+                env={**os.environ, **self.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def kill(self) -> None:
+        """As when its container is killed: everything in it at once."""
+        if self.popen is None:
+            return
+        tree = [psutil.Process(self.popen.pid)]
+        tree += tree[0].children(recursive=True)
+        for process in tree:
+            process.suspend()
+        for process in tree:
+            process.kill()
+        self.popen.wait()
+        psutil.wait_procs(tree[1:], timeout=10)
+        self.popen = None
+
+    def end(self) -> int:
+        """As when its pod is deleted."""
+        if self.popen is None:
+            return 0
+        self.popen.send_signal(signal.SIGTERM)
+        code = self.popen.wait(30)
+        self.popen = None
+        return code
+
+
+@dataclass
+class Driver:
+    """Both processes; directory: what is the kubelet's directory on a node."""
+
+    directory: Path
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.settings = Settings(
+            node_id="node-1", plugin_dir=self.directory / "plugin", registry_dir=self.directory / "registry"
+        )
+        environment = {
+            "NODE_NAME": "node-1",
+            "PLUGIN_DIR": str(self.settings.plugin_dir),
+            "REGISTRY_DIR": str(self.settings.registry_dir),
+            "PROVISIONER": "datastore.backends.provisioner:S3Provisioner",
+            **self.extra,
+        }
+        self.host = Process("datastore.csi.keeper", environment, self.directory / "host.log")
+        self.plugin = Process("datastore.csi", environment, self.directory / "plugin.log")
+
+    def start(self) -> None:
+        self.host.start()
+        self.plugin.start()
+        self.wait()
+
+    def wait(self) -> None:
+        """Until the plugin says that it is ready."""
+        until(self.ready, "the driver is ready: " + self.logs()[-2000:])
+
+    def ready(self) -> bool:
+        try:
+            with self.channel() as channel:
+                return bool(IdentityStub(channel).Probe(csi.ProbeRequest(), timeout=5).ready.value)
+        except grpc.RpcError:
+            return False
+
+    @contextmanager
+    def channel(self) -> Iterator[grpc.Channel]:
+        with grpc.insecure_channel(f"unix:{self.settings.csi_socket}") as channel:
+            yield channel
+
+    def node(self, method: str, request: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+        """One call of the node service. Errors: grpc.RpcError."""
+        with self.channel() as channel:
+            return getattr(NodeStub(channel), method)(request, timeout=timeout_s, wait_for_ready=True)
+
+    def controller(self, method: str, request: Any) -> Any:
+        """One call of the controller service. Errors: grpc.RpcError."""
+        with self.channel() as channel:
+            return getattr(ControllerStub(channel), method)(request, timeout=CALL_TIMEOUT_S, wait_for_ready=True)
+
+    def keeper(self) -> Keeper:
+        return Keeper(self.settings.keeper_socket)
+
+    def state(self, volume_id: str) -> KeptState:
+        return next(each for each in self.keeper().states() if each.volume_id == volume_id)
+
+    def logs(self) -> str:
+        """Everything that the driver and its mounts have written."""
+        files = [self.host.log, self.plugin.log, *self.settings.plugin_dir.glob("state/*/*.log")]
+        return "\n".join(path.read_text(errors="replace") for path in files if path.exists())
+
+    def close_processes(self) -> None:
+        """Everything of ours on the node ends at once."""
+        for process in (self.plugin, self.host):
+            process.kill()
+
+    def close(self) -> None:
+        self.close_processes()
+        below = f"{self.directory}/"
+        for mount in reversed(mountinfo.read().mounts):
+            if mount.mountpoint.startswith(below):
+                mounter.unmount_all(mount.mountpoint)
+
+
+@dataclass
+class Pod:
+    """A pod's use of a volume: where it is staged and where it shows."""
+
+    driver: Driver
+    volume_id: str
+    context: Mapping[str, str]
+    secrets: Mapping[str, str]
+    name: str = "pod-a"
+    read_only: bool = False
+    mode: int = MODES.MULTI_NODE_MULTI_WRITER
+    group: str = ""
+    flags: tuple[str, ...] = ()
+
+    @property
+    def staging(self) -> str:
+        return str(self.driver.directory / "staging" / self.volume_id.replace("/", "-") / "globalmount")
+
+    @property
+    def target(self) -> Path:
+        return self.driver.directory / "pods" / self.name / self.volume_id.replace("/", "-") / "mount"
+
+    def capability(self) -> csi.VolumeCapability:
+        return csi.VolumeCapability(
+            mount=csi.VolumeCapability.MountVolume(mount_flags=self.flags, volume_mount_group=self.group),
+            access_mode=csi.VolumeCapability.AccessMode(mode=self.mode),  # type: ignore[arg-type]
+        )
+
+    def stage(self) -> None:
+        self.driver.node(
+            "NodeStageVolume",
+            csi.NodeStageVolumeRequest(
+                volume_id=self.volume_id,
+                staging_target_path=self.staging,
+                volume_capability=self.capability(),
+                secrets=self.secrets,
+                volume_context=self.context,
+            ),
+        )
+
+    def publish(self) -> Path:
+        inline = self.context.get("csi.storage.k8s.io/ephemeral") == "true"
+        self.driver.node(
+            "NodePublishVolume",
+            csi.NodePublishVolumeRequest(
+                volume_id=self.volume_id,
+                staging_target_path="" if inline else self.staging,
+                target_path=str(self.target),
+                volume_capability=self.capability(),
+                readonly=self.read_only,
+                secrets=self.secrets,
+                volume_context=self.context,
+            ),
+        )
+        return self.target
+
+    def unpublish(self) -> None:
+        request = csi.NodeUnpublishVolumeRequest(volume_id=self.volume_id, target_path=str(self.target))
+        self.driver.node("NodeUnpublishVolume", request)
+
+    def unstage(self) -> None:
+        request = csi.NodeUnstageVolumeRequest(volume_id=self.volume_id, staging_target_path=self.staging)
+        self.driver.node("NodeUnstageVolume", request)
+
+    def start(self) -> Path:
+        self.stage()
+        return self.publish()
+
+    def end(self) -> None:
+        self.unpublish()
+        self.unstage()
+
+
+def context_of(server: Server, bucket: str, **more: Any) -> dict[str, str]:
+    """volumeAttributes as the controller writes them."""
+    spec = {"s3": {"bucket": bucket, "endpoint": server.endpoint}, **more}
+    return {"datastore.dev/spec": json.dumps(spec)}
+
+
+def secrets_of(server: Server) -> dict[str, str]:
+    """The Secret's data."""
+    return {"AWS_ACCESS_KEY_ID": server.access_key, "AWS_SECRET_ACCESS_KEY": server.secret_key}

@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import pytest
+
+from datastore.csi import mountinfo
+from datastore.csi.spec import csi_pb2 as csi
+from tests.csi.driver import MODES, Driver, Pod
+
+pytestmark = pytest.mark.fuse
+Pods = Callable[..., Pod]
+Stored = Callable[[str], bytes]
+
+
+def test_two_pods_share_one_mount_and_the_bucket_has_what_they_wrote(driver: Driver, pod: Pods, stored: Stored) -> None:
+    """S-80"""
+    first, second = pod("pod-a"), pod("pod-b")
+    (first.start() / "from-a").write_bytes(b"a" * 100_000)
+    assert (second.start() / "from-a").read_bytes() == b"a" * 100_000
+    (second.target / "from-b").write_text("b")
+    assert (first.target / "from-b").read_text() == "b"
+    assert stored("from-b") == b"b"
+    assert len(driver.keeper().states()) == 1
+    first.unpublish()
+    assert (second.target / "from-b").read_text() == "b"
+    second.unpublish()
+    assert not second.target.exists()
+    second.unstage()
+    assert mountinfo.read().at(first.staging) is None
+    assert driver.keeper().states() == []
+
+
+def test_every_call_may_be_repeated(driver: Driver, pod: Pods) -> None:
+    """S-81"""
+    first = pod()
+    for _ in range(2):
+        first.stage()
+    for _ in range(2):
+        first.publish()
+    (first.target / "x").write_text("x")
+    assert mountinfo.read().count(str(first.target)) == 1
+    for _ in range(2):
+        first.unpublish()
+    for _ in range(2):
+        first.unstage()
+    stranger = Pod(driver=driver, volume_id="never/seen/0", context={}, secrets={})
+    stranger.unpublish()
+    stranger.unstage()
+
+
+def test_a_read_only_pod_sees_what_a_writing_pod_writes(pod: Pods) -> None:
+    """S-82"""
+    writer, reader = pod("writer"), pod("reader", read_only=True)
+    (writer.start() / "x").write_text("x")
+    reader.start()
+    assert (reader.target / "x").read_text() == "x"
+    with pytest.raises(OSError, match="Read-only") as refused:
+        (reader.target / "y").write_text("y")
+    assert refused.value.errno == errno.EROFS
+    (writer.target / "y").write_text("y")
+
+
+def test_a_volume_whose_access_mode_only_reads_is_mounted_read_only(pod: Pods) -> None:
+    reader = pod(mode=MODES.MULTI_NODE_READER_ONLY)
+    reader.start()
+    mounted = mountinfo.read().at(reader.staging)
+    assert mounted is not None
+    assert mounted.read_only
+    with pytest.raises(OSError, match="Read-only"):
+        (reader.target / "y").write_text("y")
+
+
+def as_user(uid: int, gid: int, work: Callable[[], None]) -> int:
+    """The errno of some work by a plain user, 0 when it went well."""
+    child = os.fork()
+    if child == 0:
+        code = 0
+        try:
+            os.setgroups([gid])
+            os.setresgid(gid, gid, gid)
+            os.setresuid(uid, uid, uid)
+            work()
+        except OSError as error:
+            code = error.errno or 255
+        except BaseException:
+            code = 254
+        os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_pod_with_an_fsgroup_writes_what_root_and_others_made(pod: Pods, stored: Stored) -> None:
+    """S-83"""
+    plain = pod("plain")
+    plain.start()
+    (plain.target / "of-root").mkdir(mode=0o755)
+    (plain.target / "of-root" / "x").write_text("x")
+    (plain.target / "of-root" / "x").chmod(0o644)
+    assert as_user(1000, 3000, lambda: (plain.target / "y").write_text("y") and None) == errno.EACCES
+
+    grouped = pod("grouped", group="3000")
+    grouped.start()
+
+    def work() -> None:
+        with (grouped.target / "of-root" / "x").open("a") as file:
+            file.write("+")
+        (grouped.target / "new").write_text("new")
+
+    assert as_user(1000, 3000, work) == 0
+    assert (grouped.target / "new").stat().st_gid == 3000
+    assert stored("of-root/x") == b"x+"
+    with pytest.raises(grpc.RpcError) as refused:
+        pod("other", group="4000").start()
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "fsGroup 3000" in str(refused.value.details())
+
+
+def test_mount_options_choose_the_owner_of_what_has_none(pod: Pods, versitygw_put: Callable[[str, bytes], None]) -> None:
+    versitygw_put("plain.txt", b"x")
+    owned = pod(flags=("uid=1234", "gid=5678,umask=027"))
+    found = (owned.start() / "plain.txt").stat()
+    assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (1234, 5678, 0o640)
+    assert (owned.target.stat().st_mode & 0o777) == 0o750
+
+
+def test_an_inline_volume_comes_and_goes_with_its_pod(driver: Driver, pod: Pods, bucket: str, stored: Stored) -> None:
+    """S-84"""
+    inline = pod(context=inline_context(pod(), bucket))
+    inline.volume_id = "csi-0123456789abcdef"
+    (inline.publish() / "x").write_text("x")
+    assert stored("scratch/x") == b"x"
+    inline.unpublish()
+    assert not inline.target.exists()
+    assert driver.keeper().states() == []
+    assert [mount for mount in mountinfo.read().mounts if str(driver.directory) in mount.mountpoint] == []
+
+
+def inline_context(like: Pod, bucket: str) -> dict[str, str]:
+    import json
+
+    endpoint = json.loads(like.context["datastore.dev/spec"])["s3"]["endpoint"]
+    return {
+        "bucket": bucket,
+        "endpoint": endpoint,
+        "prefix": "scratch/",
+        "csi.storage.k8s.io/ephemeral": "true",
+        "csi.storage.k8s.io/pod.namespace": "team",
+    }
+
+
+@pytest.mark.parametrize(
+    ("attributes", "said"),
+    [
+        ({"local": "/etc"}, "local"),
+        ({"datastore.dev/spec": '{"local": {"path": "/etc"}}'}, "local"),
+        ({"datastore.dev/spec": '{"s3": {"bucket": "b1b"}, "cache": {"dir": "/etc"}}'}, "cache.dir"),
+    ],
+)
+def test_no_pod_reaches_a_directory_of_the_node(pod: Pods, attributes: dict[str, str], said: str) -> None:
+    """S-85"""
+    with pytest.raises(grpc.RpcError) as refused:
+        pod(context=attributes).stage()
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert said in str(refused.value.details())
+
+
+def test_wrong_keys_are_said_with_the_servers_words_and_nothing_is_left(driver: Driver, pod: Pods) -> None:
+    wrong = pod(secrets={"AWS_ACCESS_KEY_ID": "nobody", "AWS_SECRET_ACCESS_KEY": "canary-4711"})
+    with pytest.raises(grpc.RpcError) as refused:
+        wrong.stage()
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert "nobody" in str(refused.value.details())
+    assert mountinfo.read().at(wrong.staging) is None
+    assert "canary" not in str(refused.value.details()) + driver.logs()
+
+
+def test_stats_answer_at_once_and_say_what_is_wrong(driver: Driver, pod: Pods) -> None:
+    """S-86"""
+    first = pod()
+    first.start()
+    request = csi.NodeGetVolumeStatsRequest(volume_id=first.volume_id, volume_path=str(first.target))
+    well = driver.node("NodeGetVolumeStats", request)
+    assert not well.volume_condition.abnormal
+    assert {usage.unit for usage in well.usage} == {csi.VolumeUsage.BYTES, csi.VolumeUsage.INODES}
+    state = driver.state(first.volume_id)
+    for pid in (state.keeper_pid, state.server_pid):
+        os.kill(pid, 19)  # SIGSTOP: they hang
+    try:
+        hanging = driver.node("NodeGetVolumeStats", request, timeout_s=10)
+    finally:
+        for pid in (state.server_pid, state.keeper_pid):
+            os.kill(pid, 18)
+    assert hanging.volume_condition.abnormal
+    assert "does not answer" in hanging.volume_condition.message
+
+
+def test_a_volume_that_hangs_keeps_no_other_waiting(driver: Driver, pod: Pods, bucket: str) -> None:
+    """S-87"""
+    hanging, other = pod("one"), pod("two")
+    other.volume_id = "team/other/5678"
+    hanging.start()
+    state = driver.state(hanging.volume_id)
+    os.kill(state.server_pid, 19)
+    try:
+        (other.start() / "x").write_text("x")
+        hanging.unpublish()
+        other.end()
+    finally:
+        os.kill(state.server_pid, 18)
+
+
+def test_a_dead_mount_is_found_and_replaced_before_publish(driver: Driver, pod: Pods) -> None:
+    """S-88"""
+    first = pod()
+    (first.start() / "x").write_text("x")
+    driver.close_processes()
+    with pytest.raises(OSError, match="not connected"):
+        os.stat(first.target)
+    driver.start()
+    first.publish()
+    assert (first.target / "x").read_text() == "x"
+    assert mountinfo.read().count(str(first.target)) == 1
+    assert mountinfo.read().count(first.staging) == 1
