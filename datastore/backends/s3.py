@@ -1,0 +1,205 @@
+"""The S3 backend: a bucket, or a prefix of one.
+
+Ownership: what `create: true` made carries the object `<prefix>.datastore.owner`, whose body holds the Datastore's uid.
+It is written only into a bucket or prefix in which nothing was, and only with If-None-Match, so that of two Datastores
+one owns. Delete and Archive read it first, each time, and touch nothing without it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from datastore.api.mountspec import S3Location
+from datastore.api.names import MARKER
+from datastore.api.status import Capabilities
+from datastore.backends.base import Ensured, Identity, Measured, Owner, Policy, Released
+from datastore.backends.s3probe import capabilities
+from datastore.backends.stores import Stores
+from datastore.errors import AlreadyExists, BucketNotFound, InvalidRequest, NotFound, StoreError
+from datastore.fuse.store.base import ListedObject, ObjectStore, WriteOptions
+from datastore.fuse.store.s3 import probe, remove_bucket
+
+PAGE_KEYS = 1000
+USAGE_PAGES = 1000
+"""A million objects: more are not counted, since each page is a request the owner pays for."""
+COPY_LIMIT_BYTES = 5 << 30
+"""Largest object that S3 copies in one request."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    uid: str
+    made_bucket: bool
+
+
+class S3Backend:
+    """See Backend."""
+
+    def __init__(
+        self,
+        location: S3Location,
+        identity: Identity,
+        stores: Stores,
+        *,
+        writable: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._location = location
+        self._identity = identity
+        self._stores = stores
+        self._writable = writable
+        self._clock = clock
+        self._marker = location.prefix + MARKER
+
+    def ensure(self) -> Ensured:
+        """See Backend. Errors: StoreError, with the field to correct and the server's words."""
+        with self._stores.of(self._location) as store:
+            made_bucket = False
+            try:
+                page = store.list_page(self._location.prefix, max_keys=PAGE_KEYS)
+            except StoreError as error:
+                # A second look by a client of its own: it names the field to correct, and makes the bucket.
+                probe(self._location, writable=self._writable)
+                made_bucket = isinstance(error, BucketNotFound)
+                page = store.list_page(self._location.prefix, max_keys=PAGE_KEYS)
+            owner = self._claim(store, page.objects, made_bucket=made_bucket)
+            counted = None if page.next_token else _count(page.objects, self._marker)
+            return Ensured(owner=owner, measured=counted)
+
+    def owner(self) -> Owner:
+        """For whom the data was made. Errors: StoreError."""
+        with self._stores.of(self._location) as store:
+            return self._owner(store)
+
+    def probe(self) -> Capabilities:
+        """See Backend."""
+        if not self._writable:
+            return Capabilities.model_validate({})
+        with self._stores.of(self._location) as store:
+            return capabilities(store, self._location.prefix)
+
+    def usage(self) -> Measured | None:
+        """See Backend. None above a million objects."""
+        objects = size_bytes = 0
+        with self._stores.of(self._location) as store:
+            for number, listed in enumerate(_pages(store, self._location.prefix)):
+                if number >= USAGE_PAGES:
+                    return None
+                counted = _count(listed, self._marker)
+                objects, size_bytes = objects + counted.objects, size_bytes + counted.size_bytes
+        return Measured(objects=objects, size_bytes=size_bytes)
+
+    def release(self, policy: Policy, deadline_s: float) -> Released:
+        """See Backend."""
+        if policy is Policy.RETAIN:
+            return Released(done=True, message=f"{self._where()} stays as it is (reclaimPolicy Retain)")
+        with self._stores.of(self._location) as store:
+            try:
+                mark = self._read(store)
+            except BucketNotFound:
+                return Released(done=True, message=f"{self._where()}: the bucket is gone already")
+            if mark is None or mark.uid != self._identity.uid:
+                why = "it was not made for this Datastore" if mark is None else "it belongs to another Datastore"
+                return Released(done=True, message=f"{self._where()} stays as it is: {why}")
+            until = self._clock() + deadline_s
+            if policy is Policy.ARCHIVE:
+                return self._archive(store, until)
+            return self._delete(store, until, mark)
+
+    def _claim(self, store: ObjectStore, listed: Sequence[ListedObject], *, made_bucket: bool) -> Owner:
+        if not self._location.create or not self._writable:
+            return Owner.NOBODY
+        if not listed:
+            body = json.dumps(
+                {
+                    "uid": self._identity.uid,
+                    "namespace": self._identity.namespace,
+                    "name": self._identity.name,
+                    "madeBucket": made_bucket,
+                }
+            )
+            options = WriteOptions(content_type="application/json", if_none_match=True)
+            try:
+                store.put(self._marker, body.encode(), options)
+            except AlreadyExists:
+                return self._owner(store)
+            return Owner.THIS
+        return self._owner(store)
+
+    def _owner(self, store: ObjectStore) -> Owner:
+        mark = self._read(store)
+        if mark is None:
+            return Owner.NOBODY
+        return Owner.THIS if mark.uid == self._identity.uid else Owner.OTHER
+
+    def _read(self, store: ObjectStore) -> _Mark | None:
+        """The marker; None when there is none, or one that we did not write. Errors: StoreError."""
+        try:
+            body, _ = store.get(self._marker)
+            document = json.loads(bytes(body))
+            return _Mark(uid=str(document["uid"]), made_bucket=document["madeBucket"] is True)
+        except NotFound:
+            return None
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def _delete(self, store: ObjectStore, until: float, mark: _Mark) -> Released:
+        removed = 0
+        for listed in _pages(store, self._location.prefix):
+            keys = [each.key for each in listed if each.key != self._marker]
+            failures = store.delete_many(keys) if keys else []
+            if failures:
+                first = failures[0]
+                raise InvalidRequest(f"removing {first.key}: {first.message}", key=first.key, code=first.code)
+            removed += len(keys)
+            if self._clock() >= until:
+                return Released(done=False, message=f"removing the data of {self._where()}: {removed} objects so far")
+        for upload in store.pending_uploads(self._location.prefix):
+            store.abort_upload(upload.key, upload.upload_id)
+        # Last, so that whatever cuts this off leaves the mark by which it goes on.
+        store.delete(self._marker)
+        if mark.made_bucket and not self._location.prefix:
+            remove_bucket(self._location)
+        return Released(done=True, message=f"the data of {self._where()} was removed (reclaimPolicy Delete)")
+
+    def _archive(self, store: ObjectStore, until: float) -> Released:
+        prefix = self._location.prefix
+        target = f"{prefix.removesuffix('/')}.archived-{self._identity.uid}/".removeprefix(".")
+        moved = 0
+        for listed in _pages(store, prefix):
+            for each in listed:
+                # A whole bucket is archived into itself; what is there already has been moved.
+                if each.key == self._marker or each.key.startswith(target):
+                    continue
+                if each.size > COPY_LIMIT_BYTES:
+                    raise InvalidRequest(f"archiving {each.key}: it is over 5 GiB; move it by hand", key=each.key)
+                store.copy(each.key, target + each.key.removeprefix(prefix), if_source_match=each.etag)
+                store.delete(each.key)
+                moved += 1
+                if self._clock() >= until:
+                    return Released(done=False, message=f"archiving {self._where()}: {moved} objects so far")
+        store.delete(self._marker)
+        there = replace(self._location, prefix=target)
+        return Released(done=True, message=f"{self._where()} was renamed to s3://{there.bucket}/{there.prefix}")
+
+    def _where(self) -> str:
+        return f"s3://{self._location.bucket}/{self._location.prefix}"
+
+
+def _pages(store: ObjectStore, prefix: str) -> Iterator[Sequence[ListedObject]]:
+    """Page by page. start_after, not a token: what was listed may be gone when the next page is asked for."""
+    last = ""
+    while True:
+        page = store.list_page(prefix, start_after=last, max_keys=PAGE_KEYS)
+        yield page.objects
+        if page.next_token is None or not page.objects:
+            return
+        last = page.objects[-1].key
+
+
+def _count(listed: Sequence[ListedObject], marker: str) -> Measured:
+    counted = [each for each in listed if each.key != marker]
+    return Measured(objects=len(counted), size_bytes=sum(each.size for each in counted))

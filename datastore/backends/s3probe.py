@@ -1,0 +1,74 @@
+"""What a directory on a bucket can do, tried with a few small objects of a name that nobody else uses.
+
+Each answer is what our mount needs of the server for it (docs/SEMANTICS.md): a symbolic link is an object with a longer
+name, an empty directory an object whose key ends with '/', chmod and rename are copies on the server. Hard links and
+atomic renames don't exist over objects (S-10, S-26).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+
+from datastore.api.status import Capabilities
+from datastore.errors import AccessDenied, CredentialsInvalid, StoreError
+from datastore.fuse.store.base import ObjectStore, WriteOptions
+
+PROBE = ".datastore.probe-"
+
+
+def capabilities(store: ObjectStore, prefix: str) -> Capabilities:
+    """Try each. Errors: AccessDenied, CredentialsInvalid when nothing may be written; transient StoreError."""
+    base = f"{prefix}{PROBE}{secrets.token_hex(8)}"
+    directory, plain = f"{base}/", f"{base}/a"
+    # Which of these is there decides nothing: the name is new.
+    written = [directory, plain, f"{plain}.rclonelink", f"{base}/b"]
+    try:
+        # The first write shows whether writing is allowed at all; its refusal is the caller's to report.
+        store.put(directory, b"", WriteOptions(content_type="application/x-directory"))
+        return Capabilities.model_validate(
+            {
+                "emptyDirs": _works(lambda: _listed(store, directory)),
+                "symlinks": _works(lambda: _kept(store, f"{plain}.rclonelink", b"a")),
+                "append": _works(lambda: _kept(store, plain, b"one") and _kept(store, plain, b"one and two")),
+                "rename": _works(lambda: _copied(store, plain, f"{base}/b")),
+                "chmod": _works(lambda: _annotated(store, plain)),
+                "hardlinks": False,
+                "atomicRename": False,
+            }
+        )
+    finally:
+        with suppress(StoreError):
+            store.delete_many(written)
+
+
+def _works(trial: Callable[[], bool]) -> bool:
+    """Whether the server did it. A refusal of rights and a passing failure are not an answer, so they are raised."""
+    try:
+        return trial()
+    except (AccessDenied, CredentialsInvalid):
+        raise
+    except StoreError as error:
+        if error.transient:
+            raise
+        return False
+
+
+def _listed(store: ObjectStore, key: str) -> bool:
+    return any(each.key == key for each in store.list_page(key, max_keys=2).objects)
+
+
+def _kept(store: ObjectStore, key: str, body: bytes) -> bool:
+    store.put(key, body, WriteOptions())
+    return bytes(store.get(key)[0]) == body
+
+
+def _copied(store: ObjectStore, source: str, target: str) -> bool:
+    store.copy(source, target)
+    return store.head(target).size == store.head(source).size
+
+
+def _annotated(store: ObjectStore, key: str) -> bool:
+    store.copy(key, key, replace=WriteOptions(metadata={"mode": "33152"}))
+    return store.head(key).metadata.get("mode") == "33152"

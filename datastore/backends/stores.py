@@ -1,0 +1,64 @@
+"""S3 clients shared by the Datastores of one bucket and one set of keys: a thousand prefixes need one connection pool.
+
+Threads: any. At most `limit` clients are open; the least recently used is closed when nobody works with it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from datastore.api.mountspec import S3Location
+from datastore.fuse.store.base import ObjectStore
+
+Open = Callable[[S3Location], ObjectStore]
+
+
+@dataclass(slots=True)
+class _Shared:
+    store: ObjectStore
+    users: int = 0
+
+
+class Stores:
+    """Clients by location without its prefix. INVARIANT: a client is closed only while nobody uses it."""
+
+    def __init__(self, opening: Open, limit: int = 32) -> None:
+        self._open = opening
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._shared: OrderedDict[S3Location, _Shared] = OrderedDict()
+
+    @contextmanager
+    def of(self, location: S3Location) -> Iterator[ObjectStore]:
+        """The client for a location, for the time of the block."""
+        key = replace(location, prefix="", create=False)
+        with self._lock:
+            shared = self._shared.get(key)
+            if shared is None:
+                shared = self._shared[key] = _Shared(self._open(key))
+            self._shared.move_to_end(key)
+            shared.users += 1
+            spare = self._spare()
+        for store in spare:
+            store.close()
+        try:
+            yield shared.store
+        finally:
+            with self._lock:
+                shared.users -= 1
+
+    def close(self) -> None:
+        """Close all; idempotent."""
+        with self._lock:
+            stores = [shared.store for shared in self._shared.values()]
+            self._shared.clear()
+        for store in stores:
+            store.close()
+
+    def _spare(self) -> list[ObjectStore]:
+        idle = [key for key, shared in self._shared.items() if shared.users == 0]
+        return [self._shared.pop(key).store for key in idle[: max(0, len(self._shared) - self._limit)]]

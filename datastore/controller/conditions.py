@@ -1,0 +1,74 @@
+"""Conditions in the form of meta/v1, and the Events that their transitions make. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Raw = Mapping[str, Any]
+Truth = Literal["True", "False", "Unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One condition before it has a time."""
+
+    type: str
+    status: Truth
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What `kubectl describe` shows. warning: something for people to do."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+def merged(before: Sequence[Raw], found: Sequence[Finding], generation: int, now: str) -> list[dict[str, Any]]:
+    """The conditions to write; lastTransitionTime moves only when the status does. now: RFC 3339."""
+    old = {each.get("type"): each for each in before}
+    conditions = []
+    for finding in found:
+        was = old.get(finding.type, {})
+        same = was.get("status") == finding.status and "lastTransitionTime" in was
+        conditions.append(
+            {
+                "type": finding.type,
+                "status": finding.status,
+                "reason": finding.reason,
+                "message": finding.message,
+                "lastTransitionTime": was["lastTransitionTime"] if same else now,
+                "observedGeneration": generation,
+            }
+        )
+    return conditions
+
+
+_EXPECTED = {("Degraded", "False"), ("CredentialsValid", "Unknown"), ("Provisioned", "Unknown"), ("Ready", "Unknown")}
+"""Not worth an Event when a Datastore is new."""
+
+
+def transitions(before: Sequence[Raw], found: Sequence[Finding]) -> list[Event]:
+    """One Event for each condition whose status or reason changed; a new Datastore tells only what is remarkable."""
+    old = {each.get("type"): (each.get("status"), each.get("reason")) for each in before}
+    events = []
+    for finding in found:
+        was = old.get(finding.type)
+        if was == (finding.status, finding.reason) or (was is None and (finding.type, finding.status) in _EXPECTED):
+            continue
+        bad = finding.status == ("True" if finding.type == "Degraded" else "False") and finding.reason not in _PASSING
+        events.append(Event(reason=finding.reason, message=_told(finding), warning=bad))
+    return list(dict.fromkeys(events))
+
+
+_PASSING = frozenset({"WaitingForBinding", "WaitingForBackend", "Deleting"})
+"""Not true yet, and nobody has to do anything about it."""
+
+
+def _told(finding: Finding) -> str:
+    return f"{finding.type} is {finding.status}" + (f": {finding.message}" if finding.message else "")

@@ -1,0 +1,255 @@
+"""The core: from what a Datastore asks for and what is observed to what to do next. Pure and level-triggered.
+
+decide() knows nothing of earlier calls: whatever happened in between, by us, by hand or by a crash, the same
+observation gives the same answer. The loop in reconciler.py observes, asks, acts, and asks again until nothing is left
+to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from datastore.api.datastore import location_of
+from datastore.api.names import FINALIZER, volume_name
+from datastore.api.status import Capabilities
+from datastore.backends.base import Measured, Owner
+from datastore.controller import desired
+from datastore.controller.classes import Meant
+from datastore.controller.conditions import Event, Finding, merged, transitions
+from datastore.controller.mistakes import ABOUT_CREDENTIALS, PAST_CREDENTIALS, message_of, reason_of
+from datastore.errors import DatastoreError
+from datastore.units import format_size
+
+Raw = Mapping[str, Any]
+JSON = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What was found out about the backend. error None: it works."""
+
+    error: DatastoreError | None = None
+    owner: Owner = Owner.NOBODY
+    capabilities: Capabilities | None = None
+    measured: Measured | None = None
+    measured_at: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """All that decide() knows. claim and volume: what exists by our names; None: nothing does. now: RFC 3339.
+
+    meant None: the spec can't be acted on, and facts.error says why.
+    """
+
+    datastore: Raw
+    meant: Meant | None
+    facts: Facts | None
+    claim: Raw | None
+    volume: Raw | None
+    now: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to do, in this order. again: look again at once, since something was changed that decides more."""
+
+    finalizer: bool | None = None
+    """True: put ours on the Datastore."""
+    look: bool = False
+    """Ask the backend, then decide."""
+    apply: tuple[JSON, ...] = ()
+    replace: JSON | None = None
+    """A PersistentVolume to remove and make anew under the same name."""
+    status: JSON = field(default_factory=dict)
+    events: tuple[Event, ...] = ()
+    again: bool = False
+    ready: bool = False
+
+
+def decide(observed: Observed) -> Plan:
+    """What to do about a Datastore that stays. A deleted one: see deleting.py."""
+    if observed.meant is None:
+        return _told(observed, _unprovisioned(observed))
+    if FINALIZER not in (observed.datastore["metadata"].get("finalizers") or []):
+        # Before anything is made that would have to be removed again, in the bucket too.
+        return Plan(finalizer=True, again=True)
+    if observed.facts is None:
+        return Plan(look=True, again=True)
+    if observed.facts.error is not None and observed.claim is None:
+        return _told(observed, _unprovisioned(observed))
+    return _provision(observed, observed.meant)
+
+
+def _provision(observed: Observed, meant: Meant) -> Plan:
+    claim = desired.claim(meant)
+    if claim is None:
+        return _told(observed, _existing_claim(observed, meant))
+    here = observed.claim
+    if here is None:
+        return Plan(apply=(claim,), again=True)
+    plain = desired.is_for_claim(observed.datastore, here)
+    if not plain and not desired.is_ours(here, meant.uid):
+        text = f"PersistentVolumeClaim {meant.name} exists and was not made for this Datastore; rename one of them"
+        return _told(observed, Finding(type="Provisioned", status="False", reason="NameTaken", message=text))
+    if "deletionTimestamp" in here["metadata"]:
+        text = f"PersistentVolumeClaim {meant.name} was deleted by hand; a new one follows when no pod uses it any more"
+        return _told(observed, Finding(type="Provisioned", status="False", reason="ClaimDeleted", message=text))
+    applies = [] if plain or _claim_holds(here, claim) else [_claim_patch(here, claim)]
+    volume = desired.volume(meant, here["metadata"]["uid"])
+    if volume is not None:
+        there = observed.volume
+        if there is not None and ("deletionTimestamp" in there["metadata"] or desired.source_differs(there, volume)):
+            return Plan(replace=volume, again=True)
+        if there is None or not desired.holds(there, volume):
+            applies.append(volume)
+    if applies:
+        return Plan(apply=tuple(applies), again=True)
+    return _told(observed, _bound(here, meant))
+
+
+def _claim_holds(here: Raw, wanted: Raw) -> bool:
+    """A claim's spec never changes, but for a request that grows; what else was edited is metadata."""
+    return desired.holds(here["metadata"], wanted["metadata"])
+
+
+def _claim_patch(here: Raw, wanted: JSON) -> JSON:
+    """What can be applied to a claim that exists: its spec as it is, since the API server refuses another."""
+    kept = {name: here["spec"][name] for name in wanted["spec"] if name in here["spec"]}
+    return {**wanted, "spec": kept}
+
+
+def _existing_claim(observed: Observed, meant: Meant) -> Finding:
+    assert meant.spec.claim is not None, "only its Datastores have no claim of their own"
+    name = meant.spec.claim.name
+    if observed.claim is None:
+        text = f"spec.claim.name: there is no PersistentVolumeClaim {name} in namespace {meant.namespace}"
+        return Finding(type="Provisioned", status="False", reason="ClaimNotFound", message=text)
+    return _bound(observed.claim, meant)
+
+
+def _bound(claim: Raw, meant: Meant) -> Finding:
+    phase = claim.get("status", {}).get("phase", "Pending")
+    name = claim["metadata"]["name"]
+    if phase == "Bound":
+        return Finding(type="Provisioned", status="True", reason="Bound", message=f"pods mount the claim {name}")
+    if phase == "Lost":
+        text = f"PersistentVolumeClaim {name} has lost its volume"
+        return Finding(type="Provisioned", status="False", reason="ClaimLost", message=text)
+    if meant.spec.claim and not claim["spec"].get("volumeName"):
+        # Its class may wait for the first pod, so waiting for it would be waiting for ever.
+        text = f"the claim {name} gets its volume by its StorageClass, perhaps with the first pod"
+        return Finding(type="Provisioned", status="True", reason="WaitingForFirstPod", message=text)
+    text = f"waiting for the cluster to bind PersistentVolumeClaim {name}"
+    return Finding(type="Provisioned", status="False", reason="WaitingForBinding", message=text)
+
+
+def _unprovisioned(observed: Observed) -> Finding:
+    if observed.claim is not None:
+        return Finding(type="Provisioned", status="True", reason="Bound", message="made before; nothing was changed")
+    return Finding(type="Provisioned", status="False", reason="WaitingForBackend", message="nothing was made yet")
+
+
+def _told(observed: Observed, provisioned: Finding) -> Plan:
+    """The status, and an Event for each transition."""
+    before: Raw = observed.datastore.get("status") or {}
+    was: Sequence[Raw] = before.get("conditions") or []
+    findings = _findings(observed, provisioned, was)
+    generation = observed.datastore["metadata"].get("generation", 1)
+    ready = findings[0].status == "True"
+    status: JSON = {
+        "observedGeneration": generation,
+        "phase": "Ready" if ready else ("Pending" if findings[0].reason in _WAITING else "Failed"),
+        "conditions": merged(was, findings, generation, observed.now),
+        **_described(observed, before),
+    }
+    return Plan(status=status, events=tuple(transitions(was, findings)), ready=ready)
+
+
+_WAITING = frozenset({"WaitingForBinding", "WaitingForBackend", "ClaimDeleted", "Checking"})
+
+
+def _findings(observed: Observed, provisioned: Finding, was: Sequence[Raw]) -> list[Finding]:
+    error = observed.facts.error if observed.facts else None
+    credentials = _credentials(observed, was)
+    if error is not None:
+        reason, message = reason_of(error), message_of(error)
+        # What worked once and does not now is degraded; what never worked is just not ready.
+        worked = any(each.get("type") == "Provisioned" and each.get("status") == "True" for each in was)
+        ready = Finding(type="Ready", status="False", reason=reason, message=message)
+        if worked:
+            degraded = Finding(type="Degraded", status="True", reason=reason, message=message)
+        else:
+            degraded = Finding(type="Degraded", status="False", reason="NotProvisioned")
+    elif provisioned.status != "True":
+        ready = Finding(type="Ready", status="False", reason=provisioned.reason, message=provisioned.message)
+        degraded = Finding(type="Degraded", status="False", reason="AsExpected")
+    else:
+        ready = Finding(type="Ready", status="True", reason="Ready", message=provisioned.message)
+        degraded = Finding(type="Degraded", status="False", reason="AsExpected")
+    return [ready, provisioned, credentials, degraded]
+
+
+def _credentials(observed: Observed, was: Sequence[Raw]) -> Finding:
+    facts = observed.facts
+    if observed.meant is not None and observed.meant.spec.s3 is None:
+        return Finding(type="CredentialsValid", status="True", reason="NotNeeded")
+    if facts is None or (
+        facts.error is not None and reason_of(facts.error) not in ABOUT_CREDENTIALS | PAST_CREDENTIALS
+    ):
+        before = next((each for each in was if each.get("type") == "CredentialsValid"), None)
+        if before is not None and before.get("status") == "True":
+            return Finding(type="CredentialsValid", status="True", reason="Accepted")
+        return Finding(type="CredentialsValid", status="Unknown", reason="NotChecked")
+    if facts.error is not None and reason_of(facts.error) in ABOUT_CREDENTIALS:
+        reason, message = reason_of(facts.error), message_of(facts.error)
+        return Finding(type="CredentialsValid", status="False", reason=reason, message=message)
+    return Finding(type="CredentialsValid", status="True", reason="Accepted")
+
+
+def _described(observed: Observed, before: Raw) -> JSON:
+    """Everything of the status but the conditions; what was not found out now stays as it was."""
+    kept: JSON = {name: before[name] for name in ("capabilities", "usage") if name in before}
+    meant, facts = observed.meant, observed.facts
+    if meant is None:
+        return kept
+    existing = meant.spec.claim.name if meant.spec.claim else None
+    described: JSON = {
+        **kept,
+        "backend": meant.spec.backend,
+        "location": location_of(meant.spec),
+        "onDeletion": on_deletion(meant, facts.owner if facts else Owner.NOBODY),
+    }
+    if observed.claim is not None or existing:
+        described["claimName"] = existing or meant.name
+    if observed.volume is not None:
+        described["volumeName"] = volume_name(meant.uid)
+    if facts and facts.capabilities is not None:
+        described["capabilities"] = facts.capabilities.model_dump(by_alias=True, exclude_none=True)
+    if facts and facts.measured is not None:
+        described["usage"] = {
+            "bytes": facts.measured.size_bytes,
+            "objects": facts.measured.objects,
+            "size": format_size(facts.measured.size_bytes),
+            "sampledAt": facts.measured_at,
+        }
+    return described
+
+
+def on_deletion(meant: Meant, owner: Owner) -> str:
+    """What would become of the data, for people, before anybody deletes anything."""
+    spec, where = meant.spec, location_of(meant.spec)
+    if spec.claim:
+        if spec.claim.name:
+            return f"PersistentVolumeClaim {spec.claim.name} stays: it was there before"
+        if spec.reclaim_policy == "Delete":
+            return f"PersistentVolumeClaim {meant.name} is removed, and its data as its StorageClass says"
+        return f"PersistentVolumeClaim {meant.name} stays ({spec.reclaim_policy})"
+    if spec.reclaim_policy == "Retain" or spec.s3 is None:
+        return f"{where} stays as it is"
+    if owner is not Owner.THIS:
+        return f"{where} stays as it is: it was made for {owner.value}"
+    verb = "is removed" if spec.reclaim_policy == "Delete" else "is renamed"
+    return f"all of {where} {verb} ({spec.reclaim_policy})"

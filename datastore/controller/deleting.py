@@ -1,0 +1,140 @@
+"""The core of deletion: claim, volume, data, finalizer, in this order. Pure and level-triggered, like decide.py.
+
+The claim goes first, and Kubernetes keeps it while a pod uses it: so the data waits for the pods without a race. The
+data goes last but one, and only by the backend's own ownership marker. The finalizer always goes in the end: what can't
+be removed is left behind and told, never waited for without a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from datastore.api.names import FINALIZER, MANAGED_BY, MANAGER, UID
+from datastore.backends.base import Policy
+from datastore.controller import desired
+from datastore.controller.classes import Meant
+from datastore.controller.conditions import Event, Finding, merged, transitions
+from datastore.controller.mistakes import message_of, reason_of
+from datastore.errors import DatastoreError
+
+Raw = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Going:
+    """All that is known of a Datastore that is being deleted.
+
+    pods: names of those that use the claim; released: what the backend said when all was removed or left; failure: why
+    it did not; abandoned: it has failed for long enough in a namespace that is going. now: RFC 3339.
+    """
+
+    datastore: Raw
+    meant: Meant | None
+    claim: Raw | None
+    volume: Raw | None
+    pods: tuple[str, ...] = ()
+    progress: str = ""
+    released: str | None = None
+    failure: DatastoreError | None = None
+    abandoned: bool = False
+    now: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Farewell:
+    """What to do, in this order; again: look again at once."""
+
+    delete: tuple[Raw, ...] = ()
+    list_pods: bool = False
+    release: Policy | None = None
+    status: dict[str, Any] = field(default_factory=dict)
+    events: tuple[Event, ...] = ()
+    finish: bool = False
+    again: bool = False
+
+
+def farewell(going: Going) -> Farewell:
+    """The next step of a deletion."""
+    if FINALIZER not in (going.datastore["metadata"].get("finalizers") or []):
+        return Farewell()
+    claim = going.claim if going.claim is not None and _goes(going, going.claim) else None
+    ours = [body for body in (claim, going.volume) if body is not None]
+    for body in ours:
+        if "deletionTimestamp" not in body["metadata"]:
+            # One after the other: a volume that goes before its claim makes the claim Lost under a running pod.
+            return Farewell(delete=(body,), again=True)
+        if body is claim and not going.pods:
+            return _waiting(going, f"waiting for pods to let go of the claim {body['metadata']['name']}", pods=True)
+        if body is claim:
+            users = ", ".join(going.pods[:5]) + (f" and {len(going.pods) - 5} more" if len(going.pods) > 5 else "")
+            return _waiting(going, f"the claim {body['metadata']['name']} is in use by: {users}", pods=True)
+        return _waiting(going, f"waiting for the volume {body['metadata']['name']} to go")
+    return _data(going)
+
+
+def _goes(going: Going, claim: Raw) -> bool:
+    """Whether a claim goes with its Datastore: one that we made, unless it is kept data of another driver."""
+    uid = going.datastore["metadata"]["uid"]
+    if desired.is_for_claim(going.datastore, claim):
+        return True
+    if not desired.is_ours(claim, uid):
+        return False
+    return any(each.get("uid") == uid for each in claim["metadata"].get("ownerReferences") or [])
+
+
+def _data(going: Going) -> Farewell:
+    if going.released is not None:
+        return Farewell(events=(Event(reason="Released", message=going.released),), finish=True)
+    if going.meant is None:
+        text = "the spec can't be acted on, so whatever data there is stays as it is"
+        return Farewell(events=(Event(reason="DataLeft", message=text, warning=True),), finish=True)
+    policy = Policy(going.meant.spec.reclaim_policy)
+    if policy is Policy.RETAIN or going.meant.spec.s3 is None:
+        return Farewell(events=(Event(reason="Released", message="the data stays as it is"),), finish=True)
+    if going.failure is None:
+        return Farewell(release=policy, again=True, status=_status(going, "Releasing", going.progress)[0])
+    if going.abandoned or not _worked(going.datastore):
+        text = f"the data was left behind: {message_of(going.failure)}"
+        return Farewell(events=(Event(reason="DataLeft", message=text, warning=True),), finish=True)
+    name = going.datastore["metadata"]["name"]
+    text = f"{message_of(going.failure)}; `kubectl datastore release {name}` gives the Datastore up and leaves the data"
+    status, events = _status(going, reason_of(going.failure), text)
+    return Farewell(status=status, events=events, release=policy)
+
+
+def _worked(datastore: Raw) -> bool:
+    """Whether it ever was reached; else nothing can have been made for it."""
+    return "capabilities" in (datastore.get("status") or {})
+
+
+def _waiting(going: Going, text: str, *, pods: bool = False) -> Farewell:
+    status, events = _status(going, "Deleting", text)
+    return Farewell(status=status, events=events, list_pods=pods)
+
+
+def _status(going: Going, reason: str, text: str) -> tuple[dict[str, Any], tuple[Event, ...]]:
+    before: Raw = going.datastore.get("status") or {}
+    was: Sequence[Raw] = before.get("conditions") or []
+    ready = Finding(type="Ready", status="False", reason=reason, message=text)
+    others = [
+        Finding(
+            type=each["type"], status=each["status"], reason=each.get("reason", ""), message=each.get("message", "")
+        )
+        for each in was
+        if each.get("type") != "Ready"
+    ]
+    generation = going.datastore["metadata"].get("generation", 1)
+    findings = [ready, *others]
+    conditions = merged(was, findings, generation, going.now)
+    status = {**before, "phase": "Deleting", "observedGeneration": generation, "conditions": conditions}
+    return status, tuple(transitions(was, findings))
+
+
+def orphans(volume: Raw, datastore: Raw | None) -> bool:
+    """Whether a volume of ours has outlived its Datastore (released by hand, or its finalizer was taken off)."""
+    labels: Raw = volume["metadata"].get("labels") or {}
+    if labels.get(MANAGED_BY) != MANAGER or "deletionTimestamp" in volume["metadata"]:
+        return False
+    return datastore is None or datastore["metadata"]["uid"] != labels.get(UID)
