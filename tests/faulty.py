@@ -19,6 +19,7 @@ from datastore.fuse.store.base import (
     ObjectStore,
     PartNumber,
     PendingUpload,
+    Sink,
     UploadId,
     WriteOptions,
     WriteResult,
@@ -89,9 +90,14 @@ class FaultyStore:
         return self._run("head", lambda: self.inner.head(key))
 
     def get(
-        self, key: str, *, byte_range: ByteRange | None = None, if_match: ETag | None = None
+        self,
+        key: str,
+        *,
+        byte_range: ByteRange | None = None,
+        if_match: ETag | None = None,
+        sink: Sink | None = None,
     ) -> tuple[Body, ObjectInfo]:
-        return self._run("get", lambda: self.inner.get(key, byte_range=byte_range, if_match=if_match))
+        return self._run("get", lambda: self.inner.get(key, byte_range=byte_range, if_match=if_match, sink=sink))
 
     def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
         return self._run("put", lambda: self.inner.put(key, body, options))

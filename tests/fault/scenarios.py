@@ -80,6 +80,28 @@ def _dirty(local: LocalFs) -> Any:
     return file
 
 
+def _stream(local: LocalFs) -> Any:
+    """An open file of which parts are on their way."""
+    file = local.open("d/f", os.O_RDWR | os.O_TRUNC)
+    for at in range(0, len(LARGE), PART // 2):
+        file.write(LARGE[at : at + PART // 2], at)
+    return file
+
+
+def _write_slowly(local: LocalFs, _: Any) -> None:
+    _stream(local).close()
+
+
+def _write_and_change(local: LocalFs, _: Any) -> None:
+    """A header written last, and attributes that the upload was not begun with."""
+    file = _stream(local)
+    try:
+        file.write(b"HEAD", 0)
+        local.chmod("d/f", 0o600)
+    finally:
+        file.close()
+
+
 TREE = {"d/": b"", "d/f": b"old", "d/e/": b"", "d/e/g": b"deep", "d/l.rclonelink": b"f", "other": b"untouched"}
 MOVED = {"m" + key[1:] if key.startswith("d/") else key: body for key, body in TREE.items()}
 BIG = {"big": LARGE, "other": b"untouched"}
@@ -98,6 +120,29 @@ SCENARIOS = (
     Scenario("fsync", TREE, _fsync, {**TREE, "f": NEW}),
     Scenario("replace", TREE, lambda local, _: local.write("d/f", NEW), {**TREE, "d/f": NEW}),
     Scenario("create large", TREE, lambda local, _: local.write("big", LARGE), {**TREE, "big": LARGE}),
+    Scenario("stream", TREE, _write_slowly, {**TREE, "d/f": LARGE}),
+    Scenario("stream and change", TREE, _write_and_change, {**TREE, "d/f": b"HEAD" + LARGE[4:]}),
+    Scenario(
+        "unlink a stream",
+        TREE,
+        lambda local, _: local.unlink("d/f"),
+        without("d/f"),
+        _stream,
+        _close,
+        LARGE,
+        halfway=({**TREE, "d/f": LARGE},),
+    ),
+    Scenario(
+        "rename a stream",
+        TREE,
+        lambda local, _: local.rename("d/f", "new"),
+        {**without("d/f"), "new": LARGE},
+        _stream,
+        _close,
+        LARGE,
+        halfway=({**TREE, "d/f": LARGE},),
+        moves=True,
+    ),
     Scenario("overwrite in the middle", BIG, _overwrite_middle, {**BIG, "big": PATCHED}),
     Scenario("append", BIG, _append, {**BIG, "big": LARGE + b"tail"}),
     Scenario("truncate to nothing", BIG, lambda local, _: local.truncate("big", 0), {**BIG, "big": b""}),

@@ -129,6 +129,8 @@ def _fail_and_mend(
         world.build()
         assert same_but_markers(world.keys(), left), f"{where}: the next mount changed what was reported"
     assert not world.hidden(), f"{where}: hidden copies stay"
+    assert not world.bucket.uploads, f"{where}: an unfinished upload stays behind"
+    assert not world.fs.core.db.uploads(), f"{where}: an upload that ended is still in the journal"
     _same_through_mount(world, where)
 
 
@@ -151,7 +153,8 @@ def _no_orphans(world: FaultWorld, where: str, base: int) -> None:
     """No multipart upload stays behind, unless abort failed or the answer to create_upload was lost."""
     failed = {world.faulty.calls[i] for i in range(base, len(world.faulty.calls)) if world.faulty.plan(i, "")}
     if not failed & {"abort_upload", "create_upload"}:
-        assert not world.bucket.uploads, f"{where}: an unfinished upload stays behind"
+        orphans = set(world.bucket.uploads) - world.streams()
+        assert not orphans, f"{where}: an unfinished upload stays behind"
 
 
 def _readable(world: FaultWorld, scenario: Scenario, path: str, where: str) -> None:

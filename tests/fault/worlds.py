@@ -14,6 +14,7 @@ from datastore.fuse.store.memory import MemoryBucket, MemoryStore
 from datastore.fuse.store.retrying import RetryingStore
 from datastore.fuse.vfs.build import build_filesystem
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
+from datastore.fuse.vfs.streaming import Stream
 from datastore.retry import Retrier, RetryPolicy
 from tests.faulty import FaultyStore, Plan, no_faults
 from tests.localfs import LocalFs
@@ -82,7 +83,7 @@ class FaultWorld:
         core.nodelog.close()
         core.db.close()
         left = [node.staged for node in core.nodes.by_ino.values() if node.staged is not None]
-        for staged in (*left, *(staged for staged, _ in self.fs.uploads._left.values())):
+        for staged in (*left, *(staged for staged, _ in self.fs.uploads._leftovers.files.values())):
             staged.close(remove=False)
 
     def heal(self) -> None:
@@ -98,6 +99,11 @@ class FaultWorld:
         """The hidden copies."""
         return [key for key in self.bucket.objects if key.startswith(HIDDEN.encode())]
 
+    def streams(self) -> set[str]:
+        """Uploads of files that are open and still written."""
+        staged = [node.staged for node in self.fs.core.nodes.by_ino.values() if not node.gone]
+        return {each.stream._id for each in staged if each and isinstance(each.stream, Stream) and each.stream._id}
+
     def check(self) -> None:
         """Invariants that hold at rest, after a fault too."""
         for node in self.fs.core.nodes.by_ino.values():
@@ -110,7 +116,7 @@ class FaultWorld:
             for node in self.fs.core.nodes.by_ino.values()
             if node.staged is not None and node.dirty and not node.gone
         }
-        assert rows == dirty | set(self.fs.uploads._left), f"journal {rows}, unsent {dirty}"
+        assert rows == dirty | set(self.fs.uploads._leftovers.files), f"journal {rows}, unsent {dirty}"
 
 
 @contextmanager

@@ -1,0 +1,92 @@
+"""What goes wrong during a soak: the server of the mount is killed, the store goes away or stops answering."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from dataclasses import dataclass
+
+import psutil
+
+from tests.mount.outages import Breakable
+
+KINDS = ("kill", "kill", "kill twice", "gone", "frozen")
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Shortest and longest, in seconds: between two disturbances; how long the store is away, or says nothing.
+
+    Less than the 60 s for which a request is tried.
+    """
+
+    gap_s: tuple[float, float] = (8.0, 30.0)
+    gone_s: tuple[float, float] = (2.0, 20.0)
+    frozen_s: tuple[float, float] = (1.0, 8.0)
+
+
+SHORT = Pace((3.0, 9.0), (1.0, 5.0), (1.0, 4.0))
+
+
+@dataclass(frozen=True)
+class Event:
+    """at_s: seconds since the start; lasted_s: 0 for a kill."""
+
+    kind: str
+    at_s: float
+    lasted_s: float = 0.0
+
+
+class Disturber(threading.Thread):
+    """Disturbs from start() to stop()."""
+
+    def __init__(self, storage: Breakable, keeper_pid: int, began: float, pace: Pace) -> None:
+        super().__init__(name="disturb", daemon=True)
+        self.events: list[Event] = []
+        self._storage, self._keeper = storage, psutil.Process(keeper_pid)
+        self._began = began
+        self._pace = pace
+        self._random = random.Random(1)
+        self._stopping = threading.Event()
+        self.failure = ""
+
+    def stop(self) -> None:
+        """End; the store is there again afterwards."""
+        self._stopping.set()
+        self.join(60)
+
+    def run(self) -> None:
+        """Until stop()."""
+        try:
+            while not self._stopping.wait(self._random.uniform(*self._pace.gap_s)):
+                self._one(self._random.choice(KINDS))
+        except Exception as error:
+            self.failure = f"the disturber broke: {error!r}"
+
+    def _one(self, kind: str) -> None:
+        at = time.monotonic()
+        if kind.startswith("kill"):
+            self._kill()
+            if kind == "kill twice":
+                self._stopping.wait(self._random.uniform(0.05, 1.0))
+                self._kill()
+            self.events.append(Event("kill", at - self._began))
+            return
+        if kind == "gone":
+            self._storage.stop()
+            self._stopping.wait(self._random.uniform(*self._pace.gone_s))
+            self._storage.run()
+        else:
+            self._storage.freeze()
+            self._stopping.wait(self._random.uniform(*self._pace.frozen_s))
+            self._storage.thaw()
+        self.events.append(Event(kind, at - self._began, time.monotonic() - at))
+
+    def _kill(self) -> None:
+        for server in self._keeper.children():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(server.pid, signal.SIGKILL)

@@ -1,0 +1,161 @@
+"""What a soak watches over time, and when it counts as growth. The judging is pure."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import psutil
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One look at the mount server; sizes in bytes. pending: unfinished multipart uploads, -1 when not asked."""
+
+    at_s: float
+    operations: int = 0
+    server_pid: int = 0
+    server_age_s: float = 0.0
+    rss: int = 0
+    keeper_rss: int = 0
+    descriptors: int = 0
+    threads: int = 0
+    state: int = 0
+    cache: int = 0
+    pending: int = -1
+    unsent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How much more a figure may be at the end than early on: a share of it, and so much besides."""
+
+    share: float
+    more: float
+
+
+LIMITS = {
+    "rss": Limit(0.15, 24 * MIB),
+    "keeper_rss": Limit(0.1, 4 * MIB),
+    "descriptors": Limit(0.2, 40),
+    "threads": Limit(0.1, 16),
+    "state": Limit(0.2, 24 * MIB),
+}
+RESTING = {
+    "rss": Limit(0.2, 24 * MIB),
+    "keeper_rss": Limit(0.1, 4 * MIB),
+    "descriptors": Limit(0.2, 24),
+    "threads": Limit(0.1, 16),
+    "state": Limit(0.2, 4 * MIB),
+}
+"""At rest, after the load was stopped, the figures are steadier."""
+CACHE_SLACK = 0.05
+GROWN_UP_S = 5.0
+"""A new server has not got its threads and memory yet."""
+
+
+class Sampler(threading.Thread):
+    """Looks every period_s, from start() to stop()."""
+
+    def __init__(self, look: Callable[[], Sample | None], period_s: float) -> None:
+        super().__init__(name="sampler", daemon=True)
+        self.samples: list[Sample] = []
+        self._look, self._period_s = look, period_s
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """End."""
+        self._stopping.set()
+        self.join(60)
+
+    def run(self) -> None:
+        """Until stop()."""
+        while not self._stopping.wait(self._period_s):
+            sample = self._look()
+            if sample is not None:
+                self.samples.append(sample)
+
+
+def look_at(keeper_pid: int, state: Path, cache: Path, began: float) -> Sample | None:
+    """The processes and directories of one mount; None while no server lives."""
+    try:
+        keeper = psutil.Process(keeper_pid)
+        (server,) = keeper.children()
+        with server.oneshot():
+            return Sample(
+                at_s=time.monotonic() - began,
+                server_pid=server.pid,
+                server_age_s=time.time() - server.create_time(),
+                rss=server.memory_info().rss,
+                keeper_rss=keeper.memory_info().rss,
+                descriptors=server.num_fds(),
+                threads=server.num_threads(),
+                state=disk_bytes(state),
+                cache=disk_bytes(cache),
+            )
+    except (psutil.Error, ValueError):
+        return None
+
+
+def disk_bytes(directory: Path) -> int:
+    """What a directory takes on the disk."""
+    total = 0
+    for root, _, names in os.walk(directory):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(root, name), follow_symlinks=False).st_blocks * 512
+            except FileNotFoundError:
+                continue
+    return total
+
+
+def growth(samples: Sequence[Sample]) -> list[str]:
+    """What grew while the load ran: the last quarter beside the second, medians; a line each."""
+    grown_up = [sample for sample in samples if sample.server_age_s >= GROWN_UP_S] or list(samples)
+    end_s = samples[-1].at_s if samples else 0.0
+    early = [sample for sample in grown_up if end_s / 4 <= sample.at_s < end_s / 2]
+    late = [sample for sample in grown_up if sample.at_s >= end_s * 3 / 4]
+    if not early or not late:
+        return ["too few samples to judge growth"]
+    return [
+        line
+        for name, limit in LIMITS.items()
+        if (line := _grew(name, limit, _median(early, name), _median(late, name), "second quarter", "last quarter"))
+    ]
+
+
+def resting(before: Sample, after: Sample, cache_limit: int) -> list[str]:
+    """What is more at rest at the end than at rest at the start, or is left over; a line each."""
+    found = [
+        line
+        for name, limit in RESTING.items()
+        if (line := _grew(name, limit, getattr(before, name), getattr(after, name), "rest at the start", "at the end"))
+    ]
+    if after.pending > 0:
+        found.append(f"{after.pending} multipart uploads are left")
+    if after.unsent:
+        found.append(f"{after.unsent} files are not sent")
+    if after.cache > cache_limit * (1 + CACHE_SLACK):
+        found.append(f"the cache takes {after.cache / MIB:.0f} MiB of {cache_limit / MIB:.0f}")
+    return found
+
+
+def _median(samples: Sequence[Sample], name: str) -> float:
+    return float(statistics.median(getattr(sample, name) for sample in samples))
+
+
+def _grew(name: str, limit: Limit, early: float, late: float, when: str, then: str) -> str:
+    allowed = early * (1 + limit.share) + limit.more
+    return f"{name}: {early:.0f} at the {when}, {late:.0f} at the {then}" if late > allowed else ""
+
+
+def names() -> list[str]:
+    """The figures of a sample."""
+    return [field.name for field in fields(Sample)]
