@@ -28,7 +28,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, NoReturn, Protocol
 
 from datastore import logs
-from datastore.api.mountspec import MountSpec, from_json
+from datastore.api.mountspec import MountSpec, StaticCredentials, credentials_from_document, from_json
 from datastore.errors import DatastoreError, MountFailed
 from datastore.logs import fields
 
@@ -38,6 +38,7 @@ from .kernel import abi, device
 from .kernel.negotiate import Negotiated
 from .kernel.session import Session, Settings
 from .ops import Filesystem
+from .selfwatch import Metrics, own_process
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,10 @@ class MountedStore(Protocol):
         """Fetch what lies below `path` (relative to the mount); calls progress now and then."""
         ...
 
+    def renew(self, given: StaticCredentials) -> None:
+        """Use these keys from now on. Errors: CredentialsInvalid when the mount finds its keys in another way."""
+        ...
+
     def flush_all(self) -> list[str]:
         """Put everything into the storage; one line for each file that is not there, none when all are."""
         ...
@@ -92,7 +97,10 @@ def load_builder(name: str) -> Builder:
 class Server:
     """One serving process of one mount."""
 
-    def __init__(self, spec: MountSpec, store: MountedStore, channel: Channel) -> None:
+    def __init__(
+        self, spec: MountSpec, store: MountedStore, channel: Channel, metrics: Metrics, restarts: int = 0
+    ) -> None:
+        """restarts: how many servers of this mount died before this one."""
         self.spec = spec
         self.store = store
         self._channel = channel
@@ -101,12 +109,15 @@ class Server:
         self._ended = threading.Event()
         self._crashed = False
         self._started = time.monotonic()
+        self._restarts = restarts
+        self._metrics = metrics
         self._control = ControlServer(
             Path(spec.state_dir),
             {
                 "status": Operation(run=self._status, deadline_s=STATUS_TIMEOUT_S),
                 "flush": Operation(run=self._flush, deadline_s=FLUSH_TIMEOUT_S),
                 "warm": Operation(run=self._warm, deadline_s=WARM_TIMEOUT_S),
+                "credentials": Operation(run=self._credentials, deadline_s=STATUS_TIMEOUT_S),
                 "stop": Operation(run=self._stop, deadline_s=FLUSH_TIMEOUT_S),
             },
         )
@@ -116,6 +127,7 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._events.put("terminate"))
         self._control.start()
+        self._metrics.start(lambda: self._status({}, lambda _: None))
         if self.spec.transport == "kernel":
             self._session = Session(
                 device_fd,
@@ -136,6 +148,7 @@ class Server:
                 self._terminate()
         finally:
             self._control.stop()
+            self._metrics.stop()
         return EXIT_FAILED if self._crashed else EXIT_OK
 
     def _serve(self, serve: Callable[[], object]) -> None:
@@ -197,6 +210,9 @@ class Server:
             "serverPid": os.getpid(),
             "keeperPid": os.getppid(),
             "uptimeSeconds": round(time.monotonic() - self._started, 1),
+            "restarts": self._restarts,
+            "process": own_process(),
+            **self._metrics.status(),
         }
         if session is not None and session.negotiated is not None:
             own["protocol"] = f"{abi.MAJOR}.{session.negotiated.minor}"
@@ -204,6 +220,7 @@ class Server:
             own["requests"] = {abi.opcode_name(code): count for code, count in enumerate(session.counts) if count}
             own["inFlight"] = len(session.pool)
             own["passthroughOpen"] = session.modes.count()
+            own.update(session.traffic.snapshot())
         return {**own, **self.store.status()}
 
     def _flush(self, _request: Answer, _progress: Progress) -> Answer:
@@ -213,6 +230,15 @@ class Server:
     def _warm(self, request: Answer, progress: Progress) -> Answer:
         path = request.get("path", "")
         return self.store.warm(path, progress) if isinstance(path, str) else failed("path has to be a text")
+
+    def _credentials(self, request: Answer, _progress: Progress) -> Answer:
+        try:
+            given = credentials_from_document(request["keys"])
+        except (KeyError, TypeError):
+            return failed("keys have to be access_key_id, secret_access_key and session_token")
+        self.store.renew(given)
+        log.info("new credentials", extra=fields(access_key_id=given.access_key_id))
+        return {}
 
     def _stop(self, request: Answer, _progress: Progress) -> Answer:
         force = request.get("force") is True
@@ -241,7 +267,9 @@ def run(channel: Channel, builder: str) -> int:
     try:
         message, opens_fd = channel.receive(SPEC_TIMEOUT_S)
         spec = from_json(message["spec"])
-        store = load_builder(builder)(spec, resumed=message.get("resumed") is True)
+        resumed, restarts = message.get("resumed") is True, int(message.get("restarts", 0))
+        metrics = Metrics(spec.metrics, resumed=resumed)
+        store = load_builder(builder)(spec, resumed=resumed)
     except ChannelClosed:
         return EXIT_FAILED
     except Exception as error:
@@ -253,7 +281,8 @@ def run(channel: Channel, builder: str) -> int:
         channel.send({"probed": True})
         message, device_fd = channel.receive(DEVICE_TIMEOUT_S)
         settled: dict[str, Any] | None = message.get("negotiated")
-        return Server(spec, store, channel).run(device_fd, opens_fd, Negotiated(**settled) if settled else None)
+        server = Server(spec, store, channel, metrics, restarts)
+        return server.run(device_fd, opens_fd, Negotiated(**settled) if settled else None)
     except ChannelClosed:  # the keeper could not mount
         return EXIT_FAILED
     except DatastoreError as error:

@@ -1,6 +1,6 @@
 """The keeper's process: checks the storage through a server, mounts, hands over, replaces a server that died.
 
-    python -m datastore.fuse [--builder module:function] < mount specification
+    python -m datastore.fuse [--builder module:function] [--guard FD] < mount specification
 
 It writes one JSON line to standard output, {"ready": true, ...} or {"error": line, "kind": class}, and stays. Nothing
 is mounted when it says error. A server that dies is replaced at once: the kernel keeps the requests, the new server
@@ -33,6 +33,7 @@ from datastore.logs import fields
 from ..kernel import device
 from ..kernel.passthrough import TABLE_BYTES
 from .channel import Channel, ChannelClosed
+from .guard import Adopted, Guard
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +65,10 @@ class Interrupted(DatastoreError):
 class Keeper:
     """One mount. states: no server -> probed -> mounted -> serving (and again, after a death) -> ended."""
 
-    def __init__(self, spec: MountSpec, builder: str) -> None:
+    def __init__(self, spec: MountSpec, builder: str, guard: Guard | None = None) -> None:
         self.spec = spec
         self.builder = builder
+        self.guard = guard
         self.state_dir = Path(spec.state_dir)
         self.log_path = self.state_dir / "mount.log"
         self.server: subprocess.Popen[bytes] | None = None
@@ -74,6 +76,7 @@ class Keeper:
         self.device_fd = -1
         self.opens_fd = -1
         self.negotiated: dict[str, Any] | None = None
+        self.restarts = 0
         self.mounted = False
         self.ending = False
 
@@ -98,6 +101,21 @@ class Keeper:
         except BaseException:
             self.close()
             raise
+
+    def share(self) -> None:
+        """Give the guard, if there is one, its copies. Errors: MountFailed; then nothing is left behind."""
+        if self.guard is not None and self.negotiated is not None:
+            try:
+                self.guard.give(Adopted(self.device_fd, self.opens_fd, self.negotiated))
+            except BaseException:
+                self.close()
+                raise
+
+    def adopt(self, held: Adopted) -> None:
+        """Go on with a mount that another keeper made; keep() starts its server. Errors: DatastoreError."""
+        self._claim()
+        self.device_fd, self.opens_fd, self.negotiated = held.device_fd, held.opens_fd, held.negotiated
+        self.mounted = True
 
     def close(self) -> None:
         """Undo open(): end the server, unmount, remove the files that say it lives. Idempotent."""
@@ -149,7 +167,7 @@ class Keeper:
                 start_new_session=True,
             )
         self.channel = Channel(ours)
-        self.channel.send({"spec": self.spec.to_json(), "resumed": resumed}, self.opens_fd)
+        self.channel.send({"spec": self.spec.to_json(), "resumed": resumed, "restarts": self.restarts}, self.opens_fd)
 
     def _expect(self, key: str, timeout_s: float) -> Any:
         """The server's next message, which has to hold `key`."""
@@ -195,6 +213,7 @@ class Keeper:
                 logs.trim(self.log_path)
             if self.ending:
                 return self._end()
+            self._take_news()
             if self.server is None:
                 self._restart()
                 started = time.monotonic()
@@ -208,7 +227,13 @@ class Keeper:
             log.error("the mount server died; it is replaced", extra=fields(code=code, after_s=round(now - started, 1)))
             self._forget_server()
 
+    def _take_news(self) -> None:
+        document = self.guard.news() if self.guard else None
+        if document is not None:
+            self.spec = from_json(document)
+
     def _restart(self) -> None:
+        self.restarts += 1
         try:
             self._start(resumed=True)
             self._expect("probed", PROBE_TIMEOUT_S)
@@ -316,12 +341,17 @@ def _detach(keeper: Keeper) -> None:
     os.chdir("/")
 
 
-def run(text: str, builder: str) -> int:
+def run(text: str, builder: str, guard: Guard | None = None) -> int:
     """Make the mount and keep it; the exit code."""
     keeper = None
     try:
-        keeper = Keeper(from_json(text), builder)
-        keeper.open()
+        keeper = Keeper(from_json(text), builder, guard)
+        held = guard.adopted() if guard else None
+        if held is not None:
+            keeper.adopt(held)
+        else:
+            keeper.open()
+            keeper.share()
     except DatastoreError as error:
         with suppress(OSError):
             _say({"error": str(error), "kind": type(error).__name__})
@@ -339,10 +369,12 @@ def main(arguments: list[str]) -> NoReturn:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m datastore.fuse")
     parser.add_argument("--builder", default="datastore.fuse.vfs.build:build_mount", help="module:function")
+    parser.add_argument("--guard", type=int, default=-1, help="descriptor of a channel; keeper/guard.py")
     options = parser.parse_args(arguments)
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING | {signal.SIGCHLD})
     with suppress(OSError):  # already the leader of a session or a group
         os.setsid()
     os.umask(0o077)
     logs.setup()
-    sys.exit(run(sys.stdin.read(MAX_SPEC_BYTES), options.builder))
+    guard = Guard(options.guard) if options.guard >= 0 else None
+    sys.exit(run(sys.stdin.read(MAX_SPEC_BYTES), options.builder, guard))

@@ -1,7 +1,7 @@
 """Which node id the kernel knows by which name: an append-only log, so that a restarted server answers the same ids.
 
 A record is ino, parent ino, kind, length and bytes of the key's tail (text, surrogateescape), length and bytes of the
-local name. The last record of an ino wins (it was renamed). A torn last record is ignored. Written by write(2) before
+local name. The last record of an ino wins (it was renamed, or, with parent 0, given up). A torn last record is ignored. Written by write(2) before
 the kernel hears of the id, so it survives the death of the server; a reboot unmounts, and nobody needs it then.
 """
 
@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+_NOBODY = 0
 _HEAD = struct.Struct("<QQIHH")
 
 
@@ -30,25 +32,34 @@ class NodeLog:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.records = 0
+        """In the file, those that later ones made void included."""
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
-    def append(self, records: list[NodeRecord]) -> None:
-        """Record nodes, in one write."""
-        os.write(self._fd, b"".join(map(_encode, records)))
+    def append(self, records: list[NodeRecord], dropped: Sequence[int] = ()) -> None:
+        """Record that nodes are no more, and then nodes, in one write."""
+        gone = [_HEAD.pack(ino, _NOBODY, 0, 0, 0) for ino in dropped]
+        if records or gone:
+            os.write(self._fd, b"".join((*gone, *map(_encode, records))))
+            self.records += len(records) + len(gone)
 
     def load(self) -> dict[int, NodeRecord]:
         """The last record of each ino."""
         content = self._path.read_bytes()
         records: dict[int, NodeRecord] = {}
+        self.records = 0
         at = 0
         while at + _HEAD.size <= len(content):
             ino, parent, kind, tail_length, name_length = _HEAD.unpack_from(content, at)
             at += _HEAD.size
+            self.records += 1
             if at + tail_length + name_length > len(content):
                 break
             tail = content[at : at + tail_length].decode("utf-8", "surrogateescape")
             at += tail_length
             records.pop(ino, None)
+            if parent == _NOBODY:
+                continue
             records[ino] = NodeRecord(ino, parent, kind, tail, content[at : at + name_length])
             at += name_length
         return records
@@ -58,6 +69,7 @@ class NodeLog:
         temporary = self._path.with_suffix(".new")
         temporary.write_bytes(b"".join(map(_encode, records)))
         temporary.replace(self._path)
+        self.records = len(records)
         os.close(self._fd)
         self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 

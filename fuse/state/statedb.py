@@ -8,14 +8,19 @@ microseconds to a few hundred.
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, NewType
+from typing import Any, NamedTuple, NewType
+
+from ..store.base import UploadId
+from .nodelog import NodeRecord
 
 IntentId = NewType("IntentId", int)
+UploadNote = NewType("UploadNote", int)
 
 _SCHEMA = """
 -- A file whose bytes are not all in the store. One row per staging file.
@@ -29,17 +34,29 @@ create table if not exists unsent(
   metadata text not null,          -- JSON of the user metadata to write
   content_type text not null,
   since_ns integer not null,       -- when it was first changed
-  error text not null default ''   -- why the last upload failed, one line
+  error text not null default '',  -- why the last upload failed, one line
+  expects text,                    -- the version to replace, '' for none at all; null: whatever is there
+  stuck integer not null default 0 -- sending it again is no use: a person saves or discards it
 );
+-- A multipart upload that is neither completed nor aborted. upload_id '': no answer came, it may exist.
+create table if not exists uploads(
+  id integer primary key autoincrement, key text not null, upload_id text not null default '',
+  since_ns integer not null);      -- our clock before it was begun
 -- Something begun that must be finished: 'rename-file', 'rename-directory', 'discard', or 'remove' (the second half of
 -- a 'rename-file': target is the version of the source then).
 create table if not exists intents(
   id integer primary key autoincrement, kind text not null, source text not null, target text not null);
+-- Where a rename puts its node; see nodelog.NodeRecord.
+create table if not exists moves(
+  intent integer primary key, ino integer not null, parent integer not null, kind integer not null,
+  tail text not null, name blob not null);
 -- User metadata of an object, by version; mtime_s is its Last-Modified.
 create table if not exists attributes(
   key text primary key, etag text not null, mtime_s integer not null, metadata text not null, content_type text not null
 ) without rowid;
 """
+
+_LATER_COLUMNS = {"expects": "text", "stuck": "integer not null default 0"}
 
 
 class Unsent(NamedTuple):
@@ -55,6 +72,8 @@ class Unsent(NamedTuple):
     content_type: str
     since_ns: int
     error: str = ""
+    expects: str | None = None
+    stuck: bool = False
 
 
 class Intent(NamedTuple):
@@ -64,6 +83,15 @@ class Intent(NamedTuple):
     kind: str
     source: str
     target: str
+
+
+class NotedUpload(NamedTuple):
+    """One row of `uploads`."""
+
+    note: UploadNote
+    key: str
+    upload_id: UploadId
+    since_ns: int
 
 
 class KnownAttributes(NamedTuple):
@@ -85,6 +113,11 @@ class StateDb:
         self._connection.execute("pragma journal_mode=wal")
         self._connection.execute("pragma synchronous=normal")
         self._connection.executescript(_SCHEMA)
+        self._add_columns()
+        self._wal_path = f"{path}-wal"
+        self._wal = -1
+        self._syncing = threading.Lock()
+        self._synced = self._wanted = 0
         self._attribute_rows = attribute_rows
         self._trim_attributes()
 
@@ -92,6 +125,33 @@ class StateDb:
         """Idempotent."""
         with self._lock:
             self._connection.close()
+            wal, self._wal = self._wal, -1
+        if wal >= 0:
+            os.close(wal)
+
+    def sync(self) -> None:
+        """Bring all that was committed to the disk itself; calls that come together share one sync. OSError.
+
+        A commit is in the write-ahead log, which SQLite syncs only before it moves pages into the database.
+        """
+        with self._lock:
+            self._wanted = mine = self._wanted + 1
+        with self._syncing:
+            if self._synced >= mine:
+                return
+            with self._lock:
+                reached = self._wanted
+            if self._wal < 0:
+                self._wal = os.open(self._wal_path, os.O_RDONLY | os.O_CLOEXEC)
+            os.fdatasync(self._wal)
+            self._synced = reached
+
+    def _add_columns(self) -> None:
+        """A database of an earlier release lacks the newest columns."""
+        present = {row[1] for row in self._connection.execute("pragma table_info(unsent)")}
+        for name, kind in _LATER_COLUMNS.items():
+            if name not in present:
+                self._connection.execute(f"alter table unsent add column {name} {kind}")
 
     # -- unsent files
 
@@ -99,7 +159,7 @@ class StateDb:
         """Insert, or replace the row of the same staging file."""
         with self._lock:
             self._connection.execute(
-                "insert or replace into unsent values(?,?,?,?,?,?,?,?,?,?)",
+                "insert or replace into unsent values(?,?,?,?,?,?,?,?,?,?,?,?)",
                 (
                     row.staging,
                     _bytes(row.key),
@@ -111,6 +171,8 @@ class StateDb:
                     row.content_type,
                     row.since_ns,
                     row.error,
+                    row.expects,
+                    row.stuck,
                 ),
             )
 
@@ -119,25 +181,63 @@ class StateDb:
         with self._lock:
             self._connection.execute("delete from unsent where staging=?", (staging,))
 
+    def failed_unsent(self, staging: str, error: str, *, stuck: bool) -> None:
+        """Why a file that belongs to no node could not be sent."""
+        with self._lock:
+            self._connection.execute("update unsent set error=?, stuck=? where staging=?", (error, stuck, staging))
+
     def unsent(self) -> list[Unsent]:
         """All rows, oldest first."""
         with self._lock:
             rows = self._connection.execute("select * from unsent order by since_ns").fetchall()
-        return [
-            Unsent(staging, _text(key), _text(base_key), etag, length, size, json.loads(metadata), *rest)
-            for staging, key, base_key, etag, length, size, metadata, *rest in rows
-        ]
+        return [_unsent(row) for row in rows]
+
+    # -- multipart uploads
+
+    def upload_begun(self, key: str, since_ns: int) -> UploadNote:
+        """One is about to be asked for."""
+        with self._lock:
+            cursor = self._connection.execute("insert into uploads(key, since_ns) values(?,?)", (_bytes(key), since_ns))
+            assert cursor.lastrowid is not None
+            return UploadNote(cursor.lastrowid)
+
+    def upload_known(self, note: UploadNote, upload_id: UploadId) -> None:
+        """The store named it."""
+        with self._lock:
+            self._connection.execute("update uploads set upload_id=? where id=?", (upload_id, note))
+
+    def upload_ended(self, note: UploadNote) -> None:
+        """It was completed or aborted."""
+        with self._lock:
+            self._connection.execute("delete from uploads where id=?", (note,))
+
+    def uploads(self) -> list[NotedUpload]:
+        """All that were begun and not ended."""
+        with self._lock:
+            rows = self._connection.execute("select id, key, upload_id, since_ns from uploads order by id").fetchall()
+        return [NotedUpload(note, _text(key), upload_id, since_ns) for note, key, upload_id, since_ns in rows]
 
     # -- intents
 
-    def begin(self, kind: str, source: str, target: str) -> IntentId:
-        """Record what is about to be done."""
-        with self._lock:
+    def begin(self, kind: str, source: str, target: str, move: NodeRecord | None = None) -> IntentId:
+        """Record what is about to be done, and the record that its node will have then."""
+        with self._transaction():
             cursor = self._connection.execute(
                 "insert into intents(kind, source, target) values(?,?,?)", (kind, _bytes(source), _bytes(target))
             )
             assert cursor.lastrowid is not None
+            if move is not None:
+                row = (cursor.lastrowid, move.ino, move.parent, move.kind, _bytes(move.tail), move.name)
+                self._connection.execute("insert into moves values(?,?,?,?,?,?)", row)
             return IntentId(cursor.lastrowid)
+
+    def move_of(self, intent: IntentId) -> NodeRecord | None:
+        """Where the node of a rename is to be."""
+        with self._lock:
+            row = self._connection.execute(
+                "select ino, parent, kind, tail, name from moves where intent=?", (intent,)
+            ).fetchone()
+        return None if row is None else NodeRecord(*row[:3], _text(row[3]), row[4])
 
     def moved(self, intent: IntentId, etag: str, staging: str = "") -> None:
         """The file of a 'rename-file' has its content at the target; what is left is to remove the source.
@@ -150,8 +250,9 @@ class StateDb:
 
     def end(self, intent: IntentId) -> None:
         """It is done, or was undone."""
-        with self._lock:
+        with self._transaction():
             self._connection.execute("delete from intents where id=?", (intent,))
+            self._connection.execute("delete from moves where intent=?", (intent,))
 
     def intents(self) -> list[Intent]:
         """What was begun and not ended, in order."""
@@ -193,6 +294,13 @@ class StateDb:
                 self._connection.execute("rollback")
                 raise
             self._connection.execute("commit")
+
+
+def _unsent(row: tuple[Any, ...]) -> Unsent:
+    found = Unsent(*row)
+    return found._replace(
+        key=_text(found.key), base_key=_text(found.base_key), metadata=json.loads(row[6]), stuck=bool(found.stuck)
+    )
 
 
 def _text(key: str | bytes) -> str:

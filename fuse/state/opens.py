@@ -1,0 +1,130 @@
+"""Which files are open, and of which version: a table that outlives the server, so that its successor goes on.
+
+One slot of 128 bytes for each open file, in a memory map of a local file: an open costs no system call. The death of
+the process leaves the table in the page cache; a reboot unmounts, and nobody needs it then. A slot counts from the
+moment its first eight bytes, the handle, are not zero: they are written last.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections import defaultdict
+from pathlib import Path
+from struct import Struct
+from typing import NamedTuple
+
+_SLOT = Struct("<QQIHxxq96s")
+_REST = Struct("<QIHxxq96s")
+_HANDLE = Struct("<Q")
+_VERSION = Struct("<Hxxq96s")
+_VERSION_AT = 20
+_ETAG_MAX = 96
+_FIRST_SLOTS = 1024
+
+
+class Opened(NamedTuple):
+    """One open file: flags as open(2) has them; etag '' when no object, or an unusually long etag, was open."""
+
+    fh: int
+    ino: int
+    flags: int
+    etag: str
+    size: int
+
+
+class OpenTable:
+    """Owns the file. Not locked: the caller's state lock covers it. Without room on the disk it is kept in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._slots: dict[int, int] = {}
+        self._by_ino: defaultdict[int, list[int]] = defaultdict(list)
+        self._map = self._mapped(max(_FIRST_SLOTS, path.stat().st_size // _SLOT.size if path.exists() else 0))
+        self._free: list[int] = []
+        self._index()
+
+    def _mapped(self, slots: int) -> mmap.mmap:
+        size = slots * _SLOT.size
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            # Not only ftruncate: a page that the disk has no room for would end the process when it is touched.
+            if os.fstat(fd).st_size < size:
+                os.posix_fallocate(fd, 0, size) if hasattr(os, "posix_fallocate") else os.ftruncate(fd, size)
+            return mmap.mmap(fd, size)
+        except OSError:
+            return mmap.mmap(-1, size)
+        finally:
+            os.close(fd)
+
+    def _index(self) -> None:
+        count = len(self._map) // _SLOT.size
+        for slot, (fh, ino, *_) in enumerate(_SLOT.iter_unpack(self._map[: count * _SLOT.size])):
+            if fh:
+                self._slots[fh] = slot
+                self._by_ino[ino].append(slot)
+        taken = set(self._slots.values())
+        self._free = [slot for slot in range(count - 1, -1, -1) if slot not in taken]
+
+    def load(self) -> list[Opened]:
+        """All that are open, in the order of their handles."""
+        found = []
+        for slot in self._slots.values():
+            fh, ino, flags, length, size, etag = _SLOT.unpack_from(self._map, slot * _SLOT.size)
+            found.append(Opened(fh, ino, flags, etag[:length].decode("utf-8", "surrogateescape"), size))
+        return sorted(found)
+
+    def clear(self) -> None:
+        """A fresh mount: nothing is open."""
+        for fh in list(self._slots):
+            self.remove(fh)
+
+    def add(self, fh: int, ino: int, flags: int, etag: str, size: int) -> None:
+        """A file was opened; fh is not zero and not in use."""
+        if not self._free:
+            self._grow()
+        slot = self._slots[fh] = self._free.pop()
+        self._by_ino[ino].append(slot)
+        length, etag_bytes = _encoded(etag)
+        at = slot * _SLOT.size
+        _REST.pack_into(self._map, at + _HANDLE.size, ino, flags & 0xFFFFFFFF, length, size, etag_bytes)
+        _HANDLE.pack_into(self._map, at, fh)
+
+    def remove(self, fh: int) -> None:
+        """It was closed; unknown handles are ignored."""
+        slot = self._slots.pop(fh, None)
+        if slot is None:
+            return
+        at = slot * _SLOT.size
+        ino = _SLOT.unpack_from(self._map, at)[1]
+        _HANDLE.pack_into(self._map, at, 0)
+        self._free.append(slot)
+        others = self._by_ino[ino]
+        others.remove(slot)
+        if not others:
+            del self._by_ino[ino]
+
+    def moved_on(self, ino: int, etag: str, size: int) -> None:
+        """Who has this file open goes on with another version: we wrote it, or it grew."""
+        if ino not in self._by_ino:
+            return
+        length, etag_bytes = _encoded(etag)
+        for slot in self._by_ino[ino]:
+            _VERSION.pack_into(self._map, slot * _SLOT.size + _VERSION_AT, length, size, etag_bytes)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._map.close()
+
+    def _grow(self) -> None:
+        old, count = self._map, len(self._map) // _SLOT.size
+        grown = self._mapped(count * 2)
+        grown[: len(old)] = old[:]  # the same file, unless the disk is full
+        self._map = grown
+        old.close()
+        self._free = list(range(count * 2 - 1, count - 1, -1))
+
+
+def _encoded(etag: str) -> tuple[int, bytes]:
+    encoded = etag.encode("utf-8", "surrogateescape")
+    return (0, b"") if len(encoded) > _ETAG_MAX else (len(encoded), encoded)

@@ -1,0 +1,122 @@
+"""Starts the load's processes on a mount, kills servers under them, and collects what they saw."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.mount.mounts import Mount, eventually
+from tests.survival.load import KINDS
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+END_S = 90.0
+NEW_SERVER_S = 60.0
+PROGRESS_S = 60.0
+
+
+@dataclass
+class Loads:
+    """The processes. control: the directory in which they count and report."""
+
+    mount: Mount
+    control: Path
+    kinds: Sequence[str]
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start(self, *, halt_on_error: bool = False) -> None:
+        """Start them, and wait until each has done something."""
+        self.control.mkdir(exist_ok=True)
+        for number, kind in enumerate(self.kinds):
+            directory = self.mount.path / kind
+            directory.mkdir(exist_ok=True)
+            halt = "halt" if halt_on_error else "go on"
+            self.processes[kind] = subprocess.Popen(
+                [sys.executable, "-m", "tests.survival.load", kind, directory, self.control, str(number), halt],
+                cwd=CHECKOUT,
+                stdin=subprocess.DEVNULL,
+            )
+        eventually(lambda: all(self.counts().values()), "every process of the load works", PROGRESS_S)
+
+    def counts(self) -> dict[str, int]:
+        """Operations so far."""
+        return {kind: _number(self.control / f"{kind}.count") for kind in self.kinds}
+
+    def progress(self) -> None:
+        """Wait until every process has done something more. Errors: AssertionError that names who hangs."""
+        before = self.counts()
+
+        def all_moved() -> bool:
+            now = self.counts()
+            return all(now[kind] > before[kind] for kind in self.kinds)
+
+        with contextlib.suppress(AssertionError):
+            eventually(all_moved, "progress", PROGRESS_S)
+            return
+        now = self.counts()
+        stuck = [kind for kind in self.kinds if now[kind] == before[kind]]
+        raise AssertionError(f"no progress within {PROGRESS_S:.0f} s after a kill: {stuck}")
+
+    def finish(self) -> dict[str, dict[str, Any]]:
+        """Let them end and report. Errors: AssertionError that names who hangs."""
+        (self.control / "stop").touch()
+        end = time.monotonic() + END_S
+        hanging = []
+        for kind, process in self.processes.items():
+            try:
+                process.wait(max(0.1, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                hanging.append(kind)
+        assert not hanging, f"these never ended: {hanging}"
+        return {kind: json.loads((self.control / f"{kind}.json").read_text()) for kind in self.kinds}
+
+    def end(self) -> None:
+        """Whatever happened, leave no process."""
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.kill()
+
+
+@contextlib.contextmanager
+def load(mount: Mount, control: Path, kinds: Sequence[str] = tuple(KINDS), *, halt: bool = False) -> Iterator[Loads]:
+    """The processes of a load, ended at the end."""
+    loads = Loads(mount, control, kinds)
+    try:
+        loads.start(halt_on_error=halt)
+        yield loads
+    finally:
+        loads.end()
+
+
+def server_pid(mount: Mount) -> int:
+    """Of the server that the keeper has now; 0 while there is no record."""
+    (state_dir,) = (mount.folder / "state/kube-datastore/mounts").iterdir()
+    try:
+        return int(json.loads((state_dir / "mount.json").read_text())["serverPid"])
+    except FileNotFoundError:
+        return 0
+
+
+def kill_server(mount: Mount, chance: random.Random) -> None:
+    """kill -9 at a random moment, and wait for the next server."""
+    old = server_pid(mount)
+    time.sleep(chance.random() * 0.4)
+    os.kill(old, signal.SIGKILL)
+    eventually(lambda: server_pid(mount) not in (0, old), "a new server", NEW_SERVER_S)
+    mount.pids = [mount.pids[0], server_pid(mount)]
+
+
+def _number(path: Path) -> int:
+    try:
+        return int(path.read_bytes() or b"0")
+    except FileNotFoundError:
+        return 0
