@@ -32,7 +32,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """plain: it shows objects as they are (JuiceFS keeps its own blocks). prepare: run once before each mount."""
+    """plain: it shows objects as they are (JuiceFS keeps its own blocks). late: it answers changes before S3 has them,
+    even where S3 has few of them by the first look. prepare: run once before each mount."""
 
     name: str
     binary: str
@@ -40,6 +41,7 @@ class Peer:
     environment: Callable[[Place], Mapping[str, str]] = lambda place: {}
     prepare: Callable[[Place], None] = lambda place: None
     plain: bool = True
+    late: bool = False
 
     @property
     def present(self) -> bool:
@@ -155,10 +157,10 @@ PEERS = (
     Peer(name="s3fs", binary="s3fs", command=_s3fs(), prepare=_s3fs_keys),
     Peer(name="s3fs-cache", binary="s3fs", command=_s3fs("use_cache={cache}"), prepare=_s3fs_keys),
     Peer(name="rclone-off", binary="rclone", command=_rclone("off"), prepare=_rclone_config),
-    Peer(name="rclone-full", binary="rclone", command=_rclone("full"), prepare=_rclone_config),
+    Peer(name="rclone-full", binary="rclone", command=_rclone("full"), prepare=_rclone_config, late=True),
     Peer(name="mount-s3", binary="mount-s3", command=_mount_s3(), environment=_aws_keys),
     Peer(name="mount-s3-cache", binary="mount-s3", command=_mount_s3("--cache", "{cache}"), environment=_aws_keys),
     Peer(name="goofys", binary="goofys", command=_goofys("goofys"), environment=_aws_keys),
-    Peer(name="geesefs", binary="geesefs", command=_goofys("geesefs"), environment=_aws_keys),
+    Peer(name="geesefs", binary="geesefs", command=_goofys("geesefs"), environment=_aws_keys, late=True),
     Peer(name="juicefs", binary="juicefs", command=_juicefs, prepare=_juicefs_format, plain=False),
 )

@@ -32,7 +32,8 @@ class Opened:
 
 
 class Subject(Protocol):
-    """plain: it shows the prepared objects. remote: what it writes is to be found in S3. native: not a directory."""
+    """plain: it shows the prepared objects. remote: what it writes is to be found in S3. native: not a directory.
+    late: it is known to answer changes before S3 has them."""
 
     @property
     def name(self) -> str: ...
@@ -44,6 +45,8 @@ class Subject(Protocol):
     def remote(self) -> bool: ...
     @property
     def native(self) -> bool: ...
+    @property
+    def late(self) -> bool: ...
 
     def opened(self) -> contextlib.AbstractContextManager[Opened]:
         """Cold: nothing cached anywhere. Errors: NotReady, RuntimeError, OSError."""
@@ -62,6 +65,7 @@ class Ours:
     plain: bool = True
     remote: bool = True
     native: bool = False
+    late: bool = False
 
     @property
     def writable(self) -> bool:
@@ -119,6 +123,7 @@ class Directory:
     plain: bool = True
     writable: bool = True
     remote: bool = False
+    late: bool = False
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Opened]:
@@ -146,6 +151,11 @@ class PeerMount:
     def plain(self) -> bool:
         """The peer's."""
         return self.peer.plain
+
+    @property
+    def late(self) -> bool:
+        """The peer's."""
+        return self.peer.late
 
     @property
     def remote(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.bars import READ_ONLY, WRITE_BACK
@@ -82,7 +82,7 @@ def _wait(cell: Cell, right: Callable[[], bool], closed: float) -> Arrival:
     arrival = cell.bench.bucket.wait(right, closed, cell.sizes.in_s3_s)
     if arrival is None:
         raise NotInS3(f"not whole in S3 {cell.sizes.in_s3_s:.0f} s after close")
-    return arrival
+    return replace(arrival, late=arrival.late or cell.subject.late)
 
 
 def _right(check: Callable[[], None]) -> None:
@@ -264,7 +264,7 @@ def _is_late(cell: Cell, folder: str, wanted: Mapping[tuple[str, str], int]) -> 
         )
 
     arrival = cell.bench.bucket.wait(right, math.nan, LATE_S) if wanted else Arrival(math.nan, late=False)
-    return arrival is None or arrival.late
+    return arrival is None or arrival.late or cell.subject.late
 
 
 def _rename_dir(cell: Cell, top: Path) -> None:

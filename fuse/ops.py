@@ -155,6 +155,14 @@ class OpenRequest:
     kill_suidgid: bool = False
 
 
+class Held(NamedTuple):
+    """A node that the kernel has and need not have. name: b'' of a directory, which must not be detached."""
+
+    ino: Ino
+    parent: Ino
+    name: bytes
+
+
 class Notifier(Protocol):
     """Tells the kernel that another client changed something. Never blocks: a thread of the adapter delivers."""
 
@@ -167,6 +175,10 @@ class Notifier(Protocol):
 
         Length 0: to the end; offset -1: attributes only.
         """
+        ...
+
+    def release(self, held: Sequence[Held]) -> None:
+        """Give up these nodes, those that are in use excepted: forget() follows for each that is given up."""
         ...
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from datastore.api.mountspec import MountSpec
+from datastore.api.mountspec import MountSpec, StaticCredentials
 from datastore.errors import CredentialsInvalid
 from datastore.fuse.ops import (
     NOW,
@@ -467,6 +467,9 @@ class MemMount:
         for done in (1, 2, 3):
             progress({"path": path, "done": done, "total": 3})
         return {"files": 3}
+
+    def renew(self, given: StaticCredentials) -> None:
+        raise CredentialsInvalid(f"no store wants the key {given.access_key_id}")
 
     def flush_all(self) -> list[str]:
         return list(self.failures)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Literal
 
 from datastore.api.mountspec import MountSpec, S3Location
 from datastore.errors import ServerFault
-from datastore.fuse.ops import Ino
+from datastore.fuse.ops import Held, Ino
 from datastore.fuse.store.base import WriteOptions
 from datastore.fuse.store.memory import MemoryBucket, MemoryStore
 from datastore.fuse.store.observing import ObservingStore
@@ -35,6 +36,7 @@ class ManualClock:
 
     def __init__(self) -> None:
         self._passed_ns = 0
+        self._lock = threading.Lock()
 
     def monotonic(self) -> float:
         return 1000.0 + self._passed_ns / 1e9
@@ -43,7 +45,8 @@ class ManualClock:
         return EPOCH_NS + self._passed_ns
 
     def advance(self, seconds: float) -> None:
-        self._passed_ns += int(seconds * 1_000_000_000)
+        with self._lock:  # a clock that two threads set back would reorder what happened
+            self._passed_ns += int(seconds * 1_000_000_000)
 
 
 class Died(BaseException):
@@ -66,12 +69,16 @@ class Kernel:
     def __init__(self) -> None:
         self.entries: list[tuple[Ino, bytes]] = []
         self.inodes: list[tuple[Ino, int]] = []
+        self.released: list[Held] = []
 
     def inval_entry(self, parent: Ino, name: bytes) -> None:
         self.entries.append((parent, name))
 
     def inval_inode(self, ino: Ino, offset: int = 0, length: int = 0) -> None:
         self.inodes.append((ino, offset))
+
+    def release(self, held: Sequence[Held]) -> None:
+        self.released += held
 
 
 class Client:
@@ -119,6 +126,7 @@ class Client:
         if not self._open:
             return
         self._open = False
+        self.fs.write_back.stop()
         core = self.fs.core
         core.io.shutdown(wait=True, cancel_futures=True)
         for node in core.nodes.by_ino.values():
@@ -154,6 +162,8 @@ class World:
         ttl_s: float = TTL_S,
         prefix: str = "",
         capacity_bytes: int = 0,
+        conflict: Literal["lastWriterWins", "fail"] = "lastWriterWins",
+        write_back_s: float = 0.0,
     ) -> Client:
         """A new mount with its own state and cache."""
         directory = self._root / f"client{next(self._numbers)}"
@@ -167,6 +177,8 @@ class World:
             attributes=attributes,
             metadata_ttl_s=ttl_s,
             capacity_bytes=capacity_bytes,
+            conflict=conflict,
+            write_back_s=write_back_s,
         )
         return self.add(Client(self, directory, spec))
 

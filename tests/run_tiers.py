@@ -20,6 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tests.cluster.fixtures import obstacle as cluster_obstacle
 from tests.plain_user import FUSE_DEVICE, Place, here, plain_place
 
 STEP_TIMEOUT_S = 1500.0
@@ -102,6 +103,12 @@ TIERS = (
     Tier(name="mount", steps=(pytest_step("tests/mount"),), obstacle=not_root),
     Tier(name="e2e-laptop", steps=(pytest_step("tests/e2e", "-m", "e2e_laptop", workers=1),), obstacle=not_root),
     Tier(
+        name="e2e-cluster",
+        # The image first: it may take minutes, which are no test's.
+        steps=(script("-m", "tests.cluster.image"), pytest_step("tests/cluster", "-m", "e2e_cluster", workers=1)),
+        obstacle=cluster_obstacle,
+    ),
+    Tier(
         name="mount-plain",
         steps=(pytest_step("tests/mount", "-m", "plain_user and not root_only"),),
         obstacle=no_fuse,
@@ -113,6 +120,8 @@ TIERS = (
         obstacle=no_fuse,
         plain=True,
     ),
+    Tier(name="soak", steps=(script("-m", "tests.soak", "--seconds", "75"),), obstacle=no_fuse),
+    Tier(name="bench-short", steps=(script("-m", "bench", "--short"),), obstacle=not_root),
     Tier(name="pjdfstest", steps=(script("-m", "tests.tools.pjdfstest_tier"),), obstacle=not_root),
     Tier(name="fsx", steps=(script("-m", "tests.tools.fsx_tier"),), obstacle=not_root),
 )

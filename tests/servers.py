@@ -94,11 +94,11 @@ def make_bucket(server: Server, name: str) -> str:
 
 
 @contextmanager
-def run_versitygw(*extra: str, port: int = 0, data_dir: str = "") -> Iterator[Server]:
+def run_versitygw(*extra: str, port: int = 0, data_dir: str = "", access_key: str = "testaccess") -> Iterator[Server]:
     """versitygw over a directory. extra: more global options; port and data_dir: to start it again in its place."""
     binary = find_tool("versitygw")
     with _directory(data_dir) as root:
-        keys = _Keys("testaccess", "testsecret-versitygw")
+        keys = _Keys(access_key, "testsecret-versitygw")
 
         def command(at: int) -> list[str]:
             listen = ["--port", f"127.0.0.1:{at}", "--health", "/healthz"]

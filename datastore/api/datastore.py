@@ -32,6 +32,7 @@ VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "Datastore"
 BACKENDS = ("s3", "nfs", "glusterfs", "claim", "local")
+CLASS = "storageClassName"
 DEFAULT_NAMESPACE = "default"
 DEFAULT_CACHE_BYTES = 10 << 30
 WRITABLE_TTL_S = 1.0
@@ -169,6 +170,16 @@ class Cache(Part):
     )
 
 
+class WriteBack(Part):
+    """Uploads behind close: quicker, but other clients see a file later, and a lost disk loses what was not sent."""
+
+    max_delay: Seconds = Field(
+        5.0,
+        description="Longest time from the close of a file until its upload begins; bounded disk use may end it sooner.",
+        json_schema_extra={"default": "5s"},
+    )
+
+
 def _spec_rules() -> list[dict[str, str]]:
     kinds = [
         {
@@ -177,10 +188,10 @@ def _spec_rules() -> list[dict[str, str]]:
             "reason": "FieldValueForbidden",
         }
         for name in BACKENDS
-    ]
+    ] + _immutable(optional=(CLASS,))
     one = {
-        "rule": f"[{', '.join(f'has(self.{name})' for name in BACKENDS)}].filter(set, set).size() == 1",
-        "message": f"set exactly one of {', '.join(BACKENDS)}",
+        "rule": f"[{', '.join(f'has(self.{name})' for name in (*BACKENDS, CLASS))}].filter(set, set).size() == 1",
+        "message": f"set exactly one of {', '.join((*BACKENDS, CLASS))}",
     }
     grows = {
         "rule": "!has(oldSelf.capacity) || (has(self.capacity) && "
@@ -193,7 +204,7 @@ def _spec_rules() -> list[dict[str, str]]:
 
 
 class DatastoreSpec(Part):
-    """Where the data is, and how it is shown. Exactly one of s3, nfs, glusterfs, claim, local."""
+    """Where the data is, and how it is shown. Exactly one of s3, nfs, glusterfs, claim, local, storageClassName."""
 
     model_config = _rules(*_spec_rules())
 
@@ -204,6 +215,11 @@ class DatastoreSpec(Part):
         None, description="Any other storage of the cluster: an existing PersistentVolumeClaim, or a StorageClass."
     )
     local: Local | None = Field(None, description="A directory of the machine itself, for development.")
+    storage_class_name: DnsName | None = Field(
+        None,
+        description="In a cluster, in place of a backend: a StorageClass of the provisioner csi.datastore.dev, in "
+        "which the administrator chose server, bucket and credentials.",
+    )
     read_only: Flag = Field(False, description="Never write: the mount refuses every change with EROFS.")
     capacity: SizeBytes | None = Field(
         None,
@@ -233,18 +249,30 @@ class DatastoreSpec(Part):
         "is seconds. Left out: 60s if readOnly, else 1s.",
     )
 
+    conflict: Literal["lastWriterWins", "fail"] = Field(
+        "lastWriterWins",
+        description="What a close does when another client wrote the file since it was opened: lastWriterWins replaces "
+        "that whole, fail is an error (ESTALE), and what was written is kept on disk (datastore unsent).",
+    )
+    write_back: WriteBack | None = Field(
+        None,
+        description="Let close return when the local disk has the file, and upload it behind that. Left out: close "
+        "returns when the backend has it. fsync always waits for the backend.",
+    )
+
     @model_validator(mode="after")
     def _exactly_one_backend(self) -> Self:
         given = [name for name in BACKENDS if getattr(self, name) is not None]
+        given += [CLASS] if self.storage_class_name is not None else []
         if len(given) != 1:
             has = f"this has {' and '.join(given)}" if given else "this has none"
-            raise ValueError(f"must have exactly one of {', '.join(BACKENDS)}; {has}")
+            raise ValueError(f"must have exactly one of {', '.join((*BACKENDS, CLASS))}; {has}")
         return self
 
     @property
     def backend(self) -> str:
-        """Which backend it is: 's3', 'nfs', 'glusterfs', 'claim' or 'local'."""
-        return next(name for name in BACKENDS if getattr(self, name) is not None)
+        """Which backend it is: 's3', 'nfs', 'glusterfs', 'claim' or 'local'; 'storageClassName' leaves it open."""
+        return next((name for name in BACKENDS if getattr(self, name) is not None), CLASS)
 
 
 class ObjectMeta(Part):
@@ -265,7 +293,8 @@ class Datastore(Part):
     kind: Literal["Datastore"] = Field(description="Datastore")
     metadata: ObjectMeta = Field(description="Name, namespace, labels and annotations.")
     spec: DatastoreSpec = Field(
-        description="Where the data is (exactly one of s3, nfs, glusterfs, claim, local), and how it is shown."
+        description="Where the data is (exactly one of s3, nfs, glusterfs, claim, local, storageClassName), and how it "
+        "is shown."
     )
     status: dict[str, Any] | None = Field(
         None, description="Written by the controller; what a manifest says is ignored."
@@ -304,4 +333,4 @@ def location_of(spec: DatastoreSpec) -> str:
         return f"glusterfs://{spec.glusterfs.endpoints}/{spec.glusterfs.path}"
     if spec.claim:
         return f"claim:{spec.claim.name}" if spec.claim.name else f"storageclass:{spec.claim.storage_class_name}"
-    return f"local:{spec.local.path}" if spec.local else ""
+    return f"local:{spec.local.path}" if spec.local else f"class:{spec.storage_class_name}"

@@ -7,6 +7,7 @@ Version 1; a server refuses another version.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -45,6 +46,11 @@ class MountSpec:
 
     state_dir: this mount's own directory (journal, staging, node ids, control socket); cache_dir: shared by the mounts
     of a user; capacity_bytes 0: unlimited. attributes: see docs/SEMANTICS.md. transport: 'kernel' or 'libfuse'.
+    conflict: whether a close may replace what another client wrote since the open. write_back_s: how long after its
+    close a file may reach the store; 0: before the close returns.
+    memory_bytes: ceiling of the server's resident size. metrics: HOST:PORT of a Prometheus endpoint, '' for none.
+    uid, gid, umask: owner and permissions of what the store has none for; None: who mounts, and 022. group: everything
+    is shown as of this group, which may do what the owner may (a pod's fsGroup); None: as it is.
     """
 
     name: str
@@ -59,17 +65,19 @@ class MountSpec:
     metadata_ttl_s: float = 1.0
     allow_other: bool = False
     transport: Literal["kernel", "libfuse"] = "kernel"
+    conflict: Literal["lastWriterWins", "fail"] = "lastWriterWins"
+    write_back_s: float = 0.0
+    memory_bytes: int = 512 << 20
+    metrics: str = ""
+    uid: int | None = None
+    gid: int | None = None
+    umask: int | None = None
+    group: int | None = None
     labels: dict[str, str] = field(default_factory=dict)
     version: int = VERSION
 
     def to_json(self) -> str:
         """The document, secrets included: for a pipe, not for a log or a file."""
-
-        def reveal(value: object) -> object:
-            if isinstance(value, Secret):
-                return value.reveal()
-            raise TypeError(type(value).__name__)
-
         return json.dumps(asdict(self), default=reveal)
 
     def without_secrets(self) -> dict[str, Any]:
@@ -77,6 +85,23 @@ class MountSpec:
         shown = asdict(self)
         shown["s3"]["credentials"] = "static" if self.s3.credentials else "default chain"
         return shown
+
+
+def reveal(value: object) -> object:
+    """For json.dumps: a Secret's text; of nothing else. The result is for a pipe or a private socket."""
+    if isinstance(value, Secret):
+        return value.reveal()
+    raise TypeError(type(value).__name__)
+
+
+def credentials_from_document(keys: Mapping[str, Any]) -> StaticCredentials:
+    """The keys in a document made by json.dumps(asdict(...), default=reveal). Errors: KeyError, TypeError."""
+    token = keys["session_token"]
+    return StaticCredentials(
+        access_key_id=keys["access_key_id"],
+        secret_access_key=Secret(keys["secret_access_key"]),
+        session_token=None if token is None else Secret(token),
+    )
 
 
 def from_json(text: str) -> MountSpec:
@@ -87,14 +112,7 @@ def from_json(text: str) -> MountSpec:
             raise InvalidManifest(f"mount specification version {raw['version']} is not {VERSION}")
         s3 = dict(raw.pop("s3"))
         keys = s3.pop("credentials")
-        credentials = None
-        if keys is not None:
-            token = keys["session_token"]
-            credentials = StaticCredentials(
-                access_key_id=keys["access_key_id"],
-                secret_access_key=Secret(keys["secret_access_key"]),
-                session_token=None if token is None else Secret(token),
-            )
+        credentials = None if keys is None else credentials_from_document(keys)
         return MountSpec(s3=S3Location(credentials=credentials, **s3), **raw)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidManifest(f"not a mount specification: {error}") from error

@@ -32,30 +32,52 @@ class MountOptions:
     read_only: bool = False
     allow_other: bool = False
     transport: Transport = "kernel"
+    metrics: str = ""
+    memory_bytes: int = 512 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one mount is and keeps its state; absolute paths. spec.cache.dir goes before cache_dir."""
+
+    mountpoint: str
+    state_dir: str
+    cache_dir: str
 
 
 def mount_spec(
     manifest: Manifest, datastore: Datastore, mountpoint: str, directories: Directories, options: MountOptions
 ) -> MountSpec:
     """The whole contract for the mount server; `mountpoint` is absolute. Errors: InvalidManifest."""
+    location = s3_location(manifest, datastore)
+    where = f"{location.endpoint} {datastore.location}"
+    state_dir = PurePosixPath(directories.state_root, state_name(datastore.name, mountpoint, where))
+    place = Place(mountpoint=mountpoint, state_dir=str(state_dir), cache_dir=directories.cache_dir)
+    return assemble(datastore, location, place, options)
+
+
+def assemble(datastore: Datastore, location: S3Location, place: Place, options: MountOptions) -> MountSpec:
+    """The contract of one mount from its parts, every default applied; laptop and cluster alike."""
     read_only = datastore.spec.read_only or options.read_only
     # --read-only changes the defaults too: what is never written here can be seen a little later.
     seen = datastore.model_copy(update={"spec": datastore.spec.model_copy(update={"read_only": read_only})})
-    location = s3_location(manifest, datastore)
-    where = f"{location.endpoint} {datastore.location}"
     return MountSpec(
         name=datastore.name,
-        mountpoint=mountpoint,
+        mountpoint=place.mountpoint,
         s3=location,
-        state_dir=str(PurePosixPath(directories.state_root, state_name(datastore.name, mountpoint, where))),
-        cache_dir=datastore.spec.cache.dir or directories.cache_dir,
+        state_dir=place.state_dir,
+        cache_dir=datastore.spec.cache.dir or place.cache_dir,
         cache_size_bytes=datastore.spec.cache.size,
         read_only=read_only,
         capacity_bytes=datastore.spec.capacity or 0,
         attributes=seen.attributes,
         metadata_ttl_s=seen.metadata_ttl_s,
+        conflict=datastore.spec.conflict,
+        write_back_s=datastore.spec.write_back.max_delay if datastore.spec.write_back else 0.0,
         allow_other=options.allow_other,
         transport=options.transport,
+        metrics=options.metrics,
+        memory_bytes=options.memory_bytes,
     )
 
 
@@ -67,6 +89,11 @@ def s3_location(manifest: Manifest, datastore: Datastore) -> S3Location:
             f"{_where(manifest, datastore)}: spec.{datastore.spec.backend} is mounted in the cluster only for now; "
             "on a laptop spec.s3 and spec.local work"
         )
+    return location_in(s3, _credentials(manifest, datastore, s3))
+
+
+def location_in(s3: S3, credentials: StaticCredentials | None) -> S3Location:
+    """Where the objects are, with these keys; None asks the default AWS chain."""
     return S3Location(
         bucket=s3.bucket,
         prefix=s3.prefix,
@@ -75,7 +102,7 @@ def s3_location(manifest: Manifest, datastore: Datastore) -> S3Location:
         force_path_style=s3.force_path_style,
         ca_bundle=s3.ca_bundle,
         create=s3.create,
-        credentials=_credentials(manifest, datastore, s3),
+        credentials=credentials,
     )
 
 

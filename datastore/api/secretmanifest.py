@@ -16,6 +16,7 @@ from datastore.secret import Secret
 ACCESS_KEY_NAMES = ("AWS_ACCESS_KEY_ID", "accessKeyID", "accessKeyId", "access_key_id", "access_key", "key_id")
 SECRET_KEY_NAMES = ("AWS_SECRET_ACCESS_KEY", "secretAccessKey", "secret_access_key", "secret_key", "access_secret")
 TOKEN_NAMES = ("AWS_SESSION_TOKEN", "sessionToken", "session_token")
+CERTIFICATE_NAMES = ("ca.crt", "caBundle")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,12 @@ def credentials_from(secret: SecretManifest) -> StaticCredentials:
         secret_access_key=_needed(secret, SECRET_KEY_NAMES),
         session_token=_find(secret, TOKEN_NAMES),
     )
+
+
+def certificate_from(secret: SecretManifest) -> str:
+    """The PEM text that checks the server's certificate, or '' when the Secret has none. It is public."""
+    found = _find(secret, CERTIFICATE_NAMES)
+    return "" if found is None else found.reveal() + "\n"
 
 
 def _needed(secret: SecretManifest, names: tuple[str, ...]) -> Secret:

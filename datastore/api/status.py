@@ -61,10 +61,15 @@ class DatastoreStatus(Part):
         None, description="A summary for people; programs read the conditions."
     )
     claim_name: str | None = Field(None, description="The PersistentVolumeClaim that pods mount.")
+    volume_name: str | None = Field(None, description="The PersistentVolume behind the claim.")
     backend: str | None = Field(None, description="Which backend it is: s3, nfs, glusterfs, claim or local.")
     location: str | None = Field(None, description="Where the data is, e.g. s3://bucket/prefix.")
     capabilities: Capabilities | None = Field(None, description="What a directory on this backend can do, as probed.")
     usage: Usage | None = Field(None, description="How much is stored.")
+    on_deletion: str | None = Field(
+        None,
+        description="What becomes of the data if this is deleted now: what is removed, and what stays.",
+    )
     conditions: list[Condition] | None = Field(
         None,
         description=f"Conditions in the form of meta/v1: {', '.join(CONDITION_TYPES)}.",

@@ -11,6 +11,7 @@ import typer
 from datastore.api.resolve import MountOptions
 from datastore.cli.console import Format
 from datastore.cli.inspection import complete_mounted
+from datastore.units import format_quantity, parse_quantity
 
 
 class TransportChoice(StrEnum):
@@ -29,6 +30,16 @@ AllowOther = Annotated[
 Transport = Annotated[
     TransportChoice, typer.Option("--transport", help="kernel: our own protocol engine; libfuse: through libfuse.")
 ]
+Metrics = Annotated[
+    str, typer.Option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics there, e.g. 127.0.0.1:9464.")
+]
+DEFAULT_MEMORY = "512Mi"
+_LEAST_MEMORY = 192 << 20
+"""Below, the interpreter and its threads alone would be over the ceiling soon."""
+Memory = Annotated[
+    str,
+    typer.Option("--memory", metavar="SIZE", help="Most memory that the mount's server takes; 192Mi at least."),
+]
 Target = Annotated[
     str,
     typer.Argument(
@@ -38,7 +49,29 @@ Target = Annotated[
 Output = Annotated[Format, typer.Option("--output", "-o", help="How to print.")]
 
 
-def mount_options(read_only: bool, allow_other: bool, transport: TransportChoice) -> MountOptions:
-    """The options as the resolver takes them."""
+def mount_options(
+    read_only: bool,
+    allow_other: bool,
+    transport: TransportChoice,
+    metrics: str = "",
+    memory: str = DEFAULT_MEMORY,
+) -> MountOptions:
+    """The options as the resolver takes them. Errors: typer.BadParameter."""
     kind = "kernel" if transport is TransportChoice.KERNEL else "libfuse"
-    return MountOptions(read_only=read_only, allow_other=allow_other, transport=kind)  # type: ignore[arg-type]
+    return MountOptions(
+        read_only=read_only,
+        allow_other=allow_other,
+        transport=kind,  # type: ignore[arg-type]
+        metrics=metrics,
+        memory_bytes=_memory_bytes(memory),
+    )
+
+
+def _memory_bytes(text: str) -> int:
+    try:
+        size_bytes = parse_quantity(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"--memory {error}") from error
+    if size_bytes < _LEAST_MEMORY:
+        raise typer.BadParameter(f"--memory must be at least {format_quantity(_LEAST_MEMORY)}, not {text}")
+    return size_bytes

@@ -46,9 +46,10 @@ def print_json(data: Any) -> None:
     sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=True) + "\n")
 
 
-def print_columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def print_columns(header: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "") -> None:
     """Aligned columns, never cut, on standard output."""
     table = [list(header), *([one_line(cell) or "-" for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(header))]
     for row in table:
-        sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n")
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        sys.stdout.write(f"{indent}{line}".rstrip() + "\n")

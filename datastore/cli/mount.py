@@ -11,7 +11,16 @@ from datastore.api.datastore import Datastore
 from datastore.api.manifest import Manifest, load
 from datastore.api.resolve import uses_default_chain
 from datastore.cli import lifecycle
-from datastore.cli.arguments import DEFAULT_TRANSPORT, AllowOther, ReadOnly, Transport, mount_options
+from datastore.cli.arguments import (
+    DEFAULT_MEMORY,
+    DEFAULT_TRANSPORT,
+    AllowOther,
+    Memory,
+    Metrics,
+    ReadOnly,
+    Transport,
+    mount_options,
+)
 from datastore.cli.console import note
 from datastore.cli.directory import real_path
 from datastore.cli.exitcodes import Unsynced
@@ -36,11 +45,13 @@ def mount_command(
     ] = False,
     transport: Transport = DEFAULT_TRANSPORT,
     allow_other: AllowOther = False,
+    metrics: Metrics = "",
+    memory: Memory = DEFAULT_MEMORY,
 ) -> None:
     """Mount a Datastore as a directory. What was not uploaded by an earlier mount there is uploaded now."""
     manifest = load(file)
     datastore, place = choose(manifest, name, directory)
-    options = mount_options(read_only, allow_other, transport)
+    options = mount_options(read_only, allow_other, transport, metrics, memory)
     with watching() as watch:
         say_credentials(manifest, datastore)
         record = lifecycle.mount(manifest, datastore, real_path(place), options, watch)

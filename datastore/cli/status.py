@@ -12,7 +12,9 @@ import typer
 from datastore.cli.arguments import Output
 from datastore.cli.console import Format, one_line, print_columns, print_json
 from datastore.cli.inspection import complete_mounted, find, inspect
+from datastore.cli.rates import short_time
 from datastore.cli.records import all_records
+from datastore.histogram import quantile_s
 from datastore.units import format_duration, format_size
 
 
@@ -29,13 +31,20 @@ def status_command(
     if output is Format.JSON:
         print_json(seen if target is None else seen[0])
         return
-    sys.stdout.write("\n".join(_text(each) for each in seen))
+    for number, each in enumerate(seen):
+        sys.stdout.write("\n" * (number > 0) + _text(each))
+        _print_requests(each)
+        _print_store(each)
     for each in seen:
         _print_dirty(each)
 
 
+_NO_FACTS = ("dirty", "name", "requests", "latency", "store")
+"""What has a table of its own."""
+
+
 def _text(seen: Mapping[str, Any]) -> str:
-    facts = {key: value for key, value in seen.items() if key not in ("dirty", "name")}
+    facts = {key: value for key, value in seen.items() if key not in _NO_FACTS}
     lines = [f"{seen['name']}"]
     lines += [
         f"  {key}: {one_line(_value(key, value))}" for key, value in facts.items() if value not in (None, "", {}, [])
@@ -53,6 +62,41 @@ def _value(key: str, value: object) -> str:
     if isinstance(value, int) and key.lower().endswith(("bytes", "limit")):
         return format_size(value)
     return str(value)
+
+
+def _print_requests(seen: Mapping[str, Any]) -> None:
+    latency = seen.get("latency")
+    if not latency:
+        return
+    rows = [
+        [name, str(row["count"]), short_time(row["p50Seconds"]), short_time(row["p99Seconds"])]
+        for name, row in latency.items()
+    ]
+    print_columns(("REQUESTS", "COUNT", "P50", "P99"), rows, indent="  ")
+
+
+def _print_store(seen: Mapping[str, Any]) -> None:
+    store = seen.get("store")
+    if not store:
+        return
+    rows = [
+        [
+            method,
+            str(row["calls"]),
+            short_time(quantile_s(row["buckets"], 0.5)),
+            short_time(quantile_s(row["buckets"], 0.99)),
+            format_size(row["sent_bytes"]),
+            format_size(row["received_bytes"]),
+            _counts(row["retries"]),
+            _counts(row["errors"]),
+        ]
+        for method, row in store.items()
+    ]
+    print_columns(("STORE", "CALLS", "P50", "P99", "SENT", "RECEIVED", "RETRIED", "FAILED"), rows, indent="  ")
+
+
+def _counts(by_class: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in by_class.items())
 
 
 def _print_dirty(seen: Mapping[str, Any]) -> None:

@@ -4,7 +4,8 @@ Caching is a favour: no method raises OSError or CacheCorrupt. A version that ca
 evicted is "not held"; one that can't be written (disk full, broken, busy) is "not kept", and writing pauses for
 PAUSE_S. Shell. Safe for threads (the loop's among them: a hit is two or three system calls) and for several processes
 at once:
- - a creator and an evictor exclude each other by CacheSpace.exclusive(); readers take no lock. An evictor unlinks the
+ - a creator and an evictor exclude each other by CacheSpace.exclusive(), but for small versions that are put in place
+   whole (blockfile.store_whole); readers take no lock. An evictor unlinks the
    sidecar before the data, and a reader opens the sidecar, then the data, then checks that the sidecar is still
    linked: if it is, both belong together. Files that are unlinked while open stay readable.
  - directory/objects/xx/<stem>.data, .blocks (blockfile.py); directory/usage, directory/evicting (cachespace.py).
@@ -35,6 +36,7 @@ from .blockfile import (
     create_files,
     draft_sidecar,
     page_rounded,
+    remove_files,
     store_whole,
 )
 from .cachespace import CacheSpace
@@ -47,7 +49,10 @@ PAUSE_S = 5.0
 TOUCH_S = 30.0
 """How often a version in use says so on disk; eviction is least-recently-used to this precision."""
 STORE_WHOLE_BYTES = 1 << 20
-"""Versions up to this size that come in one body are put in place in one go, under the directory's lock: 0.3 ms."""
+"""Versions up to this size that come in one body are put in place in one go, without the directory's lock."""
+CREDIT_BYTES = 16 << 20
+"""Room is reserved in advance, so that not every small file waits for the other processes; at most 1/256 of the limit,
+by which each other process may exceed it after an eviction. What is not used stays counted until the next one."""
 INLINE_VERIFY_BYTES = 4 << 20
 """The most that complete_fd() checks by itself: about 2 ms."""
 
@@ -76,6 +81,8 @@ class BlockCache:
         self._boot_id = _boot_id()
         self._lock = threading.Lock()
         self._open: OrderedDict[ObjectVersion, BlockFile] = OrderedDict()
+        self._credit_bytes = 0
+        """Counted as taken and not written yet."""
         self._off_until_s = float("-inf")
         self._tidied_s = float("-inf")
 
@@ -171,6 +178,8 @@ class BlockCache:
 
     def make_room(self, size_bytes: int) -> int:
         """Evict what was used longest ago until `size_bytes` fit beside the rest; bytes freed."""
+        with self._lock:
+            self._credit_bytes = 0  # the count begins anew
         try:
             freed = self._space.evict(size_bytes)
         except OSError:
@@ -249,6 +258,15 @@ class BlockCache:
         """Count `size_bytes` as taken, evicting where needed; False when there is no room. OSError."""
         if size_bytes > self._space.limit_bytes:
             return False
+        with self._lock:
+            if self._credit_bytes >= size_bytes:
+                self._credit_bytes -= size_bytes
+                return True
+        more = min(CREDIT_BYTES, self._space.limit_bytes // 256)
+        if self._space.reserve(size_bytes + more):
+            with self._lock:
+                self._credit_bytes += more
+            return True
         if self._space.reserve(size_bytes):
             return True
         self.make_room(size_bytes)
@@ -260,11 +278,14 @@ class BlockCache:
         place = self._place(version)
         if not self._reserve(page_rounded(place.identity.sidecar_bytes) + page_rounded(version.size)):
             return False
-        with self._space.exclusive():
-            try:
-                store_whole(*place, body)
-            except FileNotFoundError:
-                Path(place.data_path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            store_whole(*place, body)
+        except FileNotFoundError:
+            Path(place.data_path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            store_whole(*place, body)
+        except FileExistsError:
+            with self._space.exclusive():
+                remove_files(place.data_path, place.sidecar_path)
                 store_whole(*place, body)
         return True
 

@@ -270,15 +270,25 @@ def create_files(data_path: str, sidecar_path: str, identity: Identity) -> None:
 
 
 def store_whole(data_path: str, sidecar_path: str, identity: Identity, body: memoryview) -> None:
-    """Make a version's files with all of its bytes, sealed; otherwise as create_files (a third of its system calls)."""
-    records = block_records(body)
-    fd = _create_data(data_path, sidecar_path)
+    """Make a version's files with all of its bytes, sealed, where there are none. OSError, FileExistsError among them.
+
+    Excludes nobody: the data counts from the moment its sidecar is there, and whatever two creators or an evictor leave
+    is a data file that is missing, that its stamp or its size gives away, or that has the same bytes.
+    """
+    fd = os.open(data_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         write_fully(fd, body, 0)
         stamp = Stamp.of(os.fstat(fd))
     finally:
         os.close(fd)
-    os.replace(draft_sidecar(sidecar_path, identity.head(stamp) + records), sidecar_path)
+    os.replace(draft_sidecar(sidecar_path, identity.head(stamp) + block_records(body)), sidecar_path)
+
+
+def remove_files(data_path: str, sidecar_path: str) -> None:
+    """Unlink a version's files, the sidecar first; idempotent (the caller excludes creators). OSError."""
+    for path in (sidecar_path, data_path):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
 
 
 def draft_sidecar(sidecar_path: str, content: bytes) -> str:
@@ -297,9 +307,7 @@ def _create_data(data_path: str, sidecar_path: str) -> int:
     try:
         return os.open(data_path, flags, 0o600)
     except FileExistsError:  # not written over: another process may be reading it
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(sidecar_path)
-        os.unlink(data_path)
+        remove_files(data_path, sidecar_path)
         return os.open(data_path, flags, 0o600)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import NamedTuple
 
 from ..store.base import ByteRange, PartNumber
@@ -33,6 +35,28 @@ class UploadPlan:
 
     size: int
     parts: tuple[Part, ...] = ()
+
+
+_TIER = 1000
+"""Parts of one size while the file's end is not known; then the size doubles."""
+
+
+def scheduled(number: int) -> Part:
+    """Part `number` of a file of which the end is not known: 10,000 of them reach 7.8 TiB."""
+    tier, index = divmod(number - 1, _TIER)
+    step = PART_SIZE << tier
+    start = PART_SIZE * _TIER * ((1 << tier) - 1) + index * step
+    return Part(PartNumber(number), ByteRange(start, start + step), False)
+
+
+def scheduled_parts(size: int) -> Iterator[Part]:
+    """The parts of `size` bytes that were sent by that schedule."""
+    for number in count(1):
+        part = scheduled(number)
+        start, stop = part.byte_range
+        if start >= size:
+            return
+        yield part._replace(byte_range=ByteRange(start, min(stop, size)))
 
 
 def part_size(size: int) -> int:

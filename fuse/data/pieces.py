@@ -137,6 +137,12 @@ class PieceTable:
             for piece in list(self._by_version.get(version, ())):
                 self._remove(piece)
 
+    def limit(self, limit_bytes: int) -> None:
+        """Another limit from now on."""
+        with self._lock:
+            self._limit_bytes = limit_bytes
+            self._shrink()
+
     @property
     def held_bytes(self) -> int:
         """Bytes held and on their way."""

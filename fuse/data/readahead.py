@@ -5,7 +5,8 @@ Sequential, strided and random readers are told apart by where each read begins:
    two request sizes to either side). The window doubles from first_bytes to max_bytes, each time the reader has used
    half.
  - strided: the same distance from the previous read three times running; the next few strides are fetched.
- - random: anything else; only the wanted bytes, rounded out to align_bytes, and the window closes.
+ - random: anything else; the window closes. The first read of a block gets only the wanted pages, so that few bytes
+   are waited for; the second one gets whole blocks, which the disk cache can keep.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from typing import NamedTuple
 from .blockfile import BLOCK_BYTES
 
 MIB = 1 << 20
+PAGE = 4096
+TOUCHED_MAX = 4096
+"""Blocks remembered: 512 MiB of a file."""
 RUN_READS = 2
 """Near reads after a jump that make a run: the kernel splits one random read into two requests at times."""
 
@@ -42,10 +46,10 @@ class WindowSettings:
     """Smallest unit fetched: the cache's block, so that what is fetched can be kept."""
     first_bytes: int = 1 * MIB
     """First window: what the kernel asks for at most in one request."""
-    max_bytes: int = 32 * MIB
-    """Largest window: 10 Gbit/s times 25 ms to the first byte is 31 MB."""
-    max_range_bytes: int = 4 * MIB
-    """Largest single range: long enough to amortise a request, short enough to be waited for."""
+    max_bytes: int = 64 * MIB
+    """Largest window: 10 Gbit/s times 25 ms to the first byte is 31 MB, and it is filled up when half of it is used."""
+    max_range_bytes: int = 8 * MIB
+    """Largest single range: long enough to amortise a request; its beginning is there long before its end."""
     strides: int = 8
     """Ranges fetched ahead of a strided reader."""
 
@@ -57,7 +61,8 @@ class ReadAhead:
     """
 
     __slots__ = (
-        "_ahead_until", "_head", "_previous", "_repeats", "_run", "_settings", "_size", "_stride", "window_bytes",
+        "_ahead_until", "_head", "_previous", "_repeats", "_run", "_settings", "_size", "_stride", "_touched",
+        "window_bytes",
     )  # fmt: skip
 
     def __init__(self, size: int, settings: WindowSettings | None = None) -> None:
@@ -74,6 +79,8 @@ class ReadAhead:
         self._previous = -1
         self._stride = 0
         self._repeats = 0
+        self._touched: set[int] = set()
+        """Blocks of which only a part was fetched."""
 
     def plan(self, offset: int, size: int) -> Plan:
         """What to fetch for a read of [offset, offset + size), with 0 <= offset < the object's size and size > 0."""
@@ -85,7 +92,7 @@ class ReadAhead:
         self._run = self.window_bytes = 0
         self._head = stop
         self._ahead_until = self._up(stop)
-        return Plan(Span(self._down(offset), self._up(stop)), self._strided(offset, stop))
+        return Plan(self._jumped(offset, stop), self._strided(offset, stop))
 
     def retract(self, start: int) -> None:
         """What was called for ahead from `start` on was not begun: call for it again."""
@@ -96,6 +103,17 @@ class ReadAhead:
         self._repeats = self._repeats + 1 if self._previous >= 0 and stride == self._stride else 0
         self._stride = stride
         self._previous = offset
+
+    def _jumped(self, offset: int, stop: int) -> Span:
+        """What to fetch for a read that follows no other."""
+        align = self._settings.align_bytes
+        block = offset // align
+        if stop - offset > align // 2 or block in self._touched:
+            return Span(self._down(offset), self._up(stop))
+        if len(self._touched) >= TOUCHED_MAX:
+            self._touched.clear()
+        self._touched.add(block)
+        return Span(offset // PAGE * PAGE, min(self._size, -(-stop // PAGE) * PAGE))
 
     def _strided(self, offset: int, stop: int) -> tuple[Span, ...]:
         if self._repeats < 2 or self._stride == 0:

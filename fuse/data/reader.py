@@ -21,7 +21,9 @@ from datastore.errors import CorruptBody, DeadlineExceeded, PreconditionFailed
 
 from ..ops import Blocking
 from ..store.base import Body, ByteRange, ObjectInfo, ObjectStore
+from .assembly import Assembly, runs
 from .blockcache import BlockCache
+from .counts import ReadCounts
 from .pieces import Piece, PieceTable, cut
 from .readahead import ReadAhead, Span, WindowSettings
 from .version import ObjectVersion
@@ -39,8 +41,10 @@ class ReadSettings:
     """Jobs of the reader in the executor at once, waiting ones included; beyond, nothing is read ahead."""
     whole_bytes: int = 4 << 20
     """Objects up to this size are fetched by one GET without a range."""
-    range_bytes: int = 4 << 20
-    """Largest single range of fetch() and prefetch()."""
+    range_bytes: int = 8 << 20
+    """Largest single range."""
+    piece_bytes: int = 1 << 20
+    """A range is handed on in pieces of this size as they come: what the kernel asks for at most in one request."""
     window: WindowSettings = field(default_factory=WindowSettings)
 
 
@@ -53,7 +57,7 @@ class Reader:
         cache: BlockCache | None,
         executor: Executor,
         *,
-        memory_bytes: int = 128 << 20,
+        memory_bytes: int = 160 << 20,
         settings: ReadSettings | None = None,
         learn: Callable[[ObjectInfo], None] | None = None,
     ) -> None:
@@ -67,6 +71,7 @@ class Reader:
         self._executor = executor
         self._settings = settings or ReadSettings()
         self._table = PieceTable(memory_bytes)
+        self.counts = ReadCounts()
         self._lock = threading.Lock()
         self._queued = 0
 
@@ -114,6 +119,10 @@ class Reader:
         """Drop what memory holds of this version (the disk cache keeps it); idempotent."""
         self._table.forget(version)
 
+    def limit_memory(self, memory_bytes: int) -> None:
+        """Hold no more than this from now on."""
+        self._table.limit(memory_bytes)
+
     def held(self, version: ObjectVersion, start: int, stop: int) -> Read | None:
         """[start, stop) inside the object, when memory or the disk cache has it. Never waits for the store."""
         body = self._table.find(version, start, stop)
@@ -137,11 +146,14 @@ class Reader:
                 continue
             if self._queued >= self._settings.fetch_limit or not self._table.has_room(span.stop - span.start):
                 return span.start
-            _, fresh = self._table.request(version, span.start, span.stop, self._settings.range_bytes)
-            for piece in fresh:
-                if self.queue(self._fetch_ahead, piece, dropped) is None:
-                    self._table.discard(piece)
-                    return piece.start
+            _, fresh = self._table.request(version, span.start, span.stop, self._settings.piece_bytes)
+            left_out = None
+            for run in runs(fresh, self._settings.range_bytes):
+                if left_out is not None or self.queue(self._fetch_ahead, run, dropped) is None:
+                    left_out = run[0].start if left_out is None else left_out
+                    self._discard(run)
+            if left_out is not None:
+                return left_out
         return None
 
     def obtain(self, version: ObjectVersion, wanted: Span, needed: Span) -> Read:
@@ -154,21 +166,19 @@ class Reader:
         if body is not None:
             return body
         deadline_s = time.monotonic() + self._settings.deadline_s
-        pieces, fresh = self._table.request(version, wanted.start, wanted.stop, self._settings.range_bytes)
+        pieces, fresh = self._table.request(version, wanted.start, wanted.stop, self._step(version))
         needed_pieces = [piece for piece in pieces if piece.start < needed.stop and piece.stop > needed.start]
-        first = next((piece for piece in fresh if piece in needed_pieces), None)
+        mine = {piece: run for run in runs(fresh, self._settings.range_bytes) for piece in run}
+        first = next((mine[piece] for piece in needed_pieces if piece in mine), None)
         never = threading.Event()
-        idle = [piece for piece in fresh if piece is first or self.queue(self._fetch_ahead, piece, never) is None]
+        idle = [run for run in _distinct(mine) if run is first or self.queue(self._fetch_ahead, run, never) is None]
         try:
-            for piece in sorted(needed_pieces, key=lambda piece: piece is not first):
-                if piece.claim():
-                    self._fetch(piece)
-                    self._keep_later(piece)
-                    idle = [other for other in idle if other is not piece]
+            for piece in sorted(needed_pieces, key=lambda piece: mine.get(piece) is not first):
+                self._fetch_unclaimed(mine.get(piece, [piece]), keep=self._keep_later)
                 piece.wait(deadline_s - time.monotonic())
         finally:
-            for piece in idle:
-                self._table.discard(piece)
+            for run in idle:
+                self._discard([piece for piece in run if piece.body is None])
         return cut(needed_pieces, needed.start, needed.stop)
 
     def queue(self, job: Callable[..., object], *args: object) -> Future[object] | None:
@@ -189,21 +199,53 @@ class Reader:
         with self._lock:
             self._queued -= 1
 
-    def _fetch_ahead(self, piece: Piece, dropped: threading.Event) -> None:
-        if dropped.is_set():
-            self._table.discard(piece)
-        elif piece.claim():
-            self._fetch(piece)
-            self._keep(piece)
+    def _step(self, version: ObjectVersion) -> int:
+        """How large pieces are: small objects are one, so that the cache can put them in place in one go."""
+        return self._settings.piece_bytes if version.size > self._settings.whole_bytes else self._settings.range_bytes
 
-    def _fetch(self, piece: Piece) -> None:
-        """Fetch a piece that this thread has claimed, and settle it."""
-        try:
-            body = self._get(piece.version, piece.start, piece.stop)
-        except BaseException as error:
-            self._table.fail(piece, error)
+    def _discard(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            self._table.discard(piece)
+
+    def _fetch_ahead(self, run: list[Piece], dropped: threading.Event) -> None:
+        if dropped.is_set():
+            self._discard(run)
         else:
+            self._fetch_unclaimed(run, keep=self._keep)
+
+    def _fetch_unclaimed(self, run: list[Piece], keep: Callable[[Piece], None]) -> None:
+        """Fetch the pieces of a run that no other thread has claimed; each is kept when it has arrived."""
+        for claimed in runs([piece for piece in run if piece.claim()], self._settings.range_bytes):
+            self._fetch(claimed, keep)
+
+    def _fetch(self, run: list[Piece], keep: Callable[[Piece], None]) -> None:
+        """Fetch adjoining pieces that this thread has claimed by one GET, and settle them one by one as they come."""
+
+        def done(piece: Piece, body: Body) -> None:
             self._table.finish(piece, body)
+            keep(piece)
+
+        if len(run) == 1:
+            try:
+                body = self._get(run[0].version, run[0].start, run[0].stop)
+            except BaseException as error:
+                self._table.fail(run[0], error)
+            else:
+                done(run[0], body)
+            return
+        assembly = Assembly(run, done)
+        try:
+            self._get_into(run, assembly)
+        except BaseException as error:
+            for piece in assembly.missing:
+                self._table.fail(piece, error)
+
+    def _get_into(self, run: list[Piece], assembly: Assembly) -> None:
+        version, start, stop = run[0].version, run[0].start, run[-1].stop
+        whole = start == 0 and stop == version.size
+        byte_range = None if whole else ByteRange(start, stop)
+        self._store.get(version.key, byte_range=byte_range, if_match=version.etag, sink=assembly.take)
+        assembly.check()
 
     def _get(self, version: ObjectVersion, start: int, stop: int) -> Body:
         whole = start == 0 and stop == version.size
@@ -243,6 +285,11 @@ class Reader:
                         progress(span.stop - span.start)
         except BaseException as error:
             work.stop(error)
+
+
+def _distinct(mine: dict[Piece, list[Piece]]) -> list[list[Piece]]:
+    """The runs, each once."""
+    return [run for piece, run in mine.items() if run[0] is piece]
 
 
 class _Work:
@@ -292,8 +339,13 @@ class ReadStream:
                 if left_out is not None:
                     self._ahead.retract(left_out)
         body = self._reader.held(self.version, offset, stop)
+        counts = self._reader.counts
         if body is not None:
+            counts.hits += 1
+            counts.hit_bytes += stop - offset
             return body
+        counts.misses += 1
+        counts.miss_bytes += stop - offset
         return Blocking(partial(self._reader.obtain, self.version, wanted, Span(offset, stop)), interruptible=True)
 
     def close(self) -> None:

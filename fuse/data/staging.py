@@ -11,16 +11,27 @@ The node's lock covers it, but for read_present().
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
+from ..store.base import ETag
 from .extents import Extents
 from .version import ObjectVersion
 
 BLOCK = 4096
 _ZEROS = bytes(1 << 20)
+
+
+class Stream(Protocol):
+    """A multipart upload of a staging file; vfs/streaming.py."""
+
+    def abort(self) -> None:
+        """Drop it."""
+        ...
 
 
 class StagedFile:
@@ -30,6 +41,8 @@ class StagedFile:
         """left: the file is there already, with the size that it is to have."""
         self.path = path
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._named = False
+        """Its name in the directory is on the disk."""
         self.base = base
         self.base_size = base.size if base else 0
         self.size = self.base_size
@@ -37,6 +50,21 @@ class StagedFile:
         self._guard = threading.Lock()
         """Covers fd, present, size and base_size for read_present(); a leaf, held for a copy of the bytes at most."""
         self.dirty_ranges = Extents()
+        self.streamed = Extents()
+        """What a multipart upload under way has been given, and was not changed since."""
+        self.rewrites = 0
+        """How often something of that was changed."""
+        self.stream: Stream | None = None
+        self.stream_at: float = math.inf
+        """The size from which on there may be a part to send while the file is still written."""
+        self.expects: ETag | None = None
+        """The version that the upload must replace, '' for none; None: whatever is there."""
+        self.stuck = False
+        """Sending it again is no use: what it was made from is gone or was changed. A person decides."""
+        self.due = 0.0
+        """Monotonic seconds at which it is to be sent although nobody waits for that; 0: when it is closed."""
+        self.times_set = False
+        """Its times are somebody's choice, not that of the last write."""
         self.dirty = False
         """The store does not have this content."""
         self.appended = True
@@ -110,6 +138,27 @@ class StagedFile:
         """Bytes that are present or zero; nothing beyond the end."""
         return os.pread(self.fd, max(0, min(size, self.size - offset)), offset)
 
+    def read_for_stream(self, start: int, stop: int) -> bytes:
+        """The bytes of a part that is sent while the file may be written: what is changed from now on is noticed."""
+        with self._guard:
+            self.streamed.add(start, stop)
+        return self.read(start, stop - start)
+
+    def whole(self) -> bytes:
+        """The content; every byte must be present or zero."""
+        return self.read(0, self.size)
+
+    def sync(self) -> None:
+        """Bring what was written, and the file's name, to the disk itself: it outlives a power cut. OSError."""
+        os.fdatasync(self.fd)
+        if not self._named:
+            directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+            self._named = True
+
     def write(self, offset: int, content: bytes | memoryview) -> int:
         """Write; missing_for_write() must be empty. OSError (ENOSPC, EIO) of the local disk."""
         stop = offset + len(content)
@@ -123,6 +172,7 @@ class StagedFile:
             os.ftruncate(self.fd, size)
             self.base_size = min(self.base_size, size)
             self.present.truncate(size)
+            self.streamed.truncate(size)
             self.size = size
         self.appended = False
         self.dirty_ranges.truncate(size)
@@ -141,13 +191,17 @@ class StagedFile:
         self.moved(version)
         with self._guard:
             self.base_size = self.size
+            self.streamed.clear()
         self.dirty_ranges = Extents()
         self.dirty = False
+        self.due, self.times_set, self.stream, self.stream_at = 0.0, False, None, math.inf
         self.error, self.attempt = "", None
 
     def moved(self, version: ObjectVersion) -> None:
         """The base is the same bytes under another key or etag now."""
         self.base = version
+        if self.expects is not None:
+            self.expects = version.etag
 
     @property
     def complete(self) -> bool:
@@ -172,6 +226,9 @@ class StagedFile:
         with self._guard:
             self.present.add(start, stop)
             self.size = max(self.size, stop)
+            if self.streamed.overlaps(start, stop):
+                self.streamed.remove(start, stop)
+                self.rewrites += 1
         self.dirty_ranges.add(start, stop)
         self.touch()
 

@@ -151,6 +151,7 @@ EXPIRE_ONLY = 1 << 0
 NOTIFY_INVAL_INODE = 2
 NOTIFY_INVAL_ENTRY = 3
 NOTIFY_RESEND = 7
+NOTIFY_PRUNE = 9
 UNIQUE_RESEND = 1 << 63
 """Set in `unique` of a request sent a second time; the reply has to carry it too (measured: else the caller hangs)."""
 
@@ -216,6 +217,7 @@ DIRENT = Struct("<QQII")  # fuse_dirent: ino off namelen type, then the name, pa
 INVAL_INODE = Struct("<IiQ" + "Qqq")  # notify header and fuse_notify_inval_inode_out: ino off len
 INVAL_ENTRY = Struct("<IiQ" + "QII")
 # ^ notify header and fuse_notify_inval_entry_out: parent namelen flags, then name and NUL
+PRUNE = Struct("<IiQ" + "IIQ")  # notify header and fuse_notify_prune_out: count padding spare, then u64 node ids
 
 HEADER_SIZE = IN_HEADER.size
 REPLY_HEADER_SIZE = OUT_HEADER.size

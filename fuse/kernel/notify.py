@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections import OrderedDict
+from collections.abc import Sequence
+from collections import OrderedDict, deque
 
 from datastore.logs import fields
 
-from ..ops import Ino
+from ..ops import Held, Ino
 from . import reply
 
 log = logging.getLogger(__name__)
@@ -23,6 +24,12 @@ Key = tuple[int, bytes]
 NAME_LIMIT = 65_536
 """Names waiting; past it the oldest is dropped, and its time to live takes over. Inodes are not dropped, since
 pages have no time to live; there is one slot per inode, so they are bounded by the inodes."""
+
+
+HELD_LIMIT = 65_536
+"""Nodes waiting to be given up."""
+PRUNE_MAX = 512
+"""Of one notification: as many as the kernel copies at once."""
 
 
 def merge(old: tuple[int, int], new: tuple[int, int]) -> tuple[int, int]:
@@ -45,6 +52,8 @@ class DeviceNotifier:
         self._changed = threading.Condition()
         self._names: OrderedDict[Key, None] = OrderedDict()
         self._inodes: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        self._held: deque[Held] = deque(maxlen=HELD_LIMIT)
+        self._can_prune = True
         self._stopping = False
         self._expire_only = False
         self._thread: threading.Thread | None = None
@@ -65,6 +74,12 @@ class DeviceNotifier:
             self._inodes[ino] = (offset, length) if old is None else merge(old, (offset, length))
             self._changed.notify()
 
+    def release(self, held: Sequence[Held]) -> None:
+        """Give up nodes; what does not fit the queue is asked for again by whoever wants it."""
+        with self._changed:
+            self._held.extend(held)
+            self._changed.notify()
+
     def start(self, *, expire_only: bool) -> None:
         """Begin to deliver, once INIT is settled. expire_only: the kernel knows the gentle way to forget a name."""
         self._expire_only = expire_only
@@ -81,15 +96,29 @@ class DeviceNotifier:
 
     def _next(self) -> bytes | None:
         with self._changed:
-            while not (self._stopping or self._inodes or self._names):
+            while not (self._stopping or self._inodes or self._names or self._held):
                 self._changed.wait()
             if self._stopping:
                 return None
             if self._inodes:
                 ino, (offset, length) = self._inodes.popitem(last=False)
                 return reply.inval_inode(ino, offset, length)
+            if not self._names:
+                return self._prune()
             (parent, name), _ = self._names.popitem(last=False)
             return reply.inval_entry(parent, name, expire_only=self._expire_only)
+
+    def _prune(self) -> bytes:
+        """Before Linux 6.18 a name can only be detached, which is done to files that nobody has open."""
+        if self._can_prune:
+            count = min(PRUNE_MAX, len(self._held))
+            return reply.prune([self._held.popleft().ino for _ in range(count)])
+        one = self._held.popleft()
+        while not one.name and self._held:
+            one = self._held.popleft()
+        if not one.name:
+            return reply.inval_inode(one.ino, -1, 0)
+        return reply.inval_entry(one.parent, one.name, expire_only=False)
 
     def _deliver(self) -> None:
         while (frame := self._next()) is not None:
@@ -99,4 +128,6 @@ class DeviceNotifier:
             except FileNotFoundError:
                 pass  # ENOENT: the kernel does not know this inode or name, which is what we want
             except OSError as error:
+                if reply.is_prune(frame):
+                    self._can_prune = False
                 log.debug("an invalidation was refused", extra=fields(error=error))

@@ -30,16 +30,23 @@ class State(Enum):
 class Task:
     """One request and what it holds. buffer: the request's bytes, when the result still needs them (WRITE)."""
 
-    __slots__ = ("args", "blocking", "buffer", "header", "operation", "state")
+    __slots__ = ("args", "began_ns", "blocking", "buffer", "header", "operation", "state")
 
     def __init__(
-        self, header: Header, operation: Operation, args: Any, blocking: Blocking[Any], buffer: memoryview | None
+        self,
+        header: Header,
+        operation: Operation,
+        args: Any,
+        blocking: Blocking[Any],
+        buffer: memoryview | None,
+        began_ns: int,
     ) -> None:
         self.header = header
         self.operation = operation
         self.args = args
         self.blocking = blocking
         self.buffer = buffer
+        self.began_ns = began_ns
         self.state = State.QUEUED
 
 

@@ -7,6 +7,7 @@ answers EIO then.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -170,6 +171,17 @@ def inval_entry(parent: int, name: bytes, *, expire_only: bool) -> bytes:
         32 + len(name) + 1, abi.NOTIFY_INVAL_ENTRY, 0, parent, len(name), abi.EXPIRE_ONLY if expire_only else 0
     )
     return head + name + b"\0"
+
+
+def prune(inos: Sequence[int]) -> bytes:
+    """Notification: give up the dentries, and so the nodes, that nobody uses (Linux 6.18)."""
+    count = len(inos)
+    return abi.PRUNE.pack(32 + 8 * count, abi.NOTIFY_PRUNE, 0, count, 0, 0) + struct.pack(f"<{count}Q", *inos)
+
+
+def is_prune(frame: bytes) -> bool:
+    """Whether a frame is one of prune()."""
+    return int.from_bytes(frame[4:8], "little", signed=True) == abi.NOTIFY_PRUNE
 
 
 def resend() -> bytes:

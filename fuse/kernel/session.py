@@ -24,7 +24,7 @@ from datastore.errors import DatastoreError
 from datastore.logs import Limiter, fields
 
 from ..errnos import errno_of
-from ..ops import Blocking, Filesystem, Ino
+from ..ops import Blocking, Filesystem, FSError, Ino
 from . import abi, reply, wire
 from .dispatch import Header, Operation, Operations, call_again
 from .interrupts import wants_out
@@ -33,6 +33,7 @@ from .notify import DeviceNotifier
 from .passthrough import OpenModes
 from .pool import Pool, Task
 from .reply import Frame
+from .traffic import Traffic
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class Session:
         self._ready = ready
         self.negotiated = negotiated
         self.counts = [0] * abi.OPCODE_LIMIT
+        self.traffic = Traffic()
         self.modes = OpenModes(device_fd, opens_fd)
         self.notifier = DeviceNotifier(device_fd)
         self.pool = Pool(settings.workers, settings.unanswered, self._answer)
@@ -185,6 +187,7 @@ class Session:
             self._send(header, reply.error(header[2], errno.ENOSYS))
             return
         self.counts[opcode] += 1
+        began_ns = time.monotonic_ns()
         operation = self._operations[opcode]
         end = length - header[7] * 8  # extensions stand last; none is asked for
         if operation is None:
@@ -200,13 +203,15 @@ class Session:
             else:
                 result = operation.call(header, args)
             if type(result) is Blocking:
-                self._submit(header, operation, args, result)
+                self._submit(began_ns, header, operation, args, result)
                 return
             frame = operation.encode(header, args, result)
         except Exception as error:
             self._send(header, self._failure(header, error))
             return
-        if not self._send(header, frame) and operation.undo is not None:
+        sent = self._send(header, frame)
+        self.traffic.at_once(header, began_ns, frame)
+        if not sent and operation.undo is not None:
             self._undo(operation, header, args, result)
 
     def _special(self, header: Header, end: int) -> None:
@@ -241,11 +246,11 @@ class Session:
 
     # -- answers
 
-    def _submit(self, header: Header, operation: Operation, args: Any, blocking: Blocking[Any]) -> None:
+    def _submit(self, began_ns: int, header: Header, operation: Operation, args: Any, blocking: Blocking[Any]) -> None:
         buffer = None
         if header[1] == abi.WRITE:  # the only one whose arguments point into the buffer
             buffer, self._view = self._view, self._free.get()
-        self.pool.submit(Task(header, operation, args, blocking, buffer))
+        self.pool.submit(Task(header, operation, args, blocking, buffer, began_ns))
 
     def _answer(self, task: Task, result: Any, error: BaseException | None) -> None:
         """On a worker: encode and send, or take back what nobody waits for."""
@@ -258,6 +263,7 @@ class Session:
             error = defect
             frame = self._failure(task.header, defect)
         sent = self.pool.finish(task) and self._send(task.header, frame)
+        self.traffic.later(task.header, task.began_ns, frame)
         if not sent and error is None and task.operation.undo is not None:
             self._deferred.append(lambda: self._undo(task.operation, task.header, task.args, result))
         if task.buffer is not None:
@@ -288,7 +294,8 @@ class Session:
             return
         if type(rest) is Blocking:
             silent = (*header[:2], 0, *header[3:])
-            self.pool.submit(Task(silent, Operation(wire.nothing, _unused, _silence), (), rest, None))
+            unsaid = Operation(wire.nothing, _unused, _silence)
+            self.pool.submit(Task(silent, unsaid, (), rest, None, time.monotonic_ns()))
 
     def _drain(self) -> None:
         while self._deferred:
@@ -301,7 +308,9 @@ class Session:
         if number is None:
             self._report(error)
             number = errno.EIO
-        elif isinstance(error, DatastoreError) and number in (errno.EIO, errno.ETIMEDOUT, errno.EACCES):
+        if not isinstance(error, FSError) or number == errno.ESTALE:  # the rest are answers, such as ENOTEMPTY
+            self.traffic.failed(number)
+        if isinstance(error, DatastoreError) and number in (errno.EIO, errno.ETIMEDOUT, errno.EACCES):
             with self._limiter_lock:
                 allowed = self._limiter.allows((type(error), header[1]), time.monotonic())
             if allowed:

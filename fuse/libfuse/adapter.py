@@ -16,7 +16,7 @@ import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import mfusepy
@@ -33,6 +33,7 @@ from ..ops import (
     Fh,
     Filesystem,
     FSError,
+    Held,
     Ino,
     OpenReply,
     OpenRequest,
@@ -61,6 +62,9 @@ class NoNotifier:
 
     def inval_inode(self, ino: Ino, offset: int = 0, length: int = 0) -> None:
         """Nothing."""
+
+    def release(self, held: Sequence[Held]) -> None:
+        """Nothing: KEPT_LOOKUPS bounds them."""
 
 
 class Listing:

@@ -9,7 +9,7 @@ datastore.errors.StoreError subclasses. They do not retry: store/retrying.py doe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, NewType, Protocol
 
@@ -98,6 +98,19 @@ class Capabilities:
     """Longest part of a key between slashes (255 where keys are files of a disk)."""
 
 
+Sink = Callable[[ObjectInfo, int, Body], None]
+"""Takes a body as it comes: the object's facts, where in what was asked for the bytes belong, and the bytes, ascending.
+An attempt that failed is repeated from offset 0. What a sink raises ends the request."""
+
+
+def handed_over(answer: tuple[Body, ObjectInfo], sink: Sink | None) -> tuple[Body, ObjectInfo]:
+    """The answer of a get() that had the whole body at once."""
+    if sink is None:
+        return answer
+    sink(answer[1], 0, answer[0])
+    return b"", answer[1]
+
+
 class PendingUpload(NamedTuple):
     """A multipart upload that was neither completed nor aborted."""
 
@@ -133,9 +146,14 @@ class ObjectStore(Protocol):
         ...
 
     def get(
-        self, key: str, *, byte_range: ByteRange | None = None, if_match: ETag | None = None
+        self,
+        key: str,
+        *,
+        byte_range: ByteRange | None = None,
+        if_match: ETag | None = None,
+        sink: Sink | None = None,
     ) -> tuple[Body, ObjectInfo]:
-        """The object's bytes, all or a range.
+        """The object's bytes, all or a range; with a sink it gets them, and the answer has b"" in their place.
 
         A range that reaches past the end gives what there is; one that starts at or past the end gives b"".
         NotFound; PreconditionFailed when `if_match` is not the present version. ObjectInfo.metadata may be empty here.

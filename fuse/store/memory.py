@@ -28,9 +28,11 @@ from .base import (
     ObjectInfo,
     PartNumber,
     PendingUpload,
+    Sink,
     UploadId,
     WriteOptions,
     WriteResult,
+    handed_over,
 )
 from .limits import (
     MAX_LIST_KEYS,
@@ -158,7 +160,12 @@ class MemoryStore:
             return self._describe(key, self.bucket.find(key))
 
     def get(
-        self, key: str, *, byte_range: ByteRange | None = None, if_match: ETag | None = None
+        self,
+        key: str,
+        *,
+        byte_range: ByteRange | None = None,
+        if_match: ETag | None = None,
+        sink: Sink | None = None,
     ) -> tuple[Body, ObjectInfo]:
         """See ObjectStore."""
         with self.bucket.lock:
@@ -167,7 +174,7 @@ class MemoryStore:
         if if_match is not None and found.etag != if_match:
             raise _changed(key)
         body = found.body if byte_range is None else found.body[byte_range.start : byte_range.stop]
-        return body, info
+        return handed_over((body, info), sink)
 
     def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
         """See ObjectStore."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from datastore.errors import StoreError
+from datastore.histogram import Histogram
 
 from .base import (
     Body,
@@ -22,6 +23,7 @@ from .base import (
     ObjectStore,
     PartNumber,
     PendingUpload,
+    Sink,
     UploadId,
     WriteOptions,
     WriteResult,
@@ -39,6 +41,7 @@ class _Tally:
     slowest_s: float = 0.0
     errors: Counter[str] = field(default_factory=Counter)
     retries: Counter[str] = field(default_factory=Counter)
+    latency: Histogram = field(default_factory=Histogram)
 
 
 class StoreMetrics:
@@ -57,6 +60,7 @@ class StoreMetrics:
             tally.received_bytes += received
             tally.seconds += seconds
             tally.slowest_s = max(tally.slowest_s, seconds)
+            tally.latency.add(max(0, int(seconds * 1e9)))
             if error:
                 tally.errors[error] += 1
 
@@ -72,7 +76,10 @@ class StoreMetrics:
             return 0 if tally is None else tally.calls
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
-        """By method: calls, sent_bytes, received_bytes, seconds, slowest_s, errors and retries by class name."""
+        """By method: calls, sent_bytes, received_bytes, seconds, slowest_s, errors and retries by class name, buckets.
+
+        The edges of the buckets are datastore.histogram.EDGES_S; a call counts with all its retries.
+        """
         with self._lock:
             return {
                 method: {
@@ -83,6 +90,7 @@ class StoreMetrics:
                     "slowest_s": round(tally.slowest_s, 6),
                     "errors": dict(tally.errors),
                     "retries": dict(tally.retries),
+                    "buckets": tally.latency.buckets(),
                 }
                 for method, tally in sorted(self._tallies.items())
             }
@@ -119,13 +127,27 @@ class ObservingStore:
         return self._timed("head", lambda: self._inner.head(key))
 
     def get(
-        self, key: str, *, byte_range: ByteRange | None = None, if_match: ETag | None = None
+        self,
+        key: str,
+        *,
+        byte_range: ByteRange | None = None,
+        if_match: ETag | None = None,
+        sink: Sink | None = None,
     ) -> tuple[Body, ObjectInfo]:
         """See ObjectStore."""
+        sunk = 0
+
+        def counted(info: ObjectInfo, offset: int, body: Body) -> None:
+            nonlocal sunk
+            sunk += len(body)
+            if sink is not None:
+                sink(info, offset, body)
+
+        passed = None if sink is None else counted
         return self._timed(
             "get",
-            lambda: self._inner.get(key, byte_range=byte_range, if_match=if_match),
-            received=lambda answer: len(answer[0]),
+            lambda: self._inner.get(key, byte_range=byte_range, if_match=if_match, sink=passed),
+            received=lambda answer: len(answer[0]) + sunk,
         )
 
     def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:

@@ -6,8 +6,6 @@ a refused condition, or an upload that is gone, is a success when the object the
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -25,13 +23,14 @@ from .base import (
     ObjectStore,
     PartNumber,
     PendingUpload,
+    Sink,
     UploadId,
     WriteOptions,
     WriteResult,
 )
+from .etags import etag_of, joined_etag
 
 T = TypeVar("T")
-_MD5 = re.compile("[0-9a-f]{32}")
 
 
 class RetryingStore:
@@ -68,19 +67,21 @@ class RetryingStore:
         return self._run("head", lambda: self._inner.head(key))
 
     def get(
-        self, key: str, *, byte_range: ByteRange | None = None, if_match: ETag | None = None
+        self,
+        key: str,
+        *,
+        byte_range: ByteRange | None = None,
+        if_match: ETag | None = None,
+        sink: Sink | None = None,
     ) -> tuple[Body, ObjectInfo]:
         """See ObjectStore."""
-        return self._run("get", lambda: self._inner.get(key, byte_range=byte_range, if_match=if_match))
+        return self._run("get", lambda: self._inner.get(key, byte_range=byte_range, if_match=if_match, sink=sink))
 
     def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
         """See ObjectStore."""
 
-        def etag() -> str:
-            return hashlib.md5(body, usedforsecurity=False).hexdigest()
-
         def ours() -> WriteResult | None:
-            return self._ours(key, etag, size=len(body), metadata=options.metadata)
+            return self._ours(key, lambda: etag_of(body), size=len(body), metadata=options.metadata)
 
         return self._write("put", lambda: self._inner.put(key, body, options), ours)
 
@@ -130,7 +131,7 @@ class RetryingStore:
         return self._write(
             "complete_upload",
             lambda: self._inner.complete_upload(key, upload_id, parts, options),
-            lambda: self._ours(key, lambda: _joined_etag([etag for _, etag in parts])),
+            lambda: self._ours(key, lambda: joined_etag(etag for _, etag in parts)),
         )
 
     def abort_upload(self, key: str, upload_id: UploadId) -> None:
@@ -191,11 +192,3 @@ class RetryingStore:
         if metadata is not None and dict(info.metadata) != dict(metadata):
             return None
         return WriteResult(info.etag, info.mtime_ns) if info.etag == etag() else None
-
-
-def _joined_etag(parts: Sequence[ETag]) -> str:
-    """The ETag S3 gives a multipart object: the MD5 of the parts' MD5s, and their number; '' when they are no MD5s."""
-    if not all(_MD5.fullmatch(etag) for etag in parts):
-        return ""
-    digests = b"".join(bytes.fromhex(etag) for etag in parts)
-    return f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(parts)}"

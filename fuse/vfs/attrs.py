@@ -27,6 +27,7 @@ FILE_TYPE = "application/octet-stream"
 _NONE: Mapping[bytes, bytes] = MappingProxyType({})
 _NO_EXTRA: Mapping[str, str] = MappingProxyType({})
 _OURS = frozenset(("mode", "uid", "gid", "mtime", "ctime", "atime", "xattr"))
+_TIMES = frozenset(("mtime", "ctime", "atime"))
 _GEESEFS_TARGET = "--symlink-target"
 _TIME_LIMIT_NS = (1 << 63) * 1_000_000_000
 """Seconds fit the 64 bits that the kernel has for them."""
@@ -57,12 +58,25 @@ class Defaults(NamedTuple):
     gid: int
     file_mode: int = 0o644
     directory_mode: int = 0o755
+    group: int | None = None
+    """Everything is of this group, and the group may do what the owner may; None: as it is."""
 
     def of(self, kind: int, time_ns: int) -> Attributes:
         """Attributes of an object that says nothing; kind is a type as in stat.S_IFREG."""
         permissions = {stat.S_IFDIR: self.directory_mode, stat.S_IFLNK: 0o777}.get(kind, self.file_mode)
         content_type = DIRECTORY_TYPE if kind == stat.S_IFDIR else FILE_TYPE
-        return Attributes(kind | permissions, self.uid, self.gid, time_ns, time_ns, time_ns, content_type=content_type)
+        made = Attributes(kind | permissions, self.uid, self.gid, time_ns, time_ns, time_ns, content_type=content_type)
+        return self.seen(made)
+
+    def seen(self, attributes: Attributes) -> Attributes:
+        """Attributes of an object as this mount shows them: for the group, if there is one."""
+        if self.group is None or stat.S_ISLNK(attributes.mode):
+            return attributes
+        # As the kubelet does for an fsGroup on a disk, but without asking for every object.
+        mode = attributes.mode | (attributes.mode & stat.S_IRWXU) >> 3
+        if stat.S_ISDIR(mode):
+            mode |= stat.S_ISGID
+        return attributes._replace(gid=self.group, mode=mode)
 
 
 def to_metadata(attributes: Attributes) -> dict[str, str]:
@@ -81,6 +95,11 @@ def to_metadata(attributes: Attributes) -> dict[str, str]:
         }
         metadata["xattr"] = quote(json.dumps(encoded, separators=(",", ":")), safe="/")
     return metadata
+
+
+def without_times(metadata: Mapping[str, str]) -> dict[str, str]:
+    """What can be said before the last write: LastModified is the time then."""
+    return {name: text for name, text in metadata.items() if name not in _TIMES}
 
 
 def metadata_size(metadata: Mapping[str, str]) -> int:

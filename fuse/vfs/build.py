@@ -9,25 +9,27 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from datastore.api.mountspec import MountSpec
+from datastore.api.mountspec import MountSpec, StaticCredentials
 from datastore.clock import Clock, SystemClock
-from datastore.errors import StoreError
+from datastore.errors import CredentialsInvalid, StoreError
 from datastore.logs import fields
 
 from ..data.blockcache import BlockCache
 from ..data.reader import Reader
-from ..ops import Ino
 from ..state.attributes import AttributeMemory
 from ..state.nodelog import NodeLog
+from ..state.opens import OpenTable
+from ..state.removed import RemovedFiles
 from ..state.statedb import StateDb
 from ..store.base import ObjectStore
-from ..store.s3 import open_s3, probe
+from ..store.s3 import StaticSource, open_s3, probe
 from .attrs import Defaults
+from .ceiling import Shares
 from .core import Core, Settings
 from .filesystem import DatastoreFilesystem
-from .listing import Listed
-from .nodes import Directory, Node, NodeTable
-from .renames import finish
+from .finishing import finish
+from .nodes import Node, NodeTable
+from .restoring import nodes_by_key, restore_nodes, restore_opens
 from .warm import warm
 
 log = logging.getLogger(__name__)
@@ -39,11 +41,16 @@ class MountedStore:
     """One file system with its store, cache and journal."""
 
     def __init__(
-        self, filesystem: DatastoreFilesystem, location: str, store_status: Callable[[], Mapping[str, object]]
+        self,
+        filesystem: DatastoreFilesystem,
+        location: str,
+        store_status: Callable[[], Mapping[str, object]],
+        keys: StaticSource | None = None,
     ) -> None:
         self.filesystem = filesystem
         self._location = location
         self._store_status = store_status
+        self._keys = keys
 
     def status(self) -> dict[str, object]:
         """What `datastore status` shows of this side."""
@@ -52,11 +59,17 @@ class MountedStore:
         return {
             "location": self._location,
             "dirty": self.filesystem.uploads.unsent(),
-            "cache": {"bytes": used, "limit": limit},
+            "cache": {"bytes": used, "limit": limit, **core.reader.counts.snapshot()},
             "store": self._store_status(),
             "nodes": len(core.nodes.by_ino),
             "unfinished": [f"{i.kind} {i.source} -> {i.target}" for i in core.db.intents() if i.kind != "discard"],
         }
+
+    def renew(self, given: StaticCredentials) -> None:
+        """Other keys from now on. Errors: CredentialsInvalid when the mount was not made with a Secret's."""
+        if self._keys is None:
+            raise CredentialsInvalid("this mount finds its credentials by the AWS chain, so it takes no others")
+        self._keys.replace(given)
 
     def warm(self, path: str, progress: Callable[[dict[str, int | None]], None]) -> dict[str, object]:
         """Bring what is below a path into the cache; see warm.warm."""
@@ -73,10 +86,23 @@ def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedStore:
     Errors: those of probe() - wrong key, bucket, region, endpoint - within 5 s; nothing is changed then.
     """
     capabilities = None if resumed else probe(spec.s3, deadline_s=5.0, writable=not spec.read_only)
-    store = open_s3(spec.s3, capabilities=capabilities)
+    keys = StaticSource(spec.s3.credentials) if spec.s3.credentials else None
+    store = open_s3(spec.s3, capabilities=capabilities, keys=keys)
     location = f"s3://{spec.s3.bucket}/{spec.s3.prefix}"
     filesystem = build_filesystem(spec, store, resumed=resumed)
-    return MountedStore(filesystem, location, store.metrics.snapshot)
+    return MountedStore(filesystem, location, store.metrics.snapshot, keys)
+
+
+def defaults_of(spec: MountSpec) -> Defaults:
+    """What an object without attributes of its own looks like on this mount."""
+    umask = 0o022 if spec.umask is None else spec.umask
+    return Defaults(
+        uid=os.getuid() if spec.uid is None else spec.uid,
+        gid=os.getgid() if spec.gid is None else spec.gid,
+        file_mode=0o666 & ~umask,
+        directory_mode=0o777 & ~umask,
+        group=spec.group,
+    )
 
 
 def build_filesystem(
@@ -89,22 +115,28 @@ def build_filesystem(
     db = StateDb(state / "state.db")
     io = ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="io")
     cache = BlockCache(Path(spec.cache_dir), spec.cache_size_bytes, f"{spec.s3.endpoint}/{spec.s3.bucket}")
-    defaults = Defaults(os.getuid(), os.getgid())
+    defaults = defaults_of(spec)
     clock = clock or SystemClock()
-    known = AttributeMemory(db)
+    shares = Shares.of(spec.memory_bytes)
+    known = AttributeMemory(db, entries=shares.attributes)
     core = Core(
         settings=Settings(
             metadata_ttl_s=spec.metadata_ttl_s,
             full_attributes=spec.attributes == "full",
             capacity_bytes=spec.capacity_bytes,
             defaults=defaults,
+            memory_bytes=spec.memory_bytes,
+            refuse_conflicts=spec.conflict == "fail",
+            write_back_s=spec.write_back_s,
         ),
         store=store,
-        reader=Reader(store, cache, io, learn=known.learn),
+        reader=Reader(store, cache, io, memory_bytes=shares.pieces, learn=known.learn),
         cache=cache,
         db=db,
         known=known,
         nodelog=NodeLog(state / "nodes.log"),
+        opens=OpenTable(state / "opens"),
+        removed=RemovedFiles(state / "removed"),
         nodes=NodeTable(spec.s3.prefix, defaults.of(stat.S_IFDIR, clock.time_ns())),
         io=io,
         clock=clock,
@@ -116,42 +148,20 @@ def build_filesystem(
 
 
 def _recover(core: Core, filesystem: DatastoreFilesystem, *, resumed: bool) -> None:
-    by_key: dict[str, Node] = {}
+    node_of: Callable[[str], Node | None] = lambda _: None
     if resumed:
-        _restore_nodes(core)
-        by_key = {node.key: node for node in core.nodes.by_ino.values()}
+        restore_nodes(core)
+        restore_opens(core, filesystem.handles)
+        node_of = nodes_by_key(core)
     else:
         core.nodelog.rewrite([])
-    filesystem.uploads.recover(by_key.get)
+        core.opens.clear()
+        core.removed.clear()
+    filesystem.uploads.recover(node_of)
     failures = [] if resumed else filesystem.uploads.retry([])
     try:
-        failures += finish(core, resumed=resumed)
+        failures += finish(core, filesystem.renames, resumed=resumed)
     except StoreError as error:
         failures.append(str(error))
     for line in failures:
         log.error("left from an earlier run and not yet finished", extra=fields(what=line))
-
-
-def _restore_nodes(core: Core) -> None:
-    """The nodes that the kernel may still ask for; the store is asked about each when it is used."""
-    records = core.nodelog.load()
-    waiting = list(records.values())
-    while waiting:
-        rest = []
-        for record in waiting:
-            parent = core.nodes.by_ino.get(record.parent)
-            if not isinstance(parent, Directory):
-                rest.append(record)
-                continue
-            attributes = core.settings.defaults.of(record.kind, core.clock.time_ns())
-            kind = (
-                stat.S_IFDIR
-                if record.kind == stat.S_IFDIR
-                else stat.S_IFLNK
-                if record.kind == stat.S_IFLNK
-                else stat.S_IFREG
-            )
-            core.nodes.restore(Ino(record.ino), parent, record.name, Listed(kind, record.tail), attributes)
-        if len(rest) == len(waiting):
-            return
-        waiting = rest

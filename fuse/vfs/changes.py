@@ -20,8 +20,9 @@ from .files import Files
 from .listing import Listed
 from .names import KEY_MAX, LINK_SUFFIX, NAME_MAX, creatable, segment_of
 from .nodes import NEVER, Directory, Node
-from .remote import UNLINKED, Remote
+from .remote import HIDDEN, UNLINKED, Remote
 from .resolver import Resolver
+from .restoring import record_removed
 from .uploads import Uploads
 from .writing import Writing
 
@@ -127,6 +128,7 @@ class Changes:
         try:
             with node.lock:
                 self._uploads.stage(node).touch()
+                core.log_nodes((node,))  # first, so that a new server finds whose bytes the journal names
                 self._uploads.record(node)
         except OSError:
             core.nodes.detach(node)
@@ -151,7 +153,8 @@ class Changes:
             try:
                 result = self._core.store.put(directory.key + listed.tail, body, options)
             except AlreadyExists as error:
-                directory.listing = None
+                with self._core.lock:
+                    directory.forget_listing()
                 raise FSError(errno.EEXIST) from error
             with self._core.lock:
                 return self._made(directory, name, listed._replace(size=len(body)), attributes, result)
@@ -193,7 +196,7 @@ class Changes:
         key = directory.key + tail
         if len(key.encode("utf-8", "surrogateescape")) > KEY_MAX:
             raise FSError(errno.ENAMETOOLONG)
-        if directory is self._core.nodes.root and tail == UNLINKED:
+        if directory is self._core.nodes.root and tail in HIDDEN:
             raise FSError(errno.EEXIST)
 
     def attributes(self, caller: Caller, directory: Directory, mode: int) -> Attributes:
@@ -261,8 +264,8 @@ class Changes:
             self._uploads.discard(node)
             with core.lock:
                 core.nodes.drop_unused(node)
-        elif node.staged is not None:
-            core.db.forget_unsent(node.staged.path.name)
+        else:
+            self._uploads.forsake(node)
 
     def keep_open_content(self, node: Node) -> None:
         """Before the object goes: keep its bytes for those who have the file open (S-23). node.lock is held.
@@ -276,17 +279,20 @@ class Changes:
         if needed <= self._core.settings.silly_copy_bytes or staged is not None:
             staged = self._uploads.stage(node)
             self._uploads.fill(staged, staged.missing(0, staged.size))
+            record_removed(self._core, node)
             return
         hidden = self._core.nodes.root.key + UNLINKED + uuid.uuid4().hex
         self._core.db.begin("discard", hidden, "")
         result = copy_object(self._core, node.version(), hidden)
         with self._core.lock:
             node.unlinked_key, node.etag = hidden, result.etag
+        record_removed(self._core, node)
 
     def stayed(self, node: Node, etag: ETag) -> None:
         """The object, of version `etag`, could not be removed. The next mount removes the hidden copy."""
         with self._core.lock:
             node.unlinked_key, node.etag = "", etag
+        self._core.removed.forget(node.ino)
 
     def rmdir(self, parent: Ino, name: bytes) -> None:
         """Remove a directory in which nothing is. FSError(ENOTDIR, ENOTEMPTY)."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from datastore.errors import DatastoreError
+import logging
+
+from datastore.errors import DatastoreError, StoreError
+from datastore.logs import fields
 
 from ..data.multipart import COPY_MAX, PARTS_MAX
 from ..data.version import ObjectVersion
-from ..store.base import ByteRange, ETag, PartNumber, WriteOptions, WriteResult
+from ..state.statedb import UploadNote
+from ..store.base import ByteRange, ETag, PartNumber, UploadId, WriteOptions, WriteResult
 from .core import Core
 
+log = logging.getLogger(__name__)
 COPY_OBJECT_MAX = 5 << 30
 """Largest object that CopyObject takes (S3 API reference)."""
 
@@ -32,7 +37,9 @@ def _same_metadata(core: Core, source: ObjectVersion) -> WriteOptions:
 
 def _copy_parts(core: Core, source: ObjectVersion, target: str, options: WriteOptions, *, alone: bool) -> WriteResult:
     step = max(COPY_MAX, -(-source.size // PARTS_MAX))
+    note = core.db.upload_begun(target, core.now_ns())
     upload_id = core.store.create_upload(target, options)
+    core.db.upload_known(note, upload_id)
 
     def copy(number: int) -> tuple[PartNumber, ETag]:
         part = PartNumber(number)
@@ -42,7 +49,19 @@ def _copy_parts(core: Core, source: ObjectVersion, target: str, options: WriteOp
     try:
         numbers = range(1, -(-source.size // step) + 1)
         parts = core.each(copy, numbers) if alone else list(map(copy, numbers))
-        return core.store.complete_upload(target, upload_id, parts, options)
+        result = core.store.complete_upload(target, upload_id, parts, options)
     except DatastoreError:
-        core.store.abort_upload(target, upload_id)
+        abort_upload(core, note, target, upload_id)
         raise
+    core.db.upload_ended(note)
+    return result
+
+
+def abort_upload(core: Core, note: UploadNote, key: str, upload_id: UploadId) -> None:
+    """Drop a multipart upload. What the store does not let us drop stays in the journal for the next start (S-46)."""
+    try:
+        core.store.abort_upload(key, upload_id)
+    except StoreError as error:
+        log.warning("an unfinished upload stays behind", extra=fields(key=key, error=str(error)))
+    else:
+        core.db.upload_ended(note)

@@ -7,7 +7,7 @@ state lock may be taken by the loop thread with waiting; it is never held across
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +17,11 @@ from datastore.clock import Clock
 
 from ..data.blockcache import BlockCache
 from ..data.reader import Reader
-from ..ops import Ino, Notifier
+from ..ops import Held, Ino, Notifier
 from ..state.attributes import AttributeMemory
 from ..state.nodelog import NodeLog, NodeRecord
+from ..state.opens import OpenTable
+from ..state.removed import RemovedFiles
 from ..state.statedb import StateDb
 from ..store.base import ObjectStore
 from .attrs import Defaults
@@ -36,7 +38,8 @@ class Settings:
 
     head_width: HEADs at once when a directory is walked. silly_copy_bytes: a file removed while open is kept by a local
     copy up to this size, by a copy in the bucket above (that is where a download would be felt: 64 MiB is about a
-    second).
+    second). memory_bytes: the ceiling of the process's resident size. refuse_conflicts: an upload must replace the
+    version that was opened. write_back_s: how long after its close a file may be sent; 0: before the close returns.
     """
 
     metadata_ttl_s: float = 1.0
@@ -46,6 +49,9 @@ class Settings:
     head_width: int = 64
     silly_copy_bytes: int = 64 << 20
     retry_upload_s: float = 30.0
+    memory_bytes: int = 512 << 20
+    refuse_conflicts: bool = False
+    write_back_s: float = 0.0
 
 
 class _Silent:
@@ -55,6 +61,9 @@ class _Silent:
         """Nobody to tell."""
 
     def inval_inode(self, ino: Ino, offset: int = 0, length: int = 0) -> None:
+        """Nobody to tell."""
+
+    def release(self, held: Sequence[Held]) -> None:
         """Nobody to tell."""
 
 
@@ -72,6 +81,8 @@ class Core:
     db: StateDb
     known: AttributeMemory
     nodelog: NodeLog
+    opens: OpenTable
+    removed: RemovedFiles
     nodes: NodeTable
     io: Executor
     clock: Clock
@@ -85,14 +96,16 @@ class Core:
         return self.clock.time_ns()
 
     def log_nodes(self, nodes: Iterable[Node]) -> None:
-        """Record nodes before the kernel hears of them; the state lock is held."""
-        self.nodelog.append(
-            [
-                NodeRecord(node.ino, node.parent.ino, node.listed_kind, node.tail, node.name)
-                for node in nodes
-                if node.parent is not None
-            ]
-        )
+        """Record nodes before the kernel hears of them, and those that are no more; the state lock is held."""
+        dropped, self.nodes.dropped = self.nodes.dropped, []
+        self.nodelog.append(_records(nodes), dropped)
+
+    def rewrite_nodelog(self) -> None:
+        """Record what the kernel has, and nothing else; the state lock is held."""
+        nodes = [node for node in self.nodes.by_ino.values() if node.nlookup]
+        # Of two nodes of one name the one that is gone has to come first (NodeTable.restore).
+        self.nodelog.rewrite(_records(sorted(nodes, key=lambda node: not node.gone)))
+        self.nodes.dropped = []
 
     def each(self, call: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """call(item) for all, side by side; results in order. The first error is raised after all have ended."""
@@ -107,6 +120,14 @@ class Core:
         if failure is not None:
             raise failure
         return results
+
+
+def _records(nodes: Iterable[Node]) -> list[NodeRecord]:
+    return [
+        NodeRecord(node.ino, node.parent.ino, node.listed_kind, node.tail, node.name)
+        for node in nodes
+        if node.parent is not None
+    ]
 
 
 _EACH_DEADLINE_S = 3600.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -35,7 +36,7 @@ class Directories:
         self._core = core
         self._resolver = resolver
         self._snapshots: dict[int, Snapshot] = {}
-        self._next_fh = 1
+        self._next_fh = time.time_ns()
 
     def opendir(self, ino: Ino) -> Fh:
         """FSError(ENOTDIR, ESTALE)."""
@@ -45,6 +46,7 @@ class Directories:
             self._next_fh += 1
             self._snapshots[fh] = snapshot
             snapshot.directory.handles += 1
+            self._core.nodes.use(snapshot.directory)
             return fh
 
     def releasedir(self, fh: Fh) -> None:
@@ -91,15 +93,15 @@ class Directories:
         if not self._core.settings.full_attributes or snapshot.entries is None:
             return []
         first = max(0, offset - _DOTS)
-        nodes = [self._node(snapshot, name, listed) for name, listed in snapshot.entries[first : first + _HEAD_SHARE]]
+        nodes = [self._node(snapshot, name) for name, _ in snapshot.entries[first : first + _HEAD_SHARE]]
         return [node for node in nodes if node is not None and not self._resolver.current(node)]
 
-    def _node(self, snapshot: Snapshot, name: bytes, listed: Listed) -> Node | None:
+    def _node(self, snapshot: Snapshot, name: bytes) -> Node | None:
         directory = snapshot.directory
         listing = directory.listing
         if listing is None or name not in listing.entries:
             return None
-        return self._resolver.adopt(directory, name, listed, listing.listed_at)
+        return self._resolver.adopt(directory, name, listing.entries[name], listing.listed_at)
 
     def _answer(self, snapshot: Snapshot, offset: int, budget: DirBudget, plus: bool) -> list[DirEntry]:
         directory, entries = snapshot.directory, snapshot.entries or []
@@ -120,7 +122,7 @@ class Directories:
     def _line(self, snapshot: Snapshot, name: bytes, listed: Listed, cursor: int, plus: bool) -> DirEntry:
         directory = snapshot.directory
         if plus:
-            node = self._node(snapshot, name, listed)
+            node = self._node(snapshot, name)
             if node is not None and self._resolver.current(node):
                 return DirEntry(name, node.ino, node.attributes.mode, cursor, self._resolver.entry(node))
         child = directory.children.get(name)

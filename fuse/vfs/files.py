@@ -91,11 +91,13 @@ class Files:
                 return
             if node.gone:
                 self._uploads.discard(node)
+                self._core.removed.forget(node.ino)
                 if node.unlinked_key:
                     self._discard_copy(node.unlinked_key)
             else:
-                if node.dirty and node.staged is not None and node.staged.error:
-                    # The close failed and said so. It is tried again later: now all who read the file would wait.
+                if node.staged is not None and node.staged.stuck:
+                    self._uploads.set_aside(node)
+                elif self._uploads.waits(node):
                     return
                 try:
                     self._uploads.send(node)

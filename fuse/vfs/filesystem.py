@@ -26,6 +26,7 @@ from ..ops import (
     SetAttr,
     StatFs,
 )
+from .ceiling import Ceiling
 from .changes import Changes
 from .core import Core
 from .directories import Directories
@@ -40,6 +41,7 @@ from .resolver import Resolver
 from .setattr import SetAttrs
 from .upkeep import Upkeep
 from .uploads import Uploads
+from .writeback import WriteBack
 from .writing import Writing
 
 log = logging.getLogger(__name__)
@@ -59,12 +61,14 @@ class DatastoreFilesystem:
         self.uploads = Uploads(core, self.resolver)
         self.handles = Handles(core, self.resolver)
         self._reading = Reading(core, self.remote, self.resolver, self.uploads, self.handles)
-        self._writing = Writing(core, self.uploads, self.handles)
+        self.write_back = WriteBack(core, self.uploads, self.handles)
+        self._writing = Writing(core, self.uploads, self.handles, self.write_back)
         self._files = Files(core, self.resolver, self.uploads, self.handles, self._writing, foresight)
         self._changes = Changes(core, self.remote, self.resolver, self.uploads, self._files, self._writing)
-        self._renames = Renames(core, self.resolver, self.uploads, self._changes)
+        self.renames = Renames(core, self.resolver, self.uploads, self._changes)
         self._attrs = SetAttrs(core, self.resolver, self.uploads, self.handles, self._writing)
         self._directories = Directories(core, self.resolver)
+        self.ceiling = Ceiling(core)
         self.upkeep = Upkeep(core, self.uploads)
 
     # -- life
@@ -73,10 +77,14 @@ class DatastoreFilesystem:
         """Begin: the kernel can be told of changes, and what is due now and then is done."""
         self.core.notifier = notifier
         self.upkeep.start()
+        self.write_back.start()
+        self.ceiling.start()
 
     def stop(self) -> None:
         """Send what is unsent; what cannot be sent stays in the journal. Idempotent."""
+        self.ceiling.stop()
         self.upkeep.stop()
+        self.write_back.stop()
         for line in self.flush_all():
             log.error("not in the store, kept on disk", extra=fields(file=line))
         self.core.known.save()
@@ -134,7 +142,7 @@ class DatastoreFilesystem:
         self, caller: Caller, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int
     ) -> Reply[None]:
         """See ops.Filesystem."""
-        return Blocking(partial(self._renames.rename, parent, name, new_parent, new_name, flags))
+        return Blocking(partial(self.renames.rename, parent, name, new_parent, new_name, flags))
 
     def link(self, caller: Caller, ino: Ino, new_parent: Ino, new_name: bytes) -> Reply[Entry]:
         """An object has one key: EOPNOTSUPP (S-10)."""

@@ -24,17 +24,19 @@ _DIRECTORIES = 64
 _ENTRIES_MAX = 100_000
 """Larger listings are not followed: their index would cost more than it saves."""
 _JITTER = 32
-"""How far apart two opens of one run may be: several threads share one loader's order."""
+"""How far ahead of all others an open of a run may be: several threads share one loader's order."""
+_BEHIND = 1024
+"""How far behind the first of its threads the last one may be."""
 _STREAK = 3
 """So many steps in order make a run."""
-_AHEAD = 32
+_AHEAD = 64
 """Files, or attributes, fetched ahead at most."""
-_BYTES_AHEAD = 32 << 20
+_BYTES_AHEAD = 48 << 20
 _WAIT_S = 120.0
 
 
 class _Run:
-    """How far a process came in one listing. horizon: up to where things are under way."""
+    """How far a process came in one listing. last: the furthest; horizon: up to where things are under way."""
 
     __slots__ = ("horizon", "index", "last", "listing", "names", "streak")
 
@@ -58,15 +60,15 @@ class _Run:
         at = self.index.get(name)
         if at is None or at == self.last:
             return range(0)
-        if abs(at - self.last) <= _JITTER:
+        if self.last - _BEHIND <= at <= self.last + _JITTER:
             self.streak += 1
+            self.last = max(self.last, at)
         else:
-            self.streak, self.horizon = 0, at
-        self.last = at
+            self.streak, self.last, self.horizon = 0, at, at
         if self.streak < _STREAK:
             return range(0)
-        target = min(len(self.names), at + 1 + min(_AHEAD, 4 * self.streak))
-        ahead = range(max(self.horizon, at) + 1, target)
+        target = min(len(self.names), self.last + 1 + min(_AHEAD, 4 * self.streak))
+        ahead = range(max(self.horizon, self.last) + 1, target)
         self.horizon = max(self.horizon, target - 1)
         return ahead
 

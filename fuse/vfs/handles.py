@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
@@ -41,15 +42,21 @@ class Handles:
         self._core = core
         self._resolver = resolver
         self._by_fh: dict[int, Handle] = {}
-        self._next_fh = 1
+        # Not one that an earlier server gave out: the kernel may still send it, and it is another file's.
+        self._next_fh = time.time_ns()
 
     def add(self, node: Node, flags: int) -> Fh:
         """A new handle. The state lock is held."""
         fh = Fh(self._next_fh)
         self._next_fh += 1
+        self.restore(fh, node, flags)
+        self._core.opens.add(fh, node.ino, flags, node.etag, node.size)
+        return fh
+
+    def restore(self, fh: int, node: Node, flags: int) -> None:
+        """A handle that is open, of this server or an earlier one. The state lock is held."""
         self._by_fh[fh] = Handle(node, flags)
         node.handles += 1
-        return fh
 
     def get(self, fh: Fh) -> Handle | None:
         """The handle, None of one that an earlier server gave out."""
@@ -59,6 +66,7 @@ class Handles:
         """Forget a handle and stop its reading ahead. The state lock is held."""
         handle = self._by_fh.pop(fh, None)
         if handle is not None:
+            self._core.opens.remove(fh)
             handle.node.handles -= 1
             if handle.stream is not None:
                 handle.stream.close()
@@ -82,9 +90,10 @@ class Handles:
         """Of a node of an earlier server the store must tell the version first (S-41). FSError(ESTALE)."""
 
         def ask() -> R:
-            if not self._resolver.revalidate(node):
+            if self._resolver.revalidate(node):
+                self._resolver.make_exact([node])
+            elif not node.handles:
                 raise FSError(errno.ESTALE)
-            self._resolver.make_exact([node])
             return resolve(call())
 
         return Blocking(ask)

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import stat
 import threading
+from collections import OrderedDict
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..data.version import ObjectVersion
 from ..ops import ROOT_INO, Attr, Ino
@@ -32,12 +33,20 @@ _INO_BITS = 53
 """Ids fit an IEEE double, so that tools which read JSON keep them."""
 
 
+class Change(NamedTuple):
+    """What we did to a name: when (monotonic seconds), and what is there since; None: nothing."""
+
+    when: float
+    listed: Listed | None
+
+
 class Node:
     """One file, link or special file. Fields are guarded by the state lock; `lock` serialises I/O on its content."""
 
     __slots__ = (
         "attributes", "checked_at", "etag", "exact", "gone", "handles", "ino", "listed_kind", "lock", "lost",
-        "mtime_ns", "name", "nlookup", "pages_valid", "parent", "racy", "size", "staged", "tail", "unlinked_key",
+        "moves", "mtime_ns", "name", "nlookup", "pages_valid", "parent", "racy", "size", "staged", "tail",
+        "unlinked_key",
     )  # fmt: skip
 
     def __init__(self, ino: Ino, parent: Directory | None, name: bytes, listed: Listed, attributes: Attributes) -> None:
@@ -61,6 +70,8 @@ class Node:
         """Monotonic seconds at which the store last confirmed all this."""
         self.nlookup = 0
         self.handles = 0
+        self.moves = 0
+        """How often it was renamed."""
         self.gone = False
         self.lost = False
         """It is gone because another client took its name: a write takes the name back (the last close wins)."""
@@ -89,6 +100,16 @@ class Node:
         return "".join(reversed(parts))
 
     @property
+    def place(self) -> tuple[int, ...]:
+        """What is another after every rename of it or of a directory above, also when the key is the old one again."""
+        parts = []
+        node: Node | None = self
+        while node is not None:
+            parts += [node.ino, node.moves]
+            node = node.parent
+        return tuple(parts)
+
+    @property
     def path(self) -> bytes:
         """Path from the root of the mount, for messages."""
         parts = []
@@ -115,8 +136,9 @@ class Node:
 
     @property
     def unknown(self) -> bool:
-        """Handed out by a server that died, and the store was not asked about it since: its version is not known."""
-        return not self.etag and self.staged is None and self.checked_at == NEVER and self.parent is not None
+        """Handed out by a server that died, and the store was not asked about it since."""
+        asked = self.exact or self.staged is not None or self.checked_at != NEVER
+        return not (asked or self.gone or self.parent is None)
 
     def holds_unsent(self) -> bool:
         """Whether bytes of it, or below it, are not in the store."""
@@ -145,8 +167,8 @@ class Directory(Node):
     """A directory and what is known of its entries."""
 
     __slots__ = (
-        "changed", "children", "large", "list_s", "listing", "listing_lock", "marker", "pending", "probe_s",
-        "subdirectories",
+        "changed", "children", "large", "list_s", "listing", "listing_lock", "listings_dropped", "marker", "pending",
+        "probe_s", "subdirectories",
     )  # fmt: skip
 
     def __init__(self, ino: Ino, parent: Directory | None, name: bytes, listed: Listed, attributes: Attributes) -> None:
@@ -155,8 +177,10 @@ class Directory(Node):
         self.listing: Listing | None = None
         self.listing_lock = threading.Lock()
         """Held while the directory is listed, so that it is listed once."""
-        self.changed: dict[bytes, float] = {}
-        """Names we changed, and when: a listing begun earlier does not know."""
+        self.listings_dropped = 0
+        """How often forget_listing() was called: a listing that was under way then is not to be believed."""
+        self.changed: dict[bytes, Change] = {}
+        """Names we changed: a listing begun earlier does not know."""
         self.pending: set[bytes] = set()
         """Names with bytes that the store has not seen."""
         self.marker = False
@@ -175,6 +199,11 @@ class Directory(Node):
         """2 and one for each subdirectory; 1, as on btrfs, while their number is not known (find(1) relies on it)."""
         return 0 if self.gone else 1 if self.subdirectories < 0 else 2 + self.subdirectories
 
+    def forget_listing(self) -> None:
+        """What was listed, or is being listed, may be wrong."""
+        self.listing = None
+        self.listings_dropped += 1
+
     def has_directory(self, name: bytes) -> bool:
         """Whether this name is a directory, as far as is known."""
         listed = self.listing.entries.get(name) if self.listing is not None else None
@@ -192,6 +221,17 @@ class NodeTable:
         self.root = Directory(ROOT_INO, None, b"", Listed(stat.S_IFDIR, root_key), attributes)
         self.root.nlookup = 1
         self.by_ino: dict[int, Node] = {ROOT_INO: self.root}
+        self.used: OrderedDict[int, Directory] = OrderedDict()
+        """Directories by the time at which they were last read or looked into, the longest ago first."""
+        self.grown = 0
+        """Nodes made and entries listed since the ceiling of memory was looked at."""
+        self.dropped: list[int] = []
+        """Nodes that are no more and that the log of node ids may still have."""
+
+    def use(self, directory: Directory) -> None:
+        """It is read, or a name is looked up in it."""
+        self.used[directory.ino] = directory
+        self.used.move_to_end(directory.ino)
 
     def free_ino(self, parent: Ino, name: bytes) -> Ino:
         """The id for a new node of this name."""
@@ -212,6 +252,8 @@ class NodeTable:
         """Make the node of a name; the name must have none."""
         make = Directory if listed.kind == stat.S_IFDIR else Node
         node = make(self.free_ino(parent.ino, name), parent, name, listed, attributes)
+        self.grown += 1
+        self.used.setdefault(parent.ino, parent)
         self.by_ino[node.ino] = node
         parent.children[name] = node
         return node
@@ -225,6 +267,7 @@ class NodeTable:
         node = make(ino, parent, name, listed, attributes)
         node.nlookup = 1
         self.by_ino[ino] = node
+        self.used.setdefault(parent.ino, parent)
         if name in parent.children:
             self.detach(parent.children[name])
         parent.children[name] = node
@@ -262,18 +305,25 @@ class NodeTable:
         if parent is not target and parent.children.get(node.name) is node:
             del parent.children[node.name]
         node.parent, node.name, node.gone, node.lost = target, name, False, False
+        node.moves += 1
         if self.by_ino.get(node.ino) is not node:
+            self.used.pop(node.ino, None)
             node.ino = self.free_ino(target.ino, node.name)
             self.by_ino[node.ino] = node
         target.children[node.name] = node
-        target.listing = None
+        target.forget_listing()
         return True
 
     def move(self, node: Node, parent: Directory, name: bytes, tail: str) -> None:
-        """Rename; the target name must have no node."""
+        """Rename. Who has the target name, because a look-up saw the copies before we were done, loses it."""
         old = node.parent
         if old is not None and old.children.get(node.name) is node:
             del old.children[node.name]
+        holder = parent.children.get(name)
+        if holder is not None and holder is not node:
+            holder.lost = True
+            self.detach(holder)
+        node.moves += 1
         node.parent, node.name, node.tail = parent, name, tail
         parent.children[name] = node
 
@@ -292,7 +342,9 @@ class NodeTable:
                 return
             if isinstance(current, Directory) and current.children:
                 return
-            self.by_ino.pop(current.ino, None)
+            if self.by_ino.pop(current.ino, None) is not None:
+                self.dropped.append(current.ino)
+            self.used.pop(current.ino, None)
             parent = current.parent
             if parent is not None and parent.children.get(current.name) is current:
                 del parent.children[current.name]

@@ -5,13 +5,16 @@ Lists, asks, and takes in what another client did (docs/SEMANTICS.md S-28 to S-3
 
 from __future__ import annotations
 
+import errno
 import stat
 from collections.abc import Iterator
 from itertools import count
 
+from datastore.api.names import MARKER
 from datastore.errors import NotFound, PreconditionFailed
 
 from ..data.version import ObjectVersion
+from ..ops import FSError
 from ..state.attributes import is_racy
 from ..store.base import ETag, ListPage, ObjectInfo
 from .attrs import Attributes, from_metadata
@@ -24,10 +27,14 @@ TAIL_CHECK = 65536
 """Bytes before the old end that must be unchanged for a grown object to count as appended to."""
 FIRST_PAGES = 4
 """So many pages are asked for at once; a directory with more entries is large."""
+_AGAIN_MAX = 100
+"""So often is asked again what renames of directories made useless."""
 _GUESSED_COST = 4
 """A large directory is taken to cost so many times its first pages until it was listed whole."""
 UNLINKED = ".datastore.unlinked/"
 """Below the mount's root, not shown: copies of large files that were removed while open."""
+HIDDEN = frozenset((UNLINKED, MARKER))
+"""Not shown in the mount's root, and not made there."""
 
 
 class Remote:
@@ -37,27 +44,36 @@ class Remote:
         self._core = core
 
     def read_directory(self, directory: Directory, *, whole: bool) -> Listing:
-        """Ask for the directory's entries and take them in; whole False stops after the first pages of a large one."""
+        """Ask for the directory's entries and take them in; whole False stops after the first pages of a large one.
+
+        What was listed while the directory was renamed, or while an entry's old name went, is asked for again.
+        """
+        for _ in range(_AGAIN_MAX):
+            with self._core.lock:
+                seen = directory.place, directory.listings_dropped
+            listing = self._read(directory, seen, whole=whole)
+            if listing is not None:
+                return listing
+        raise FSError(errno.EBUSY, f"'{directory.key}' is renamed again and again")
+
+    def _read(self, directory: Directory, seen: tuple[tuple[int, ...], int], *, whole: bool) -> Listing | None:
         core = self._core
         prefix = directory.key
         started = core.clock.monotonic()
-        hidden = frozenset((UNLINKED,)) if directory is core.nodes.root else frozenset[str]()
+        hidden = HIDDEN if directory is core.nodes.root else frozenset[str]()
         listing = listing_of(prefix, self._pages(prefix, whole=whole), started, hidden)
         took_s = core.clock.monotonic() - started
         suspects: list[tuple[Node, Listed]] = []
         with core.lock:
-            moved = directory.key != prefix
-            if not moved:
-                directory.large = listing.pages > FIRST_PAGES or not listing.complete
-                directory.list_s = took_s if listing.complete else took_s * _GUESSED_COST
-                directory.probe_s = 0.0
-                directory.marker = listing.marker
-                if not listing.complete:
-                    return listing
-                suspects = self._install(directory, listing)
-        if moved:
-            # It was renamed meanwhile: what was listed are keys on their way out.
-            return self.read_directory(directory, whole=whole)
+            if (directory.place, directory.listings_dropped) != seen:
+                return None
+            directory.large = listing.pages > FIRST_PAGES or not listing.complete
+            directory.list_s = took_s if listing.complete else took_s * _GUESSED_COST
+            directory.probe_s = 0.0
+            directory.marker = listing.marker
+            if not listing.complete:
+                return listing
+            suspects = self._install(directory, listing)
         for node, listed in suspects:
             self.replaced(node, listed, listing.listed_at)
         return listing
@@ -75,6 +91,7 @@ class Remote:
         """Make a listing the directory's own; returns open files that were replaced. The state lock is held."""
         self._keep_own_changes(directory, listing)
         directory.listing = listing
+        self._core.nodes.grown += len(listing.entries)
         directory.subdirectories = sum(1 for listed in listing.entries.values() if listed.kind == stat.S_IFDIR)
         suspects: list[tuple[Node, Listed]] = []
         for name, child in list(directory.children.items()):
@@ -95,17 +112,20 @@ class Remote:
 
     def _keep_own_changes(self, directory: Directory, listing: Listing) -> None:
         """What we did after the listing was begun, and what the store has not seen, is right all the same."""
-        directory.changed = {name: when for name, when in directory.changed.items() if when >= listing.listed_at}
+        changed = {name: one for name, one in directory.changed.items() if one.when >= listing.listed_at}
+        directory.changed = changed
         entries = listing.entries
         kept = [
             name
             for name, child in directory.children.items()
             if isinstance(child, Directory) and not _is_directory(entries.get(name)) and child.holds_unsent()
         ]
-        for name in (*directory.changed, *directory.pending, *kept):
+        for name in (*changed, *directory.pending, *kept):
             child = directory.children.get(name)
-            if child is not None:
-                claim(entries, name, child.as_listed())
+            # The kernel may have given up the node of what we made.
+            own = child.as_listed() if child is not None else changed[name].listed if name in changed else None
+            if own is not None:
+                claim(entries, name, own)
             else:
                 entries.pop(name, None)
 
@@ -129,6 +149,7 @@ class Remote:
         elif node.nlookup:
             self._core.notifier.inval_inode(node.ino, -1)
         node.size, node.etag, node.mtime_ns, node.exact = listed.size, listed.etag, listed.mtime_ns, False
+        self._core.opens.moved_on(node.ino, node.etag, node.size)
         self.recall(node)
 
     def recall(self, node: Node) -> None:
@@ -141,7 +162,8 @@ class Remote:
             return
         known = core.known.known(node.key, node.etag, node.mtime_ns)
         if known is not None:
-            self._set_attributes(node, from_metadata(known[0], kind, defaults, known[1]))
+            seen = core.settings.defaults.seen(from_metadata(known[0], kind, defaults, known[1]))
+            self._set_attributes(node, seen)
             node.racy = False
 
     def _set_attributes(self, node: Node, attributes: Attributes) -> None:
@@ -152,6 +174,9 @@ class Remote:
 
     def lost(self, node: Node) -> None:
         """The store does not have the node's name any more, or has something else there. The state lock is held."""
+        if node.gone:
+            # Removed by ourselves while the store was asked: nobody may give it its name back.
+            return
         parent = node.parent
         if parent is not None and node.nlookup:
             self._core.notifier.inval_entry(parent.ino, node.name)
@@ -165,47 +190,67 @@ class Remote:
 
         A directory without a marker that still has objects below lives.
         """
-        core = self._core
         if not node.key:
             # The root of a whole bucket is no object, and a HEAD of '' would be one of the bucket.
             node.exact = True
             return True
-        key = node.key
+        for _ in range(_AGAIN_MAX):
+            with self._core.lock:
+                place, key = node.place, node.key
+            lives = self._head(node, key, place)
+            if lives is not None:
+                return lives
+        return not node.gone
+
+    def _head(self, node: Node, key: str, place: tuple[int, ...]) -> bool | None:
+        """As head; None when the node was renamed meanwhile."""
+        core = self._core
         try:
             info = core.store.head(key)
         except NotFound:
-            return self.head(node) if node.key != key else self._head_missing(node)
+            return self._head_missing(node, key, place)
         listed = Listed(node.listed_kind, node.tail, info.size, info.etag, info.mtime_ns)
+        with core.lock:
+            if node.place != place:
+                return None
         if self.is_replaced(node, listed) and not self._accept(node, listed):
             return False
         with core.lock:
+            if node.place != place:
+                return None
             self._apply(node, info, listed)
         core.known.learn(info)
         return True
 
-    def _head_missing(self, node: Node) -> bool:
+    def _head_missing(self, node: Node, key: str, place: tuple[int, ...]) -> bool | None:
         core = self._core
         with core.lock:
+            if node.place != place:
+                return None
             parent = node.parent
             ours = node.dirty or parent is None or node.name in parent.pending
             if parent is None:
                 node.exact = True
         if ours:
             return True
-        if isinstance(node, Directory):
-            page = core.store.list_page(node.key, max_keys=1)
-            if page.objects or page.common_prefixes or node.holds_unsent():
-                with core.lock:
-                    own = node.attributes
-                    defaults = core.settings.defaults.of(stat.S_IFDIR, own.mtime_ns)
-                    node.attributes = defaults._replace(ctime_ns=own.ctime_ns, atime_ns=own.atime_ns)
-                    node.marker = False
-                    node.exact = True
-                    node.checked_at = core.clock.monotonic()
-                return True
+        page = core.store.list_page(key, max_keys=1) if isinstance(node, Directory) else None
         with core.lock:
+            if node.place != place:
+                return None
+            below = page is not None and (page.objects or page.common_prefixes or node.holds_unsent())
+            if isinstance(node, Directory) and below:
+                self._without_marker(node)
+                return True
             self.lost(node)
         return False
+
+    def _without_marker(self, node: Directory) -> None:
+        own = node.attributes
+        defaults = self._core.settings.defaults.of(stat.S_IFDIR, own.mtime_ns)
+        node.attributes = defaults._replace(ctime_ns=own.ctime_ns, atime_ns=own.atime_ns)
+        node.marker = False
+        node.exact = True
+        node.checked_at = self._core.clock.monotonic()
 
     def _apply(self, node: Node, info: ObjectInfo, listed: Listed) -> None:
         if node.dirty:
@@ -215,6 +260,7 @@ class Remote:
         own = node.attributes
         defaults = self._core.settings.defaults.of(listed.kind, info.mtime_ns)
         attributes = from_metadata(info.metadata, listed.kind, defaults, info.content_type)
+        attributes = self._core.settings.defaults.seen(attributes)
         if isinstance(node, Directory):
             if node.exact:
                 # Times move when entries come and go, which no marker records: the newest that we saw.
@@ -226,6 +272,7 @@ class Remote:
         else:
             info_size = info.size
         node.size, node.etag, node.mtime_ns = info_size, info.etag, info.mtime_ns
+        self._core.opens.moved_on(node.ino, node.etag, node.size)
         self._set_attributes(node, attributes)
         node.racy = is_racy(info)
 
@@ -275,11 +322,11 @@ class Remote:
     def probe(self, parent: Directory, name: bytes) -> Listed | None:
         """What a name of one_key() is, without listing the directory: a directory before a file before a link."""
         segment = segment_of(name)
-        prefix = parent.key
+        place = parent.place
         found = self._core.each(
             lambda kind: self._probe_kind(parent, segment, kind), (stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK)
         )
-        if parent.key != prefix:
+        if parent.place != place:
             return self.probe(parent, name)
         return next((listed for listed in found if listed is not None), None)
 

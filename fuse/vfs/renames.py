@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import stat
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple
 
@@ -15,15 +14,16 @@ from datastore.logs import fields
 
 from ..data.version import ObjectVersion
 from ..ops import FSError, Ino
+from ..state.nodelog import NodeRecord
 from ..state.statedb import IntentId
-from ..store.base import ETag, ListedObject, WriteResult
+from ..store.base import ETag, ListedObject, ObjectInfo, WriteResult
 from .changes import Changes
 from .copies import copy_object
 from .core import Core
 from .listing import NO_ETAG
 from .names import KEY_MAX, LINK_SUFFIX, NAME_MAX, creatable, segment_of
 from .nodes import NEVER, Directory, Node
-from .remote import UNLINKED
+from .remote import HIDDEN
 from .resolver import Resolver
 from .uploads import Uploads
 
@@ -43,6 +43,8 @@ class Renames:
         self._resolver = resolver
         self._uploads = uploads
         self._changes = changes
+        self.begun: set[tuple[str, str]] = set()
+        """(old key, new key) of renames that an earlier server began and the kernel sends again: what is there is theirs."""
 
     def rename(self, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int) -> None:
         """rename(2) with RENAME_NOREPLACE; FSError(EINVAL) for other flags."""
@@ -59,7 +61,8 @@ class Renames:
         if target is source:
             return
         if target is not None:
-            self._check_target(source, target, flags)
+            again = (source.key, target.key) in self.begun
+            self._check_target(source, target, flags & ~NOREPLACE if again else flags)
         if isinstance(source, Directory):
             with self._core.tree.exclusive():
                 self._rename_directory(source, target, target_directory, new_name)
@@ -94,7 +97,8 @@ class Renames:
                 self._changes.keep_open_content(target)
             old_key, had_object = source.key, bool(source.etag)
             old_parent, old_name = source.parent, source.name
-            intent = core.db.begin("rename-file", old_key, new_key)
+            move = NodeRecord(source.ino, directory.ino, source.listed_kind, tail, name)
+            intent = core.db.begin("rename-file", old_key, new_key, move)
             try:
                 self._move_content(source, new_key, intent)
             except (StoreError, FSError, OSError):
@@ -133,16 +137,15 @@ class Renames:
             child = directory.children.get(name)
             if child is not None and not child.dirty:
                 child.checked_at = NEVER
-            elif child is None:
-                self._resolver.removed(directory, name)
-            directory.listing = None
+            directory.forget_listing()
 
     def _adopt_version(self, node: Node, key: str, result: WriteResult) -> None:
         with self._core.lock:
             node.etag = result.etag
             node.mtime_ns = result.mtime_ns or self._core.now_ns()
+            self._core.opens.moved_on(node.ino, node.etag, node.size)
             node.racy = True
-            node.checked_at = self._core.clock.monotonic()
+            node.checked_at = self._core.clock.monotonic() if node.exact else NEVER
             if node.staged is not None:
                 node.staged.moved(ObjectVersion(key, result.etag, node.size))
 
@@ -181,7 +184,7 @@ class Renames:
             raise FSError(errno.ENOENT)
         if len(key.encode("utf-8", "surrogateescape")) > KEY_MAX:
             raise FSError(errno.ENAMETOOLONG)
-        if directory is self._core.nodes.root and tail == UNLINKED:
+        if directory is self._core.nodes.root and tail in HIDDEN:
             raise FSError(errno.EEXIST)
         return key
 
@@ -198,7 +201,8 @@ class Renames:
         self._changes.ensure_marker(source.parent)
         self._changes.ensure_marker(source)
         old_parent, old_name = source.parent, source.name
-        intent = core.db.begin("rename-directory", old_prefix, new_prefix)
+        move = NodeRecord(source.ino, directory.ino, stat.S_IFDIR, tail, name)
+        intent = core.db.begin("rename-directory", old_prefix, new_prefix, move)
         copies = Copies(core, old_prefix, new_prefix)
         try:
             copies.make()
@@ -208,7 +212,7 @@ class Renames:
             raise
         try:
             self._moved(source, target, directory, name, tail)
-            self._follow(source, copies.made)
+            self.follow(source, copies.made)
             copies.remove_originals()
         except (StoreError, OSError):
             # Reported: nobody expects the next mount to move what is under the old name then.
@@ -218,14 +222,14 @@ class Renames:
             self._vacated(old_parent, old_name)
         core.db.end(intent)
 
-    def _follow(self, top: Directory, made: dict[str, Copy]) -> None:
+    def follow(self, top: Directory, made: dict[str, Copy]) -> None:
         """What is known below a renamed directory is of other keys, and perhaps other etags, now."""
         waiting: list[Node] = [top]
         while waiting:
             node = waiting.pop()
             if isinstance(node, Directory):
                 with self._core.lock:
-                    node.listing = None
+                    node.forget_listing()
                     waiting.extend(node.children.values())
                 continue
             self._follow_file(node, made.get(node.key))
@@ -237,6 +241,8 @@ class Renames:
             return
         staged = node.staged
         if node.dirty:
+            if staged is not None and staged.expects == copy.original:
+                staged.expects = copy.etag
             if staged is not None and staged.base is not None and staged.base.etag == copy.original:
                 staged.moved(ObjectVersion(node.key, copy.etag, staged.base.size))
         elif node.etag == copy.original:
@@ -305,63 +311,21 @@ class Copies:
 
     def _copy(self, found: ListedObject, *, keep_newer: bool = False) -> None:
         new_key = self._new_key(found)
-        if keep_newer and self._superseded(found, new_key):
-            self.made[new_key] = Copy(found.etag, NO_ETAG, 0)
+        if keep_newer and (there := self._superseding(found, new_key)) is not None:
+            self.made[new_key] = Copy(found.etag, there.etag, there.mtime_ns)
             return
         version = ObjectVersion(found.key, found.etag, found.size)
         result = copy_object(self._core, version, new_key, alone=False)
         self.made[new_key] = Copy(found.etag, result.etag, result.mtime_ns)
 
-    def _superseded(self, found: ListedObject, new_key: str) -> bool:
+    def _superseding(self, found: ListedObject, new_key: str) -> ObjectInfo | None:
+        """What is at the new key, if it is a copy already or was written later."""
         try:
             info = self._core.store.head(new_key)
         except NotFound:
-            return False
-        return info.etag == found.etag or info.mtime_ns // _SECOND_NS > found.mtime_ns // _SECOND_NS
+            return None
+        newer = info.mtime_ns // _SECOND_NS > found.mtime_ns // _SECOND_NS
+        return info if newer or info.etag == found.etag else None
 
     def _new_key(self, found: ListedObject) -> str:
         return self._new + found.key[len(self._old) :]
-
-
-def finish(core: Core, *, resumed: bool = False) -> list[str]:
-    """What an earlier process began and did not end: renames are rolled forward, discarded copies removed.
-
-    resumed: the mount lives on, and so may those who have removed files open: their copies stay.
-    Returns a line for each that failed; it stays in the journal.
-    """
-    failures = []
-    for intent in core.db.intents():
-        try:
-            if intent.kind == "discard" and resumed:
-                continue
-            if intent.kind == "discard":
-                core.store.delete(intent.source)
-            elif intent.kind == "rename-directory":
-                copies = Copies(core, intent.source, intent.target)
-                copies.make(keep_newer=True)
-                copies.remove_originals()
-            elif intent.kind == "remove":
-                _remove_version(core, intent.source, intent.target)
-            else:
-                _finish_file(core, intent.source, intent.target)
-        except (StoreError, OSError) as error:
-            failures.append(f"{intent.kind} {os.fsencode(intent.source)!r}: {error}")
-            continue
-        core.db.end(intent.id)
-    return failures
-
-
-def _finish_file(core: Core, source: str, target: str) -> None:
-    try:
-        info = core.store.head(source)
-    except NotFound:
-        return
-    copy_object(core, ObjectVersion(source, info.etag, info.size), target)
-    core.store.delete(source)
-
-
-def _remove_version(core: Core, key: str, etag: str) -> None:
-    """Remove an object unless another client wrote it anew. etag '': whatever it is."""
-    with suppress(NotFound):
-        if not etag or core.store.head(key).etag == etag:
-            core.store.delete(key)

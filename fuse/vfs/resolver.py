@@ -7,13 +7,15 @@ told only the rest of that time, so that the two do not add up.
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
+from typing import NamedTuple
 
 from ..ops import AttrReply, Entry, FSError, Ino
 from .core import Core
 from .foresight import Foresight
 from .listing import Listed, Listing
 from .names import BESIDE_DIRECTORY, LINK_SUFFIX, one_key
-from .nodes import Directory, Node
+from .nodes import Change, Directory, Node
 from .remote import Remote
 
 _CHANGED_MAX = 4096
@@ -22,6 +24,22 @@ _SLOW_LISTING = 2.0
 """A directory is believed for so many times as long as it took to list it, if that is more than the time to live."""
 _LISTING_MAX_S = 600.0
 """No listing takes longer."""
+
+
+_OVERTAKEN_MAX = 16
+"""So often is a name asked for again that this mount changed meanwhile."""
+
+
+class _Found(NamedTuple):
+    """What the store said of a name. holds: whether nothing we did since says otherwise; wants the state lock."""
+
+    listed: Listed | None
+    checked_at: float
+    holds: Callable[[], bool]
+
+
+class _OvertakenError(Exception):
+    """This mount changed the name after the store was asked."""
 
 
 class Resolver:
@@ -68,6 +86,7 @@ class Resolver:
 
     def cached(self, parent: Directory, name: bytes) -> Entry | None:
         """The answer to a lookup if memory has it."""
+        self._core.nodes.use(parent)
         child = parent.children.get(name)
         if child is not None and self.current(child):
             return self.entry(child)
@@ -105,15 +124,15 @@ class Resolver:
         """We made or changed this name: listings under way are older."""
         parent = node.parent
         if parent is not None:
-            self._mark(parent, node.name)
+            self._mark(parent, node.name, node.as_listed())
             if parent.listing is not None:
                 parent.listing.entries[node.name] = node.as_listed()
 
-    def _mark(self, directory: Directory, name: bytes) -> None:
+    def _mark(self, directory: Directory, name: bytes, listed: Listed | None) -> None:
         now = self._core.clock.monotonic()
-        directory.changed[name] = now
+        directory.changed[name] = Change(now, listed)
         if len(directory.changed) > _CHANGED_MAX:
-            directory.changed = {n: when for n, when in directory.changed.items() if now - when < _LISTING_MAX_S}
+            directory.changed = {n: one for n, one in directory.changed.items() if now - one.when < _LISTING_MAX_S}
 
     def counted(self, directory: Directory, change: int) -> None:
         """We made (1) or removed (-1) a subdirectory."""
@@ -122,14 +141,14 @@ class Resolver:
 
     def removed(self, parent: Directory, name: bytes) -> None:
         """We removed this name."""
-        self._mark(parent, name)
+        self._mark(parent, name, None)
         listing = parent.listing
         if listing is None:
             return
         listing.entries.pop(name, None)
         if name + BESIDE_DIRECTORY in listing.entries or name + LINK_SUFFIX.encode() in listing.entries:
             # What was shown beside it is shown as it from now on (S-37).
-            parent.listing = None
+            parent.forget_listing()
 
     def touched(self, directory: Directory) -> None:
         """An entry came or went: the directory's times follow."""
@@ -214,19 +233,37 @@ class Resolver:
             self._core.each(self._remote.head, wanted)
 
     def _find_anew(self, parent: Directory, name: bytes) -> Node | None:
+        for _ in range(_OVERTAKEN_MAX):
+            try:
+                return self._settle(parent, name, self._ask(parent, name))
+            except _OvertakenError:
+                continue
+        with self._core.lock:
+            return parent.children.get(name)
+
+    def _ask(self, parent: Directory, name: bytes) -> _Found:
         odd = not one_key(name)
         if odd or not parent.large or parent.probe_s >= parent.list_s:
             listing = self.read_directory(parent, whole=odd or parent.large)
             if listing.complete:
-                return self._settle(parent, name, listing.entries.get(name), listing.listed_at)
-        started = self._core.clock.monotonic()
-        found = self._settle(parent, name, self._remote.probe(parent, name), started)
+                there = listing.entries.get(name)
+                # Our own changes are written into the listing: it is right for as long as it is the directory's.
+                return _Found(
+                    there,
+                    listing.listed_at,
+                    lambda: parent.listing is listing and listing.entries.get(name) is there,
+                )
+        started, mark = self._core.clock.monotonic(), parent.changed.get(name)
+        found = self._remote.probe(parent, name)
         parent.probe_s += self._core.clock.monotonic() - started
-        return found
+        return _Found(found, started, lambda: parent.changed.get(name) is mark)
 
-    def _settle(self, parent: Directory, name: bytes, listed: Listed | None, checked_at: float) -> Node | None:
-        """The node that a listing or probe speaks of, with its attributes."""
+    def _settle(self, parent: Directory, name: bytes, found: _Found) -> Node | None:
+        """The node that a listing or probe speaks of, with its attributes. _OvertakenError when it is no longer so."""
+        listed, checked_at, holds = found
         with self._core.lock:
+            if not holds():
+                raise _OvertakenError
             child = parent.children.get(name)
             if child is not None and (child.dirty or (not listed and child.holds_unsent())):
                 return child
@@ -238,6 +275,8 @@ class Resolver:
         if child is not None and self._remote.is_replaced(child, listed):
             self._remote.replaced(child, listed, checked_at)
         with self._core.lock:
+            if not holds():
+                raise _OvertakenError
             child = self.adopt(parent, name, listed, checked_at)
             if not child.dirty and not self._remote.is_replaced(child, listed):
                 self._remote.confirm(child, listed, checked_at)

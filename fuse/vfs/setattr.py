@@ -11,7 +11,7 @@ from functools import partial
 
 from datastore.errors import MetadataTooLarge, NotFound, PreconditionFailed
 
-from ..ops import AttrReply, Blocking, Fh, FSError, Ino, Reply, SetAttr
+from ..ops import NOW, AttrReply, Blocking, Fh, FSError, Ino, Reply, SetAttr
 from ..store.base import WriteOptions, WriteResult
 from .attrs import DIRECTORY_TYPE, METADATA_MAX, Attributes, changed, metadata_size, to_metadata
 from .copies import copy_object
@@ -63,6 +63,9 @@ class SetAttrs:
             changes.size is None and changes.kill_suidgid
         ):
             self._change(node, lambda old: changed(old, changes, self._core.now_ns()))
+            staged = node.staged
+            if staged is not None and {changes.mtime_ns, changes.atime_ns} - {None, NOW}:
+                staged.times_set = True
         with self._core.lock:
             return self._resolver.attr_reply(node)
 
@@ -114,6 +117,7 @@ class SetAttrs:
             if isinstance(node, Directory):
                 return
             node.etag, node.mtime_ns = result.etag, result.mtime_ns or self._core.now_ns()
+            self._core.opens.moved_on(node.ino, node.etag, node.size)
             self._resolver.changed(node)
             if node.staged is not None:
                 node.staged.moved(node.version())

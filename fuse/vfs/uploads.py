@@ -1,8 +1,7 @@
-"""Changed files on their way to the store: staging, the journal of what is unsent, upload, and what is left after a
-crash.
+"""Changed files on their way to the store: staging, the journal of what is unsent, and when it is sent.
 
 Promises S-18 to S-21: when close or fsync returned 0 the bytes are in the store; what could not be sent is kept on
-disk, reported, and tried again.
+disk, reported, and tried again. How a file is sent: delivery.py; what a dead process left: leftovers.py.
 """
 
 from __future__ import annotations
@@ -10,37 +9,29 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import stat
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 
-from datastore.errors import DatastoreError, NotFound, PreconditionFailed, StoreError
+from datastore.errors import DatastoreError, NotFound, PreconditionFailed
 from datastore.logs import fields
 
-from ..data.multipart import Part, plan_upload
+from ..data import multipart
 from ..data.staging import StagedFile
 from ..data.version import ObjectVersion
 from ..ops import FSError
 from ..state.statedb import IntentId, Unsent
-from ..store.base import ETag, PartNumber, UploadId, WriteOptions, WriteResult
-from .attrs import from_metadata, to_metadata
+from ..store.base import WriteOptions
+from .attrs import to_metadata, without_times
+from .copies import copy_object
 from .core import Core
+from .delivery import Delivered, Delivery, Destination
+from .leftovers import UNKNOWN, Leftovers, listed
 from .listing import NO_ETAG
-from .nodes import Node
+from .nodes import NEVER, Node
 from .resolver import Resolver
 
 log = logging.getLogger(__name__)
-UNKNOWN = ETag("unknown")
-"""The version of an object that may or may not exist; no server\'s etag."""
-
-
-@dataclass(slots=True)
-class Destination:
-    """Where a staging file is to be written, and as what."""
-
-    key: str
-    options: WriteOptions
 
 
 class Uploads:
@@ -49,8 +40,8 @@ class Uploads:
     def __init__(self, core: Core, resolver: Resolver) -> None:
         self._core = core
         self._resolver = resolver
-        self._left: dict[str, tuple[StagedFile, Destination]] = {}
-        """Unsent files of an earlier process, by staging name."""
+        self._delivery = Delivery(core)
+        self._leftovers = Leftovers(core, self._delivery)
 
     # -- staging; node.lock is held
 
@@ -66,10 +57,15 @@ class Uploads:
         if node.staged is None:
             base = ObjectVersion(node.key, node.etag, node.size) if node.etag and not empty else None
             staged = StagedFile(core.staging_dir / uuid.uuid4().hex, base, core.now_ns())
+            if core.settings.refuse_conflicts and node.etag != UNKNOWN:
+                staged.expects = node.etag
             with core.lock:
                 node.staged = staged
         elif empty:
+            self._delivery.drop_stream(node.staged)
             node.staged.truncate(0)
+        if not node.staged.base_size and not node.staged.size:
+            node.staged.stream_at = 2 * multipart.PART_SIZE
         return node.staged
 
     def _take_back(self, node: Node) -> None:
@@ -99,22 +95,40 @@ class Uploads:
                 node.attributes.content_type,
                 staged.since_ns,
                 staged.error,
+                staged.expects,
+                staged.stuck,
             )
         )
 
+    def persist(self, node: Node) -> None:
+        """Bring the staging file, and then its row, to the disk itself: they outlive a power cut (S-50). OSError."""
+        staged = node.staged
+        if staged is not None:
+            staged.sync()
+            self.record(node)
+            self._core.db.sync()
+
     def fill(self, staged: StagedFile, gaps: list[tuple[int, int]]) -> None:
         """Fetch ranges of the base into the staging file. FSError(ESTALE) when another client replaced the base."""
-        for start, stop in gaps:
-            try:
-                self._fetch(staged, start, stop)
-            except (PreconditionFailed, NotFound) as error:
-                if not self._recognised(staged):
-                    raise FSError(errno.ESTALE, "another client replaced the object that was being changed") from error
-                self._fetch(staged, start, stop)
+        self._delivery.fill(staged, gaps)
 
-    def _fetch(self, staged: StagedFile, start: int, stop: int) -> None:
-        assert staged.base is not None
-        staged.fill(start, self._core.reader.fetch(staged.base, start, stop - start))
+    def grown(self, node: Node) -> None:
+        """The staging file reached stream_at: what lies behind the writer can be sent. Does not wait."""
+        staged = node.staged
+        if staged is not None and not node.gone:
+            metadata = to_metadata(node.attributes)
+            options = WriteOptions(
+                metadata=metadata if staged.times_set else without_times(metadata),
+                content_type=node.attributes.content_type,
+            )
+            self._delivery.stream(staged, node.key, options)
+
+    def forsake(self, node: Node) -> None:
+        """The file has no name any more, but is open: it is never sent."""
+        staged = node.staged
+        if staged is not None:
+            self._delivery.drop_stream(staged)
+            self._core.db.forget_unsent(staged.path.name)
 
     def discard(self, node: Node) -> None:
         """Drop the staging file: its content is in the store, or nobody wants it."""
@@ -124,8 +138,27 @@ class Uploads:
             if node.parent is not None:
                 node.parent.pending.discard(node.name)
         if staged is not None:
-            core.db.forget_unsent(staged.path.name)
+            self._delivery.drop_stream(staged)
+            if staged.journaled:
+                core.db.forget_unsent(staged.path.name)
             staged.close(remove=True)
+
+    def set_aside(self, node: Node) -> None:
+        """Nobody has it open, and another client was first: the name shows what that wrote, ours waits for a person.
+
+        node.lock is held.
+        """
+        core = self._core
+        destination = self._destination(node)
+        with core.lock:
+            staged, node.staged = node.staged, None
+            node.checked_at, node.exact, node.pages_valid = NEVER, False, False
+            if node.parent is not None:
+                node.parent.pending.discard(node.name)
+                node.parent.listing = None
+        if staged is not None:
+            self._leftovers.add(staged, destination)
+            core.notifier.inval_inode(node.ino)
 
     def settle(self, node: Node) -> None:
         """The last handle is closed and the content is in the store: the staging file becomes a cached version."""
@@ -142,6 +175,15 @@ class Uploads:
         if staged is None or (node.gone and not node.lost):
             return False
         return staged.dirty or staged.published
+
+    def waits(self, node: Node) -> bool:
+        """Whether the last close leaves a node to others.
+
+        Its upload failed and said so, and is tried again later: now all who read the file would wait. Or it is on its
+        way behind the close (writeBack).
+        """
+        staged = node.staged
+        return staged is not None and staged.dirty and bool(staged.error or staged.due)
 
     def flush(self, node: Node) -> None:
         """Make the store have what the node has. StoreError, FSError; what was not sent stays staged."""
@@ -162,7 +204,7 @@ class Uploads:
         if staged is None or not staged.published:
             return
         staged.published = False
-        if staged.dirty or staged.base is None:
+        if staged.dirty or staged.base is None or staged.expects is not None:
             return
         try:
             replaced = self._core.store.head(staged.base.key).etag != staged.base.etag
@@ -178,184 +220,120 @@ class Uploads:
         staged = node.staged
         if staged is None or not staged.dirty or node.gone:
             return
-        destination = Destination(
-            key or node.key,
-            WriteOptions(metadata=to_metadata(node.attributes), content_type=node.attributes.content_type),
-        )
-        if staged.base_size:
+        if staged.stuck:
+            raise FSError(errno.ESTALE, staged.error)
+        destination = self._destination(node, key)
+        if staged.base_size or staged.expects is not None:
             # A crash between the upload and its answer: the next mount knows the new version by this metadata.
             self.record(node)
+        had_etag, times_set = node.etag, staged.times_set
         try:
-            result = self._write(staged, destination)
+            done = self._delivery.write(staged, destination)
+            self._delivered(node, destination, done, exact=done.metadata == destination.options.metadata)
+            if not _same_but_times(done.metadata, destination.options.metadata, times_matter=times_set):
+                self._correct(node, destination)
         except (DatastoreError, OSError) as error:
-            staged.error = str(error)
-            self.record(node)
+            staged.error, staged.due = str(error), 0.0
+            with suppress(OSError):
+                self.persist(node)
             log.warning("upload failed", extra=fields(path=node.path, error=staged.error))
             raise
-        old_etag = node.etag
+        if rename is not None:
+            self._core.db.moved(rename, had_etag.replace(UNKNOWN, ""), staged.path.name)
+        elif staged.journaled:
+            self._core.db.forget_unsent(staged.path.name)
+        staged.journaled = False
+        self._leftovers.superseded(destination.key)
+
+    def _destination(self, node: Node, key: str | None = None) -> Destination:
+        attributes = node.attributes
+        options = WriteOptions(metadata=to_metadata(attributes), content_type=attributes.content_type)
+        return Destination(key or node.key, options, elsewhere=key is not None)
+
+    def _delivered(self, node: Node, to: Destination, done: Delivered, *, exact: bool) -> None:
+        """The store has the content as this version. exact: and our attributes; else they have to be asked for."""
+        staged, result = node.staged, done.result
+        assert staged is not None
         with self._core.lock:
             node.size, node.etag = staged.size, result.etag
             node.mtime_ns = result.mtime_ns or self._core.now_ns()
-            node.exact = node.racy = True
+            node.exact, node.racy = exact, True
             node.checked_at = self._core.clock.monotonic()
-            staged.uploaded(ObjectVersion(destination.key, result.etag, staged.size))
+            staged.uploaded(ObjectVersion(to.key, result.etag, staged.size))
+            self._core.opens.moved_on(node.ino, node.etag, node.size)
             if node.parent is not None:
                 node.parent.pending.discard(node.name)
                 self._resolver.changed(node)
-        if rename is None:
-            self._core.db.forget_unsent(staged.path.name)
-        else:
-            self._core.db.moved(rename, old_etag.replace(UNKNOWN, ""), staged.path.name)
-        staged.journaled = False
-        for name in [name for name, (_, left) in list(self._left.items()) if left.key == destination.key]:
-            self._drop_left(name)
+            if not exact and node.nlookup:
+                self._core.notifier.inval_inode(node.ino, -1)
 
-    def _write(self, staged: StagedFile, destination: Destination) -> WriteResult:
+    def _correct(self, node: Node, to: Destination) -> None:
+        """The attributes changed after an upload had begun, which fixes them: set them by a copy onto itself."""
+        staged = node.staged
+        assert staged is not None
+        staged.touch()
+        version = ObjectVersion(to.key, node.etag, staged.size)
         try:
-            return self._try_write(staged, destination)
-        except FSError as error:
-            if error.errno != errno.ESTALE or not self._recognised(staged):
-                raise
-            return self._try_write(staged, destination)
-        finally:
-            staged.attempt = destination.options.metadata
+            result = copy_object(self._core, version, to.key, to.options)
+        except (PreconditionFailed, NotFound):
+            # Another client wrote or removed it since: that is the last word.
+            result = None
+        if result is None:
+            staged.dirty = False
+            return
+        self._delivered(node, to, Delivered(result, to.options.metadata), exact=True)
 
-    def _recognised(self, staged: StagedFile) -> bool:
-        """Whether the base was replaced by an upload of ours whose answer was lost; then that is the base from now on.
-
-        What is not in the staging file is the same in both; the times in the metadata set equal files apart.
-        """
-        base = staged.base
-        if base is None or staged.attempt is None:
-            return False
-        try:
-            info = self._core.store.head(base.key)
-        except NotFound:
-            return False
-        if dict(info.metadata) != dict(staged.attempt):
-            return False
-        staged.moved(ObjectVersion(base.key, info.etag, info.size))
-        return True
-
-    def _try_write(self, staged: StagedFile, destination: Destination) -> WriteResult:
-        plan = plan_upload(staged.size, staged.base_size, staged.dirty_ranges)
-        if not plan.parts:
-            self.fill(staged, staged.missing(0, staged.size))
-            return self._core.store.put(destination.key, staged.read(0, staged.size), destination.options)
-        return self._write_parts(staged, destination, plan.parts)
-
-    def _write_parts(self, staged: StagedFile, destination: Destination, parts: tuple[Part, ...]) -> WriteResult:
-        store, key = self._core.store, destination.key
-        for part in parts:
-            if not part.copied:
-                self.fill(staged, staged.missing(*part.byte_range))
-        upload_id = store.create_upload(key, destination.options)
-
-        def send(part: Part) -> tuple[PartNumber, ETag]:
-            if part.copied:
-                assert staged.base is not None
-                base = staged.base
-                return part.number, store.upload_part_copy(
-                    key, upload_id, part.number, base.key, part.byte_range, base.etag
-                )
-            start, stop = part.byte_range
-            return part.number, store.upload_part(key, upload_id, part.number, staged.read(start, stop - start))
-
-        try:
-            done = self._core.each(send, parts)
-            return store.complete_upload(key, upload_id, done, destination.options)
-        except PreconditionFailed as error:
-            self._abort(key, upload_id)
-            raise FSError(errno.ESTALE, "another client replaced the object that was being changed") from error
-        except DatastoreError:
-            self._abort(key, upload_id)
-            raise
-
-    def _abort(self, key: str, upload_id: UploadId) -> None:
-        try:
-            self._core.store.abort_upload(key, upload_id)
-        except StoreError as error:
-            log.warning("an unfinished upload stays behind", extra=fields(key=key, error=str(error)))
-
-    # -- what an earlier process left
+    # -- what is left
 
     def recover(self, node_of: Callable[[str], Node | None]) -> None:
-        """Read the journal; what it lists is sent by retry(). Staging files that no row speaks of are removed.
-
-        node_of: the node that has a key, when the kernel still knows it (the server was restarted under a live mount).
-        """
-        core = self._core
-        rows = {row.staging: row for row in core.db.unsent()}
-        for path in core.staging_dir.iterdir():
-            if path.name not in rows:
-                path.unlink()
-        for name, row in rows.items():
-            path = core.staging_dir / name
-            if not path.exists():
-                core.db.forget_unsent(name)
-                continue
-            base = ObjectVersion(row.base_key, ETag(row.base_etag), row.base_length) if row.base_key else None
-            staged = StagedFile.recovered(path, base, row.base_size, row.since_ns)
-            staged.error, staged.attempt = row.error, row.metadata
-            node = node_of(row.key)
-            if node is not None:
-                self._reattach(node, staged, row)
-                continue
-            self._left[name] = (
-                staged,
-                Destination(row.key, WriteOptions(metadata=row.metadata, content_type=row.content_type)),
-            )
-
-    def _reattach(self, node: Node, staged: StagedFile, row: Unsent) -> None:
-        defaults = self._core.settings.defaults.of(stat.S_IFREG, row.since_ns)
-        node.attributes = from_metadata(row.metadata, stat.S_IFREG, defaults, row.content_type)
-        node.staged, node.size = staged, staged.size
-        # Whether there is an object, and of which version, nobody wrote down: a removal must try to remove it.
-        node.etag = ETag(row.base_etag) or UNKNOWN
-        if node.parent is not None:
-            node.parent.pending.add(node.name)
+        """Read the journal of an earlier process; see Leftovers.recover."""
+        self._leftovers.recover(node_of)
 
     def retry(self, nodes: list[Node]) -> list[str]:
         """Send again what failed: files of this process and of earlier ones.
 
         Returns a line for each that failed again.
         """
-        failures = []
-        for node in nodes:
-            try:
-                self.flush(node)
-                with node.lock:
-                    if node.handles == 0 and not node.dirty:
-                        self.settle(node)
-                with self._core.lock:
-                    self._core.nodes.drop_unused(node)
-            except (DatastoreError, OSError) as error:
-                failures.append(f"{os.fsdecode(node.path)}: {error}")
-        for name, (staged, destination) in list(self._left.items()):
-            try:
-                self._write(staged, destination)
-            except (DatastoreError, OSError) as error:
-                staged.error = str(error)
-                failures.append(f"{destination.key}: {error}")
-                continue
-            self._drop_left(name)
-        return failures
+        failures = [line for line in map(self.retry_one, nodes) if line]
+        return failures + self._leftovers.send()
 
-    def _drop_left(self, name: str) -> None:
-        """A file of an earlier process is sent, or a newer one took its place."""
-        with self._core.lock:
-            left = self._left.pop(name, None)
-        if left is not None:
-            self._core.db.forget_unsent(name)
-            left[0].close(remove=True)
+    def retry_one(self, node: Node) -> str:
+        """Send one file; what failed, or ''. When nobody has it open it is settled."""
+        try:
+            self.flush(node)
+            with node.lock:
+                if node.handles == 0 and not node.dirty:
+                    self.settle(node)
+            with self._core.lock:
+                self._core.nodes.drop_unused(node)
+        except (DatastoreError, OSError) as error:
+            return f"{os.fsdecode(node.path)}: {error}"
+        return ""
+
+    def forget(self, path: str) -> int:
+        """Drop unsent bytes that a person does not want: files of no open node, by key or path; how many there were."""
+        core = self._core
+        with core.lock:
+            nodes = [node for node in core.nodes.by_ino.values() if node.dirty and os.fsdecode(node.path) == path]
+        dropped = 0
+        for node in nodes:
+            with core.tree.shared(), node.lock:
+                if node.staged is not None and node.staged.error and not node.handles:
+                    self.set_aside(node)
+        for name, (_, to) in list(self._leftovers.files.items()):
+            if path in (to.key, to.key.removeprefix(core.nodes.root.key)):
+                self._leftovers.drop(name)
+                dropped += 1
+        return dropped
 
     def unsent(self) -> list[dict[str, object]]:
         """What is not in the store, for `datastore status`: path, bytes, since (ns), error or None."""
         with self._core.lock:
             dirty = [node for node in self._core.nodes.by_ino.values() if node.dirty and not node.gone]
-        rows = [(os.fsdecode(node.path), node.staged) for node in dirty if node.staged is not None]
-        rows += [(destination.key, staged) for staged, destination in self._left.values()]
-        return [
-            {"path": path, "bytes": staged.size, "since": staged.since_ns, "error": staged.error or None}
-            for path, staged in rows
-        ]
+        rows = [listed(node.path, node.staged) for node in dirty if node.staged is not None]
+        return rows + self._leftovers.unsent()
+
+
+def _same_but_times(has: Mapping[str, str], wanted: Mapping[str, str], *, times_matter: bool) -> bool:
+    """Whether an object's metadata need no correction: where nobody chose the times, LastModified is as good."""
+    return has == wanted or (not times_matter and has == without_times(wanted))

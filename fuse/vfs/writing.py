@@ -11,13 +11,15 @@ from .core import Core
 from .handles import Handles
 from .nodes import Node
 from .uploads import Uploads
+from .writeback import WriteBack
 
 
 class Writing:
     """What write, truncate, fallocate, fsync and flush do."""
 
-    def __init__(self, core: Core, uploads: Uploads, handles: Handles) -> None:
+    def __init__(self, core: Core, uploads: Uploads, handles: Handles, write_back: WriteBack) -> None:
         self._core = core
+        self._write_back = write_back
         self._uploads = uploads
         self._handles = handles
 
@@ -60,6 +62,7 @@ class Writing:
         assert staged is not None
         now = self._core.now_ns()
         staged.written_at = self._core.clock.monotonic()
+        staged.times_set = False
         with self._core.lock:
             node.size = staged.size
             node.attributes = node.attributes._replace(mtime_ns=now, ctime_ns=now)
@@ -67,6 +70,8 @@ class Writing:
                 node.parent.pending.add(node.name)
         if not staged.journaled:
             self._uploads.record(node)
+        if staged.size >= staged.stream_at:
+            self._uploads.grown(node)
 
     def drop_suidgid(self, node: Node) -> None:
         """Clear setuid and setgid as a write by another does."""
@@ -87,7 +92,7 @@ class Writing:
         node = self._handles.node_of(ino, fh)
         if not self._uploads.owes(node) or (handle is not None and not handle.writable):
             return None
-        return Blocking(partial(self._uploads.flush, node))
+        return Blocking(partial(self._write_back.close if self._write_back.on else self._uploads.flush, node))
 
     def fsync(self, ino: Ino, fh: Fh) -> Reply[None]:
         """fsync(2): the same, through any handle."""

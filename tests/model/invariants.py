@@ -70,7 +70,7 @@ def _check_journal(fs: DatastoreFilesystem) -> None:
         node.staged.path.name for node in core.nodes.by_ino.values() if node.staged and node.dirty and not node.gone
     }
     staged = {node.staged.path.name for node in core.nodes.by_ino.values() if node.staged}
-    left = set(fs.uploads._left)
+    left = set(fs.uploads._leftovers.files)
     rows = {row.staging for row in core.db.unsent()}
     assert rows == dirty | left, f"journal {rows} but unsent {dirty} and left {left}"
     files = {path.name for path in core.staging_dir.iterdir()}

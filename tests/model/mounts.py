@@ -105,7 +105,7 @@ class Mount:
         self._release()
         core = self.fs.core
         left = [node.staged for node in core.nodes.by_ino.values() if node.staged is not None]
-        for staged in (*left, *(staged for staged, _ in self.fs.uploads._left.values())):
+        for staged in (*left, *(staged for staged, _ in self.fs.uploads._leftovers.files.values())):
             staged.close(remove=False)
 
     def _release(self) -> None:

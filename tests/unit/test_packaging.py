@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LINKS = {"datastore/csi": "../csi", "datastore/fuse": "../fuse", "datastore/manifests": "../manifests"}
 TOP_LEVEL = {
     *("datastore", "fuse", "csi", "manifests", "tests", "bench", "docs", "examples"),
-    *("pyproject.toml", "README.md", "Makefile"),
+    *("pyproject.toml", "README.md", "Makefile", "Dockerfile"),
 }
 
 

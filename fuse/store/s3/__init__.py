@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from .buckets import remove_bucket
+from .credentials import StaticSource
 from .factory import open_adapter, open_s3
 from .probe import probe
 
-__all__ = ["open_adapter", "open_s3", "probe"]
+__all__ = ["StaticSource", "open_adapter", "open_s3", "probe", "remove_bucket"]

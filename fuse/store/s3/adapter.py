@@ -12,7 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from ..base import Body, ByteRange, Capabilities, ETag, ObjectInfo
+from ..base import (
+    Body,
+    ByteRange,
+    Capabilities,
+    ETag,
+    ObjectInfo,
+    Sink,
+)
 from ..limits import check_key
 from .bulk import Bulk, NotForBulk, is_ordinary
 from .caller import Caller
@@ -35,19 +42,24 @@ class S3Store(ExactClient):
         self._under_way = 0
 
     def get(
-        self, key: str, *, byte_range: ByteRange | None = None, if_match: ETag | None = None
+        self,
+        key: str,
+        *,
+        byte_range: ByteRange | None = None,
+        if_match: ETag | None = None,
+        sink: Sink | None = None,
     ) -> tuple[Body, ObjectInfo]:
         """GetObject. What obstore could not do is asked again exactly, for the answer or for the reason."""
         with self._counted() as alone:
             small = byte_range is not None and byte_range.stop - byte_range.start <= _SMALL_BYTES
             if self._bulk is None or self._misfits >= _MISFIT_LIMIT or (alone and small) or not is_ordinary(key):
-                return super().get(key, byte_range=byte_range, if_match=if_match)
+                return super().get(key, byte_range=byte_range, if_match=if_match, sink=sink)
             check_key(key, self._capabilities)
             try:
-                answer = self._bulk.get(self._caller.endpoint, key, byte_range, if_match)
+                answer = self._bulk.get(self._caller.endpoint, key, byte_range, if_match, sink)
             except NotForBulk:
-                answer = super().get(key, byte_range=byte_range, if_match=if_match)
-                self._misfits += 1 if len(answer[0]) else 0
+                answer = super().get(key, byte_range=byte_range, if_match=if_match, sink=sink)
+                self._misfits += 1 if len(answer[0]) or sink is not None else 0
                 return answer
             self._misfits = 0
             body, info = answer

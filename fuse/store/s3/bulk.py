@@ -17,17 +17,26 @@ from obstore.store import S3Store as ObstoreS3
 
 from datastore.errors import CorruptBody, PreconditionFailed
 
-from ..base import Body, ByteRange, ETag, ObjectInfo
+from ..base import (
+    Body,
+    ByteRange,
+    ETag,
+    ObjectInfo,
+    Sink,
+)
 from ..limits import key_bytes, shown
 from .credentials import CredentialSource
 from .endpoint import Endpoint
+from .sigv4 import SigningKeys
 from .transport import Proxy, TransportLimits
 
 if TYPE_CHECKING:
-    from obstore import GetOptions
+    from obstore import GetOptions, GetResult
     from obstore.store import ClientConfig, S3Credential
 
 _POOL_IDLE = timedelta(seconds=50)
+_SINK_BYTES = 256 << 10
+"""A sink gets pieces that fit the processor's cache: what is done with them there costs half of what it costs later."""
 _STANDARD = frozenset(
     {"Cache-Control", "Content-Disposition", "Content-Encoding", "Content-Language", "Content-Type", "Storage-Class"}
 )
@@ -60,10 +69,15 @@ class Bulk:
         self._credentials = credentials
         self._options = _client_options(limits or TransportLimits(), ca_bundle, proxy)
         self._lock = threading.Lock()
-        self._made: tuple[Endpoint, ObstoreS3] | None = None
+        self._made: tuple[tuple[Endpoint, SigningKeys | None], ObstoreS3] | None = None
 
     def get(
-        self, endpoint: Endpoint, key: str, byte_range: ByteRange | None, if_match: ETag | None
+        self,
+        endpoint: Endpoint,
+        key: str,
+        byte_range: ByteRange | None,
+        if_match: ETag | None,
+        sink: Sink | None = None,
     ) -> tuple[Body, ObjectInfo]:
         """The bytes of an ordinary key. Errors: PreconditionFailed, CorruptBody, NotForBulk (anything else)."""
         options: GetOptions = {}
@@ -73,31 +87,26 @@ class Bulk:
             options["if_match"] = f'"{if_match}"'
         try:
             result = obstore.get(self._store(endpoint), key, options=options)
-            body = memoryview(result.bytes())
+            info = _info(key, result)
+            body, got = _received(result, info, sink)
         except PreconditionError as error:
             raise PreconditionFailed(f"GET {shown(key)}: the object is another version", key=key, status=412) from error
         except (BaseError, OSError, ValueError) as error:
             raise NotForBulk(type(error).__name__) from error
-        meta, attributes = result.meta, result.attributes
         start, stop = result.range
-        if len(body) != stop - start:
-            raise CorruptBody(f"GET {shown(key)}: {len(body)} bytes came of {stop - start}", key=key)
-        return body, ObjectInfo(
-            key=key,
-            size=meta["size"],
-            etag=ETag((meta["e_tag"] or "").removeprefix("W/").strip('"')),
-            mtime_ns=int(meta["last_modified"].timestamp()) * 1_000_000_000,
-            server_time_ns=0,
-            metadata={name: text for name, text in attributes.items() if name not in _STANDARD},
-            content_type=attributes.get("Content-Type", ""),
-        )
+        if got != stop - start:
+            raise CorruptBody(f"GET {shown(key)}: {got} bytes came of {stop - start}", key=key)
+        return body, info
 
     def _store(self, endpoint: Endpoint) -> ObstoreS3:
+        # obstore keeps keys that never expire, so that others need another store.
+        keys = self._credentials.keys() if self._credentials.expires() is None else None
         made = self._made
-        if made is None or made[0] != endpoint:
-            with self._lock:
-                made = (endpoint, self._make(endpoint))
-                self._made = made
+        if made is None or made[0] != (endpoint, keys):
+            with self._lock:  # a client takes 50 ms to make, and the first requests come together
+                made = self._made
+                if made is None or made[0] != (endpoint, keys):
+                    made = self._made = ((endpoint, keys), self._make(endpoint))
         return made[1]
 
     def _make(self, endpoint: Endpoint) -> ObstoreS3:
@@ -122,6 +131,31 @@ class Bulk:
             "token": keys.session_token.reveal() if keys.session_token else None,
             "expires_at": self._credentials.expires(),
         }
+
+
+def _info(key: str, result: GetResult) -> ObjectInfo:
+    meta, attributes = result.meta, result.attributes
+    return ObjectInfo(
+        key=key,
+        size=meta["size"],
+        etag=ETag((meta["e_tag"] or "").removeprefix("W/").strip('"')),
+        mtime_ns=int(meta["last_modified"].timestamp()) * 1_000_000_000,
+        server_time_ns=0,
+        metadata={name: text for name, text in attributes.items() if name not in _STANDARD},
+        content_type=attributes.get("Content-Type", ""),
+    )
+
+
+def _received(result: GetResult, info: ObjectInfo, sink: Sink | None) -> tuple[Body, int]:
+    """The body, b"" when the sink got it, and how many bytes came."""
+    if sink is None:
+        body = memoryview(result.bytes())
+        return body, len(body)
+    done = 0
+    for piece in result.stream(min_chunk_size=_SINK_BYTES):
+        sink(info, done, memoryview(piece))
+        done += len(piece)
+    return b"", done
 
 
 def _client_options(limits: TransportLimits, ca_bundle: str, proxy: Proxy | None) -> ClientConfig:

@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from datastore.errors import StoreError
+from datastore.errors import CredentialsInvalid, StoreError
 
 from ..base import Body
 from . import xml
 from .credentials import CredentialSource
 from .endpoint import Endpoint
-from .errors import Refusal, to_error
+from .errors import Refusal, error_class, to_error
 from .sigv4 import EMPTY_SHA256, UNSIGNED_PAYLOAD, SigningKeys, encode_query, sign
 from .transport import Answer, Request, Transport
 
@@ -81,6 +81,9 @@ class Caller:
         """The answer to a call, status below 300. Errors: StoreError as in s3/errors.py and transport.py."""
         keys = self.credentials.keys()
         endpoint, answer = self._exchange(call, keys)
+        if answer.status >= 300 and self._has_others(call, answer, keys):
+            keys = self.credentials.keys()
+            endpoint, answer = self._exchange(call, keys)
         if answer.status < 300:
             return answer
         refusal = self._refusal(call, answer, keys)
@@ -125,6 +128,12 @@ class Caller:
         answer = transport.send(request)
         self._compare_clocks(answer)
         return endpoint, answer
+
+    def _has_others(self, call: Call, answer: Answer, keys: SigningKeys) -> bool:
+        """Whether the server does not take these keys any more, and there are others by now."""
+        mute = call.method == "HEAD" and answer.status in {400, 403}  # without a body it can't say why
+        invalid = mute or error_class(self._refusal(call, answer, keys)) is CredentialsInvalid
+        return invalid and self.credentials.refused(keys)
 
     def _compare_clocks(self, answer: Answer) -> None:
         now = self._clock()

@@ -21,9 +21,11 @@ from ..base import (
     ObjectInfo,
     PartNumber,
     PendingUpload,
+    Sink,
     UploadId,
     WriteOptions,
     WriteResult,
+    handed_over,
 )
 from ..limits import check_delete_count, check_key, check_metadata, check_options, check_part_number, shown
 from . import xml
@@ -70,7 +72,12 @@ class ExactClient:
         return _describe(key, answer, int(answer.headers.get("content-length", "0")))
 
     def get(
-        self, key: str, *, byte_range: ByteRange | None = None, if_match: ETag | None = None
+        self,
+        key: str,
+        *,
+        byte_range: ByteRange | None = None,
+        if_match: ETag | None = None,
+        sink: Sink | None = None,
     ) -> tuple[Body, ObjectInfo]:
         """GetObject."""
         check_key(key, self._capabilities)
@@ -87,7 +94,7 @@ class ExactClient:
             if error.status != _RANGE_NOT_SATISFIABLE or byte_range is None:
                 raise
             return b"", self._past_end(key, byte_range, if_match)
-        return _received(key, answer, byte_range)
+        return handed_over(_received(key, answer, byte_range), sink)
 
     def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
         """PutObject. With a condition it is not repeatable: the second attempt would meet the first one's object."""

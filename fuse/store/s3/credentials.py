@@ -7,7 +7,10 @@ gets one frozen set, so a renewal never mixes two.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
@@ -21,6 +24,7 @@ from .sigv4 import SigningKeys
 _LOOKUP_TIMEOUT_S = 2
 """For STS, SSO and the container endpoint: a lookup is local or near, and a mount must be refused within 5 s."""
 _METADATA_TIMEOUT_S = 1
+LOOK_AGAIN_S = 5.0
 _NONE_FOUND = (
     "no credentials found: the environment, AWS profiles, SSO, web identity, container and instance metadata were"
     " asked; name a credentialsSecret in the manifest, or run `aws configure`"
@@ -38,11 +42,19 @@ class CredentialSource(Protocol):
         """When the present keys should be asked for again; None: never."""
         ...
 
+    def refused(self, keys: SigningKeys) -> bool:
+        """The server does not take these keys: whether there are others by now."""
+        ...
+
 
 class StaticSource:
-    """Keys that never change."""
+    """Keys from a Secret; they change when who mounted brings others."""
 
     def __init__(self, given: StaticCredentials) -> None:
+        self.replace(given)
+
+    def replace(self, given: StaticCredentials) -> None:
+        """The keys from now on; requests under way keep theirs."""
         self._keys = SigningKeys(given.access_key_id, given.secret_access_key, given.session_token)
 
     def keys(self) -> SigningKeys:
@@ -53,12 +65,28 @@ class StaticSource:
         """See CredentialSource."""
         return None
 
+    def refused(self, keys: SigningKeys) -> bool:
+        """See CredentialSource."""
+        return keys != self._keys
+
 
 class ChainSource:
-    """botocore's default chain, asked at first use and kept; its refreshable credentials renew themselves."""
+    """botocore's default chain, asked at first use and kept; its refreshable credentials renew themselves.
 
-    def __init__(self, session: Any) -> None:
+    Others (a credentials file that was rewritten) are looked for again when the server refuses those we have.
+    """
+
+    def __init__(
+        self,
+        session: Any,
+        again: Callable[[], Any] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """again: makes another session, which reads every file anew."""
         self._session = session
+        self._again = again or chain_session
+        self._clock = clock
+        self._looked_at = -math.inf
         self._lock = threading.Lock()
         self._found: Any = None
 
@@ -80,6 +108,17 @@ class ChainSource:
         with self._lock:
             renewing = isinstance(self._found, RefreshableCredentials)
         return datetime.now(UTC) + timedelta(seconds=60) if renewing else None
+
+    def refused(self, keys: SigningKeys) -> bool:
+        """See CredentialSource. Looks at most every LOOK_AGAIN_S: a lookup may ask the network."""
+        with self._lock:
+            if self._clock() - self._looked_at >= LOOK_AGAIN_S:
+                self._looked_at = self._clock()
+                self._session, self._found = self._again(), None
+        try:
+            return self.keys() != keys
+        except CredentialsInvalid:
+            return False
 
     def _credentials(self) -> Any:
         with self._lock:

@@ -98,6 +98,8 @@ BY_STATUS: dict[int, type[e.StoreError]] = {
 }
 """For answers without a known code: those to a HEAD have no body."""
 
+_SKEW_TAKEN_S = 15 * 60
+"""What S3 takes; an answer to a HEAD can't say that it was more."""
 _NAME_MAX_BYTES = 255
 """Of one segment, where keys are files of a disk (versitygw, MinIO)."""
 _MINIO_MARKER_BYTES = len("__XLDIR__")
@@ -155,6 +157,8 @@ def error_class(refusal: Refusal) -> type[e.StoreError]:
         return e.WrongRegion
     if found is e.PreconditionFailed and refusal.if_none_match:
         return e.AlreadyExists
+    if refusal.status == 403 and not refusal.code and abs(refusal.skew_s) > _SKEW_TAKEN_S:
+        return e.ClockSkew
     if found is e.NotFound and not refusal.key:
         return e.BucketNotFound
     return _name_refused(refusal, found)

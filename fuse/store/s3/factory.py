@@ -28,9 +28,9 @@ class Parts(NamedTuple):
     proxy: Proxy | None
 
 
-def gather(location: S3Location, limits: TransportLimits) -> Parts:
+def gather(location: S3Location, limits: TransportLimits, keys: CredentialSource | None = None) -> Parts:
     """Resolve a location; touches no network. Errors: InvalidRequest, CredentialsInvalid."""
-    credentials, region = find_source(location)
+    credentials, region = (keys, "") if keys else find_source(location)
     endpoint = resolve(location, region)
     proxy = proxy_for(endpoint.host, secure=endpoint.secure)
     tls = trust(location.ca_bundle) if endpoint.secure else None
@@ -42,11 +42,15 @@ def gather(location: S3Location, limits: TransportLimits) -> Parts:
 
 
 def open_adapter(
-    location: S3Location, *, capabilities: Capabilities | None = None, limits: TransportLimits | None = None
+    location: S3Location,
+    *,
+    capabilities: Capabilities | None = None,
+    limits: TransportLimits | None = None,
+    keys: CredentialSource | None = None,
 ) -> S3Store:
     """The bare adapter: no retries, no metrics. Touches no network. Errors: InvalidRequest, CredentialsInvalid."""
     limits = limits or TransportLimits()
-    parts = gather(location, limits)
+    parts = gather(location, limits, keys)
     caller = Caller(parts.endpoint, parts.credentials, parts.connect)
     bulk = Bulk(parts.credentials, ca_bundle=location.ca_bundle, proxy=parts.proxy, limits=limits)
     return S3Store(caller, bulk, capabilities or Capabilities())
@@ -59,11 +63,14 @@ def open_s3(
     retrier: Retrier | None = None,
     limits: TransportLimits | None = None,
     metrics: StoreMetrics | None = None,
+    keys: CredentialSource | None = None,
 ) -> ObservingStore:
     """A store to work with: observe(retry(adapter)). capabilities: from probe(); conservative when not given.
+
+    keys: in place of what the location says about credentials.
 
     Touches no network; probe() tells whether the location is right. Errors: InvalidRequest, CredentialsInvalid.
     """
     counted = metrics or StoreMetrics()
-    adapter = open_adapter(location, capabilities=capabilities, limits=limits)
+    adapter = open_adapter(location, capabilities=capabilities, limits=limits, keys=keys)
     return ObservingStore(RetryingStore(adapter, retrier, counted.record_retry), counted)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from datastore.api import crd, reference
-from datastore.api.datastore import BACKENDS, Datastore, DatastoreSpec
+from datastore.api.datastore import BACKENDS, CLASS, Datastore, DatastoreSpec
 from datastore.api.fields import Bucket, Endpoint, Prefix, SizeBytes
 from datastore.api.schema import fields_of, structural
 from datastore.api.status import CONDITION_TYPES
@@ -104,7 +104,7 @@ def rules(path: str) -> dict[str, str]:
 
 
 def test_cel_wants_exactly_one_backend() -> None:
-    listed = ", ".join(f"has(self.{name})" for name in BACKENDS)
+    listed = ", ".join(f"has(self.{name})" for name in (*BACKENDS, CLASS))
     assert f"[{listed}].filter(set, set).size() == 1" in rules(".spec")
 
 

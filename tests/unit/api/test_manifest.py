@@ -105,10 +105,14 @@ def spec(text: str) -> str:
             spec("{s3: {bucket: digits, caBundle: my-ca}}"),
             WHERE + "spec.s3.caBundle must be PEM text that holds -----BEGIN CERTIFICATE-----",
         ),
-        (spec("{}"), WHERE + "spec must have exactly one of s3, nfs, glusterfs, claim, local; this has none"),
+        (
+            spec("{}"),
+            WHERE + "spec must have exactly one of s3, nfs, glusterfs, claim, local, storageClassName; this has none",
+        ),
         (
             spec("{s3: {bucket: digits}, local: {path: /a}}"),
-            WHERE + "spec must have exactly one of s3, nfs, glusterfs, claim, local; this has s3 and local",
+            WHERE
+            + "spec must have exactly one of s3, nfs, glusterfs, claim, local, storageClassName; this has s3 and local",
         ),
         (spec("{claim: {}}"), WHERE + "spec.claim must have exactly one of name, storageClassName"),
         (spec("{local: {path: data}}"), WHERE + "spec.local.path must be an absolute path"),

@@ -52,6 +52,12 @@ def file_of(directory: Path, suffix: str) -> Path:
     return found
 
 
+@pytest.fixture(autouse=True)
+def exact_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is reserved in advance, but where a test asks for it."""
+    monkeypatch.setattr(blockcache, "CREDIT_BYTES", 0)
+
+
 @pytest.fixture
 def clock() -> Hand:
     return Hand()
@@ -497,6 +503,39 @@ def test_the_cache_stays_in_its_limit_and_evicts_what_was_used_longest_ago(
     assert cache.present(version(len(body), key="k0"))
     assert fresh().read(version(len(body), key="k1"), 0, 1) is None
     assert fresh().present(version(len(body), key="k19"))
+
+
+def test_room_is_reserved_in_advance_and_the_limit_still_holds(
+    fresh: Make, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blockcache, "CREDIT_BYTES", 1 * MIB)
+    cache, other = fresh(), fresh()
+    with CacheSpace(directory, LIMIT).exclusive():
+        pass
+    assert cache.write(version(5000, key="first"), 0, content(5000))
+    monkeypatch.setattr(cachespace, "LOCK_WAIT_S", 0.005)
+    with CacheSpace(directory, LIMIT).exclusive():
+        assert cache.write(version(5000, key="second"), 0, content(5000)), "nobody is waited for"
+    for index in range(LIMIT // MIB + 8):
+        assert (cache, other)[index % 2].write(version(MIB, key=f"k{index}"), 0, content(MIB))
+    assert on_disk(directory) <= LIMIT + 2 * LIMIT // 256
+
+
+def test_small_versions_put_in_place_side_by_side_are_right(fresh: Make, directory: Path) -> None:
+    cache, other, body = fresh(), fresh(), content(300_000)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda index: (cache, other)[index % 2].write(version(len(body)), 0, body), range(64)))
+    assert fresh().read(version(len(body)), 0, len(body)) == body
+    assert cache.read(version(len(body)), 0, len(body)) == body
+
+
+def test_data_that_a_death_left_without_a_sidecar_is_replaced(fresh: Make, directory: Path) -> None:
+    cache, body = fresh(), content(5000)
+    place = Path(cache._place(version(5000)).data_path)
+    place.parent.mkdir(parents=True)
+    place.write_bytes(b"half")
+    assert cache.write(version(5000), 0, body)
+    assert fresh().read(version(5000), 0, 5000) == body
 
 
 def test_the_figure_agrees_with_the_disk(fresh: Make, directory: Path) -> None:

@@ -113,7 +113,7 @@ def test_strides_stop_at_the_ends_of_the_object() -> None:
 def test_no_range_is_larger_than_the_largest_and_windows_are_cut_into_several() -> None:
     ahead = ReadAhead(BIG)
     for plan in run(ahead, sequential(MIB, 200)):
-        assert all(stop - start <= 4 * MIB for start, stop in plan.ahead)
+        assert all(stop - start <= 8 * MIB for start, stop in plan.ahead)
     assert ahead.window_bytes // WindowSettings().max_range_bytes >= 8
 
 

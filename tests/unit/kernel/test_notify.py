@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
+import time
 
 import pytest
 
-from datastore.fuse.kernel import abi, notify
+from datastore.fuse.kernel import abi, notify, reply
 from datastore.fuse.kernel.notify import DeviceNotifier, merge
-from datastore.fuse.ops import Ino
+from datastore.fuse.ops import Held, Ino
 
 
 @pytest.mark.parametrize(
@@ -73,3 +75,36 @@ def test_a_refused_notification_does_not_end_the_thread() -> None:
     notifier.stop()
     os.close(write_fd)
     assert notifier.delivered == 0
+
+
+def test_nodes_are_given_up_in_one_notification() -> None:
+    read_fd, write_fd = os.pipe()
+    notifier = DeviceNotifier(write_fd)
+    notifier.release([Held(Ino(5), Ino(1), b"a"), Held(Ino(6), Ino(1), b"")])
+    (frame,) = frames_of(notifier, read_fd, 1)
+    assert struct.unpack("<IiQIIQQQ", frame) == (48, abi.NOTIFY_PRUNE, 0, 2, 0, 0, 5, 6)
+    os.close(read_fd)
+    os.close(write_fd)
+
+
+def test_a_kernel_that_cannot_prune_gives_up_files_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before Linux 6.18 it says EINVAL; a directory, in which a process may stand, is left alone then."""
+    written: list[bytes] = []
+
+    def write(_fd: int, frame: bytes) -> int:
+        if reply.is_prune(frame):
+            raise OSError(errno.EINVAL, "no such notification")
+        written.append(frame)
+        return len(frame)
+
+    monkeypatch.setattr(notify.os, "write", write)
+    notifier = DeviceNotifier(-1)
+    notifier.start(expire_only=True)
+    notifier.release([Held(Ino(5), Ino(1), b"refused")])
+    while notifier._can_prune:
+        time.sleep(0.001)
+    notifier.release([Held(Ino(6), Ino(1), b""), Held(Ino(7), Ino(1), b"f")])
+    while not written:
+        time.sleep(0.001)
+    notifier.stop()
+    assert written == [reply.inval_entry(1, b"f", expire_only=False)]

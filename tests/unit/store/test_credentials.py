@@ -6,12 +6,13 @@ import json
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from datastore.api.mountspec import S3Location, StaticCredentials
 from datastore.errors import CredentialsInvalid
-from datastore.fuse.store.s3.credentials import find_source
+from datastore.fuse.store.s3.credentials import LOOK_AGAIN_S, ChainSource, StaticSource, chain_session, find_source
 from datastore.secret import Secret
 
 CHAIN = S3Location(bucket="data")
@@ -106,3 +107,58 @@ def test_a_helper_that_fails_is_an_error_with_its_words(empty_home: Path) -> Non
 
     with pytest.raises(CredentialsInvalid, match="log in again"):
         source.keys()
+
+
+def write_keys(home: Path, access_key: str) -> None:
+    (home / "credentials").write_text(f"[default]\naws_access_key_id = {access_key}\naws_secret_access_key = s\n")
+
+
+def test_a_credentials_file_that_was_rewritten_is_read_when_the_server_refuses_the_old_keys(empty_home: Path) -> None:
+    """S-65"""
+    write_keys(empty_home, "OLD")
+    source, _ = find_source(CHAIN)
+    old = source.keys()
+    write_keys(empty_home, "NEW")
+
+    assert source.keys() == old
+    assert source.refused(old)
+    assert source.keys().access_key_id == "NEW"
+    assert source.refused(old)
+
+
+def test_it_is_not_looked_for_others_all_the_time(empty_home: Path) -> None:
+    now_s, sessions = [100.0], []
+
+    def again() -> Any:
+        sessions.append(chain_session())
+        return sessions[-1]
+
+    write_keys(empty_home, "OLD")
+    source = ChainSource(chain_session(), again, clock=lambda: now_s[0])
+    old = source.keys()
+    assert not source.refused(old)
+    write_keys(empty_home, "NEW")
+    assert not source.refused(old)
+    now_s[0] += LOOK_AGAIN_S
+    assert source.refused(old)
+    assert len(sessions) == 2
+
+
+def test_a_file_that_is_gone_is_no_other_key(empty_home: Path) -> None:
+    write_keys(empty_home, "OLD")
+    source, _ = find_source(CHAIN)
+    old = source.keys()
+    (empty_home / "credentials").unlink()
+
+    assert not source.refused(old)
+    with pytest.raises(CredentialsInvalid, match="no credentials found"):
+        source.keys()
+
+
+def test_keys_of_a_manifest_are_others_once_they_were_replaced() -> None:
+    first = StaticCredentials(access_key_id="A", secret_access_key=Secret("s"), session_token=None)
+    source = StaticSource(first)
+    refused = source.keys()
+    assert not source.refused(refused)
+    source.replace(StaticCredentials(access_key_id="B", secret_access_key=Secret("s"), session_token=None))
+    assert source.refused(refused)

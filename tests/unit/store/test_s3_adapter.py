@@ -155,6 +155,9 @@ class Renewing:
     def expires(self) -> datetime | None:
         return datetime.now(UTC) - timedelta(seconds=1)
 
+    def refused(self, keys: SigningKeys) -> bool:
+        return False
+
 
 def test_renewed_keys_reach_obstore() -> None:
     with ScriptedServer([http(200, b"x", *FACTS)] * 2) as server:

@@ -174,6 +174,14 @@ class TestAnswers:
                 client.list_page("")
             client.close()
 
+    def test_a_head_can_not_say_that_the_clock_is_wrong_but_its_date_can(self) -> None:
+        """S-65"""
+        with ScriptedServer([http(403, b"", "Date: Thu, 01 Jan 2026 00:00:00 GMT")]) as server:
+            client = client_of(server)
+            with pytest.raises(ClockSkew, match=r"the server's clock is [+-]\d+ s from this machine's: set the clock"):
+                client.head("k")
+            client.close()
+
     def test_pages_of_uploads_are_followed_by_their_markers(self) -> None:
         page = (
             b"<ListMultipartUploadsResult><EncodingType>url</EncodingType><IsTruncated>true</IsTruncated><NextKeyMarker>a+b</NextKeyMarker>"

@@ -70,11 +70,16 @@ class Kernel:
         inodes = {int(arguments[place]) for place in directories}
         if name == "setattr":
             inodes = {int(arguments[1])}
+        places = directories if name in VICTIMS else ()
         while True:
-            victims = {self._found(arguments[place], arguments[place + 1]) for place in directories if name in VICTIMS}
+            victims = {self._found(arguments[place], arguments[place + 1]) for place in places}
             held = self._take(sorted((inodes | victims) - {0}))
             if held is not None:
-                break
+                if victims == {self._found(arguments[place], arguments[place + 1]) for place in places}:
+                    break
+                # Another has the name by now: the kernel looks it up with the directory locked.
+                for lock in held:
+                    lock.release()
             time.sleep(0.0002)
         try:
             yield

@@ -1,0 +1,21 @@
+"""The names by which the controller, the command and the CSI driver know our objects in a cluster. Pure."""
+
+from __future__ import annotations
+
+from datastore.api.datastore import GROUP
+
+MANAGER = "datastore-controller"
+"""Field manager of every server-side apply, and reporter of our events."""
+FINALIZER = f"{GROUP}/cleanup"
+MANAGED_BY = "app.kubernetes.io/managed-by"
+OWNER = f"{GROUP}/datastore"
+"""Annotation of a PersistentVolume and its claim: `<namespace>/<name>` of the Datastore."""
+UID = f"{GROUP}/uid"
+"""Label of both: the Datastore's uid."""
+MARKER = ".datastore.owner"
+"""Object below a Datastore's prefix that says for which Datastore the data was made; a mount does not show it."""
+
+
+def volume_name(uid: str) -> str:
+    """Name of the PersistentVolume of the Datastore with this uid."""
+    return f"datastore-{uid}"

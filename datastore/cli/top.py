@@ -1,0 +1,88 @@
+"""`datastore top`: what all mounts do, again and again until Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from datastore.cli.arguments import Output
+from datastore.cli.console import Format, one_line, print_columns, print_json
+from datastore.cli.inspection import inspect
+from datastore.cli.rates import COLUMNS, cells, rates
+from datastore.cli.records import all_records
+from datastore.cli.signals import SignalWatch, watching
+
+_RIGHT = {"OPS/s", "READ/s", "WRITE/s", "HITS", "ERRORS", "P50", "P99", "RSS"}
+
+
+def top_command(
+    once: Annotated[bool, typer.Option("--once", help="Look for one interval, print that and end.")] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", "-n", min=0.1, max=3600, help="Seconds that are summed up.")
+    ] = 2.0,
+    output: Output = Format.TABLE,
+) -> None:
+    """Show what the mounts are doing, live; Ctrl-C ends it. With -o json one line of JSON each interval."""
+    with watching() as watch, ExitStack() as stack:
+        show = _printer(output, once, stack)
+        before, looked_at = _look(), time.monotonic()
+        while not _waited_out(watch, interval):
+            after, now = _look(), time.monotonic()
+            show([rates(before.get(key), seen, now - looked_at) for key, seen in after.items()])
+            if once:
+                return
+            before, looked_at = after, now
+
+
+def _look() -> dict[str, dict[str, Any]]:
+    return {str(record.state_dir): inspect(record) for record in all_records()}
+
+
+def _waited_out(watch: SignalWatch, seconds: float) -> bool:
+    """Whether a signal came within the interval: the way to end this."""
+    end = time.monotonic() + seconds
+    while (left_s := end - time.monotonic()) > 0:
+        watch.wait([], left_s)
+        if watch.take() is not None:
+            return True
+    return False
+
+
+def _printer(output: Format, once: bool, stack: ExitStack) -> Callable[[list[dict[str, Any]]], None]:
+    """What shows a list of rows: a living table on a terminal, else lines."""
+    if output is Format.JSON:
+        return print_json if once else _print_line
+    if once or not sys.stdout.isatty():
+        return _print_table
+    live = stack.enter_context(Live(_table([]), console=Console(), auto_refresh=False, transient=False))
+    return lambda rows: live.update(_table(rows), refresh=True)
+
+
+def _print_line(rows: list[dict[str, Any]]) -> None:
+    sys.stdout.write(json.dumps(rows) + "\n")
+    sys.stdout.flush()
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    print_columns(COLUMNS, [cells(row) for row in rows])
+    sys.stdout.flush()
+
+
+def _table(rows: Iterable[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in COLUMNS:
+        table.add_column(name, justify="right" if name in _RIGHT else "left", no_wrap=name != "MOUNTPOINT")
+    for row in rows:
+        # Text: a name with brackets is no markup.
+        table.add_row(*(Text(one_line(cell)) for cell in cells(row)))
+    return table

@@ -1,0 +1,185 @@
+"""The numbers of `datastore status` as a Prometheus endpoint of this mount: text format over HTTP at HOST:PORT.
+
+Names and units follow prometheus.io/docs/practices/naming. Counters begin at 0 with each mount server, as is usual;
+datastore_server_restarts_total is the keeper's and goes on. Imported only when a mount asks for it: it costs 60 ms.
+One thread serves one scrape after another, each of which has to send its request within REQUEST_S.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from http.server import HTTPServer
+from itertools import accumulate
+from typing import Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
+from prometheus_client.exposition import MetricsHandler
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from datastore.errors import MountFailed
+from datastore.histogram import EDGES_S
+
+REQUEST_S = 5.0
+_POLL_S = 0.5
+
+Status = Mapping[str, Any]
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """`127.0.0.1:9464` or `[::1]:9464`. Errors: MountFailed."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise MountFailed(f"--metrics {text}: an address and a port such as 127.0.0.1:9464 are needed")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+class Endpoint:
+    """Listens from start() to stop(). source: the status of the mount; until it is set, a scrape finds nothing."""
+
+    def __init__(self, address: str) -> None:
+        """Binds. Errors: MountFailed naming the address."""
+        host, port = parse_address(address)
+        registry = CollectorRegistry(auto_describe=False)
+        ProcessCollector(registry=registry)
+        registry.register(_Numbers(self))
+        self.source: Callable[[], Status] = dict
+        try:
+            self._server = _listen(host, port, registry)
+        except OSError as error:
+            raise MountFailed(f"--metrics {address}: can't listen there: {error.strerror or error}") from error
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(_POLL_S,), name="metrics", daemon=True)
+
+    @property
+    def url(self) -> str:
+        """Where to scrape; the port is the one that was chosen when 0 was asked for."""
+        host, port = self._server.server_address[:2]
+        name = f"[{host!s}]" if ":" in str(host) else str(host)
+        return f"http://{name}:{port}/metrics"
+
+    def start(self, source: Callable[[], Status]) -> None:
+        """Answer scrapes from this source; it is called on the endpoint's thread."""
+        self.source = source
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop listening."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join(REQUEST_S + _POLL_S)
+        self._server.server_close()
+
+
+def _listen(host: str, port: int, registry: CollectorRegistry) -> HTTPServer:
+    class Server(HTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+    class Handler(MetricsHandler):
+        timeout = REQUEST_S
+
+    Handler.registry = registry
+    return Server((host, port), Handler)
+
+
+class _Numbers(Collector):
+    """What is collected at each scrape."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    def collect(self) -> Iterable[Metric]:
+        """See prometheus_client."""
+        status = self._endpoint.source()
+        return families(status) if status else ()
+
+
+def families(status: Status) -> Iterator[Metric]:
+    """A status as metric families. Pure."""
+    yield InfoMetricFamily(
+        "datastore_mount",
+        "Which mount this is.",
+        {key: str(status.get(key, "")) for key in ("name", "mountpoint", "location", "transport")},
+    )
+    yield _gauge("datastore_server_uptime_seconds", "Age of the mount server.", status.get("uptimeSeconds", 0))
+    yield _counter("datastore_server_restarts", "Servers that died and were replaced.", status.get("restarts", 0))
+    yield from _requests(status)
+    yield from _store(status.get("store", {}))
+    yield from _cache(status.get("cache", {}))
+    dirty = status.get("dirty", ())
+    yield _gauge("datastore_dirty_files", "Files with bytes that the store does not have.", len(dirty))
+    yield _gauge("datastore_dirty_bytes", "Size of those files.", sum(row["bytes"] for row in dirty))
+    failing = sum(1 for row in dirty if row.get("error"))
+    yield _gauge("datastore_dirty_files_failing", "Those of them whose last upload failed.", failing)
+    yield _gauge("datastore_nodes", "Files and directories in memory.", status.get("nodes", 0))
+
+
+def _requests(status: Status) -> Iterator[Metric]:
+    counts = _labelled("datastore_fuse_requests", "Requests from the kernel.", ["operation"])
+    for name, count in status.get("requests", {}).items():
+        counts.add_metric([name], count)
+    yield counts
+    errors = _labelled("datastore_fuse_errors", "Requests that failed, by errno.", ["errno"])
+    for name, count in status.get("errors", {}).items():
+        errors.add_metric([name], count)
+    yield errors
+    latency = _latency("datastore_fuse_request_duration_seconds", "From a request to its answer.", "class")
+    for name, row in status.get("latency", {}).items():
+        _add(latency, name, row["buckets"], row["seconds"])
+    yield latency
+    yield _gauge("datastore_fuse_requests_in_flight", "Requests not answered yet.", status.get("inFlight", 0))
+    yield _counter("datastore_fuse_read_bytes", "Bytes read through the server.", status.get("readBytes", 0))
+    yield _counter("datastore_fuse_written_bytes", "Bytes written to the server.", status.get("writtenBytes", 0))
+    opened = status.get("passthroughOpen", 0)
+    yield _gauge("datastore_fuse_passthrough_files", "Open files that the kernel reads by itself.", opened)
+
+
+def _store(store: Mapping[str, Any]) -> Iterator[Metric]:
+    calls = _labelled("datastore_store_requests", "Calls to the store, retries not counted.", ["method"])
+    sent = _labelled("datastore_store_sent_bytes", "Bytes of bodies sent.", ["method"])
+    received = _labelled("datastore_store_received_bytes", "Bytes of bodies received.", ["method"])
+    errors = _labelled("datastore_store_errors", "Calls that failed, by class.", ["method", "error"])
+    retries = _labelled("datastore_store_retries", "Tries that failed and were repeated.", ["method", "error"])
+    latency = _latency("datastore_store_request_duration_seconds", "A call with its retries.", "method")
+    for method, row in store.items():
+        calls.add_metric([method], row["calls"])
+        sent.add_metric([method], row["sent_bytes"])
+        received.add_metric([method], row["received_bytes"])
+        for name, count in row["errors"].items():
+            errors.add_metric([method, name], count)
+        for name, count in row["retries"].items():
+            retries.add_metric([method, name], count)
+        _add(latency, method, row["buckets"], row["seconds"])
+    yield from (calls, sent, received, errors, retries, latency)
+
+
+def _cache(cache: Mapping[str, int]) -> Iterator[Metric]:
+    yield _gauge("datastore_cache_size_bytes", "Bytes in the cache directory.", cache.get("bytes", 0))
+    yield _gauge("datastore_cache_limit_bytes", "How large it may become.", cache.get("limit", 0))
+    yield _counter("datastore_cache_hits", "Reads answered from memory or disk.", cache.get("hits", 0))
+    yield _counter("datastore_cache_misses", "Reads that waited for the store.", cache.get("misses", 0))
+    yield _counter("datastore_cache_hit_bytes", "Bytes of those reads.", cache.get("hitBytes", 0))
+    yield _counter("datastore_cache_miss_bytes", "Bytes of those reads.", cache.get("missBytes", 0))
+
+
+def _gauge(name: str, text: str, number: float) -> Metric:
+    return GaugeMetricFamily(name, text, value=number)
+
+
+def _counter(name: str, text: str, number: float) -> Metric:
+    return CounterMetricFamily(name, text, value=number)
+
+
+def _labelled(name: str, text: str, labels: Sequence[str]) -> CounterMetricFamily:
+    return CounterMetricFamily(name, text, labels=labels)
+
+
+def _latency(name: str, text: str, label: str) -> HistogramMetricFamily:
+    return HistogramMetricFamily(name, text, labels=[label])
+
+
+def _add(family: HistogramMetricFamily, label: str, buckets: Sequence[int], seconds: float) -> None:
+    edges = [*(repr(edge) for edge in EDGES_S), "+Inf"]
+    family.add_metric([label], list(zip(edges, map(float, accumulate(buckets)), strict=True)), seconds)

@@ -1,0 +1,23 @@
+"""ETags as S3 computes them, where it does: to tell our own object from another client's. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+
+_MD5 = re.compile("[0-9a-f]{32}")
+
+
+def etag_of(body: bytes | bytearray | memoryview) -> str:
+    """Of an object that was put whole: its MD5."""
+    return hashlib.md5(body, usedforsecurity=False).hexdigest()
+
+
+def joined_etag(parts: Iterable[str]) -> str:
+    """Of a multipart object: the MD5 of the parts' MD5s, and their number; '' when they are no MD5s."""
+    etags = list(parts)
+    if not all(_MD5.fullmatch(etag) for etag in etags):
+        return ""
+    digests = b"".join(bytes.fromhex(etag) for etag in etags)
+    return f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(etags)}"

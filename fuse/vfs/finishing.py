@@ -1,0 +1,94 @@
+"""What an earlier process began and did not end: renames are rolled forward, discarded copies removed (S-27, S-58).
+
+Under a live mount the kernel sends the cut-off rename again, and takes 'no such name' for done; by then the nodes have
+to stand where the kernel will believe them, and who has the file open reads and writes at its new key.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+
+from datastore.errors import NotFound, StoreError
+
+from ..data.version import ObjectVersion
+from ..ops import Ino
+from ..state.nodelog import NodeRecord
+from ..state.statedb import Intent
+from ..store.base import WriteResult
+from .copies import copy_object
+from .core import Core
+from .nodes import Directory, Node
+from .renames import Copies, Renames
+
+
+def finish(core: Core, renames: Renames, *, resumed: bool = False) -> list[str]:
+    """End what the journal names; a line for each that failed, which stays in the journal.
+
+    resumed: the mount lives on, and so may those who have removed files open: their copies stay.
+    """
+    failures = []
+    for intent in core.db.intents():
+        if intent.kind == "discard" and resumed:
+            continue
+        try:
+            _finish(core, renames, intent)
+        except (StoreError, OSError) as error:
+            failures.append(f"{intent.kind} {os.fsencode(intent.source)!r}: {error}")
+            continue
+        core.db.end(intent.id)
+    return failures
+
+
+def _finish(core: Core, renames: Renames, intent: Intent) -> None:
+    move = core.db.move_of(intent.id)
+    node = core.nodes.by_ino.get(Ino(move.ino)) if move is not None else None
+    if intent.kind == "discard":
+        core.store.delete(intent.source)
+    elif intent.kind == "rename-directory":
+        copies = Copies(core, intent.source, intent.target)
+        copies.make(keep_newer=True)
+        if _moved(core, move, node) and isinstance(node, Directory):
+            renames.follow(node, copies.made)
+        copies.remove_originals()
+    elif intent.kind == "remove":
+        _moved(core, move, node)
+        _remove_version(core, intent.source, intent.target)
+    elif node is not None and node.dirty and not node.gone:
+        renames.begun.add((intent.source, intent.target))  # its bytes are here: the rename that is sent again does it
+    else:
+        _finish_file(core, intent.source, intent.target, lambda: _moved(core, move, node), node)
+
+
+def _moved(core: Core, move: NodeRecord | None, node: Node | None) -> bool:
+    """Put a node where its rename was to put it; whether there is one."""
+    parent = core.nodes.by_ino.get(Ino(move.parent)) if move is not None else None
+    if move is None or node is None or node.gone or not isinstance(parent, Directory):
+        return False
+    there = parent.children.get(move.name)
+    if there is not node:
+        if there is not None:
+            core.nodes.detach(there)
+        core.nodes.move(node, parent, move.name, move.tail)
+        core.log_nodes((node,))
+    return True
+
+
+def _finish_file(core: Core, source: str, target: str, move: Callable[[], bool], node: Node | None) -> None:
+    try:
+        info = core.store.head(source)
+    except NotFound:
+        return
+    result: WriteResult = copy_object(core, ObjectVersion(source, info.etag, info.size), target)
+    if move() and node is not None and node.etag == info.etag:
+        node.etag = result.etag
+        core.opens.moved_on(node.ino, node.etag, node.size)
+    core.store.delete(source)
+
+
+def _remove_version(core: Core, key: str, etag: str) -> None:
+    """Remove an object unless another client wrote it anew. etag '': whatever it is."""
+    with suppress(NotFound):
+        if not etag or core.store.head(key).etag == etag:
+            core.store.delete(key)

@@ -1,0 +1,152 @@
+"""What an earlier process left: unsent files, and multipart uploads that nobody will complete (S-20, S-46).
+
+Also the files that cannot be sent any more because another client was first: they wait for a person (S-47).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections.abc import Callable
+
+from datastore.errors import DatastoreError, StoreError
+from datastore.logs import fields
+
+from ..data.staging import StagedFile
+from ..data.version import ObjectVersion
+from ..state.statedb import NotedUpload, Unsent
+from ..store.base import ETag, WriteOptions
+from .attrs import from_metadata
+from .core import Core
+from .delivery import Delivery, Destination
+from .nodes import Node
+
+log = logging.getLogger(__name__)
+UNKNOWN = ETag("unknown")
+"""The version of an object that may or may not exist; no server's etag."""
+_SKEW_NS = 900 * 1_000_000_000
+"""How far the store's clock may be from ours, and how long a request may take."""
+
+
+class Leftovers:
+    """Unsent files that belong to no node, by the name of their staging file."""
+
+    def __init__(self, core: Core, delivery: Delivery) -> None:
+        self._core = core
+        self._delivery = delivery
+        self.files: dict[str, tuple[StagedFile, Destination]] = {}
+        self._uploads: list[NotedUpload] = []
+
+    def recover(self, node_of: Callable[[str], Node | None]) -> None:
+        """Read the journal; what it lists is sent by send(). Staging files that no row speaks of are removed.
+
+        node_of: the node that has a key, when the kernel still knows it (the server was restarted under a live mount).
+        """
+        core = self._core
+        self._uploads = core.db.uploads()
+        rows = {row.staging: row for row in core.db.unsent()}
+        for path in core.staging_dir.iterdir():
+            if path.name not in rows:
+                path.unlink()
+        for name, row in rows.items():
+            path = core.staging_dir / name
+            if not path.exists():
+                core.db.forget_unsent(name)
+                continue
+            base = ObjectVersion(row.base_key, ETag(row.base_etag), row.base_length) if row.base_key else None
+            staged = StagedFile.recovered(path, base, row.base_size, row.since_ns)
+            staged.error, staged.attempt, staged.stuck = row.error, row.metadata, row.stuck
+            staged.expects = None if row.expects is None else ETag(row.expects)
+            node = node_of(row.key)
+            if node is not None and not row.stuck:
+                self._reattach(node, staged, row)
+                continue
+            self.add(staged, Destination(row.key, WriteOptions(metadata=row.metadata, content_type=row.content_type)))
+
+    def _reattach(self, node: Node, staged: StagedFile, row: Unsent) -> None:
+        defaults = self._core.settings.defaults.of(stat.S_IFREG, row.since_ns)
+        node.attributes = from_metadata(row.metadata, stat.S_IFREG, defaults, row.content_type)
+        node.staged, node.size = staged, staged.size
+        # Whether there is an object, and of which version, nobody wrote down: a removal must try to remove it.
+        node.etag = ETag(row.base_etag) or UNKNOWN
+        if node.parent is not None:
+            node.parent.pending.add(node.name)
+
+    def add(self, staged: StagedFile, to: Destination) -> None:
+        """Take a staging file that no node has any more."""
+        with self._core.lock:
+            self.files[staged.path.name] = (staged, to)
+
+    def send(self) -> list[str]:
+        """Send the files and drop the uploads; a line for each that failed."""
+        self._abort_uploads()
+        failures = []
+        for name, (staged, to) in list(self.files.items()):
+            if staged.stuck:
+                failures.append(f"{to.key}: {staged.error}")
+                continue
+            try:
+                self._delivery.write(staged, to)
+            except (DatastoreError, OSError) as error:
+                staged.error = str(error)
+                self._core.db.failed_unsent(name, staged.error, stuck=staged.stuck)
+                failures.append(f"{to.key}: {error}")
+                continue
+            self.drop(name)
+        return failures
+
+    def superseded(self, key: str) -> None:
+        """A newer content of this key is in the store: what was left for it is not wanted any more."""
+        for name in [name for name, (staged, to) in list(self.files.items()) if to.key == key and not staged.stuck]:
+            self.drop(name)
+
+    def drop(self, name: str) -> None:
+        """Forget a file and remove its bytes."""
+        with self._core.lock:
+            left = self.files.pop(name, None)
+        if left is not None:
+            self._core.db.forget_unsent(name)
+            left[0].close(remove=True)
+
+    def unsent(self) -> list[dict[str, object]]:
+        """As Uploads.unsent()."""
+        with self._core.lock:
+            files = [(to.key, staged) for staged, to in self.files.values()]
+        return [listed(os.fsencode(key), staged) for key, staged in files]
+
+    # -- multipart uploads of a dead process
+
+    def _abort_uploads(self) -> None:
+        """What the store does not let us drop stays in the journal, and is tried again."""
+        waiting, self._uploads = self._uploads, []
+        for noted in waiting:
+            try:
+                self._abort(noted)
+            except StoreError as error:
+                self._uploads.append(noted)
+                log.warning("an unfinished upload stays behind", extra=fields(key=noted.key, error=str(error)))
+            else:
+                self._core.db.upload_ended(noted.note)
+
+    def _abort(self, noted: NotedUpload) -> None:
+        store = self._core.store
+        if noted.upload_id:
+            store.abort_upload(noted.key, noted.upload_id)
+            return
+        # We never learned its id: it is one of this very key that was begun when we asked for ours.
+        for pending in store.pending_uploads(noted.key):
+            if pending.key == noted.key and abs(pending.initiated_ns - noted.since_ns) < _SKEW_NS:
+                store.abort_upload(pending.key, pending.upload_id)
+
+
+def listed(path: bytes, staged: StagedFile) -> dict[str, object]:
+    """A line of `datastore status` and `datastore unsent`."""
+    return {
+        "path": os.fsdecode(path),
+        "bytes": staged.size,
+        "since": staged.since_ns,
+        "error": staged.error or None,
+        "stuck": staged.stuck,
+        "staging": staged.path.name,
+    }

@@ -1,0 +1,252 @@
+"""Multipart uploads: side by side within bounds, and begun while a file is still being written (S-45).
+
+What a sequential writer has left behind is sent from the staging file, so that its close sends only the tail. A part
+that is changed after it was sent is sent again under its number before the upload is completed. Every upload is in the
+journal from before it begins until it was completed or aborted: what a dead process left is found and dropped (S-46).
+
+Threads: advance() is the loop's; finish() and abort() are a pool thread's; parts are io tasks. All but the tasks run
+with node.lock held.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import NamedTuple
+
+from datastore.errors import DatastoreError
+
+from ..data import multipart
+from ..data.multipart import Part
+from ..data.staging import StagedFile
+from ..ops import FSError
+from ..state.statedb import UploadNote
+from ..store.base import ByteRange, ETag, PartNumber, UploadId, WriteOptions, WriteResult
+from .copies import abort_upload
+from .core import Core
+
+WIDTH = 8
+"""Parts of a mount on their way at once: 64 MiB of memory while files are below 8 GiB, and what a fast line needs."""
+REWRITES_MAX = 8
+"""A file of which so many sent parts were changed again is not written in sequence: the rest waits for the close."""
+_DEADLINE_S = 3600.0
+"""A single request is bounded by the store's own deadline; this only keeps a lost task from waiting for ever."""
+
+
+class Lanes:
+    """Runs the requests of all uploads of a mount on io threads, `width` at once, in the order they came."""
+
+    def __init__(self, submit: Callable[[Callable[[], None]], object], width: int = WIDTH) -> None:
+        self._submit = submit
+        self._width = width
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[Future[ETag], Callable[[], ETag]]] = deque()
+        self._busy = 0
+
+    def run(self, call: Callable[[], ETag]) -> Future[ETag]:
+        """Queue a request; its future can be cancelled until it begins."""
+        future: Future[ETag] = Future()
+        with self._lock:
+            self._waiting.append((future, call))
+        self._pump()
+        return future
+
+    def _pump(self) -> None:
+        while True:
+            with self._lock:
+                if self._busy >= self._width or not self._waiting:
+                    return
+                future, call = self._waiting.popleft()
+                self._busy += 1
+            try:
+                self._submit(partial(self._run, future, call))
+            except RuntimeError as error:  # the mount ends
+                future.set_exception(error)
+                with self._lock:
+                    self._busy -= 1
+
+    def _run(self, future: Future[ETag], call: Callable[[], ETag]) -> None:
+        try:
+            if future.set_running_or_notify_cancel():
+                future.set_result(call())
+        except BaseException as error:  # the one who waits for the part is told
+            future.set_exception(error)
+        finally:
+            with self._lock:
+                self._busy -= 1
+            self._pump()
+
+
+class _Sent(NamedTuple):
+    byte_range: ByteRange
+    etag: Future[ETag]
+
+
+class Stream:
+    """One multipart upload of a staging file.
+
+    INVARIANT: a part counts as sent only while staged.streamed has its whole range: the range is put in before its
+    bytes are read, and taken out by every later change of them.
+    """
+
+    def __init__(self, core: Core, lanes: Lanes, staged: StagedFile, key: str, options: WriteOptions) -> None:
+        self.key = key
+        self.options = options
+        self._core = core
+        self._store = core.store
+        self._lanes = lanes
+        self._staged = staged
+        self._lock = threading.Lock()
+        self._note: UploadNote | None = None
+        self._id: UploadId | None = None
+        self._waiting: list[Callable[[], None]] = []
+        """Parts that were handed in before the upload had its id."""
+        self._sent: dict[PartNumber, _Sent] = {}
+        self._next = 1
+        self._created: Future[ETag] | None = None
+        self._dropped = False
+
+    @property
+    def failed(self) -> bool:
+        """It could not be begun: another one has to be."""
+        created = self._created
+        return created is not None and created.done() and created.exception() is not None
+
+    # -- while the file is written
+
+    def advance(self) -> int:
+        """Send what the writer has left behind; the size of the file at which there may be more to send."""
+        staged = self._staged
+        while True:
+            part = multipart.scheduled(self._next)
+            due = part.byte_range.stop + multipart.PART_SIZE
+            if staged.size < due or self.failed or not staged.dirty_ranges.contains(*part.byte_range):
+                return due
+            self._begin()
+            self._send(part)
+            self._next += 1
+
+    def _begin(self) -> None:
+        if self._created is None:
+            self._created = self._lanes.run(self._create)
+
+    def _create(self) -> ETag:
+        self._note = self._core.db.upload_begun(self.key, self._core.now_ns())
+        upload_id = self._store.create_upload(self.key, self.options)
+        self._core.db.upload_known(self._note, upload_id)
+        with self._lock:
+            self._id = upload_id
+            waiting, self._waiting = self._waiting, []
+        for start in waiting:
+            start()
+        return ETag("")
+
+    def _send(self, part: Part, base: tuple[str, ETag] | None = None) -> None:
+        """Hand a part in; base: the object and version that a copied part comes from."""
+        done: Future[ETag] = Future()
+        self._sent[part.number] = _Sent(part.byte_range, done)
+        call = partial(self._put, part) if base is None else partial(self._copy, part, *base)
+
+        def start() -> None:
+            self._lanes.run(call).add_done_callback(partial(_pass_on, done))
+
+        with self._lock:
+            if self._id is None:
+                self._waiting.append(start)
+                return
+        start()
+
+    def _put(self, part: Part) -> ETag:
+        assert self._id is not None
+        if self._dropped:
+            raise FSError(errno.ECANCELED)
+        body = self._staged.read_for_stream(*part.byte_range)
+        return self._store.upload_part(self.key, self._id, part.number, body)
+
+    def _copy(self, part: Part, source: str, etag: ETag) -> ETag:
+        assert self._id is not None
+        return self._store.upload_part_copy(self.key, self._id, part.number, source, part.byte_range, etag)
+
+    # -- at the close
+
+    def finish(self, parts: Sequence[Part], options: WriteOptions) -> WriteResult:
+        """Send what is not sent, and complete. `options`: the conditions. DatastoreError; the upload is dropped then.
+
+        Nothing changes the staging file meanwhile.
+        """
+        try:
+            self._begin()
+            self._wait()
+            base = self._staged.base
+            source = (base.key, base.etag) if base is not None else None
+            for part in parts:
+                if not self._is_sent(part):
+                    self._send(part, source if part.copied else None)
+            done = [(part.number, self._result(part.number)) for part in parts]
+            assert self._id is not None
+            result = self._store.complete_upload(self.key, self._id, done, options)
+        except (DatastoreError, OSError, RuntimeError):
+            self.abort()
+            raise
+        if self._note is not None:
+            self._core.db.upload_ended(self._note)
+        return result
+
+    def _is_sent(self, part: Part) -> bool:
+        sent = self._sent.get(part.number)
+        if sent is None or part.copied or sent.byte_range != part.byte_range:
+            return False
+        return sent.etag.exception() is None and self._staged.streamed.contains(*part.byte_range)
+
+    def _wait(self) -> None:
+        """Until nothing is under way: a part that is sent again must not be overtaken by its former self."""
+        assert self._created is not None
+        self._created.result(timeout=_DEADLINE_S)
+        for sent in list(self._sent.values()):
+            sent.etag.exception(timeout=_DEADLINE_S)
+
+    def _result(self, number: PartNumber) -> ETag:
+        """A part's ETag. The first failure is raised when no sibling is at work any more."""
+        try:
+            return self._sent[number].etag.result(timeout=_DEADLINE_S)
+        except BaseException:
+            self._wait()
+            raise
+
+    def abort(self) -> None:
+        """Drop the upload. What the store does not let us drop stays in the journal for the next start."""
+        created = self._created
+        if created is None or created.cancel():
+            return
+        if created.exception(timeout=_DEADLINE_S) is not None:
+            # Whether it exists the next start finds out: the journal has its key.
+            return
+        self._dropped = True
+        self._wait()
+        if self._id is None or self._note is None:
+            return
+        abort_upload(self._core, self._note, self.key, self._id)
+
+
+def _pass_on(target: Future[ETag], source: Future[ETag]) -> None:
+    error = source.exception()
+    if error is not None:
+        target.set_exception(error)
+    else:
+        target.set_result(source.result())
+
+
+class Streams:
+    """The multipart uploads of a mount."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._lanes = Lanes(core.io.submit)
+
+    def new(self, staged: StagedFile, key: str, options: WriteOptions) -> Stream:
+        """An upload that is not begun yet."""
+        return Stream(self._core, self._lanes, staged, key, options)

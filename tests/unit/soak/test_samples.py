@@ -1,0 +1,72 @@
+"""What counts as growth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.soak.disturb import Event
+from tests.soak.load import Log
+from tests.soak.report import ROWS, Outcome, markdown
+from tests.soak.samples import MIB, Sample, disk_bytes, growth, resting
+
+
+def series(first: int, last: int, count: int = 100) -> list[Sample]:
+    return [
+        Sample(
+            at_s=float(index),
+            server_age_s=100.0,
+            rss=(first + (last - first) * index // count) * MIB,
+            descriptors=300,
+            threads=30,
+        )
+        for index in range(count)
+    ]
+
+
+def test_flat_is_flat() -> None:
+    assert growth(series(100, 100)) == []
+    assert growth(series(100, 110)) == []
+
+
+def test_a_leak_is_named() -> None:
+    (line,) = growth(series(100, 300))
+    assert line.startswith("rss: ")
+
+
+def test_a_young_server_is_not_judged() -> None:
+    young = [Sample(at_s=float(at), server_age_s=0.1, rss=1 << 40) for at in range(80, 100)]
+    assert growth(series(100, 100) + young) == []
+
+
+def test_too_little_is_no_proof() -> None:
+    assert growth([]) == ["too few samples to judge growth"]
+
+
+def test_what_is_left_at_rest_is_named() -> None:
+    before = Sample(at_s=0, descriptors=50, threads=20, rss=80 * MIB)
+    after = Sample(at_s=9, descriptors=500, threads=20, rss=80 * MIB, pending=2, unsent=1, cache=300 * MIB)
+    said = " / ".join(resting(before, after, 256 * MIB))
+    assert "descriptors: 50" in said
+    assert "2 multipart uploads are left" in said
+    assert "1 files are not sent" in said
+    assert "the cache takes 300 MiB of 256" in said
+    assert resting(before, before, 256 * MIB) == []
+
+
+def test_disk_bytes_is_what_the_disk_gives(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/a").write_bytes(b"x" * 100_000)
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(1 << 30)
+    assert 100_000 <= disk_bytes(tmp_path) < 200_000
+
+
+def test_the_report_says_whether_it_was_flat() -> None:
+    outcome = Outcome(60.0, "here", Log(), series(100, 100), [Event("kill", 3.0), Event("gone", 5.0, 2.5)])
+    text = markdown(outcome)
+    assert "# Soak: 1.0 minutes, flat" in text
+    assert "1 kills of the server, 1 outages of the store (2 s in all)" in text
+    assert text.count(" s | 0 |") == ROWS
+    outcome.wrong.append("rss: grew")
+    assert "NOT FLAT" in markdown(outcome)
+    assert "- wrong: rss: grew" in markdown(outcome)

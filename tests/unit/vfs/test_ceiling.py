@@ -1,0 +1,155 @@
+"""The ceiling of memory: what is let go of, what stays, and that nobody notices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from datastore.fuse.state.nodelog import NodeLog, NodeRecord
+from datastore.fuse.vfs import ceiling
+from datastore.fuse.vfs.ceiling import MIB, Ceiling, Shares, resident_bytes
+from datastore.fuse.vfs.nodes import Directory
+from tests.mounted import Client, World
+
+FOLDERS, FILES = 6, 20
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch, world: World) -> Client:
+    """A client whose share for names holds about two of six folders."""
+    for folder in range(FOLDERS):
+        for number in range(FILES):
+            world.put(f"d{folder}/f{number:02}")
+    shares = Shares(names=2 * FILES * (ceiling.NODE_BYTES + ceiling.ENTRY_BYTES), pieces=MIB, attributes=10)
+    monkeypatch.setattr(Shares, "of", lambda _: shares)
+    monkeypatch.setattr(ceiling, "_GROWN", 1)
+    return world.client(attributes="listing", ttl_s=60.0)
+
+
+def walk(client: Client) -> None:
+    """As `find -ls` does: the kernel keeps every node."""
+    for folder in range(FOLDERS):
+        client.local.scandir(f"d{folder}", plus=True)
+
+
+def listed(client: Client) -> int:
+    """Directories whose listing is held."""
+    nodes = client.fs.core.nodes.by_ino.values()
+    return sum(isinstance(node, Directory) and node.listing is not None for node in nodes)
+
+
+def kernel_gives_up(client: Client) -> None:
+    """What was released is forgotten, as the kernel does with what nobody uses."""
+    for one in client.kernel.released:
+        client.fs.forget(one.ino, 1000)
+    client.kernel.released.clear()
+
+
+def test_what_was_used_last_stays(small: Client) -> None:
+    """S-55 the kernel is asked to give up the nodes of the directories that were not used for longest."""
+    walk(small)
+    before = len(small.fs.core.nodes.by_ino)
+    Ceiling(small.fs.core).look(0)
+    assert listed(small) < FOLDERS
+    kernel_gives_up(small)
+    left = small.fs.core.nodes.by_ino.values()
+    assert len(left) < before / 2
+    last = small.local.stat(f"d{FOLDERS - 1}")
+    assert sum(node.parent is not None and node.parent.ino == last.ino for node in left) == FILES
+    walk(small)
+    assert small.local.stat("d0/f00").size == 0
+
+
+def test_what_is_in_use_is_not_released(small: Client) -> None:
+    """S-55 open files, open directories and what the store has not seen."""
+    core = small.fs.core
+    file = small.local.open("d0/f00")
+    small.local.scandir("d1")
+    ino = small.local.stat("d1").ino
+    handle = small.fs.opendir(small.local._caller, ino)
+    walk(small)
+    Ceiling(small.fs.core).look(0)
+    assert file.ino not in {one.ino for one in small.kernel.released}
+    opened = core.nodes.by_ino[ino]
+    assert isinstance(opened, Directory)
+    assert opened.listing is not None
+    small.fs.releasedir(ino, handle)  # type: ignore[arg-type]
+    file.close()
+
+
+def test_directories_are_not_detached_by_name(small: Client) -> None:
+    """S-55 a process may stand in one: without a name the kernel can only be asked to prune it."""
+    walk(small)
+    core = small.fs.core
+    Ceiling(core).look(0)
+    inos = {node.ino for node in core.nodes.by_ino.values() if isinstance(node, Directory)}
+    assert small.kernel.released
+    assert all(not one.name for one in small.kernel.released if one.ino in inos)
+
+
+def test_nodes_that_the_kernel_never_had_go_when_they_are_idle(small: Client) -> None:
+    """S-55 those of a warm-up, or of attributes that were asked for ahead."""
+    for folder in range(FOLDERS):
+        directory = small.fs.resolver.find(small.fs.core.nodes.root, b"d%d" % folder)
+        assert isinstance(directory, Directory)
+        for number in range(FILES):
+            small.fs.resolver.find(directory, b"f%02d" % number)
+    look = Ceiling(small.fs.core)
+    before = len(small.fs.core.nodes.by_ino)
+    look.look(0)
+    assert len(small.fs.core.nodes.by_ino) == before
+    small.world.clock.advance(10)
+    small.fs.core.nodes.grown = 1
+    look.look(0)
+    assert len(small.fs.core.nodes.by_ino) < before
+
+
+def test_pressure_tightens_and_its_end_loosens(small: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-55 when the process is near its ceiling, whatever it is that takes the room."""
+    limits: list[int] = []
+    monkeypatch.setattr(small.fs.core.reader, "limit_memory", limits.append)
+    look = Ceiling(small.fs.core)
+    of = small.fs.core.settings.memory_bytes
+    for resident in (of // 2, of, of, of // 10 * 8, of // 2, of // 2):
+        look.look(resident)
+    assert limits == [MIB // 4, MIB]
+
+
+def test_the_shares_of_a_ceiling() -> None:
+    """S-55 they leave room, also of a ceiling that is too low."""
+    for size in (64 * MIB, 192 * MIB, 512 * MIB, 8192 * MIB):
+        shares = Shares.of(size)
+        assert shares.pieces + shares.names + shares.attributes * ceiling.ATTRIBUTES_BYTES < size
+        assert min(shares) > 0
+    assert resident_bytes() > MIB
+
+
+def test_the_log_of_nodes_says_what_the_kernel_has(small: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-41 S-55 what was given up is not restored, and the log does not grow for ever."""
+    walk(small)
+    Ceiling(small.fs.core).look(0)
+    kernel_gives_up(small)
+    small.local.stat("d0/f00")
+    again = small.again(resumed=True)
+    nodes = again.fs.core.nodes.by_ino
+    assert len(nodes) < FOLDERS * FILES
+    assert {node.ino for node in nodes.values()} >= {again.local.stat("d0/f00").ino}
+    monkeypatch.setattr(ceiling, "_LOG_SLACK", 0)
+    monkeypatch.setattr(ceiling, "_LOG_RATIO", 1)
+    Ceiling(again.fs.core).look(0)
+    assert again.fs.core.nodelog.records <= len(again.fs.core.nodes.by_ino)
+
+
+def test_a_node_that_was_dropped_and_came_back(tmp_path: Path) -> None:
+    """The last record of an id counts, also after one that it is no more."""
+    log = NodeLog(tmp_path / "log")
+    one, two = NodeRecord(2, 1, 0o100000, "a", b"a"), NodeRecord(3, 1, 0o100000, "b", b"b")
+    log.append([one, two])
+    log.append([], [2, 3])
+    log.append([one])
+    assert log.load() == {2: one}
+    assert log.records == 5
+    log.rewrite([one])
+    assert (log.records, log.load()) == (1, {2: one})
+    log.close()

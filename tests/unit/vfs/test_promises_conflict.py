@@ -1,0 +1,194 @@
+"""`conflict: fail`: whoever closes second is told, and nothing of either is lost (docs/SEMANTICS.md)."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from datastore.fuse.data import multipart
+from tests.faulty import Fault, from_nth, no_faults, nth
+from tests.mounted import DOWN, Client, World, failing, pattern
+
+PART = 8192
+
+
+@pytest.fixture
+def one(world: World) -> Client:
+    return world.client(conflict="fail")
+
+
+@pytest.fixture
+def two(world: World) -> Client:
+    return world.client(conflict="fail")
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
+    monkeypatch.setattr(multipart, "PART_SIZE", PART)
+    monkeypatch.setattr(multipart, "SINGLE_MAX", PART)
+    monkeypatch.setattr(multipart, "MIB", 4096)
+    world.bucket.min_part_bytes = 4096
+
+
+@pytest.mark.parametrize("size", [10, PART * 3])
+@pytest.mark.parametrize("flags", [os.O_RDWR, os.O_RDWR | os.O_TRUNC])
+def test_the_second_close_fails(
+    world: World, one: Client, two: Client, small_parts: None, size: int, flags: int
+) -> None:
+    """S-47 the first close is what the store keeps; the second one's bytes are kept here, and listed."""
+    world.put("f", pattern(size))
+    first, second = one.local.open("f", flags), two.local.open("f", flags)
+    first.write(b"first")
+    second.write(b"second")
+    first.close()
+    expected = b"first" + (pattern(size)[5:] if not flags & os.O_TRUNC else b"")
+    assert world.body("f") == expected
+    failing(errno.ESTALE, second.close)
+    assert world.body("f") == expected
+    (row,) = two.fs.uploads.unsent()
+    assert (row["path"], row["stuck"]) == ("f", True)
+    assert "another client changed this file" in str(row["error"])
+    assert not world.bucket.uploads
+    kept = two.directory / "state" / "staging" / str(row["staging"])
+    assert kept.read_bytes()[:6] == b"second"
+
+
+def test_two_new_files_of_one_name(world: World, one: Client, two: Client) -> None:
+    """S-47 who creates second is told as well (If-None-Match)."""
+    first = one.local.open("f", os.O_WRONLY | os.O_CREAT)
+    second = two.local.open("f", os.O_WRONLY | os.O_CREAT)
+    first.write(b"first")
+    second.write(b"second")
+    first.close()
+    failing(errno.ESTALE, second.close)
+    assert world.body("f") == b"first"
+
+
+def test_after_a_conflict_the_name_shows_the_store(world: World, one: Client, two: Client) -> None:
+    """S-47 once it is closed: the mount shows what won, and who writes that again succeeds."""
+    test_two_new_files_of_one_name(world, one, two)
+    world.later()
+    assert two.local.read("f") == b"first"
+    two.local.write("f", b"third")
+    assert world.body("f") == b"third"
+    (row,) = two.fs.uploads.unsent()
+    assert row["bytes"] == 6
+
+
+def test_an_fsync_that_fails_goes_on_failing(world: World, one: Client, two: Client) -> None:
+    """S-47 as long as the file stays open it shows what was written to it."""
+    second = two.local.open("f", os.O_RDWR | os.O_CREAT)
+    second.write(b"second")
+    one.local.write("f", b"first")
+    failing(errno.ESTALE, second.fsync)
+    failing(errno.ESTALE, second.fsync)
+    assert second.read() == b"second"
+    failing(errno.ESTALE, second.close)
+    assert world.body("f") == b"first"
+
+
+def test_what_was_kept_is_not_sent_again(world: World, one: Client, two: Client) -> None:
+    """S-47 neither by the retries nor at unmount nor by the next mount; it is discarded by a person."""
+    test_two_new_files_of_one_name(world, one, two)
+    puts = two.calls("put")
+    assert len(two.fs.flush_all()) == 1
+    two.unmount()
+    assert two.calls("put") == puts
+    again = two.again()
+    assert world.body("f") == b"first"
+    assert again.calls("put") == 0
+    (row,) = again.fs.uploads.unsent()
+    assert row["stuck"]
+    assert again.fs.uploads.forget("f") == 1
+    assert again.fs.uploads.unsent() == []
+    assert list((again.directory / "state" / "staging").iterdir()) == []
+    assert again.fs.uploads.forget("f") == 0
+
+
+def test_one_writer_never_conflicts_with_itself(world: World, one: Client, small_parts: None) -> None:
+    """S-47 fsync, rename, chmod, large and small, again and again."""
+    with one.local.opened("f", os.O_RDWR | os.O_CREAT) as file:
+        for turn in range(3):
+            file.write(pattern(PART * turn + 10))
+            file.fsync()
+            one.local.chmod("f", 0o600 + turn)
+    one.local.rename("f", "g")
+    one.local.mkdir("d")
+    with one.local.opened("g", os.O_RDWR) as file:
+        file.write(b"x")
+        one.local.rename("g", "d/g")
+        file.write(b"y", 1)
+        one.local.rename("d", "e")
+        file.write(b"z", 2)
+    with one.local.opened("e/g", os.O_RDWR | os.O_TRUNC) as file:
+        one.local.rename("e", "d")
+        file.write(b"end")
+    assert world.body("d/g") == b"end"
+    assert one.fs.uploads.unsent() == []
+
+
+@pytest.mark.parametrize("size", [10, PART * 4])
+def test_a_lost_answer_is_no_conflict(world: World, one: Client, small_parts: None, size: int) -> None:
+    """S-47 the upload took effect, its answer was lost, and so it is sent again: the object is ours."""
+    file = one.local.open("f", os.O_RDWR | os.O_CREAT)
+    file.write(pattern(size))
+    lost = Fault(DOWN, after=True)
+    one.faulty.plan = lambda index, method: lost if method in ("put", "complete_upload") else None
+    failing(errno.EIO, file.fsync)
+    one.faulty.plan = no_faults
+    file.fsync()
+    file.close()
+    assert world.body("f") == pattern(size)
+    assert one.fs.uploads.unsent() == []
+
+
+@pytest.mark.parametrize("size", [10, PART * 4])
+def test_a_crash_before_the_answer_is_no_conflict(world: World, one: Client, small_parts: None, size: int) -> None:
+    """S-47 S-20 nor when the process died meanwhile."""
+    file = one.local.open("f", os.O_RDWR | os.O_CREAT)
+    file.write(pattern(size))
+    lost = Fault(DOWN, after=True)
+    one.faulty.plan = lambda index, method: lost if method in ("put", "complete_upload") else None
+    failing(errno.EIO, file.fsync)
+    again = one.again()
+    assert again.fs.uploads.unsent() == []
+    assert world.body("f") == pattern(size)
+
+
+def test_a_conflict_is_found_by_the_next_mount(world: World, one: Client, two: Client) -> None:
+    """S-47 S-20 the process died before its close: what another client wrote since is not replaced."""
+    world.put("f", b"old")
+    file = one.local.open("f", os.O_RDWR | os.O_TRUNC)
+    file.write(b"mine")
+    one.kill()
+    two.local.write("f", b"theirs")
+    again = one.again()
+    assert world.body("f") == b"theirs"
+    (row,) = again.fs.uploads.unsent()
+    assert row["stuck"]
+
+
+def test_without_it_the_last_close_wins_whole(world: World) -> None:
+    """S-32 the default: never a mixture, also of streamed files."""
+    one, two = world.client(), world.client()
+    world.put("f", pattern(100))
+    first, second = one.local.open("f", os.O_RDWR), two.local.open("f", os.O_RDWR | os.O_TRUNC)
+    first.write(b"first")
+    second.write(b"second")
+    first.close()
+    second.close()
+    assert world.body("f") == b"second"
+
+
+def test_a_store_that_is_away_is_no_conflict(world: World, one: Client) -> None:
+    """S-47 S-19 the bytes are sent when it is back."""
+    fault = from_nth(0, DOWN)
+    one.faulty.plan = lambda index, method: fault(index, method) if method == "put" else None
+    failing(errno.EIO, one.local.write, "f", b"bytes")
+    (row,) = one.fs.uploads.unsent()
+    assert not row["stuck"]
+    one.faulty.plan = nth(10_000, DOWN)
+    assert one.fs.flush_all() == []
+    assert world.body("f") == b"bytes"

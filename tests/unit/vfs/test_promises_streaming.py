@@ -1,0 +1,271 @@
+"""What is sent while a file is still being written, and that nothing of it is left behind (docs/SEMANTICS.md)."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from datastore.errors import ServerFault
+from datastore.fuse.data import multipart
+from datastore.fuse.ops import SetAttr
+from datastore.fuse.store.base import WriteOptions
+from datastore.fuse.vfs.streaming import Stream
+from tests.faulty import from_nth, no_faults, nth
+from tests.localfs import File
+from tests.mounted import DOWN, Client, World, failing, pattern
+
+PART = 8192
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
+    monkeypatch.setattr(multipart, "PART_SIZE", PART)
+    monkeypatch.setattr(multipart, "SINGLE_MAX", PART)
+    world.bucket.min_part_bytes = 4096
+
+
+def settled(client: Client) -> None:
+    """Wait until no part is under way."""
+    for node in client.fs.core.nodes.by_ino.values():
+        stream = node.staged.stream if node.staged is not None else None
+        if isinstance(stream, Stream):
+            stream._wait()
+
+
+def begun(client: Client, parts: int, path: str = "f") -> File:
+    """An open file of which so many parts are sent, and a part and a half are not."""
+    file = client.local.open(path, os.O_RDWR | os.O_CREAT)
+    size = PART * (parts + 1) + PART // 2
+    content = pattern(size)
+    for at in range(0, size, 1000):
+        file.write(content[at : at + 1000], at)
+    settled(client)
+    assert client.calls("upload_part") == parts
+    return file
+
+
+def test_the_close_of_a_sequential_writer_sends_the_tail(world: World, one: Client) -> None:
+    """S-45 what the writer left behind is sent by then, in one upload."""
+    file = begun(one, 5)
+    before = one.sent_bytes()
+    file.close()
+    assert one.sent_bytes() - before == PART + PART // 2
+    assert world.body("f") == pattern(PART * 6 + PART // 2)
+    assert one.calls("create_upload", "complete_upload", "upload_part") == 2 + 7
+    assert one.calls("copy", "put") == 0
+    assert not world.bucket.uploads
+    assert one.fs.core.db.uploads() == []
+
+
+def test_a_part_that_was_changed_is_sent_again(world: World, one: Client) -> None:
+    """S-45 a header that is written last, as archives do it, is what the object gets."""
+    file = begun(one, 3)
+    file.write(b"HEADER", 10)
+    settled(one)
+    file.close()
+    expected = bytearray(pattern(PART * 4 + PART // 2))
+    expected[10:16] = b"HEADER"
+    assert world.body("f") == expected
+    assert one.calls("upload_part") == 3 + 2 + 1
+
+
+def test_a_file_written_in_no_order_waits_for_its_close(world: World, one: Client) -> None:
+    """S-45 what is changed over and over is not sent over and over."""
+    file = begun(one, 3)
+    expected = bytearray(pattern(PART * 20))
+    for turn in range(40):
+        at = (turn * 7 % 3) * PART + turn * 100
+        file.write(b"%08d" % turn, at)
+        expected[at : at + 8] = b"%08d" % turn
+        settled(one)
+    file.write(bytes(expected[PART * 4 :]), PART * 4)
+    settled(one)
+    assert one.calls("upload_part") <= 5
+    file.close()
+    assert world.body("f") == expected
+
+
+@pytest.mark.parametrize("size", [0, 100, PART, PART + 1, PART * 2, PART * 3 + 5, PART * 9])
+def test_a_file_that_is_cut_or_extended(world: World, one: Client, size: int) -> None:
+    """S-45 truncated while parts are on their way: the object has the size and bytes of the file."""
+    file = begun(one, 3)
+    file.truncate(size)
+    file.close()
+    assert world.body("f") == pattern(PART * 4 + PART // 2)[:size].ljust(size, b"\0")
+    assert not world.bucket.uploads
+    assert one.fs.core.db.uploads() == []
+
+
+def test_a_file_that_is_begun_anew(world: World, one: Client) -> None:
+    """S-45 O_TRUNC while parts are on their way drops them."""
+    file = begun(one, 3)
+    with one.local.opened("f", os.O_WRONLY | os.O_TRUNC) as again:
+        again.write(b"x" * PART * 4)
+    file.close()
+    assert world.body("f") == b"x" * PART * 4
+    assert not world.bucket.uploads
+
+
+def test_a_renamed_file_goes_to_its_new_name(world: World, one: Client) -> None:
+    """S-45 renamed while parts are on their way."""
+    file = begun(one, 3)
+    one.local.rename("f", "g")
+    file.write(b"more", PART * 5)
+    file.close()
+    assert world.all_keys() == ["g"]
+    assert world.body("g") == pattern(PART * 4 + PART // 2).ljust(PART * 5, b"\0") + b"more"
+    assert not world.bucket.uploads
+
+
+def test_a_file_below_a_renamed_directory(world: World, one: Client) -> None:
+    """S-45 its key changes with the directory's."""
+    one.local.mkdir("d")
+    file = begun(one, 3, "d/f")
+    one.local.rename("d", "e")
+    file.close()
+    assert world.body("e/f") == pattern(PART * 4 + PART // 2)
+    assert world.all_keys() == ["e/", "e/f"]
+    assert not world.bucket.uploads
+
+
+def test_a_removed_file_leaves_no_upload(world: World, one: Client) -> None:
+    """S-45 unlinked while parts are on their way, and still written."""
+    file = begun(one, 3)
+    one.local.unlink("f")
+    assert not world.bucket.uploads
+    file.write(pattern(PART * 20), 0)
+    assert file.read() == pattern(PART * 20)
+    file.close()
+    assert world.all_keys() == []
+    assert not world.bucket.uploads
+    assert one.fs.core.db.uploads() == []
+
+
+def test_attributes_that_change_meanwhile(world: World, one: Client) -> None:
+    """S-45 chmod, setxattr and utimens before the close: the object has them, at the price of one copy."""
+    file = begun(one, 3)
+    one.local.chmod("f", 0o600)
+    one.local.setxattr("f", b"user.a", b"b")
+    when = 1_600_000_000_123_456_789
+    one.local.setattr("f", SetAttr(mtime_ns=when))
+    file.close()
+    assert world.body("f") == pattern(PART * 4 + PART // 2)
+    assert world.metadata("f")["mode"] == str(0o100600)
+    assert "xattr" in world.metadata("f")
+    other = world.client().local.stat("f")
+    assert (other.mtime_ns, other.mode) == (when, 0o100600)
+    assert one.calls("copy") == 1
+    assert one.fs.uploads.unsent() == []
+
+
+def test_attributes_that_could_not_be_set(world: World, one: Client) -> None:
+    """S-45 S-19 the close fails, the file stays listed, and the next attempt uploads nothing."""
+    file = begun(one, 3)
+    one.local.chmod("f", 0o600)
+    fault = from_nth(0, DOWN)
+    one.faulty.plan = lambda index, method: fault(index, method) if method == "copy" else None
+    failing(errno.EIO, file.close)
+    (row,) = one.fs.uploads.unsent()
+    assert row["error"] == "the server is down"
+    one.faulty.plan = no_faults
+    before = one.calls("upload_part", "put")
+    assert one.fs.flush_all() == []
+    assert one.calls("upload_part", "put") == before
+    assert world.metadata("f")["mode"] == str(0o100600)
+    assert world.body("f") == pattern(PART * 4 + PART // 2)
+
+
+def test_the_time_of_a_streamed_file_is_the_stores(world: World, one: Client) -> None:
+    """S-45 nobody chose its mtime: LastModified is it, for this mount and for others, at no extra request."""
+    file = begun(one, 3)
+    world.later(100)
+    requests = len(one.faulty.calls)
+    file.close()
+    assert one.faulty.calls[requests:].count("head") == 0
+    assert "mtime" not in world.metadata("f")
+    here, there = one.local.stat("f"), world.client().local.stat("f")
+    assert here.mtime_ns == there.mtime_ns == world.tool.head("f").mtime_ns
+    world.later()
+    assert one.local.stat("f").mtime_ns == here.mtime_ns
+
+
+def test_a_part_that_fails_is_sent_by_the_close(world: World, one: Client) -> None:
+    """S-45 the store was away for a moment while the file was written."""
+    fault = nth(2, DOWN)
+    one.faulty.plan = fault
+    file = one.local.open("f", os.O_WRONLY | os.O_CREAT)
+    file.write(pattern(PART * 6), 0)
+    settled(one)
+    file.close()
+    assert world.body("f") == pattern(PART * 6)
+    assert not world.bucket.uploads
+
+
+def test_an_upload_that_cannot_begin_is_begun_by_the_close(world: World, one: Client) -> None:
+    """S-45 S-46 also when the answer was lost: nothing stays behind once the next process has run."""
+    fault = from_nth(0, DOWN, after=True)
+    one.faulty.plan = lambda index, method: fault(index, method) if method == "create_upload" else None
+    file = one.local.open("f", os.O_WRONLY | os.O_CREAT)
+    file.write(pattern(PART * 6), 0)
+    with pytest.raises(ServerFault):
+        settled(one)
+    one.faulty.plan = no_faults
+    file.close()
+    assert world.body("f") == pattern(PART * 6)
+    assert len(world.bucket.uploads) == 1
+    one.again()
+    assert not world.bucket.uploads
+
+
+def test_a_close_that_fails_leaves_no_upload(world: World, one: Client) -> None:
+    """S-45 S-19 the bytes stay here, and go whole later."""
+    file = begun(one, 3)
+    fault = from_nth(0, DOWN)
+    one.faulty.plan = lambda index, method: fault(index, method) if method == "complete_upload" else None
+    failing(errno.EIO, file.close)
+    assert not world.bucket.uploads
+    one.faulty.plan = no_faults
+    assert one.fs.flush_all() == []
+    assert world.body("f") == pattern(PART * 4 + PART // 2)
+
+
+def test_uploads_of_a_dead_process_are_dropped(world: World, one: Client) -> None:
+    """S-46 only ours, by their ids; the bytes are sent anew."""
+    theirs = world.tool.create_upload("f", WriteOptions())
+    begun(one, 3)
+    assert len(world.bucket.uploads) == 2
+    again = one.again()
+    assert set(world.bucket.uploads) == {theirs}
+    assert world.body("f") == pattern(PART * 4 + PART // 2)
+    assert again.fs.core.db.uploads() == []
+
+
+def test_uploads_whose_answer_was_lost_are_dropped(world: World, one: Client) -> None:
+    """S-46 we have no id: it is the one of this key that was begun at that time."""
+    earlier = world.tool.create_upload("f", WriteOptions())
+    world.later(3600)
+    fault = from_nth(0, DOWN, after=True)
+    one.faulty.plan = lambda index, method: fault(index, method) if method == "create_upload" else None
+    failing(errno.EIO, one.local.write, "f", pattern(PART * 3))
+    one.faulty.plan = no_faults
+    neighbour = world.tool.create_upload("f2", WriteOptions())
+    assert len(world.bucket.uploads) >= 3
+    one.again()
+    assert set(world.bucket.uploads) == {earlier, neighbour}
+    assert world.body("f") == pattern(PART * 3)
+
+
+def test_uploads_that_could_not_be_dropped_are_dropped_later(world: World, one: Client) -> None:
+    """S-46 the store was away when the next process began."""
+    begun(one, 3)
+    second = one.again(resumed=True)
+    assert world.bucket.uploads
+    fault = from_nth(0, DOWN)
+    second.faulty.plan = lambda index, method: fault(index, method) if method == "abort_upload" else None
+    second.fs.uploads.retry([])
+    assert world.bucket.uploads
+    second.faulty.plan = no_faults
+    second.fs.uploads.retry([])
+    assert not world.bucket.uploads

@@ -1,0 +1,201 @@
+"""`writeBack`: close returns when the local disk has the file (docs/SEMANTICS.md)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from datastore.fuse.vfs import writeback
+from tests.faulty import no_faults
+from tests.mounted import Client, World, failing, pattern, refuse_writes
+
+
+@pytest.fixture
+def one(world: World) -> Client:
+    return world.client(write_back_s=5.0)
+
+
+def send(client: Client, later_s: float = 10.0) -> None:
+    """What the background does by then."""
+    now = client.fs.core.clock.monotonic() + later_s
+    for future in client.fs.write_back.send_due(now):
+        future.result(timeout=30)
+
+
+def test_close_returns_before_the_store_has_the_file(world: World, one: Client) -> None:
+    """S-48 the bytes and the journal are on the disk; the file is read, listed, and sent within maxDelay."""
+    one.local.write("f", b"bytes")
+    assert world.all_keys() == []
+    assert one.local.read("f") == b"bytes"
+    (row,) = one.fs.uploads.unsent()
+    assert (row["path"], row["error"]) == ("f", None)
+    send(one, 0.5)
+    assert world.all_keys() == []
+    send(one, 5.0)
+    assert world.body("f") == b"bytes"
+    assert one.fs.uploads.unsent() == []
+    assert list((one.directory / "state" / "staging").iterdir()) == []
+
+
+def test_fsync_waits_for_the_store(world: World, one: Client) -> None:
+    """S-48 whoever asks for it has it."""
+    with one.local.opened("f", os.O_WRONLY | os.O_CREAT) as file:
+        file.write(b"bytes")
+        file.fsync()
+        assert world.body("f") == b"bytes"
+
+
+def test_what_was_closed_outlives_every_process(world: World, one: Client) -> None:
+    """S-48 S-20 and is sent by the next mount."""
+    for number in range(20):
+        one.local.write(f"f{number}", b"%d" % number)
+    one.again()
+    assert {key: world.body(key) for key in world.all_keys()} == {f"f{n}": b"%d" % n for n in range(20)}
+
+
+def test_unmount_sends_what_waits(world: World, one: Client) -> None:
+    """S-48 before it ends."""
+    one.local.write("f", b"bytes")
+    one.unmount()
+    assert world.body("f") == b"bytes"
+
+
+def test_a_file_that_is_rewritten_goes_once(world: World, one: Client) -> None:
+    """S-48 in order: the store never sees an older content after a newer one."""
+    for number in range(5):
+        one.local.write("f", b"%d" % number)
+    send(one)
+    assert one.calls("put") == 1
+    assert world.body("f") == b"4"
+
+
+def test_a_file_that_is_being_written_again_waits(world: World, one: Client) -> None:
+    """S-48 half of it is never sent."""
+    one.local.write("f", b"whole")
+    file = one.local.open("f", os.O_WRONLY | os.O_TRUNC)
+    file.write(b"ha")
+    send(one)
+    assert world.all_keys() == []
+    file.write(b"lf", 2)
+    file.close()
+    send(one)
+    assert world.body("f") == b"half"
+
+
+def test_names_that_change_before_they_are_sent(world: World, one: Client) -> None:
+    """S-48 removed, renamed, replaced, and below a renamed directory."""
+    one.local.mkdir("d")
+    for name in ("gone", "old", "above", "below", "d/in"):
+        one.local.write(name, name.encode())
+    one.local.unlink("gone")
+    one.local.rename("old", "new")
+    one.local.rename("above", "below")
+    one.local.rename("d", "e")
+    failing(errno.ENOTEMPTY, one.local.rmdir, "e")
+    send(one)
+    assert {key: world.body(key) for key in world.all_keys()} == {
+        "new": b"old",
+        "below": b"above",
+        "e/": b"",
+        "e/in": b"d/in",
+    }
+    one.again()
+    assert world.all_keys() == ["below", "e/", "e/in", "new"]
+
+
+def test_a_store_that_is_away(world: World, one: Client) -> None:
+    """S-48 S-19 closes succeed, the files are listed with the reason, and go when it is back."""
+    refuse_writes(one)
+    one.local.write("f", b"bytes")
+    send(one)
+    (row,) = one.fs.uploads.unsent()
+    assert row["error"] == "the server is down"
+    assert one.local.read("f") == b"bytes"
+    one.faulty.plan = no_faults
+    assert one.fs.flush_all() == []
+    assert world.body("f") == b"bytes"
+
+
+@pytest.mark.parametrize(("files", "size"), [(3, 1 << 30), (1000, 10)])
+def test_a_close_waits_when_too_much_is_unsent(
+    world: World, one: Client, monkeypatch: pytest.MonkeyPatch, files: int, size: int
+) -> None:
+    """S-49 it sends its own file then."""
+    monkeypatch.setattr(writeback, "MAX_FILES", files)
+    monkeypatch.setattr(writeback, "MAX_BYTES", size)
+    for number in range(5):
+        one.local.write(f"f{number}", b"1234")
+    assert len(one.fs.uploads.unsent()) == (3 if files == 3 else 2)
+    send(one)
+    one.local.write("again", b"1234")
+    assert "again" not in world.all_keys()
+
+
+def test_close_syncs_the_bytes_before_the_journal(
+    world: World, one: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-50 a row without its bytes would send a hole."""
+    synced: list[str] = []
+
+    def spy(name: str) -> None:
+        real = getattr(os, name)
+
+        def sync(fd: int) -> None:
+            synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+            real(fd)
+
+        monkeypatch.setattr(os, name, sync)
+
+    spy("fsync")
+    spy("fdatasync")
+    one.local.write("f", b"bytes")
+    (row,) = one.fs.uploads.unsent()
+    assert synced == [row["staging"], "staging", "state.db-wal"]
+    with closing(sqlite3.connect(one.directory / "state" / "state.db")) as journal:
+        assert journal.execute("select key from unsent").fetchall() == [("f",)]
+
+
+def test_a_failed_close_syncs_what_it_keeps(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-50 also without writeBack what is kept outlives a power cut."""
+    client = world.client()
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    client.local.write("well", b"bytes")
+    assert synced == []
+    refuse_writes(client)
+    failing(errno.EIO, client.local.write, "f", b"bytes")
+    assert len(synced) == 2
+
+
+def test_a_full_disk_is_the_writers_own(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-50 ENOSPC to who writes; what was accepted before, other files and the mount go on."""
+    client = world.client()
+    other = client.local.open("other", os.O_RDWR | os.O_CREAT)
+    other.write(b"accepted")
+    real = os.pwrite
+    room = [5000]
+
+    def pwrite(fd: int, body: bytes, offset: int) -> int:
+        if room[0] <= 0:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        done = real(fd, body[: room[0]], offset)
+        room[0] -= done
+        return done
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    file = client.local.open("f", os.O_RDWR | os.O_CREAT)
+    file.write(pattern(4096))
+    failing(errno.ENOSPC, file.write, pattern(8192), 4096)
+    failing(errno.ENOSPC, file.write, b"x", 4096)
+    assert file.read() == pattern(4096)
+    file.close()
+    assert world.body("f") == pattern(4096)
+    other.close()
+    assert world.body("other") == b"accepted"
+    room[0] = 1 << 20
+    client.local.write("later", b"bytes")
+    assert world.body("later") == b"bytes"

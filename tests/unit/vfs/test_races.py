@@ -1,0 +1,199 @@
+"""What a request of one thread must not undo when another thread changes a name meanwhile; each race made to happen."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from datastore.fuse.vfs.nodes import Directory
+from tests.mounted import Client, ManualClock
+
+
+def around(
+    monkeypatch: pytest.MonkeyPatch, client: Client, method: str, before: Callable[[], None], after: Callable[[], None]
+) -> None:
+    """The next call of a store's method happens between two others; those after it, and theirs, are left alone."""
+    original = getattr(client.store, method)
+    calls = iter((True,))
+
+    def between(*arguments: Any, **options: Any) -> Any:
+        first = next(calls, False)
+        if first:
+            before()
+        try:
+            return original(*arguments, **options)
+        finally:
+            if first:
+                after()
+
+    monkeypatch.setattr(client.store, method, between)
+
+
+def directory(client: Client, path: str) -> Directory:
+    """The node of a directory."""
+    node = client.fs.core.nodes.by_ino[client.local.stat(path).ino]
+    assert isinstance(node, Directory)
+    return node
+
+
+def test_a_listing_while_the_directory_is_away(monkeypatch: pytest.MonkeyPatch, one: Client) -> None:
+    """S-29 renamed and renamed back: what was listed in between is not the directory."""
+    one.local.mkdir("a")
+    one.local.write("a/f", b"x")
+    node = directory(one, "a")
+    one.world.clock.advance(0.01)
+    node.listing = None
+    around(
+        monkeypatch,
+        one,
+        "list_page",
+        lambda: one.local.rename("a", "b"),
+        lambda: one.local.rename("b", "a"),
+    )
+    one.fs.resolver.read_directory(node)
+    assert one.local.listdir("a") == [b"f"]
+    assert one.local.read("a/f") == b"x"
+
+
+def test_an_answer_for_a_directory_that_was_away(monkeypatch: pytest.MonkeyPatch, one: Client) -> None:
+    """S-29 the same with its HEAD and the look below it."""
+    one.local.mkdir("a")
+    one.local.write("a/f", b"x")
+    node = directory(one, "a")
+    around(monkeypatch, one, "head", lambda: one.local.rename("a", "b"), lambda: one.local.rename("b", "a"))
+    assert one.fs.remote.head(node)
+    assert not node.gone
+    around(monkeypatch, one, "list_page", lambda: one.local.rename("a", "b"), lambda: None)
+    around(monkeypatch, one, "head", lambda: one.store.delete("a/"), lambda: None)
+    assert one.fs.remote.head(node)
+    assert not node.gone
+    assert one.local.listdir("b") == [b"f"]
+
+
+def test_a_name_is_made_while_it_is_looked_up(monkeypatch: pytest.MonkeyPatch, one: Client) -> None:
+    """S-29 'there is nothing' is no news about what was made after it was said."""
+    root = one.fs.core.nodes.root
+    original = one.fs.resolver.read_directory
+    calls = iter((True,))
+
+    def read(node: Directory, **options: Any) -> Any:
+        listing = original(node, **options)
+        entries = dict(listing.entries)
+        if next(calls, False):
+            one.local.mkdir("d")
+            one.local.write("d/f", b"x")
+            # What the thread saw is what was there when it looked.
+            monkeypatch.setattr(listing, "entries", entries, raising=True)
+            root.listing = None
+        return listing
+
+    monkeypatch.setattr(one.fs.resolver, "read_directory", read)
+    one.fs.resolver.find(root, b"d")
+    monkeypatch.undo()
+    assert not directory(one, "d").gone
+    assert one.local.listdir("d") == [b"f"]
+
+
+def test_an_old_name_is_made_anew_at_once(monkeypatch: pytest.MonkeyPatch, one: Client) -> None:
+    """S-29 a listing that began during a rename does not bring the old name back."""
+    one.local.write("f", b"x")
+    one.world.clock.advance(0.01)
+    root = one.fs.core.nodes.root
+    ended: list[bool] = []
+
+    def list_it() -> None:
+        # Between the new name and the removal of the old one.
+        root.listing = None
+        around(monkeypatch, one, "list_page", lambda: None, release)
+        one.fs.resolver.read_directory(root)
+
+    def release() -> None:
+        ended.append(True)
+        go.set()
+        done.wait(5)
+
+    go, done = threading.Event(), threading.Event()
+    lister = threading.Thread(target=list_it)
+
+    def begin() -> None:
+        one.world.clock.advance(0.01)
+        lister.start()
+        go.wait(5)
+
+    around(monkeypatch, one, "delete", begin, done.set)
+    one.local.rename("f", "g")
+    lister.join(5)
+    assert ended
+    assert one.local.listdir() == [b"g"]
+    assert not one.local.exists("f")
+
+
+def test_what_stood_under_the_new_name_of_a_directory(monkeypatch: pytest.MonkeyPatch, one: Client) -> None:
+    """S-29 a node that a look-up made of the half of the copies is not one of two with one name."""
+    one.local.mkdir("a")
+    one.local.write("a/f", b"x")
+    root = one.fs.core.nodes.root
+    found: list[Any] = []
+
+    def look() -> None:
+        root.listing = None
+        found.append(one.fs.resolver.find(root, b"b"))
+
+    around(monkeypatch, one, "copy", lambda: None, look)
+    one.local.rename("a", "b")
+    live = [node for node in one.fs.core.nodes.by_ino.values() if node.name == b"b" and not node.gone]
+    assert found
+    assert len(live) == 1
+    assert one.local.listdir("b") == [b"f"]
+
+
+def test_what_the_kernel_forgot_during_a_listing(monkeypatch: pytest.MonkeyPatch, one: Client) -> None:
+    """S-29 a name of ours that the listing under way does not know stays, also when its node is gone by then."""
+    root = one.fs.core.nodes.root
+
+    def make() -> None:
+        one.world.clock.advance(0.01)
+        one.local.write("f", b"x")
+        one.local.mkdir("d")
+        for path in ("f", "d"):
+            ino = one.local.stat(path).ino
+            one.fs.forget(ino, 100)
+            assert ino not in one.fs.core.nodes.by_ino
+
+    around(monkeypatch, one, "list_page", lambda: None, make)
+    one.fs.remote.read_directory(root, whole=True)
+    assert one.local.listdir() == [b"d", b"f"]
+    assert one.local.read("f") == b"x"
+
+
+def test_a_file_that_is_removed_while_it_is_asked_about(monkeypatch: pytest.MonkeyPatch, one: Client) -> None:
+    """S-23 it does not come back when it is written to and closed: we removed it, no other client did."""
+    one.local.write("f", b"x")
+    file = one.local.open("f", os.O_RDWR)
+    node = one.fs.core.nodes.by_ino[file.ino]
+    around(monkeypatch, one, "head", lambda: one.local.unlink("f"), lambda: None)
+    assert not one.fs.remote.head(node)
+    file.write(b"y")
+    file.close()
+    assert one.local.listdir() == []
+    assert one.world.all_keys() == []
+
+
+def test_the_clock_of_these_tests_never_goes_back() -> None:
+    """Threads advance it side by side; two steps at once are two steps."""
+    clock = ManualClock()
+
+    def run() -> None:
+        for _ in range(2000):
+            clock.advance(1.0)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert clock.monotonic() == 9000.0
