@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 
-.PHONY: help setup setup-bench tools cluster-tools demo check test e2e-laptop e2e-cluster cluster-up cluster-down image bench soak docs clean
+.PHONY: help setup setup-bench tools cluster-tools demo check test e2e-laptop e2e-cluster cluster-up cluster-down image bench soak docs proto clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -53,6 +53,9 @@ soak: setup-bench tools ## hours of mixed work in 20 minutes while things die; S
 docs: setup ## write docs/reference and the CRD anew from the code
 	@$(PY) -m datastore.api.crd
 	@$(PY) -m datastore.api.reference
+
+proto: setup ## generate csi/spec/*_pb2* anew from the .proto files
+	@$(PY) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. $(addprefix datastore/csi/spec/,csi.proto pluginregistration.proto)
 
 clean: ## remove what was built
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage

@@ -54,13 +54,15 @@ build() {
     fi
 }
 
+# apt's own download user can't write into a folder of root's.
+download() { apt-get -qq -o APT::Sandbox::User=root download "$@"; }
+
 unpack() {
     if made node "$DEBS" /etc/os-release && [ -x "$tools/node/usr/bin/containerd" ]; then return; fi
     command -v apt-get >/dev/null || { echo "cluster: this is not Debian; unpack $DEBS into $tools/node by hand" >&2; return; }
     mkdir "$scratch/debs.d" "$scratch/node"
-    # apt's own download user can't write into a folder of root's.
     # shellcheck disable=SC2086 # several names
-    if (cd "$scratch/debs.d" && apt-get -qq -o APT::Sandbox::User=root download $DEBS) >"$scratch/log" 2>&1; then
+    if (cd "$scratch/debs.d" && { download $DEBS || { apt-get -qq update && download $DEBS; }; }) >"$scratch/log" 2>&1; then
         for deb in "$scratch/debs.d"/*.deb; do dpkg -x "$deb" "$scratch/node"; done
         rm -rf "$tools/node" && mv "$scratch/node" "$tools/node" && echo "$hash" >"$stamps/node"
         echo "cluster: unpacked $DEBS"

@@ -33,6 +33,7 @@ from tests.cluster.layout import (
     Record,
     load_record,
     node_root,
+    recorded,
     tool_path,
 )
 from tests.cluster.pki import make_pki
@@ -201,10 +202,11 @@ def find(name: str) -> Cluster | None:
     return cluster if cluster and cluster.alive() else None
 
 
-def up(name: str, *, api_only: bool = False) -> Cluster:
+def up(name: str, *, api_only: bool = False, owned: bool = False) -> Cluster:
     """Start a fresh cluster; returns when its node is ready (api_only: when the API answers).
 
-    What a cluster of that name left when the machine stopped is removed first. Errors: ClusterError.
+    What a cluster of that name left when the machine stopped is removed first. owned: it is this process's, and `sweep`
+    ends it when this process died before it could. Errors: ClusterError.
     """
     reason = obstacle(api_only=api_only)
     if reason:
@@ -216,6 +218,8 @@ def up(name: str, *, api_only: bool = False) -> Cluster:
     listener = socket.create_server(("127.0.0.1", 0), backlog=256)
     with listener:
         record = Record(name=name, api_only=api_only, api_port=listener.getsockname()[1])
+        if owned:
+            record = dataclasses.replace(record, owner_pid=os.getpid(), owner_started=started_at(os.getpid()))
         _write_state(layout, record)
         try:
             return _start(layout, record, listener)
@@ -328,6 +332,13 @@ def down(name: str) -> None:
         raise ClusterError(f"something is mounted below {layout.state}; unmount it first")
     if layout.state.exists():
         shutil.rmtree(layout.state)
+
+
+def sweep() -> None:
+    """End the clusters of test sessions that were killed. Errors: ClusterError."""
+    for record in recorded():
+        if record.owner_pid and started_at(record.owner_pid) != record.owner_started:
+            down(record.name)
 
 
 def _end(pid: int, started: float) -> None:

@@ -91,7 +91,8 @@ def api_server(nothing_stays_behind: None) -> Iterator[clusters.Cluster]:
     """A cluster without a node, for tests of what only talks to the API."""
     if reason := clusters.obstacle(api_only=True):
         _cannot(reason)
-    cluster = clusters.up(f"api-{uuid.uuid4().hex[:8]}", api_only=True)
+    clusters.sweep()
+    cluster = clusters.up(f"api-{uuid.uuid4().hex[:8]}", api_only=True, owned=True)
     try:
         yield cluster
     finally:
@@ -110,7 +111,8 @@ def site(nothing_stays_behind: None) -> Iterator[Site]:
         return
     with ExitStack() as ending:
         archive = image_archive()
-        cluster = running or clusters.up(f"e2e-{uuid.uuid4().hex[:8]}")
+        clusters.sweep()
+        cluster = running or clusters.up(f"e2e-{uuid.uuid4().hex[:8]}", owned=True)
         if running is None:
             ending.callback(cluster.end)
         cluster.load(archive)

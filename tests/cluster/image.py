@@ -13,7 +13,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import zlib
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ from tests.servers import tools_dir
 IMAGE = "localhost/datastore:dev"
 BASE = "localhost/python:3.11-slim"
 """Stands for the public image of that name: Debian's Python on a minimal system."""
-BASE_PACKAGES = "python3,python3-venv,ca-certificates"
+BASE_PACKAGES = "python3,python3-venv,ca-certificates,libstdc++6,mount"
 LEFT_OUT = ("doc", "man", "info", "locale", "lintian", "bash-completion")
 CONTEXT = (".ci/requirements-image.lock", "pyproject.toml", "README.md", "datastore", "fuse", "csi", "manifests")
 """What .dockerignore lets through."""
@@ -109,15 +108,25 @@ def _storage(folder: Path) -> Path:
 def _make_base(storage: Path) -> None:
     if _buildah(storage, "images", "--quiet", "--filter", f"reference={BASE}"):
         return
-    with tempfile.TemporaryDirectory(prefix="datastore-base-", dir=storage) as scratch:
-        tar = Path(scratch, "base.tar")
+    container = _buildah(storage, "from", "scratch")
+    _buildah(storage, "add", "--quiet", container, str(_base_archive(storage.parent)), "/")
+    _buildah(storage, "commit", "--quiet", "--rm", container, BASE)
+
+
+def _base_archive(folder: Path) -> Path:
+    """The minimal system as a tar file; older ones are removed."""
+    wanted = folder / f"base-{_hash_of([], _base_key())[:16]}.tar"
+    if not wanted.exists():
+        for other in folder.glob("base-*"):
+            other.unlink()
+        # Named so that mmdebstrap sees what it is to make.
+        unfinished = folder / "base-unfinished.tar"
         left_out = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in LEFT_OUT]
-        sources = [str(path) for path in _package_sources()]
         includes = f"--include={BASE_PACKAGES}"
-        _run("mmdebstrap", "--quiet", "--variant=essential", includes, *left_out, _release(), str(tar), *sources)
-        container = _buildah(storage, "from", "scratch")
-        _buildah(storage, "add", "--quiet", container, str(tar), "/")
-        _buildah(storage, "commit", "--quiet", "--rm", container, BASE)
+        sources = [str(path) for path in _package_sources()]
+        _run("mmdebstrap", "--quiet", "--variant=essential", includes, *left_out, _release(), str(unfinished), *sources)
+        unfinished.replace(wanted)
+    return wanted
 
 
 def _package_sources() -> Iterator[Path]:

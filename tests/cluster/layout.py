@@ -72,8 +72,11 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What `up` leaves for `down`, `enter` and the tests. init_pid and init_started tell its first process, seen from
-    outside; api_port is a port of 127.0.0.1, the same inside and outside."""
+    """What `up` leaves for `down`, `enter` and the tests.
+
+    init_pid and init_started tell its first process, seen from outside; api_port is a port of 127.0.0.1, the same on
+    both sides. owner_pid: the session of tests that it is for, or 0 for a cluster that stays until `down`.
+    """
 
     name: str
     api_only: bool
@@ -82,6 +85,8 @@ class Record:
     init_started: float = 0.0
     forward_pid: int = 0
     forward_started: float = 0.0
+    owner_pid: int = 0
+    owner_started: float = 0.0
 
     def save(self) -> None:
         """Replace the file in one step."""
@@ -89,6 +94,12 @@ class Record:
         fresh = layout.record.with_suffix(".new")
         fresh.write_text(json.dumps(asdict(self)))
         fresh.replace(layout.record)
+
+
+def recorded() -> list[Record]:
+    """All clusters that were started and not ended by `down`."""
+    names = [path.parent.name for path in Layout(name=DEFAULT_NAME).state.parent.glob("*/cluster.json")]
+    return [record for record in map(load_record, names) if record]
 
 
 def load_record(name: str) -> Record | None:

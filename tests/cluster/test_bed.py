@@ -37,7 +37,9 @@ def pod(name: str, container: Manifest, **spec: object) -> Manifest:
 
 
 def test_a_job_of_three_restricted_pods_completes(site: Site, kube: Kube, namespace: str) -> None:
-    container = site.container("python3", "-c", "import datastore, os; print('user', os.getuid())")
+    container = site.container(
+        "python3", "-c", "import datastore.controller, datastore.csi, grpc, kopf, os; print('user', os.getuid())"
+    )
     template = {"spec": {"restartPolicy": "Never", "containers": [{**container, "securityContext": RESTRICTED}]}}
     spec = {"completions": 3, "parallelism": 3, "template": template}
     kube.apply(

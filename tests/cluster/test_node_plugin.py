@@ -1,0 +1,250 @@
+"""The node plugin on a real kubelet: pods on a volume, and what they see when anything of ours is replaced."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.csi_objects import DRIVER, KEEPER, NODE, SYSTEM, Volume, driver
+from tests.cluster.fixtures import Site, Storage
+from tests.cluster.kube import Kube, Manifest
+from tests.csi.accounts import run_accounts
+from tests.servers import boto_client, make_bucket
+
+pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300)]
+READY_S = 90.0
+GOES_ON_S = 60.0
+ROTATED_S = 100.0
+"""The kubelet publishes again each 60 to 90 s by its default syncFrequency."""
+
+LOOP = """
+import hashlib, os, pathlib, time
+place = pathlib.Path("/data/loop"); place.mkdir(exist_ok=True)
+sums, number = {}, 0
+while True:
+    body = os.urandom(50_000)
+    sums[number % 16] = hashlib.sha256(body).hexdigest()
+    (place / f"f{number % 16}").write_bytes(body)
+    for each, checksum in sums.items():
+        assert hashlib.sha256((place / f"f{each}").read_bytes()).hexdigest() == checksum, f"f{each} has other bytes"
+    assert len(os.listdir(place)) == len(sums)
+    number += 1
+    print("round", number, flush=True)
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture(scope="module")
+def node_plugin(site: Site, kube: Kube) -> Iterator[None]:
+    """Keeper and node plugin, running."""
+    kube.apply(*driver(site), namespace=SYSTEM)
+    wait_ready(kube)
+    yield
+    for name in (NODE, KEEPER):
+        kube.delete("daemonset", name, namespace=SYSTEM)
+    kube.delete("csidriver", DRIVER)
+
+
+def wait_ready(kube: Kube) -> None:
+    def there() -> bool:
+        pods = kube.items("pods", namespace=SYSTEM)
+        return len(pods) == 2 and all(_is_ready(pod) for pod in pods)
+
+    kube.wait_for("both DaemonSets ready", there, limit_s=READY_S, namespace=SYSTEM)
+
+
+def _is_ready(pod: Manifest) -> bool:
+    conditions = pod["status"].get("conditions", [])
+    leaving = "deletionTimestamp" in pod["metadata"]
+    return not leaving and any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+@pytest.fixture
+def volume(site: Site, kube: Kube, storage: Storage, node_plugin: None, namespace: str) -> Iterator[Volume]:
+    made = Volume(site, storage, namespace, make_bucket(storage.here, f"bucket-{namespace}"))
+    kube.apply(*made.objects(), namespace=namespace)
+    yield made
+    for pod in kube.items("pods", namespace=namespace):
+        kube.delete("pod", pod["metadata"]["name"], namespace=namespace)
+    kube.delete("pvc", "data", namespace=namespace)
+    kube.delete("pv", f"datastore-{namespace}")
+
+
+@pytest.fixture
+def runs(kube: Kube, volume: Volume) -> Callable[..., str]:
+    """A script in a pod that ends well; what it printed."""
+
+    def run(name: str, script: str, **more: Any) -> str:
+        kube.apply(volume.pod(name, script, **more), namespace=volume.namespace)
+        kube.wait_phase(name, "Succeeded", namespace=volume.namespace, limit_s=READY_S)
+        return kube.logs(name, namespace=volume.namespace)
+
+    return run
+
+
+Runs = Callable[..., str]
+
+
+def test_two_pods_use_one_volume(kube: Kube, volume: Volume, storage: Storage, runs: Runs) -> None:
+    """S-80"""
+    began = time.monotonic()
+    kube.apply(
+        volume.pod("first", "import time; open('/data/x', 'w').write('x'); time.sleep(3600)"),
+        namespace=volume.namespace,
+    )
+    kube.wait_phase("first", "Running", namespace=volume.namespace, limit_s=READY_S)
+    print(f"pod on a volume: apply to running {time.monotonic() - began:.1f} s")
+    assert runs("second", "print(open('/data/x').read()); open('/data/y', 'w').write('y')") == "x\n"
+    assert boto_client(storage.here).get_object(Bucket=volume.bucket, Key="y")["Body"].read() == b"y"
+    assert kube.execute("first", "cat", "/data/y", namespace=volume.namespace) == "y"
+
+
+def test_a_read_only_pod_can_not_write(volume: Volume, runs: Runs) -> None:
+    """S-82"""
+    claim = {"persistentVolumeClaim": {"claimName": "data", "readOnly": True}}
+    script = "import errno\ntry: open('/data/x', 'w')\nexcept OSError as error: print(errno.errorcode[error.errno])"
+    assert runs("reader", script, volume=claim) == "EROFS\n"
+    assert runs("reader-by-mount", script, mount={"readOnly": True}) == "EROFS\n"
+
+
+def test_a_user_who_is_not_root_writes_by_fsgroup(volume: Volume, runs: Runs) -> None:
+    """S-83"""
+    script = "import os; open('/data/x', 'a').write('x'); s = os.stat('/data/x'); print(s.st_uid, s.st_gid)"
+    restricted = {
+        "runAsUser": 1000,
+        "runAsGroup": 1000,
+        "runAsNonRoot": True,
+        "fsGroup": 3000,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert runs("grouped", script, securityContext=restricted) == "1000 3000\n"
+
+
+def test_a_subpath_of_a_volume(volume: Volume, runs: Runs, storage: Storage) -> None:
+    runs("writer", "open('/data/x', 'w').write('x')", mount={"subPath": "deep/down"})
+    assert boto_client(storage.here).get_object(Bucket=volume.bucket, Key="deep/down/x")["Body"].read() == b"x"
+
+
+def test_an_inline_volume(volume: Volume, runs: Runs, storage: Storage) -> None:
+    """S-84"""
+    attributes = {"bucket": volume.bucket, "endpoint": storage.endpoint, "prefix": "inline/"}
+    inline = {"csi": {"driver": DRIVER, "volumeAttributes": attributes, "nodePublishSecretRef": {"name": "keys"}}}
+    runs("inline", "open('/data/x', 'w').write('x')", volume=inline)
+    assert boto_client(storage.here).get_object(Bucket=volume.bucket, Key="inline/x")["Body"].read() == b"x"
+
+
+class Loop:
+    """A pod that writes and reads with checksums."""
+
+    def __init__(self, kube: Kube, volume: Volume) -> None:
+        self.kube, self.volume = kube, volume
+
+    def rounds(self) -> int:
+        said = self.kube.kubectl("logs", "loop", f"--namespace={self.volume.namespace}", "--tail=1").split()
+        return int(said[1]) if len(said) == 2 and said[0] == "round" else 0
+
+    def goes_on(self) -> None:
+        pod = self.kube.get("pod", "loop", namespace=self.volume.namespace)
+        assert pod is not None
+        assert pod["status"]["phase"] == "Running", self.kube.logs("loop", namespace=self.volume.namespace)[-2000:]
+        reached = self.rounds() + 5
+        limits = {"limit_s": GOES_ON_S, "namespace": self.volume.namespace}
+        self.kube.wait_for(f"round {reached}", lambda: self.rounds() >= reached, **limits)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def loop(kube: Kube, volume: Volume) -> Loop:
+    kube.apply(volume.pod("loop", LOOP), namespace=volume.namespace)
+    kube.wait_phase("loop", "Running", namespace=volume.namespace, limit_s=READY_S)
+    made = Loop(kube, volume)
+    made.goes_on()
+    return made
+
+
+def replaced(kube: Kube, name: str) -> None:
+    """Delete a DaemonSet's pod and wait for the next one."""
+    (old,) = kube.items("pods", namespace=SYSTEM, selector=f"app.kubernetes.io/name={name}")
+    kube.delete("pod", old["metadata"]["name"], namespace=SYSTEM)
+    wait_ready(kube)
+
+
+def test_the_plugins_pod_is_deleted(kube: Kube, loop: Loop, volume: Volume, runs: Runs) -> None:
+    """S-89"""
+    replaced(kube, NODE)
+    loop.goes_on()
+    assert runs("after", "import os; print(len(os.listdir('/data/loop')) > 0)") == "True\n"
+
+
+def test_the_keepers_pod_is_deleted(kube: Kube, loop: Loop) -> None:
+    """S-89"""
+    replaced(kube, KEEPER)
+    loop.goes_on()
+
+
+def test_the_daemonset_is_rolled(kube: Kube, loop: Loop) -> None:
+    """S-89"""
+    kube.kubectl("rollout", "restart", f"daemonset/{NODE}", f"--namespace={SYSTEM}")
+    kube.kubectl("rollout", "status", f"daemonset/{NODE}", f"--namespace={SYSTEM}", "--timeout=60s", timeout_s=90)
+    loop.goes_on()
+
+
+def test_a_mount_server_is_killed(kube: Kube, loop: Loop) -> None:
+    """S-89"""
+    (keeper,) = kube.items("pods", namespace=SYSTEM, selector=f"app.kubernetes.io/name={KEEPER}")
+    kill = (
+        "import os, pathlib\n"
+        "for entry in pathlib.Path('/proc').glob('[0-9]*'):\n"
+        "    if b'--server' in (entry / 'cmdline').read_bytes().split(b'\\0'): os.kill(int(entry.name), 9)"
+    )
+    for _ in range(3):
+        kube.execute(keeper["metadata"]["name"], "python3", "-c", kill, namespace=SYSTEM)
+        loop.goes_on()
+
+
+@pytest.mark.own_node
+def test_a_rotated_secret_reaches_a_live_mount(site: Site, kube: Kube, node_plugin: None, namespace: str) -> None:
+    """S-86"""
+    assert site.own is not None
+    with run_accounts() as accounts, site.own.exposing(int(accounts.server.endpoint.rpartition(":")[2])) as address:
+        bucket = make_bucket(accounts.server, f"bucket-{namespace}")
+        first, second = accounts.create("first", "canary-first-4711"), accounts.create("second", "canary-second-4712")
+        volume = Volume(site, Storage(accounts.server, f"http://{address}"), namespace, bucket, first)
+        kube.apply(*volume.objects(), namespace=namespace)
+        script = (
+            "import time\nwhile True:\n"
+            " try: open('/data/x', 'w').write('x'); print('well', flush=True)\n"
+            " except OSError as error: print('refused', flush=True)\n"
+            " time.sleep(0.5)"
+        )
+        kube.apply(volume.pod("writer", script), namespace=namespace)
+
+        def says(word: str) -> bool:
+            return kube.kubectl("logs", "writer", f"--namespace={namespace}", "--tail=1").strip() == word
+
+        kube.wait_for("a first write", lambda: says("well"), limit_s=READY_S, namespace=namespace)
+        accounts.remove("first")
+        kube.wait_for("a refused write", lambda: says("refused"), limit_s=READY_S, namespace=namespace)
+        began = time.monotonic()
+        volume.keys = second
+        kube.apply(volume.secret(), namespace=namespace)
+        kube.wait_for("another write", lambda: says("well"), limit_s=ROTATED_S, namespace=namespace)
+        print(f"Secret changed to live mount: {time.monotonic() - began:.1f} s")
+        said = "".join(
+            kube.logs(each["metadata"]["name"], namespace=SYSTEM) for each in kube.items("pods", namespace=SYSTEM)
+        )
+        assert "canary" not in said
+        kube.delete("pod", "writer", namespace=namespace)
+        kube.delete("pvc", "data", namespace=namespace)
+        kube.delete("pv", f"datastore-{namespace}")
+
+
+@pytest.mark.own_node
+def test_the_kubelet_is_restarted(kube: Kube, loop: Loop, site: Site, runs: Runs) -> None:
+    """S-89"""
+    assert site.own is not None
+    site.own.restart("kubelet")
+    loop.goes_on()
+    assert runs("after", "import os; print(len(os.listdir('/data/loop')) > 0)") == "True\n"
