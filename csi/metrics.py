@@ -1,25 +1,21 @@
-"""The node plugin's metrics in the text format of Prometheus."""
+"""The node plugin's own metrics; those of the mounts are the keeper's host's (keeper/metrics.py)."""
 
 from __future__ import annotations
 
 from . import mountinfo
+from .textformat import Family, rendered
 from .volumes import Volumes
 
+MOUNTED = Family("datastore_csi_volume_mounted", "gauge", "Whether a volume of this node is mounted (1) or lost (0).")
 
-def rendered(volumes: Volumes) -> str:
+
+def of_volumes(volumes: Volumes) -> str:
     """Asks the mount table and what is held; no mount and no server."""
     table = mountinfo.read()
-    lines = [
-        "# HELP datastore_csi_volume_mounted Whether a volume of this node is mounted (1) or was lost (0).",
-        "# TYPE datastore_csi_volume_mounted gauge",
-    ]
+    samples = []
     for volume_id in sorted(volumes.holdings.volumes()):
         held = volumes.holdings.get(volume_id)
         there = table.at(held.spec.mountpoint) if held else None
-        up = int(there is not None and there.fstype == mountinfo.FSTYPE)
-        lines.append(f'datastore_csi_volume_mounted{{volume="{_escaped(volume_id)}"}} {up}')
-    return "\n".join(lines) + "\n"
-
-
-def _escaped(label: str) -> str:
-    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        mounted = there is not None and there.fstype == mountinfo.FSTYPE
+        samples.append((MOUNTED.name, {"volume": volume_id}, float(mounted)))
+    return rendered([MOUNTED], samples)

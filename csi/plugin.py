@@ -24,7 +24,7 @@ from .health import HealthServer
 from .identity import Identity
 from .keeper.protocol import holder_handler
 from .kubeapi import KubeApi
-from .metrics import rendered
+from .metrics import of_volumes
 from .node import Node
 from .registration import SOCKET, Registration
 from .server import GrpcServer
@@ -69,7 +69,7 @@ class Plugin:
         self._registration = self._registrar()
         self._holder = UnixServer(settings.holder_socket, holder_handler(self._volumes.holdings))
         self._health = HealthServer(
-            settings.http_port, alive=self._alive, ready=self.ready, metrics=lambda: rendered(self._volumes)
+            settings.http_port, alive=self._alive, ready=self.ready, metrics=lambda: of_volumes(self._volumes)
         )
 
     def ready(self) -> bool:

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from datastore import logs
 from datastore.errors import DatastoreError
@@ -25,12 +26,15 @@ from ..settings import Settings, from_environment
 from ..unixserver import UnixServer
 from .cgroups import Cgroups
 from .host import Host
+from .metrics import of_mounts
 from .protocol import connected, export_of, host_handler
 
 log = logging.getLogger("datastore.csi.keeper")
 
 HOLDER_WAIT_S = 20.0
 """For the plugin, when mounts are there that it may hold. Nothing is served meanwhile."""
+ADOPTIONS = 8
+"""At once: each starts two processes."""
 FLUSH_TIMEOUT_S = 15.0
 """For uploads, when no plugin holds the mounts: then the node is shut down, or we are uninstalled."""
 
@@ -48,11 +52,9 @@ def adopt_all(host: Host, settings: Settings) -> None:
                 log.info("nothing to adopt", extra=fields(reason=error))
                 return
             time.sleep(0.2)
-    threads = [threading.Thread(target=_adopt, args=(host, held)) for held in found]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(ADOPTIONS, thread_name_prefix="adopt") as pool:
+        for held in found:
+            pool.submit(_adopt, host, held)
 
 
 def _adopt(host: Host, held: Held) -> None:
@@ -75,7 +77,7 @@ def main() -> int:
     server = UnixServer(settings.keeper_socket, host_handler(host))
     server.start()
     log.info("the keeper's host serves", extra=fields(socket=settings.keeper_socket))
-    health = HealthServer(settings.http_port, ready=lambda: True)
+    health = HealthServer(settings.http_port, ready=lambda: True, metrics=lambda: of_mounts(host.states()))
     health.start()
     stop.wait()
     health.stop()

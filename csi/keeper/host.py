@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -97,6 +96,8 @@ class Host:
                 self._stop(kept, force=force)
                 mountpoint = mountpoint or kept.spec.mountpoint
             self._clear(volume_id, mountpoint)
+            if kept is not None:
+                _forget(Path(kept.spec.state_dir))
 
     def states(self) -> list[KeptState]:
         """All mounts."""
@@ -169,19 +170,20 @@ class Host:
         kept.renew(renewed)
         self.holdings.renew(kept.setting.volume_id, renewed)
         if shown != present:
-            kept.end_server()
-        elif credentials is not None:
-            self._tell(kept, renewed)
+            show = {"op": "show", "group": renewed.group, "capacityBytes": renewed.capacity_bytes}
+            self._tell(kept, show)
+        if credentials != present.s3.credentials:
+            self._tell(kept, control.renewal(renewed))
+            log.info("credentials were renewed", extra=fields(volume=kept.setting.volume_id))
 
-    def _tell(self, kept: KeptMount, spec: MountSpec) -> None:
-        """Give the running server its new keys; one that does not answer is replaced, and starts with them."""
+    def _tell(self, kept: KeptMount, request: control.Answer) -> None:
+        """Tell the running server; one that does not answer or understand is replaced, and starts with what is new."""
         try:
-            answer = control.ask(Path(spec.state_dir), control.renewal(spec), RENEW_TIMEOUT_S)
+            answer = control.ask(Path(kept.spec.state_dir), request, RENEW_TIMEOUT_S)
         except KeeperAway:
             answer = {"ok": False}
         if answer["ok"] is not True:
             kept.end_server()
-        log.info("credentials were renewed", extra=fields(volume=kept.setting.volume_id))
 
     def _stop(self, kept: KeptMount, *, force: bool) -> None:
         kept.expect_end(0)
@@ -236,12 +238,12 @@ def _group(present: MountSpec, wanted: MountSpec) -> int | None:
     )
 
 
-def forget_state(state_dirs: Iterable[Path]) -> None:
-    """Remove state directories; for volumes that will never come again, and that have nothing unsent."""
-    for state_dir in state_dirs:
-        try:
+def _forget(state_dir: Path) -> None:
+    """Remove a state directory in which nothing waits to be sent."""
+    try:
+        if not any((state_dir / "staging").iterdir()):
             shutil.rmtree(state_dir)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise MountFailed(f"can't remove {state_dir}: {error.strerror}") from error
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        log.warning("a state directory stays", extra=fields(directory=state_dir, error=error))

@@ -164,7 +164,7 @@ class KeptMount:
             process.stdin.close()
         answer = _parsed(process.stdout.readline(MAX_LINE_BYTES))
         if answer.get("ready") is not True:
-            said = answer.get("error") or f"the keeper ended or gave no answer in {START_TIMEOUT_S:.0f} s"
+            said = answer.get("error") or f"the keeper gave no answer; see keeper.log in {self.spec.state_dir}"
             raise error_named(str(answer.get("kind", "MountFailed")), str(said))
         if held is not None:
             return held

@@ -21,7 +21,8 @@ import grpc
 import psutil
 
 from datastore.csi import mounter, mountinfo
-from datastore.csi.keeper.protocol import Keeper, KeptState
+from datastore.csi.keeper.host import KeptState
+from datastore.csi.keeper.protocol import Keeper
 from datastore.csi.settings import Settings
 from datastore.csi.spec import csi_pb2 as csi
 from datastore.csi.spec.csi_pb2_grpc import ControllerStub, IdentityStub, NodeStub
@@ -32,13 +33,20 @@ CALL_TIMEOUT_S = 60.0
 MODES = csi.VolumeCapability.AccessMode
 
 
-def until(condition: Callable[[], bool], what: str, timeout_s: float = START_TIMEOUT_S) -> None:
+def until(
+    condition: Callable[[], bool], what: str, timeout_s: float = START_TIMEOUT_S, log: Callable[[], str] = str
+) -> None:
     """Poll, bounded."""
     end = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > end:
-            raise AssertionError(f"not within {timeout_s:.0f} s: {what}")
+            raise AssertionError(f"not within {timeout_s:.0f} s: {what} {log()[-4000:]}")
         time.sleep(0.02)
+
+
+def stub(made: Callable[..., Any], channel: grpc.Channel) -> Any:
+    """A generated client, which has no types."""
+    return made(channel)
 
 
 @dataclass
@@ -113,12 +121,12 @@ class Driver:
 
     def wait(self) -> None:
         """Until the plugin says that it is ready."""
-        until(self.ready, "the driver is ready: " + self.logs()[-2000:])
+        until(self.ready, "the driver is ready", log=self.logs)
 
     def ready(self) -> bool:
         try:
             with self.channel() as channel:
-                return bool(IdentityStub(channel).Probe(csi.ProbeRequest(), timeout=5).ready.value)
+                return bool(stub(IdentityStub, channel).Probe(csi.ProbeRequest(), timeout=5).ready.value)
         except grpc.RpcError:
             return False
 
@@ -130,12 +138,12 @@ class Driver:
     def node(self, method: str, request: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         """One call of the node service. Errors: grpc.RpcError."""
         with self.channel() as channel:
-            return getattr(NodeStub(channel), method)(request, timeout=timeout_s, wait_for_ready=True)
+            return getattr(stub(NodeStub, channel), method)(request, timeout=timeout_s, wait_for_ready=True)
 
     def controller(self, method: str, request: Any) -> Any:
         """One call of the controller service. Errors: grpc.RpcError."""
         with self.channel() as channel:
-            return getattr(ControllerStub(channel), method)(request, timeout=CALL_TIMEOUT_S, wait_for_ready=True)
+            return getattr(stub(ControllerStub, channel), method)(request, timeout=CALL_TIMEOUT_S, wait_for_ready=True)
 
     def keeper(self) -> Keeper:
         return Keeper(self.settings.keeper_socket)

@@ -75,12 +75,13 @@ def test_a_volume_whose_access_mode_only_reads_is_mounted_read_only(pod: Pods) -
         (reader.target / "y").write_text("y")
 
 
-def as_user(uid: int, gid: int, work: Callable[[], None]) -> int:
-    """The errno of some work by a plain user, 0 when it went well."""
+def as_user(uid: int, gid: int, place: Path, work: Callable[[], object]) -> int:
+    """The errno of some work by a plain user who stands in `place`, as a container's user does; 0: it went well."""
     child = os.fork()
     if child == 0:
         code = 0
         try:
+            os.chdir(place)  # nobody but root gets through the kubelet's directories above it
             os.setgroups([gid])
             os.setresgid(gid, gid, gid)
             os.setresuid(uid, uid, uid)
@@ -100,17 +101,17 @@ def test_a_pod_with_an_fsgroup_writes_what_root_and_others_made(pod: Pods, store
     (plain.target / "of-root").mkdir(mode=0o755)
     (plain.target / "of-root" / "x").write_text("x")
     (plain.target / "of-root" / "x").chmod(0o644)
-    assert as_user(1000, 3000, lambda: (plain.target / "y").write_text("y") and None) == errno.EACCES
+    assert as_user(1000, 3000, plain.target, lambda: Path("y").write_text("y")) == errno.EACCES
 
     grouped = pod("grouped", group="3000")
     grouped.start()
 
     def work() -> None:
-        with (grouped.target / "of-root" / "x").open("a") as file:
+        with Path("of-root/x").open("a") as file:
             file.write("+")
-        (grouped.target / "new").write_text("new")
+        Path("new").write_text("new")
 
-    assert as_user(1000, 3000, work) == 0
+    assert as_user(1000, 3000, grouped.target, work) == 0
     assert (grouped.target / "new").stat().st_gid == 3000
     assert stored("of-root/x") == b"x+"
     with pytest.raises(grpc.RpcError) as refused:
@@ -119,7 +120,9 @@ def test_a_pod_with_an_fsgroup_writes_what_root_and_others_made(pod: Pods, store
     assert "fsGroup 3000" in str(refused.value.details())
 
 
-def test_mount_options_choose_the_owner_of_what_has_none(pod: Pods, versitygw_put: Callable[[str, bytes], None]) -> None:
+def test_mount_options_choose_the_owner_of_what_has_none(
+    pod: Pods, versitygw_put: Callable[[str, bytes], None]
+) -> None:
     versitygw_put("plain.txt", b"x")
     owned = pod(flags=("uid=1234", "gid=5678,umask=027"))
     found = (owned.start() / "plain.txt").stat()

@@ -1,0 +1,32 @@
+"""Prometheus' text format 0.0.4, as much of it as gauges and counters need. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+
+class Family(NamedTuple):
+    """A metric: its name, 'gauge' or 'counter', and what it tells."""
+
+    name: str
+    kind: str
+    help: str
+
+
+def rendered(families: Sequence[Family], samples: Iterable[tuple[str, Mapping[str, str], float]]) -> str:
+    """The page; samples are name, labels and value, and those of one name stand together, as the format asks."""
+    by_name: dict[str, list[str]] = {}
+    for name, labels, value in samples:
+        shown = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+        by_name.setdefault(name, []).append(f"{name}{{{shown}}} {value!r}" if shown else f"{name} {value!r}")
+    lines: list[str] = []
+    for family in families:
+        if family.name in by_name:
+            lines += [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}"]
+            lines += by_name[family.name]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,84 @@
+"""A rotated Secret reaches a live mount by the kubelet's next NodePublishVolume; and no key is ever shown."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.csi.accounts import Accounts, run_accounts
+from tests.csi.driver import Driver, Pod, context_of, until
+from tests.servers import make_bucket
+
+pytestmark = pytest.mark.fuse
+REFUSED = r"Permission denied|Input/output error"
+CANARIES = ("canary-first-4711", "canary-second-4712")
+
+
+@pytest.fixture
+def accounts() -> Iterator[Accounts]:
+    with run_accounts() as made:
+        yield made
+
+
+def test_rotated_keys_reach_the_live_mount_and_no_text_shows_one(driver: Driver, accounts: Accounts) -> None:
+    """S-86"""
+    bucket = make_bucket(accounts.server, "rotated")
+    first, second = (accounts.create(f"user-{number}", canary) for number, canary in enumerate(CANARIES))
+    pod = Pod(driver=driver, volume_id="team/rotated/1", context=context_of(accounts.server, bucket), secrets=first)
+    (pod.start() / "before").write_text("before")
+    server = driver.state(pod.volume_id).server_pid
+
+    accounts.remove("user-0")
+    with pytest.raises(OSError, match=REFUSED):
+        (pod.target / "between").write_text("between")
+    pod.secrets = second
+    pod.publish()
+    (pod.target / "after").write_text("after")
+    assert (pod.target / "before").read_text() == "before"
+    assert driver.state(pod.volume_id).server_pid == server, "without a restart"
+
+    os.kill(server, 9)
+    until(lambda: driver.state(pod.volume_id).server_pid not in {0, server}, "another server")
+    (pod.target / "later").write_text("later")
+
+    for text in everything_said(driver):
+        assert not any(canary in text for canary in CANARIES)
+
+
+def everything_said(driver: Driver) -> Iterator[str]:
+    """Logs, state files, and what ps shows of our processes: arguments and environment."""
+    yield driver.logs()
+    for path in driver.settings.plugin_dir.rglob("*"):
+        if path.is_file() and "cache" not in path.parts:
+            yield path.read_bytes().decode(errors="replace")
+    state = driver.keeper().states()[0]
+    assert driver.host.popen is not None
+    assert driver.plugin.popen is not None
+    for pid in (driver.host.popen.pid, driver.plugin.popen.pid, state.keeper_pid, state.server_pid):
+        for name in ("cmdline", "environ"):
+            yield Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="replace")
+
+
+def test_an_unsent_file_keeps_the_volume_on_the_node_until_it_is_sent(driver: Driver, accounts: Accounts) -> None:
+    """S-85"""
+    bucket = make_bucket(accounts.server, "unsent")
+    first, second = (accounts.create(f"user-{number}", canary) for number, canary in enumerate(CANARIES))
+    pod = Pod(driver=driver, volume_id="team/unsent/1", context=context_of(accounts.server, bucket), secrets=first)
+    file = (pod.start() / "x").open("w")
+    file.write("x")
+    accounts.remove("user-0")
+    with pytest.raises(OSError, match=REFUSED):
+        file.close()
+    pod.unpublish()
+    with pytest.raises(grpc.RpcError) as refused:
+        pod.unstage()
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    pod.secrets = second
+    assert (pod.start() / "x").exists()
+    pod.end()
+    assert list(driver.settings.state_root.iterdir()) == [], "nothing is left behind once all is sent"
+    assert (pod.start() / "x").read_text() == "x"

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+
+from datastore.csi.mountinfo import parse
+from datastore.csi.plan import Bind, Unmount, publish
+
+ROOT = "22 1 8:1 / / rw - ext4 /dev/sda rw"
+STAGED = "30 22 0:50 / /k/staging rw,nosuid - fuse.datastore data rw"
+STAGED_RO = "30 22 0:50 / /k/staging ro,nosuid - fuse.datastore data ro"
+SHOWN = "31 22 0:50 / /k/target rw,nosuid - fuse.datastore data rw"
+SHOWN_RO = "31 22 0:50 / /k/target ro,nosuid - fuse.datastore data rw"
+STALE = "31 22 0:49 / /k/target rw,nosuid - fuse.datastore data rw"
+
+BIND = Bind("/k/staging", "/k/target", False)
+BIND_RO = Bind("/k/staging", "/k/target", True)
+CLEAR = Unmount("/k/target")
+
+
+@pytest.mark.parametrize(
+    ("lines", "read_only", "steps"),
+    [
+        ([STAGED], False, [BIND]),
+        ([STAGED], True, [BIND_RO]),
+        ([STAGED, SHOWN], False, []),
+        ([STAGED, SHOWN_RO], True, []),
+        ([STAGED, SHOWN], True, [CLEAR, BIND_RO]),
+        ([STAGED, SHOWN_RO], False, [CLEAR, BIND]),
+        ([STAGED, STALE], False, [CLEAR, BIND]),
+        ([STAGED, SHOWN, SHOWN], False, [CLEAR, BIND]),
+        ([STAGED_RO, SHOWN_RO], False, []),
+        ([STALE], False, [CLEAR, BIND]),
+    ],
+)
+def test_the_steps_lead_from_what_is_mounted_to_what_is_wanted(
+    lines: list[str], read_only: bool, steps: list[object]
+) -> None:
+    """S-88"""
+    table = parse("\n".join([ROOT, *lines]))
+    assert publish(table, "/k/staging", "/k/target", read_only=read_only) == steps
+
+
+def test_mountinfo_of_odd_names_and_shapes() -> None:
+    table = parse(f"{STAGED}\nnonsense\n32 22 0:51 / /a\\040b\\134c rw shared:1 - fuse.datastore x\\011y rw")
+    found = table.at("/a b\\c")
+    assert found is not None
+    assert found.source == "x\ty"
+    assert table.at("/nowhere") is None
