@@ -14,7 +14,6 @@ from datastore.controller.operator import Operator
 from datastore.controller.settings import Settings
 from datastore.units import parse_duration
 
-
 _DEFAULTS = Settings()
 
 

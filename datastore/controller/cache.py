@@ -67,6 +67,8 @@ class Cache:
         self.claims = Shelf()
         self.volumes = Shelf()
         self.classes = Shelf()
+        self.wrappers: dict[Key, Key] = {}
+        """Claim -> a Datastore that wraps it."""
 
 
 def _version(body: Raw) -> int:

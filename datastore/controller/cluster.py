@@ -128,14 +128,19 @@ class Cluster:
             if error.status not in (404, 409):
                 raise
 
-    async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
-        """Ask for the removal of this very object; success when it is gone or another has its name."""
+    async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> dict[str, Any] | None:
+        """Ask for the removal of this very object: what is left of it while finalizers hold it, None when it is gone.
+
+        Another object of the name (409) is none of it.
+        """
         try:
             body = {"preconditions": {"uid": uid}}
-            await self._send("delete", resource, resource.path(namespace, name), body)
+            left = await self._send("delete", resource, resource.path(namespace, name), body)
         except ApiError as error:
             if error.status not in (404, 409):
                 raise
+            return None
+        return left if left.get("kind") != "Status" and left.get("metadata", {}).get("finalizers") else None
 
     async def _send(
         self,

@@ -49,8 +49,13 @@ def merged(before: Sequence[Raw], found: Sequence[Finding], generation: int, now
     return conditions
 
 
-_EXPECTED = {("Degraded", "False"), ("CredentialsValid", "Unknown"), ("Provisioned", "Unknown"), ("Ready", "Unknown")}
-"""Not worth an Event when a Datastore is new."""
+_EXPECTED = {
+    ("Degraded", "False"),
+    ("CredentialsValid", "Unknown"),
+    ("CredentialsValid", "True"),
+    ("Provisioned", "True"),
+}
+"""Not worth an Event of their own when a Datastore is new: Ready says it all."""
 
 
 def transitions(before: Sequence[Raw], found: Sequence[Finding]) -> list[Event]:
@@ -59,7 +64,8 @@ def transitions(before: Sequence[Raw], found: Sequence[Finding]) -> list[Event]:
     events = []
     for finding in found:
         was = old.get(finding.type)
-        if was == (finding.status, finding.reason) or (was is None and (finding.type, finding.status) in _EXPECTED):
+        usual = (finding.type, finding.status) in _EXPECTED or finding.reason in _PASSING
+        if was == (finding.status, finding.reason) or (was is None and usual):
             continue
         bad = finding.status == ("True" if finding.type == "Degraded" else "False") and finding.reason not in _PASSING
         events.append(Event(reason=finding.reason, message=_told(finding), warning=bad))

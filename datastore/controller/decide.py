@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any
 
 from datastore.api.datastore import location_of
@@ -24,6 +25,9 @@ from datastore.units import format_size
 
 Raw = Mapping[str, Any]
 JSON = dict[str, Any]
+
+
+YOUNG_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +64,16 @@ class Plan:
     """True: put ours on the Datastore."""
     look: bool = False
     """Ask the backend, then decide."""
+    unless_claimed: JSON | None = None
+    """Apply nothing if this claim turns out to exist: then look again."""
     apply: tuple[JSON, ...] = ()
     replace: JSON | None = None
     """A PersistentVolume to remove and make anew under the same name."""
     status: JSON = field(default_factory=dict)
     events: tuple[Event, ...] = ()
     again: bool = False
+    soon: bool = False
+    """The cluster is at work on something; its event wakes us, and if not, look again after a while."""
     ready: bool = False
 
 
@@ -89,7 +97,7 @@ def _provision(observed: Observed, meant: Meant) -> Plan:
         return _told(observed, _existing_claim(observed, meant))
     here = observed.claim
     if here is None:
-        return Plan(apply=(claim,), again=True)
+        return _new_claim(observed, claim, desired.volume(meant, ""))
     plain = desired.is_for_claim(observed.datastore, here)
     if not plain and not desired.is_ours(here, meant.uid):
         text = f"PersistentVolumeClaim {meant.name} exists and was not made for this Datastore; rename one of them"
@@ -98,16 +106,37 @@ def _provision(observed: Observed, meant: Meant) -> Plan:
         text = f"PersistentVolumeClaim {meant.name} was deleted by hand; a new one follows when no pod uses it any more"
         return _told(observed, Finding(type="Provisioned", status="False", reason="ClaimDeleted", message=text))
     applies = [] if plain or _claim_holds(here, claim) else [_claim_patch(here, claim)]
-    volume = desired.volume(meant, here["metadata"]["uid"])
+    there = observed.volume
+    # The cluster writes the uid when it binds; ours is only for a volume that holds on to an earlier claim.
+    unbound = there is not None and "uid" not in there["spec"].get("claimRef", {})
+    volume = desired.volume(meant, "" if unbound else here["metadata"]["uid"])
     if volume is not None:
-        there = observed.volume
         if there is not None and ("deletionTimestamp" in there["metadata"] or desired.source_differs(there, volume)):
             return Plan(replace=volume, again=True)
         if there is None or not desired.holds(there, volume):
             applies.append(volume)
     if applies:
         return Plan(apply=tuple(applies), again=True)
-    return _told(observed, _bound(here, meant))
+    found = _bound(here, meant)
+    if found.reason == "WaitingForBinding" and _young(here, observed.now):
+        return Plan(soon=True)
+    return _told(observed, found)
+
+
+def _new_claim(observed: Observed, claim: JSON, volume: JSON | None) -> Plan:
+    """The volume first, and the claim when the cluster has seen it: then it binds at once, and else after 15 s."""
+    there = observed.volume
+    if volume is not None and there is None:
+        return Plan(apply=(volume,), unless_claimed=claim, again=True)
+    if there is not None and there.get("status", {}).get("phase", "Pending") == "Pending":
+        return Plan(soon=True)
+    return Plan(apply=(claim,), unless_claimed=claim, again=True)
+
+
+def _young(claim: Raw, now: str) -> bool:
+    """Whether a claim may well be bound in a moment: not worth a status yet."""
+    made = datetime.fromisoformat(claim["metadata"]["creationTimestamp"])
+    return datetime.fromisoformat(now) - made < timedelta(seconds=YOUNG_S)
 
 
 def _claim_holds(here: Raw, wanted: Raw) -> bool:

@@ -94,7 +94,8 @@ def _data(going: Going) -> Farewell:
     if policy is Policy.RETAIN or going.meant.spec.s3 is None:
         return Farewell(events=(Event(reason="Released", message="the data stays as it is"),), finish=True)
     if going.failure is None:
-        return Farewell(release=policy, again=True, status=_status(going, "Releasing", going.progress)[0])
+        status = _status(going, "Releasing", going.progress)[0] if going.progress else {}
+        return Farewell(release=policy, again=True, status=status)
     if going.abandoned or not _worked(going.datastore):
         text = f"the data was left behind: {message_of(going.failure)}"
         return Farewell(events=(Event(reason="DataLeft", message=text, warning=True),), finish=True)

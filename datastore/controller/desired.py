@@ -56,7 +56,7 @@ def claim(meant: Meant) -> dict[str, Any] | None:
 
 
 def volume(meant: Meant, claim_uid: str) -> dict[str, Any] | None:
-    """The PersistentVolume, bound beforehand to the claim with this uid; None where another driver makes it."""
+    """The PersistentVolume, bound beforehand to the claim (of this uid if any); None: another driver makes it."""
     spec = meant.spec
     if spec.claim:
         return None
@@ -71,7 +71,7 @@ def volume(meant: Meant, claim_uid: str) -> dict[str, Any] | None:
             "kind": "PersistentVolumeClaim",
             "namespace": meant.namespace,
             "name": meant.name,
-            "uid": claim_uid,
+            **({"uid": claim_uid} if claim_uid else {}),
         },
         **_source(meant),
     }

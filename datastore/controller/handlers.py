@@ -44,15 +44,21 @@ class Watches:
 
     def datastore(self, event: Raw) -> None:
         """A Datastore came, changed or went."""
-        self._wake(_keep(self._cache.datastores, event))
+        body = event["object"]
+        key = _keep(self._cache.datastores, event)
+        wrapped = (body.get("spec", {}).get("claim") or {}).get("name")
+        if wrapped:
+            self._cache.wrappers[(key[0], wrapped)] = key
+        self._wake(key)
 
     def claim(self, event: Raw) -> None:
         """A claim: ours, one that a Datastore wraps, or a plain one of a class of ours."""
         body = event["object"]
         key = _keep(self._cache.claims, event)
-        self._wake(owner_of(body) or key)
-        for datastore in self._wrappers(key):
-            self._wake(datastore)
+        if owner_of(body) or self._cache.datastores.get(key):
+            self._wake(owner_of(body) or key)
+        if key in self._cache.wrappers:
+            self._wake(self._cache.wrappers[key])
         if body["spec"].get("storageClassName") and not body["spec"].get("volumeName"):
             self._wake_claim(key)
 
@@ -79,14 +85,6 @@ class Watches:
     def lease(self, event: Raw) -> None:
         """Our own heartbeat, seen by the watch."""
         self._heartbeat.seen(event["object"])
-
-    def _wrappers(self, claim: Key) -> list[Key]:
-        found = []
-        for body in self._cache.datastores.values():
-            wrapped = (body.get("spec", {}).get("claim") or {}).get("name")
-            if wrapped == claim[1] and body["metadata"]["namespace"] == claim[0]:
-                found.append(_key(body))
-        return found
 
 
 def registry(watches: Watches) -> kopf.OperatorRegistry:

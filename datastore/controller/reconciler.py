@@ -44,6 +44,8 @@ Raw = Mapping[str, Any]
 
 STEPS_MAX = 12
 """Looks at one Datastore before others have their turn: what needs more is edited faster than it is repaired."""
+PATIENCE_S = 3.0
+"""A claim that is being deleted for longer has users, who are worth a request and a status."""
 SETTLE_S = 1.0
 """Until another look at what waits for the cluster (binding, pods): its events wake us sooner."""
 
@@ -116,6 +118,8 @@ class Reconciler:
         await self._act(key, body, plan)
         if plan.again:
             return None
+        if plan.soon:
+            return SETTLE_S
         if mistake is not None and mistake.permanent:
             return -1.0
         if plan.ready and meant is not None and known.facts is not None and known.facts.measured is None:
@@ -141,19 +145,17 @@ class Reconciler:
     async def _act(self, key: Key, body: Raw, plan: Plan) -> None:
         if plan.finalizer:
             await self._finalizer(body, present=True)
+        if plan.unless_claimed is not None and await self._was_missed(plan.unless_claimed):
+            return
         for wanted in plan.apply:
-            if await self._is_new(wanted):
-                return
             self._take(await self._cluster.apply(wanted))
         if plan.replace is not None:
             await self._replace(plan.replace)
         await self._tell(key, body, plan.status, plan.events)
 
-    async def _is_new(self, wanted: Raw) -> bool:
-        """Whether an object that the cache does not know turns out to exist: it may be someone else's."""
+    async def _was_missed(self, wanted: Raw) -> bool:
+        """Whether a claim that the cache does not know turns out to exist: it may be someone else's."""
         metadata = wanted["metadata"]
-        if wanted["kind"] != "PersistentVolumeClaim" or self._cache.claims.get(_key(metadata)) is not None:
-            return False
         found = await self._cluster.get(CLAIMS, metadata["namespace"], metadata["name"])
         if found is not None:
             self._take(found)
@@ -176,21 +178,24 @@ class Reconciler:
     async def _part(self, key: Key, body: Raw) -> float | None:
         known = self._remembered(key, body)
         meant, _ = self._meant(body)
-        claim, volume = await self._still_there(key, body, meant)
+        claim = self._claim(key, meant)
+        volume = self._cache.volumes.get(("", volume_name(body["metadata"]["uid"])))
         going = Going(datastore=body, meant=meant, claim=claim, volume=volume, now=_now())
         step = farewell(going)
+        if step.list_pods and claim is not None and _age_s(claim) < PATIENCE_S:
+            # Mostly nobody uses it, and its event comes at once.
+            return SETTLE_S
         if step.list_pods:
             step = farewell(replace(going, pods=await self._pods_of(claim)))
         failure: DatastoreError | None = None
         if step.release is not None and meant is not None:
+            if claim is None and await self._has_claim(key):
+                return None
             await self._tell(key, body, step.status, ())
             body = self._cache.datastores.get(key) or body
             step, failure = await self._release(known, replace(going, datastore=body), meant, step)
         for each in step.delete:
-            metadata, resource = each["metadata"], BY_KIND[each["kind"]]
-            namespace = metadata.get("namespace", "")
-            await self._cluster.delete(resource, namespace, metadata["name"], metadata["uid"])
-            await self._refresh(each)
+            await self._delete(each)
         await self._tell(key, body, step.status, step.events)
         if step.finish:
             await self._finalizer(body, present=False)
@@ -219,17 +224,12 @@ class Reconciler:
             return farewell(replace(going, released=released.message)), None
         return replace(farewell(replace(going, progress=released.message)), release=None), None
 
-    async def _still_there(self, key: Key, body: Raw, meant: Meant | None) -> tuple[Raw | None, Raw | None]:
-        """Claim and volume, asked again where the cache may be behind: the last look before data is removed."""
-        uid = body["metadata"]["uid"]
-        claim = self._claim(key, meant)
-        volume = self._cache.volumes.get(("", volume_name(uid)))
-        policy = body["spec"].get("reclaimPolicy", "Retain")
-        if policy != "Retain" and claim is None and (meant is None or meant.spec.s3 is not None):
-            claim = await self._cluster.get(CLAIMS, *key)
-            if claim is not None:
-                self._take(claim)
-        return claim, volume
+    async def _has_claim(self, key: Key) -> bool:
+        """The last look before data is removed: the API server's word, not the cache's."""
+        claim = await self._cluster.get(CLAIMS, *key)
+        if claim is not None:
+            self._take(claim)
+        return claim is not None
 
     async def _pods_of(self, claim: Raw | None) -> tuple[str, ...]:
         if claim is None:
@@ -257,8 +257,7 @@ class Reconciler:
         for each in left:
             metadata = each["metadata"]
             log.info("removing a volume that has outlived its Datastore", extra=fields(volume=metadata["name"]))
-            await self._cluster.delete(VOLUMES, "", metadata["name"], metadata["uid"])
-            await self._refresh(each)
+            await self._delete(each)
         return None
 
     # -- shared
@@ -312,14 +311,14 @@ class Reconciler:
             return
         self._take(written)
 
-    async def _refresh(self, body: Raw) -> None:
+    async def _delete(self, body: Raw) -> None:
         metadata, resource = body["metadata"], BY_KIND[body["kind"]]
         namespace = metadata.get("namespace", "")
-        found = await self._cluster.get(resource, namespace, metadata["name"])
-        if found is None:
-            self._shelf(body).drop((namespace, metadata["name"]))
+        left = await self._cluster.delete(resource, namespace, metadata["name"], metadata["uid"])
+        if left is None:
+            self._shelf(body).drop((namespace, metadata["name"]), metadata["uid"])
         else:
-            self._take({**found, "kind": body["kind"]})
+            self._take(left)
 
     def _take(self, body: Raw) -> None:
         self._shelf(body).put(body)
@@ -344,8 +343,10 @@ def _claims_of(pod: Raw) -> set[str]:
     return {each["persistentVolumeClaim"]["claimName"] for each in volumes if "persistentVolumeClaim" in each}
 
 
-def _key(metadata: Raw) -> Key:
-    return (metadata.get("namespace", ""), metadata["name"])
+def _age_s(body: Raw) -> float:
+    """For how long an object has been going."""
+    since = datetime.fromisoformat(body["metadata"]["deletionTimestamp"])
+    return (datetime.now(UTC) - since).total_seconds()
 
 
 def _now() -> str:

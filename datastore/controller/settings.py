@@ -19,7 +19,7 @@ class Settings:
     """Name of the ClusterKopfPeering (KopfPeering with `namespaces`) that the replicas share; empty: one replica."""
     priority: int = 0
     """Among the replicas the one with the highest works, the others wait."""
-    workers: int = 8
+    workers: int = 16
     """Objects worked on at once, and threads that may wait for storage."""
     check_s: float = 300.0
     """How often the storage behind a Datastore that works is looked at again."""

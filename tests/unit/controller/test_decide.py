@@ -1,0 +1,382 @@
+"""datastore.controller.decide, deleting, desired, conditions: the core, without a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from datastore import errors
+from datastore.api.datastore import DatastoreSpec
+from datastore.api.names import FINALIZER, MANAGED_BY, MANAGER, UID, volume_name
+from datastore.api.status import CONDITION_TYPES, Capabilities, DatastoreStatus
+from datastore.backends.base import Measured, Owner, Policy
+from datastore.controller import desired
+from datastore.controller.classes import Meant, meant
+from datastore.controller.conditions import Finding, merged, transitions
+from datastore.controller.decide import Facts, Observed, Plan, decide
+from datastore.controller.deleting import Going, farewell, orphans
+from datastore.controller.mistakes import REASONS, Mistake, message_of, reason_of
+from datastore.controller.settings import Settings
+
+NOW = "2026-01-31T12:00:00Z"
+EARLIER = "2026-01-31T11:00:00Z"
+UID_OF = "0b6d"
+WORKS = Facts(capabilities=Capabilities.model_validate({"rename": True}))
+SPEC: dict[str, Any] = {"s3": {"bucket": "digits", "endpoint": "http://h:1", "credentialsSecret": "keys"}}
+
+
+def body(spec: dict[str, Any] | None = None, **metadata: Any) -> dict[str, Any]:
+    plain = {"name": "digits", "namespace": "team", "uid": UID_OF, "generation": 3, "finalizers": [FINALIZER]}
+    return {
+        "apiVersion": "datastore.dev/v1alpha1",
+        "kind": "Datastore",
+        "metadata": {**plain, **metadata},
+        "spec": spec or SPEC,
+    }
+
+
+def wanted(spec: dict[str, Any] | None = None) -> Meant:
+    return meant(body(spec), None, Settings(local_paths=frozenset({"/srv/a"})))
+
+
+def claim_of(what: Meant, phase: str = "Bound", **metadata: Any) -> dict[str, Any]:
+    made = desired.claim(what)
+    assert made is not None
+    made["metadata"] |= {"uid": "c-1", "creationTimestamp": EARLIER, **metadata}
+    return {**made, "status": {"phase": phase}}
+
+
+def volume_of(what: Meant, **metadata: Any) -> dict[str, Any]:
+    made = desired.volume(what, "c-1")
+    assert made is not None
+    made["metadata"] |= {"uid": "v-1", **metadata}
+    return {**made, "status": {"phase": "Available"}}
+
+
+def seen(datastore: dict[str, Any] | None = None, **more: Any) -> Observed:
+    what = more.pop("meant", wanted((datastore or body())["spec"]))
+    facts = more.pop("facts", WORKS)
+    rest: dict[str, Any] = {"claim": None, "volume": None, "now": NOW, **more}
+    return Observed(datastore=datastore or body(), meant=what, facts=facts, **rest)
+
+
+def settled(spec: dict[str, Any] | None = None, **more: Any) -> Observed:
+    what = wanted(spec)
+    return seen(body(spec), meant=what, claim=claim_of(what), volume=volume_of(what), **more)
+
+
+def conditions(plan: Plan) -> dict[str, tuple[str, str]]:
+    return {each["type"]: (each["status"], each["reason"]) for each in plan.status["conditions"]}
+
+
+def test_the_finalizer_comes_before_anything_is_made() -> None:
+    plan = decide(seen(body(finalizers=[]), facts=None))
+    assert (plan.finalizer, plan.apply, plan.look) == (True, (), False)
+
+
+def test_the_backend_is_asked_before_anything_is_made() -> None:
+    assert decide(seen(facts=None)) == Plan(look=True, again=True)
+
+
+def test_the_volume_comes_before_the_claim() -> None:
+    """A claim whose volume the cluster has not seen yet waits 15 s for it."""
+    first = decide(seen())
+    assert [each["kind"] for each in first.apply] == ["PersistentVolume"]
+    assert "uid" not in first.apply[0]["spec"]["claimRef"]
+    volume = volume_of(wanted())
+    assert decide(seen(volume={**volume, "status": {}})) == Plan(soon=True)
+    second = decide(seen(volume=volume))
+    assert [each["kind"] for each in second.apply] == ["PersistentVolumeClaim"]
+    assert second.unless_claimed == second.apply[0]
+
+
+def test_what_is_as_it_should_be_is_only_told() -> None:
+    plan = decide(settled())
+    assert (plan.apply, plan.replace, plan.again, plan.ready) == ((), None, False, True)
+    assert conditions(plan) == {
+        "Ready": ("True", "Ready"),
+        "Provisioned": ("True", "Bound"),
+        "CredentialsValid": ("True", "Accepted"),
+        "Degraded": ("False", "AsExpected"),
+    }
+    assert tuple(conditions(plan)) == CONDITION_TYPES
+    assert [(each.reason, each.warning) for each in plan.events] == [("Ready", False)]
+
+
+def test_the_status_fits_its_schema() -> None:
+    facts = replace(WORKS, measured=Measured(objects=2, size_bytes=2048), measured_at=NOW, owner=Owner.THIS)
+    status = DatastoreStatus.model_validate(decide(settled({**SPEC, "reclaimPolicy": "Delete"}, facts=facts)).status)
+    assert status.usage is not None
+    assert (status.usage.size, status.claim_name, status.volume_name) == ("2 KiB", "digits", volume_name(UID_OF))
+    assert (status.phase, status.observed_generation) == ("Ready", 3)
+    assert status.on_deletion == "all of s3://digits/ is removed (Delete)"
+
+
+def test_deciding_twice_says_nothing_new() -> None:
+    first = decide(settled())
+    again = settled()
+    second = decide(replace(again, datastore={**again.datastore, "status": first.status}, now="2026-02-01T00:00:00Z"))
+    assert (second.status, second.events) == (first.status, ())
+
+
+FAILURES = [
+    (errors.BucketNotFound("x"), "BucketNotFound", "True"),
+    (errors.CredentialsInvalid("x"), "CredentialsInvalid", "False"),
+    (errors.AccessDenied("x"), "AccessDenied", "True"),
+    (errors.WrongRegion("x"), "WrongRegion", "Unknown"),
+    (errors.Unreachable("x"), "EndpointUnreachable", "Unknown"),
+    (errors.DeadlineExceeded("x"), "EndpointUnreachable", "Unknown"),
+    (Mistake("SecretNotFound", "x"), "SecretNotFound", "False"),
+]
+
+
+@pytest.mark.parametrize(("error", "reason", "credentials"), FAILURES)
+def test_each_failure_has_its_reason_and_makes_nothing(
+    error: errors.DatastoreError, reason: str, credentials: str
+) -> None:
+    plan = decide(seen(facts=Facts(error=error)))
+    assert plan.apply == ()
+    found = conditions(plan)
+    assert found["Ready"] == ("False", reason)
+    assert found["CredentialsValid"][0] == credentials
+    assert found["Degraded"][0] == "False"
+    assert plan.events[0].warning
+
+
+def test_what_worked_and_fails_is_degraded_and_keeps_what_it_has() -> None:
+    now = settled()
+    worked = {**now.datastore, "status": decide(now).status}
+    plan = decide(replace(now, datastore=worked, facts=Facts(error=errors.Unreachable("no route"))))
+    found = conditions(plan)
+    assert found["Degraded"] == ("True", "EndpointUnreachable")
+    assert found["Provisioned"][0] == "True"
+    assert found["CredentialsValid"][0] == "True"
+    assert plan.status["capabilities"] == {"rename": True}
+
+
+def test_a_spec_that_cannot_be_acted_on_is_told() -> None:
+    mistake = Mistake("InvalidSpec", "spec.x is wrong", permanent=True)
+    plan = decide(Observed(datastore=body(), meant=None, facts=Facts(error=mistake), claim=None, volume=None, now=NOW))
+    assert conditions(plan)["Ready"] == ("False", "InvalidSpec")
+    assert plan.status["phase"] == "Failed"
+
+
+def test_a_claim_of_someone_else_is_left_alone() -> None:
+    foreign = {"metadata": {"name": "digits", "uid": "x"}, "spec": {}, "status": {}}
+    plan = decide(seen(claim=foreign))
+    assert plan.apply == ()
+    assert conditions(plan)["Ready"] == ("False", "NameTaken")
+
+
+def test_edited_labels_are_put_back() -> None:
+    now = settled()
+    assert now.claim is not None
+    edited = {**now.claim, "metadata": {**now.claim["metadata"], "labels": {MANAGED_BY: MANAGER, UID: UID_OF}}}
+    edited["metadata"]["annotations"] = {}
+    plan = decide(replace(now, claim=edited))
+    assert [each["kind"] for each in plan.apply] == ["PersistentVolumeClaim"]
+
+
+def test_a_claim_that_is_being_deleted_is_told_and_not_touched() -> None:
+    what = wanted()
+    plan = decide(seen(claim=claim_of(what, deletionTimestamp=NOW), volume=volume_of(what)))
+    assert plan.apply == ()
+    assert conditions(plan)["Ready"] == ("False", "ClaimDeleted")
+
+
+def test_a_volume_that_is_being_deleted_or_has_another_source_is_replaced() -> None:
+    what = wanted()
+    going = decide(seen(claim=claim_of(what), volume=volume_of(what, deletionTimestamp=NOW)))
+    other = decide(seen(claim=claim_of(what), volume=volume_of(wanted({**SPEC, "metadataTTL": "5s"}))))
+    for plan in (going, other):
+        assert plan.replace is not None
+        assert plan.replace["metadata"]["name"] == volume_name(UID_OF)
+
+
+def test_a_new_claim_gets_the_old_volume() -> None:
+    what = wanted()
+    plan = decide(seen(claim=claim_of(what, "Pending", uid="c-2"), volume=volume_of(what)))
+    assert [each["spec"]["claimRef"]["uid"] for each in plan.apply] == ["c-2"]
+
+
+def test_binding_is_waited_for_quietly_at_first() -> None:
+    what = wanted()
+    young = claim_of(what, "Pending", creationTimestamp=NOW)
+    assert decide(seen(claim=young, volume=volume_of(what))) == Plan(soon=True)
+    old = decide(seen(claim=claim_of(what, "Pending"), volume=volume_of(what)))
+    assert conditions(old)["Ready"] == ("False", "WaitingForBinding")
+    assert old.status["phase"] == "Pending"
+
+
+@pytest.mark.parametrize(
+    ("spec", "claim", "expected"),
+    [
+        ({"claim": {"name": "disk"}}, None, ("False", "ClaimNotFound")),
+        ({"claim": {"name": "disk"}}, ("Bound", "v"), ("True", "Ready")),
+        ({"claim": {"name": "disk"}}, ("Pending", ""), ("True", "Ready")),
+        ({"claim": {"name": "disk"}}, ("Lost", "v"), ("False", "ClaimLost")),
+    ],
+)
+def test_a_wrapped_claim(spec: dict[str, Any], claim: tuple[str, str] | None, expected: tuple[str, str]) -> None:
+    there = None
+    if claim is not None:
+        there = {"metadata": {"name": "disk"}, "spec": {"volumeName": claim[1]}, "status": {"phase": claim[0]}}
+    plan = decide(seen(body(spec), claim=there))
+    assert plan.apply == ()
+    assert conditions(plan)["Ready"] == expected
+    assert plan.status["claimName"] == "disk"
+
+
+def test_a_volume_holds_what_the_driver_needs_and_no_secret() -> None:
+    volume = desired.volume(wanted({**SPEC, "readOnly": True, "capacity": "5Gi"}), "c-1")
+    assert volume is not None
+    source = volume["spec"]["csi"]
+    assert (source["driver"], source["volumeHandle"]) == ("csi.datastore.dev", f"team/digits/{UID_OF}")
+    assert source["nodePublishSecretRef"] == source["nodeStageSecretRef"] == {"name": "keys", "namespace": "team"}
+    assert source["readOnly"] is True
+    assert volume["spec"]["capacity"] == {"storage": "5Gi"}
+    assert volume["spec"]["accessModes"] == ["ReadOnlyMany"]
+    assert volume["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
+
+
+def test_a_local_directory_becomes_a_host_path_where_it_is_allowed() -> None:
+    volume = desired.volume(wanted({"local": {"path": "/srv/a"}}), "")
+    assert volume is not None
+    assert volume["spec"]["hostPath"] == {"path": "/srv/a", "type": "Directory"}
+    for path in ("/etc", "/srv/a/link", "/srv"):
+        with pytest.raises(Mistake, match="--allow-local"):
+            wanted({"local": {"path": path}})
+
+
+@pytest.mark.parametrize(
+    ("observed", "expected", "same"),
+    [
+        ({"a": 1, "b": 2}, {"a": 1}, True),
+        ({"a": 2}, {"a": 1}, False),
+        ({}, {"a": ""}, True),
+        ({"storage": "1024Mi"}, {"storage": "1Gi"}, True),
+        ({"storage": "1G"}, {"storage": "1Gi"}, False),
+        ({"l": [{"n": "x", "m": 1}]}, {"l": [{"n": "x"}]}, True),
+        ({"l": []}, {"l": ["x"]}, False),
+    ],
+)
+def test_holds(observed: dict[str, Any], expected: dict[str, Any], same: bool) -> None:
+    assert desired.holds(observed, expected) is same
+
+
+# -- deletion
+
+S3_DELETE = {**SPEC, "reclaimPolicy": "Delete"}
+
+
+def going(spec: dict[str, Any] | None = None, **more: Any) -> Going:
+    what = more.pop("meant", wanted(spec or S3_DELETE))
+    gone: dict[str, Any] = {"claim": None, "volume": None, "now": NOW, **more}
+    datastore = body(spec or S3_DELETE, deletionTimestamp=NOW)
+    datastore["status"] = {"capabilities": {"rename": True}}
+    return Going(datastore=datastore, meant=what, **gone)
+
+
+def test_claim_then_volume_then_data_then_finalizer() -> None:
+    what = wanted(S3_DELETE)
+    claim, volume = claim_of(what), volume_of(what)
+    first = farewell(going(claim=claim, volume=volume))
+    assert first.delete == (claim,)
+    held = claim_of(what, deletionTimestamp=NOW)
+    waiting = farewell(going(claim=held, volume=volume))
+    assert (waiting.delete, waiting.list_pods, waiting.release, waiting.finish) == ((), True, None, False)
+    named = farewell(going(claim=held, volume=volume, pods=("train",)))
+    assert "in use by: train" in named.status["conditions"][0]["message"]
+    assert farewell(going(volume=volume)).delete == (volume,)
+    assert farewell(going()).release is Policy.DELETE
+    last = farewell(going(released="removed"))
+    assert last.finish
+    assert last.events[0].message == "removed"
+
+
+def test_retain_asks_nobody_for_keys() -> None:
+    assert farewell(going(SPEC)).finish
+
+
+def test_a_failing_removal_is_told_and_tried_again_until_the_namespace_goes() -> None:
+    failure = errors.AccessDenied("not allowed")
+    step = farewell(going(failure=failure))
+    assert not step.finish
+    assert step.release is Policy.DELETE
+    assert "kubectl datastore release digits" in step.status["conditions"][0]["message"]
+    left = farewell(going(failure=failure, abandoned=True))
+    assert left.finish
+    assert left.events[0].reason == "DataLeft"
+
+
+def test_what_never_worked_is_let_go_at_once() -> None:
+    never = going(failure=errors.Unreachable("x"))
+    assert farewell(replace(never, datastore={**never.datastore, "status": {}})).finish
+
+
+def test_a_spec_that_cannot_be_acted_on_is_let_go() -> None:
+    assert farewell(going(meant=None)).finish
+
+
+def test_a_kept_claim_of_another_driver_stays() -> None:
+    kept = {"claim": {"storageClassName": "ebs"}}
+    assert farewell(going(kept, claim=claim_of(wanted(kept)))).delete == ()
+    removed = {**kept, "reclaimPolicy": "Delete"}
+    claim = claim_of(wanted(removed))
+    assert farewell(going(removed, claim=claim)).delete == (claim,)
+
+
+def test_without_our_finalizer_nothing_is_done() -> None:
+    assert farewell(replace(going(), datastore=body(finalizers=["other"]))).finish is False
+
+
+def test_a_volume_without_its_datastore_is_an_orphan() -> None:
+    volume = volume_of(wanted())
+    assert orphans(volume, None)
+    assert not orphans(volume, body())
+    assert orphans(volume, body(uid="another"))
+    assert not orphans({"metadata": {"name": "x", "labels": {}}}, None)
+
+
+# -- conditions and reasons
+
+
+def test_transition_times_move_only_with_the_status() -> None:
+    before = [{"type": "Ready", "status": "True", "reason": "Ready", "lastTransitionTime": EARLIER}]
+    same = merged(before, [Finding(type="Ready", status="True", reason="Other")], 1, NOW)
+    other = merged(before, [Finding(type="Ready", status="False", reason="Other")], 1, NOW)
+    assert (same[0]["lastTransitionTime"], other[0]["lastTransitionTime"]) == (EARLIER, NOW)
+
+
+def test_each_transition_makes_one_event() -> None:
+    before = [{"type": "Ready", "status": "False", "reason": "A"}]
+    assert transitions(before, [Finding(type="Ready", status="False", reason="A", message="m")]) == []
+    assert [each.reason for each in transitions(before, [Finding(type="Ready", status="False", reason="B")])] == ["B"]
+    assert not transitions(before, [Finding(type="Ready", status="True", reason="Ready")])[0].warning
+
+
+def _subclasses(kind: type[errors.DatastoreError]) -> list[type[errors.DatastoreError]]:
+    return [kind, *(below for each in kind.__subclasses__() for below in _subclasses(each))]
+
+
+@pytest.mark.parametrize(
+    "kind", [each for each in _subclasses(errors.DatastoreError) if each.__module__ == "datastore.errors"]
+)
+def test_every_error_has_a_reason(kind: type[errors.DatastoreError]) -> None:
+    assert reason_of(kind("x")) in REASONS.values()
+
+
+def test_a_message_is_one_short_line_without_what_changes_each_time() -> None:
+    text = message_of(errors.AccessDenied("no\nway (request 4F5) \x00 secret_key=CANARY " + "x" * 2000))
+    assert text.startswith("no way ")
+    assert "CANARY" not in text
+    assert "4F5" not in text
+    assert len(text.encode()) <= 1024
+
+
+def test_the_models_defaults_are_what_the_api_server_fills_in() -> None:
+    filled = {**SPEC, "readOnly": False, "reclaimPolicy": "Retain", "cache": {"size": "10Gi"}}
+    assert DatastoreSpec.model_validate(filled) == DatastoreSpec.model_validate(SPEC)
+    assert desired.volume(wanted(filled), "") == desired.volume(wanted(SPEC), "")
