@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from datastore.errors import StoreError
 from datastore.fuse.store.base import (
@@ -30,10 +30,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What to raise; after: the call takes effect first, and only its answer is lost."""
+    """What to raise; after: the call takes effect first, and only its answer is lost. alter: gives another answer."""
 
-    error: StoreError
+    error: StoreError | None = None
     after: bool = False
+    alter: Callable[[Any], Any] | None = None
 
 
 Plan = Callable[[int, str], Fault | None]
@@ -156,6 +157,10 @@ class FaultyStore:
         fault = self.plan(index, method)
         if fault is None:
             return call()
+        if fault.alter is not None:
+            altered: T = fault.alter(call())
+            return altered
+        assert fault.error is not None
         if fault.after:
             call()
         raise fault.error

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
+from datastore.fuse.vfs.filesystem import DatastoreFilesystem
 from tests.localfs import LocalFs
 
 PART = 8192
@@ -42,6 +44,8 @@ class Scenario:
     """A failure that is reported may leave what it moves under both names."""
     halfway: tuple[Mapping[str, bytes], ...] = ()
     """Where a failure may leave it besides."""
+    mount: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the MountSpec."""
 
 
 def _overwrite_middle(local: LocalFs, _: Any) -> None:
@@ -102,6 +106,37 @@ def _write_and_change(local: LocalFs, _: Any) -> None:
         file.close()
 
 
+def _two_closed_behind(local: LocalFs) -> str:
+    local.write("d/f", NEW)
+    local.write("d/new", LARGE)
+    return "closed"
+
+
+def _write_behind(local: LocalFs, _: Any) -> None:
+    """What the background could not send is an error here, so that the sweep looks at it as at any other."""
+    _send_behind(local)
+
+
+def _closed_behind(local: LocalFs) -> str:
+    local.write("d/new", NEW)
+    return "d/new"
+
+
+def _rename_behind(local: LocalFs, path: Any) -> None:
+    local.rename(path, "d/newer")
+    _send_behind(local)
+
+
+def _send_behind(local: LocalFs) -> None:
+    fs = cast(DatastoreFilesystem, local.fs)
+    for future in fs.write_back.send_due(float("inf")):
+        future.result(timeout=60)
+    if fs.uploads.unsent():
+        raise OSError(errno.EIO, "not sent")
+
+
+REFUSING: Mapping[str, Any] = {"conflict": "fail"}
+BEHIND: Mapping[str, Any] = {"write_back_s": 5.0}
 TREE = {"d/": b"", "d/f": b"old", "d/e/": b"", "d/e/g": b"deep", "d/l.rclonelink": b"f", "other": b"untouched"}
 MOVED = {"m" + key[1:] if key.startswith("d/") else key: body for key, body in TREE.items()}
 BIG = {"big": LARGE, "other": b"untouched"}
@@ -141,6 +176,29 @@ SCENARIOS = (
         _close,
         LARGE,
         halfway=({**TREE, "d/f": LARGE},),
+        moves=True,
+    ),
+    Scenario("replace or fail", TREE, lambda local, _: local.write("d/f", NEW), {**TREE, "d/f": NEW}, mount=REFUSING),
+    Scenario("create or fail", TREE, lambda local, _: local.write("f", NEW), {**TREE, "f": NEW}, mount=REFUSING),
+    Scenario("append or fail", BIG, _append, {**BIG, "big": LARGE + b"tail"}, mount=REFUSING),
+    Scenario("stream or fail", TREE, _write_slowly, {**TREE, "d/f": LARGE}, mount=REFUSING),
+    Scenario(
+        "write behind",
+        TREE,
+        _write_behind,
+        {**TREE, "d/f": NEW, "d/new": LARGE},
+        _two_closed_behind,
+        halfway=({**TREE, "d/f": NEW}, {**TREE, "d/new": LARGE}, {**TREE, "d/new": b""}),
+        mount=BEHIND,
+    ),
+    Scenario(
+        "rename behind",
+        TREE,
+        _rename_behind,
+        {**TREE, "d/newer": NEW},
+        _closed_behind,
+        halfway=({**TREE, "d/new": NEW},),
+        mount=BEHIND,
         moves=True,
     ),
     Scenario("overwrite in the middle", BIG, _overwrite_middle, {**BIG, "big": PATCHED}),

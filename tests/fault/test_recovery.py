@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from datastore.errors import AccessDenied, Unreachable
+from datastore.errors import (
+    AccessDenied,
+    CorruptBody,
+    DeadlineExceeded,
+    ServerFault,
+    StoreError,
+    Throttled,
+    Unreachable,
+)
 from datastore.fuse.data import multipart
 from tests.fault.scenarios import BIG, LARGE, MOVED, NEW, PART, PATCHED, TREE, without
 from tests.fault.worlds import MIN_PART, FaultWorld, fault_world
@@ -59,21 +67,31 @@ LEFT: dict[str, tuple[Mapping[str, bytes], Callable[[FaultWorld], None], Mapping
 }
 
 
-@pytest.mark.parametrize(
-    "kind", [Unreachable("no route to the store"), AccessDenied("not allowed")], ids=["out", "denied"]
-)
+KINDS: dict[str, tuple[StoreError, tuple[bool, ...]]] = {
+    "reset": (Unreachable("no route to the store"), (False, True)),
+    "denied": (AccessDenied("not allowed"), (False, True)),
+    "timeout": (DeadlineExceeded("no answer in time"), (True,)),
+    "server fault": (ServerFault("the server broke"), (False,)),
+    "throttled": (Throttled("slow down"), (False,)),
+    "truncated": (CorruptBody("shorter than promised"), (False,)),
+}
+"""What a call fails with, and whether it took effect before."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("left", LEFT)
-def test_recovery_survives_faults(left: str, kind: Unreachable | AccessDenied, tmp_path: Path) -> None:
+def test_recovery_survives_faults(left: str, kind: str, tmp_path: Path) -> None:
     """S-20 S-27 A mount whose recovery fails at its n-th call works, and the next one finishes the rest."""
     before, leave, after = LEFT[left]
+    error, effects = KINDS[kind]
     for n in range(_calls(left, tmp_path / "healthy")):
         for make in (nth, from_nth):
-            for lost_answer in (False, True):
+            for lost_answer in effects:
                 directory = tmp_path / f"{n}-{make.__name__}-{lost_answer}"
                 with fault_world(directory, before) as world:
                     leave(world)
                     world.release()
-                    world.build(make(n, kind, after=lost_answer))
+                    world.build(make(n, error, after=lost_answer))
                     assert not world.bucket.uploads or lost_answer or make is from_nth
                     world.heal()
                     world.release()

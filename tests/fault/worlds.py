@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from datastore.api.mountspec import MountSpec, S3Location
 from datastore.fuse.ops import Reply, resolve
@@ -37,12 +39,14 @@ def no_sleep(seconds: float) -> None:
 class FaultWorld:
     """retrying: with the retry layer, as in production; without it each fault reaches the file system."""
 
-    def __init__(self, directory: Path, before: Mapping[str, bytes], *, retrying: bool) -> None:
+    def __init__(
+        self, directory: Path, before: Mapping[str, bytes], *, retrying: bool, mount: Mapping[str, Any]
+    ) -> None:
         self.bucket = MemoryBucket(min_part_bytes=MIN_PART)
         direct = MemoryStore(self.bucket)
         for key, body in before.items():
             direct.put(key, body, WriteOptions())
-        self._directory, self._retrying = directory, retrying
+        self._directory, self._retrying, self._mount = directory, retrying, mount
         self.build()
 
     def build(self, plan: Plan = no_faults) -> None:
@@ -58,6 +62,7 @@ class FaultWorld:
             state_dir=str(self._directory / "state"),
             cache_dir=str(self._directory / "cache"),
             metadata_ttl_s=0.0,
+            **self._mount,
         )
         self.fs: DatastoreFilesystem = build_filesystem(spec, store)
         core = self.fs.core
@@ -77,6 +82,7 @@ class FaultWorld:
     def release(self) -> None:
         """All processes die."""
         core = self.fs.core
+        self.fs.write_back.stop()
         core.io.shutdown(wait=True, cancel_futures=True)
         if core.cache is not None:
             core.cache.close()
@@ -100,9 +106,14 @@ class FaultWorld:
         return [key for key in self.bucket.objects if key.startswith(HIDDEN.encode())]
 
     def streams(self) -> set[str]:
-        """Uploads of files that are open and still written."""
-        staged = [node.staged for node in self.fs.core.nodes.by_ino.values() if not node.gone]
-        return {each.stream._id for each in staged if each and isinstance(each.stream, Stream) and each.stream._id}
+        """Uploads of files that are open and still written; none is being begun any more."""
+        found = set()
+        for node in self.fs.core.nodes.by_ino.values():
+            stream = node.staged.stream if node.staged is not None else None
+            if isinstance(stream, Stream) and not node.gone and stream._created is not None:
+                stream._created.exception(timeout=60)
+                found.add(str(stream._id))
+        return found
 
     def check(self) -> None:
         """Invariants that hold at rest, after a fault too."""
@@ -120,9 +131,15 @@ class FaultWorld:
 
 
 @contextmanager
-def fault_world(directory: Path, before: Mapping[str, bytes], *, retrying: bool = False) -> Iterator[FaultWorld]:
+def fault_world(
+    directory: Path,
+    before: Mapping[str, bytes],
+    *,
+    retrying: bool = False,
+    mount: Mapping[str, Any] = MappingProxyType({}),
+) -> Iterator[FaultWorld]:
     """Released at the end."""
-    world = FaultWorld(directory, before, retrying=retrying)
+    world = FaultWorld(directory, before, retrying=retrying, mount=mount)
     try:
         yield world
     finally:

@@ -1,0 +1,250 @@
+"""The whole S3 path under faults of the wire: adapter, retries and file system behind a proxy that spoils answers."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datastore.api.mountspec import MountSpec, S3Location, StaticCredentials
+from datastore.fuse.store.base import Capabilities
+from datastore.fuse.store.s3 import open_s3
+from datastore.fuse.store.s3.transport import TransportLimits
+from datastore.fuse.vfs.build import build_filesystem
+from datastore.retry import Retrier, RetryPolicy
+from datastore.secret import Secret
+from tests.fault.test_sweep import same_but_markers
+from tests.localfs import LocalFs
+from tests.model.world import outcome
+from tests.servers import Server, boto_client, make_bucket
+from tests.wireproxy import KINDS, Spoilt, WireProxy, no_faults, wire_proxy
+
+IDLE_S = 0.25
+"""What stands for the 20 s after which a silent server is given up."""
+STALL_S = 1.0
+LIMITS = TransportLimits(connect_s=2.0, idle_s=IDLE_S, call_s=5.0)
+LARGE = os.urandom(1 << 20) * 9
+"""Two parts."""
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """before, after: bodies by key. give: what is done and seen; gives: what is to be seen."""
+
+    name: str
+    before: Mapping[str, bytes]
+    give: Callable[[LocalFs], Any]
+    after: Mapping[str, bytes]
+    gives: Any = None
+    moves: bool = False
+
+
+def _append(local: LocalFs) -> None:
+    with local.opened("d/f", os.O_RDWR) as file:
+        file.write(b" and new", 3)
+
+
+TREE = {"d/": b"", "d/f": b"old", "d/e/": b"", "d/e/g": b"deep"}
+MOVED = {f"m{key[1:]}": body for key, body in TREE.items()}
+
+
+def less(key: str) -> dict[str, bytes]:
+    """TREE without one key."""
+    return {name: body for name, body in TREE.items() if name != key}
+
+
+CASES = (
+    Case("read", TREE, lambda local: local.read("d/e/g"), TREE, b"deep"),
+    Case("list", TREE, lambda local: local.listdir("d"), TREE, [b"e", b"f"]),
+    Case("write", TREE, lambda local: local.write("d/new", b"new"), {**TREE, "d/new": b"new"}),
+    Case("append", TREE, _append, {**TREE, "d/f": b"old and new"}),
+    Case("write large", {}, lambda local: local.write("big", LARGE), {"big": LARGE}),
+    Case("read large", {"big": LARGE}, lambda local: local.read("big"), {"big": LARGE}, LARGE),
+    Case("mkdir", TREE, lambda local: local.mkdir("d/n"), {**TREE, "d/n/": b""}),
+    Case("rmdir", {**TREE, "d/n/": b""}, lambda local: local.rmdir("d/n"), TREE),
+    Case("unlink", TREE, lambda local: local.unlink("d/f"), less("d/f")),
+    Case("rename", TREE, lambda local: local.rename("d/f", "x"), {**less("d/f"), "x": b"old"}, moves=True),
+    Case("rename directory", TREE, lambda local: local.rename("d", "m"), MOVED, moves=True),
+)
+DEAR = {"write large", "read large"}
+"""Megabytes through a proxy written in Python: not at every kind."""
+DEAR_KINDS = {"reset after", "truncated"}
+THOROUGH = {"reset after", "truncated"}
+"""Kinds that are tried at every position; the others at every third, each kind at others."""
+
+
+class Wire:
+    """One mount of a prefix of its own behind the proxy, without a kernel."""
+
+    def __init__(self, proxy: WireProxy, server: Server, client: Any, bucket: str, directory: Path) -> None:
+        self.proxy = proxy
+        self._client, self._bucket = client, bucket
+        self._prefix = f"p{next(_numbers)}/"
+        self._directory = directory
+        keys = StaticCredentials(access_key_id=server.access_key, secret_access_key=Secret(server.secret_key))
+        self._s3 = S3Location(
+            bucket=bucket,
+            prefix=self._prefix,
+            endpoint=proxy.endpoint,
+            region=server.region,
+            force_path_style=True,
+            credentials=keys,
+        )
+
+    def fill(self, before: Mapping[str, bytes]) -> None:
+        """As another tool, past the proxy."""
+        for key, body in before.items():
+            self._client.put_object(Bucket=self._bucket, Key=self._prefix + key, Body=body)
+
+    def keys(self) -> dict[str, bytes]:
+        """As another tool, past the proxy."""
+        listed = self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix).get("Contents", [])
+        found = {}
+        for each in listed:
+            body = self._client.get_object(Bucket=self._bucket, Key=each["Key"])["Body"]
+            found[each["Key"].removeprefix(self._prefix)] = body.read()
+        return {key: body for key, body in found.items() if key}
+
+    def uploads(self) -> list[Any]:
+        """Unfinished multipart uploads of this mount."""
+        found = self._client.list_multipart_uploads(Bucket=self._bucket).get("Uploads", [])
+        return [each for each in found if each["Key"].startswith(self._prefix)]
+
+    @contextmanager
+    def mounted(self, budget_s: float) -> Iterator[LocalFs]:
+        """A file system over the prefix; budget_s: for how long a call is tried again."""
+        policy = RetryPolicy(first_delay_s=0.002, max_delay_s=0.02, budget_s=budget_s)
+        capabilities = Capabilities(conditional_delete=True, file_beside_directory=False, max_key_segment_bytes=255)
+        store = open_s3(self._s3, capabilities=capabilities, retrier=Retrier(policy), limits=LIMITS)
+        spec = MountSpec(
+            name="wire",
+            mountpoint="",
+            s3=self._s3,
+            state_dir=str(self._directory / "state"),
+            cache_dir=str(self._directory / "cache"),
+            metadata_ttl_s=0.0,
+        )
+        filesystem = build_filesystem(spec, store)
+        core = filesystem.core
+        try:
+            yield LocalFs(filesystem)
+            self.proxy.plan = no_faults
+            assert filesystem.flush_all() == []
+        finally:
+            self.proxy.plan = no_faults
+            filesystem.stop()
+            core.io.shutdown(wait=True, cancel_futures=True)
+            if core.cache is not None:
+                core.cache.close()
+            core.nodelog.close()
+            core.db.close()
+            store.close()
+
+
+@pytest.fixture(scope="module")
+def proxy(versitygw: Server) -> Iterator[WireProxy]:
+    """One proxy for the module."""
+    with wire_proxy(versitygw, STALL_S) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def bucket(versitygw: Server) -> str:
+    """One bucket for the module."""
+    return make_bucket(versitygw, f"wire-{os.getpid()}")
+
+
+@pytest.fixture(scope="module")
+def client(versitygw: Server) -> Any:
+    """Another tool; making one takes longer than a case."""
+    return boto_client(versitygw)
+
+
+Make = Callable[[Case], Wire]
+
+
+@pytest.fixture
+def make(proxy: WireProxy, versitygw: Server, client: Any, bucket: str, tmp_path: Path) -> Make:
+    """A mount of a new prefix with what a case begins with."""
+
+    def made(case: Case) -> Wire:
+        wire = Wire(proxy, versitygw, client, bucket, tmp_path / str(next(_numbers)))
+        wire.fill(case.before)
+        return wire
+
+    return made
+
+
+def requests_of(case: Case, make: Make) -> int:
+    """How many requests a healthy run sends, which must do what it is to do."""
+    wire = make(case)
+    with wire.mounted(budget_s=30) as local:
+        first = len(wire.proxy.requests)
+        assert case.give(local) == case.gives
+        count = len(wire.proxy.requests) - first
+    assert same_but_markers(wire.keys(), case.after)
+    return count
+
+
+def _positions(count: int, kind: Spoilt) -> Iterable[int]:
+    step = 1 if kind.name in THOROUGH else 3
+    return range(KINDS.index(kind) % min(step, count), count, step)
+
+
+def spoiling(wire: WireProxy, n: int, kind: Spoilt, *, lasting: bool) -> None:
+    """The n-th request from now on, and with `lasting` all that follow."""
+    base = len(wire.requests) + n
+    wire.plan = lambda index: kind if index == base or (lasting and index > base) else None
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_one_spoilt_answer_is_not_felt(case: Case, kind: Spoilt, make: Make) -> None:
+    """S-66 At every position: the same result as without, and nothing left; a refusal (403) is told."""
+    if case.name in DEAR and kind.name not in DEAR_KINDS:
+        return
+    for n in _positions(requests_of(case, make), kind):
+        where = f"request {n}: {kind.name}"
+        wire = make(case)
+        with wire.mounted(budget_s=30) as local:
+            spoiling(wire.proxy, n, kind, lasting=False)
+            seen: list[Any] = []
+            number = outcome(lambda: seen.append(case.give(local)))  # noqa: B023  called before the next round
+            assert number == 0 or kind.status == 403, f"{where}: errno {number}; {wire.proxy.requests[-8:]}"
+            assert not seen or seen == [case.gives], where
+        left = wire.keys()
+        done = same_but_markers(left, case.after)
+        refused = number != 0 and (case.moves or same_but_markers(left, case.before))
+        assert done or refused, f"{where}: {sorted(left)}"
+        assert not wire.uploads() or kind.way, f"{where}: an upload is left"
+
+
+@pytest.mark.parametrize("kind", ["reset before", "503"])
+@pytest.mark.parametrize("case", [case for case in CASES if case.name not in DEAR], ids=lambda case: case.name)
+def test_an_outage_is_an_error_and_passes(case: Case, kind: str, make: Make) -> None:
+    """S-64 S-66 From every position on nothing answers: an error in time; then everything works again."""
+    (spoilt,) = (each for each in KINDS if each.name == kind)
+    for n in range(0, requests_of(case, make), 2):
+        where = f"from request {n} on: {kind}"
+        wire = make(case)
+        with wire.mounted(budget_s=0.05) as local:
+            spoiling(wire.proxy, n, spoilt, lasting=True)
+            seen: list[Any] = []
+            number = outcome(lambda: seen.append(case.give(local)))  # noqa: B023  called before the next round
+            assert number or seen == [case.gives], where
+            wire.proxy.plan = no_faults
+            if case.gives is not None:
+                assert case.give(local) == case.gives, where
+        left = wire.keys()
+        for key, body in left.items():
+            states = (case.before, case.after)
+            assert any(state.get(key) == body for state in states) or not body, f"{where}: {key} holds {body[:20]!r}"
+        done = same_but_markers(left, case.after)
+        assert done or (number and (case.moves or same_but_markers(left, case.before))), f"{where}: {sorted(left)}"
