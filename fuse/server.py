@@ -51,7 +51,11 @@ END_TIMEOUT_S = 45.0
 """From the unmount to the end of the last request and of the file system."""
 SWITCH_INTERVAL_S = 0.001
 """How soon the loop gets the interpreter back from a busy worker; Python's 5 ms is a long time for a cached answer."""
-EXIT_OK, EXIT_FAILED = 0, 1
+EXIT_OK, EXIT_FAILED, EXIT_LEFT = 0, 1, 3
+LEAVE_S = 5.0
+"""What is under way when another server takes over may end within this time; the rest is sent to that one again."""
+PREPARED_TIMEOUT_S = 2_000_000.0
+"""23 days: a server that stands by waits for its turn, or for the end of its keeper."""
 
 
 class MountedStore(Protocol):
@@ -72,6 +76,14 @@ class MountedStore(Protocol):
 
     def renew(self, given: StaticCredentials) -> None:
         """Use these keys from now on. Errors: CredentialsInvalid when the mount finds its keys in another way."""
+        ...
+
+    def show(self, group: int | None, capacity_bytes: int) -> None:
+        """Show everything as of this group (None: as it is), and the mount as so large (0: without limit)."""
+        ...
+
+    def discard(self, path: str) -> int:
+        """Drop what could not be stored of a file that nobody has open; how many versions of it there were."""
         ...
 
     def flush_all(self) -> list[str]:
@@ -116,8 +128,10 @@ class Server:
             {
                 "status": Operation(run=self._status, deadline_s=STATUS_TIMEOUT_S),
                 "flush": Operation(run=self._flush, deadline_s=FLUSH_TIMEOUT_S),
+                "discard": Operation(run=self._discard, deadline_s=STATUS_TIMEOUT_S),
                 "warm": Operation(run=self._warm, deadline_s=WARM_TIMEOUT_S),
                 "credentials": Operation(run=self._credentials, deadline_s=STATUS_TIMEOUT_S),
+                "show": Operation(run=self._show, deadline_s=STATUS_TIMEOUT_S),
                 "stop": Operation(run=self._stop, deadline_s=FLUSH_TIMEOUT_S),
             },
         )
@@ -126,6 +140,7 @@ class Server:
         """Serve until the mount is gone; the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._events.put("terminate"))
+        signal.signal(signal.SIGUSR2, lambda *_: self._events.put("leave"))
         self._control.start()
         self._metrics.start(lambda: self._status({}, lambda _: None))
         if self.spec.transport == "kernel":
@@ -144,7 +159,12 @@ class Server:
         gc.freeze()  # what start-up made stays; the collector needn't look at it again
         threading.Thread(target=self._serve, args=(serve,), name="fuse-loop", daemon=True).start()
         try:
-            if self._events.get() == "terminate":
+            event = self._events.get()
+            if event == "leave" and self._session is not None:
+                # Nothing is flushed: what is unsent is in the journal, and its next owner sends it.
+                self._session.leave(LEAVE_S)
+                return EXIT_LEFT
+            if event == "terminate":
                 self._terminate()
         finally:
             self._control.stop()
@@ -221,11 +241,27 @@ class Server:
             own["inFlight"] = len(session.pool)
             own["passthroughOpen"] = session.modes.count()
             own.update(session.traffic.snapshot())
+        own["reads"] = self._read_path()
         return {**own, **self.store.status()}
+
+    def _read_path(self) -> Answer:
+        """How what is held locally gets to a reader, and why so (S-53)."""
+        if self._session is None:
+            return {"path": "keep-cache", "why": "served by libfuse, which knows nothing faster"}
+        if self.spec.read_only:
+            return {"path": "no-open", "why": "readOnly: the kernel opens files by itself and keeps their pages"}
+        why_not = self._session.modes.why_not()
+        if why_not:
+            return {"path": "keep-cache", "why": why_not}
+        return {"path": "passthrough", "why": "for files of 1 MiB and more that are wholly cached; keep-cache for others"}
 
     def _flush(self, _request: Answer, _progress: Progress) -> Answer:
         errors = self.store.flush_all()
         return {"ok": not errors, "errors": errors}
+
+    def _discard(self, request: Answer, _progress: Progress) -> Answer:
+        path = request.get("path", "")
+        return {"discarded": self.store.discard(path)} if isinstance(path, str) else failed("path has to be a text")
 
     def _warm(self, request: Answer, progress: Progress) -> Answer:
         path = request.get("path", "")
@@ -238,6 +274,13 @@ class Server:
             return failed("keys have to be access_key_id, secret_access_key and session_token")
         self.store.renew(given)
         log.info("new credentials", extra=fields(access_key_id=given.access_key_id))
+        return {}
+
+    def _show(self, request: Answer, _progress: Progress) -> Answer:
+        group, size = request.get("group"), request.get("capacityBytes")
+        if not isinstance(size, int) or not isinstance(group, int | None):
+            return failed("group has to be a number or null, capacityBytes a number")
+        self.store.show(group, size)
         return {}
 
     def _stop(self, request: Answer, _progress: Progress) -> Answer:
@@ -266,6 +309,10 @@ def run(channel: Channel, builder: str) -> int:
     """The keeper's side of the story is keeper/channel.py; the exit code."""
     try:
         message, opens_fd = channel.receive(SPEC_TIMEOUT_S)
+        if message.get("prepare"):
+            load_builder(builder)  # everything is imported before the server that serves now is asked to leave
+            channel.send({"prepared": True})
+            message, opens_fd = channel.receive(PREPARED_TIMEOUT_S)
         spec = from_json(message["spec"])
         resumed, restarts = message.get("resumed") is True, int(message.get("restarts", 0))
         metrics = Metrics(spec.metrics, resumed=resumed)

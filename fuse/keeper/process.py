@@ -1,55 +1,60 @@
-"""The keeper's process: checks the storage through a server, mounts, hands over, replaces a server that died.
+"""What the keeper does: checks the storage through a server, mounts, hands over, replaces a server that died.
 
-    python -m datastore.fuse [--builder module:function] [--guard FD] < mount specification
-
-It writes one JSON line to standard output, {"ready": true, ...} or {"error": line, "kind": class}, and stays. Nothing
-is mounted when it says error. A server that dies is replaced at once: the kernel keeps the requests, the new server
-answers them. Only an asked-for end unmounts. It imports little, and does nothing but wait: it must not be what fails.
-Signals: SIGTERM, SIGINT and SIGHUP end the mount in order. All waiting is in _wait, where they are taken synchronously.
+A server that dies is replaced at once: the kernel keeps the requests, the new server answers them. Only an asked-for
+end unmounts. It imports little, and does nothing but wait: it must not be what fails.
+Signals: SIGTERM, SIGINT and SIGHUP end the mount in order, SIGUSR2 replaces the server by one of the code that is
+installed now. All waiting is in _wait, where they are taken synchronously; keeper/command.py blocks them.
 """
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import json
 import logging
 import os
 import select
 import signal
-import socket
-import subprocess
-import sys
 import time
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from datastore import logs
+from datastore import beneath, logs
 from datastore.api.mountspec import MountSpec, from_json
 from datastore.errors import DatastoreError, MountFailed
 from datastore.logs import fields
 
-from ..kernel import device
+from ..kernel import abi, device
+from ..kernel.negotiate import Negotiated
 from ..kernel.passthrough import TABLE_BYTES
 from .channel import Channel, ChannelClosed
 from .guard import Adopted, Guard
+from .refusal import Refusal
+from .serverprocess import ServerProcess
+from .standby import Standby
 
 log = logging.getLogger(__name__)
 
 PROBE_TIMEOUT_S = 30.0  # the builder promises 5 s; importing and local recovery come on top
+RESUME_TIMEOUT_S = 300.0
+"""A new server first ends the renames that the old one began."""
 READY_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 60.0
-STABLE_S = 1.0
-"""A server that served longer than this is replaced at once."""
+LEAVE_TIMEOUT_S = 15.0
+END_TIMEOUT_S = 5.0
+DOWN_LIMIT_S = float(os.environ.get("DATASTORE_DOWN_LIMIT", "60"))
+"""Callers wait for a new server for so long; then they get EIO, until one serves."""
+WATCH_S = 0.5
+"""A server whose death the system does not tell (ServerProcess.code) is found after so long."""
+STABLE_S = 0.3
+"""A server that served longer than this is replaced at once: one that dies of what it is asked does so sooner."""
 QUICK_DEATHS = 3
 """So many that served shorter, one after the other, are replaced at once too; then the pause doubles."""
 BACKOFF_FIRST_S, BACKOFF_LAST_S = 0.1, 5.0
 TICK_S = 0.1
 LOG_CHECK_S = 60.0
+UPGRADE = signal.SIGUSR2
 ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 EXIT_ERROR = 1
-MAX_SPEC_BYTES = 8 << 20
 
 
 def pause_after(quick_deaths: int) -> float:
@@ -71,8 +76,12 @@ class Keeper:
         self.guard = guard
         self.state_dir = Path(spec.state_dir)
         self.log_path = self.state_dir / "mount.log"
-        self.server: subprocess.Popen[bytes] | None = None
-        self.channel: Channel | None = None
+        self.server: ServerProcess | None = None
+        self.undead: list[ServerProcess] = []
+        """Servers that died, until nothing is left of them."""
+        self.refusal: Refusal | None = None
+        self.upgrading = False
+        self.standby = Standby(lambda: ServerProcess(builder, self.log_path))
         self.device_fd = -1
         self.opens_fd = -1
         self.negotiated: dict[str, Any] | None = None
@@ -86,6 +95,8 @@ class Keeper:
         """Probe, mount, serve. Errors: DatastoreError; then nothing is left behind."""
         self._claim()
         options = self._options()
+        if not device.is_mounted(options.mountpoint):
+            beneath.restore(options.mountpoint, self.state_dir / beneath.NOTE_FILE)  # of a mount that crashed
         device.check_mountpoint(options)
         if self.spec.transport == "kernel":
             device.check_device()
@@ -94,10 +105,14 @@ class Keeper:
         try:
             self._start(resumed=False)
             self._expect("probed", PROBE_TIMEOUT_S)
+            beneath_fd = os.open(options.mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             if self.spec.transport == "kernel":
                 self.device_fd = device.mount(options)
             self.mounted = True
             self._hand_over()
+            # a guard's host removes the directory itself when a crash is cleared up
+            beneath.protect(beneath_fd, self.state_dir / beneath.NOTE_FILE, immutable=self.guard is None)
+            os.close(beneath_fd)
         except BaseException:
             self.close()
             raise
@@ -119,8 +134,10 @@ class Keeper:
 
     def close(self) -> None:
         """Undo open(): end the server, unmount, remove the files that say it lives. Idempotent."""
+        self.standby.end()
         if self.server is not None:
-            self._end_server()
+            self.server.end(END_TIMEOUT_S)
+            self._forget_server()
         if self.device_fd >= 0:
             os.close(self.device_fd)
             self.device_fd = -1
@@ -130,6 +147,8 @@ class Keeper:
                 device.unmount(self.spec.mountpoint, lazy=True)
             except MountFailed as error:
                 log.error(str(error))
+        if not device.is_mounted(self.spec.mountpoint):
+            beneath.restore(self.spec.mountpoint, self.state_dir / beneath.NOTE_FILE)
         self._remove_files()
 
     def _options(self) -> device.MountOptions:
@@ -152,26 +171,14 @@ class Keeper:
         except OSError as error:
             raise MountFailed(f"can't use the state directory {self.state_dir}: {error.strerror}") from error
 
-    def _start(self, *, resumed: bool) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs, self.log_path.open("ab") as output:
-            self.server = subprocess.Popen(
-                [sys.executable, "-m", "datastore.fuse", "--server", str(theirs.fileno()), "--builder", self.builder],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=(theirs.fileno(),),
-                # from any directory, the same modules as ours; and no directory is kept busy
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-                cwd="/",
-                start_new_session=True,
-            )
-        self.channel = Channel(ours)
-        self.channel.send({"spec": self.spec.to_json(), "resumed": resumed, "restarts": self.restarts}, self.opens_fd)
+    def _start(self, *, resumed: bool, server: ServerProcess | None = None) -> None:
+        self.server = server or ServerProcess(self.builder, self.log_path)
+        document = {"spec": self.spec.to_json(), "resumed": resumed, "restarts": self.restarts}
+        self.server.channel.send(document, self.opens_fd)
 
-    def _expect(self, key: str, timeout_s: float) -> Any:
-        """The server's next message, which has to hold `key`."""
-        channel = self._open_channel()
+    def _expect(self, key: str, timeout_s: float, channel: Channel | None = None) -> Any:
+        """The next message of the server (or over another's channel), which has to hold `key`."""
+        channel = channel or self._open_channel()
         end = time.monotonic() + timeout_s
         while not self._wait(channel, min(TICK_S, max(0.0, end - time.monotonic()))):
             if self.ending:
@@ -195,18 +202,21 @@ class Keeper:
         self._write_files()
 
     def _open_channel(self) -> Channel:
-        if self.channel is None:
+        if self.server is None:
             raise MountFailed("the mount server is not running")
-        return self.channel
+        return self.server.channel
 
     # -- keeping it
 
     def keep(self) -> int:
         """Wait for the end, replacing servers that die; the exit code."""
         quick_deaths = 0
-        checked = started = time.monotonic()
+        checked = started = served = time.monotonic()
         while True:
-            self._wait(None, pause_after(quick_deaths) if self.server is None else LOG_CHECK_S / 60)
+            if self.server is None:
+                self._pause(pause_after(quick_deaths), down_s=time.monotonic() - served)
+            else:
+                self._wait(None, WATCH_S)
             now = time.monotonic()
             if now - checked > LOG_CHECK_S:
                 checked = now
@@ -214,16 +224,24 @@ class Keeper:
             if self.ending:
                 return self._end()
             self._take_news()
+            self.undead = [each for each in self.undead if not each.reaped()]
+            if self.upgrading:
+                self._upgrade()
+                started = time.monotonic()
             if self.server is None:
                 self._restart()
                 started = time.monotonic()
                 continue
-            code = self.server.poll()
+            code = self.server.code()
+            stable = now - started > STABLE_S
+            served = now if stable else served
             if code is None:
+                if self._can_resend():
+                    self.standby.keep(now - started)
                 continue
             if code == 0 or self.spec.transport != "kernel":
                 return self._ended(code)
-            quick_deaths = 0 if now - started > STABLE_S else quick_deaths + 1
+            quick_deaths = 0 if stable else quick_deaths + 1
             log.error("the mount server died; it is replaced", extra=fields(code=code, after_s=round(now - started, 1)))
             self._forget_server()
 
@@ -232,17 +250,68 @@ class Keeper:
         if document is not None:
             self.spec = from_json(document)
 
-    def _restart(self) -> None:
+    def _pause(self, pause_s: float, *, down_s: float) -> None:
+        """Before another server is tried. When none served for long, callers get an error: they must not hang."""
+        if pause_s and down_s > DOWN_LIMIT_S and self.device_fd >= 0:
+            if self.refusal is None:
+                log.error("no mount server can be started; every request is refused", extra=fields(down_s=int(down_s)))
+                self.refusal = Refusal(self.device_fd, resend=self._can_resend())
+            self.refusal.answer(pause_s)
+            pause_s = 0.0
+        self._wait(None, pause_s)
+
+    def _restart(self, server: ServerProcess | None = None) -> None:
         self.restarts += 1
         try:
-            self._start(resumed=True)
-            self._expect("probed", PROBE_TIMEOUT_S)
+            self._start(resumed=True, server=server or self._prepared(self.standby.take()))
+            self._expect("probed", RESUME_TIMEOUT_S)
             self._hand_over()
+            self.refusal = None
             log.warning("a new mount server serves", extra=fields(pid=self.server.pid if self.server else 0))
         except DatastoreError as error:
             log.error("a new mount server could not start", extra=fields(error=error))
+            self._note(trouble=f"no mount server can be started: {error}")
             if self.server is not None:
                 self.server.kill()  # keep() sees it dead and pauses
+
+    def _upgrade(self) -> None:
+        """Let a new server, of the code that is installed now, go on in the place of the one that serves."""
+        self.upgrading = False
+        old = self.server
+        if old is None:
+            return  # one is about to be started
+        self.standby.end()  # its code is as old as the server's
+        new = ServerProcess(self.builder, self.log_path)
+        try:
+            if not self._can_resend():
+                raise MountFailed("the kernel can't hand requests from one server to the next (Linux 6.9 can)")
+            new.channel.send({"prepare": True})
+            self._expect("prepared", READY_TIMEOUT_S, new.channel)
+        except DatastoreError as error:
+            new.kill()
+            log.error("the mount server is not replaced", extra=fields(error=error))
+            self._note(refused=f"the new mount server does not start, the old one serves on: {error}")
+            return
+        old.signal(signal.SIGUSR2)
+        if old.wait(LEAVE_TIMEOUT_S) is None:
+            old.kill()
+        log.warning("the mount server has left its place to a new one", extra=fields(old=old.pid, new=new.pid))
+        self._forget_server()
+        self._restart(new)
+
+    def _prepared(self, server: ServerProcess | None) -> ServerProcess | None:
+        """The same, when it has imported its code; None when it can't."""
+        if server is None:
+            return None
+        try:
+            self._expect("prepared", READY_TIMEOUT_S, server.channel)
+        except DatastoreError:
+            server.kill()
+            return None
+        return server
+
+    def _can_resend(self) -> bool:
+        return Negotiated(**self.negotiated).has(abi.HAS_RESEND) if self.negotiated else False
 
     def _ended(self, code: int) -> int:
         """The server is done; after a clean end it has unmounted.
@@ -261,34 +330,23 @@ class Keeper:
     def _end(self) -> int:
         """Asked to end: the server flushes, unmounts and exits; if it can't, we unmount."""
         if self.server is not None:
-            self.server.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                code = self.server.wait(STOP_TIMEOUT_S)
-                self.mounted = code != 0
+            self.server.signal(signal.SIGTERM)
+            self.mounted = self.server.wait(STOP_TIMEOUT_S) != 0
         self.close()
         return 0
 
-    def _end_server(self) -> None:
-        server = self.server
-        if server is not None and server.poll() is None:
-            server.terminate()
-            try:
-                server.wait(5.0)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
-        self._forget_server()
-
     def _forget_server(self) -> None:
-        if self.channel is not None:
-            self.channel.close()
-        self.server = self.channel = None
+        if self.server is not None:
+            self.server.channel.close()
+            self.undead.append(self.server)
+        self.server = None
 
     def _wait(self, channel: Channel | None, timeout_s: float) -> bool:
         """Until the channel is readable, a signal comes or the time is over; True when readable."""
         if channel is None:
-            taken = signal.sigtimedwait(ENDING | {signal.SIGCHLD}, timeout_s)
+            taken = signal.sigtimedwait(ENDING | {signal.SIGCHLD, UPGRADE}, timeout_s)
             self.ending |= taken is not None and taken.si_signo in ENDING
+            self.upgrading |= taken is not None and taken.si_signo == UPGRADE
             return False
         ready, _, _ = select.select([channel], [], [], timeout_s)
         if ENDING & signal.sigpending():
@@ -307,7 +365,12 @@ class Keeper:
         }
 
     def _write_files(self) -> None:
-        described = {**self.spec.without_secrets(), **self.report(), "started": time.time()}
+        self._note()
+
+    def _note(self, **more: object) -> None:
+        """Bring mount.json up to date. more: what went wrong, until the next server serves."""
+        described = {**self.spec.without_secrets(), **self.report(), "started": time.time(), **more}
+        described["upgradable"] = self._can_resend()
         temporary = self.state_dir / "mount.json.new"
         temporary.write_text(json.dumps(described, indent=1))
         temporary.chmod(0o600)
@@ -322,59 +385,3 @@ def _remote_error(message: dict[str, Any]) -> DatastoreError:
     """The server's error, under the name of its class."""
     error: type[DatastoreError] = type(str(message.get("kind", "DatastoreError")), (DatastoreError,), {})
     return error(str(message["error"]))
-
-
-def _say(line: dict[str, object]) -> None:
-    """The one line on standard output. Errors: OSError when nobody reads it any more."""
-    os.write(sys.stdout.fileno(), json.dumps(line).encode() + b"\n")
-
-
-def _detach(keeper: Keeper) -> None:
-    """Leave the terminal and the caller: our output goes to the log."""
-    fd = os.open(keeper.log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.dup2(fd, 1)
-    os.dup2(fd, 2)
-    os.close(fd)
-    os.close(null)
-    os.chdir("/")
-
-
-def run(text: str, builder: str, guard: Guard | None = None) -> int:
-    """Make the mount and keep it; the exit code."""
-    keeper = None
-    try:
-        keeper = Keeper(from_json(text), builder, guard)
-        held = guard.adopted() if guard else None
-        if held is not None:
-            keeper.adopt(held)
-        else:
-            keeper.open()
-            keeper.share()
-    except DatastoreError as error:
-        with suppress(OSError):
-            _say({"error": str(error), "kind": type(error).__name__})
-        return EXIT_ERROR
-    try:
-        _say(keeper.report())
-    except OSError:  # who asked for the mount is gone: nobody would ever unmount it
-        keeper.close()
-        return EXIT_ERROR
-    _detach(keeper)
-    return keeper.keep()
-
-
-def main(arguments: list[str]) -> NoReturn:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m datastore.fuse")
-    parser.add_argument("--builder", default="datastore.fuse.vfs.build:build_mount", help="module:function")
-    parser.add_argument("--guard", type=int, default=-1, help="descriptor of a channel; keeper/guard.py")
-    options = parser.parse_args(arguments)
-    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING | {signal.SIGCHLD})
-    with suppress(OSError):  # already the leader of a session or a group
-        os.setsid()
-    os.umask(0o077)
-    logs.setup()
-    guard = Guard(options.guard) if options.guard >= 0 else None
-    sys.exit(run(sys.stdin.read(MAX_SPEC_BYTES), options.builder, guard))

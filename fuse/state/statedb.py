@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -56,6 +57,7 @@ create table if not exists attributes(
 ) without rowid;
 """
 
+_LOCK_TIMEOUT_S = 2.0
 _LATER_COLUMNS = {"expects": "text", "stuck": "integer not null default 0"}
 
 
@@ -108,7 +110,7 @@ class StateDb:
 
     def __init__(self, path: Path, *, attribute_rows: int = 2_000_000) -> None:
         self._lock = threading.RLock()
-        self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
+        self._connection = _connect(path)
         self._connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
         self._connection.execute("pragma journal_mode=wal")
         self._connection.execute("pragma synchronous=normal")
@@ -301,6 +303,32 @@ def _unsent(row: tuple[Any, ...]) -> Unsent:
     return found._replace(
         key=_text(found.key), base_key=_text(found.base_key), metadata=json.loads(row[6]), stuck=bool(found.stuck)
     )
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """Open it, also when a server that died still locks it.
+
+    That one may hold its locks until a thread of it that the kernel keeps gets an answer, which only we can give
+    (keeper/serverprocess.py). It will never write again, so a copy of the files is the database from now on.
+    """
+    connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=_LOCK_TIMEOUT_S)
+    try:
+        connection.execute("pragma journal_mode=wal")
+        connection.execute("begin immediate")
+        connection.execute("rollback")
+    except sqlite3.OperationalError as error:
+        connection.close()
+        if "locked" not in str(error):
+            raise
+        for suffix in ("", "-wal"):
+            there = path.with_name(path.name + suffix)
+            if there.exists():
+                shutil.copyfile(there, path.with_name(f"{path.name}.copy{suffix}"))
+        for suffix in ("-wal", ""):
+            path.with_name(f"{path.name}.copy{suffix}").replace(path.with_name(path.name + suffix))
+        path.with_name(f"{path.name}-shm").unlink(missing_ok=True)
+        connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=_LOCK_TIMEOUT_S)
+    return connection
 
 
 def _text(key: str | bytes) -> str:

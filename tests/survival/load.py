@@ -28,6 +28,14 @@ def pattern(seed: int, size: int) -> bytes:
     return body[:size]
 
 
+def read_at(fd: int, size: int, offset: int) -> bytes:
+    """As pread(2), up to the end or an error: a read may give less than was asked for."""
+    body = b""
+    while len(body) < size and (piece := os.pread(fd, size - len(body), offset + len(body))):
+        body += piece
+    return body
+
+
 class Load:
     """One process. A subclass's step() does some operations; verify() looks at everything once more at the end."""
 
@@ -39,6 +47,9 @@ class Load:
         self.errors: list[str] = []
         self.wrong: list[str] = []
         self.content: dict[str, bytes] = {}
+        """What each file holds, as far as system calls have returned."""
+        self.doubt: set[str] = set()
+        """Names that the present step works on: it may have been cut off in the middle."""
         self._halt_on_error = halt_on_error
         self._count = os.open(control / f"{self.kind}.count", os.O_RDWR | os.O_CREAT)
 
@@ -58,7 +69,8 @@ class Load:
 
     def expect(self, what: str, seen: bytes, wanted: bytes) -> None:
         if seen != wanted:
-            at = next((i for i, (a, b) in enumerate(zip(seen, wanted, strict=False)) if a != b), min(len(seen), len(wanted)))
+            both = enumerate(zip(seen, wanted, strict=False))
+            at = next((index for index, (one, other) in both if one != other), min(len(seen), len(wanted)))
             self.wrong.append(f"{what}: {len(seen)} bytes, {len(wanted)} expected, first difference at {at}")
 
     def expect_that(self, holds: bool, what: str) -> None:
@@ -68,6 +80,7 @@ class Load:
     def run(self) -> None:
         self.begin()
         while not (self.control / "stop").exists():
+            self.doubt.clear()
             if not self._guarded(self.step) and self._halt_on_error:
                 break
             self.operations += 1
@@ -89,7 +102,15 @@ class Load:
 
     def report(self) -> dict[str, Any]:
         hashes = {name: hashlib.sha256(content).hexdigest() for name, content in self.content.items()}
-        return {"operations": self.operations, "errors": self.errors, "wrong": self.wrong, "content": hashes}
+        lengths = {name: len(content) for name, content in self.content.items()}
+        return {
+            "operations": self.operations,
+            "errors": self.errors,
+            "wrong": self.wrong,
+            "content": hashes,
+            "lengths": lengths,
+            "doubt": sorted(self.doubt),
+        }
 
 
 class Read(Load):
@@ -112,7 +133,7 @@ class Read(Load):
         offset = self.random.randrange(len(wanted))
         if self.random.random() < 0.3:
             os.posix_fadvise(self.held[name], 0, 0, os.POSIX_FADV_DONTNEED)
-        self.expect(f"{name} at {offset}", os.pread(self.held[name], 70_000, offset), wanted[offset : offset + 70_000])
+        self.expect(f"{name} at {offset}", read_at(self.held[name], 70_000, offset), wanted[offset : offset + 70_000])
 
 
 class Mapped(Load):
@@ -144,6 +165,7 @@ class Append(Load):
         self.fd = os.open(self.directory / "held", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def step(self) -> None:
+        self.doubt = {"held", "again"}
         line = b"%08d " % self.operations + pattern(self.operations, self.random.randrange(1, 3000)) + b"\n"
         self._append("held", line)
         if self.random.random() < 0.1:
@@ -169,6 +191,7 @@ class Create(Load):
     def step(self) -> None:
         name = f"c{self.random.randrange(40):02}"
         path = self.directory / name
+        self.doubt = {name}
         content = pattern(self.operations, self.random.choice((0, 1, 4096, 30_000, 200_000)))
         if name not in self.content:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
@@ -179,17 +202,18 @@ class Create(Load):
             self.content[name] = content
             self.expect_that(path.stat().st_mode & 0o777 == 0o640, f"{name}: mode {path.stat().st_mode:o}")
         elif self.random.random() < 0.4:
-            path.unlink()
             del self.content[name]
+            path.unlink()
             self.expect_that(not path.exists(), f"{name} is there after its removal")
         elif self.random.random() < 0.5 and len(self.content[name]) > 10:
             at = self.random.randrange(len(self.content[name]) - 5)
+            old = self.content.pop(name)
             with path.open("r+b", buffering=0) as file:
                 file.seek(at)
                 file.write(b"CHANGE")
-            old = self.content[name]
             self.content[name] = old[:at] + b"CHANGE" + old[at + 6 :]
         else:
+            del self.content[name]
             path.write_bytes(content)
             self.content[name] = content
         if name in self.content:
@@ -218,10 +242,12 @@ class Rename(Load):
             return
         old = self.random.choice([name for name in self.content if "/" not in name])
         new = f"f{self.random.randrange(16):02}"
+        self.doubt = {old, new}
         if chance < 0.4 and new != old:
             self._rename_written(old, new)
         elif new != old:
             with (self.directory / old).open("rb") as reader:
+                self.content.pop(new, None)
                 (self.directory / old).rename(self.directory / new)
                 self.content[new] = self.content.pop(old)
                 self.expect(f"{old} as {new}, held", reader.read(), self.content[new])
@@ -232,12 +258,16 @@ class Rename(Load):
         """While it is written, as editors and downloads do."""
         with (self.directory / old).open("ab", buffering=0) as writer:
             writer.write(b"one")
+            self.content[old] += b"one"
+            self.content.pop(new, None)
             (self.directory / old).rename(self.directory / new)
+            self.content[new] = self.content.pop(old)
             writer.write(b"two")
-        self.content[new] = self.content.pop(old) + b"onetwo"
+            self.content[new] += b"two"
 
     def _rename_directory(self) -> None:
         old, new = f"d{self.at}", f"d{self.at + 1}"
+        self.doubt = {f"{each}/x{number}" for each in (old, new) for number in range(5)}
         with (self.directory / old / "x0").open("rb") as reader:
             (self.directory / old).rename(self.directory / new)
             self.at += 1
@@ -293,7 +323,7 @@ class Temporary(Load):
             path.unlink()
             self.held[fd] = content
         fd = self.random.choice(list(self.held))
-        self.expect("a removed file", os.pread(fd, 1 << 20, 0), self.held[fd])
+        self.expect("a removed file", read_at(fd, len(self.held[fd]) + 1, 0), self.held[fd])
         os.pwrite(fd, b"more", len(self.held[fd]))
         self.held[fd] += b"more"
         self.expect_that(os.fstat(fd).st_size == len(self.held[fd]), "a removed file has another size")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import random
@@ -57,14 +58,21 @@ class Loads:
 
         def all_moved() -> bool:
             now = self.counts()
+            if any(process.poll() is not None for process in self.processes.values()):
+                raise AssertionError
             return all(now[kind] > before[kind] for kind in self.kinds)
 
         with contextlib.suppress(AssertionError):
             eventually(all_moved, "progress", PROGRESS_S)
             return
         now = self.counts()
-        stuck = [kind for kind in self.kinds if now[kind] == before[kind]]
-        raise AssertionError(f"no progress within {PROGRESS_S:.0f} s after a kill: {stuck}")
+        stuck = {kind: self.processes[kind].poll() for kind in self.kinds if now[kind] == before[kind]}
+        raise AssertionError(f"no progress within {PROGRESS_S:.0f} s after a kill (exit codes): {stuck}\n{self.log()}")
+
+    def log(self) -> str:
+        """What the mount's processes said last."""
+        (state_dir,) = (self.mount.folder / "state/kube-datastore/mounts").iterdir()
+        return (state_dir / "mount.log").read_text()[-6000:]
 
     def finish(self) -> dict[str, dict[str, Any]]:
         """Let them end and report. Errors: AssertionError that names who hangs."""
@@ -120,3 +128,19 @@ def _number(path: Path) -> int:
         return int(path.read_bytes() or b"0")
     except FileNotFoundError:
         return 0
+
+
+def without_faults(loads: Loads) -> dict[str, dict[str, Any]]:
+    """Their reports. Errors: AssertionError with what applications saw that they should not."""
+    reports = loads.finish()
+    print({kind: report["operations"] for kind, report in reports.items()})
+    faults = {kind: report["errors"] + report["wrong"] for kind, report in reports.items()}
+    seen = {kind: lines for kind, lines in faults.items() if lines}
+    assert not seen, f"{json.dumps(seen, indent=1)}\n{loads.log()}"
+    return reports
+
+
+def in_the_bucket(mount: Mount, top: str) -> dict[str, str]:
+    """What another tool finds below a directory: path -> sha256."""
+    keys = [key for key in mount.objects.keys(f"{top}/") if not key.endswith("/")]
+    return {key[len(top) + 1 :]: hashlib.sha256(mount.objects.get(key)).hexdigest() for key in keys}

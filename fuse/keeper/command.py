@@ -1,0 +1,82 @@
+"""The keeper's process: reads a mount specification, makes the mount, says so, and stays.
+
+    python -m datastore.fuse [--builder module:function] [--guard FD] < mount specification
+
+It writes one JSON line to standard output, {"ready": true, ...} or {"error": line, "kind": class}. Nothing is mounted
+when it says error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from contextlib import suppress
+from typing import NoReturn
+
+from datastore import logs
+from datastore.api.mountspec import from_json
+from datastore.errors import DatastoreError
+
+from .guard import Guard
+from .process import ENDING, EXIT_ERROR, UPGRADE, Keeper
+
+MAX_SPEC_BYTES = 8 << 20
+
+
+def _say(line: dict[str, object]) -> None:
+    """The one line on standard output. Errors: OSError when nobody reads it any more."""
+    os.write(sys.stdout.fileno(), json.dumps(line).encode() + b"\n")
+
+
+def _detach(keeper: Keeper) -> None:
+    """Leave the terminal and the caller: our output goes to the log."""
+    fd = os.open(keeper.log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+    os.close(null)
+    os.chdir("/")
+
+
+def run(text: str, builder: str, guard: Guard | None = None) -> int:
+    """Make the mount and keep it; the exit code."""
+    keeper = None
+    try:
+        keeper = Keeper(from_json(text), builder, guard)
+        held = guard.adopted() if guard else None
+        if held is not None:
+            keeper.adopt(held)
+        else:
+            keeper.open()
+            keeper.share()
+    except DatastoreError as error:
+        with suppress(OSError):
+            _say({"error": str(error), "kind": type(error).__name__})
+        return EXIT_ERROR
+    try:
+        _say(keeper.report())
+    except OSError:  # who asked for the mount is gone: nobody would ever unmount it
+        keeper.close()
+        return EXIT_ERROR
+    _detach(keeper)
+    return keeper.keep()
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m datastore.fuse")
+    parser.add_argument("--builder", default="datastore.fuse.vfs.build:build_mount", help="module:function")
+    parser.add_argument("--guard", type=int, default=-1, help="descriptor of a channel; keeper/guard.py")
+    options = parser.parse_args(arguments)
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING | {signal.SIGCHLD, UPGRADE})
+    with suppress(OSError):  # already the leader of a session or a group
+        os.setsid()
+    os.umask(0o077)
+    logs.setup()
+    guard = Guard(options.guard) if options.guard >= 0 else None
+    sys.exit(run(sys.stdin.read(MAX_SPEC_BYTES), options.builder, guard))
