@@ -16,7 +16,7 @@ def main() -> None:
 
         serve(arguments[1:])
     else:
-        from .keeper.process import main as keep
+        from .keeper.command import main as keep
 
         keep(arguments)
 

@@ -2,8 +2,10 @@
 
     {"op": "status"}                  -> {"ok": true, ...}
     {"op": "flush"}                   -> {"ok": true, "errors": []}; ok false when something is not in S3
+    {"op": "discard", "path": "f"}    -> {"ok": true, "discarded": 1}
     {"op": "warm", "path": "d"}       -> {"progress": {...}} lines, then {"ok": true, ...}
     {"op": "credentials", "keys": {"access_key_id": "", "secret_access_key": "", "session_token": null}} -> {"ok": true}
+    {"op": "show", "group": null, "capacityBytes": 0} -> {"ok": true}
     {"op": "stop", "force": false}    -> {"ok": true, "errors": []}; ok false when not in S3, or busy
 
 The socket is 0600 in a directory of 0700. Every operation has a deadline, and there are at most CLIENTS at a time.

@@ -177,6 +177,10 @@ class Notifier(Protocol):
         """
         ...
 
+    def is_local(self, ino: Ino) -> bool | None:
+        """Whether the kernel reads this inode, which is open, from a local file by itself; None: it never does here."""
+        ...
+
     def release(self, held: Sequence[Held]) -> None:
         """Give up these nodes, those that are in use excepted: forget() follows for each that is given up."""
         ...

@@ -471,6 +471,9 @@ class MemMount:
     def renew(self, given: StaticCredentials) -> None:
         raise CredentialsInvalid(f"no store wants the key {given.access_key_id}")
 
+    def show(self, group: int | None, capacity_bytes: int) -> None:
+        """Nothing here depends on it."""
+
     def flush_all(self) -> list[str]:
         return list(self.failures)
 

@@ -74,6 +74,9 @@ class Kernel:
     def inval_entry(self, parent: Ino, name: bytes) -> None:
         self.entries.append((parent, name))
 
+    def is_local(self, ino: Ino) -> bool | None:
+        return None
+
     def inval_inode(self, ino: Ino, offset: int = 0, length: int = 0) -> None:
         self.inodes.append((ino, offset))
 

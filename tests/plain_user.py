@@ -163,7 +163,11 @@ def _tools_for(account: pwd.struct_passwd, staging: Path) -> Path:
     tools = tools_dir()
     if not tools.is_dir() or _can(account, ["test", "-x", tools / "versitygw"]):
         return tools.parent
-    shutil.copytree(tools, staging / "tools" / "bin")
+    (staging / "tools" / "bin").mkdir(parents=True)
+    # The servers: what is built for the test cluster is large, and root's alone.
+    for server in ("versitygw", "minio"):
+        if (tools / server).exists():
+            shutil.copy2(tools / server, staging / "tools" / "bin")
     return staging / "tools"
 
 

@@ -101,6 +101,8 @@ TIERS = (
     Tier(name="model", steps=(pytest_step("tests/model"),)),
     Tier(name="fault", steps=(pytest_step("tests/fault"),)),
     Tier(name="mount", steps=(pytest_step("tests/mount"),), obstacle=not_root),
+    Tier(name="csi", steps=(pytest_step("tests/csi", workers=1),), obstacle=not_root),
+    Tier(name="survival", steps=(pytest_step("tests/survival", workers=1),), obstacle=not_root),
     Tier(name="e2e-laptop", steps=(pytest_step("tests/e2e", "-m", "e2e_laptop", workers=1),), obstacle=not_root),
     Tier(
         name="e2e-cluster",

@@ -57,7 +57,7 @@ def find_tool(name: str) -> str:
     """Path of a built tool. Errors: ServerMissing."""
     path = tools_dir() / name
     if not os.access(path, os.X_OK):
-        raise ServerMissing(f"{name} is not in {path.parent} (make tools builds it)")
+        raise ServerMissing(f"{name} is not in {path.parent} (make tools or make cluster-tools builds it)")
     return str(path)
 
 
@@ -94,11 +94,11 @@ def make_bucket(server: Server, name: str) -> str:
 
 
 @contextmanager
-def run_versitygw(*extra: str, port: int = 0, data_dir: str = "", access_key: str = "testaccess") -> Iterator[Server]:
+def run_versitygw(*extra: str, port: int = 0, data_dir: str = "", secret_key: str = "testsecret-versitygw") -> Iterator[Server]:
     """versitygw over a directory. extra: more global options; port and data_dir: to start it again in its place."""
     binary = find_tool("versitygw")
     with _directory(data_dir) as root:
-        keys = _Keys(access_key, "testsecret-versitygw")
+        keys = _Keys("testaccess", secret_key)
 
         def command(at: int) -> list[str]:
             listen = ["--port", f"127.0.0.1:{at}", "--health", "/healthz"]

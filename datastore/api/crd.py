@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition, generated from the models. `python -m datastore.api.crd` writes manifests/crd.yaml."""
+"""The CustomResourceDefinition, generated from the models. `python -m datastore.api.crd` writes manifests/base/crd.yaml."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def text() -> str:
 
 def path() -> Path:
     """Where the document is kept."""
-    return Path(manifests.__path__[0], "crd.yaml")
+    return Path(manifests.__path__[0], "base", "crd.yaml")
 
 
 def _columns() -> list[dict[str, Any]]:

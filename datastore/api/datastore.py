@@ -26,8 +26,8 @@ from datastore.api.fields import (
     SecretName,
     SizeBytes,
 )
+from datastore.api.names import GROUP as GROUP
 
-GROUP = "datastore.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "Datastore"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from datastore.api.datastore import GROUP
-
+GROUP = "datastore.dev"
+"""Here and not with the models: the mount server knows these names, and must not load pydantic for them."""
 MANAGER = "datastore-controller"
 """Field manager of every server-side apply, and reporter of our events."""
 FINALIZER = f"{GROUP}/cleanup"

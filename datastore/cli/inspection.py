@@ -33,8 +33,15 @@ def inspect(record: MountRecord) -> dict[str, Any]:
         "state": state,
     }
     extra = {key: value for key, value in told.items() if key not in own and key != "ok"}
-    pids = {} if record.bind else {"keeperPid": record.keeper_pid, "serverPid": record.server_pid}
-    return {**own, **pids, **extra, "dirty": dirty_files(told)}
+    return {**own, **_processes(record), **extra, "dirty": dirty_files(told)}
+
+
+def _processes(record: MountRecord) -> dict[str, Any]:
+    if record.bind:
+        return {}
+    restart = "possible" if record.upgradable else "not possible: Linux before 6.9, or libfuse"
+    told = {"keeperPid": record.keeper_pid, "serverPid": record.server_pid, "restart": restart}
+    return {**told, "trouble": record.trouble} if record.trouble else told
 
 
 def dirty_files(told: Mapping[str, Any]) -> list[dict[str, Any]]:

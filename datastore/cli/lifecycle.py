@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from datastore import beneath
 from datastore.api.datastore import Datastore
 from datastore.api.manifest import Manifest
 from datastore.api.resolve import MountOptions, mount_spec, state_name
@@ -27,6 +28,7 @@ from datastore.cli.records import (
     MOUNT_FILE,
     MountRecord,
     forget,
+    is_server,
     keep_unsent,
     read_record,
     remove_made,
@@ -139,7 +141,9 @@ def _end_silent(record: MountRecord, error: DatastoreError, *, force: bool) -> N
         end_server(pid)
     at = mounttable.mounted_at(record.mountpoint)
     if at and at.fstype.startswith("fuse"):
+        mounttable.abort(record.mountpoint)
         mounttable.detach(record.mountpoint)
+    beneath.restore(record.mountpoint, record.state_dir / beneath.NOTE_FILE)
     remaining = unsent.remaining(record.state_dir)
     if remaining:
         keep_unsent(record)
@@ -152,8 +156,11 @@ def _end_silent(record: MountRecord, error: DatastoreError, *, force: bool) -> N
 
 def _wait_until_gone(record: MountRecord) -> None:
     deadline = time.monotonic() + GONE_TIMEOUT_S
-    while mounttable.mounted_at(record.mountpoint):
+    # Its keeper gives the directory beneath its mode back.
+    while mounttable.mounted_at(record.mountpoint) or is_server(record.keeper_pid):
         if time.monotonic() > deadline:
+            if not mounttable.mounted_at(record.mountpoint):
+                return
             raise MountFailed(f"{record.mountpoint}: is still mounted; close what uses it and try again")
         time.sleep(_POLL_S)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import typer
 
-from datastore.cli import crd, doctor, list_, mount, run, status, top, umount, version, warm
+from datastore.cli import crd, doctor, list_, mount, rescue, restart, run, status, top, umount, version, warm
 from datastore.cli.console import fail
 from datastore.cli.exitcodes import ExitCode, exit_code_for
 from datastore.cli.signals import Interrupted
@@ -31,9 +31,11 @@ app = typer.Typer(
 app.command("mount")(mount.mount_command)
 app.command("umount")(umount.umount_command)
 app.command("unmount", hidden=True)(umount.umount_command)
+app.command("restart")(restart.restart_command)
 app.command("list")(list_.list_command)
 app.command("status")(status.status_command)
 app.command("top")(top.top_command)
+app.command("unsent")(rescue.unsent_command)
 app.command("warm")(warm.warm_command)
 app.command("run", context_settings={"allow_interspersed_args": False})(run.run_command)
 app.command("doctor")(doctor.doctor_command)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import datastore
+from datastore import beneath
 from datastore.api.mountspec import MountSpec
 from datastore.cli import control, mounttable
 from datastore.cli.exitcodes import error_from
@@ -202,6 +203,7 @@ def _end_leftovers(spec: MountSpec) -> None:
     at = mounttable.mounted_at(spec.mountpoint)
     if at and at.fstype.startswith("fuse"):
         mounttable.detach(spec.mountpoint)
+    beneath.restore(spec.mountpoint, Path(spec.state_dir) / beneath.NOTE_FILE)
 
 
 def end_server(pid: int) -> None:

@@ -41,6 +41,14 @@ class MountRecord:
     keeper_pid: int = 0
     server_pid: int = 0
     made: tuple[str, ...] = ()
+    upgradable: bool = False
+    """The kernel can hand requests to another server, so `restart` works."""
+    trouble: str = ""
+    """Why no server serves it now."""
+    refused: str = ""
+    """Why the last restart was not done."""
+    noted_at: float = 0.0
+    """When its keeper wrote this (seconds since the epoch)."""
 
     @property
     def pids(self) -> list[int]:
@@ -78,6 +86,10 @@ def read_record(state_dir: Path) -> MountRecord | None:
         keeper_pid=_pid(raw.get("keeperPid")),
         server_pid=_pid(raw.get("serverPid")),
         made=tuple(each for each in made if isinstance(each, str)) if isinstance(made, list) else (),
+        upgradable=raw.get("upgradable") is True,
+        trouble=str(raw.get("trouble", "")),
+        refused=str(raw.get("refused", "")),
+        noted_at=float(raw["started"]) if isinstance(raw.get("started"), int | float) else 0.0,
     )
 
 

@@ -14,6 +14,7 @@ at once:
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -154,6 +155,29 @@ class BlockCache:
             if entry is None or not (entry.whole or (version.size <= INLINE_VERIFY_BYTES and entry.verify())):
                 return None
             return entry.reopen(self._place(version).data_path)
+        return None
+
+    def lend(self, version: ObjectVersion) -> int | None:
+        """As complete_fd, but for writing too, and only while no other open file of this version is lent.
+
+        Who writes to it has to drop the version before. It is lent for as long as anybody, the kernel too, has the
+        descriptor or a copy.
+        """
+        if version.size == 0:
+            return None
+        with self._guarded(version):
+            entry = self._find(version)
+            if entry is None or not (entry.whole or (version.size <= INLINE_VERIFY_BYTES and entry.verify())):
+                return None
+            fd = entry.reopen(self._place(version).data_path, os.O_RDWR)
+            if fd is None:
+                return None
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(fd)
+                return None
+            return fd
         return None
 
     def verify(self, version: ObjectVersion) -> bool:

@@ -136,14 +136,18 @@ class BlockFile:
 
     def read(self, start: int, stop: int) -> bytes | None:
         """The bytes [start, stop) inside the object, or None unless all are held. CacheCorrupt, OSError."""
-        if self._stamp is not None and os.fstat(self._data_fd).st_mtime_ns != self._stamp.mtime_ns:
-            self._distrust()
         first, last = start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)
         if self._right.find(0, first, last) >= 0 and not self._admit(first, last):
             return None
         body = os.pread(self._data_fd, stop - start, start)
         if len(body) != stop - start:
             raise CacheCorrupt("a cache file is shorter than its object")
+        # Looked at after the read: a write shows its time before its bytes.
+        if self._stamp is not None and (facts := os.fstat(self._data_fd)).st_mtime_ns != self._stamp.mtime_ns:
+            if facts.st_nlink == 0:
+                raise CacheCorrupt("a cache file was lent and has been written to")
+            self._distrust()
+            return self.read(start, stop)
         return body
 
     def holds(self, start: int, stop: int) -> bool:
@@ -191,9 +195,9 @@ class BlockFile:
         """Mark as just used: eviction goes by the sidecar's mtime. OSError."""
         os.utime(self._sidecar_fd)
 
-    def reopen(self, data_path: str) -> int | None:
-        """A read-only descriptor of the data, the caller's; None when the file was changed or replaced. OSError."""
-        fd = os.open(data_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    def reopen(self, data_path: str, mode: int = os.O_RDONLY) -> int | None:
+        """A descriptor of the data, the caller's; None when the file was changed or replaced. OSError."""
+        fd = os.open(data_path, mode | os.O_CLOEXEC | os.O_NOFOLLOW)
         if Stamp.of(os.fstat(fd)) == self._stamp:
             return fd
         os.close(fd)

@@ -20,6 +20,7 @@ MIB = 1 << 20
 PAGE = 4096
 TOUCHED_MAX = 4096
 """Blocks remembered: 512 MiB of a file."""
+READERS_MAX = 8
 RUN_READS = 2
 """Near reads after a jump that make a run: the kernel splits one random read into two requests at times."""
 
@@ -85,14 +86,25 @@ class ReadAhead:
     def plan(self, offset: int, size: int) -> Plan:
         """What to fetch for a read of [offset, offset + size), with 0 <= offset < the object's size and size > 0."""
         stop = min(offset + size, self._size)
-        near = 2 * max(size, self._settings.align_bytes)
         self._note_stride(offset)
-        if self._head - near <= offset <= self._head + near:
+        if self.near(offset, size):
             return self._sequential(offset, stop)
         self._run = self.window_bytes = 0
         self._head = stop
         self._ahead_until = self._up(stop)
         return Plan(self._jumped(offset, stop), self._strided(offset, stop))
+
+    def near(self, offset: int, size: int) -> bool:
+        """Whether such a read would go on where the furthest one ended."""
+        return abs(offset - self._head) <= 2 * max(size, self._settings.align_bytes)
+
+    def fork(self) -> ReadAhead:
+        """For a read elsewhere: what is known of jumps goes on, the present run stays here."""
+        other = ReadAhead(self._size, self._settings)
+        other._head, other._ahead_until, other._run = self._head, self._ahead_until, 0
+        other._previous, other._stride, other._repeats = self._previous, self._stride, self._repeats
+        other._touched = self._touched
+        return other
 
     def retract(self, start: int) -> None:
         """What was called for ahead from `start` on was not begun: call for it again."""
@@ -164,3 +176,32 @@ class ReadAhead:
             raise AssertionError(f"window ends unaligned at {self._ahead_until}")
         if self.window_bytes and not settings.first_bytes <= self.window_bytes <= settings.max_bytes:
             raise AssertionError(f"window of {self.window_bytes} bytes")
+
+
+class Readers:
+    """Several readers of one file, told apart by where they are: threads of a program, or all opens of an inode.
+
+    INVARIANT: at most READERS_MAX places are followed.
+    """
+
+    def __init__(self, size: int, settings: WindowSettings | None = None) -> None:
+        """size: of the object, bytes."""
+        self._present = ReadAhead(size, settings)
+        self._others: list[ReadAhead] = []
+
+    def plan(self, offset: int, size: int) -> Plan:
+        """As ReadAhead.plan, of the reader that this read belongs to."""
+        if not self._present.near(offset, size):
+            other = next((other for other in self._others if other.near(offset, size)), None)
+            if other is None:
+                other = self._present.fork()
+            else:
+                self._others.remove(other)
+            self._others.append(self._present)
+            del self._others[: 1 - READERS_MAX]
+            self._present = other
+        return self._present.plan(offset, size)
+
+    def retract(self, start: int) -> None:
+        """As ReadAhead.retract, for the plan that was made last."""
+        self._present.retract(start)

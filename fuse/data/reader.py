@@ -25,7 +25,7 @@ from .assembly import Assembly, runs
 from .blockcache import BlockCache
 from .counts import ReadCounts
 from .pieces import Piece, PieceTable, cut
-from .readahead import ReadAhead, Span, WindowSettings
+from .readahead import Readers, Span, WindowSettings
 from .version import ObjectVersion
 
 Read = bytes | memoryview
@@ -114,6 +114,13 @@ class Reader:
         if work.error is not None:
             raise work.error
         return self._cache.present(version)
+
+    def give(self, version: ObjectVersion, body: bytes) -> None:
+        """The bytes of a whole version that we wrote ourselves: held in memory as if they had been read."""
+        _, fresh = self._table.request(version, 0, version.size, max(version.size, 1))
+        for piece in fresh:
+            if piece.claim():
+                self._table.finish(piece, body[piece.start : piece.stop])
 
     def forget(self, version: ObjectVersion) -> None:
         """Drop what memory holds of this version (the disk cache keeps it); idempotent."""
@@ -319,7 +326,7 @@ class ReadStream:
     def __init__(self, reader: Reader, version: ObjectVersion) -> None:
         self.version = version
         self._reader = reader
-        self._ahead = ReadAhead(version.size, reader.settings.window)
+        self._ahead = Readers(version.size, reader.settings.window)
         self._small = version.size <= reader.settings.whole_bytes
         self._closed = threading.Event()
 

@@ -70,6 +70,11 @@ def check_mountpoint(options: MountOptions) -> None:
         raise MountFailed(f"{place} is not writable for you; fusermount3 mounts only on a directory you may write to")
 
 
+def is_mounted(mountpoint: str) -> bool:
+    """Whether anything is mounted exactly there."""
+    return mountinfo.at(canonical(mountpoint)) is not None
+
+
 def check_device() -> None:
     """Errors: MountFailed when /dev/fuse is missing or may not be opened."""
     try:

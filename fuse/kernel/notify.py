@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Sequence
 from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
 
 from datastore.logs import fields
 
@@ -47,8 +47,9 @@ def merge(old: tuple[int, int], new: tuple[int, int]) -> tuple[int, int]:
 class DeviceNotifier:
     """The queue and its thread."""
 
-    def __init__(self, device_fd: int) -> None:
+    def __init__(self, device_fd: int, is_local: Callable[[Ino], bool | None] = lambda _: None) -> None:
         self._device_fd = device_fd
+        self.is_local = is_local
         self._changed = threading.Condition()
         self._names: OrderedDict[Key, None] = OrderedDict()
         self._inodes: OrderedDict[int, tuple[int, int]] = OrderedDict()

@@ -33,6 +33,8 @@ class OpenModes:
     def __init__(self, device_fd: int, table_fd: int = -1) -> None:
         self._device_fd = device_fd
         self.enabled = False
+        self.refusal = ""
+        """Why the kernel last refused a local file; '' when it never did."""
         self._lock = threading.Lock()
         self._table = mmap.mmap(table_fd, TABLE_BYTES)
         slots = list(SLOT.iter_unpack(self._table[:]))
@@ -47,6 +49,8 @@ class OpenModes:
         if self.enabled:
             backing_id = self._count_open(ino, reply.passthrough_fd)
             if backing_id:
+                # both: the inode stays in its mode, and this open's reads and writes come to us (docs/decisions)
+                flags |= abi.FOPEN_DIRECT_IO if reply.direct_io else 0
                 return flags | abi.FOPEN_PASSTHROUGH, backing_id
         if reply.keep_cache:
             flags |= abi.FOPEN_KEEP_CACHE
@@ -67,6 +71,22 @@ class OpenModes:
                 self._free.append(index)
                 if backing_id:
                     fcntl.ioctl(self._device_fd, abi.IOC_BACKING_CLOSE, abi.BACKING_ID.pack(backing_id))
+
+    def is_local(self, ino: int) -> bool | None:
+        """Whether the inode is open by passthrough; None: no inode ever is."""
+        if not self.enabled:
+            return None
+        with self._lock:
+            index = self._slots.get(ino)
+            return index is not None and SLOT.unpack_from(self._table, index * SLOT.size)[1] != 0
+
+    def why_not(self) -> str:
+        """Why no file is read by passthrough; '' where that is possible."""
+        if self.enabled:
+            return f"the kernel refused the cache's files: {self.refusal}" if self.refusal else ""
+        if os.geteuid():
+            return "passthrough needs root (CAP_SYS_ADMIN)"
+        return "this kernel has no FUSE passthrough (Linux 6.9)"
 
     def count(self) -> int:
         """How many inodes are open by passthrough."""
@@ -97,5 +117,6 @@ class OpenModes:
             return int(
                 fcntl.ioctl(self._device_fd, abi.IOC_BACKING_OPEN, bytearray(abi.BACKING_MAP.pack(local_fd, 0, 0)))
             )
-        except OSError:
+        except OSError as error:
+            self.refusal = os.strerror(error.errno or 0)
             return 0  # EPERM without CAP_SYS_ADMIN, ELOOP on a stacked file system: read through us instead

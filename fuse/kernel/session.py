@@ -88,9 +88,10 @@ class Session:
         self.counts = [0] * abi.OPCODE_LIMIT
         self.traffic = Traffic()
         self.modes = OpenModes(device_fd, opens_fd)
-        self.notifier = DeviceNotifier(device_fd)
+        self.notifier = DeviceNotifier(device_fd, self.modes.is_local)
         self.pool = Pool(settings.workers, settings.unanswered, self._answer)
         self._operations = Operations(filesystem, self.modes).table()
+        self._take: Callable[[int], None] = self._request
         self._deferred: deque[Callable[[], None]] = deque()
         self._reported: set[str] = set()
         self._limiter = Limiter()
@@ -129,7 +130,20 @@ class Session:
             end = self._receive()
             if isinstance(end, End):
                 return end
-            self._request(end)
+            self._take(end)
+
+    def leave(self, timeout_s: float) -> bool:
+        """Answer no new request: the kernel sends them again to the next server. Whether all others were answered."""
+        self._take = self._leave_alone
+        end = time.monotonic() + timeout_s
+        while len(self.pool) and time.monotonic() < end:
+            time.sleep(0.005)
+        return not len(self.pool)
+
+    def _leave_alone(self, length: int) -> None:
+        header = self._header(length)
+        if header is not None and header[1] in (abi.FORGET, abi.BATCH_FORGET):  # these are sent once
+            self._special(header, length - header[7] * 8)
 
     def _receive(self) -> int | End:
         """The length of the next request, now in the current buffer."""

@@ -60,6 +60,10 @@ class NoNotifier:
     def inval_entry(self, parent: Ino, name: bytes) -> None:
         """Nothing."""
 
+    def is_local(self, ino: Ino) -> bool | None:
+        """Never."""
+        return None
+
     def inval_inode(self, ino: Ino, offset: int = 0, length: int = 0) -> None:
         """Nothing."""
 

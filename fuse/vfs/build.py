@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from datastore.api.mountspec import MountSpec, StaticCredentials
@@ -17,6 +18,7 @@ from datastore.logs import fields
 from ..data.blockcache import BlockCache
 from ..data.reader import Reader
 from ..state.attributes import AttributeMemory
+from ..state.listings import SavedListings
 from ..state.nodelog import NodeLog
 from ..state.opens import OpenTable
 from ..state.removed import RemovedFiles
@@ -28,7 +30,8 @@ from .ceiling import Shares
 from .core import Core, Settings
 from .filesystem import DatastoreFilesystem
 from .finishing import finish
-from .nodes import Node, NodeTable
+from .lent import LentFiles
+from .nodes import NodeTable
 from .restoring import nodes_by_key, restore_nodes, restore_opens
 from .warm import warm
 
@@ -71,9 +74,25 @@ class MountedStore:
             raise CredentialsInvalid("this mount finds its credentials by the AWS chain, so it takes no others")
         self._keys.replace(given)
 
+    def show(self, group: int | None, capacity_bytes: int) -> None:
+        """Show everything as of another group, or another size; the kernel asks again for what it knew."""
+        core = self.filesystem.core
+        with core.lock:
+            defaults = core.settings.defaults._replace(group=group)
+            core.settings = replace(core.settings, defaults=defaults, capacity_bytes=capacity_bytes)
+            nodes = list(core.nodes.by_ino.values())
+            for node in nodes:
+                node.attributes = defaults.seen(node.attributes)
+        for node in nodes:
+            core.notifier.inval_inode(node.ino, -1)
+
     def warm(self, path: str, progress: Callable[[dict[str, int | None]], None]) -> dict[str, object]:
         """Bring what is below a path into the cache; see warm.warm."""
         return warm(self.filesystem, path, progress)
+
+    def discard(self, path: str) -> int:
+        """Drop unsent bytes of a path; see Uploads.forget."""
+        return self.filesystem.uploads.forget(path)
 
     def flush_all(self) -> list[str]:
         """Send all that is unsent; a line for each failure."""
@@ -128,6 +147,7 @@ def build_filesystem(
             memory_bytes=spec.memory_bytes,
             refuse_conflicts=spec.conflict == "fail",
             write_back_s=spec.write_back_s,
+            open_less=spec.read_only and spec.transport == "kernel",
         ),
         store=store,
         reader=Reader(store, cache, io, memory_bytes=shares.pieces, learn=known.learn),
@@ -137,7 +157,9 @@ def build_filesystem(
         nodelog=NodeLog(state / "nodes.log"),
         opens=OpenTable(state / "opens"),
         removed=RemovedFiles(state / "removed"),
+        listings=SavedListings(state / "listings"),
         nodes=NodeTable(spec.s3.prefix, defaults.of(stat.S_IFDIR, clock.time_ns())),
+        lent=LentFiles(cache, io),
         io=io,
         clock=clock,
         staging_dir=staging,
@@ -148,16 +170,15 @@ def build_filesystem(
 
 
 def _recover(core: Core, filesystem: DatastoreFilesystem, *, resumed: bool) -> None:
-    node_of: Callable[[str], Node | None] = lambda _: None
     if resumed:
         restore_nodes(core)
         restore_opens(core, filesystem.handles)
-        node_of = nodes_by_key(core)
     else:
         core.nodelog.rewrite([])
         core.opens.clear()
         core.removed.clear()
-    filesystem.uploads.recover(node_of)
+        core.listings.clear()
+    filesystem.uploads.recover(nodes_by_key(core))
     failures = [] if resumed else filesystem.uploads.retry([])
     try:
         failures += finish(core, filesystem.renames, resumed=resumed)

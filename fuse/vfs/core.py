@@ -19,12 +19,14 @@ from ..data.blockcache import BlockCache
 from ..data.reader import Reader
 from ..ops import Held, Ino, Notifier
 from ..state.attributes import AttributeMemory
+from ..state.listings import SavedListings
 from ..state.nodelog import NodeLog, NodeRecord
 from ..state.opens import OpenTable
 from ..state.removed import RemovedFiles
 from ..state.statedb import StateDb
 from ..store.base import ObjectStore
 from .attrs import Defaults
+from .lent import LentFiles
 from .nodes import Node, NodeTable
 from .treelock import TreeLock
 
@@ -40,6 +42,7 @@ class Settings:
     copy up to this size, by a copy in the bucket above (that is where a download would be felt: 64 MiB is about a
     second). memory_bytes: the ceiling of the process's resident size. refuse_conflicts: an upload must replace the
     version that was opened. write_back_s: how long after its close a file may be sent; 0: before the close returns.
+    open_less: the kernel opens and closes files by itself (S-51).
     """
 
     metadata_ttl_s: float = 1.0
@@ -52,6 +55,7 @@ class Settings:
     memory_bytes: int = 512 << 20
     refuse_conflicts: bool = False
     write_back_s: float = 0.0
+    open_less: bool = False
 
 
 class _Silent:
@@ -59,6 +63,10 @@ class _Silent:
 
     def inval_entry(self, parent: Ino, name: bytes) -> None:
         """Nobody to tell."""
+
+    def is_local(self, ino: Ino) -> bool | None:
+        """Never."""
+        return None
 
     def inval_inode(self, ino: Ino, offset: int = 0, length: int = 0) -> None:
         """Nobody to tell."""
@@ -83,7 +91,9 @@ class Core:
     nodelog: NodeLog
     opens: OpenTable
     removed: RemovedFiles
+    listings: SavedListings
     nodes: NodeTable
+    lent: LentFiles
     io: Executor
     clock: Clock
     staging_dir: Path

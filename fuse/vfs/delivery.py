@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from threading import BoundedSemaphore
 
@@ -38,10 +37,11 @@ class Destination:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A new version and the metadata that it has."""
+    """A new version and the metadata that it has. body: all its bytes, where they were at hand."""
 
     result: WriteResult
     metadata: Mapping[str, str]
+    body: bytes = b""
 
 
 class Delivery:
@@ -119,8 +119,11 @@ class Delivery:
                 return self._write_parts(staged, to.key, options, plan.parts)
             self.drop_stream(staged)
             self.fill(staged, staged.missing(0, staged.size))
-            with self._large if staged.size > SMALL else nullcontext():
-                return Delivered(self._core.store.put(to.key, staged.whole(), options), options.metadata)
+            if staged.size > SMALL:
+                with self._large:
+                    return Delivered(self._core.store.put(to.key, staged.whole(), options), options.metadata)
+            body = staged.whole()
+            return Delivered(self._core.store.put(to.key, body, options), options.metadata, body)
         except (PreconditionFailed, AlreadyExists) as error:
             if not conditional and not plan.parts:
                 raise

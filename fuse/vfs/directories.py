@@ -22,11 +22,13 @@ _HEAD_SHARE = 512
 class Snapshot:
     """The entries of one open directory as they were when it was read from the start."""
 
-    __slots__ = ("directory", "entries")
+    __slots__ = ("directory", "entries", "fh")
 
     def __init__(self, directory: Directory) -> None:
         self.directory = directory
         self.entries: list[tuple[bytes, Listed]] | None = None
+        self.fh = 0
+        """The open directory that reads it, once it was read from the start."""
 
 
 class Directories:
@@ -52,6 +54,7 @@ class Directories:
     def releasedir(self, fh: Fh) -> None:
         """Unknown handles are ignored."""
         with self._core.lock:
+            self._core.listings.forget(fh)
             snapshot = self._snapshots.pop(fh, None)
             if snapshot is not None:
                 snapshot.directory.handles -= 1
@@ -60,7 +63,9 @@ class Directories:
     def readdir(self, ino: Ino, fh: Fh, offset: int, budget: DirBudget, plus: bool) -> Reply[Sequence[DirEntry]]:
         """Entries from a cursor. From the start the directory is listed anew, if what is known is too old."""
         with self._core.lock:
-            snapshot = self._snapshots.get(fh) or Snapshot(self._resolver.directory(ino))
+            snapshot = self._snapshots.get(fh) or self._of_earlier_server(ino, fh)
+            if offset == 0:
+                snapshot.fh = fh
             if offset == 0 or snapshot.entries is None:
                 fresh = self._resolver.fresh_listing(snapshot.directory)
                 if fresh is None and not snapshot.directory.gone:
@@ -69,6 +74,17 @@ class Directories:
             if plus and self._inexact(snapshot, offset):
                 return Blocking(partial(self._fill, snapshot, offset, budget, plus))
             return self._answer(snapshot, offset, budget, plus)
+
+    def _of_earlier_server(self, ino: Ino, fh: Fh) -> Snapshot:
+        """A directory that is being read while the server was replaced: it goes on with the names that it had."""
+        snapshot = Snapshot(self._resolver.directory(ino))
+        saved = self._core.listings.load(fh)
+        if saved is not None:
+            # What else was known of them is old: the attributes come from what is listed now.
+            snapshot.entries = [(name, Listed(kind, "")) for kind, name in saved]
+            snapshot.directory.handles += 1
+            self._snapshots[fh] = snapshot
+        return snapshot
 
     def _list(self, snapshot: Snapshot, offset: int, budget: DirBudget, plus: bool) -> Sequence[DirEntry]:
         listing = self._resolver.read_directory(snapshot.directory)
@@ -115,6 +131,8 @@ class Directories:
         for index in range(max(0, offset - _DOTS), len(entries)):
             name, listed = entries[index]
             if not budget.take(len(name)):
+                if snapshot.fh and offset < _DOTS:
+                    self._core.listings.save(snapshot.fh, ((each.kind, name) for name, each in entries))
                 break
             out.append(self._line(snapshot, name, listed, index + 1 + _DOTS, plus))
         return out

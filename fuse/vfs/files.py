@@ -54,6 +54,8 @@ class Files:
             raise FSError(errno.ESTALE)
         if request.flags & os.O_ACCMODE != os.O_RDONLY and node.etag:
             self._resolver.make_exact([node])
+        with self._core.lock:
+            self._part_from_readers(node, request.flags)
         if request.flags & os.O_TRUNC:
             with node.lock:
                 self._writing.truncate(node, 0)
@@ -66,11 +68,35 @@ class Files:
         """A handle for a node. The state lock is held."""
         if isinstance(node, Directory):
             raise FSError(errno.EISDIR)
+        self._part_from_readers(node, flags)
         fh = self._handles.add(node, flags)
-        keep, node.pages_valid = node.pages_valid, True
-        if flags & os.O_ACCMODE == os.O_RDONLY and node.parent is not None and node.etag:
+        reading = flags & os.O_ACCMODE == os.O_RDONLY
+        if reading and node.parent is not None and node.etag:
             self._foresight.opened(node.parent, node.name)
-        return OpenReply(fh, keep_cache=keep)
+        local = self._core.notifier.is_local(node.ino)
+        if local:
+            node.pages_valid = node.pages_valid and reading
+            return OpenReply(fh, direct_io=not reading or not self._core.lent.right(node.ino))
+        keep, node.pages_valid = node.pages_valid, True
+        may_lend = local is False and reading and node.handles == 1 and node.staged is None and not node.gone
+        lent_fd = self._core.lent.offer(node.ino, node.version()) if may_lend else -1
+        return OpenReply(fh, keep_cache=keep, passthrough_fd=lent_fd)
+
+    def _part_from_readers(self, node: Node, flags: int) -> None:
+        """Who may map a file for writing gets an inode of its own while others read it by passthrough.
+
+        What is written to such a map would go to the lent file and nobody would learn of it; the readers keep the
+        version that they opened. FSError(ESTALE), upon which the kernel looks the name up again; FSError(ETXTBSY) when
+        it has unsent changes besides. The state lock is held.
+        """
+        if flags & os.O_ACCMODE != os.O_RDWR or not self._core.notifier.is_local(node.ino):
+            return
+        if node.staged is not None or node.parent is None or node.gone:
+            raise FSError(errno.ETXTBSY)
+        self._core.notifier.inval_entry(node.parent.ino, node.name)
+        node.lost = True
+        self._core.nodes.detach(node)
+        raise FSError(errno.ESTALE)
 
     def release(self, ino: Ino, fh: Fh) -> Reply[None]:
         """The last close of a handle."""
@@ -79,6 +105,8 @@ class Files:
             node = handle.node if handle is not None else self._core.nodes.by_ino.get(ino)
             if node is None:
                 return None
+            if node.handles == 0:
+                self._core.lent.returned(node.ino)
             if node.handles == 0 and (node.staged is not None or node.unlinked_key):
                 return Blocking(partial(self._finish, node))
             self._core.nodes.drop_unused(node)

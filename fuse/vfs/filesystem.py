@@ -60,7 +60,7 @@ class DatastoreFilesystem:
         self.resolver = Resolver(core, self.remote, foresight)
         self.uploads = Uploads(core, self.resolver)
         self.handles = Handles(core, self.resolver)
-        self._reading = Reading(core, self.remote, self.resolver, self.uploads, self.handles)
+        self._reading = Reading(core, self.remote, self.resolver, self.uploads, self.handles, foresight)
         self.write_back = WriteBack(core, self.uploads, self.handles)
         self._writing = Writing(core, self.uploads, self.handles, self.write_back)
         self._files = Files(core, self.resolver, self.uploads, self.handles, self._writing, foresight)
@@ -87,6 +87,7 @@ class DatastoreFilesystem:
         self.write_back.stop()
         for line in self.flush_all():
             log.error("not in the store, kept on disk", extra=fields(file=line))
+        self.core.lent.close()
         self.core.known.save()
 
     def flush_all(self) -> list[str]:
@@ -128,7 +129,13 @@ class DatastoreFilesystem:
 
     def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Reply[Entry]:
         """See ops.Filesystem."""
-        return Blocking(partial(self._changes.symlink, caller, parent, name, target))
+        return Blocking(partial(self._symlink, caller, parent, name, target))
+
+    def _symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Entry:
+        entry = self._changes.symlink(caller, parent, name, target)
+        if entry.attr is not None:
+            self._reading.linked(entry.attr.ino, target)
+        return entry
 
     def unlink(self, caller: Caller, parent: Ino, name: bytes) -> Reply[None]:
         """See ops.Filesystem."""
@@ -186,7 +193,9 @@ class DatastoreFilesystem:
     # -- files
 
     def open(self, caller: Caller, ino: Ino, request: OpenRequest) -> Reply[OpenReply]:
-        """See ops.Filesystem."""
+        """See ops.Filesystem. ENOSYS tells the kernel to open, and flush, files by itself from now on (S-51)."""
+        if self.core.settings.open_less:
+            raise FSError(errno.ENOSYS)
         return self._files.open(ino, request)
 
     def create(
@@ -205,6 +214,8 @@ class DatastoreFilesystem:
 
     def flush(self, ino: Ino, fh: Fh) -> Reply[None]:
         """See ops.Filesystem."""
+        if self.core.settings.open_less:
+            raise FSError(errno.ENOSYS)
         return self._writing.flush(ino, fh)
 
     def fsync(self, ino: Ino, fh: Fh, datasync: bool) -> Reply[None]:

@@ -33,6 +33,7 @@ _AHEAD = 64
 """Files, or attributes, fetched ahead at most."""
 _BYTES_AHEAD = 48 << 20
 _WAIT_S = 120.0
+_RACY_NS = 1_500_000_000
 
 
 class _Run:
@@ -106,10 +107,12 @@ class Foresight:
         run = self._run(self._lookups, directory)
         if run is None:
             return
+        # What changed a moment ago may change again within that second: an answer could not be kept.
+        racy_ns = self._core.now_ns() - _RACY_NS
         prefix = ""
         for at in run.step(name):
             listed = run.listing.entries.get(run.names[at])
-            if listed is None or listed.kind == stat.S_IFDIR:
+            if listed is None or listed.kind == stat.S_IFDIR or listed.mtime_ns > racy_ns:
                 continue
             prefix = prefix or directory.key
             key = prefix + listed.tail

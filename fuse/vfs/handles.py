@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -16,6 +16,8 @@ from .nodes import Node
 from .resolver import Resolver
 
 R = TypeVar("R")
+_UNOPENED_MAX = 1024
+"""Files read at once without an open: beyond, reading ahead begins anew."""
 
 
 class Handle:
@@ -44,6 +46,8 @@ class Handles:
         self._by_fh: dict[int, Handle] = {}
         # Not one that an earlier server gave out: the kernel may still send it, and it is another file's.
         self._next_fh = time.time_ns()
+        self._unopened: OrderedDict[int, None] = OrderedDict()
+        """Inodes that are read without having been opened here; the inode is the handle. Least recently read first."""
 
     def add(self, node: Node, flags: int) -> Fh:
         """A new handle. The state lock is held."""
@@ -57,6 +61,25 @@ class Handles:
         """A handle that is open, of this server or an earlier one. The state lock is held."""
         self._by_fh[fh] = Handle(node, flags)
         node.handles += 1
+        if fh == node.ino:
+            self._unopened[node.ino] = None
+
+    def unopened(self, ino: Ino) -> Handle | None:
+        """The handle for the reads of an inode that the kernel did not open here."""
+        handle = self._by_fh.get(ino)
+        if handle is not None:
+            self._unopened.move_to_end(ino)
+        return handle
+
+    def add_unopened(self, node: Node) -> Handle:
+        """Make it; the one that was used longest ago goes. The state lock is held."""
+        self.restore(node.ino, node, os.O_RDONLY)
+        self._core.opens.add(node.ino, node.ino, os.O_RDONLY, node.etag, node.size)
+        if len(self._unopened) > _UNOPENED_MAX:
+            oldest = self.remove(Fh(next(iter(self._unopened))))
+            if oldest is not None:
+                self._core.nodes.drop_unused(oldest.node)
+        return self._by_fh[node.ino]
 
     def get(self, fh: Fh) -> Handle | None:
         """The handle, None of one that an earlier server gave out."""
@@ -67,6 +90,7 @@ class Handles:
         handle = self._by_fh.pop(fh, None)
         if handle is not None:
             self._core.opens.remove(fh)
+            self._unopened.pop(handle.node.ino, None) if int(fh) == handle.node.ino else None
             handle.node.handles -= 1
             if handle.stream is not None:
                 handle.stream.close()

@@ -141,11 +141,11 @@ class Leftovers:
 
 
 def listed(path: bytes, staged: StagedFile) -> dict[str, object]:
-    """A line of `datastore status` and `datastore unsent`."""
+    """A line of `datastore status`: path, bytes, since (seconds since the epoch), error or None, stuck, staging."""
     return {
         "path": os.fsdecode(path),
         "bytes": staged.size,
-        "since": staged.since_ns,
+        "since": staged.since_ns / 1e9,
         "error": staged.error or None,
         "stuck": staged.stuck,
         "staging": staged.path.name,

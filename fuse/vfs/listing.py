@@ -38,6 +38,8 @@ class Listing:
     listed_at: float
     entries: dict[bytes, Listed] = field(default_factory=dict)
     marker: bool = False
+    own: ListedObject | None = None
+    """The directory's marker, where `marker` says that there is one and the store told its version."""
     complete: bool = True
     pages: int = 0
 
@@ -56,7 +58,7 @@ def listing_of(
         for found in page.objects:
             tail = found.key[len(prefix) :]
             if tail == "":
-                listing.marker = True
+                listing.marker, listing.own = True, found
             elif tail not in hidden:
                 files.append((tail, found))
         listing.complete = page.next_token is None

@@ -8,11 +8,12 @@ import stat
 from collections import OrderedDict
 from functools import partial
 
-from datastore.errors import NotFound, PreconditionFailed
+from datastore.errors import CorruptBody, NotFound, PreconditionFailed
 
 from ..data.reader import ReadStream
 from ..ops import Blocking, Fh, FSError, Ino, Reply
 from .core import Core
+from .foresight import Foresight
 from .handles import Handle, Handles
 from .nodes import Node
 from .remote import Remote
@@ -27,8 +28,17 @@ _TARGETS = 10_000
 class Reading:
     """What read, readlink and lseek answer."""
 
-    def __init__(self, core: Core, remote: Remote, resolver: Resolver, uploads: Uploads, handles: Handles) -> None:
+    def __init__(
+        self,
+        core: Core,
+        remote: Remote,
+        resolver: Resolver,
+        uploads: Uploads,
+        handles: Handles,
+        foresight: Foresight,
+    ) -> None:
         self._core = core
+        self._foresight = foresight
         self._remote = remote
         self._resolver = resolver
         self._uploads = uploads
@@ -37,7 +47,7 @@ class Reading:
 
     def read(self, ino: Ino, fh: Fh, offset: int, size: int) -> Reply[Bytes]:
         """Bytes of the version that the handle is on."""
-        handle = self._handles.get(fh) or Handle(self._resolver.node(ino), os.O_RDONLY)
+        handle = self._handles.get(fh) or self._unopened(ino)
         node = handle.node
         if node.unknown:
             return self._handles.after_asking(node, lambda: self.read(ino, fh, offset, size))
@@ -47,6 +57,19 @@ class Reading:
         if isinstance(got, Blocking):
             return Blocking(partial(self._read_waiting, handle, got, offset, size), interruptible=True)
         return got
+
+    def _unopened(self, ino: Ino) -> Handle:
+        """The handle of an inode that the kernel opened by itself, or that an earlier server opened."""
+        if not self._core.settings.open_less:
+            return Handle(self._resolver.node(ino), os.O_RDONLY)
+        handle = self._handles.unopened(ino)
+        if handle is None:
+            with self._core.lock:
+                node = self._resolver.node(ino)
+                handle = self._handles.add_unopened(node)
+                if node.parent is not None and node.etag:
+                    self._foresight.opened(node.parent, node.name)
+        return handle
 
     def _read_staged(self, node: Node, offset: int, size: int) -> Reply[Bytes]:
         staged = node.staged
@@ -106,11 +129,21 @@ class Reading:
         except NotFound as error:
             raise FSError(errno.ESTALE) from error
         target = bytes(body)
+        if len(target) != info.size:
+            raise CorruptBody(f"'{node.key}': {len(target)} bytes came instead of {info.size}", key=node.key)
+        self._keep_target(info.key, info.etag, target)
+        return target
+
+    def linked(self, ino: Ino, target: bytes) -> None:
+        """A link was made just now: nobody has to ask where it leads."""
+        node = self._resolver.node(ino)
+        self._keep_target(node.key, node.etag, target)
+
+    def _keep_target(self, key: str, etag: str, target: bytes) -> None:
         with self._core.lock:
-            self._targets[info.key, info.etag] = target
+            self._targets[key, etag] = target
             if len(self._targets) > _TARGETS:
                 self._targets.popitem(last=False)
-        return target
 
     def lseek(self, ino: Ino, fh: Fh, offset: int, whence: int) -> Reply[int]:
         """SEEK_DATA and SEEK_HOLE: a file is one piece of data (lseek(2) allows that)."""

@@ -16,17 +16,18 @@ from datastore.errors import NotFound, PreconditionFailed
 from ..data.version import ObjectVersion
 from ..ops import FSError
 from ..state.attributes import is_racy
-from ..store.base import ETag, ListPage, ObjectInfo
+from ..store.base import ListPage, ObjectInfo
 from .attrs import Attributes, from_metadata
 from .core import Core
 from .listing import Listed, Listing, claim, listing_of
-from .names import LINK_SUFFIX, segment_of
 from .nodes import Directory, Node
 
 TAIL_CHECK = 65536
 """Bytes before the old end that must be unchanged for a grown object to count as appended to."""
 FIRST_PAGES = 4
 """So many pages are asked for at once; a directory with more entries is large."""
+_SLOW_LISTING = 2.0
+"""A directory is believed for so many times as long as it took to list it, if that is more than the time to live."""
 _AGAIN_MAX = 100
 """So often is asked again what renames of directories made useless."""
 _GUESSED_COST = 4
@@ -89,6 +90,8 @@ class Remote:
 
     def _install(self, directory: Directory, listing: Listing) -> list[tuple[Node, Listed]]:
         """Make a listing the directory's own; returns open files that were replaced. The state lock is held."""
+        if self._core.settings.full_attributes and directory.checked_at < listing.listed_at:
+            self._learn_directory(directory, listing)
         self._keep_own_changes(directory, listing)
         directory.listing = listing
         self._core.nodes.grown += len(listing.entries)
@@ -109,6 +112,18 @@ class Remote:
             else:
                 self.confirm(child, listed, listing.listed_at)
         return suspects
+
+    def _learn_directory(self, directory: Directory, listing: Listing) -> None:
+        """Its own listing tells of a directory what a HEAD would: that it has no marker, or one that is known."""
+        own = listing.own
+        if own is None:
+            if listing.entries and not listing.marker and directory.parent is not None:
+                self._without_marker(directory, listing.listed_at)
+            return
+        known = self._core.known.known(own.key, own.etag, own.mtime_ns)
+        if known is not None:
+            self._take_in(directory, ObjectInfo(own.key, 0, own.etag, own.mtime_ns, 0, known[0], known[1]))
+            directory.racy, directory.checked_at = False, listing.listed_at
 
     def _keep_own_changes(self, directory: Directory, listing: Listing) -> None:
         """What we did after the listing was begun, and what the store has not seen, is right all the same."""
@@ -141,6 +156,7 @@ class Remote:
         if listed.etag == node.etag and same_time:
             if node.racy:
                 node.exact = False
+                self.recall(node)
             return
         if listed.etag != node.etag:
             node.pages_valid = False
@@ -233,33 +249,59 @@ class Remote:
                 node.exact = True
         if ours:
             return True
+        if isinstance(node, Directory):
+            with core.lock:
+                shown_at = self._shown_at(node)
+                if shown_at is not None:
+                    self._without_marker(node, shown_at)
+                    return True
         page = core.store.list_page(key, max_keys=1) if isinstance(node, Directory) else None
         with core.lock:
             if node.place != place:
                 return None
             below = page is not None and (page.objects or page.common_prefixes or node.holds_unsent())
             if isinstance(node, Directory) and below:
-                self._without_marker(node)
+                self._without_marker(node, core.clock.monotonic())
                 return True
             self.lost(node)
         return False
 
-    def _without_marker(self, node: Directory) -> None:
+    def _shown_at(self, node: Directory) -> float | None:
+        """When the listing of the directory above that is believed showed this one; None when it does not."""
+        parent = node.parent
+        listing = parent.listing if parent is not None else None
+        if parent is None or listing is None:
+            return None
+        listed = listing.entries.get(node.name)
+        fresh = self._core.clock.monotonic() - listing.listed_at < self.ttl(parent)
+        return listing.listed_at if fresh and listed is not None and listed.tail == node.tail else None
+
+    def ttl(self, directory: Directory) -> float:
+        """How long entries are believed: a listing that takes longer than that would be stale on arrival."""
+        ttl = self._core.settings.metadata_ttl_s
+        return ttl if directory.listing is None else max(ttl, _SLOW_LISTING * directory.list_s)
+
+    def _without_marker(self, node: Directory, checked_at: float) -> None:
         own = node.attributes
         defaults = self._core.settings.defaults.of(stat.S_IFDIR, own.mtime_ns)
         node.attributes = defaults._replace(ctime_ns=own.ctime_ns, atime_ns=own.atime_ns)
         node.marker = False
         node.exact = True
-        node.checked_at = self._core.clock.monotonic()
+        node.checked_at = checked_at
 
     def _apply(self, node: Node, info: ObjectInfo, listed: Listed) -> None:
         if node.dirty:
             return
         self.confirm(node, listed, self._core.clock.monotonic())
         node.checked_at = self._core.clock.monotonic()
-        own = node.attributes
-        defaults = self._core.settings.defaults.of(listed.kind, info.mtime_ns)
-        attributes = from_metadata(info.metadata, listed.kind, defaults, info.content_type)
+        self._take_in(node, info)
+        node.racy = is_racy(info)
+
+    def _take_in(self, node: Node, info: ObjectInfo) -> None:
+        """The attributes of the version that the store has."""
+        own, kind = node.attributes, node.listed_kind
+        defaults = self._core.settings.defaults.of(kind, info.mtime_ns)
+        attributes = from_metadata(info.metadata, kind, defaults, info.content_type)
         attributes = self._core.settings.defaults.seen(attributes)
         if isinstance(node, Directory):
             if node.exact:
@@ -274,13 +316,13 @@ class Remote:
         node.size, node.etag, node.mtime_ns = info_size, info.etag, info.mtime_ns
         self._core.opens.moved_on(node.ino, node.etag, node.size)
         self._set_attributes(node, attributes)
-        node.racy = is_racy(info)
 
     def is_replaced(self, node: Node, listed: Listed) -> bool:
         """Whether another client wrote an object of which we hold a version open."""
         if isinstance(node, Directory) or node.dirty or not node.etag:
             return False
-        return listed.etag != node.etag and (node.handles > 0 or node.staged is not None)
+        in_use = node.handles > 0 or node.staged is not None or self._core.settings.open_less
+        return listed.etag != node.etag and in_use
 
     def replaced(self, node: Node, listed: Listed, checked_at: float) -> bool:
         """Take in such an object; False when the node lost its name to it."""
@@ -300,12 +342,21 @@ class Remote:
             old = node.version()
             followable = node.staged is None and old.size > 0 and listed.size > old.size
         new = ObjectVersion(old.key, listed.etag, listed.size)
-        if followable and self._same_tail(old, new):
+        if followable and self._same_tail(old, new) and self._lent_grows(node, new):
             return True
         with self._core.lock:
             if not node.gone:
                 self.lost(node)
         return False
+
+    def _lent_grows(self, node: Node, new: ObjectVersion) -> bool:
+        """Whether those who read the node from a local file see what was appended."""
+        if not self._core.notifier.is_local(node.ino):
+            return True
+        try:
+            return self._core.lent.grow(node.ino, new, self._core.reader.fetch)
+        except (PreconditionFailed, NotFound):
+            return False
 
     def _same_tail(self, old: ObjectVersion, new: ObjectVersion) -> bool:
         start = max(0, old.size - TAIL_CHECK)
@@ -316,40 +367,6 @@ class Remote:
             return bytes(held) == bytes(self._core.reader.fetch(new, start, old.size - start))
         except (PreconditionFailed, NotFound):
             return False
-
-    # -- single names of a large directory
-
-    def probe(self, parent: Directory, name: bytes) -> Listed | None:
-        """What a name of one_key() is, without listing the directory: a directory before a file before a link."""
-        segment = segment_of(name)
-        place = parent.place
-        found = self._core.each(
-            lambda kind: self._probe_kind(parent, segment, kind), (stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK)
-        )
-        if parent.place != place:
-            return self.probe(parent, name)
-        return next((listed for listed in found if listed is not None), None)
-
-    def _probe_kind(self, parent: Directory, segment: str, kind: int) -> Listed | None:
-        if kind == stat.S_IFDIR:
-            page = self._core.store.list_page(parent.key + segment + "/", max_keys=1)
-            return Listed(stat.S_IFDIR, segment + "/") if page.objects else None
-        return self._probe_key(parent, segment + (LINK_SUFFIX if kind == stat.S_IFLNK else ""), kind)
-
-    def _probe_key(self, parent: Directory, tail: str, kind: int) -> Listed | None:
-        key = parent.key + tail
-        if not self._core.settings.full_attributes:
-            page = self._core.store.list_page(key, max_keys=1)
-            if page.objects and page.objects[0].key == key:
-                found = page.objects[0]
-                return Listed(kind, tail, found.size, found.etag, found.mtime_ns)
-            return None
-        try:
-            info = self._core.store.head(key)
-        except NotFound:
-            return None
-        self._core.known.learn(info)
-        return Listed(kind, tail, info.size, ETag(info.etag), info.mtime_ns)
 
 
 def _is_directory(listed: Listed | None) -> bool:

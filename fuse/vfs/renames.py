@@ -20,7 +20,7 @@ from ..store.base import ETag, ListedObject, ObjectInfo, WriteResult
 from .changes import Changes
 from .copies import copy_object
 from .core import Core
-from .listing import NO_ETAG
+from .listing import NO_ETAG, Listing
 from .names import KEY_MAX, LINK_SUFFIX, NAME_MAX, creatable, segment_of
 from .nodes import NEVER, Directory, Node
 from .remote import HIDDEN
@@ -44,7 +44,7 @@ class Renames:
         self._uploads = uploads
         self._changes = changes
         self.begun: set[tuple[str, str]] = set()
-        """(old key, new key) of renames that an earlier server began and the kernel sends again: what is there is theirs."""
+        """(old key, new key) of what an earlier server began and the kernel sends again: what is there is theirs."""
 
     def rename(self, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int) -> None:
         """rename(2) with RENAME_NOREPLACE; FSError(EINVAL) for other flags."""
@@ -106,8 +106,9 @@ class Renames:
                 if target is not None:
                     self._changes.stayed(target, target_etag)
                 raise
+            listing = None
             try:
-                self._moved(source, target, directory, name, tail)
+                listing = self._moved(source, target, directory, name, tail)
                 if had_object:
                     core.store.delete(old_key)
             except StoreError:
@@ -115,7 +116,7 @@ class Renames:
                 core.db.end(intent)
                 raise
             finally:
-                self._vacated(old_parent, old_name)
+                self._vacated(old_parent, old_name, listing)
             core.db.end(intent)
 
     def _move_content(self, source: Node, new_key: str, intent: IntentId) -> None:
@@ -131,13 +132,19 @@ class Renames:
         self._adopt_version(source, new_key, result)
         self._core.db.moved(intent, old_etag)
 
-    def _vacated(self, directory: Directory, name: bytes) -> None:
-        """The objects of an old name are gone now: forget what a lookup or a listing found there until a moment ago."""
+    def _vacated(self, directory: Directory, name: bytes, listing: Listing | None = None) -> None:
+        """The objects of an old name are gone now: forget what a lookup or a listing found there until a moment ago.
+
+        listing: the directory's when the name was taken out; it is right if no other took its place since.
+        """
         with self._core.lock:
             child = directory.children.get(name)
             if child is not None and not child.dirty:
                 child.checked_at = NEVER
+            right = listing is not None and directory.listing is listing and name not in listing.entries
             directory.forget_listing()
+            if right and child is None:
+                directory.listing = listing
 
     def _adopt_version(self, node: Node, key: str, result: WriteResult) -> None:
         with self._core.lock:
@@ -149,8 +156,8 @@ class Renames:
             if node.staged is not None:
                 node.staged.moved(ObjectVersion(key, result.etag, node.size))
 
-    def _moved(self, source: Node, target: Node | None, directory: Directory, name: bytes, tail: str) -> None:
-        """The tree follows. The nodes' locks are held."""
+    def _moved(self, source: Node, target: Node | None, directory: Directory, name: bytes, tail: str) -> Listing | None:
+        """The tree follows; the listing of the old directory, without the name. The nodes' locks are held."""
         core = self._core
         # Not target.key: its bytes may have moved to a hidden one.
         old_target_key = target.parent.key + target.tail if target is not None and target.parent is not None else ""
@@ -172,11 +179,13 @@ class Renames:
             if isinstance(source, Directory):
                 self._resolver.counted(old_parent, -1)
                 self._resolver.counted(directory, 1)
+            listing = old_parent.listing
         if target is not None:
             self._changes.let_go(target)
         self._uploads.record(source)
         if old_target_key and old_target_key != source.key and not isinstance(target, Directory):
             core.store.delete(old_target_key)
+        return listing
 
     def _new_key(self, directory: Directory, tail: str) -> str:
         key = directory.key + tail

@@ -16,12 +16,11 @@ from .foresight import Foresight
 from .listing import Listed, Listing
 from .names import BESIDE_DIRECTORY, LINK_SUFFIX, one_key
 from .nodes import Change, Directory, Node
+from .probing import probe
 from .remote import Remote
 
 _CHANGED_MAX = 4096
 """Names that we changed, kept per directory until the next listing; beyond, those that no listing is older than go."""
-_SLOW_LISTING = 2.0
-"""A directory is believed for so many times as long as it took to list it, if that is more than the time to live."""
 _LISTING_MAX_S = 600.0
 """No listing takes longer."""
 
@@ -173,9 +172,7 @@ class Resolver:
         return max(0.0, self._ttl(node.parent) - self._age(node.checked_at))
 
     def _ttl(self, directory: Directory) -> float:
-        """How long entries are believed: a listing that takes longer than that would be stale on arrival."""
-        ttl = self._core.settings.metadata_ttl_s
-        return ttl if directory.listing is None else max(ttl, _SLOW_LISTING * directory.list_s)
+        return self._remote.ttl(directory)
 
     # -- without the state lock: these may ask the store
 
@@ -254,7 +251,7 @@ class Resolver:
                     lambda: parent.listing is listing and listing.entries.get(name) is there,
                 )
         started, mark = self._core.clock.monotonic(), parent.changed.get(name)
-        found = self._remote.probe(parent, name)
+        found = probe(self._core, parent, name)
         parent.probe_s += self._core.clock.monotonic() - started
         return _Found(found, started, lambda: parent.changed.get(name) is mark)
 
@@ -286,9 +283,10 @@ class Resolver:
         return child
 
     def _arrived(self, node: Node) -> bool:
-        """Whether the attributes of a node were on their way, and are here now."""
-        if isinstance(node, Directory) or not self._foresight.awaited(node.key):
+        """Whether the attributes of a node, which may be on their way, are here now."""
+        if isinstance(node, Directory):
             return False
+        self._foresight.awaited(node.key)
         with self._core.lock:
             self._remote.recall(node)
             return node.exact

@@ -12,6 +12,7 @@ import os
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from itertools import count
 
 from datastore.errors import DatastoreError, NotFound, PreconditionFailed
 from datastore.logs import fields
@@ -25,7 +26,7 @@ from ..store.base import WriteOptions
 from .attrs import to_metadata, without_times
 from .copies import copy_object
 from .core import Core
-from .delivery import Delivered, Delivery, Destination
+from .delivery import SMALL, Delivered, Delivery, Destination
 from .leftovers import UNKNOWN, Leftovers, listed
 from .listing import NO_ETAG
 from .nodes import NEVER, Node
@@ -42,6 +43,7 @@ class Uploads:
         self._resolver = resolver
         self._delivery = Delivery(core)
         self._leftovers = Leftovers(core, self._delivery)
+        self._run, self._numbers = uuid.uuid4().hex, count(1)
 
     # -- staging; node.lock is held
 
@@ -56,7 +58,7 @@ class Uploads:
             self._take_back(node)
         if node.staged is None:
             base = ObjectVersion(node.key, node.etag, node.size) if node.etag and not empty else None
-            staged = StagedFile(core.staging_dir / uuid.uuid4().hex, base, core.now_ns())
+            staged = StagedFile(core.staging_dir / f"{self._run}-{next(self._numbers)}", base, core.now_ns())
             if core.settings.refuse_conflicts and node.etag != UNKNOWN:
                 staged.expects = node.etag
             with core.lock:
@@ -161,9 +163,12 @@ class Uploads:
             core.notifier.inval_inode(node.ino)
 
     def settle(self, node: Node) -> None:
-        """The last handle is closed and the content is in the store: the staging file becomes a cached version."""
+        """The last handle is closed and the content is in the store: it stays here as a cached version.
+
+        A small one is in memory since it was sent: the cache's two files would take longer than to fetch it again.
+        """
         staged, cache = node.staged, self._core.cache
-        if staged is not None and cache is not None and not node.gone and staged.size and staged.complete:
+        if staged is not None and cache is not None and not node.gone and staged.size > SMALL and staged.complete:
             cache.adopt(node.version(), staged.path)
         self.discard(node)
 
@@ -264,6 +269,8 @@ class Uploads:
             if node.parent is not None:
                 node.parent.pending.discard(node.name)
                 self._resolver.changed(node)
+            if done.body:
+                self._core.reader.give(ObjectVersion(to.key, result.etag, staged.size), done.body)
             if not exact and node.nlookup:
                 self._core.notifier.inval_inode(node.ino, -1)
 
@@ -327,7 +334,7 @@ class Uploads:
         return dropped
 
     def unsent(self) -> list[dict[str, object]]:
-        """What is not in the store, for `datastore status`: path, bytes, since (ns), error or None."""
+        """What is not in the store, for `datastore status`: see leftovers.listed."""
         with self._core.lock:
             dirty = [node for node in self._core.nodes.by_ino.values() if node.dirty and not node.gone]
         rows = [listed(node.path, node.staged) for node in dirty if node.staged is not None]

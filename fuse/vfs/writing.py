@@ -51,6 +51,7 @@ class Writing:
         if not staged.dirty_ranges:
             staged.grows_since = self._core.clock.monotonic()
         written = staged.write(offset, payload)
+        self._core.lent.write(node.ino, offset, payload)
         self.modified(node)
         if kill_suidgid:
             self.drop_suidgid(node)
@@ -83,6 +84,7 @@ class Writing:
         if 0 < size < staged.size:
             self._uploads.fill(staged, staged.missing(size - size % 4096, size))
         staged.truncate(size)
+        self._core.lent.truncate(node.ino, size)
         self.modified(node)
         self._uploads.record(node)
 
@@ -116,6 +118,8 @@ class Writing:
             if zero:
                 self._uploads.fill(staged, staged.missing_for_write(offset, length))
                 staged.zero(offset, length)
+                self._core.lent.zero(node.ino, offset, length)
             if not keep_size and offset + length > staged.size:
                 staged.truncate(offset + length)
+                self._core.lent.truncate(node.ino, staged.size)
             self.modified(node)

@@ -9,9 +9,11 @@ import stat
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
+from datastore.fuse.data import multipart
 from datastore.fuse.ops import SetAttr
 from datastore.fuse.store.base import WriteOptions
 from datastore.fuse.store.memory import MemoryBucket, MemoryStore
@@ -41,11 +43,15 @@ class FilesystemMachine(Steps):
         page_keys=st.sampled_from([1000, 1000, 3]),
         silly_copy_bytes=st.sampled_from([1 << 20, 16]),
         eager=st.booleans(),
+        part_size=st.sampled_from([multipart.PART_SIZE, 2048]),
     )
-    def mount(self, ttl_s: float, page_keys: int, silly_copy_bytes: int, eager: bool) -> None:
+    def mount(self, ttl_s: float, page_keys: int, silly_copy_bytes: int, eager: bool, part_size: int) -> None:
+        self.patches = pytest.MonkeyPatch()
+        for name in ("PART_SIZE", "SINGLE_MAX"):
+            self.patches.setattr(multipart, name, part_size)  # so small that files are sent while they are written
         self.directory = Path(tempfile.mkdtemp(prefix="ds-model-"))
         self.clock = ManualClock()
-        self.bucket = MemoryBucket(clock=self.clock.time_ns)
+        self.bucket = MemoryBucket(clock=self.clock.time_ns, min_part_bytes=1)
         self.ttl_s, self.eager = ttl_s, eager
         self.sides = []
         for name in ("one", "two"):
@@ -75,6 +81,7 @@ class FilesystemMachine(Steps):
             hidden = [key for key in self.bucket.objects if key.startswith(HIDDEN.encode())]
             assert not hidden, f"hidden copies stay behind: {hidden}"
         finally:
+            self.patches.undo()
             for side in self.sides:
                 side.mount.crash()
             shutil.rmtree(self.directory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from datastore.api.mountspec import S3Location, StaticCredentials
-from datastore.fuse.kernel import mountinfo
+from datastore.fuse.kernel import device, mountinfo
 from datastore.secret import Secret
 from tests.memfs import pattern
 from tests.mount.engine import CHECKOUT, eventually, kept, spec
@@ -248,3 +249,94 @@ def test_the_keeper_stays_small(tmp_path: Path) -> None:
         status = Path(f"/proc/{keeper.process.pid}/status").read_text()
         resident_kb = int(status.split("VmRSS:")[1].split()[0])
         assert resident_kb < 24_000
+
+
+def test_the_directory_beneath_is_unwritable_until_the_end(tmp_path: Path) -> None:
+    """S-60: after a crash as well, so that nothing lands on the disk below; an orderly end gives its mode back."""
+    (tmp_path / "m").mkdir(mode=0o755)
+    before = (tmp_path / "m").stat().st_mode
+    beneath = os.open(tmp_path / "m", os.O_RDONLY)
+    try:
+        with kept(spec(tmp_path)) as keeper:
+            assert stat.S_IMODE(os.fstat(beneath).st_mode) == 0o555
+            if may_be_immutable(tmp_path):
+                with pytest.raises(PermissionError):
+                    os.open("stray", os.O_WRONLY | os.O_CREAT, dir_fd=beneath)
+            keeper.process.kill()
+            keeper.process.wait()
+            os.kill(keeper.server_pid(), signal.SIGKILL)
+            assert eventually(lambda: fails_to_list(keeper.path)), "a dead mount is not an empty directory"
+            device.unmount(str(keeper.path), lazy=True)
+            assert stat.S_IMODE(os.fstat(beneath).st_mode) == 0o555
+        with kept(spec(tmp_path)) as keeper:
+            assert keeper.ask(op="stop")[0]["ok"]
+            assert keeper.wait() == 0
+            assert (tmp_path / "m").stat().st_mode == before
+            (tmp_path / "m" / "file").touch()
+    finally:
+        os.close(beneath)
+
+
+def fails_to_list(path: Path) -> bool:
+    try:
+        os.listdir(path)
+    except OSError:
+        return True
+    return False
+
+
+def may_be_immutable(directory: Path) -> bool:
+    """Whether chattr(1) works here for us."""
+    probe = directory / "probe"
+    probe.mkdir()
+    done = subprocess.run(["chattr", "+i", str(probe)], capture_output=True, check=False, timeout=10)
+    subprocess.run(["chattr", "-i", str(probe)], capture_output=True, check=False, timeout=10)
+    return done.returncode == 0
+
+
+def test_a_server_is_replaced_on_request_under_readers(tmp_path: Path) -> None:
+    """S-59: by one that imports its code anew, while the old one serves."""
+    with kept(spec(tmp_path, labels={"delay": "0.002"})) as keeper, (keeper.path / "d" / "199").open("rb") as held:
+        for _ in range(3):
+            before = keeper.server_pid()
+            keeper.process.send_signal(signal.SIGUSR2)
+            while keeper.server_pid() == before:
+                assert (keeper.path / "d" / "011").read_bytes() == pattern(11)
+            assert os.pread(held.fileno(), 100, 50) == pattern(199)[50:150]
+        assert "died" not in keeper.log()
+        assert keeper.described()["upgradable"] is True
+
+
+def test_a_new_server_that_does_not_start_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-59: a broken installation costs nothing; mount.json says why."""
+    broken = tmp_path / "python" / "tests"
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'python'}{os.pathsep}{CHECKOUT}")
+    with kept(spec(tmp_path)) as keeper:
+        before = keeper.server_pid()
+        broken.mkdir(parents=True)
+        (broken / "__init__.py").write_text("raise ImportError('half installed')")
+        keeper.process.send_signal(signal.SIGUSR2)
+        assert eventually(lambda: "half installed" in keeper.log())
+        assert eventually(lambda: "does not start" in keeper.described().get("refused", ""))
+        assert keeper.server_pid() == before
+        assert (keeper.path / "d" / "011").read_bytes() == pattern(11)
+
+
+def test_a_mount_without_a_server_refuses_after_a_while_and_works_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-61: nobody hangs for ever, and mount.json says why."""
+    monkeypatch.setenv("DATASTORE_DOWN_LIMIT", "1")
+    flag = tmp_path / "broken"
+    with kept(spec(tmp_path, labels={"broken while": str(flag)})) as keeper, (keeper.path / "d" / "011").open() as held:
+        flag.touch()
+        before = keeper.server_pid()
+        os.kill(before, signal.SIGKILL)
+        assert eventually(lambda: bool(keeper.described().get("trouble")))
+        assert eventually(lambda: fails_to_list(keeper.path / "d"), 30.0)
+        assert "refused" in keeper.log()
+        flag.unlink()
+        assert eventually(lambda: "trouble" not in keeper.described(), 20.0)
+        assert held.read().encode() == pattern(11)
+        assert keeper.server_pid() != before

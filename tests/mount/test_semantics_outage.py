@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.mount.conftest import new_bucket
-from tests.mount.mounts import TTL, eventually, fails, mounted
+from tests.mount.mounts import TTL, error_of, eventually, fails, mounted
 from tests.mount.outages import breakable
 from tests.servers import Server
 
@@ -26,16 +27,23 @@ RETRY_S = 30.0
 def test_close_fails_within_its_deadline_and_the_bytes_arrive_later(
     versitygw: Server, clean_environment: Path, tmp_path: Path
 ) -> None:
-    """S-19: with the server gone close is EIO, not a hang; when it is back the bytes are sent by themselves."""
+    """S-19 S-64: with the server gone calls are EIO, not a hang; when it is back the bytes are sent by themselves."""
     with breakable(str(tmp_path)) as storage:
         server = storage.server
-        with mounted(server, new_bucket(server), clean_environment, metadataTTL=TTL) as mount:
+        with (
+            mounted(server, new_bucket(server), clean_environment, metadataTTL=TTL) as mount,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            mount.objects.put("cold", b"never read before")
+            assert (mount.path / "cold").stat().st_size == 17
             file = (mount.path / "file").open("wb", buffering=0)
             file.write(b"content")
             storage.stop()
             began = time.monotonic()
+            reading = pool.submit(error_of, (mount.path / "cold").read_bytes)
             fails(errno.EIO, file.close)
             assert time.monotonic() - began < BUDGET_S * 1.5
+            assert reading.result(BUDGET_S * 1.5) == errno.EIO  # a path and its file are asked for one after the other
             (dirty,) = mount.status()["dirty"]
             assert dirty["path"] == "file"
             assert "refused" in dirty["error"]
@@ -43,4 +51,5 @@ def test_close_fails_within_its_deadline_and_the_bytes_arrive_later(
             eventually(lambda: mount.objects.exists("file"), "the bytes arrive", RETRY_S * 1.5 + BUDGET_S)
             assert mount.objects.get("file") == b"content"
             eventually(lambda: mount.status()["dirty"] == [], "nothing is listed")
+            assert (mount.path / "cold").read_bytes() == b"never read before"
             assert (mount.path / "file").read_bytes() == b"content"

@@ -91,6 +91,8 @@ def test_the_defaults_are_those_of_the_models() -> None:
         "reclaimPolicy": "Retain",
         "cache": {},
         "cache.size": "10Gi",
+        "conflict": "lastWriterWins",
+        "writeBack.maxDelay": "5s",
     }
     spec = {"s3": {"bucket": "digits"}}
     document = {"apiVersion": "datastore.dev/v1alpha1", "kind": "Datastore", "metadata": {"name": "a"}, "spec": spec}

@@ -505,6 +505,50 @@ def test_the_cache_stays_in_its_limit_and_evicts_what_was_used_longest_ago(
     assert fresh().present(version(len(body), key="k19"))
 
 
+def test_a_version_is_lent_to_one_at_a_time_for_as_long_as_the_descriptor_lives(fresh: Make) -> None:
+    """S-52"""
+    cache, other, body = fresh(), fresh(), content(2 * MIB)
+    file = version(len(body))
+    assert cache.lend(file) is None
+    cache.write(file, 0, body)
+    lent = cache.lend(file)
+    assert lent is not None
+    assert other.lend(file) is None
+    kept = os.dup(lent)  # as the kernel keeps the open file
+    os.close(lent)
+    assert other.lend(file) is None
+    os.close(kept)
+    again = other.lend(file)
+    assert again is not None
+    os.close(again)
+
+
+def test_what_is_written_to_a_lent_file_is_nobody_elses(fresh: Make) -> None:
+    """S-52"""
+    cache, other, body = fresh(), fresh(), content(2 * MIB)
+    file = version(len(body))
+    cache.write(file, 0, body)
+    assert other.read(file, 0, 10) == body[:10]
+    lent = cache.lend(file)
+    assert lent is not None
+    cache.drop(file)
+    os.pwrite(lent, b"changed", 0)
+    os.close(lent)
+    assert other.read(file, 0, 10) is None
+    assert cache.read(file, 0, 10) is None
+    cache.write(file, 0, body)
+    assert other.read(file, 0, 10) == body[:10]
+
+
+def test_a_changed_file_is_not_lent(fresh: Make) -> None:
+    """S-54"""
+    cache, body = fresh(), content(2 * MIB)
+    file = version(len(body))
+    cache.write(file, 0, body)
+    Path(cache._place(file).data_path).write_bytes(bytes(len(body)))
+    assert cache.lend(file) is None
+
+
 def test_room_is_reserved_in_advance_and_the_limit_still_holds(
     fresh: Make, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

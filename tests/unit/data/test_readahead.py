@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datastore.fuse.data.extents import Extents
-from datastore.fuse.data.readahead import MIB, Plan, ReadAhead, WindowSettings
+from datastore.fuse.data.readahead import MIB, READERS_MAX, Plan, ReadAhead, Readers, WindowSettings
 
 KIB = 1 << 10
 BIG = 1 << 30
@@ -128,8 +128,18 @@ def test_plans_cover_the_read_and_stay_aligned_and_inside(size: int, reads: list
         assert plan.wanted.stop >= min(offset + length, size)
         for start, stop in (plan.wanted, *plan.ahead):
             assert 0 <= start < stop <= size
+            assert start % (4 * KIB) == 0
+            assert stop % (4 * KIB) == 0 or stop == size
+        for start, stop in plan.ahead:
             assert start % (128 * KIB) == 0
             assert stop % (128 * KIB) == 0 or stop == size
+
+
+def test_the_first_random_read_of_a_block_gets_its_pages_and_the_second_the_block() -> None:
+    ahead = ReadAhead(BIG)
+    assert ahead.plan(50 * MIB + 5000, 100).wanted == (50 * MIB + 4096, 50 * MIB + 8192)
+    assert ahead.plan(20 * MIB, 128 * KIB).wanted == (20 * MIB, 20 * MIB + 128 * KIB)
+    assert ahead.plan(50 * MIB + 9000, 100).wanted == (50 * MIB, 50 * MIB + 128 * KIB)
 
 
 def test_what_was_not_begun_is_called_for_again() -> None:
@@ -153,3 +163,20 @@ def test_check_finds_broken_invariants() -> None:
     ahead._ahead_until, ahead.window_bytes = 0, 5
     with pytest.raises(AssertionError, match="window"):
         ahead._check()
+
+
+def test_several_readers_of_one_file_are_told_apart() -> None:
+    readers = Readers(BIG)
+    ahead = 0
+    for step in range(8):
+        for start in (0, 20 * MIB, 40 * MIB, 60 * MIB):
+            ahead += sum(stop - begin for begin, stop in readers.plan(start + step * MIB, MIB).ahead)
+    assert ahead >= 4 * 8 * MIB, "each is followed"
+    assert len(readers._others) < READERS_MAX
+
+
+def test_random_readers_get_nothing_ahead_and_are_not_remembered_without_end() -> None:
+    readers, places = Readers(BIG), random.Random(3)
+    for _ in range(200):
+        assert readers.plan(places.randrange(BIG // MIB // 2) * 2 * MIB + 300 * 1024, 4096).ahead == ()
+    assert len(readers._others) < READERS_MAX

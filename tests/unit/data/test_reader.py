@@ -484,14 +484,14 @@ def test_prefetch_waits_for_its_threads_for_a_bounded_time(
     get = store.get
 
     def only_the_caller_gets_on(
-        key: str, *, byte_range: ByteRange | None = None, if_match: ETag | None = None
+        key: str, *, byte_range: ByteRange | None = None, if_match: ETag | None = None, sink: Sink | None = None
     ) -> tuple[Body, ObjectInfo]:
         if threading.current_thread() is not caller:
             store.entered.release()
             store.gate.wait(10)
         else:
             assert store.entered.acquire(timeout=10)
-        return MemoryStore.get(store, key, byte_range=byte_range, if_match=if_match)
+        return MemoryStore.get(store, key, byte_range=byte_range, if_match=if_match, sink=sink)
 
     store.gate.clear()
     store.get = only_the_caller_gets_on  # type: ignore[method-assign]

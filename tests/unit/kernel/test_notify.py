@@ -97,7 +97,7 @@ def test_a_kernel_that_cannot_prune_gives_up_files_by_name(monkeypatch: pytest.M
         written.append(frame)
         return len(frame)
 
-    monkeypatch.setattr(notify.os, "write", write)
+    monkeypatch.setattr(os, "write", write)
     notifier = DeviceNotifier(-1)
     notifier.start(expire_only=True)
     notifier.release([Held(Ino(5), Ino(1), b"refused")])

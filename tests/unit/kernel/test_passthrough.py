@@ -29,7 +29,7 @@ class Device:
             self.closed.append(int.from_bytes(argument, "little"))
             return 0
         if self.refuse:
-            raise PermissionError
+            raise PermissionError(1, "Operation not permitted")
         self.last += 1
         return self.last
 
@@ -106,3 +106,30 @@ def test_after_an_overflow_no_new_way_is_chosen(device: Device, table_fd: int, m
     assert table.opened(99_999_999, os.O_RDWR, LOCAL)[1] == 0
     table.released(1)
     assert modes(table_fd).opened(88_888_888, os.O_RDWR, LOCAL)[1] == 0
+
+
+def test_an_open_past_the_local_file_keeps_the_mode_of_the_inode(device: Device) -> None:
+    """S-52"""
+    table = modes()
+    assert table.is_local(7) is False
+    table.opened(7, os.O_RDONLY, LOCAL)
+    assert table.is_local(7) is True
+    flags, backing_id = table.opened(7, os.O_WRONLY, OpenReply(Fh(2), direct_io=True))
+    assert (flags, backing_id) == (abi.FOPEN_PASSTHROUGH | abi.FOPEN_DIRECT_IO, 1)
+    table.released(7)
+    table.released(7)
+    assert table.is_local(7) is False
+    assert OpenModes(0).is_local(7) is None
+
+
+def test_why_files_are_not_read_by_passthrough(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-53"""
+    table = modes()
+    assert table.why_not() == ""
+    device.refuse = True
+    table.opened(7, os.O_RDONLY, LOCAL)
+    assert "refused" in table.why_not()
+    table.enabled = False
+    assert "Linux 6.9" in table.why_not() or "root" in table.why_not()
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "root" in table.why_not()

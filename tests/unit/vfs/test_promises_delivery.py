@@ -10,7 +10,7 @@ import pytest
 from datastore.errors import AccessDenied
 from datastore.fuse.ops import Blocking, Fh, Ino, resolve
 from tests.faulty import from_nth, no_faults
-from tests.mounted import DOWN, Client, Died, World, dies_at, failing, pattern, refuse_writes
+from tests.mounted import DOWN, EPOCH_NS, Client, Died, World, dies_at, failing, pattern, refuse_writes
 
 MIB = 1 << 20
 
@@ -37,6 +37,7 @@ def test_a_failed_upload_fails_close_and_loses_nothing(world: World, one: Client
     assert one.local.read("f") == b"precious"
     (row,) = one.fs.uploads.unsent()
     assert (row["path"], row["bytes"], row["error"]) == ("f", 8, "the server is down")
+    assert row["since"] == EPOCH_NS / 1e9
     one.faulty.plan = no_faults
     assert one.fs.flush_all() == []
     assert world.body("f") == b"precious"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 
 import pytest
 
+from datastore.fuse.ops import resolve
 from datastore.fuse.vfs.renames import NOREPLACE
-from tests.localfs import File
+from tests.localfs import ME, File
 from tests.mounted import Client, Died, World, dies_at, pattern
 
 
@@ -164,3 +167,60 @@ def test_a_rename_that_was_cut_off_goes_on_at_the_new_server(world: World, old: 
         if done:
             return
     raise AssertionError("a rename takes fewer calls")
+
+
+def test_a_dead_server_that_still_locks_the_journal_is_no_obstacle(world: World) -> None:
+    """S-58: the kernel may keep a thread of it, and with that its locks, until the next server answers."""
+    client = world.client()
+    file = client.local.open("f", os.O_RDWR | os.O_CREAT)
+    file.write(b"unsent")
+    path = client.fs.core.staging_dir.parent / "state.db"
+    client.kill()
+    hold = (
+        "import sqlite3,sys; c=sqlite3.connect(sys.argv[1]); c.execute('begin immediate'); print(1,flush=True); input()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", hold, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        client, (file,) = taken_over(client, file)
+        assert file.read() == b"unsent"
+        file.close()
+        assert world.body("f") == b"unsent"
+    finally:
+        holder.communicate("\n", timeout=10)
+
+
+class Piecemeal:
+    """A caller's buffer that takes so many names."""
+
+    def __init__(self, names: int) -> None:
+        self._left = names
+
+    def take(self, name_length: int) -> bool:
+        self._left -= 1
+        return self._left >= 0
+
+
+def test_a_directory_that_is_being_read_goes_on_over_a_restart(world: World) -> None:
+    """S-58, S-05: each name that stays is seen once, although others came and went meanwhile."""
+    client = world.client()
+    names = {b"s%03d" % number for number in range(100)}
+    for name in names:
+        world.put(f"d/{name.decode()}")
+    ino = client.local.lookup("d").ino
+    fh = resolve(client.fs.opendir(ME, ino))
+    seen: list[bytes] = []
+    cursor, pieces = 0, 0
+    while piece := resolve(client.fs.readdir(ino, fh, cursor, Piecemeal(12), False)):
+        seen += [line.name for line in piece]
+        cursor = piece[-1].offset
+        pieces += 1
+        client = client.again(resumed=True)
+        world.put(f"d/s000-{pieces}")
+        world.later()
+    assert sorted(name for name in seen if name in names) == sorted(names)
+    client.fs.releasedir(ino, fh)
+    assert not list((client.fs.core.staging_dir.parent / "listings").iterdir())

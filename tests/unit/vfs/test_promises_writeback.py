@@ -135,9 +135,7 @@ def test_a_close_waits_when_too_much_is_unsent(
     assert "again" not in world.all_keys()
 
 
-def test_close_syncs_the_bytes_before_the_journal(
-    world: World, one: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_close_syncs_the_bytes_before_the_journal(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """S-50 a row without its bytes would send a hole."""
     synced: list[str] = []
 

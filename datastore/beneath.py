@@ -1,0 +1,62 @@
+"""Makes the directory beneath a mount unwritable while it is mounted, and after a crash (S-60).
+
+Its mode loses the write bits, and as root it becomes immutable where the file system knows that (ext4, XFS, Btrfs,
+tmpfs: chattr(1), ioctl_iflags(2)), because modes don't hold root back. What it was is written down, so that an orderly
+unmount, or the next mount after a crash, gives it back.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from struct import Struct
+
+NOTE_FILE = "beneath.json"
+UNWRITABLE = 0o555
+_FS_IOC_GETFLAGS, _FS_IOC_SETFLAGS = 0x80086601, 0x40086602
+_IMMUTABLE = 0x10
+_FLAGS = Struct("<i4x")
+
+
+def protect(directory_fd: int, note: Path, *, immutable: bool = True) -> None:
+    """Take the write bits of an open directory, and note its mode. What the system refuses is left as it is."""
+    with suppress(OSError):
+        mode = os.fstat(directory_fd).st_mode & 0o7777
+        note.write_text(json.dumps({"mode": mode}))
+        os.fchmod(directory_fd, mode & UNWRITABLE | 0o500)
+        if immutable and os.geteuid() == 0:
+            _set_immutable(directory_fd, on=True)
+
+
+def restore(mountpoint: str, note: Path) -> None:
+    """Give a directory its mode back if a note says that we took it. Nothing may be mounted there. Idempotent."""
+    try:
+        mode = json.loads(note.read_text())["mode"]
+        directory_fd = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except (OSError, ValueError, KeyError):
+        note.unlink(missing_ok=True)
+        return
+    try:
+        with suppress(OSError):
+            _set_immutable(directory_fd, on=False)
+        with suppress(OSError):
+            os.fchmod(directory_fd, mode)
+    finally:
+        os.close(directory_fd)
+    note.unlink(missing_ok=True)
+
+
+def _set_immutable(directory_fd: int, *, on: bool) -> None:
+    """OSError where the file system has no such flag, or the process no CAP_LINUX_IMMUTABLE."""
+    if sys.platform != "linux":
+        return
+    held = bytearray(_FLAGS.size)
+    fcntl.ioctl(directory_fd, _FS_IOC_GETFLAGS, held)
+    (flags,) = _FLAGS.unpack(held)
+    wanted = flags | _IMMUTABLE if on else flags & ~_IMMUTABLE
+    if wanted != flags:
+        fcntl.ioctl(directory_fd, _FS_IOC_SETFLAGS, bytearray(_FLAGS.pack(wanted)))

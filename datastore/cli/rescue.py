@@ -1,0 +1,101 @@
+"""`datastore unsent DIR|NAME`: list, save elsewhere, or discard what a mount could not upload (S-47)."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from datastore.cli import control, unsent
+from datastore.cli.arguments import Output, Target
+from datastore.cli.console import Format, note, print_columns, print_json
+from datastore.cli.inspection import find
+from datastore.cli.records import MountRecord
+from datastore.errors import DatastoreError
+from datastore.units import format_size
+
+DISCARD_TIMEOUT_S = 60.0
+
+
+def unsent_command(
+    target: Target,
+    save: Annotated[
+        Path | None,
+        typer.Option("--save", metavar="DIR", help="Copy the files below this directory; they stay listed."),
+    ] = None,
+    discard: Annotated[
+        str | None, typer.Option("--discard", metavar="PATH", help="Drop this one for good; PATH as it is listed.")
+    ] = None,
+    output: Output = Format.TABLE,
+) -> None:
+    """List what is not uploaded and why. What another client was first with waits here for you (conflict: fail)."""
+    if save is not None and discard is not None:
+        raise typer.BadParameter("use one of --save and --discard", param_hint="--save")
+    record = find(target)
+    if save is not None:
+        _save(record, save)
+    elif discard is not None:
+        _discard(record, discard)
+    else:
+        _list(record, output)
+
+
+def _list(record: MountRecord, output: Format) -> None:
+    files = unsent.unsent_files(record.state_dir)
+    if output is Format.JSON:
+        print_json(files)
+        return
+    if not files:
+        note(f"everything of {record.name} is uploaded")
+        return
+    rows = [[each["path"], format_size(each["bytes"]), _state(each)] for each in files]
+    print_columns(["PATH", "SIZE", "STATE"], rows)
+
+
+def _state(each: dict[str, Any]) -> str:
+    if each["stuck"]:
+        return f"kept: {each['error']}"
+    return f"tried again: {each['error']}" if each["error"] else "waiting"
+
+
+def _save(record: MountRecord, directory: Path) -> None:
+    """Copy each file; none is overwritten. Errors: DatastoreError naming the first that could not be copied."""
+    files = unsent.unsent_files(record.state_dir)
+    for each in files:
+        target = directory / each["path"].lstrip("/")
+        if ".." in Path(each["path"]).parts:
+            target = directory / each["staging"]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(each["file"], "rb") as source, target.open("xb") as copy:
+                shutil.copyfileobj(source, copy, 1 << 20)
+        except FileExistsError as error:
+            raise DatastoreError(f"{target} exists already; name another directory") from error
+        note(f"{each['path']} is saved as {target}{_gaps(each['missing'])}")
+    if not files:
+        note(f"everything of {record.name} is uploaded")
+
+
+def _gaps(missing: int) -> str:
+    return f" ({format_size(missing)} of it were never changed or fetched and are zeros)" if missing else ""
+
+
+def _discard(record: MountRecord, path: str) -> None:
+    try:
+        with control.connected(record.state_dir) as connection:
+            connection.send({"op": "discard", "path": path})
+            answer = connection.receive(DISCARD_TIMEOUT_S) or {}
+        if answer.get("ok") is not True:
+            raise DatastoreError("; ".join(map(str, answer.get("errors", []))) or f"{path} could not be discarded")
+        count = int(answer.get("discarded", 0))
+    except control.NotAnswering:
+        if record.pids:
+            raise
+        count = unsent.discard(record.state_dir, path)
+    if not count:
+        raise DatastoreError(
+            f"{path}: nothing of this path was refused, or it is still open; see datastore unsent {record.name}"
+        )
+    note(f"{path} is discarded")

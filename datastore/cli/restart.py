@@ -1,0 +1,58 @@
+"""`datastore restart DIR|NAME`: replace the server of a live mount, e.g. after an upgrade; open files go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from datastore.cli import control
+from datastore.cli.arguments import Target
+from datastore.cli.console import note
+from datastore.cli.inspection import find
+from datastore.cli.records import MountRecord, is_server, read_record
+from datastore.errors import DatastoreError, MountFailed
+
+RESTART_TIMEOUT_S = 360.0
+"""The keeper gives a new server 300 s, since it first ends the renames that the old one began."""
+_POLL_S = 0.02
+OLD_KERNEL = "the kernel can't hand requests from one mount server to the next; Linux 6.9 or newer can"
+
+
+def restart_command(target: Target) -> None:
+    """Replace the mount server by one of the installed version. Programs that use the mount see a short pause."""
+    record = find(target)
+    _check(record)
+    started = time.monotonic()
+    os.kill(record.keeper_pid, signal.SIGUSR2)
+    fresh = _replaced(record)
+    note(
+        f"{record.name} at {record.mountpoint}: server {fresh.server_pid} serves in the place of {record.server_pid} "
+        f"({time.monotonic() - started:.1f} s)"
+    )
+
+
+def _check(record: MountRecord) -> None:
+    if record.bind:
+        raise DatastoreError(f"{record.mountpoint} is a local directory, no server serves it")
+    if not is_server(record.keeper_pid):
+        raise control.NotAnswering(
+            f"{record.mountpoint}: the mount has crashed; `datastore umount` removes it, `datastore mount` starts anew"
+        )
+    if not record.upgradable:
+        raise MountFailed(f"{record.mountpoint}: {OLD_KERNEL}. Unmount and mount again instead")
+
+
+def _replaced(record: MountRecord) -> MountRecord:
+    """The record once a new server answers."""
+    end = time.monotonic() + RESTART_TIMEOUT_S
+    while time.monotonic() < end:
+        now = read_record(record.state_dir)
+        if now is None or not is_server(now.keeper_pid):
+            raise MountFailed(f"{record.mountpoint}: was unmounted meanwhile")
+        if now.refused and now.noted_at > record.noted_at:
+            raise MountFailed(f"{record.mountpoint}: {now.refused}")
+        if now.server_pid != record.server_pid and not now.trouble:
+            return now
+        time.sleep(_POLL_S)
+    raise MountFailed(f"{record.mountpoint}: no new server within {RESTART_TIMEOUT_S:.0f} s; see mount.log")

@@ -1,0 +1,136 @@
+"""What a mount tells of itself (docs/SEMANTICS.md, S-63), and what an outage does to those who use it (S-64)."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.mount.conftest import new_bucket
+from tests.mount.mounts import Mount, eventually, mounted
+from tests.mount.outages import breakable
+from tests.servers import Server
+
+pytestmark = pytest.mark.fuse
+
+AWAY_S = 30.0
+
+
+def scrape(url: str) -> dict[str, float]:
+    """Each series by name, those with labels added up."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(url, timeout=10) as answer:
+        text = answer.read().decode()
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found[sample.name] = found.get(sample.name, 0.0) + sample.value
+    return found
+
+
+def test_the_same_numbers_in_status_top_and_the_endpoint(versitygw: Server, clean_environment: Path) -> None:
+    """S-63"""
+    home = clean_environment / "metrics"
+    mount = Mount(versitygw, new_bucket(versitygw), home)
+    done = mount.try_mount("--metrics", "127.0.0.1:0")
+    assert done.returncode == 0, done.stderr
+    try:
+        told = mount.told()
+        mount.pids = [told["keeperPid"], told["serverPid"]]
+        mount.objects.put("other", b"x" * 70_000)
+        (mount.path / "file").write_bytes(os.urandom(100_000))
+        assert (mount.path / "other").read_bytes() == b"x" * 70_000
+        told = mount.told()
+        seen = scrape(told["metrics"])
+        assert seen["datastore_store_sent_bytes_total"] == 100_000
+        assert seen["datastore_store_received_bytes_total"] >= 70_000
+        assert seen["datastore_fuse_written_bytes_total"] == told["writtenBytes"] == 100_000
+        assert seen["datastore_fuse_read_bytes_total"] == told["readBytes"] >= 70_000
+        assert seen["datastore_cache_misses_total"] == told["cache"]["misses"]
+        assert seen["datastore_fuse_requests_total"] >= sum(told["requests"].values())
+        assert seen["process_resident_memory_bytes"] > 10 << 20
+        shown = mount.command("status", mount.path).stdout
+        assert "REQUESTS" in shown
+        assert "STORE" in shown
+        (row,) = json.loads(mount.command("top", "--once", "-n", "0.2", "-o", "json").stdout)
+        assert (row["name"], row["state"], row["errors"], row["dirtyFiles"]) == ("work", "mounted", 0, 0)
+        mount.kill_server()
+        assert (mount.path / "file").stat().st_size == 100_000
+        eventually(lambda: "metrics" in mount.told(), "the endpoint is there again")
+        told = mount.told()
+        mount.pids = [told["keeperPid"], told["serverPid"]]
+        assert scrape(told["metrics"])["datastore_server_restarts_total"] == 1
+    finally:
+        mount.end()
+
+
+def test_a_taken_address_mounts_nothing(versitygw: Server, clean_environment: Path) -> None:
+    """S-63"""
+    mount = Mount(versitygw, new_bucket(versitygw), clean_environment / "taken")
+    address = versitygw.endpoint.removeprefix("http://")
+    done = mount.try_mount("--metrics", address)
+    assert done.returncode != 0
+    assert f"--metrics {address}: can't listen there" in done.stderr
+    assert not os.path.ismount(mount.path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_half_a_minute_without_the_store_is_a_pause(versitygw: Server, clean_environment: Path, tmp_path: Path) -> None:
+    """S-64 Reads, writes, listings and changes that meet an outage wait for its end, and succeed."""
+    with breakable(str(tmp_path)) as storage:
+        server = storage.server
+        with mounted(server, new_bucket(server), clean_environment, metadataTTL="100ms") as mount:
+            path = mount.path
+            (path / "d").mkdir()
+            (path / "old").write_bytes(b"old")
+            mount.objects.put("cold", b"cold" * 1000)
+            mount.objects.put("d/inside", b"")
+            (path / "other").write_bytes(b"here")
+            started = threading.Barrier(7, timeout=30)
+
+            def written() -> bool:
+                (path / "new").write_bytes(b"new" * 1000)
+                return mount.objects.get("new") == b"new" * 1000
+
+            def renamed() -> bool:
+                (path / "old").rename(path / "moved")
+                return mount.objects.get("moved") == b"old"
+
+            def removed() -> bool:
+                (path / "other").unlink()
+                return not mount.objects.exists("other")
+
+            def made() -> bool:
+                (path / "made").mkdir()
+                return mount.objects.exists("made/")
+
+            calls: list[Callable[[], bool]] = [
+                *(written, renamed, removed, made),
+                lambda: (path / "cold").read_bytes() == b"cold" * 1000,
+                lambda: os.listdir(path / "d") == ["inside"],
+            ]
+
+            def timed(call: Callable[[], bool]) -> tuple[bool, float]:
+                started.wait()
+                began = time.monotonic()
+                return call(), time.monotonic() - began
+
+            storage.stop()
+            with ThreadPoolExecutor(len(calls)) as pool:
+                running = [pool.submit(timed, call) for call in calls]
+                started.wait()
+                time.sleep(AWAY_S)
+                storage.run()
+                ended = [each.result(120) for each in running]
+            assert all(right for right, _ in ended)
+            assert max(seconds for _, seconds in ended) >= AWAY_S - 1
+            assert mount.told().get("errors") == {}

@@ -1,0 +1,193 @@
+"""Where reads come from on a real mount: the kernel's pages, a cache file, us (docs/SEMANTICS.md, Speed)."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.mount.conftest import Mounter
+from tests.mount.mounts import TTL, Mount, eventually, settle
+
+pytestmark = [pytest.mark.fuse, pytest.mark.root_only]
+
+MIB = 1 << 20
+BODY = random.Random(5).randbytes(6 * MIB)
+OTHER = random.Random(6).randbytes(6 * MIB)
+
+
+@pytest.fixture
+def mount(mount_with: Mounter) -> Iterator[Mount]:
+    """A writable mount on a kernel with passthrough, with `big` in its cache and in none of its open files."""
+    with mount_with(metadataTTL=TTL) as made:
+        if made.told()["reads"]["path"] != "passthrough":
+            pytest.skip("this kernel has no FUSE passthrough (Linux 6.9)")
+        made.objects.put("big", BODY)
+        settle()
+        assert (made.path / "big").read_bytes() == BODY
+        eventually(lambda: opened(made) == 0, "closed")
+        yield made
+
+
+def opened(mount: Mount) -> int:
+    """How many inodes are open by passthrough."""
+    count = mount.told()["passthroughOpen"]
+    assert isinstance(count, int)
+    return count
+
+
+@contextmanager
+def reader(mount: Mount, name: str = "big") -> Iterator[int]:
+    """A descriptor that the kernel reads by itself."""
+    fd = os.open(mount.path / name, os.O_RDONLY)
+    try:
+        assert opened(mount) == 1
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def reads(mount: Mount) -> int:
+    """READ requests that came to the mount server."""
+    count = mount.told()["requests"].get("READ", 0)
+    assert isinstance(count, int)
+    return count
+
+
+def test_a_cached_file_is_read_by_the_kernel(mount: Mount) -> None:
+    """S-52 S-53"""
+    before = reads(mount)
+    with reader(mount) as fd:
+        assert os.pread(fd, len(BODY), 0) == BODY
+    assert reads(mount) == before
+    eventually(lambda: opened(mount) == 0, "closed")
+
+
+def test_what_a_writer_appends_and_overwrites_is_seen_by_who_reads_a_local_file(mount: Mount) -> None:
+    """S-52 S-29"""
+    with reader(mount) as fd:
+        writer = os.open(mount.path / "big", os.O_WRONLY)
+        os.pwrite(writer, b"changed", 3 * MIB)
+        assert os.pread(fd, 7, 3 * MIB) == b"changed"
+        os.pwrite(writer, b"appended", len(BODY))
+        assert os.pread(fd, 100, len(BODY)) == b"appended"
+        assert (mount.path / "big").read_bytes()[3 * MIB :][:7] == b"changed"
+        os.close(writer)
+        assert os.fstat(fd).st_size == len(BODY) + 8
+        os.truncate(mount.path / "big", MIB)
+        assert os.pread(fd, 100, MIB - 10) == BODY[MIB - 10 : MIB]
+    assert mount.objects.get("big") == BODY[:MIB]
+    assert (mount.path / "big").read_bytes() == BODY[:MIB]
+
+
+def test_truncation_at_open_reaches_who_reads_a_local_file(mount: Mount) -> None:
+    """S-52 S-29"""
+    with reader(mount) as fd:
+        (mount.path / "big").write_bytes(b"short")
+        assert os.pread(fd, 100, 0) == b"short"
+    assert mount.objects.get("big") == b"short"
+
+
+def test_a_writer_that_maps_the_file_loses_nothing_and_readers_keep_their_version(mount: Mount) -> None:
+    """S-52"""
+    code = (
+        "import mmap, os, sys\n"
+        "fd = os.open(sys.argv[1], os.O_RDWR)\n"
+        "view = mmap.mmap(fd, 0)\n"
+        "view[:6] = b'mapped'\n"
+        "view.close()\n"
+        "os.close(fd)\n"
+    )
+    with reader(mount) as fd:
+        subprocess.run([sys.executable, "-c", code, str(mount.path / "big")], check=True, timeout=60)
+        assert (mount.path / "big").read_bytes() == b"mapped" + BODY[6:]
+        assert os.pread(fd, len(BODY), 0) == BODY
+    eventually(lambda: mount.objects.get("big") == b"mapped" + BODY[6:], "uploaded")
+
+
+def test_a_file_that_grew_elsewhere_is_followed_and_a_replaced_one_is_not(mount: Mount) -> None:
+    """S-52 S-30 S-31"""
+    with reader(mount) as fd:
+        mount.objects.put("big", BODY + b"more")
+        settle()
+        assert (mount.path / "big").stat().st_size == len(BODY) + 4
+        assert os.pread(fd, 100, len(BODY)) == b"more"
+        mount.objects.put("big", OTHER)
+        settle()
+        assert (mount.path / "big").read_bytes() == OTHER
+        assert os.pread(fd, len(BODY), 0) == BODY
+
+
+def test_reading_goes_on_without_the_server_and_after_it(mount: Mount) -> None:
+    """S-54 S-41"""
+    with reader(mount) as fd:
+        mount.kill_server()
+        assert os.pread(fd, len(BODY), 0) == BODY
+        assert (mount.path / "big").read_bytes() == BODY
+        with open(mount.path / "big", "ab") as file:
+            file.write(b"more")
+        assert (mount.path / "big").read_bytes() == BODY + b"more"
+        assert os.pread(fd, 10, 0) == BODY[:10]
+    assert mount.objects.get("big") == BODY + b"more"
+    eventually(lambda: opened(mount) == 0, "closed")
+
+
+def test_a_cache_file_that_goes_while_it_is_read_is_not_missed(mount: Mount) -> None:
+    """S-54"""
+    with reader(mount) as fd:
+        for file in (mount.folder / "cache").rglob("*.data"):
+            file.unlink()
+        assert os.pread(fd, len(BODY), 0) == BODY
+    assert (mount.path / "big").read_bytes() == BODY
+
+
+def test_a_cache_file_that_was_tampered_with_is_fetched_again(mount: Mount) -> None:
+    """S-54"""
+    (data,) = (mount.folder / "cache").rglob("*.data")
+    with open(data, "r+b") as file:
+        file.write(b"tampered")
+    fd = os.open(mount.path / "big", os.O_RDONLY)
+    try:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        assert os.pread(fd, len(BODY), 0) == BODY
+    finally:
+        os.close(fd)
+
+
+def test_a_readonly_mount_opens_without_asking_and_sees_what_changed(mount_with: Mounter) -> None:
+    """S-51 S-53 S-28"""
+    with mount_with(metadataTTL=TTL, readOnly=True) as mount:
+        assert mount.told()["reads"]["path"] == "no-open"
+        mount.objects.put("f", b"one")
+        mount.objects.put("big", BODY)
+        settle()
+        assert (mount.path / "f").read_bytes() == b"one"
+        assert (mount.path / "big").read_bytes() == BODY
+        before = mount.told()["requests"]
+        for _ in range(20):
+            assert (mount.path / "big").read_bytes() == BODY
+        after = mount.told()["requests"]
+        assert (after["OPEN"], after["READ"]) == (before["OPEN"], before["READ"])
+        held = os.open(mount.path / "big", os.O_RDONLY)
+        mount.objects.put("big", OTHER)
+        mount.objects.put("f", b"two")
+        settle()
+        assert (mount.path / "f").read_bytes() == b"two"
+        assert (mount.path / "big").read_bytes() == OTHER
+        assert os.pread(held, len(BODY), 0) == BODY
+        os.close(held)
+        mount.kill_server()
+        assert (mount.path / "big").read_bytes() == OTHER
+
+
+def test_libfuse_says_how_it_reads(mount_with: Mounter) -> None:
+    """S-53"""
+    with mount_with(transport="libfuse") as mount:
+        told = mount.told()["reads"]
+        assert told["path"] == "keep-cache"
+        assert told["why"]

@@ -1,0 +1,156 @@
+"""datastore.backends.s3 over the verified fake: ownership, release, what is shared."""
+
+from __future__ import annotations
+
+
+import pytest
+
+from datastore.api.mountspec import S3Location
+from datastore.api.names import MARKER
+from datastore.backends.base import Identity, Measured, Owner, Policy
+from datastore.backends.s3 import S3Backend
+from datastore.backends.stores import Stores
+from datastore.errors import AccessDenied
+from datastore.fuse.store.base import Body, WriteOptions, WriteResult
+from datastore.fuse.store.memory import MemoryStore
+
+LOCATION = S3Location(bucket="b", prefix="a/", create=True)
+
+
+class World:
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.stores = Stores(lambda _: self.store)
+        self.now = 0.0
+
+    def backend(self, uid: str = "one", location: S3Location = LOCATION, *, writable: bool = True) -> S3Backend:
+        identity = Identity(namespace="team", name="digits", uid=uid)
+        return S3Backend(location, identity, self.stores, writable=writable, clock=lambda: self.now)
+
+    def put(self, *keys: str) -> None:
+        for key in keys:
+            self.store.put(key, b"12", WriteOptions())
+
+    def keys(self) -> list[str]:
+        return [each.key for each in self.store.list_page("").objects]
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_place_where_nothing_was_becomes_ours_once(world: World) -> None:
+    assert world.backend("one").ensure().owner is Owner.THIS
+    assert world.backend("one").ensure().owner is Owner.THIS
+    assert world.backend("two").ensure().owner is Owner.OTHER
+
+
+def test_a_place_with_data_or_without_create_is_nobodys(world: World) -> None:
+    assert world.backend(location=S3Location(bucket="b", prefix="a/")).ensure().owner is Owner.NOBODY
+    assert world.keys() == []
+    world.put("a/x")
+    found = world.backend().ensure()
+    assert (found.owner, found.measured) == (Owner.NOBODY, Measured(objects=1, size_bytes=2))
+    assert world.keys() == ["a/x"]
+
+
+def test_a_read_only_datastore_writes_nothing(world: World) -> None:
+    backend = world.backend(writable=False)
+    assert backend.ensure().owner is Owner.NOBODY
+    assert backend.probe().rename is None
+    assert world.keys() == []
+
+
+def test_the_probe_tries_and_leaves_nothing(world: World) -> None:
+    found = world.backend().probe().model_dump(by_alias=True)
+    assert found == {
+        "symlinks": True,
+        "emptyDirs": True,
+        "rename": True,
+        "append": True,
+        "chmod": True,
+        "hardlinks": False,
+        "atomicRename": False,
+    }
+    assert world.keys() == []
+
+
+def test_a_probe_that_may_not_write_says_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(key: str, body: Body, options: WriteOptions) -> WriteResult:
+        raise AccessDenied("no")
+
+    monkeypatch.setattr(world.store, "put", refuse)
+    with pytest.raises(AccessDenied):
+        world.backend().probe()
+
+
+def test_delete_takes_only_what_is_marked_for_this_uid(world: World) -> None:
+    world.backend("one").ensure()
+    world.put("a/x", "a/y/z", "b/x")
+    assert "another Datastore" in world.backend("two").release(Policy.DELETE, 60).message
+    assert "stays" in world.backend("one").release(Policy.RETAIN, 60).message
+    assert len(world.keys()) == 4
+    assert world.backend("one").release(Policy.DELETE, 60).done
+    assert world.keys() == ["b/x"]
+    assert "was not made" in world.backend("one").release(Policy.DELETE, 60).message
+    assert world.keys() == ["b/x"]
+
+
+def test_a_marker_of_another_kind_protects(world: World) -> None:
+    world.put(f"a/{MARKER}", "a/x")
+    world.backend().release(Policy.DELETE, 60)
+    assert len(world.keys()) == 2
+
+
+def test_what_was_cut_off_goes_on(world: World) -> None:
+    backend = world.backend()
+    backend.ensure()
+    world.put("a/x", "a/y")
+    first = backend.release(Policy.ARCHIVE, 0)
+    assert not first.done
+    while not backend.release(Policy.ARCHIVE, 0).done:
+        pass
+    assert world.keys() == ["a.archived-one/x", "a.archived-one/y"]
+
+
+def test_a_whole_bucket_is_archived_into_itself(world: World) -> None:
+    backend = world.backend(location=S3Location(bucket="b", create=True))
+    backend.ensure()
+    world.put("x", "y/z")
+    assert backend.release(Policy.ARCHIVE, 60).done
+    assert world.keys() == ["archived-one/x", "archived-one/y/z"]
+
+
+def test_usage_counts_everything_but_the_marker(world: World) -> None:
+    backend = world.backend()
+    backend.ensure()
+    world.put(*(f"a/{number}" for number in range(1001)), "b/x")
+    assert backend.usage() == Measured(objects=1001, size_bytes=2002)
+    assert backend.ensure().measured is None, "more than a page is not counted on the way"
+
+
+def test_datastores_of_a_bucket_share_a_client_and_few_are_open() -> None:
+    opened: list[str] = []
+    closed: list[str] = []
+
+    class Closing(MemoryStore):
+        def close(self) -> None:
+            closed.append("")
+
+    def opening(location: S3Location) -> MemoryStore:
+        opened.append(location.bucket)
+        return Closing()
+
+    stores = Stores(opening, limit=2)
+    for prefix in ("a/", "b/"):
+        with stores.of(S3Location(bucket="one", prefix=prefix)):
+            pass
+    assert opened == ["one"]
+    with stores.of(S3Location(bucket="one")):
+        for bucket in ("two", "three", "four"):
+            with stores.of(S3Location(bucket=bucket)):
+                pass
+    assert len(opened) - len(closed) <= 2
+    stores.close()
+    assert len(opened) == len(closed)

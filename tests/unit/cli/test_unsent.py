@@ -1,0 +1,106 @@
+"""`datastore unsent`: what could not be uploaded is listed, saved and discarded."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from datastore.fuse.state.statedb import StateDb, Unsent
+
+from .conftest import Cli, state_of
+
+KEPT = "another client changed this file since it was opened (conflict: fail); what was written is kept on disk"
+
+
+def leave(state_dir: Path) -> None:
+    """The journal and the bytes of a waiting, a failed and a refused file; of the last only a part came here."""
+    staging = state_dir / "staging"
+    staging.mkdir(exist_ok=True)
+    db = StateDb(state_dir / "state.db")
+    row = Unsent("", "", "", "", 0, 0, {}, "text/plain", 1_700_000_000_000_000_000)
+    for name, more in {
+        "a.txt": row,
+        "d/b.txt": row._replace(error="403 AccessDenied"),
+        "d/c.txt": row._replace(
+            error=KEPT, stuck=True, base_key="d/c.txt", base_etag="x", base_length=9 << 12, base_size=9 << 12
+        ),
+    }.items():
+        path = staging / name.replace("/", "-")
+        path.write_bytes(name.encode().ljust(4096, b"."))
+        os.truncate(path, max(4096, more.base_size))
+        db.record_unsent(more._replace(staging=path.name, key=name))
+    db.close()
+
+
+@pytest.fixture
+def left(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> Path:
+    """The state directory of a mount that died with three files."""
+    cli("mount", manifest, "output", tmp_path / "d")
+    state_dir = state_of(root, "output")
+    leave(state_dir)
+    pid = int((state_dir / "fake.pid").read_text())
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return state_dir
+
+
+def test_it_lists_what_waits_and_why(cli: Cli, left: Path) -> None:
+    """S-47 what is tried again, and what a person has to decide."""
+    lines = cli("unsent", "output").out.splitlines()
+    assert [line.split()[0] for line in lines] == ["PATH", "a.txt", "d/b.txt", "d/c.txt"]
+    assert lines[1].endswith(" waiting")
+    assert lines[2].endswith("tried again: 403 AccessDenied")
+    assert lines[3].endswith(f"kept: {KEPT}")
+    told = json.loads(cli("unsent", "output", "-o", "json").out)
+    assert [(each["path"], each["stuck"], each["missing"]) for each in told] == [
+        ("a.txt", False, 0),
+        ("d/b.txt", False, 0),
+        ("d/c.txt", True, 8 << 12),
+    ]
+
+
+def test_it_saves_elsewhere(cli: Cli, left: Path, tmp_path: Path) -> None:
+    """S-47 whole, without overwriting anything; it says what is missing, and all stays listed."""
+    saved = cli("unsent", "output", "--save", tmp_path / "saved")
+    assert saved.code == 0
+    assert (tmp_path / "saved/a.txt").read_bytes() == b"a.txt".ljust(4096, b".")
+    assert (tmp_path / "saved/d/c.txt").stat().st_size == 9 << 12
+    assert "d/c.txt is saved as" in saved.err
+    assert "32 KiB of it were never changed or fetched and are zeros" in saved.err.replace("32.0", "32")
+    again = cli("unsent", "output", "--save", tmp_path / "saved")
+    assert again.code == 1
+    assert "exists already; name another directory" in again.err
+    assert len(json.loads(cli("unsent", "output", "-o", "json").out)) == 3
+
+
+def test_it_discards(cli: Cli, left: Path) -> None:
+    """S-47 one path, its bytes and its row."""
+    assert cli("unsent", "output", "--discard", "d/c.txt").err == "d/c.txt is discarded\n"
+    assert not (left / "staging" / "d-c.txt").exists()
+    assert [each["path"] for each in json.loads(cli("unsent", "output", "-o", "json").out)] == ["a.txt", "d/b.txt"]
+    missing = cli("unsent", "output", "--discard", "d/c.txt")
+    assert missing.code == 1
+    assert "nothing of this path" in missing.err
+
+
+def test_a_living_server_discards_itself(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:
+    """S-47 the command leaves a server's journal to the server."""
+    cli("mount", manifest, "output", tmp_path / "d")
+    state_dir = state_of(root, "output")
+    leave(state_dir)
+    refused = cli("unsent", "output", "--discard", "d/c.txt")
+    assert refused.code == 1
+    with contextlib.closing(sqlite3.connect(state_dir / "state.db")) as journal:
+        assert journal.execute("select count(*) from unsent").fetchone() == (3,)
+    last = (state_dir / "asked").read_text().splitlines()[-1]
+    assert json.loads(last) == {"op": "discard", "path": "d/c.txt"}
+
+
+def test_one_thing_at_a_time(cli: Cli, left: Path, tmp_path: Path) -> None:
+    assert cli("unsent", "output", "--discard", "a.txt", "--save", tmp_path).code == 2

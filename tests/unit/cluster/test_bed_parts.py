@@ -1,0 +1,73 @@
+"""What the test cluster is made of agrees with itself, as far as that can be said without one."""
+
+from __future__ import annotations
+
+import json
+import re
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import fixtures
+from tests.cluster.archive import pause_archive
+from tests.cluster.components import first_components, later_components
+from tests.cluster.image import CONTEXT
+from tests.cluster.layout import REPOSITORY, Layout
+
+
+def test_the_builder_the_dockerfile_and_dockerignore_name_the_same_files() -> None:
+    lines = (REPOSITORY / "Dockerfile").read_text().splitlines()
+    copied = {
+        source for line in lines if line.startswith("COPY ") and "--from" not in line for source in line.split()[1:-1]
+    }
+    ignored = (REPOSITORY / ".dockerignore").read_text().splitlines()
+    let_through = {line[1:] for line in ignored if line.startswith("!")}
+    assert copied == let_through == set(CONTEXT)
+
+
+def test_the_image_holds_the_versions_that_are_tested() -> None:
+    def pins(name: str) -> dict[str, str]:
+        return dict(re.findall(r"^([a-z0-9-]+)==(\S+)", (REPOSITORY / ".ci" / name).read_text(), re.MULTILINE))
+
+    tested, shipped = pins("requirements.lock"), pins("requirements-image.lock")
+    assert {name: version for name, version in shipped.items() if tested.get(name) != version} == {}
+
+
+@pytest.mark.parametrize("name", ["", "A", "a/b", "..", "-a", "a" * 40])
+def test_a_name_that_could_leave_its_folder_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="can't name a cluster"):
+        Layout(name=name)
+
+
+def test_an_api_only_cluster_has_no_node() -> None:
+    layout = Layout(name="some")
+    few = first_components(layout, 6443, api_only=True) | later_components(layout, api_only=True)
+    all_of_them = first_components(layout, 6443, api_only=False) | later_components(layout, api_only=False)
+    assert set(few) == {"etcd", "kube-apiserver", "kube-controller-manager"}
+    assert set(all_of_them) - set(few) == {"containerd", "kube-scheduler", "kubelet", "kube-proxy", "coredns"}
+
+
+def test_the_sandbox_archive_holds_what_its_index_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBE_DATASTORE_TOOLS", str(tmp_path))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/pause").write_bytes(b"a program")
+    with tarfile.open(pause_archive(tmp_path)) as archive:
+        files = {each.name: archive.extractfile(each).read() for each in archive}  # type: ignore[union-attr]
+    (manifest,) = json.loads(files["index.json"])["manifests"]
+    described = json.loads(files[_blob(manifest)])
+    assert all(len(files[_blob(each)]) == each["size"] for each in (described["config"], *described["layers"]))
+
+
+def _blob(descriptor: dict[str, str]) -> str:
+    return "blobs/" + descriptor["digest"].replace(":", "/")
+
+
+def test_a_users_cluster_needs_an_image_and_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    monkeypatch.delenv("E2E_IMAGE", raising=False)
+    monkeypatch.setenv("E2E_S3_ENDPOINT", "http://127.0.0.1:9000")
+    assert fixtures.obstacle() == "KUBECONFIG is set, but not E2E_IMAGE"
+    monkeypatch.setenv("E2E_IMAGE", "registry/datastore:1")
+    assert fixtures.obstacle() == ""
+    assert not fixtures.own_site()

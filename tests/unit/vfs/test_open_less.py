@@ -1,0 +1,100 @@
+"""Readonly mounts: the kernel opens files by itself, and what another client changed is a new inode (S-51)."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from datastore.fuse.ops import Caller, Fh, FSError, OpenRequest
+from datastore.fuse.vfs import handles
+from tests.mounted import TTL_S, Client, World
+
+MIB = 1 << 20
+BODY = random.Random(4).randbytes(9 * MIB)
+
+
+@pytest.fixture
+def reader(world: World, tmp_path: Path) -> Client:
+    made = world.client()
+    made.kill()
+    spec = dataclasses.replace(made.spec, read_only=True, attributes="listing")
+    return world.add(Client(world, made.directory, spec))
+
+
+def test_opens_and_flushes_are_left_to_the_kernel(world: World, reader: Client) -> None:
+    """S-51"""
+    world.put("f", b"one")
+    ino = reader.local.stat("f").ino
+    for call in (
+        lambda: reader.fs.open(Caller(0, 0, 1), ino, OpenRequest(flags=os.O_RDONLY)),
+        lambda: reader.fs.flush(ino, Fh(0)),
+    ):
+        with pytest.raises(FSError) as raised:
+            call()
+        assert raised.value.errno == errno.ENOSYS
+
+
+def test_a_reader_without_an_open_reads_ahead_like_any_other(world: World, reader: Client) -> None:
+    """S-51"""
+    world.put("big", BODY)
+    file = reader.local.open("big")
+    assert file.read(0, MIB) == BODY[:MIB]
+    deadline = time.monotonic() + 10
+    while reader.calls("get") < 2:
+        assert time.monotonic() < deadline, "nothing was read ahead"
+    assert b"".join(file.read(start, MIB) for start in range(0, len(BODY), MIB)) == BODY
+    assert reader.fs.core.opens.load()[0].etag
+
+
+def test_a_changed_file_is_another_inode_and_the_old_one_keeps_its_version(world: World, reader: Client) -> None:
+    """S-51 S-30"""
+    world.put("f", BODY[: 2 * MIB])
+    old = reader.local.open("f")
+    assert old.read(0, 10) == BODY[:10]
+    before = reader.local.stat("f").ino
+
+    world.put("f", BODY[MIB : 3 * MIB])
+    world.clock.advance(TTL_S + 1)
+    assert reader.local.stat("f").ino != before
+    assert reader.local.open("f").read(0, 10) == BODY[MIB : MIB + 10]
+    assert old.read(MIB, 10) == BODY[MIB : MIB + 10], "held locally"
+
+
+def test_a_file_that_was_never_read_here_is_another_inode_too(world: World, reader: Client) -> None:
+    """S-51: the kernel may have it open without our knowing."""
+    world.put("f", b"one")
+    before = reader.local.stat("f").ino
+    world.put("f", b"two!")
+    world.clock.advance(TTL_S + 1)
+    assert reader.local.stat("f").ino != before
+
+
+def test_a_new_server_goes_on_with_the_version_that_was_read(world: World, reader: Client) -> None:
+    """S-51 S-41"""
+    world.put("f", BODY[: 2 * MIB])
+    old = reader.local.open("f")
+    assert old.read(0, 10) == BODY[:10]
+    after = reader.again(resumed=True)
+    world.put("f", bytes(2 * MIB))
+    world.clock.advance(TTL_S + 1)
+    held = after.local.fs.read(old.ino, Fh(0), MIB, 10)
+    found = held.fn() if hasattr(held, "fn") else held
+    assert bytes(found) == BODY[MIB : MIB + 10]
+
+
+def test_so_many_readers_are_remembered_and_no_more(
+    world: World, reader: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handles, "_UNOPENED_MAX", 8)
+    for number in range(30):
+        world.put(f"f{number}", b"x")
+    for number in range(30):
+        assert reader.local.open(f"f{number}").read(0, 10) == b"x"
+    assert len(reader.fs.core.opens.load()) <= 8
+    assert sum(reader.fs.handles.opens().values()) <= 8

@@ -1,0 +1,173 @@
+"""A proxy in front of an S3 server that spoils the answer to the n-th request: what a network and a busy server do.
+
+It speaks HTTP/1.1 with kept-alive connections and passes requests on unchanged, Host included, so that signatures hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+from tests.servers import Server
+
+UPSTREAM_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Spoilt:
+    """How an answer is spoilt. status: this one with an S3 error instead; otherwise as `way` says.
+
+    before: the request never reaches the server. way: reset (connection reset), silence (no answer for stall_s),
+    truncate (half of the body, then the end).
+    """
+
+    name: str
+    status: int = 0
+    code: str = ""
+    way: str = ""
+    before: bool = True
+
+
+KINDS = (
+    Spoilt("reset before", way="reset"),
+    Spoilt("reset after", way="reset", before=False),
+    Spoilt("silence", way="silence", before=False),
+    Spoilt("truncated", way="truncate", before=False),
+    Spoilt("500", status=500, code="InternalError", before=False),
+    Spoilt("503", status=503, code="SlowDown"),
+    Spoilt("403", status=403, code="AccessDenied"),
+)
+
+Plan = Callable[[int], Spoilt | None]
+"""(number of the request from 0) -> how its answer is spoilt, or None."""
+
+
+def no_faults(_index: int) -> Spoilt | None:
+    """The plan of a healthy network."""
+    return None
+
+
+class WireProxy:
+    """requests: method and path of all so far; plan may be replaced at any time."""
+
+    def __init__(self, upstream: Server, stall_s: float) -> None:
+        parts = urlsplit(upstream.endpoint)
+        self.host, self.port = str(parts.hostname), int(parts.port or 80)
+        self.stall_s = stall_s
+        self.plan: Plan = no_faults
+        self.requests: list[str] = []
+        self.closing = threading.Event()
+        self._lock = threading.Lock()
+        self.endpoint = ""
+
+    def next(self, what: str) -> Spoilt | None:
+        """Count a request; what becomes of it."""
+        with self._lock:
+            self.requests.append(what)
+            return self.plan(len(self.requests) - 1)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = UPSTREAM_TIMEOUT_S
+    proxy: WireProxy
+
+    def setup(self) -> None:
+        super().setup()
+        self._upstream = http.client.HTTPConnection(self.proxy.host, self.proxy.port, timeout=UPSTREAM_TIMEOUT_S)
+
+    def finish(self) -> None:
+        self._upstream.close()
+        with contextlib.suppress(OSError):
+            super().finish()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+    def handle(self) -> None:
+        with contextlib.suppress(ConnectionError, TimeoutError, BrokenPipeError):
+            super().handle()
+
+    def _pass(self) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(length) if length else b""
+        spoilt = self.proxy.next(f"{self.command} {self.path}")
+        if spoilt is not None and spoilt.before:
+            self._spoil(spoilt, b"", b"")
+            return
+        head, answer = self._forward(body)
+        if spoilt is not None:
+            self._spoil(spoilt, head, answer)
+        else:
+            self.wfile.write(head + answer)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass  # noqa: N815  http.server looks for these names
+
+    def _forward(self, body: bytes) -> tuple[bytes, bytes]:
+        self._upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+        for name, content in self.headers.items():
+            self._upstream.putheader(name, content)
+        self._upstream.endheaders(body)
+        answer = self._upstream.getresponse()
+        received = answer.read()
+        skipped = {"transfer-encoding", "connection", "content-length"}
+        lines = [f"HTTP/1.1 {answer.status} {answer.reason}"]
+        lines += [f"{name}: {text}" for name, text in answer.getheaders() if name.lower() not in skipped]
+        length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(received))
+        if length is not None:
+            lines.append(f"Content-Length: {length}")
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"), received
+
+    def _spoil(self, spoilt: Spoilt, head: bytes, answer: bytes) -> None:
+        if spoilt.status:
+            text = f"<Error><Code>{spoilt.code}</Code><Message>spoilt</Message></Error>".encode()
+            line = f"HTTP/1.1 {spoilt.status} X\r\nContent-Length: {len(text)}\r\n\r\n".encode()
+            self.wfile.write(line + (b"" if self.command == "HEAD" else text))
+            return
+        self.close_connection = True
+        if spoilt.way == "truncate":
+            self.wfile.write(head + answer[: len(answer) // 2] if answer else head[: len(head) // 2])
+            self.wfile.flush()
+        elif spoilt.way == "silence":
+            self.proxy.closing.wait(self.proxy.stall_s)
+        else:
+            # linger 0: the end is a RST
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+
+
+@contextlib.contextmanager
+def wire_proxy(upstream: Server, stall_s: float) -> Iterator[WireProxy]:
+    """A proxy on a free port while the block runs."""
+    proxy = WireProxy(upstream, stall_s)
+
+    class Handler(_Handler):
+        pass
+
+    Handler.proxy = proxy
+
+    class Listener(ThreadingHTTPServer):
+        daemon_threads = True
+        block_on_close = False
+        request_queue_size = 128
+
+        def handle_error(self, request: object, client_address: object) -> None:
+            """A connection that was broken on purpose."""
+
+    with Listener(("127.0.0.1", 0), Handler) as listener:
+        proxy.endpoint = f"http://127.0.0.1:{listener.server_address[1]}"
+        thread = threading.Thread(target=listener.serve_forever, args=(0.05,), name="wire-proxy")
+        thread.start()
+        try:
+            yield proxy
+        finally:
+            proxy.closing.set()
+            listener.shutdown()
+            thread.join(10)
