@@ -21,9 +21,9 @@ FROM dependencies AS stripped
 RUN /opt/datastore/bin/pip uninstall --yes --quiet setuptools pip
 
 FROM ${BASE}
-COPY --from=stripped /opt/datastore /opt/datastore
-COPY --from=project /project/opt/datastore /opt/datastore
 ENV PATH=/opt/datastore/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 # Nobody in particular. Only the node plugin's pod asks for root: it mounts.
 USER 65532:65532
 ENTRYPOINT ["datastore"]
+COPY --from=stripped /opt/datastore /opt/datastore
+COPY --from=project /project/opt/datastore /opt/datastore

@@ -143,7 +143,7 @@ def read_files(folder: str, count: int, size: int, threads: int, cap_s: float) -
 
 
 def create_files(folder: str, count: int, size: int, threads: int, cap_s: float) -> Answer:
-    """New small files. began and closed: time.monotonic()."""
+    """New small files, as open(name, "wb") makes them. began and closed: time.monotonic()."""
     os.makedirs(folder, exist_ok=True)
     began = time.monotonic()
     deadline = began + cap_s
@@ -153,7 +153,7 @@ def create_files(folder: str, count: int, size: int, threads: int, cap_s: float)
         for number in range(first, count, threads):
             if time.monotonic() > deadline:
                 return
-            descriptor = os.open(_name(folder, number), os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o644)
+            descriptor = os.open(_name(folder, number), os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o644)
             try:
                 if os.write(descriptor, block(number, size)) != size:
                     raise WrongContent(f"{_name(folder, number)}: a short write")

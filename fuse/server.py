@@ -253,7 +253,7 @@ class Server:
         why_not = self._session.modes.why_not()
         if why_not:
             return {"path": "keep-cache", "why": why_not}
-        return {"path": "passthrough", "why": "for files of 1 MiB and more that are wholly cached; keep-cache for others"}
+        return {"path": "passthrough", "why": "files of 1 MiB and more that are wholly cached; keep-cache for others"}
 
     def _flush(self, _request: Answer, _progress: Progress) -> Answer:
         errors = self.store.flush_all()

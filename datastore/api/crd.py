@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition, generated from the models. `python -m datastore.api.crd` writes manifests/base/crd.yaml."""
+"""The CustomResourceDefinition, generated from the models. `python -m datastore.api.crd` writes base/crd.yaml."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ class WriteBack(Part):
 
     max_delay: Seconds = Field(
         5.0,
-        description="Longest time from the close of a file until its upload begins; bounded disk use may end it sooner.",
+        description="Longest time from the close of a file until its upload begins; it is sooner when much waits.",
         json_schema_extra={"default": "5s"},
     )
 

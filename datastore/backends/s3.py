@@ -59,10 +59,13 @@ class S3Backend:
         with self._stores.of(self._location) as store:
             made_bucket = False
             try:
+                if self._location.region:
+                    # The shared client follows a bucket into its region; a wrong one in the manifest is an error.
+                    self._stores.prove(self._location, self._probe)
                 page = store.list_page(self._location.prefix, max_keys=PAGE_KEYS)
             except StoreError as error:
                 # A second look by a client of its own: it names the field to correct, and makes the bucket.
-                probe(self._location, writable=self._writable)
+                self._probe()
                 made_bucket = isinstance(error, BucketNotFound)
                 page = store.list_page(self._location.prefix, max_keys=PAGE_KEYS)
             owner = self._claim(store, page.objects, made_bucket=made_bucket)
@@ -108,6 +111,9 @@ class S3Backend:
             if policy is Policy.ARCHIVE:
                 return self._archive(store, until)
             return self._delete(store, until, mark)
+
+    def _probe(self) -> None:
+        probe(self._location, writable=self._writable)
 
     def _claim(self, store: ObjectStore, listed: Sequence[ListedObject], *, made_bucket: bool) -> Owner:
         if not self._location.create or not self._writable:

@@ -21,6 +21,7 @@ Open = Callable[[S3Location], ObjectStore]
 class _Shared:
     store: ObjectStore
     users: int = 0
+    proven: bool = False
 
 
 class Stores:
@@ -50,6 +51,15 @@ class Stores:
         finally:
             with self._lock:
                 shared.users -= 1
+
+    def prove(self, location: S3Location, trial: Callable[[], object]) -> None:
+        """Run the trial unless it succeeded before for this client. Errors: the trial's."""
+        key = replace(location, prefix="", create=False)
+        shared = self._shared.get(key)
+        if shared is None or not shared.proven:
+            trial()
+        if shared is not None:
+            shared.proven = True
 
     def close(self) -> None:
         """Close all; idempotent."""

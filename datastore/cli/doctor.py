@@ -15,11 +15,14 @@ from datastore.api.datastore import DEFAULT_CACHE_BYTES, Datastore
 from datastore.api.manifest import Manifest, load
 from datastore.api.resolve import s3_location
 from datastore.cli.arguments import Output
+from datastore.cli.clusterchecks import cluster_checks
 from datastore.cli.console import Format, one_line, print_json
 from datastore.cli.findings import Finding, Level, bad, ok
 from datastore.cli.hostchecks import host_checks
+from datastore.cli.kubectl import Kubectl
 from datastore.cli.mount import say_credentials
 from datastore.cli.places import cache_root
+from datastore.cli.release import Namespace
 
 _STYLE = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 
@@ -29,13 +32,15 @@ def doctor_command(
         str | None, typer.Argument(metavar="[FILE]", help="Check the storage of its Datastores too.")
     ] = None,
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Only this Datastore of the file.")] = None,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Check the Datastore of this name in the cluster of kubectl's context.")
+    ] = False,
+    namespace: Namespace = "",
     output: Output = Format.TABLE,
 ) -> None:
     """Check this machine, and the storage of a manifest. Exit code 0: nothing failed; otherwise that of a mount."""
-    manifest = load(file) if file else None
-    chosen = _chosen(manifest, name)
     seen: list[Finding] = []
-    for finding in _findings(manifest, chosen):
+    for finding in _asked(file, name, namespace) if cluster else _here(file, name):
         seen.append(finding)
         if output is Format.TABLE:
             _print(finding)
@@ -43,6 +48,17 @@ def doctor_command(
         print_json([{**asdict(each), "code": int(each.code)} for each in seen])
     failed = [each for each in seen if each.level is Level.FAIL]
     raise typer.Exit(failed[-1].code if failed else 0)
+
+
+def _asked(name: str | None, more: str | None, namespace: str) -> Iterator[Finding]:
+    if name is None or more is not None:
+        raise typer.BadParameter("name one Datastore: datastore doctor NAME --cluster", param_hint="--cluster")
+    return cluster_checks(Kubectl(namespace), name)
+
+
+def _here(file: str | None, name: str | None) -> Iterator[Finding]:
+    manifest = load(file) if file else None
+    return _findings(manifest, _chosen(manifest, name))
 
 
 def _chosen(manifest: Manifest | None, name: str | None) -> list[Datastore]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import typer
 
-from datastore.cli import crd, doctor, list_, mount, rescue, restart, run, status, top, umount, version, warm
+from datastore.cli import crd, doctor, list_, mount, release, rescue, restart, run, status, top, umount, version, warm
 from datastore.cli.console import fail
 from datastore.cli.exitcodes import ExitCode, exit_code_for
 from datastore.cli.signals import Interrupted
@@ -39,6 +39,7 @@ app.command("unsent")(rescue.unsent_command)
 app.command("warm")(warm.warm_command)
 app.command("run", context_settings={"allow_interspersed_args": False})(run.run_command)
 app.command("doctor")(doctor.doctor_command)
+app.command("release")(release.release_command)
 app.command("crd")(crd.crd_command)
 app.command("version")(version.version_command)
 

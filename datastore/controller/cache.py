@@ -14,6 +14,10 @@ Key = tuple[str, str]
 """Namespace and name."""
 
 
+GONE_MAX = 10_000
+"""So many of those that went last are remembered: an answer is late by seconds."""
+
+
 def slim(body: Raw) -> dict[str, Any]:
     """The body without what nobody reads."""
     metadata = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
@@ -32,6 +36,7 @@ class Shelf:
 
     def __init__(self) -> None:
         self._bodies: dict[Key, dict[str, Any]] = {}
+        self._gone: dict[str, None] = {}
 
     def __len__(self) -> int:
         return len(self._bodies)
@@ -45,8 +50,11 @@ class Shelf:
         return list(self._bodies.values())
 
     def put(self, body: Raw) -> None:
-        """Take in a version; an older one than ours is ignored."""
+        """Take in a version; an older one than ours, or one of what is known to be gone, is ignored."""
         metadata = body["metadata"]
+        if metadata["uid"] in self._gone:
+            # The answer to our request comes after the watch has told the end.
+            return
         key = (metadata.get("namespace", ""), metadata["name"])
         before = self._bodies.get(key)
         if before is None or _version(before) <= _version(body) or before["metadata"]["uid"] != metadata["uid"]:
@@ -57,6 +65,10 @@ class Shelf:
         before = self._bodies.get(key)
         if before is not None and uid in ("", before["metadata"]["uid"]):
             del self._bodies[key]
+        if uid:
+            self._gone[uid] = None
+            if len(self._gone) > GONE_MAX:
+                del self._gone[next(iter(self._gone))]
 
 
 class Cache:

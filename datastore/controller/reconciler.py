@@ -46,6 +46,8 @@ STEPS_MAX = 12
 """Looks at one Datastore before others have their turn: what needs more is edited faster than it is repaired."""
 PATIENCE_S = 3.0
 """A claim that is being deleted for longer has users, who are worth a request and a status."""
+DOUBT_S = 10.0
+"""A deletion that takes longer is not left to the watch alone."""
 SETTLE_S = 1.0
 """Until another look at what waits for the cluster (binding, pods): its events wake us sooner."""
 
@@ -204,6 +206,8 @@ class Reconciler:
         if failure is not None:
             known.failures += 1
             return self._delay(known.failures)
+        if step.status and _age_s(body) > DOUBT_S:
+            await self._verify(claim, volume)
         return None if step.again else SETTLE_S * 2 if step.status else -1.0
 
     async def _release(
@@ -310,6 +314,19 @@ class Reconciler:
                 raise
             return
         self._take(written)
+
+    async def _verify(self, *bodies: Raw | None) -> None:
+        """Ask the API server for what the cache believes to be there."""
+        for body in bodies:
+            if body is None:
+                continue
+            metadata, resource = body["metadata"], BY_KIND[body["kind"]]
+            namespace = metadata.get("namespace", "")
+            found = await self._cluster.get(resource, namespace, metadata["name"])
+            if found is None:
+                self._shelf(body).drop((namespace, metadata["name"]), metadata["uid"])
+            else:
+                self._take(found)
 
     async def _delete(self, body: Raw) -> None:
         metadata, resource = body["metadata"], BY_KIND[body["kind"]]

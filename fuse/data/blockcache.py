@@ -148,14 +148,7 @@ class BlockCache:
 
         None also for a large version that this process has not checked yet and that has no valid seal: see verify().
         """
-        if version.size == 0:
-            return None
-        with self._guarded(version):
-            entry = self._find(version)
-            if entry is None or not (entry.whole or (version.size <= INLINE_VERIFY_BYTES and entry.verify())):
-                return None
-            return entry.reopen(self._place(version).data_path)
-        return None
+        return self._reopened(version, os.O_RDONLY)
 
     def lend(self, version: ObjectVersion) -> int | None:
         """As complete_fd, but for writing too, and only while no other open file of this version is lent.
@@ -163,21 +156,23 @@ class BlockCache:
         Who writes to it has to drop the version before. It is lent for as long as anybody, the kernel too, has the
         descriptor or a copy.
         """
+        fd = self._reopened(version, os.O_RDWR)
+        if fd is not None:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(fd)
+                return None
+        return fd
+
+    def _reopened(self, version: ObjectVersion, mode: int) -> int | None:
         if version.size == 0:
             return None
         with self._guarded(version):
             entry = self._find(version)
             if entry is None or not (entry.whole or (version.size <= INLINE_VERIFY_BYTES and entry.verify())):
                 return None
-            fd = entry.reopen(self._place(version).data_path, os.O_RDWR)
-            if fd is None:
-                return None
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                os.close(fd)
-                return None
-            return fd
+            return entry.reopen(self._place(version).data_path, mode)
         return None
 
     def verify(self, version: ObjectVersion) -> bool:

@@ -111,9 +111,7 @@ class Operations:
             abi.WRITE: Operation(wire.write, self._write, lambda h, _, count: reply.written(h[2], count)),
             abi.FLUSH: Operation(wire.handle, lambda h, fh: self._fs.flush(Ino(h[3]), fh), _empty, shielded=True),
             abi.FSYNC: Operation(wire.fsync, lambda h, a: self._fs.fsync(Ino(h[3]), a[0], a[1]), _empty),
-            abi.RELEASE: Operation(
-                wire.handle, lambda h, fh: self._fs.release(Ino(h[3]), fh), self._released, shielded=True
-            ),
+            abi.RELEASE: Operation(wire.handle, lambda h, fh: self._fs.release(Ino(h[3]), fh), _empty, shielded=True),
             abi.FALLOCATE: Operation(
                 wire.fallocate, lambda h, a: self._fs.fallocate(Ino(h[3]), a.fh, a.offset, a.length, a.mode), _empty
             ),
@@ -211,10 +209,6 @@ class Operations:
         flags, backing_id = self._modes.opened(h[3], request.flags, result)
         return reply.opened(h[2], result.fh, flags, backing_id)
 
-    def _released(self, h: Header, _args: object, _result: None) -> bytes:
-        self._modes.released(h[3])
-        return reply.empty(h[2])
-
     def _created(self, h: Header, a: wire.CreateRequest, result: tuple[Entry, OpenReply]) -> bytes:
         entry, opened = result
         if entry.attr is None:
@@ -257,7 +251,9 @@ class Operations:
 
 DONE_ALREADY = {abi.UNLINK, abi.RMDIR, abi.RENAME, abi.RENAME2}
 THERE_ALREADY = {abi.MKNOD, abi.MKDIR, abi.SYMLINK, abi.LINK}
-CHANGES = DONE_ALREADY | THERE_ALREADY
+EXTENDED = {(abi.SETXATTR, errno.EEXIST), (abi.REMOVEXATTR, errno.ENODATA)}
+"""What XATTR_CREATE and a removal answer when they were carried out before."""
+CHANGES = DONE_ALREADY | THERE_ALREADY | {abi.SETXATTR, abi.REMOVEXATTR}
 
 
 def call_again(operation: Operation, header: Header, args: Any, filesystem: Filesystem) -> Any:
@@ -276,7 +272,7 @@ def call_again(operation: Operation, header: Header, args: Any, filesystem: File
         return resolve(operation.call(header, args))
     except Exception as error:
         number = errno_of(error)
-        if opcode in DONE_ALREADY and number == errno.ENOENT:
+        if (opcode in DONE_ALREADY and number == errno.ENOENT) or (opcode, number) in EXTENDED:
             return None
         if opcode in THERE_ALREADY and number == errno.EEXIST:
             return _found(filesystem, header, args)

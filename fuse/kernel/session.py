@@ -224,6 +224,8 @@ class Session:
             self._send(header, self._failure(header, error))
             return
         sent = self._send(header, frame)
+        if opcode == abi.RELEASE:  # not before: if we die in between it is sent again, and would count twice
+            self.modes.released(header[3])
         self.traffic.at_once(header, began_ns, frame)
         if not sent and operation.undo is not None:
             self._undo(operation, header, args, result)
@@ -277,6 +279,8 @@ class Session:
             error = defect
             frame = self._failure(task.header, defect)
         sent = self.pool.finish(task) and self._send(task.header, frame)
+        if task.header[1] == abi.RELEASE and task.header[2]:
+            self.modes.released(task.header[3])
         self.traffic.later(task.header, task.began_ns, frame)
         if not sent and error is None and task.operation.undo is not None:
             self._deferred.append(lambda: self._undo(task.operation, task.header, task.args, result))

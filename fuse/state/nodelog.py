@@ -1,8 +1,9 @@
 """Which node id the kernel knows by which name: an append-only log, so that a restarted server answers the same ids.
 
 A record is ino, parent ino, kind, length and bytes of the key's tail (text, surrogateescape), length and bytes of the
-local name. The last record of an ino wins (it was renamed, or, with parent 0, given up). A torn last record is ignored. Written by write(2) before
-the kernel hears of the id, so it survives the death of the server; a reboot unmounts, and nobody needs it then.
+local name. The last record of an ino wins (it was renamed, or, with parent 0, given up). A torn last record is ignored.
+Written by write(2) before the kernel hears of the id, so it survives the death of the server; a reboot unmounts, and
+nobody needs it then.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from typing import NamedTuple
 class Removed(NamedTuple):
     """One file without a name. hidden_key: the object that has its bytes, '' when they are in `content`.
 
+    staging: the name that the journal of unsent files has for those bytes, '' for none.
     name (bytes as text, surrogateescape) and parent: what it was called. metadata: its attributes, as an object's.
     """
 
@@ -23,6 +24,7 @@ class Removed(NamedTuple):
     name: str
     tail: str
     hidden_key: str
+    staging: str
     etag: str
     size: int
     metadata: dict[str, str]

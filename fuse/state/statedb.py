@@ -7,13 +7,14 @@ microseconds to a few hundred.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NewType
 
@@ -116,6 +117,8 @@ class StateDb:
         self._connection.execute("pragma synchronous=normal")
         self._connection.executescript(_SCHEMA)
         self._add_columns()
+        self._forgotten: set[str] = set()
+        """Staging files whose rows are still there, because the disk had no room to remove them."""
         self._wal_path = f"{path}-wal"
         self._wal = -1
         self._syncing = threading.Lock()
@@ -158,8 +161,8 @@ class StateDb:
     # -- unsent files
 
     def record_unsent(self, row: Unsent) -> None:
-        """Insert, or replace the row of the same staging file."""
-        with self._lock:
+        """Insert, or replace the row of the same staging file. OSError(ENOSPC) when the disk is full."""
+        with self._lock, _disk_errors():
             self._connection.execute(
                 "insert or replace into unsent values(?,?,?,?,?,?,?,?,?,?,?,?)",
                 (
@@ -179,9 +182,13 @@ class StateDb:
             )
 
     def forget_unsent(self, staging: str) -> None:
-        """The bytes are in the store, or nobody wants them any more."""
+        """The bytes are in the store, or nobody wants them any more. A full disk does not keep it from being so."""
         with self._lock:
-            self._connection.execute("delete from unsent where staging=?", (staging,))
+            self._forgotten.add(staging)
+            with suppress(OSError), _disk_errors():
+                gone = [(name,) for name in self._forgotten]
+                self._connection.executemany("delete from unsent where staging=?", gone)
+                self._forgotten.clear()
 
     def failed_unsent(self, staging: str, error: str, *, stuck: bool) -> None:
         """Why a file that belongs to no node could not be sent."""
@@ -192,25 +199,25 @@ class StateDb:
         """All rows, oldest first."""
         with self._lock:
             rows = self._connection.execute("select * from unsent order by since_ns").fetchall()
-        return [_unsent(row) for row in rows]
+            return [_unsent(row) for row in rows if row[0] not in self._forgotten]
 
     # -- multipart uploads
 
     def upload_begun(self, key: str, since_ns: int) -> UploadNote:
-        """One is about to be asked for."""
-        with self._lock:
+        """One is about to be asked for. OSError(ENOSPC)."""
+        with self._lock, _disk_errors():
             cursor = self._connection.execute("insert into uploads(key, since_ns) values(?,?)", (_bytes(key), since_ns))
             assert cursor.lastrowid is not None
             return UploadNote(cursor.lastrowid)
 
     def upload_known(self, note: UploadNote, upload_id: UploadId) -> None:
-        """The store named it."""
-        with self._lock:
+        """The store named it. Without room for that it is found by its key."""
+        with self._lock, suppress(OSError), _disk_errors():
             self._connection.execute("update uploads set upload_id=? where id=?", (upload_id, note))
 
     def upload_ended(self, note: UploadNote) -> None:
-        """It was completed or aborted."""
-        with self._lock:
+        """It was completed or aborted. Without room for that the next start aborts what is no more."""
+        with self._lock, suppress(OSError), _disk_errors():
             self._connection.execute("delete from uploads where id=?", (note,))
 
     def uploads(self) -> list[NotedUpload]:
@@ -239,7 +246,7 @@ class StateDb:
             row = self._connection.execute(
                 "select ino, parent, kind, tail, name from moves where intent=?", (intent,)
             ).fetchone()
-        return None if row is None else NodeRecord(*row[:3], _text(row[3]), row[4])
+        return None if row is None else NodeRecord(row[0], row[1], row[2], _text(row[3]), row[4])
 
     def moved(self, intent: IntentId, etag: str, staging: str = "") -> None:
         """The file of a 'rename-file' has its content at the target; what is left is to remove the source.
@@ -288,14 +295,26 @@ class StateDb:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        with self._lock:
+        with self._lock, _disk_errors():
             self._connection.execute("begin")
             try:
                 yield
+                self._connection.execute("commit")
             except BaseException:
-                self._connection.execute("rollback")
+                if self._connection.in_transaction:  # SQLite may have rolled back itself
+                    self._connection.execute("rollback")
                 raise
-            self._connection.execute("commit")
+
+
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    """What SQLite says of the disk, as the disk would have said it to whoever writes."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+            raise OSError(errno.ENOSPC, "the disk of the state directory is full") from error
+        raise OSError(errno.EIO, f"the journal cannot be written: {error}") from error
 
 
 def _unsent(row: tuple[Any, ...]) -> Unsent:

@@ -17,7 +17,7 @@ from .attrs import DIRECTORY_TYPE, FILE_TYPE, Attributes, to_metadata
 from .copies import copy_object
 from .core import Core
 from .files import Files
-from .listing import Listed
+from .listing import NO_ETAG, Listed
 from .names import KEY_MAX, LINK_SUFFIX, NAME_MAX, creatable, segment_of
 from .nodes import NEVER, Directory, Node
 from .remote import HIDDEN, UNLINKED, Remote
@@ -81,20 +81,24 @@ class Changes:
     def create(
         self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest
     ) -> Reply[tuple[Entry, OpenReply]]:
-        """open(2) with O_CREAT: with O_EXCL the store decides who makes it; otherwise it appears there at close."""
+        """open(2) with O_CREAT: with O_EXCL the store decides who makes it; otherwise it appears there at close.
+
+        With writeBack the store decides at the upload: who is second keeps his bytes here (S-48).
+        """
         with self._core.lock:
             directory = self._parent(parent, name)
             listing = self._resolver.fresh_listing(directory)
             absent = listing is not None and name not in listing.entries and name not in directory.children
-            if absent and not request.flags & os.O_EXCL and not _may_be_refused(name):
+            if absent and not self._claims(request) and not _may_be_refused(name):
                 return self._create_local(caller, directory, name, mode, request.flags)
         return Blocking(partial(self._create, caller, directory, name, mode, request))
 
     def _create(
         self, caller: Caller, directory: Directory, name: bytes, mode: int, request: OpenRequest
     ) -> tuple[Entry, OpenReply]:
-        found = None if request.flags & os.O_EXCL else self._resolver.find(directory, name)
-        if request.flags & os.O_EXCL or (found is None and _may_be_refused(name)):
+        claims = self._claims(request)
+        found = None if claims else self._resolver.find(directory, name)
+        if claims or (found is None and _may_be_refused(name)):
             attributes = self.attributes(caller, directory, stat.S_IFREG | stat.S_IMODE(mode))
             node = self._make(directory, name, Listed(stat.S_IFREG, segment_of(name)), attributes, b"")
         else:
@@ -103,6 +107,8 @@ class Changes:
                     if name not in directory.children:
                         return self._create_local(caller, directory, name, mode, request.flags)
                     found = directory.children[name]
+            if request.flags & os.O_EXCL:
+                raise FSError(errno.EEXIST)
             node = found
             if request.flags & os.O_TRUNC and stat.S_ISREG(node.attributes.mode):
                 with node.lock:
@@ -110,6 +116,10 @@ class Changes:
         with self._core.lock:
             reply = self._files.opened(node, request.flags)
             return self._resolver.entry(node), reply
+
+    def _claims(self, request: OpenRequest) -> bool:
+        """Whether the name must be this client's alone before open returns (S-22)."""
+        return bool(request.flags & os.O_EXCL) and not self._core.settings.write_back_s
 
     def _create_local(
         self, caller: Caller, directory: Directory, name: bytes, mode: int, flags: int
@@ -127,7 +137,10 @@ class Changes:
         directory.pending.add(name)
         try:
             with node.lock:
-                self._uploads.stage(node).touch()
+                staged = self._uploads.stage(node)
+                staged.touch()
+                if flags & os.O_EXCL:
+                    staged.expects = NO_ETAG
                 core.log_nodes((node,))  # first, so that a new server finds whose bytes the journal names
                 self._uploads.record(node)
         except OSError:

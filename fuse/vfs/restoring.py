@@ -82,6 +82,8 @@ def _restore_removed(core: Core, row: Removed) -> bool:
     if parent.children.get(node.name) is node:
         del parent.children[node.name]
     node.gone = True
+    # The removal that was cut off is sent again; until then nobody may send its bytes.
+    core.db.forget_unsent(row.staging)
     return True
 
 
@@ -107,6 +109,7 @@ def record_removed(core: Core, node: Node) -> None:
         name=os.fsdecode(node.name),
         tail=node.tail,
         hidden_key=node.unlinked_key,
+        staging=node.staged.path.name if node.staged is not None else "",
         etag=node.etag,
         size=node.size,
         metadata=to_metadata(node.attributes),

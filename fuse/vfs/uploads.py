@@ -141,9 +141,9 @@ class Uploads:
                 node.parent.pending.discard(node.name)
         if staged is not None:
             self._delivery.drop_stream(staged)
+            staged.close(remove=True)
             if staged.journaled:
                 core.db.forget_unsent(staged.path.name)
-            staged.close(remove=True)
 
     def set_aside(self, node: Node) -> None:
         """Nobody has it open, and another client was first: the name shows what that wrote, ours waits for a person.
@@ -314,6 +314,9 @@ class Uploads:
             with self._core.lock:
                 self._core.nodes.drop_unused(node)
         except (DatastoreError, OSError) as error:
+            with node.lock:
+                if node.staged is not None and node.staged.stuck and not node.handles:
+                    self.set_aside(node)
             return f"{os.fsdecode(node.path)}: {error}"
         return ""
 

@@ -22,8 +22,8 @@ WIDTH = 16
 MAX_FILES = 10_000
 MAX_BYTES = 1 << 30
 """Beyond so many unsent files or bytes a close sends its own."""
-_SHARE = 5
-"""A file is sent a fifth of maxDelay after its close: rewritten at once it goes once, and the rest is for the way."""
+_SHARE, _REST_S = 5, 0.5
+"""A file is sent a fifth of maxDelay after its close, or half a second: rewritten at once it goes once."""
 _TICK_S = 0.05
 _STOP_S = 120.0
 
@@ -78,7 +78,7 @@ class WriteBack:
                 return False
             self._uploads.persist(node)
             if not staged.due:
-                staged.due = self._core.clock.monotonic() + self._core.settings.write_back_s / _SHARE
+                staged.due = self._core.clock.monotonic() + min(_REST_S, self._core.settings.write_back_s / _SHARE)
         with self._lock:
             self._bytes += staged.size - self._waiting.get(node, 0)
             self._waiting[node] = staged.size

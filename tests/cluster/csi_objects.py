@@ -176,6 +176,8 @@ class Volume:
             "spec": {
                 "restartPolicy": "Never",
                 "terminationGracePeriodSeconds": 2,
+                # The image's user is nobody in particular; a fresh bucket's directory is root's.
+                "securityContext": {"runAsUser": 0},
                 "containers": [container],
                 "volumes": [{"name": "data", **(volume or {"persistentVolumeClaim": {"claimName": "data"}})}],
                 **spec,

@@ -14,7 +14,7 @@ from tests.cluster.kube import Kube, KubeError, Manifest
 from tests.cluster.layout import CGROUP_ROOT, Layout
 from tests.servers import boto_client, make_bucket
 
-pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300, func_only=True)]
 
 RESTRICTED = {
     "runAsNonRoot": True,

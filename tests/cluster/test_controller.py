@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from datastore.api.names import MARKER, volume_name
+from datastore.cli.main import app, exit_code_of
 from tests.cluster.cluster import Cluster
 from tests.cluster.controlled import (
     SYSTEM,
@@ -24,7 +25,7 @@ from tests.cluster.controlled import (
     secret_of,
 )
 from tests.cluster.kube import Kube, KubeError, Manifest
-from tests.servers import Server, boto_client, free_port, make_bucket, run_versitygw
+from tests.servers import Server, boto_client, free_port, make_bucket, run_versitygw, tools_dir
 
 pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -318,30 +319,28 @@ def test_a_namespace_goes_with_its_datastores_and_their_data(bench: Bench) -> No
     assert bench.objects() == []
 
 
-def test_a_datastore_released_by_hand_leaves_its_data_and_no_volume(bench: Bench) -> None:
-    """S-75"""
+def test_a_datastore_released_by_hand_leaves_its_data_and_no_volume(
+    bench: Bench, api_server: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-75: its keys do not work any more, so its data can't be removed, and it says so until it is released."""
     bench.apply("digits", bench.spec("a/", s3={"create": True}, reclaimPolicy="Delete"))
     bench.ready("digits")
     volume = bench.volume("digits")
     assert volume is not None
-    name = volume["metadata"]["name"]
-    remove = [{"op": "remove", "path": "/metadata/finalizers"}]
-    arguments = (
-        "patch",
-        "datastore",
-        "digits",
-        "--namespace",
-        bench.space,
-        "--type=json",
-        f"--patch={json.dumps(remove)}",
+    bench.kube.apply(secret_of(bench.server, AWS_SECRET_ACCESS_KEY="wrong"), namespace=bench.space)
+    bench.reason("digits", "CredentialsInvalid")
+    bench.kube.delete("datastore", "digits", namespace=bench.space, wait=False)
+    bench.kube.wait_for(
+        "advice in the status",
+        lambda: "kubectl datastore release" in condition(bench.get("digits"), "Ready").get("message", ""),
+        limit_s=READY_S,
+        namespace=bench.space,
     )
-    bench.kube.delete("pvc", "digits", namespace=bench.space, wait=False)
-    bench.kube.kubectl(*arguments)
-    bench.kube.kubectl(
-        "delete", "datastore", "digits", "--namespace", bench.space, "--cascade=foreground", "--wait=false"
-    )
-    bench.kube.kubectl(*arguments) if bench.get("digits") else None
+    monkeypatch.setenv("KUBECONFIG", str(api_server.kubeconfig))
+    monkeypatch.setenv("PATH", str(tools_dir()), prepend=":")
+    assert exit_code_of(lambda: app(["release", "digits", "-n", bench.space], standalone_mode=False)) == 0
     bench.gone("digits")
+    name = volume["metadata"]["name"]
     bench.kube.wait_for("end of the volume", lambda: bench.kube.get("pv", name) is None, limit_s=READY_S)
     assert bench.objects() == [f"a/{MARKER}"]
 
@@ -453,6 +452,10 @@ def test_what_says_which_data_it_is_never_changes(bench: Bench, change: dict[str
         bench.kube.patch("datastore", "digits", {"spec": change}, namespace=bench.space)
 
 
+RARE = {("datastores", "get"), ("namespaces", "get"), ("persistentvolumes", "get")}
+"""Made only when a finalizer was taken off by hand, a removal has failed for a minute, a watch was missed for 10 s."""
+
+
 def test_the_rules_of_the_role_are_the_calls_made(running: Controller) -> None:
     """Last but for the crowd: the tests above have made every kind of call, with these rights and no others."""
     documents = yaml.safe_load_all((ROOT / "manifests" / "base" / "controller-rbac.yaml").read_text())
@@ -469,7 +472,7 @@ def test_the_rules_of_the_role_are_the_calls_made(running: Controller) -> None:
     # Server-side apply of something new is authorised as create, too.
     made |= {(each, "create") for each in ("persistentvolumes", "persistentvolumeclaims", "leases")}
     assert sorted(made - allowed) == []
-    assert sorted(allowed - made) == []
+    assert sorted(allowed - made - RARE) == []
 
 
 def test_the_watch_is_proven_alive(running: Controller) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from tests.cluster.csi_objects import DRIVER, KEEPER, NODE, SYSTEM, Volume, driver
 from tests.cluster.fixtures import Site, Storage
-from tests.cluster.kube import Kube, Manifest
+from tests.cluster.kube import Kube, KubeError, Manifest
 from tests.csi.accounts import run_accounts
 from tests.servers import boto_client, make_bucket
 
@@ -62,15 +63,24 @@ def _is_ready(pod: Manifest) -> bool:
     return not leaving and any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
+@contextmanager
+def in_use(kube: Kube, made: Volume) -> Iterator[Volume]:
+    """The volume's objects; at the end its pods go first, while the driver is still there."""
+    namespace = made.namespace
+    kube.apply(*made.objects(), namespace=namespace)
+    try:
+        yield made
+    finally:
+        for pod in kube.items("pods", namespace=namespace):
+            kube.delete("pod", pod["metadata"]["name"], namespace=namespace)
+        kube.delete("pvc", "data", namespace=namespace)
+        kube.delete("pv", f"datastore-{namespace}")
+
+
 @pytest.fixture
 def volume(site: Site, kube: Kube, storage: Storage, node_plugin: None, namespace: str) -> Iterator[Volume]:
-    made = Volume(site, storage, namespace, make_bucket(storage.here, f"bucket-{namespace}"))
-    kube.apply(*made.objects(), namespace=namespace)
-    yield made
-    for pod in kube.items("pods", namespace=namespace):
-        kube.delete("pod", pod["metadata"]["name"], namespace=namespace)
-    kube.delete("pvc", "data", namespace=namespace)
-    kube.delete("pv", f"datastore-{namespace}")
+    with in_use(kube, Volume(site, storage, namespace, make_bucket(storage.here, f"bucket-{namespace}"))) as made:
+        yield made
 
 
 @pytest.fixture
@@ -140,19 +150,23 @@ class Loop:
     """A pod that writes and reads with checksums."""
 
     def __init__(self, kube: Kube, volume: Volume) -> None:
-        self.kube, self.volume = kube, volume
+        self.kube, self.volume, self.reached = kube, volume, 0
 
     def rounds(self) -> int:
-        said = self.kube.kubectl("logs", "loop", f"--namespace={self.volume.namespace}", "--tail=1").split()
+        try:
+            said = self.kube.kubectl("logs", "loop", f"--namespace={self.volume.namespace}", "--tail=1").split()
+        except KubeError:  # a kubelet that has just started knows no pod yet
+            return 0
         return int(said[1]) if len(said) == 2 and said[0] == "round" else 0
 
     def goes_on(self) -> None:
         pod = self.kube.get("pod", "loop", namespace=self.volume.namespace)
         assert pod is not None
         assert pod["status"]["phase"] == "Running", self.kube.logs("loop", namespace=self.volume.namespace)[-2000:]
-        reached = self.rounds() + 5
+        reached = max(self.reached, self.rounds()) + 5
         limits = {"limit_s": GOES_ON_S, "namespace": self.volume.namespace}
         self.kube.wait_for(f"round {reached}", lambda: self.rounds() >= reached, **limits)  # type: ignore[arg-type]
+        self.reached = reached
 
 
 @pytest.fixture
@@ -204,41 +218,43 @@ def test_a_mount_server_is_killed(kube: Kube, loop: Loop) -> None:
         loop.goes_on()
 
 
+WRITER = """
+import pathlib, time
+while True:
+    try:
+        pathlib.Path("/data/x").write_text("x")
+        print("well", flush=True)
+    except OSError:
+        print("refused", flush=True)
+    time.sleep(0.5)
+"""
+
+
 @pytest.mark.own_node
 def test_a_rotated_secret_reaches_a_live_mount(site: Site, kube: Kube, node_plugin: None, namespace: str) -> None:
     """S-86"""
+
+    def says(word: str) -> bool:
+        return kube.kubectl("logs", "writer", f"--namespace={namespace}", "--tail=1").strip() == word
+
     assert site.own is not None
     with run_accounts() as accounts, site.own.exposing(int(accounts.server.endpoint.rpartition(":")[2])) as address:
         bucket = make_bucket(accounts.server, f"bucket-{namespace}")
         first, second = accounts.create("first", "canary-first-4711"), accounts.create("second", "canary-second-4712")
-        volume = Volume(site, Storage(accounts.server, f"http://{address}"), namespace, bucket, first)
-        kube.apply(*volume.objects(), namespace=namespace)
-        script = (
-            "import time\nwhile True:\n"
-            " try: open('/data/x', 'w').write('x'); print('well', flush=True)\n"
-            " except OSError as error: print('refused', flush=True)\n"
-            " time.sleep(0.5)"
-        )
-        kube.apply(volume.pod("writer", script), namespace=namespace)
-
-        def says(word: str) -> bool:
-            return kube.kubectl("logs", "writer", f"--namespace={namespace}", "--tail=1").strip() == word
-
-        kube.wait_for("a first write", lambda: says("well"), limit_s=READY_S, namespace=namespace)
-        accounts.remove("first")
-        kube.wait_for("a refused write", lambda: says("refused"), limit_s=READY_S, namespace=namespace)
-        began = time.monotonic()
-        volume.keys = second
-        kube.apply(volume.secret(), namespace=namespace)
-        kube.wait_for("another write", lambda: says("well"), limit_s=ROTATED_S, namespace=namespace)
-        print(f"Secret changed to live mount: {time.monotonic() - began:.1f} s")
-        said = "".join(
-            kube.logs(each["metadata"]["name"], namespace=SYSTEM) for each in kube.items("pods", namespace=SYSTEM)
-        )
-        assert "canary" not in said
-        kube.delete("pod", "writer", namespace=namespace)
-        kube.delete("pvc", "data", namespace=namespace)
-        kube.delete("pv", f"datastore-{namespace}")
+        given = Volume(site, Storage(accounts.server, f"http://{address}"), namespace, bucket, first)
+        with in_use(kube, given) as volume:
+            kube.apply(volume.pod("writer", WRITER), namespace=namespace)
+            kube.wait_phase("writer", "Running", namespace=namespace, limit_s=READY_S)
+            kube.wait_for("a first write", lambda: says("well"), limit_s=READY_S, namespace=namespace)
+            accounts.remove("first")
+            kube.wait_for("a refused write", lambda: says("refused"), limit_s=READY_S, namespace=namespace)
+            began = time.monotonic()
+            volume.keys = second
+            kube.apply(volume.secret(), namespace=namespace)
+            kube.wait_for("another write", lambda: says("well"), limit_s=ROTATED_S, namespace=namespace)
+            print(f"Secret changed to live mount: {time.monotonic() - began:.1f} s")
+            names = [each["metadata"]["name"] for each in kube.items("pods", namespace=SYSTEM)]
+            assert "canary" not in "".join(kube.logs(name, namespace=SYSTEM) for name in names)
 
 
 @pytest.mark.own_node

@@ -69,7 +69,9 @@ def _check_journal(fs: DatastoreFilesystem) -> None:
     dirty = {
         node.staged.path.name for node in core.nodes.by_ino.values() if node.staged and node.dirty and not node.gone
     }
-    staged = {node.staged.path.name for node in core.nodes.by_ino.values() if node.staged}
+    # What was removed while open has, at a new server, its bytes in another directory.
+    used = [node.staged.path for node in core.nodes.by_ino.values() if node.staged]
+    staged = {path.name for path in used if path.parent == core.staging_dir}
     left = set(fs.uploads._leftovers.files)
     rows = {row.staging for row in core.db.unsent()}
     assert rows == dirty | left, f"journal {rows} but unsent {dirty} and left {left}"

@@ -62,6 +62,10 @@ class Peer:
         self.send(frames.init())
         return self.receive()
 
+    def fileno(self) -> int:
+        """Of the kernel's end, for select()."""
+        return self._socket.fileno()
+
     def send(self, frame: bytes) -> None:
         self._socket.send(frame)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import stat
 import struct
 import threading
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -328,6 +330,8 @@ def resumed(filesystem: MemFs) -> Peer:
         (abi.UNLINK, b"gone\0"),
         (abi.RMDIR, b"gone\0"),
         (abi.RENAME2, struct.pack("<QII", 1, 0, 0) + b"gone\0came\0"),
+        (abi.SETXATTR, struct.pack("<2I", 1, os.XATTR_CREATE) + b"user.made\0x"),
+        (abi.REMOVEXATTR, b"user.gone\0"),
     ],
 )
 def test_a_change_that_was_done_before_the_crash_succeeds_when_sent_again(
@@ -337,6 +341,7 @@ def test_a_change_that_was_done_before_the_crash_succeeds_when_sent_again(
     filesystem.make(ROOT_INO, b"node", stat.S_IFREG | 0o644)
     filesystem.make(ROOT_INO, b"hard", stat.S_IFREG | 0o644)
     filesystem.make(ROOT_INO, b"link", stat.S_IFLNK | 0o777)
+    filesystem.nodes[ROOT_INO].xattrs[b"user.made"] = b"x"
     filesystem.blocking = frozenset(blocking)
     with resumed(filesystem) as peer:
         answer = peer.ask(again(opcode, body))
@@ -356,3 +361,26 @@ def test_a_first_sending_is_not_forgiven() -> None:
         peer.init()
         assert peer.ask(frames.request(abi.MKDIR, struct.pack("<2I", 0o755, 0) + b"d\0")).error == -errno.EEXIST
         assert peer.ask(frames.request(abi.UNLINK, b"gone\0")).error == -errno.ENOENT
+
+
+@pytest.mark.parametrize("blocking", [(), ("release",)])
+def test_an_open_counts_until_its_release_is_answered(
+    blocking: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-58: a server that dies in between gets the RELEASE again, and would count it twice."""
+    filesystem = filled()
+    filesystem.blocking = frozenset(blocking)
+    answered: list[bool] = []
+    with Peer(filesystem) as peer:
+        peer.init()
+
+        def released(_ino: int) -> None:
+            answered.append(bool(select.select([peer.fileno()], [], [], 0)[0]))
+
+        monkeypatch.setattr(peer.session.modes, "released", released)
+        peer.send(frames.request(abi.RELEASE, struct.pack("<QIIQ", 5, 0, 0, 0), ino=1000))
+        deadline = time.monotonic() + 5
+        while not answered and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert answered == [True]
+        assert peer.receive().error == 0

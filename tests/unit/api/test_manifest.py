@@ -140,6 +140,10 @@ def spec(text: str) -> str:
             spec("{metadataTTL: 0.5, local: {path: /a}}"),
             WHERE + "spec.metadataTTL must be a duration such as 250ms, 1s, 5m, 1h30m, or whole seconds",
         ),
+        (
+            spec("{writeBack: {maxDelay: 25h}, local: {path: /a}}"),
+            WHERE + "spec.writeBack.maxDelay must be at most 24h",
+        ),
         (spec("{metadataTTL: 25h, local: {path: /a}}"), WHERE + "spec.metadataTTL must be at most 24h"),
         (spec("{1: 2}"), WHERE + "spec[1] must have text as names of its fields"),
         (
@@ -339,3 +343,16 @@ def test_any_spec_is_taken_or_refused_in_one_line(tree: object) -> None:
     except InvalidManifest as error:
         told = str(error)
         assert "\n" not in told
+
+
+def test_writing_choices() -> None:
+    """S-47 S-48 off unless they are asked for."""
+    plain = only(spec("{s3: {bucket: digits}}")).spec
+    assert (plain.conflict, plain.write_back) == ("lastWriterWins", None)
+    chosen = only(spec("{conflict: fail, writeBack: {}, s3: {bucket: digits}}")).spec
+    assert chosen.conflict == "fail"
+    assert chosen.write_back is not None
+    assert chosen.write_back.max_delay == 5.0
+    short = only(spec("{writeBack: {maxDelay: 250ms}, s3: {bucket: digits}}")).spec
+    assert short.write_back is not None
+    assert short.write_back.max_delay == 0.25

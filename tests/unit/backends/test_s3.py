@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 
 from datastore.api.mountspec import S3Location

@@ -16,6 +16,8 @@ from datastore.fuse.data.multipart import (
     SINGLE_MAX,
     part_size,
     plan_upload,
+    scheduled,
+    scheduled_parts,
 )
 
 GIB = 1 << 30
@@ -102,3 +104,23 @@ def test_the_largest_files_fit(size: int) -> None:
     assert -(-size // step) <= PARTS_MAX
     assert PART_SIZE <= step <= S3_PART_MAX
     assert step % MIB == 0
+
+
+def test_parts_of_a_file_whose_end_is_not_known() -> None:
+    """S-45 they adjoin, are within S3's limits, and 10,000 of them hold the largest object."""
+    at = 0
+    for number in range(1, PARTS_MAX + 1):
+        part = scheduled(number)
+        assert part.byte_range.start == at
+        assert PART_SIZE <= part.byte_range.stop - at <= S3_PART_MAX
+        at = part.byte_range.stop
+    assert at >= S3_OBJECT_MAX
+
+
+@given(st.integers(1, 20 * GIB))
+def test_scheduled_parts_end_with_the_file(size: int) -> None:
+    """S-45 exactly."""
+    parts = list(scheduled_parts(size))
+    assert parts[-1].byte_range.stop == size
+    assert [part.number for part in parts] == list(range(1, len(parts) + 1))
+    assert parts[:-1] == [scheduled(number) for number in range(1, len(parts))]

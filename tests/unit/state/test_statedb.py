@@ -6,11 +6,13 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from datastore.fuse.state.statedb import KnownAttributes, StateDb, Unsent
+from datastore.fuse.store.base import UploadId
 
 ODD_KEY = os.fsdecode(b"raw\xff/\xe2\x82\xac")
 
@@ -134,3 +136,48 @@ def test_closing_twice(db: StateDb) -> None:
     """S-20 is no error."""
     db.close()
     db.close()
+
+
+def test_multipart_uploads(path: Path, db: StateDb) -> None:
+    """S-46 what was begun and not ended is told, with its id once that is known."""
+    first = db.upload_begun("a", 1)
+    second = db.upload_begun(ODD_KEY, 2)
+    third = db.upload_begun("c", 3)
+    db.upload_known(second, UploadId("u2"))
+    db.upload_ended(third)
+    again = StateDb(path)
+    assert again.uploads() == [(first, "a", "", 1), (second, ODD_KEY, "u2", 2)]
+    again.close()
+
+
+def test_a_database_of_an_earlier_release(path: Path) -> None:
+    """S-20 its unsent files are sent by this one."""
+    with closing(sqlite3.connect(path)) as old:
+        old.execute(
+            "create table unsent(staging text primary key, key text, base_key text, base_etag text,"
+            " base_length integer, base_size integer, metadata text,"
+            " content_type text, since_ns integer, error text not null default '')"
+        )
+        old.execute("insert into unsent values('s', 'k', '', '', 0, 0, '{}', 't', 1, '')")
+        old.commit()
+    db = StateDb(path)
+    assert db.unsent() == [Unsent("s", "k", "", "", 0, 0, {}, "t", 1)]
+    db.record_unsent(row("n")._replace(expects="", stuck=True))
+    assert db.unsent()[1] == row("n")._replace(expects="", stuck=True)
+    db.close()
+
+
+def test_syncs_that_come_together_are_one(db: StateDb, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-50 each caller's row is on the disk when its call returns."""
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    db.record_unsent(row("a"))
+    threads = [threading.Thread(target=db.sync) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 1 <= len(synced) <= 20
+    before = len(synced)
+    db.sync()
+    assert len(synced) == before + 1

@@ -224,3 +224,29 @@ def test_a_directory_that_is_being_read_goes_on_over_a_restart(world: World) -> 
     assert sorted(name for name in seen if name in names) == sorted(names)
     client.fs.releasedir(ino, fh)
     assert not list((client.fs.core.staging_dir.parent / "listings").iterdir())
+
+
+def test_a_changed_file_that_was_being_removed_does_not_come_back(world: World) -> None:
+    """S-58 at whatever call the server dies."""
+    for number in range(20):
+        name = f"f{number}"
+        client = world.client()
+        file = client.local.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        file.write(b"temporary")
+        client.faulty.plan = dies_at(len(client.faulty.calls) + number)
+        done = True
+        try:
+            client.local.unlink(name)
+        except Died:
+            done = False
+        client, (file,) = taken_over(client, file)
+        if not done:
+            with contextlib.suppress(FileNotFoundError):
+                client.local.unlink(name)
+        assert file.read() == b"temporary"
+        file.close()
+        assert client.fs.flush_all() == []
+        assert world.all_keys() == []
+        if done:
+            return
+    raise AssertionError("a removal takes fewer calls")

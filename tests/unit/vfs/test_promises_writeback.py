@@ -5,13 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
+import subprocess
+from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from datastore.fuse.vfs import writeback
 from tests.faulty import no_faults
-from tests.mounted import Client, World, failing, pattern, refuse_writes
+from tests.mounted import Client, World, failing, fails, pattern, refuse_writes
+from tests.mounted import world as opened
 
 
 @pytest.fixture
@@ -33,7 +37,7 @@ def test_close_returns_before_the_store_has_the_file(world: World, one: Client) 
     assert one.local.read("f") == b"bytes"
     (row,) = one.fs.uploads.unsent()
     assert (row["path"], row["error"]) == ("f", None)
-    send(one, 0.5)
+    send(one, 0.1)
     assert world.all_keys() == []
     send(one, 5.0)
     assert world.body("f") == b"bytes"
@@ -105,6 +109,24 @@ def test_names_that_change_before_they_are_sent(world: World, one: Client) -> No
     }
     one.again()
     assert world.all_keys() == ["below", "e/", "e/in", "new"]
+
+
+def test_exclusive_creation_asks_the_store_later(world: World, one: Client) -> None:
+    """S-48 within the mount at once; who is second among clients keeps the bytes here."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    for name in ("mine", "theirs"):
+        with one.local.opened(name, flags) as file:
+            file.write(b"ours")
+    assert one.calls("put") == 0
+    failing(errno.EEXIST, one.local.open, "mine", flags)
+    world.put("theirs", b"theirs")
+    send(one)
+    assert (world.body("mine"), world.body("theirs")) == (b"ours", b"theirs")
+    (row,) = one.fs.uploads.unsent()
+    assert (row["path"], row["bytes"], row["stuck"]) == ("theirs", 4, True)
+    world.later()
+    assert one.local.read("theirs") == b"theirs"
+    failing(errno.EEXIST, one.local.open, "theirs", flags)
 
 
 def test_a_store_that_is_away(world: World, one: Client) -> None:
@@ -197,3 +219,38 @@ def test_a_full_disk_is_the_writers_own(world: World, monkeypatch: pytest.Monkey
     room[0] = 1 << 20
     client.local.write("later", b"bytes")
     assert world.body("later") == b"bytes"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A directory on a disk of 1 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place], check=True)
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")
+def test_a_state_disk_that_is_really_full(small_disk: Path) -> None:
+    """S-50 the bytes, or the journal: ENOSPC for the writer, and what was accepted arrives."""
+    with opened(small_disk) as world:
+        client = world.client()
+        accepted = client.local.open("accepted", os.O_RDWR | os.O_CREAT)
+        accepted.write(b"bytes")
+        file = client.local.open("f", os.O_RDWR | os.O_CREAT)
+        failing(errno.ENOSPC, file.write, pattern(4 << 20))
+        full = 0
+        while not fails(errno.ENOSPC, file.write, pattern(4096), full):
+            full += 4096
+        made = 0
+        while made < 1000 and not fails(errno.ENOSPC, client.local.open, f"n{made}", os.O_WRONLY | os.O_CREAT):
+            made += 1
+        assert made < 1000
+        assert accepted.read() == b"bytes"
+        accepted.close()
+        assert world.body("accepted") == b"bytes"
+        file.truncate(0)
+        file.close()
+        client.local.write("later", b"bytes")
+        assert world.body("later") == b"bytes"

@@ -1,0 +1,39 @@
+"""`datastore restart` where it can't be done (docs/SEMANTICS.md, S-59)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from datastore.cli import inspection, restart
+from datastore.cli.records import MountRecord
+from datastore.errors import DatastoreError
+
+
+def record(**changes: object) -> MountRecord:
+    fixed = {"state_dir": Path("/none"), "name": "work", "mountpoint": "/m", "location": "s3://b/"}
+    return MountRecord(**{**fixed, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "alive", "words"),
+    [
+        ({"bind": True}, True, "no server serves it"),
+        ({"keeper_pid": 7}, False, "has crashed"),
+        ({"keeper_pid": 7}, True, "Linux 6.9"),
+    ],
+)
+def test_it_says_why(monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], alive: bool, words: str) -> None:
+    monkeypatch.setattr(restart, "is_server", lambda _: alive)
+    monkeypatch.setattr(restart, "find", lambda _: record(**changes))
+    with pytest.raises(DatastoreError, match=words):
+        restart.restart_command("work")
+
+
+def test_status_says_whether_it_is_possible() -> None:
+    """S-59."""
+    assert "6.9" in inspection.inspect(record(keeper_pid=7))["restart"]
+    assert inspection.inspect(record(keeper_pid=7, upgradable=True))["restart"] == "possible"
+    told = inspection.inspect(record(keeper_pid=7, server_pid=8, trouble="no mount server can be started: why"))
+    assert (told["keeperPid"], told["serverPid"], told["trouble"]) == (7, 8, "no mount server can be started: why")

@@ -1,0 +1,47 @@
+"""The directory beneath a mount (docs/SEMANTICS.md, S-60)."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from datastore import beneath
+
+
+def protected(directory: Path, note: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        beneath.protect(fd, note)
+    finally:
+        os.close(fd)
+
+
+def test_a_directory_gets_its_mode_back(tmp_path: Path) -> None:
+    """S-60."""
+    place, note = tmp_path / "m", tmp_path / "note"
+    place.mkdir(mode=0o751)
+    place.chmod(0o751)
+    protected(place, note)
+    assert stat.S_IMODE(place.stat().st_mode) == 0o551
+    beneath.restore(str(place), note)
+    assert stat.S_IMODE(place.stat().st_mode) == 0o751
+    assert not note.exists()
+    (place / "file").touch()
+    beneath.restore(str(place), note)
+    assert (place / "file").exists()
+
+
+def test_a_note_that_is_broken_or_of_a_directory_that_is_gone_is_dropped(tmp_path: Path) -> None:
+    """S-60."""
+    note = tmp_path / "note"
+    note.write_text("{")
+    beneath.restore(str(tmp_path), note)
+    assert not note.exists()
+    (tmp_path / "m").mkdir()
+    protected(tmp_path / "m", note)
+    beneath.restore(str(tmp_path / "m"), note)
+    (tmp_path / "m").rmdir()
+    note.write_text('{"mode": 493}')
+    beneath.restore(str(tmp_path / "m"), note)
+    assert not note.exists()
