@@ -58,6 +58,7 @@ def _peak(cell: Cell, metric: str, subject: Ours, work: Callable[[Opened], Answe
         amount = f"{answer.get('bytes', answer.get('count', 0)):.4g}"
         cell.bench.say(f"{cell.subject.name:>14}  {metric:<16} took {answer['seconds']:.1f} s for {amount}")
 
+
 _STANDBY_S = 3.0
 """Servers do not die every second: the keeper's next one has imported its code by then."""
 

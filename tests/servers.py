@@ -94,7 +94,9 @@ def make_bucket(server: Server, name: str) -> str:
 
 
 @contextmanager
-def run_versitygw(*extra: str, port: int = 0, data_dir: str = "", secret_key: str = "testsecret-versitygw") -> Iterator[Server]:
+def run_versitygw(
+    *extra: str, port: int = 0, data_dir: str = "", secret_key: str = "testsecret-versitygw"
+) -> Iterator[Server]:
     """versitygw over a directory. extra: more global options; port and data_dir: to start it again in its place."""
     binary = find_tool("versitygw")
     with _directory(data_dir) as root:

@@ -28,6 +28,7 @@ JSON = dict[str, Any]
 
 
 YOUNG_S = 5.0
+SAMPLE_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +136,7 @@ def _new_claim(observed: Observed, claim: JSON, volume: JSON | None) -> Plan:
 
 def _young(claim: Raw, now: str) -> bool:
     """Whether a claim may well be bound in a moment: not worth a status yet."""
-    made = datetime.fromisoformat(claim["metadata"]["creationTimestamp"])
-    return datetime.fromisoformat(now) - made < timedelta(seconds=YOUNG_S)
+    return _age(claim["metadata"]["creationTimestamp"], now) < timedelta(seconds=YOUNG_S)
 
 
 def _claim_holds(here: Raw, wanted: Raw) -> bool:
@@ -258,13 +258,26 @@ def _described(observed: Observed, before: Raw) -> JSON:
     if facts and facts.capabilities is not None:
         described["capabilities"] = facts.capabilities.model_dump(by_alias=True, exclude_none=True)
     if facts and facts.measured is not None:
-        described["usage"] = {
-            "bytes": facts.measured.size_bytes,
-            "objects": facts.measured.objects,
-            "size": format_size(facts.measured.size_bytes),
-            "sampledAt": facts.measured_at,
-        }
+        described["usage"] = _usage(facts.measured, facts.measured_at, kept.get("usage") or {})
     return described
+
+
+def _usage(measured: Measured, at: str, before: Raw) -> JSON:
+    """Counted again with the same result, the earlier time stays for an hour: each write of a status wakes watchers."""
+    usage = {
+        "bytes": measured.size_bytes,
+        "objects": measured.objects,
+        "size": format_size(measured.size_bytes),
+        "sampledAt": at,
+    }
+    same = {**before, "sampledAt": at} == usage
+    if same and _age(before["sampledAt"], at) < timedelta(seconds=SAMPLE_S):
+        return {**before}
+    return usage
+
+
+def _age(since: str, now: str) -> timedelta:
+    return datetime.fromisoformat(now) - datetime.fromisoformat(since)
 
 
 def on_deletion(meant: Meant, owner: Owner) -> str:

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 import pytest
 
+from tests.cluster.controlled import account, api_kube, bench, running, s3_server, space
 from tests.cluster.fixtures import api_server, ending_namespaces, kube, namespace, own_site, site, storage
 
-__all__ = ["api_server", "ending_namespaces", "kube", "namespace", "site", "storage"]
+__all__ = [
+    "account",
+    "api_kube",
+    "api_server",
+    "bench",
+    "ending_namespaces",
+    "kube",
+    "namespace",
+    "running",
+    "s3_server",
+    "site",
+    "space",
+    "storage",
+]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

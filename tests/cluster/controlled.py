@@ -9,18 +9,28 @@ import sys
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
-from tests.cluster.kube import Kube, Manifest
-from tests.servers import Server, free_port
+from datastore.api.names import volume_name
+from tests.cluster.cluster import Cluster
+from tests.cluster.kube import Kube, KubeError, Manifest
+from tests.servers import Server, boto_client, free_port, make_bucket, run_versitygw
 
+ROOT = Path(__file__).resolve().parents[2]
 SYSTEM = "datastore-system"
+REASON_S = 15.0
+"""10 s as promised, and what the watch of this test takes on a busy machine."""
+READY_S = 60.0
+LOW = ("--peering", "datastore-controller", "--priority", "1", "--check", "5s")
+PEERS = ("--peering", "datastore-controller")
 ACCOUNT = "datastore-controller"
 START_S = 60.0
 STOP_S = 30.0
@@ -47,6 +57,10 @@ class Controller:
     def metrics(self) -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
             return str(answer.read().decode())
+
+    def works(self) -> bool:
+        """Whether it is this replica's turn."""
+        return "datastore_controller_active 1.0" in self.metrics()
 
     def calls(self) -> set[tuple[str, str]]:
         """(resource, verb) of every request made to the API server but watches."""
@@ -109,3 +123,94 @@ def condition(body: Manifest | None, kind: str) -> Mapping[str, str]:
     """One condition, or nothing."""
     conditions = ((body or {}).get("status") or {}).get("conditions") or []
     return next((each for each in conditions if each["type"] == kind), {})
+
+
+@pytest.fixture(scope="session")
+def api_kube(api_server: Cluster) -> Kube:
+    kube = Kube(api_server.kubeconfig, also=(SYSTEM,))
+    try:
+        kube.apply_folder(ROOT / "manifests")
+    except KubeError:
+        # The objects of a kind can't come with its definition; the second time it is there.
+        kube.wait_condition("crd", "clusterkopfpeerings.kopf.dev", "Established")
+        kube.apply_folder(ROOT / "manifests")
+    return kube
+
+
+@pytest.fixture(scope="session")
+def account(api_server: Cluster, api_kube: Kube, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return account_kubeconfig(api_server.kubeconfig, api_kube, tmp_path_factory.mktemp("account"))
+
+
+@pytest.fixture(scope="session")
+def running(account: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
+    with controller(account, tmp_path_factory.mktemp("controller"), *LOW) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[Server]:
+    with run_versitygw() as found:
+        yield found
+
+
+@pytest.fixture
+def space(api_kube: Kube, s3_server: Server) -> Iterator[str]:
+    """A namespace with the right Secret `keys`; it must go when it is deleted."""
+    name = f"team-{uuid.uuid4().hex[:6]}"
+    api_kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    api_kube.apply(secret_of(s3_server), namespace=name)
+    yield name
+    api_kube.delete("namespace", name, wait=False)
+    api_kube.wait_for(
+        "end of the namespace", lambda: api_kube.get("namespace", name) is None, limit_s=60, namespace=name
+    )
+
+
+class Bench:
+    """What most tests do: make a Datastore on a bucket of its own, and look."""
+
+    def __init__(self, kube: Kube, server: Server, space: str) -> None:
+        self.kube, self.server, self.space = kube, server, space
+        self.s3 = boto_client(server)
+        self.bucket = f"b-{uuid.uuid4().hex[:8]}"
+        make_bucket(server, self.bucket)
+
+    def spec(self, prefix: str = "", **more: Any) -> dict[str, Any]:
+        s3 = {"bucket": self.bucket, "endpoint": self.server.endpoint, "credentialsSecret": "keys"}
+        s3 |= {"prefix": prefix} if prefix else {}
+        return {"s3": s3 | more.pop("s3", {}), **more}
+
+    def apply(self, name: str, spec: dict[str, Any]) -> None:
+        self.kube.apply(datastore_of(name, spec), namespace=self.space)
+
+    def get(self, name: str) -> Manifest | None:
+        return self.kube.get("datastore", name, namespace=self.space)
+
+    def volume(self, name: str) -> Manifest | None:
+        found = self.get(name)
+        return self.kube.get("pv", volume_name(found["metadata"]["uid"])) if found else None
+
+    def ready(self, name: str) -> float:
+        return self.kube.wait_condition("datastore", name, "Ready", namespace=self.space, limit_s=READY_S)
+
+    def reason(self, name: str, reason: str) -> str:
+        """Wait for Ready=False with this reason; its message."""
+
+        def told() -> bool:
+            found = condition(self.get(name), "Ready")
+            return found.get("status") == "False" and found.get("reason") == reason
+
+        self.kube.wait_for(f"reason {reason} of {name}", told, limit_s=REASON_S, namespace=self.space)
+        return condition(self.get(name), "Ready")["message"]
+
+    def gone(self, name: str) -> None:
+        self.kube.wait_for(f"end of {name}", lambda: self.get(name) is None, limit_s=READY_S, namespace=self.space)
+
+    def objects(self) -> list[str]:
+        return [each["Key"] for each in self.s3.list_objects_v2(Bucket=self.bucket).get("Contents", [])]
+
+
+@pytest.fixture
+def bench(api_kube: Kube, s3_server: Server, space: str, running: Controller) -> Bench:
+    return Bench(api_kube, s3_server, space)

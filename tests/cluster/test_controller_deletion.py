@@ -1,0 +1,134 @@
+"""What becomes of data, claims and namespaces when a Datastore is deleted."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from datastore.api.names import MARKER
+from datastore.cli.main import app, exit_code_of
+from tests.cluster.cluster import Cluster
+from tests.cluster.controlled import (
+    READY_S,
+    Bench,
+    condition,
+    secret_of,
+)
+from tests.servers import tools_dir
+
+pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300)]
+
+
+def test_retain_leaves_everything(bench: Bench) -> None:
+    """S-73"""
+    bench.s3.put_object(Bucket=bench.bucket, Key="a/x", Body=b"1")
+    bench.apply("digits", bench.spec("a/", s3={"create": True}))
+    bench.ready("digits")
+    assert "stays" in (bench.get("digits") or {})["status"]["onDeletion"]
+    bench.kube.delete("datastore", "digits", namespace=bench.space)
+    assert bench.objects() == ["a/x"]
+
+
+def test_delete_removes_what_was_made_for_it_and_nothing_else(bench: Bench) -> None:
+    """S-73"""
+    bench.s3.put_object(Bucket=bench.bucket, Key="old/x", Body=b"1")
+    bench.apply("own", bench.spec("own/", s3={"create": True}, reclaimPolicy="Delete"))
+    bench.apply("old", bench.spec("old/", s3={"create": True}, reclaimPolicy="Delete"))
+    bench.ready("own")
+    bench.ready("old")
+    bench.s3.put_object(Bucket=bench.bucket, Key="own/y", Body=b"2")
+    assert (bench.get("own") or {})["status"]["onDeletion"] == f"all of s3://{bench.bucket}/own/ is removed (Delete)"
+    assert "nobody" in (bench.get("old") or {})["status"]["onDeletion"]
+    volume = bench.volume("own")
+    assert volume is not None
+    bench.kube.delete("datastore", "own", namespace=bench.space)
+    bench.kube.delete("datastore", "old", namespace=bench.space)
+    assert bench.objects() == ["old/x"]
+    assert bench.kube.get("pv", volume["metadata"]["name"]) is None
+    assert bench.kube.get("pvc", "own", namespace=bench.space) is None
+
+
+def test_delete_removes_a_bucket_that_it_made(bench: Bench) -> None:
+    """S-73"""
+    name = f"made-{uuid.uuid4().hex[:8]}"
+    bench.apply("digits", bench.spec(s3={"bucket": name, "create": True}, reclaimPolicy="Delete"))
+    bench.ready("digits")
+    assert [each["Key"] for each in bench.s3.list_objects_v2(Bucket=name)["Contents"]] == [MARKER]
+    bench.kube.delete("datastore", "digits", namespace=bench.space)
+    assert name not in [each["Name"] for each in bench.s3.list_buckets()["Buckets"]]
+
+
+def test_archive_renames(bench: Bench) -> None:
+    """S-73"""
+    bench.apply("digits", bench.spec("a/", s3={"create": True}, reclaimPolicy="Archive"))
+    bench.ready("digits")
+    uid = (bench.get("digits") or {})["metadata"]["uid"]
+    bench.s3.put_object(Bucket=bench.bucket, Key="a/d/x", Body=b"1")
+    bench.kube.delete("datastore", "digits", namespace=bench.space)
+    assert bench.objects() == [f"a.archived-{uid}/d/x"]
+
+
+def test_deletion_waits_for_the_pods_and_names_them(bench: Bench) -> None:
+    """S-74"""
+    bench.apply("digits", bench.spec("a/", s3={"create": True}, reclaimPolicy="Delete"))
+    bench.ready("digits")
+    bench.s3.put_object(Bucket=bench.bucket, Key="a/x", Body=b"1")
+    container = {"name": "main", "image": "none", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}
+    volumes = [{"name": "v", "persistentVolumeClaim": {"claimName": "digits"}}]
+    # Nothing runs it here, but it is on a node and has not ended: that is use.
+    spec = {"containers": [container], "volumes": volumes, "nodeName": "absent", "terminationGracePeriodSeconds": 0}
+    spec["automountServiceAccountToken"] = False
+    bench.kube.wait_for(
+        "service account", lambda: bool(bench.kube.get("serviceaccount", "default", namespace=bench.space))
+    )
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "train"}, "spec": spec}
+    bench.kube.apply(pod, namespace=bench.space)
+    bench.kube.delete("datastore", "digits", namespace=bench.space, wait=False)
+    bench.kube.wait_for(
+        "the pod's name in the status",
+        lambda: "in use by: train" in condition(bench.get("digits"), "Ready").get("message", ""),
+        limit_s=READY_S,
+        namespace=bench.space,
+    )
+    assert "a/x" in bench.objects()
+    bench.kube.kubectl("delete", "pod", "train", "--namespace", bench.space, "--grace-period=0", "--force")
+    bench.gone("digits")
+    assert bench.objects() == []
+
+
+def test_a_namespace_goes_with_its_datastores_and_their_data(bench: Bench) -> None:
+    """S-75: its Secret may go first."""
+    for number in range(5):
+        bench.apply(f"d{number}", bench.spec(f"{number}/", s3={"create": True}, reclaimPolicy="Delete"))
+    for number in range(5):
+        bench.ready(f"d{number}")
+    bench.kube.delete("namespace", bench.space, wait=False)
+    bench.kube.wait_for("end of the namespace", lambda: bench.kube.get("namespace", bench.space) is None, limit_s=60)
+    assert bench.objects() == []
+
+
+def test_a_datastore_released_by_hand_leaves_its_data_and_no_volume(
+    bench: Bench, api_server: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-75: its keys do not work any more, so its data can't be removed, and it says so until it is released."""
+    bench.apply("digits", bench.spec("a/", s3={"create": True}, reclaimPolicy="Delete"))
+    bench.ready("digits")
+    volume = bench.volume("digits")
+    assert volume is not None
+    bench.kube.apply(secret_of(bench.server, AWS_SECRET_ACCESS_KEY="wrong"), namespace=bench.space)
+    bench.reason("digits", "CredentialsInvalid")
+    bench.kube.delete("datastore", "digits", namespace=bench.space, wait=False)
+    bench.kube.wait_for(
+        "advice in the status",
+        lambda: "kubectl datastore release" in condition(bench.get("digits"), "Ready").get("message", ""),
+        limit_s=READY_S,
+        namespace=bench.space,
+    )
+    monkeypatch.setenv("KUBECONFIG", str(api_server.kubeconfig))
+    monkeypatch.setenv("PATH", str(tools_dir()), prepend=":")
+    assert exit_code_of(lambda: app(["release", "digits", "-n", bench.space], standalone_mode=False)) == 0
+    bench.gone("digits")
+    name = volume["metadata"]["name"]
+    bench.kube.wait_for("end of the volume", lambda: bench.kube.get("pv", name) is None, limit_s=READY_S)
+    assert bench.objects() == [f"a/{MARKER}"]

@@ -1,0 +1,42 @@
+"""After the other modules of the controller, which have made every kind of call: the rules are those calls."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from tests.cluster.controlled import (
+    ROOT,
+    Controller,
+)
+
+pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300)]
+
+
+RARE = {("datastores", "get"), ("namespaces", "get"), ("persistentvolumes", "get")}
+"""Made only when a finalizer was taken off by hand, a removal has failed for a minute, a watch was missed for 10 s."""
+
+
+def test_the_rules_of_the_role_are_the_calls_made(running: Controller) -> None:
+    """Last but for the crowd: the tests above have made every kind of call, with these rights and no others."""
+    documents = yaml.safe_load_all((ROOT / "manifests" / "base" / "controller-rbac.yaml").read_text())
+    allowed = {
+        (resource, verb)
+        for document in documents
+        for rule in document.get("rules", [])
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+        if resource != "clusterkopfpeerings"
+    }
+    watched = {"datastores", "persistentvolumes", "persistentvolumeclaims", "storageclasses", "leases"}
+    made = running.calls() | {(each, verb) for each in watched for verb in ("list", "watch")}
+    # Server-side apply of something new is authorised as create, too.
+    made |= {(each, "create") for each in ("persistentvolumes", "persistentvolumeclaims", "leases")}
+    assert sorted(made - allowed) == []
+    assert sorted(allowed - made - RARE) == []
+
+
+def test_the_watch_is_proven_alive(running: Controller) -> None:
+    assert running.status("/livez") == 200
+    assert running.status("/readyz") == 200
+    assert "datastore_controller_active 1.0" in running.metrics()
