@@ -50,9 +50,10 @@ bench: setup-bench tools ## time W1 to W12 beside other tools and local disk; BE
 soak: setup-bench tools ## hours of mixed work in 20 minutes while things die; SOAK='--seconds 300' for less
 	@$(PY) -m tests.soak --out bench/results/soak $(SOAK)
 
-docs: setup ## write docs/reference and the CRD anew from the code
+docs: setup ## write docs/reference, the CRD and the chart anew from the code
 	@$(PY) -m datastore.api.crd
 	@$(PY) -m datastore.api.reference
+	@$(PY) -m datastore.manifests.chartwriter
 
 proto: setup ## generate csi/spec/*_pb2* anew from the .proto files
 	@$(PY) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. $(addprefix datastore/csi/spec/,csi.proto pluginregistration.proto)

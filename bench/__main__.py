@@ -96,7 +96,7 @@ def about(sizes: Sizes, server: Server, short: bool) -> list[str]:
     return [
         f"{time.strftime('%Y-%m-%d %H:%M')}; {os.cpu_count()} cores, kernel {platform.release()}, Python "
         f"{platform.python_version()}; {server.name} on the same machine; {sizes.runs} runs"
-        f"{', short: half of each bar is asked for' if short else ''}.{cold}"
+        f"{', short: half of each bar, or of what was reached, is asked for' if short else ''}.{cold}"
     ]
 
 

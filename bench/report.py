@@ -60,7 +60,10 @@ def bars_table(verdicts: Iterable[Verdict], labels: Results) -> Iterator[str]:
     for verdict in verdicts:
         bar = verdict.bar
         reference = f"{verdict.who} {number(verdict.reference)}" if verdict.who else verdict.why.replace("|", "/")[:80]
-        words = [titles[bar.metric], bar.subject, number(verdict.figure), reference, number(verdict.ratio), str(bar)]
+        wanted = str(bar)
+        if verdict.asked not in (bar.factor, 1.0) and not math.isnan(verdict.asked):
+            wanted += f" (here {number(verdict.asked)})"
+        words = [titles[bar.metric], bar.subject, number(verdict.figure), reference, number(verdict.ratio), wanted]
         yield _row([*words, f"**{verdict.word}**" if verdict.met is False else verdict.word])
 
 

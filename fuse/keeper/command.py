@@ -1,6 +1,6 @@
 """The keeper's process: reads a mount specification, makes the mount, says so, and stays.
 
-    python -m datastore.fuse [--builder module:function] [--guard FD] < mount specification
+    python -m datastore.fuse [--builder module:function] [--guard FD] [--down-limit SECONDS] < mount specification
 
 It writes one JSON line to standard output, {"ready": true, ...} or {"error": line, "kind": class}. Nothing is mounted
 when it says error.
@@ -21,7 +21,7 @@ from datastore.api.mountspec import from_json
 from datastore.errors import DatastoreError
 
 from .guard import Guard
-from .process import ENDING, EXIT_ERROR, UPGRADE, Keeper
+from .process import DOWN_LIMIT_S, ENDING, EXIT_ERROR, UPGRADE, Keeper
 
 MAX_SPEC_BYTES = 8 << 20
 
@@ -43,11 +43,11 @@ def _detach(keeper: Keeper) -> None:
     os.chdir("/")
 
 
-def run(text: str, builder: str, guard: Guard | None = None) -> int:
+def run(text: str, builder: str, guard: Guard | None, down_limit_s: float) -> int:
     """Make the mount and keep it; the exit code."""
     keeper = None
     try:
-        keeper = Keeper(from_json(text), builder, guard)
+        keeper = Keeper(from_json(text), builder, guard, down_limit_s)
         held = guard.adopted() if guard else None
         if held is not None:
             keeper.adopt(held)
@@ -72,6 +72,13 @@ def main(arguments: list[str]) -> NoReturn:
     parser = argparse.ArgumentParser(prog="python -m datastore.fuse")
     parser.add_argument("--builder", default="datastore.fuse.vfs.build:build_mount", help="module:function")
     parser.add_argument("--guard", type=int, default=-1, help="descriptor of a channel; keeper/guard.py")
+    parser.add_argument(
+        "--down-limit",
+        type=float,
+        default=DOWN_LIMIT_S,
+        metavar="SECONDS",
+        help="callers wait so long for a new server; then they get EIO until one serves (default: %(default)s)",
+    )
     options = parser.parse_args(arguments)
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING | {signal.SIGCHLD, UPGRADE})
     with suppress(OSError):  # already the leader of a session or a group
@@ -79,4 +86,4 @@ def main(arguments: list[str]) -> NoReturn:
     os.umask(0o077)
     logs.setup()
     guard = Guard(options.guard) if options.guard >= 0 else None
-    sys.exit(run(sys.stdin.read(MAX_SPEC_BYTES), options.builder, guard))
+    sys.exit(run(sys.stdin.read(MAX_SPEC_BYTES), options.builder, guard, options.down_limit))

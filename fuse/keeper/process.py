@@ -41,7 +41,7 @@ READY_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 60.0
 LEAVE_TIMEOUT_S = 15.0
 END_TIMEOUT_S = 5.0
-DOWN_LIMIT_S = float(os.environ.get("DATASTORE_DOWN_LIMIT", "60"))
+DOWN_LIMIT_S = 60.0
 """Callers wait for a new server for so long; then they get EIO, until one serves."""
 WATCH_S = 0.5
 """A server whose death the system does not tell (ServerProcess.code) is found after so long."""
@@ -70,10 +70,13 @@ class Interrupted(DatastoreError):
 class Keeper:
     """One mount. states: no server -> probed -> mounted -> serving (and again, after a death) -> ended."""
 
-    def __init__(self, spec: MountSpec, builder: str, guard: Guard | None = None) -> None:
+    def __init__(
+        self, spec: MountSpec, builder: str, guard: Guard | None = None, down_limit_s: float = DOWN_LIMIT_S
+    ) -> None:
         self.spec = spec
         self.builder = builder
         self.guard = guard
+        self.down_limit_s = down_limit_s
         self.state_dir = Path(spec.state_dir)
         self.log_path = self.state_dir / "mount.log"
         self.server: ServerProcess | None = None
@@ -252,7 +255,7 @@ class Keeper:
 
     def _pause(self, pause_s: float, *, down_s: float) -> None:
         """Before another server is tried. When none served for long, callers get an error: they must not hang."""
-        if pause_s and down_s > DOWN_LIMIT_S and self.device_fd >= 0:
+        if pause_s and down_s > self.down_limit_s and self.device_fd >= 0:
             if self.refusal is None:
                 log.error("no mount server can be started; every request is refused", extra=fields(down_s=int(down_s)))
                 self.refusal = Refusal(self.device_fd, resend=self._can_resend())

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
-import threading
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,61 +29,38 @@ def ended(pid: int) -> bool:
 
 
 class Application:
-    """Writes a file, reads it back by its checksum, reads an older one, lists; until told to stop."""
+    """application.py at work in a directory of the mount."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.rounds = 0
-        self.error: BaseException | None = None
-        self._sums: dict[int, str] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+    def __init__(self, directory: Path, output: Path) -> None:
+        self._directory, self._output = directory, output
 
-    def _run(self) -> None:
-        try:
-            while not self._stop.is_set():
-                self._round()
-                self.rounds += 1
-        except BaseException as error:
-            self.error = error
-
-    def _round(self) -> None:
-        body = os.urandom(50_000)
-        self._sums[self.rounds % 16] = hashlib.sha256(body).hexdigest()
-        path = self.directory / f"f{self.rounds % 16}"
-        with path.open("wb") as file:
-            file.write(body[:30_000])
-            file.flush()
-            file.write(body[30_000:])
-        for number, checksum in self._sums.items():
-            read = (self.directory / f"f{number}").read_bytes()
-            assert hashlib.sha256(read).hexdigest() == checksum, f"f{number} has other bytes"
-        assert len(os.listdir(self.directory)) == len(self._sums)
+    def rounds(self) -> int:
+        return self._output.read_text().count("\n")
 
     def goes_on(self) -> None:
         """Three more rounds."""
-        reached = self.rounds + 3
-        until(lambda: self.rounds >= reached or self.error is not None, f"round {reached}", 60)
-        if self.error is not None:
-            raise self.error
+        reached = self.rounds() + 3
+        until(lambda: self.rounds() >= reached or self._process.poll() is not None, f"round {reached}", 60)
+        assert self._process.poll() is None, self._output.with_suffix(".err").read_text()
 
     @contextmanager
     def running(self) -> Iterator[Application]:
-        self._thread.start()
+        program = [sys.executable, str(Path(__file__).with_name("application.py")), str(self._directory)]
+        with self._output.open("wb") as out, self._output.with_suffix(".err").open("wb") as err:
+            self._process = subprocess.Popen(program, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd="/")
         try:
             self.goes_on()
             yield self
             self.goes_on()
         finally:
-            self._stop.set()
-            self._thread.join(60)
-        assert self.error is None
+            self._process.kill()
+            self._process.wait(60)
 
 
 @pytest.fixture
-def application(pod: Pods) -> Iterator[Application]:
+def application(pod: Pods, tmp_path: Path) -> Iterator[Application]:
     (pod().start() / "work").mkdir()
-    with Application(pod().target / "work").running() as running:
+    with Application(pod().target / "work", tmp_path / "rounds").running() as running:
         yield running
 
 

@@ -98,14 +98,14 @@ def spec(base: Path, **changes: Any) -> MountSpec:
 
 
 class Keeper:
-    """A keeper's process. said: its one line."""
+    """A keeper's process. said: its one line. options: of its command."""
 
-    def __init__(self, wanted: MountSpec) -> None:
+    def __init__(self, wanted: MountSpec, *options: str) -> None:
         self.spec = wanted
         self.path = Path(wanted.mountpoint)
         self.state = Path(wanted.state_dir)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "datastore.fuse", "--builder", BUILDER],
+            [sys.executable, "-m", "datastore.fuse", "--builder", BUILDER, *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=CHECKOUT,
@@ -155,9 +155,9 @@ class Keeper:
 
 
 @contextlib.contextmanager
-def kept(wanted: MountSpec, *, mounted_after: bool = False) -> Iterator[Keeper]:
+def kept(wanted: MountSpec, *options: str, mounted_after: bool = False) -> Iterator[Keeper]:
     """A mount through the keeper; ended by SIGTERM if the test has not ended it."""
-    keeper = Keeper(wanted)
+    keeper = Keeper(wanted, *options)
     try:
         yield keeper
     finally:

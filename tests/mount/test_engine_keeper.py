@@ -323,13 +323,11 @@ def test_a_new_server_that_does_not_start_leaves_the_old_one(tmp_path: Path, mon
         assert (keeper.path / "d" / "011").read_bytes() == pattern(11)
 
 
-def test_a_mount_without_a_server_refuses_after_a_while_and_works_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mount_without_a_server_refuses_after_a_while_and_works_again(tmp_path: Path) -> None:
     """S-61: nobody hangs for ever, and mount.json says why."""
-    monkeypatch.setenv("DATASTORE_DOWN_LIMIT", "1")
     flag = tmp_path / "broken"
-    with kept(spec(tmp_path, labels={"broken while": str(flag)})) as keeper, (keeper.path / "d" / "011").open() as held:
+    unlucky = spec(tmp_path, labels={"broken while": str(flag)})
+    with kept(unlucky, "--down-limit", "1") as keeper, (keeper.path / "d" / "011").open() as held:
         flag.touch()
         before = keeper.server_pid()
         os.kill(before, signal.SIGKILL)

@@ -65,3 +65,13 @@ def test_an_older_version_never_replaces_a_newer_one() -> None:
     assert len(shelf) == 1
     shelf.drop(("n", "a"), "another")
     assert shelf.values() == []
+
+
+def test_an_answer_that_comes_after_the_end_does_not_bring_it_back() -> None:
+    shelf = Shelf()
+    shelf.put(body(5))
+    shelf.drop(("n", "a"), "u")
+    shelf.put(body(6, deletionTimestamp="2026-01-31T12:00:00Z"))
+    assert shelf.get(("n", "a")) is None
+    shelf.put(body(7, uid="next"))
+    assert shelf.get(("n", "a")) == body(7, uid="next")
