@@ -2,10 +2,10 @@
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 
-.PHONY: help setup setup-bench tools cluster-tools demo check test e2e-laptop e2e-cluster cluster-up cluster-down image bench soak docs proto clean
+.PHONY: help setup setup-bench tools cluster-tools demo check test e2e-laptop e2e-cluster e2e-cluster-long cluster-up cluster-down image bench soak docs proto clean
 
 help: ## show this list
-	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 25
 
 setup: ## make .venv and install what the lock file pins
 	@.ci/setup
@@ -34,6 +34,9 @@ e2e-laptop: setup-bench tools ## only the laptop tier
 e2e-cluster: setup tools cluster-tools ## only the cluster tier: on a node of its own, or on KUBECONFIG's cluster
 	@$(PY) tests/run_tiers.py e2e-cluster
 
+e2e-cluster-long: setup tools cluster-tools ## the same with its long tests: 1,000 Datastores, replicas, each survival and recovery
+	@$(PY) tests/run_tiers.py e2e-cluster-long
+
 cluster-up: setup cluster-tools ## start a real single-node Kubernetes; NAME=... for another one, UP=--api-only for no node
 	@$(PY) -m tests.cluster --name $(or $(NAME),e2e) up $(UP)
 
@@ -52,7 +55,7 @@ soak: setup-bench tools ## hours of mixed work in 20 minutes while things die; S
 
 docs: setup ## write docs/reference, the CRD and the chart anew from the code
 	@$(PY) -m datastore.api.crd
-	@$(PY) -m datastore.api.reference
+	@$(PY) -m datastore.api.reference docs/reference/datastore.md
 	@$(PY) -m datastore.manifests.chartwriter
 
 proto: setup ## generate csi/spec/*_pb2* anew from the .proto files

@@ -23,8 +23,13 @@ _FLAGS = Struct("<i4x")
 
 
 def protect(directory_fd: int, note: Path, *, immutable: bool = True) -> None:
-    """Take the write bits of an open directory, and note its mode. What the system refuses is left as it is."""
+    """Take the write bits of an open directory, and note its mode. What the system refuses is left as it is.
+
+    A directory that somebody made immutable stays so, without a note.
+    """
     with suppress(OSError):
+        if _is_immutable(directory_fd):
+            return
         mode = os.fstat(directory_fd).st_mode & 0o7777
         note.write_text(json.dumps({"mode": mode}))
         os.fchmod(directory_fd, mode & UNWRITABLE | 0o500)
@@ -35,9 +40,9 @@ def protect(directory_fd: int, note: Path, *, immutable: bool = True) -> None:
 def restore(mountpoint: str, note: Path) -> None:
     """Give a directory its mode back if a note says that we took it. Nothing may be mounted there. Idempotent."""
     try:
-        mode = json.loads(note.read_text())["mode"]
+        mode = int(json.loads(note.read_text())["mode"])
         directory_fd = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         note.unlink(missing_ok=True)
         return
     try:
@@ -50,13 +55,29 @@ def restore(mountpoint: str, note: Path) -> None:
     note.unlink(missing_ok=True)
 
 
+def _is_immutable(directory_fd: int) -> bool:
+    """No where the file system has no such flag."""
+    try:
+        return bool(_flags(directory_fd) & _IMMUTABLE)
+    except OSError:
+        return False
+
+
+def _flags(directory_fd: int) -> int:
+    """The inode flags (ioctl_iflags(2)). Errors: OSError where the file system has none."""
+    if sys.platform != "linux":
+        return 0
+    held = bytearray(_FLAGS.size)
+    fcntl.ioctl(directory_fd, _FS_IOC_GETFLAGS, held)
+    (flags,) = _FLAGS.unpack(held)
+    return int(flags)
+
+
 def _set_immutable(directory_fd: int, *, on: bool) -> None:
     """OSError where the file system has no such flag, or the process no CAP_LINUX_IMMUTABLE."""
     if sys.platform != "linux":
         return
-    held = bytearray(_FLAGS.size)
-    fcntl.ioctl(directory_fd, _FS_IOC_GETFLAGS, held)
-    (flags,) = _FLAGS.unpack(held)
+    flags = _flags(directory_fd)
     wanted = flags | _IMMUTABLE if on else flags & ~_IMMUTABLE
     if wanted != flags:
         fcntl.ioctl(directory_fd, _FS_IOC_SETFLAGS, bytearray(_FLAGS.pack(wanted)))

@@ -102,8 +102,13 @@ def rendered(text: str, chosen: Mapping[str, Any], namespace: str) -> list[dict[
 def _kustomized(document: dict[str, Any]) -> dict[str, Any]:
     metadata = document["metadata"]
     metadata["labels"] = {**metadata.get("labels", {}), **LABELS}
-    cluster = ("Namespace", "CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding", "CSIDriver")
-    if document["kind"] not in (*cluster, "ClusterKopfPeering"):
+    if document["kind"] not in (
+        "Namespace",
+        "CustomResourceDefinition",
+        "ClusterRole",
+        "ClusterRoleBinding",
+        "CSIDriver",
+    ):
         metadata["namespace"] = NAMESPACE
     return document
 

@@ -38,12 +38,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """Steps that need the same things. obstacle: why it can't run here, or ''."""
+    """Steps that need the same things. obstacle: why it can't run here, or ''; by_name: runs only when it is named."""
 
     name: str
     steps: tuple[Step, ...]
     obstacle: Callable[[], str] = lambda: ""
     plain: bool = False
+    by_name: bool = False
 
 
 @dataclass(slots=True)
@@ -67,6 +68,11 @@ def pytest_step(*arguments: str, workers: int = 2) -> Step:
 def script(*arguments: str) -> Step:
     """A Python script or module."""
     return Step((sys.executable, *arguments))
+
+
+def cluster_steps(chosen: str) -> tuple[Step, Step]:
+    """The image first: it may take minutes, which are no test's."""
+    return script("-m", "tests.cluster.image"), pytest_step("tests/cluster", "-m", chosen, "--durations=12", workers=1)
 
 
 def no_fuse() -> str:
@@ -106,10 +112,10 @@ TIERS = (
     Tier(name="e2e-laptop", steps=(pytest_step("tests/e2e", "-m", "e2e_laptop", workers=1),), obstacle=not_root),
     Tier(
         name="e2e-cluster",
-        # The image first: it may take minutes, which are no test's.
-        steps=(script("-m", "tests.cluster.image"), pytest_step("tests/cluster", "-m", "e2e_cluster", workers=1)),
+        steps=cluster_steps("e2e_cluster and not cluster_long"),
         obstacle=cluster_obstacle,
     ),
+    Tier(name="e2e-cluster-long", steps=cluster_steps("e2e_cluster"), obstacle=cluster_obstacle, by_name=True),
     Tier(
         name="mount-plain",
         steps=(pytest_step("tests/mount", "-m", "plain_user and not root_only"),),
@@ -222,12 +228,12 @@ def table(tallies: Sequence[Tally]) -> Iterator[str]:
 
 
 def main(names: Sequence[str]) -> int:
-    """Run the named tiers, or all."""
+    """Run the named tiers, or all that need not be named."""
     unknown = set(names) - {tier.name for tier in TIERS}
     if unknown:
         print(f"no such tier: {', '.join(sorted(unknown))}; there are: {', '.join(tier.name for tier in TIERS)}")
         return 2
-    chosen = [tier for tier in TIERS if not names or tier.name in names]
+    chosen = [tier for tier in TIERS if tier.name in names or not (names or tier.by_name)]
     tallies: list[Tally] = []
     shared: dict[str, Place] = {}
     with contextlib.ExitStack() as places:

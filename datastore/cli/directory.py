@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from datastore import beneath
 from datastore.cli import mounttable
 from datastore.cli.records import MountRecord, all_records, remove_made
 from datastore.errors import MountFailed
@@ -19,13 +20,23 @@ def real_path(directory: str) -> str:
 
 
 def record_at(mountpoint: str) -> MountRecord | None:
-    """The record of the mount at an absolute path."""
-    return next((each for each in all_records() if each.mountpoint == mountpoint), None)
+    """The record of the mount at an absolute path; one that lives goes before one that crashed."""
+    found = [each for each in all_records() if each.mountpoint == mountpoint]
+    return next((each for each in found if each.pids or each.bind), found[0] if found else None)
+
+
+def is_of_another(record: MountRecord) -> bool:
+    """Whether what is mounted there by now is alive and not of this record, which crashed."""
+    there = record_at(record.mountpoint)
+    return there is not None and there.state_dir != record.state_dir and bool(there.pids or there.bind)
 
 
 def prepare(mountpoint: str) -> tuple[str, ...]:
     """Make an absolute path ready for a mount; returns the directories made, deepest first. Errors: MountFailed."""
     _refuse_mounted(mountpoint)
+    for record in all_records():
+        if record.mountpoint == mountpoint:  # whatever crashed there, of this Datastore or another
+            beneath.restore(mountpoint, record.state_dir / beneath.NOTE_FILE)
     try:
         return _make(Path(mountpoint))
     except OSError as error:

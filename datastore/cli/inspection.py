@@ -54,7 +54,8 @@ def find(target: str) -> MountRecord:
     """The mount that a person names by directory or by Datastore. Errors: DatastoreError with what there is."""
     records = all_records()
     path = real_path(target)
-    by_path = [each for each in records if each.mountpoint == path]
+    at_path = [each for each in records if each.mountpoint == path]
+    by_path = [each for each in at_path if each.pids or each.bind] or at_path
     named = by_path or [each for each in records if each.name == target]
     # What is mounted goes before what was, and left changes behind.
     named = [each for each in named if not each.ended] or named

@@ -139,11 +139,11 @@ def _end_silent(record: MountRecord, error: DatastoreError, *, force: bool) -> N
         raise control.NotAnswering(f"{record.mountpoint}: {error}; `datastore umount --force` ends it anyway")
     for pid in record.pids:
         end_server(pid)
-    at = mounttable.mounted_at(record.mountpoint)
-    if at and at.fstype.startswith("fuse"):
-        mounttable.abort(record.mountpoint)
-        mounttable.detach(record.mountpoint)
-    beneath.restore(record.mountpoint, record.state_dir / beneath.NOTE_FILE)
+    if not directory.is_of_another(record):
+        at = mounttable.mounted_at(record.mountpoint)
+        if at and at.fstype.startswith("fuse"):
+            mounttable.end_dead(record.mountpoint)
+        beneath.restore(record.mountpoint, record.state_dir / beneath.NOTE_FILE)
     remaining = unsent.remaining(record.state_dir)
     if remaining:
         keep_unsent(record)

@@ -60,11 +60,17 @@ def mounted_at(path: str) -> MountedAt | None:
     return next((each for each in reversed(all_mounts()) if each.mountpoint == path), None)
 
 
-def abort(path: str) -> None:
-    """End the connection of a dead mount, so that no process waits for its answers for ever. As root, else nothing."""
+def end_dead(path: str) -> None:
+    """Take a dead mount out of the tree; as root also end its connection, so that no process waits for it for ever.
+
+    Errors: MountFailed.
+    """
     if os.geteuid() == 0 and MOUNTINFO.exists():
+        # MNT_FORCE ends the connection, and unmounts too where nobody uses the mount: see umount(2).
         libc = ctypes.CDLL(None, use_errno=True)
-        libc.umount2(os.fsencode(path), ctypes.c_int(MNT_FORCE))
+        if libc.umount2(os.fsencode(path), ctypes.c_int(MNT_FORCE)) == 0:
+            return
+    detach(path)
 
 
 def detach(path: str) -> None:

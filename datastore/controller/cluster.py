@@ -56,7 +56,14 @@ PODS = Resource("v1", "pods")
 EVENTS = Resource("v1", "events")
 NAMESPACES = Resource("v1", "namespaces", namespaced=False)
 LEASES = Resource("coordination.k8s.io/v1", "leases")
-BY_KIND = {"PersistentVolumeClaim": CLAIMS, "PersistentVolume": VOLUMES, "Datastore": DATASTORES, "Lease": LEASES}
+PEERINGS = Resource("kopf.dev/v1", "clusterkopfpeerings", namespaced=False)
+BY_KIND = {
+    "PersistentVolumeClaim": CLAIMS,
+    "PersistentVolume": VOLUMES,
+    "Datastore": DATASTORES,
+    "Lease": LEASES,
+    "ClusterKopfPeering": PEERINGS,
+}
 
 
 class ApiError(Exception):

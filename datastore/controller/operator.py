@@ -10,7 +10,7 @@ from contextlib import suppress
 import kopf
 
 from datastore.controller.cache import Cache, Key
-from datastore.controller.cluster import ApiError, Cluster, Unavailable
+from datastore.controller.cluster import PEERINGS, ApiError, Cluster, Unavailable
 from datastore.controller.handlers import Watches, operator_settings, registry
 from datastore.controller.heartbeat import Heartbeat
 from datastore.controller.metrics import ACTIVE, DATASTORES, QUEUED, RECONCILE_SECONDS, RECONCILES
@@ -53,6 +53,7 @@ class Operator:
         workers = [asyncio.create_task(self._work()) for _ in range(self._settings.workers)]
         workers += [asyncio.create_task(self._provision()), asyncio.create_task(self._beat())]
         try:
+            await self._meet(stop)
             await kopf.operator(
                 registry=registry(watches),
                 settings=operator_settings(self._settings),
@@ -71,6 +72,25 @@ class Operator:
             await self._reconciler.close()
             await serving.close()
             await self._cluster.close()
+
+    async def _meet(self, stop: asyncio.Event) -> None:
+        """Make the object of the peering, so that one `kubectl apply` can bring its definition and ourselves.
+
+        Right after that the definition may not be served yet. After START_S kopf says what is missing.
+        """
+        body = {
+            "apiVersion": PEERINGS.api_version,
+            "kind": "ClusterKopfPeering",
+            "metadata": {"name": self._settings.peering},
+        }
+        missing = bool(self._settings.peering) and not self._settings.namespaces
+        while missing and not stop.is_set() and time.monotonic() - self._started < START_S:
+            try:
+                await self._cluster.apply(body)
+                missing = False
+            except (ApiError, Unavailable) as error:
+                log.warning("the peering will be tried again", extra=fields(error=error))
+                await asyncio.sleep(1.0)
 
     async def _work(self) -> None:
         while True:

@@ -126,6 +126,11 @@ class Reader:
         """Drop what memory holds of this version (the disk cache keeps it); idempotent."""
         self._table.forget(version)
 
+    @property
+    def held_bytes(self) -> int:
+        """Of pieces, in memory or on their way."""
+        return self._table.held_bytes
+
     def limit_memory(self, memory_bytes: int) -> None:
         """Hold no more than this from now on."""
         self._table.limit(memory_bytes)

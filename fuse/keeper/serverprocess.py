@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from socket import socketpair
 
 from .channel import Channel
+
+KILLED_TIMEOUT_S = 5.0
+WAIT_STEP_S = 0.005
 
 
 class ServerProcess:
@@ -51,11 +55,11 @@ class ServerProcess:
         return self._process.poll() is not None
 
     def wait(self, timeout_s: float) -> int | None:
-        """Its exit code, None when it lives on after timeout_s."""
-        try:
-            return self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return self.code()
+        """Its exit code, None when it lives on after timeout_s. It looks again: wait(2) may not tell an end."""
+        end = time.monotonic() + timeout_s
+        while (code := self.code()) is None and time.monotonic() < end:
+            time.sleep(WAIT_STEP_S)
+        return code
 
     def signal(self, number: int) -> None:
         """Send a signal, unless it is gone."""
@@ -72,6 +76,3 @@ class ServerProcess:
         """End it at once, and wait for that as long as a thread of it may take."""
         self._process.kill()
         self.wait(KILLED_TIMEOUT_S)
-
-
-KILLED_TIMEOUT_S = 5.0

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import mmap
 import os
 import threading
 import time
@@ -17,7 +16,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from queue import SimpleQueue
 from typing import Any
 
 from datastore.errors import DatastoreError
@@ -26,6 +24,7 @@ from datastore.logs import Limiter, fields
 from ..errnos import errno_of
 from ..ops import Blocking, Filesystem, FSError, Ino
 from . import abi, reply, wire
+from .buffers import Buffers
 from .dispatch import Header, Operation, Operations, call_again
 from .interrupts import wants_out
 from .negotiate import Negotiated, Wanted, init_reply, negotiate, version_reply
@@ -97,10 +96,8 @@ class Session:
         self._limiter = Limiter()
         self._limiter_lock = threading.Lock()
         size = settings.wanted.max_write + 2 * abi.PAGE_SIZE  # payload and its header, page-aligned as libfuse has it
-        self._free: SimpleQueue[memoryview] = SimpleQueue()
-        for _ in range(settings.buffers):
-            self._free.put(memoryview(mmap.mmap(-1, size)))  # pages come with their first use
-        self._view = self._free.get()
+        self._buffers = Buffers(settings.buffers, size)
+        self._view = self._buffers.take()
 
     # -- the loop
 
@@ -265,7 +262,7 @@ class Session:
     def _submit(self, began_ns: int, header: Header, operation: Operation, args: Any, blocking: Blocking[Any]) -> None:
         buffer = None
         if header[1] == abi.WRITE:  # the only one whose arguments point into the buffer
-            buffer, self._view = self._view, self._free.get()
+            buffer, self._view = self._view, self._buffers.take()
         self.pool.submit(Task(header, operation, args, blocking, buffer, began_ns))
 
     def _answer(self, task: Task, result: Any, error: BaseException | None) -> None:
@@ -285,7 +282,7 @@ class Session:
         if not sent and error is None and task.operation.undo is not None:
             self._deferred.append(lambda: self._undo(task.operation, task.header, task.args, result))
         if task.buffer is not None:
-            self._free.put(task.buffer)
+            self._buffers.give_back(task.buffer)
 
     def _send(self, header: Header, frame: Frame) -> bool:
         """Write an answer; False when the kernel no longer waits for it."""
@@ -328,7 +325,8 @@ class Session:
             number = errno.EIO
         if not isinstance(error, FSError) or number == errno.ESTALE:  # the rest are answers, such as ENOTEMPTY
             self.traffic.failed(number)
-        if isinstance(error, DatastoreError) and number in (errno.EIO, errno.ETIMEDOUT, errno.EACCES):
+        told = isinstance(error, DatastoreError | OSError) and not isinstance(error, FSError)
+        if told and number in (errno.EIO, errno.ETIMEDOUT, errno.EACCES):
             with self._limiter_lock:
                 allowed = self._limiter.allows((type(error), header[1]), time.monotonic())
             if allowed:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 
 from ..store.base import ETag, ObjectInfo
 from .statedb import KnownAttributes, StateDb
@@ -30,13 +31,15 @@ class AttributeMemory:
         self._entries = entries
         self._lock = threading.Lock()
         self._recent: OrderedDict[str, KnownAttributes] = OrderedDict()
-        self._unsaved: list[tuple[str, KnownAttributes]] = []
+        self._unsaved: dict[str, KnownAttributes | None] = {}
+        """None: the object is no more."""
 
     def known(self, key: str, etag: ETag, mtime_ns: int) -> tuple[Mapping[str, str], str] | None:
         """Metadata and content type of this version, or None."""
         with self._lock:
             found = self._recent.get(key)
-        if found is None:
+            removed = key in self._unsaved and self._unsaved[key] is None
+        if found is None and not removed:
             found = self._db.attributes(key)
             if found is not None:
                 self._keep(key, found)
@@ -50,20 +53,31 @@ class AttributeMemory:
             return
         row = KnownAttributes(info.etag, info.mtime_ns // 1_000_000_000, dict(info.metadata), info.content_type)
         self._keep(info.key, row)
+        self._save_later(info.key, row)
+
+    def forget(self, key: str) -> None:
+        """The object was removed here; unknown keys are ignored."""
         with self._lock:
-            self._unsaved.append((info.key, row))
-            batch = self._unsaved if len(self._unsaved) >= _BATCH else []
-            if batch:
-                self._unsaved = []
-        if batch:
-            self._db.remember_attributes(batch)
+            self._recent.pop(key, None)
+        self._save_later(key, None)
 
     def save(self) -> None:
-        """Write what is not yet in the database."""
+        """Write what is not yet in the database. Without room on the disk it is asked for again, or trimmed, later."""
         with self._lock:
-            batch, self._unsaved = self._unsaved, []
+            batch, self._unsaved = self._unsaved, {}
         if batch:
-            self._db.remember_attributes(batch)
+            with suppress(OSError):
+                self._db.remember_attributes(
+                    [(key, row) for key, row in batch.items() if row is not None],
+                    [key for key, row in batch.items() if row is None],
+                )
+
+    def _save_later(self, key: str, row: KnownAttributes | None) -> None:
+        with self._lock:
+            self._unsaved[key] = row
+            full = len(self._unsaved) >= _BATCH
+        if full:
+            self.save()
 
     def _keep(self, key: str, row: KnownAttributes) -> None:
         with self._lock:

@@ -13,7 +13,7 @@ import os
 import shutil
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NewType
@@ -59,6 +59,8 @@ create table if not exists attributes(
 """
 
 _LOCK_TIMEOUT_S = 2.0
+_WAL_BYTES = 4 << 20
+"""The write-ahead log's size after a checkpoint, at most; SQLite makes one at every 1000 pages, which is about this."""
 _LATER_COLUMNS = {"expects": "text", "stuck": "integer not null default 0"}
 
 
@@ -115,6 +117,7 @@ class StateDb:
         self._connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
         self._connection.execute("pragma journal_mode=wal")
         self._connection.execute("pragma synchronous=normal")
+        self._connection.execute(f"pragma journal_size_limit={_WAL_BYTES}")
         self._connection.executescript(_SCHEMA)
         self._add_columns()
         self._forgotten: set[str] = set()
@@ -124,6 +127,8 @@ class StateDb:
         self._syncing = threading.Lock()
         self._synced = self._wanted = 0
         self._attribute_rows = attribute_rows
+        self._written_rows = 0
+        """Rows of attributes, and how often one was written since they were counted: no fewer than there are."""
         self._trim_attributes()
 
     def close(self) -> None:
@@ -180,6 +185,7 @@ class StateDb:
                     row.stuck,
                 ),
             )
+            self._forgotten.discard(row.staging)
 
     def forget_unsent(self, staging: str) -> None:
         """The bytes are in the store, or nobody wants them any more. A full disk does not keep it from being so."""
@@ -279,19 +285,26 @@ class StateDb:
             ).fetchone()
         return None if row is None else KnownAttributes(row[0], row[1], json.loads(row[2]), row[3])
 
-    def remember_attributes(self, rows: list[tuple[str, KnownAttributes]]) -> None:
-        """Keep what HEADs said, in one transaction."""
+    def remember_attributes(self, rows: Sequence[tuple[str, KnownAttributes]], removed: Sequence[str] = ()) -> None:
+        """Keep what HEADs said, and nothing of objects that were removed, in one transaction. OSError."""
         values = [(_bytes(key), a.etag, a.mtime_s, json.dumps(a.metadata), a.content_type) for key, a in rows]
         with self._transaction():
             self._connection.executemany("insert or replace into attributes values(?,?,?,?,?)", values)
+            self._connection.executemany("delete from attributes where key=?", [(_bytes(key),) for key in removed])
+            self._written_rows += len(values)
+            if self._written_rows > self._attribute_rows:
+                self._trim_attributes()
 
     def _trim_attributes(self) -> None:
+        """Leave half of the limit when it is (nearly) reached, so that they are not counted all the time."""
         (count,) = self._connection.execute("select count(*) from attributes").fetchone()
-        if count > self._attribute_rows:
+        if count > self._attribute_rows * 3 // 4:
+            surplus = count - self._attribute_rows // 2
             self._connection.execute(
-                "delete from attributes where key in (select key from attributes limit ?)",
-                (count - self._attribute_rows // 2,),
+                "delete from attributes where key in (select key from attributes limit ?)", (surplus,)
             )
+            count -= surplus
+        self._written_rows = count
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

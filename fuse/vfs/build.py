@@ -26,7 +26,7 @@ from ..state.statedb import StateDb
 from ..store.base import ObjectStore
 from ..store.s3 import StaticSource, open_s3, probe
 from .attrs import Defaults
-from .ceiling import Shares
+from .ceiling import Shares, holdings
 from .core import Core, Settings
 from .filesystem import DatastoreFilesystem
 from .finishing import finish
@@ -65,6 +65,7 @@ class MountedStore:
             "cache": {"bytes": used, "limit": limit, **core.reader.counts.snapshot()},
             "store": self._store_status(),
             "nodes": len(core.nodes.by_ino),
+            "memory": holdings(core),
             "unfinished": [f"{i.kind} {i.source} -> {i.target}" for i in core.db.intents() if i.kind != "discard"],
         }
 

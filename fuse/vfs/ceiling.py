@@ -39,8 +39,9 @@ _PRESSED, _RELAXED = 0.85, 0.7
 _IDLE_S = 5.0
 """What the kernel does not have is let go of when nobody asked for it for so long."""
 _DROPPED_MAX = 4096
-_LOG_SLACK = 100_000
+_LOG_SLACK = 5000
 _LOG_RATIO = 4
+"""The log of node ids is written anew above this many records for each node, and so many besides."""
 
 
 class Shares(NamedTuple):
@@ -67,6 +68,20 @@ def resident_bytes() -> int:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
+
+
+def holdings(core: Core) -> dict[str, int]:
+    """What the memory is taken by, as far as it is counted: the process's and the pieces' bytes, and numbers."""
+    with core.lock:
+        listed = sum(len(one.listing.entries) for one in core.nodes.used.values() if one.listing is not None)
+        nodes, staged = len(core.nodes.by_ino), len(core.nodes.staged)
+    return {
+        "resident": resident_bytes(),
+        "pieces": core.reader.held_bytes,
+        "nodes": nodes,
+        "listed": listed,
+        "staged": staged,
+    }
 
 
 class Ceiling:

@@ -243,7 +243,7 @@ class Changes:
                 self.keep_open_content(node)
                 try:
                     if etag:
-                        self._core.store.delete(key)
+                        self._core.remove(key)
                 except StoreError:
                     self.stayed(node, etag)
                     raise
@@ -316,7 +316,7 @@ class Changes:
         with self._core.tree.shared(), node.lock:
             self.check_empty(node)
             self.ensure_marker(directory)
-            self._core.store.delete(node.key)
+            self._core.remove(node.key)
             self.disappeared(node)
 
     def check_empty(self, node: Directory) -> None:

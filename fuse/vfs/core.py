@@ -24,7 +24,7 @@ from ..state.nodelog import NodeLog, NodeRecord
 from ..state.opens import OpenTable
 from ..state.removed import RemovedFiles
 from ..state.statedb import StateDb
-from ..store.base import ObjectStore
+from ..store.base import DeleteFailure, ObjectStore
 from .attrs import Defaults
 from .lent import LentFiles
 from .nodes import Node, NodeTable
@@ -116,6 +116,18 @@ class Core:
         # Of two nodes of one name the one that is gone has to come first (NodeTable.restore).
         self.nodelog.rewrite(_records(sorted(nodes, key=lambda node: not node.gone)))
         self.nodes.dropped = []
+
+    def remove(self, key: str) -> None:
+        """Delete an object, and what is known of it. StoreError."""
+        self.store.delete(key)
+        self.known.forget(key)
+
+    def remove_many(self, keys: Sequence[str]) -> list[DeleteFailure]:
+        """The same of several; those that the store kept. StoreError."""
+        failures = self.store.delete_many(keys)
+        for key in keys:
+            self.known.forget(key)
+        return failures
 
     def each(self, call: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """call(item) for all, side by side; results in order. The first error is raised after all have ended."""

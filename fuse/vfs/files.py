@@ -138,7 +138,7 @@ class Files:
 
     def _discard_copy(self, key: str) -> None:
         """Remove the hidden copy of a file that was removed while open."""
-        self._core.store.delete(key)
+        self._core.remove(key)
         for intent in self._core.db.intents():
             if intent.source == key:
                 self._core.db.end(intent.id)

@@ -93,7 +93,7 @@ class DatastoreFilesystem:
     def flush_all(self) -> list[str]:
         """Send everything that is unsent; a line for each file that failed."""
         with self.core.lock:
-            nodes = [node for node in self.core.nodes.by_ino.values() if node.dirty and not node.gone]
+            nodes = self.core.nodes.unsent()
         return self.uploads.retry(nodes)
 
     # -- names

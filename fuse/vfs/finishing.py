@@ -45,7 +45,7 @@ def _finish(core: Core, renames: Renames, intent: Intent) -> None:
     move = core.db.move_of(intent.id)
     node = core.nodes.by_ino.get(Ino(move.ino)) if move is not None else None
     if intent.kind == "discard":
-        core.store.delete(intent.source)
+        core.remove(intent.source)
     elif intent.kind == "rename-directory":
         copies = Copies(core, intent.source, intent.target)
         copies.make(keep_newer=True)
@@ -84,11 +84,11 @@ def _finish_file(core: Core, source: str, target: str, move: Callable[[], bool],
     if move() and node is not None and node.etag == info.etag:
         node.etag = result.etag
         core.opens.moved_on(node.ino, node.etag, node.size)
-    core.store.delete(source)
+    core.remove(source)
 
 
 def _remove_version(core: Core, key: str, etag: str) -> None:
     """Remove an object unless another client wrote it anew. etag '': whatever it is."""
     with suppress(NotFound):
         if not etag or core.store.head(key).etag == etag:
-            core.store.delete(key)
+            core.remove(key)

@@ -57,6 +57,7 @@ class Leftovers:
             base = ObjectVersion(row.base_key, ETag(row.base_etag), row.base_length) if row.base_key else None
             staged = StagedFile.recovered(path, base, row.base_size, row.since_ns)
             staged.error, staged.attempt, staged.stuck = row.error, row.metadata, row.stuck
+            staged.journaled = True
             staged.expects = None if row.expects is None else ETag(row.expects)
             node = node_of(row.key)
             if node is not None and not row.stuck:
@@ -68,6 +69,7 @@ class Leftovers:
         defaults = self._core.settings.defaults.of(stat.S_IFREG, row.since_ns)
         node.attributes = from_metadata(row.metadata, stat.S_IFREG, defaults, row.content_type)
         node.staged, node.size = staged, staged.size
+        self._core.nodes.staged.add(node)
         # Whether there is an object, and of which version, nobody wrote down: a removal must try to remove it.
         node.etag = ETag(row.base_etag) or UNKNOWN
         if node.parent is not None:

@@ -223,10 +223,17 @@ class NodeTable:
         self.by_ino: dict[int, Node] = {ROOT_INO: self.root}
         self.used: OrderedDict[int, Directory] = OrderedDict()
         """Directories by the time at which they were last read or looked into, the longest ago first."""
+        self.staged: set[Node] = set()
+        """Those that have a staging file, and some that had one when unsent() was last called."""
         self.grown = 0
         """Nodes made and entries listed since the ceiling of memory was looked at."""
         self.dropped: list[int] = []
         """Nodes that are no more and that the log of node ids may still have."""
+
+    def unsent(self) -> list[Node]:
+        """Those that have a name and bytes that are not in the store; takes as long as there are staging files."""
+        self.staged = {node for node in self.staged if node.staged is not None}
+        return [node for node in self.staged if node.dirty and not node.gone]
 
     def use(self, directory: Directory) -> None:
         """It is read, or a name is looked up in it."""

@@ -110,7 +110,7 @@ class Renames:
             try:
                 listing = self._moved(source, target, directory, name, tail)
                 if had_object:
-                    core.store.delete(old_key)
+                    core.remove(old_key)
             except StoreError:
                 # Reported: nobody expects the next mount to remove what is under the old name then.
                 core.db.end(intent)
@@ -184,7 +184,7 @@ class Renames:
             self._changes.let_go(target)
         self._uploads.record(source)
         if old_target_key and old_target_key != source.key and not isinstance(target, Directory):
-            core.store.delete(old_target_key)
+            core.remove(old_target_key)
         return listing
 
     def _new_key(self, directory: Directory, tail: str) -> str:
@@ -292,7 +292,7 @@ class Copies:
         keys = [key for key in self.made if not (keep_marker and key == self._new)]
         try:
             for first in range(0, len(keys), DELETE_MAX):
-                self._core.store.delete_many(keys[first : first + DELETE_MAX])
+                self._core.remove_many(keys[first : first + DELETE_MAX])
         except StoreError as error:
             log.warning("copies of a rename that failed stay", extra=fields(below=self._new, error=str(error)))
 
@@ -306,7 +306,7 @@ class Copies:
             if not page.objects:
                 return
             self._core.each(self._copy, [found for found in page.objects if not self._has(found)])
-            failures = self._core.store.delete_many([found.key for found in page.objects])
+            failures = self._core.remove_many([found.key for found in page.objects])
             if failures:
                 first = failures[0]
                 raise FSError(

@@ -78,6 +78,7 @@ def _restore_removed(core: Core, row: Removed) -> bool:
     if not row.hidden_key:
         node.staged = StagedFile.recovered(core.removed.content(row.ino), None, 0, core.clock.time_ns())
         node.staged.dirty = False
+        core.nodes.staged.add(node)
         node.size = node.staged.size
     if parent.children.get(node.name) is node:
         del parent.children[node.name]

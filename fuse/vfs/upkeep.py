@@ -61,7 +61,7 @@ class Upkeep:
 
     def _dirty(self) -> list[Node]:
         with self._core.lock:
-            return [node for node in self._core.nodes.by_ino.values() if node.dirty and not node.gone]
+            return self._core.nodes.unsent()
 
     def _run(self) -> None:
         retried_at = self._core.clock.monotonic()

@@ -63,6 +63,7 @@ class Uploads:
                 staged.expects = node.etag
             with core.lock:
                 node.staged = staged
+                core.nodes.staged.add(node)
         elif empty:
             self._delivery.drop_stream(node.staged)
             node.staged.truncate(0)
@@ -339,7 +340,7 @@ class Uploads:
     def unsent(self) -> list[dict[str, object]]:
         """What is not in the store, for `datastore status`: see leftovers.listed."""
         with self._core.lock:
-            dirty = [node for node in self._core.nodes.by_ino.values() if node.dirty and not node.gone]
+            dirty = self._core.nodes.unsent()
         rows = [listed(node.path, node.staged) for node in dirty if node.staged is not None]
         return rows + self._leftovers.unsent()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cluster.controlled import account, api_kube, bench, running, s3_server, space
-from tests.cluster.fixtures import api_server, ending_namespaces, kube, namespace, own_site, site, storage
+from tests.cluster.controlled import account, api_kube, bench, ending_spaces, running, s3_server, space
+from tests.cluster.fixtures import api_server, ending_namespaces, kube, namespace, own_site, product, site, storage
 
 __all__ = [
     "account",
@@ -13,8 +13,10 @@ __all__ = [
     "api_server",
     "bench",
     "ending_namespaces",
+    "ending_spaces",
     "kube",
     "namespace",
+    "product",
     "running",
     "s3_server",
     "site",

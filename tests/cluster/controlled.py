@@ -21,7 +21,7 @@ import yaml
 
 from datastore.api.names import volume_name
 from tests.cluster.cluster import Cluster
-from tests.cluster.kube import Kube, KubeError, Manifest
+from tests.cluster.kube import Kube, Manifest
 from tests.servers import Server, boto_client, free_port, make_bucket, run_versitygw
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,12 +128,7 @@ def condition(body: Manifest | None, kind: str) -> Mapping[str, str]:
 @pytest.fixture(scope="session")
 def api_kube(api_server: Cluster) -> Kube:
     kube = Kube(api_server.kubeconfig, also=(SYSTEM,))
-    try:
-        kube.apply_folder(ROOT / "manifests")
-    except KubeError:
-        # The objects of a kind can't come with its definition; the second time it is there.
-        kube.wait_condition("crd", "clusterkopfpeerings.kopf.dev", "Established")
-        kube.apply_folder(ROOT / "manifests")
+    kube.apply_folder(ROOT / "manifests")
     return kube
 
 
@@ -154,17 +149,27 @@ def s3_server() -> Iterator[Server]:
         yield found
 
 
+@pytest.fixture(scope="session")
+def ending_spaces(api_kube: Kube, running: Controller) -> Iterator[list[str]]:
+    """Namespaces whose deletion was asked for; none may hang. The controller still runs while they go."""
+    names: list[str] = []
+    yield names
+
+    def gone() -> bool:
+        return not {each["metadata"]["name"] for each in api_kube.items("namespaces")} & set(names)
+
+    api_kube.wait_for("end of the namespaces", gone, limit_s=120, namespace=names[-1] if names else SYSTEM)
+
+
 @pytest.fixture
-def space(api_kube: Kube, s3_server: Server) -> Iterator[str]:
-    """A namespace with the right Secret `keys`; it must go when it is deleted."""
+def space(api_kube: Kube, s3_server: Server, ending_spaces: list[str]) -> Iterator[str]:
+    """A namespace with the right Secret `keys`."""
     name = f"team-{uuid.uuid4().hex[:6]}"
     api_kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     api_kube.apply(secret_of(s3_server), namespace=name)
     yield name
     api_kube.delete("namespace", name, wait=False)
-    api_kube.wait_for(
-        "end of the namespace", lambda: api_kube.get("namespace", name) is None, limit_s=60, namespace=name
-    )
+    ending_spaces.append(name)
 
 
 class Bench:

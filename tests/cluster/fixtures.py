@@ -9,6 +9,7 @@ session; one that `make cluster-up` started is used when KUBECONFIG names it, an
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,15 +19,18 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+import yaml
 
 from tests.cluster import cluster as clusters
 from tests.cluster.image import IMAGE, image_archive
 from tests.cluster.image import obstacle as image_obstacle
-from tests.cluster.kube import Kube
-from tests.cluster.layout import Layout
+from tests.cluster.kube import Kube, KubeError, NotInTime
+from tests.cluster.layout import REPOSITORY, Layout
 from tests.servers import Server, run_versitygw
 
 NAMESPACE_LIMIT_S = 60.0
+ROLLOUT_S = 180.0
+SYSTEM = "datastore-system"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +111,7 @@ def site(nothing_stays_behind: None) -> Iterator[Site]:
     kubeconfig = given_kubeconfig()
     running = _ours(kubeconfig)
     if kubeconfig is not None and running is None:
-        yield Site(kube=Kube(kubeconfig), own=None, image=os.environ["E2E_IMAGE"])
+        yield Site(kube=Kube(kubeconfig, also=(SYSTEM,)), own=None, image=os.environ["E2E_IMAGE"])
         return
     with ExitStack() as ending:
         archive = image_archive()
@@ -116,12 +120,57 @@ def site(nothing_stays_behind: None) -> Iterator[Site]:
         if running is None:
             ending.callback(cluster.end)
         cluster.load(archive)
-        yield Site(kube=Kube(cluster.kubeconfig), own=cluster, image=IMAGE)
+        yield Site(kube=Kube(cluster.kubeconfig, also=(SYSTEM,)), own=cluster, image=IMAGE)
 
 
 @pytest.fixture(scope="session")
 def kube(site: Site) -> Kube:
     return site.kube
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Datastore in the cluster. manifests: what `kubectl apply -k` was given; seconds: until all of it was ready."""
+
+    manifests: Path
+    seconds: float
+
+
+@pytest.fixture(scope="session")
+def product(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+    """Installed by one `kubectl apply -k`; at the end removed in the documented order, of which nothing may stay."""
+    kube, manifests = site.kube, REPOSITORY / "manifests"
+    if site.image != IMAGE:
+        manifests = _with_image(site.image, tmp_path_factory.mktemp("overlay"))
+    begun = time.monotonic()
+    kube.kubectl("apply", "--kustomize", str(manifests))
+    wait_rolled_out(kube)
+    yield Product(manifests, time.monotonic() - begun)
+    kube.kubectl("delete", "datastores", "--all", "--all-namespaces", timeout_s=ROLLOUT_S)
+    kube.kubectl("delete", "--kustomize", str(manifests), "--ignore-not-found", timeout_s=ROLLOUT_S)
+    assert kube.items("pv", selector="app.kubernetes.io/managed-by=datastore-controller") == []
+
+
+def wait_rolled_out(kube: Kube) -> None:
+    """Wait for the controller, and for the node plugin, which is ready when the keeper is."""
+    for workload in ("deployment/datastore-controller", "daemonset/datastore-node"):
+        limit = f"--timeout={ROLLOUT_S:.0f}s"
+        try:
+            kube.kubectl("rollout", "status", workload, f"--namespace={SYSTEM}", limit, timeout_s=ROLLOUT_S + 30)
+        except KubeError as error:
+            raise NotInTime(f"{error}\n{kube.diagnosis(SYSTEM)}") from error
+
+
+def _with_image(image: str, folder: Path) -> Path:
+    """An overlay of manifests/ in which our workloads run this image."""
+    name, _, tag = image.rpartition(":")
+    base = os.path.relpath(REPOSITORY / "manifests", folder.resolve())
+    document = {
+        "resources": [base],
+        "images": [{"name": IMAGE.rpartition(":")[0], "newName": name, "newTag": tag}],
+    }
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(document))
+    return folder
 
 
 @pytest.fixture(scope="session")

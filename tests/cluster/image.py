@@ -21,7 +21,8 @@ from pathlib import Path
 from tests.cluster.layout import REPOSITORY
 from tests.servers import tools_dir
 
-IMAGE = "localhost/datastore:dev"
+IMAGE = "localhost/kube-datastore:latest"
+"""As manifests/ name it."""
 BASE = "localhost/python:3.11-slim"
 """Stands for the public image of that name: Debian's Python on a minimal system."""
 BASE_PACKAGES = "python3,python3-venv,ca-certificates,libstdc++6,mount"
@@ -51,7 +52,7 @@ def image_archive() -> Path:
     folder = tools_dir().parent / "images"
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / "lock"):
-        archive = folder / f"datastore-{_hash_of(_context_files(), _base_key())[:16]}.tar"
+        archive = folder / f"datastore-{_hash_of(_context_files(), _base_key(), IMAGE)[:16]}.tar"
         if archive.exists():
             archive.touch()
             return archive

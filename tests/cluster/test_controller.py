@@ -21,7 +21,7 @@ from tests.cluster.controlled import (
 from tests.cluster.kube import KubeError, Manifest
 from tests.servers import free_port
 
-pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300, func_only=True)]
 
 
 def test_a_datastore_becomes_ready_with_a_claim_of_its_name(bench: Bench) -> None:
@@ -79,6 +79,7 @@ def test_a_wrong_region_an_unreachable_endpoint_and_a_missing_secret_have_reason
     bench.ready("secret")
 
 
+@pytest.mark.cluster_long
 def test_what_worked_and_fails_is_degraded_and_keeps_its_claim(bench: Bench) -> None:
     """S-71"""
     bench.apply("digits", bench.spec())
@@ -91,6 +92,7 @@ def test_what_worked_and_fails_is_degraded_and_keeps_its_claim(bench: Bench) -> 
     bench.ready("digits")
 
 
+@pytest.mark.cluster_long
 def test_a_claim_and_a_volume_deleted_or_edited_by_hand_come_back(bench: Bench) -> None:
     """S-72"""
     bench.apply("digits", bench.spec())

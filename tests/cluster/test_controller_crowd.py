@@ -9,9 +9,10 @@ import pytest
 
 from tests.cluster.controlled import PEERS, READY_S, Bench, Controller, condition, controller, datastore_of
 
-pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300, func_only=True)]
 
 
+@pytest.mark.cluster_long
 def test_the_replica_with_the_higher_priority_works_and_the_other_waits(
     bench: Bench, running: Controller, account: Path, tmp_path: Path
 ) -> None:
@@ -31,8 +32,8 @@ def test_the_replica_with_the_higher_priority_works_and_the_other_waits(
 CROWD = 1000
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.slow
+@pytest.mark.cluster_long
+@pytest.mark.timeout(900, func_only=True)
 def test_a_thousand_datastores(bench: Bench, account: Path, tmp_path: Path) -> None:
     """Applied at once: Ready within 120 s, at most 250 MiB; deleted: nothing is left."""
     with controller(account, tmp_path, *PEERS, "--priority", "2", name="crowd") as working:

@@ -17,7 +17,7 @@ from tests.cluster.controlled import (
 )
 from tests.servers import tools_dir
 
-pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300, func_only=True)]
 
 
 def test_retain_leaves_everything(bench: Bench) -> None:
@@ -108,6 +108,7 @@ def test_a_namespace_goes_with_its_datastores_and_their_data(bench: Bench) -> No
     assert bench.objects() == []
 
 
+@pytest.mark.cluster_long
 def test_a_datastore_released_by_hand_leaves_its_data_and_no_volume(
     bench: Bench, api_server: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

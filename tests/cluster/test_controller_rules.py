@@ -10,13 +10,14 @@ from tests.cluster.controlled import (
     Controller,
 )
 
-pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300, func_only=True)]
 
 
 RARE = {("datastores", "get"), ("namespaces", "get"), ("persistentvolumes", "get")}
 """Made only when a finalizer was taken off by hand, a removal has failed for a minute, a watch was missed for 10 s."""
 
 
+@pytest.mark.cluster_long
 def test_the_rules_of_the_role_are_the_calls_made(running: Controller) -> None:
     """Last but for the crowd: the tests above have made every kind of call, with these rights and no others."""
     documents = yaml.safe_load_all((ROOT / "manifests" / "base" / "controller-rbac.yaml").read_text())
@@ -26,10 +27,12 @@ def test_the_rules_of_the_role_are_the_calls_made(running: Controller) -> None:
         for rule in document.get("rules", [])
         for resource in rule["resources"]
         for verb in rule["verbs"]
-        if resource != "clusterkopfpeerings"
+        if resource != "clusterkopfpeerings"  # most of its calls are kopf's, which are not counted
     }
     watched = {"datastores", "persistentvolumes", "persistentvolumeclaims", "storageclasses", "leases"}
-    made = running.calls() | {(each, verb) for each in watched for verb in ("list", "watch")}
+    made = {call for call in running.calls() if call[0] != "clusterkopfpeerings"} | {
+        (each, verb) for each in watched for verb in ("list", "watch")
+    }
     # Server-side apply of something new is authorised as create, too.
     made |= {(each, "create") for each in ("persistentvolumes", "persistentvolumeclaims", "leases")}
     assert sorted(made - allowed) == []

@@ -9,50 +9,33 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.csi_objects import DRIVER, KEEPER, NODE, SYSTEM, Volume, driver
-from tests.cluster.fixtures import Site, Storage
-from tests.cluster.kube import Kube, KubeError, Manifest
+from tests.cluster.fixtures import SYSTEM, Product, Site, Storage
+from tests.cluster.kube import Kube, Manifest
+from tests.cluster.volumes import DRIVER, LOOP, Loop, Volume
 from tests.csi.accounts import run_accounts
 from tests.servers import boto_client, make_bucket
 
-pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300, func_only=True)]
+NODE, KEEPER = "node", "keeper"
 READY_S = 90.0
-GOES_ON_S = 60.0
 ROTATED_S = 100.0
 """The kubelet publishes again each 60 to 90 s by its default syncFrequency."""
 
-LOOP = """
-import hashlib, os, pathlib, time
-place = pathlib.Path("/data/loop"); place.mkdir(exist_ok=True)
-sums, number = {}, 0
-while True:
-    body = os.urandom(50_000)
-    sums[number % 16] = hashlib.sha256(body).hexdigest()
-    (place / f"f{number % 16}").write_bytes(body)
-    for each, checksum in sums.items():
-        assert hashlib.sha256((place / f"f{each}").read_bytes()).hexdigest() == checksum, f"f{each} has other bytes"
-    assert len(os.listdir(place)) == len(sums)
-    number += 1
-    print("round", number, flush=True)
-    time.sleep(0.05)
-"""
-
 
 @pytest.fixture(scope="module")
-def node_plugin(site: Site, kube: Kube) -> Iterator[None]:
+def node_plugin(site: Site, product: Product) -> None:
     """Keeper and node plugin, running."""
-    kube.apply(*driver(site), namespace=SYSTEM)
-    wait_ready(kube)
-    yield
-    for name in (NODE, KEEPER):
-        kube.delete("daemonset", name, namespace=SYSTEM)
-    kube.delete("csidriver", DRIVER)
+    wait_ready(site.kube)
+
+
+def pods_of(kube: Kube, component: str) -> list[Manifest]:
+    return kube.items("pods", namespace=SYSTEM, selector=f"app.kubernetes.io/component={component}")
 
 
 def wait_ready(kube: Kube) -> None:
     def there() -> bool:
-        pods = kube.items("pods", namespace=SYSTEM)
-        return len(pods) == 2 and all(_is_ready(pod) for pod in pods)
+        pods = [pods_of(kube, component) for component in (NODE, KEEPER)]
+        return all(pods) and all(_is_ready(pod) for each in pods for pod in each)
 
     kube.wait_for("both DaemonSets ready", there, limit_s=READY_S, namespace=SYSTEM)
 
@@ -146,29 +129,6 @@ def test_an_inline_volume(volume: Volume, runs: Runs, storage: Storage) -> None:
     assert boto_client(storage.here).get_object(Bucket=volume.bucket, Key="inline/x")["Body"].read() == b"x"
 
 
-class Loop:
-    """A pod that writes and reads with checksums."""
-
-    def __init__(self, kube: Kube, volume: Volume) -> None:
-        self.kube, self.volume, self.reached = kube, volume, 0
-
-    def rounds(self) -> int:
-        try:
-            said = self.kube.kubectl("logs", "loop", f"--namespace={self.volume.namespace}", "--tail=1").split()
-        except KubeError:  # a kubelet that has just started knows no pod yet
-            return 0
-        return int(said[1]) if len(said) == 2 and said[0] == "round" else 0
-
-    def goes_on(self) -> None:
-        pod = self.kube.get("pod", "loop", namespace=self.volume.namespace)
-        assert pod is not None
-        assert pod["status"]["phase"] == "Running", self.kube.logs("loop", namespace=self.volume.namespace)[-2000:]
-        reached = max(self.reached, self.rounds()) + 5
-        limits = {"limit_s": GOES_ON_S, "namespace": self.volume.namespace}
-        self.kube.wait_for(f"round {reached}", lambda: self.rounds() >= reached, **limits)  # type: ignore[arg-type]
-        self.reached = reached
-
-
 @pytest.fixture
 def loop(kube: Kube, volume: Volume) -> Loop:
     kube.apply(volume.pod("loop", LOOP), namespace=volume.namespace)
@@ -180,7 +140,7 @@ def loop(kube: Kube, volume: Volume) -> Loop:
 
 def replaced(kube: Kube, name: str) -> None:
     """Delete a DaemonSet's pod and wait for the next one."""
-    (old,) = kube.items("pods", namespace=SYSTEM, selector=f"app.kubernetes.io/name={name}")
+    (old,) = pods_of(kube, name)
     kube.delete("pod", old["metadata"]["name"], namespace=SYSTEM)
     wait_ready(kube)
 
@@ -192,22 +152,26 @@ def test_the_plugins_pod_is_deleted(kube: Kube, loop: Loop, volume: Volume, runs
     assert runs("after", "import os; print(len(os.listdir('/data/loop')) > 0)") == "True\n"
 
 
+@pytest.mark.cluster_long
 def test_the_keepers_pod_is_deleted(kube: Kube, loop: Loop) -> None:
     """S-89"""
     replaced(kube, KEEPER)
     loop.goes_on()
 
 
+@pytest.mark.cluster_long
 def test_the_daemonset_is_rolled(kube: Kube, loop: Loop) -> None:
     """S-89"""
-    kube.kubectl("rollout", "restart", f"daemonset/{NODE}", f"--namespace={SYSTEM}")
-    kube.kubectl("rollout", "status", f"daemonset/{NODE}", f"--namespace={SYSTEM}", "--timeout=60s", timeout_s=90)
+    kube.kubectl("rollout", "restart", "daemonset/datastore-node", f"--namespace={SYSTEM}")
+    kube.kubectl(
+        "rollout", "status", "daemonset/datastore-node", f"--namespace={SYSTEM}", "--timeout=60s", timeout_s=90
+    )
     loop.goes_on()
 
 
 def test_a_mount_server_is_killed(kube: Kube, loop: Loop) -> None:
     """S-89"""
-    (keeper,) = kube.items("pods", namespace=SYSTEM, selector=f"app.kubernetes.io/name={KEEPER}")
+    (keeper,) = pods_of(kube, KEEPER)
     kill = (
         "import os, pathlib\n"
         "for entry in pathlib.Path('/proc').glob('[0-9]*'):\n"
@@ -230,6 +194,7 @@ while True:
 """
 
 
+@pytest.mark.cluster_long
 @pytest.mark.own_node
 def test_a_rotated_secret_reaches_a_live_mount(site: Site, kube: Kube, node_plugin: None, namespace: str) -> None:
     """S-86"""
@@ -257,6 +222,7 @@ def test_a_rotated_secret_reaches_a_live_mount(site: Site, kube: Kube, node_plug
             assert "canary" not in "".join(kube.logs(name, namespace=SYSTEM) for name in names)
 
 
+@pytest.mark.cluster_long
 @pytest.mark.own_node
 def test_the_kubelet_is_restarted(kube: Kube, loop: Loop, site: Site, runs: Runs) -> None:
     """S-89"""

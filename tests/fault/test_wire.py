@@ -19,7 +19,7 @@ from datastore.fuse.store.s3.transport import TransportLimits
 from datastore.fuse.vfs.build import build_filesystem
 from datastore.retry import Retrier, RetryPolicy
 from datastore.secret import Secret
-from tests.fault.test_sweep import same_but_markers
+from tests.fault.sweeping import same_but_markers
 from tests.localfs import LocalFs
 from tests.model.world import outcome
 from tests.servers import Server, boto_client, make_bucket

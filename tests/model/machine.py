@@ -80,6 +80,9 @@ class FilesystemMachine(Steps):
                 self._look(side)
             hidden = [key for key in self.bucket.objects if key.startswith(HIDDEN.encode())]
             assert not hidden, f"hidden copies stay behind: {hidden}"
+            for side in self.sides:
+                assert side.mount.fs.uploads.retry([]) == []
+            assert not self.bucket.uploads, f"unfinished uploads stay behind: {list(self.bucket.uploads)}"
         finally:
             self.patches.undo()
             for side in self.sides:

@@ -225,3 +225,19 @@ def test_names_of_an_earlier_server_are_restored_once(bench: Bench) -> None:
     check(bench.one.fs, restarted=True)
     assert bench.one.local.read("f") == b"2"
     assert bench.one.local.stat("f").ino != held.ino
+
+
+def test_what_a_new_server_sent_is_not_sent_again(bench: Bench) -> None:
+    """S-20 S-41 It stayed in the journal, so that the next mount wrote it over what another client wrote later."""
+    file = bench.one.local.open("f", os.O_RDWR | os.O_CREAT)
+    file.write(b"ours")
+    bench.one.crash()
+    bench.one.build(resumed=True)
+    bench.one.take_over([file])
+    file.fsync()
+    assert bench.keys() == {"f": b"ours"}
+    check(bench.one.fs, restarted=True)
+    bench.put("f", b"theirs")
+    bench.one.crash()
+    bench.one.build()
+    assert bench.keys() == {"f": b"theirs"}

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from datastore import beneath
 from datastore.api.mountspec import MountSpec, S3Location
 from datastore.fuse.kernel import device
 from datastore.fuse.kernel.session import End, Session, Settings
@@ -169,5 +170,6 @@ def kept(wanted: MountSpec, *options: str, mounted_after: bool = False) -> Itera
                 keeper.process.kill()
                 keeper.wait()
                 device.unmount(wanted.mountpoint, lazy=True)
+                beneath.restore(wanted.mountpoint, Path(wanted.state_dir) / beneath.NOTE_FILE)
                 raise
     assert os.path.ismount(wanted.mountpoint) == mounted_after

@@ -21,7 +21,7 @@ import psutil
 
 from datastore.cli import control
 from tests.servers import Server, boto_client
-from tests.tools.mounting import COMMAND, COMMAND_TIMEOUT_S, NAME, Client, manifest
+from tests.tools.mounting import COMMAND, COMMAND_TIMEOUT_S, NAME, Client, give_back, manifest
 
 T = TypeVar("T")
 
@@ -136,6 +136,7 @@ class Mount:
                 subprocess.run(["umount", "--lazy", str(self.path)], check=False)
         if any(_serves(pid) for pid in self.pids):
             self.kill()
+        give_back(self.folder, self.path)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import psutil
 import pytest
 import yaml
 
+from datastore.fuse.kernel import device
 from tests.mount.conftest import ONE_SERVER, Mounter, new_bucket
 from tests.mount.mounts import PATIENCE_S, Area, Mount, error_of, eventually, fails
 from tests.servers import Server, free_port
@@ -265,6 +266,29 @@ def test_libfuse_does_not_survive_its_server(mount_with: Mounter) -> None:
         assert mount.umount().returncode == 0
         mount.mount()
         assert (mount.path / "file").read_bytes() == b"content"
+
+
+def test_the_directory_beneath_is_given_back_after_a_crash(machine: Mount) -> None:
+    """S-60: whoever took the dead mount away; to another Datastore that is mounted there as well."""
+    machine.path.mkdir(parents=True)
+    machine.path.chmod(0o750)
+    machine.mount()
+    (machine.path / "file").write_bytes(b"content")
+    machine.kill()
+    device.unmount(str(machine.path), lazy=True)
+    assert stat.S_IMODE(machine.path.stat().st_mode) == 0o550
+    text = manifest(machine.server, machine.bucket).replace(f"name: {NAME}", "name: another")
+    (machine.folder / "another.yaml").write_text(text)
+    done = machine.command("mount", machine.folder / "another.yaml", "another", machine.path)
+    assert done.returncode == 0, done.stderr
+    removed = machine.command("umount", NAME)
+    assert removed.returncode == 0, removed.stderr
+    assert (machine.path / "file").read_bytes() == b"content", "the other mount is not the crashed one"
+    assert machine.umount().returncode == 0
+    assert stat.S_IMODE(machine.path.stat().st_mode) == 0o750
+    (machine.path / "stray").touch()
+    (machine.path / "stray").unlink()
+    assert json.loads(machine.command("list", "-o", "json").stdout) == []
 
 
 def test_nothing_runs_after_umount(machine: Mount) -> None:

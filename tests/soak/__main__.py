@@ -1,4 +1,5 @@
-"""`python -m tests.soak [--seconds 1200] [--out bench/results/soak]`: hours of mixed work in minutes, while things die.
+"""`python -m tests.soak [--seconds 1200] [--no-kills] [--out bench/results/soak]`:
+hours of mixed work in minutes, while things die.
 
 A load with checksums runs on a real mount of versitygw; the mount's server is killed and the store goes away at random.
 No operation may fail, no byte may be wrong or lost, and memory, descriptors, threads and disk must not grow. Prints a
@@ -44,8 +45,8 @@ SHORT_S = 300.0
 class Soak:
     """One soak on one mount."""
 
-    def __init__(self, storage: Breakable, mount: Mount, seconds: float) -> None:
-        self._storage, self._mount, self._seconds = storage, mount, seconds
+    def __init__(self, storage: Breakable, mount: Mount, seconds: float, *, kills: bool = True) -> None:
+        self._storage, self._mount, self._seconds, self._kills = storage, mount, seconds, kills
         self._began = time.monotonic()
         self._stopping = threading.Event()
         self.log = Log()
@@ -88,9 +89,8 @@ class Soak:
 
     def _disturbed(self) -> None:
         left_s = self._seconds - (time.monotonic() - self._began)
-        disturber = Disturber(
-            self._storage, self._mount.pids[0], self._began, SHORT if self._seconds < SHORT_S else Pace()
-        )
+        pace = SHORT if self._seconds < SHORT_S else Pace()
+        disturber = Disturber(self._storage, self._mount.pids[0], self._began, pace, kills=self._kills)
         sampler = Sampler(self._look, max(0.5, left_s / SAMPLES))
         sampler.start()
         disturber.start()
@@ -196,6 +196,7 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description="Hours of mixed work while things die.")
     parser.add_argument("--seconds", type=float, default=1200.0, help="default: 1200")
     parser.add_argument("--out", type=Path, help="where the table and the chart go, without .md and .png")
+    parser.add_argument("--no-kills", action="store_true", help="one server lives all the time: does its memory grow?")
     options = parser.parse_args(words)
     with environment() as home:
         (home / "s3").mkdir()
@@ -203,7 +204,7 @@ def main(words: Sequence[str]) -> int:
             make_bucket(storage.server, BUCKET)
             cache = {"size": f"{CACHE_MIB}Mi"}
             with mounted(storage.server, BUCKET, home, folder=home / "m", cache=cache) as mount:
-                outcome = Soak(storage, mount, options.seconds).run()
+                outcome = Soak(storage, mount, options.seconds, kills=not options.no_kills).run()
                 if outcome.wrong:
                     _keep_log(home)
     text = markdown(outcome)

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 import psutil
 
 from tests.mount.outages import Breakable
+from tests.soak.samples import serving
 
-KINDS = ("kill", "kill", "kill twice", "gone", "frozen")
+OUTAGES = ("gone", "frozen")
+KINDS = ("kill", "kill", "kill twice", *OUTAGES)
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,13 @@ class Event:
 class Disturber(threading.Thread):
     """Disturbs from start() to stop()."""
 
-    def __init__(self, storage: Breakable, keeper_pid: int, began: float, pace: Pace) -> None:
+    def __init__(self, storage: Breakable, keeper_pid: int, began: float, pace: Pace, *, kills: bool = True) -> None:
         super().__init__(name="disturb", daemon=True)
         self.events: list[Event] = []
         self._storage, self._keeper = storage, psutil.Process(keeper_pid)
         self._began = began
         self._pace = pace
+        self._kinds = KINDS if kills else OUTAGES
         self._random = random.Random(1)
         self._stopping = threading.Event()
         self.failure = ""
@@ -63,17 +66,17 @@ class Disturber(threading.Thread):
         """Until stop()."""
         try:
             while not self._stopping.wait(self._random.uniform(*self._pace.gap_s)):
-                self._one(self._random.choice(KINDS))
+                self._one(self._random.choice(self._kinds))
         except Exception as error:
             self.failure = f"the disturber broke: {error!r}"
 
     def _one(self, kind: str) -> None:
         at = time.monotonic()
         if kind.startswith("kill"):
-            self._kill()
+            self._kill(serving(self._keeper))
             if kind == "kill twice":
                 self._stopping.wait(self._random.uniform(0.05, 1.0))
-                self._kill()
+                self._kill(*self._keeper.children())
             self.events.append(Event("kill", at - self._began))
             return
         if kind == "gone":
@@ -86,7 +89,8 @@ class Disturber(threading.Thread):
             self._storage.thaw()
         self.events.append(Event(kind, at - self._began, time.monotonic() - at))
 
-    def _kill(self) -> None:
-        for server in self._keeper.children():
+    def _kill(self, *servers: psutil.Process | None) -> None:
+        """The one that serves; twice: also its successor, and the one that waits."""
+        for server in filter(None, servers):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(server.pid, signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 import threading
@@ -87,7 +88,9 @@ def look_at(keeper_pid: int, state: Path, cache: Path, began: float) -> Sample |
     """The processes and directories of one mount; None while no server lives."""
     try:
         keeper = psutil.Process(keeper_pid)
-        (server,) = keeper.children()
+        server = serving(keeper)
+        if server is None:
+            return None
         with server.oneshot():
             return Sample(
                 at_s=time.monotonic() - began,
@@ -100,8 +103,18 @@ def look_at(keeper_pid: int, state: Path, cache: Path, began: float) -> Sample |
                 state=disk_bytes(state),
                 cache=disk_bytes(cache),
             )
-    except (psutil.Error, ValueError):
+    except psutil.Error:
         return None
+
+
+def serving(keeper: psutil.Process) -> psutil.Process | None:
+    """The child that serves: the one that waits to take its place has a single thread."""
+    found = None
+    for child in keeper.children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.num_threads() > 1:
+                found = child
+    return found
 
 
 def disk_bytes(directory: Path) -> int:

@@ -281,7 +281,7 @@ class Rename(Load):
 class List(Load):
     """A directory in which names come and go: those that stay are listed once."""
 
-    STAYING = 600
+    STAYING = 300
 
     def begin(self) -> None:
         for number in range(self.STAYING):

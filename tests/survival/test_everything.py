@@ -85,7 +85,7 @@ def test_a_server_dies_in_the_middle_of_an_upload(versitygw: Server, clean_envir
     """S-58 S-62: the writer's close returns 0, the object is whole, and no half upload stays."""
     chance = random.Random(3)
     with mounted(versitygw, new_bucket(versitygw), clean_environment) as mount:
-        for number in range(3):
+        for number in range(ROUNDS):
             command = [sys.executable, "-c", WRITE, str(mount.path / f"big{number}"), str(BIG)]
             writer = subprocess.Popen(command, cwd=CHECKOUT)
             try:

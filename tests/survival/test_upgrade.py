@@ -12,7 +12,7 @@ from tests.servers import Server
 from tests.survival.running import in_the_bucket, load, server_pid, without_faults
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(600)]
-RESTARTS = 4
+RESTARTS = 3
 
 
 def test_applications_notice_no_upgrade(versitygw: Server, clean_environment: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from datastore import beneath
 from tests.servers import Server
 
 COMMAND_TIMEOUT_S = 120.0
@@ -97,3 +98,10 @@ def mounted(server: Server, bucket: str, folder: Path, *options: str, **spec: An
         finally:
             if os.path.ismount(target):
                 subprocess.run(["umount", "--lazy", str(target)], check=False)
+                give_back(folder, target)
+
+
+def give_back(folder: Path, target: Path) -> None:
+    """Make the directory beneath a mount that nobody ended in order removable again (S-60)."""
+    for note in folder.glob(f"state/kube-datastore/mounts/*/{beneath.NOTE_FILE}"):
+        beneath.restore(str(target), note)

@@ -69,7 +69,7 @@ def test_the_controllers_pod_is_restricted() -> None:
 def test_the_controller_takes_the_arguments_it_is_given() -> None:
     container = of("Deployment", "datastore-controller")["spec"]["template"]["spec"]["containers"][0]
     settings = _settings(_arguments().parse_args(container["args"]))
-    assert settings.peering == of("ClusterKopfPeering", "datastore-controller")["metadata"]["name"]
+    assert settings.peering == "datastore-controller"
     assert settings.port == container["ports"][0]["containerPort"]
 
 

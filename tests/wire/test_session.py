@@ -178,6 +178,13 @@ def test_a_defect_is_logged_once_with_its_traceback(caplog: pytest.LogCaptureFix
     assert [record.exc_info is not None for record in caplog.records] == [True]
 
 
+def test_a_fault_of_the_local_disk_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with Peer(Failing(OSError(errno.EIO, "the journal cannot be written"), later=True)) as peer:
+        peer.init()
+        assert peer.ask(frames.VALID["lookup"]).error == -errno.EIO
+    assert ["the journal cannot be written" in record.getMessage() for record in caplog.records] == [True]
+
+
 class Held(MemFs):
     """Reads, writes, lookups and creates wait at a gate."""
 

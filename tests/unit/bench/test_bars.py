@@ -99,3 +99,11 @@ def test_what_was_not_measured_at_all_is_not_judged() -> None:
 def test_the_last_line_counts() -> None:
     measured = results("W1.read", **{OURS: 130.0, "s3fs": 100.0, NATIVE: 1000.0})
     assert last_line(judge(BARS, measured)) == "1 met, 1 missed"
+
+
+def test_a_short_run_asks_half_of_what_was_reached() -> None:
+    """Where a bar is missed anyway, what got much worse is still seen."""
+    bar = Bar("W1.read", ">=", 0.5, Against.NATIVE, reached=0.3)
+    assert only(bar, results("W1.read", ours=16, native=100), allowance=0.5)[0] == "met"
+    assert only(bar, results("W1.read", ours=14, native=100), allowance=0.5)[0] == "missed"
+    assert only(bar, results("W1.read", ours=49, native=100))[0] == "missed"

@@ -6,6 +6,8 @@ import os
 import stat
 from pathlib import Path
 
+import pytest
+
 from datastore import beneath
 
 
@@ -45,3 +47,23 @@ def test_a_note_that_is_broken_or_of_a_directory_that_is_gone_is_dropped(tmp_pat
     note.write_text('{"mode": 493}')
     beneath.restore(str(tmp_path / "m"), note)
     assert not note.exists()
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"mode": "x"}', '{"mode": null}'])
+def test_a_note_without_a_mode_is_dropped(tmp_path: Path, text: str) -> None:
+    """S-60."""
+    note = tmp_path / "note"
+    note.write_text(text)
+    beneath.restore(str(tmp_path), note)
+    assert not note.exists()
+
+
+def test_a_directory_that_somebody_made_immutable_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-60: administrators do that with their mount points; it is not ours to undo."""
+    monkeypatch.setattr(beneath, "_flags", lambda _: 0x10)
+    place, note = tmp_path / "m", tmp_path / "note"
+    place.mkdir()
+    place.chmod(0o751)
+    protected(place, note)
+    assert not note.exists()
+    assert stat.S_IMODE(place.stat().st_mode) == 0o751

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,6 +13,19 @@ from hypothesis import strategies as st
 
 from datastore.fuse.keeper.channel import Channel, ChannelClosed
 from datastore.fuse.keeper.process import BACKOFF_LAST_S, pause_after
+from datastore.fuse.keeper.serverprocess import ServerProcess
+
+DYING = """
+import ctypes, os, threading, time
+
+def hang():
+    while not os.path.exists({released!r}):
+        time.sleep(0.01)
+
+threading.Thread(target=hang).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+"""A builder whose first thread ends while another goes on, as one does that waits in the kernel."""
 
 
 def pair() -> tuple[Channel, Channel]:
@@ -58,3 +73,24 @@ def test_a_length_that_is_not_ours_is_refused() -> None:
 def test_pauses_grow_from_none_to_a_bound(deaths: int) -> None:
     assert 0.0 <= pause_after(deaths) <= pause_after(deaths + 1) <= BACKOFF_LAST_S
     assert pause_after(3) == 0.0
+
+
+def test_a_server_whose_first_thread_is_gone_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    released = tmp_path / "released"
+    (tmp_path / "dying.py").write_text(DYING.format(released=str(released)))
+    monkeypatch.syspath_prepend(tmp_path)
+    server = ServerProcess("dying:build", tmp_path / "log")
+    try:
+        server.channel.send({"prepare": True})
+        started = time.monotonic()
+        assert server.wait(30.0) == -9
+        assert time.monotonic() - started < 25.0
+        assert not server.reaped()
+    finally:
+        released.touch()
+        server.kill()
+        server.channel.close()
+    deadline = time.monotonic() + 10.0
+    while not server.reaped():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

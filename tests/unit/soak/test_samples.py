@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import psutil
 
 from tests.soak.disturb import Event
 from tests.soak.load import Log
 from tests.soak.report import ROWS, Outcome, markdown
-from tests.soak.samples import MIB, Sample, disk_bytes, growth, resting
+from tests.soak.samples import MIB, Sample, disk_bytes, growth, resting, serving
 
 
 def series(first: int, last: int, count: int = 100) -> list[Sample]:
@@ -70,3 +75,11 @@ def test_the_report_says_whether_it_was_flat() -> None:
     outcome.wrong.append("rss: grew")
     assert "NOT FLAT" in markdown(outcome)
     assert "- wrong: rss: grew" in markdown(outcome)
+
+
+def test_the_one_that_waits_is_not_looked_at() -> None:
+    """A keeper has a second server in waiting, with one thread: its size and descriptors say nothing."""
+    busy, waiting = SimpleNamespace(num_threads=lambda: 30), SimpleNamespace(num_threads=lambda: 1)
+    for children, found in (([busy, waiting], busy), ([waiting, busy], busy), ([busy], busy), ([waiting], None)):
+        keeper = SimpleNamespace(children=partial(list, children))
+        assert serving(cast(psutil.Process, keeper)) is cast(psutil.Process | None, found)

@@ -90,3 +90,43 @@ def test_memory_is_bounded(db: StateDb) -> None:
     assert len(memory._recent) == 10
     assert memory.known("f0", E1, 10 * S) is not None
     assert len(memory._recent) == 10
+
+
+def test_what_was_removed_is_forgotten(db: StateDb) -> None:
+    """S-12 on disk as well: the database does not grow with objects that are no more."""
+    memory = AttributeMemory(db)
+    for number in range(20):
+        memory.learn(info(f"f{number}"))
+    memory.save()
+    for number in range(1, 20):
+        memory.forget(f"f{number}")
+    memory.learn(info("f5"))
+    assert memory.known("f6", E1, 10 * S) is None
+    memory.save()
+    assert [number for number in range(20) if db.attributes(f"f{number}") is not None] == [0, 5]
+
+
+def test_names_that_come_and_go_are_not_many(db: StateDb) -> None:
+    """S-12 a batch is written when it is full, whether its rows are new or gone."""
+    memory = AttributeMemory(db)
+    for number in range(2000):
+        memory.learn(info(f"f{number}"))
+        memory.forget(f"f{number - 5}")
+    assert len(memory._unsaved) < 256
+    memory.save()
+    assert sum(db.attributes(f"f{number}") is not None for number in range(2000)) == 5
+
+
+def test_a_full_disk_keeps_no_answer_back(db: StateDb, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-12 what cannot be remembered is asked for again."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "full")
+
+    monkeypatch.setattr(db, "remember_attributes", full)
+    memory = AttributeMemory(db)
+    for number in range(600):
+        memory.learn(info(f"f{number}"))
+    memory.forget("f599")
+    memory.save()
+    assert memory.known("f598", E1, 10 * S) is not None

@@ -23,6 +23,15 @@ def row(staging: str, key: str = "d/f", since_ns: int = 1, error: str = "") -> U
     )
 
 
+class FullDisk:
+    """A connection that can't write."""
+
+    def executemany(self, statement: str, rows: object) -> None:
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "state.db"
@@ -53,6 +62,20 @@ def test_a_row_is_replaced_and_forgotten(db: StateDb) -> None:
     db.forget_unsent("a")
     db.forget_unsent("a")
     assert db.unsent() == []
+
+
+def test_a_row_recorded_anew_outlives_a_forgetting_that_failed(
+    path: Path, db: StateDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-20 S-50 sent on a full disk and then written again: the next file that was sent took its row along."""
+    db.record_unsent(row("a"))
+    with monkeypatch.context() as patch:
+        patch.setattr(db, "_connection", FullDisk())
+        db.forget_unsent("a")
+    assert db.unsent() == []
+    db.record_unsent(row("a"))
+    db.forget_unsent("b")
+    assert [one.staging for one in db.unsent()] == ["a"]
 
 
 def test_intents(path: Path, db: StateDb) -> None:
@@ -101,6 +124,31 @@ def test_old_attributes_are_dropped(path: Path, db: StateDb) -> None:
     small = StateDb(path, attribute_rows=50)
     assert sum(small.attributes(f"f{number}") is not None for number in range(100)) == 25
     small.close()
+
+
+def test_the_rows_stay_bounded_while_it_is_open(path: Path) -> None:
+    """S-12 not only when the next server opens it; the same rows written again are not more of them."""
+    known = KnownAttributes("e", 5, {}, "")
+    small = StateDb(path, attribute_rows=50)
+    for _ in range(10):
+        small.remember_attributes([(f"g{number}", known) for number in range(30)])
+    assert all(small.attributes(f"g{number}") is not None for number in range(30))
+    for turn in range(40):
+        small.remember_attributes([(f"f{turn}-{number}", known) for number in range(10)])
+    rows = small._connection.execute("select count(*) from attributes").fetchone()[0]
+    assert 25 <= rows <= 60
+    small.close()
+
+
+def test_the_write_ahead_log_shrinks_again(path: Path, db: StateDb) -> None:
+    """S-19 a burst of changes does not leave its size behind."""
+    known = KnownAttributes("e", 5, {"x": "y" * 2000}, "")
+    db.remember_attributes([(f"f{number}", known) for number in range(8000)])
+    wal = path.with_name(f"{path.name}-wal")
+    assert wal.stat().st_size > 8 << 20
+    for number in range(3):
+        db.remember_attributes([(f"g{number}", known)])
+    assert wal.stat().st_size <= 4 << 20
 
 
 def test_a_transaction_that_fails_changes_nothing(db: StateDb) -> None:

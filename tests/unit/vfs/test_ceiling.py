@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,42 @@ def test_the_log_of_nodes_says_what_the_kernel_has(small: Client, monkeypatch: p
     assert again.fs.core.nodelog.records <= len(again.fs.core.nodes.by_ino)
 
 
+def test_names_that_come_and_go_leave_a_small_log(world: World) -> None:
+    """S-41 S-55 of thousands of names, of which few live, a few thousand records stay."""
+    client = world.client(ttl_s=60.0)
+    core, look = client.fs.core, Ceiling(client.fs.core)
+    root = core.nodes.root
+    world.put("f")
+    client.local.stat("f")
+    node = next(one for one in core.nodes.by_ino.values() if one.parent is root)
+    for _ in range(8):
+        with core.lock:
+            for _ in range(1000):
+                core.log_nodes((node,))
+        look.look(0)
+    assert core.nodelog.records <= 5500
+    assert set(core.nodelog.load()) == {node.ino}
+
+
+def test_what_this_mount_removes_is_forgotten_on_disk(world: World) -> None:
+    """S-12 the rows of objects that it removed or renamed go: the database does not grow with every name ever used."""
+    for name in ("kept", "removed", "renamed", "replaced", "d/inside"):
+        world.put(name, mode="33188")
+    world.clock.advance(10)
+    client = world.client()
+    core = client.fs.core
+    for name in ("kept", "removed", "renamed", "replaced", "d/inside"):
+        client.local.stat(name)
+    core.known.save()
+    assert core.db.attributes("removed") is not None
+    client.local.unlink("removed")
+    client.local.rename("renamed", "replaced")
+    client.local.rename("d", "e")
+    core.known.save()
+    assert core.db.attributes("kept") is not None
+    assert [name for name in ("removed", "renamed", "d/inside") if core.db.attributes(name) is not None] == []
+
+
 def test_a_node_that_was_dropped_and_came_back(tmp_path: Path) -> None:
     """The last record of an id counts, also after one that it is no more."""
     log = NodeLog(tmp_path / "log")
@@ -153,3 +190,20 @@ def test_a_node_that_was_dropped_and_came_back(tmp_path: Path) -> None:
     log.rewrite([one])
     assert (log.records, log.load()) == (1, {2: one})
     log.close()
+
+
+def test_unsent_files_are_found_among_those_that_are_staged(world: World) -> None:
+    """S-19 S-44 the look for them, once a second, takes as long as there are staging files, not as there are nodes."""
+    client = world.client()
+    for name in ("a", "b"):
+        client.local.write(name, b"x")
+    nodes = client.fs.core.nodes
+    file = client.local.open("c", os.O_CREAT | os.O_WRONLY)
+    file.write(b"more")
+    assert [node.name for node in nodes.unsent()] == [b"c"]
+    assert [node.name for node in nodes.staged] == [b"c"]
+    told = ceiling.holdings(client.fs.core)
+    assert (told["staged"], told["nodes"]) == (1, 4)
+    file.close()
+    assert nodes.unsent() == []
+    assert not nodes.staged

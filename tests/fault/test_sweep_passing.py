@@ -1,0 +1,34 @@
+"""For each n: the n-th store call of every writer path fails once, and the retry layer makes up for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.fault.scenarios import SCENARIOS, Scenario
+from tests.fault.sweeping import ERRORS, calls_of, same_but_markers, small_parts
+from tests.fault.worlds import fault_world
+from tests.faulty import Plan, nth
+
+__all__ = ["small_parts"]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_passing_fault_is_not_felt(scenario: Scenario, after: bool, tmp_path: Path) -> None:
+    """With the retry layer one transient fault changes nothing."""
+    for n in range(len(calls_of(scenario, tmp_path / "healthy"))):
+        with fault_world(tmp_path / str(n), scenario.before, retrying=True, mount=scenario.mount) as world:
+            prepared = scenario.prepare(world.local)
+            nth_call = len(world.faulty.calls) + n
+            plan: Plan = nth(nth_call, ERRORS["unreachable"], after=after)
+            world.faulty.plan = plan
+            scenario.act(world.local, prepared)
+            scenario.finish(world.local, prepared)
+            # Side by side calls come in any order: which one failed is known only now.
+            method = world.faulty.calls[nth_call] if nth_call < len(world.faulty.calls) else "none"
+            assert same_but_markers(world.keys(), scenario.after), f"call {n} ({method}): {sorted(world.keys())}"
+            world.check()
+            if method != "create_upload":
+                assert not world.bucket.uploads, f"call {n} ({method})"
