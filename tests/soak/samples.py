@@ -18,7 +18,10 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One look at the mount server; sizes in bytes. pending: unfinished multipart uploads, -1 when not asked."""
+    """One look at the mount server; sizes in bytes. pending: unfinished multipart uploads, -1 when not asked.
+
+    descriptors: without those of cache files, of which it holds up to a limit of its own as the cache fills.
+    """
 
     at_s: float
     operations: int = 0
@@ -98,13 +101,22 @@ def look_at(keeper_pid: int, state: Path, cache: Path, began: float) -> Sample |
                 server_age_s=time.time() - server.create_time(),
                 rss=server.memory_info().rss,
                 keeper_rss=keeper.memory_info().rss,
-                descriptors=server.num_fds(),
+                descriptors=descriptors_but(server.pid, cache),
                 threads=server.num_threads(),
                 state=disk_bytes(state),
                 cache=disk_bytes(cache),
             )
-    except psutil.Error:
+    except (psutil.Error, FileNotFoundError):
         return None
+
+
+def descriptors_but(pid: int, directory: Path) -> int:
+    """How many descriptors a process has that are of no file below the directory."""
+    count = 0
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            count += not os.readlink(f"/proc/{pid}/fd/{number}").startswith(f"{directory}/")
+    return count
 
 
 def serving(keeper: psutil.Process) -> psutil.Process | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import psutil
 from tests.soak.disturb import Event
 from tests.soak.load import Log
 from tests.soak.report import ROWS, Outcome, markdown
-from tests.soak.samples import MIB, Sample, disk_bytes, growth, resting, serving
+from tests.soak.samples import MIB, Sample, descriptors_but, disk_bytes, growth, resting, serving
 
 
 def series(first: int, last: int, count: int = 100) -> list[Sample]:
@@ -83,3 +84,12 @@ def test_the_one_that_waits_is_not_looked_at() -> None:
     for children, found in (([busy, waiting], busy), ([waiting, busy], busy), ([busy], busy), ([waiting], None)):
         keeper = SimpleNamespace(children=partial(list, children))
         assert serving(cast(psutil.Process, keeper)) is cast(psutil.Process | None, found)
+
+
+def test_descriptors_of_the_cache_are_not_counted(tmp_path: Path) -> None:
+    """They grow with the cache, up to a limit of their own."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    before = descriptors_but(os.getpid(), cache)
+    with open(cache / "block", "wb"), open(tmp_path / "other", "wb"):
+        assert descriptors_but(os.getpid(), cache) == before + 1
