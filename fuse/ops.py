@@ -190,6 +190,23 @@ R = TypeVar("R")
 Reply: TypeAlias = R | Blocking[R]
 
 
+class NoNotifier:
+    """A Notifier with nobody to tell: before the session starts, and for libfuse, where times to live do the work."""
+
+    def inval_entry(self, parent: Ino, name: bytes) -> None:
+        """Nothing."""
+
+    def inval_inode(self, ino: Ino, offset: int = 0, length: int = 0) -> None:
+        """Nothing."""
+
+    def is_local(self, ino: Ino) -> bool | None:
+        """Never."""
+        return None
+
+    def release(self, held: Sequence[Held]) -> None:
+        """Nothing: whoever has no kernel to ask bounds what it holds by itself."""
+
+
 class Filesystem(Protocol):
     """What is served. fh 0 means 'no handle': go by the inode. An fh this process did not hand out (it was restarted)
     is answered by the inode as well. Errors not listed are the usual ones of the system call."""

@@ -16,7 +16,7 @@ import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 import mfusepy
@@ -33,8 +33,8 @@ from ..ops import (
     Fh,
     Filesystem,
     FSError,
-    Held,
     Ino,
+    NoNotifier,
     OpenReply,
     OpenRequest,
     Reply,
@@ -52,23 +52,6 @@ SECOND_NS = 1_000_000_000
 LISTING_BYTES = 64 << 10
 KEPT_LOOKUPS = 10_000
 """Lookups that are not given back yet. Without them the Filesystem would forget each directory after each call."""
-
-
-class NoNotifier:
-    """libfuse's high-level interface has no invalidation; times to live do the work (ops.Notifier)."""
-
-    def inval_entry(self, parent: Ino, name: bytes) -> None:
-        """Nothing."""
-
-    def is_local(self, ino: Ino) -> bool | None:
-        """Never."""
-        return None
-
-    def inval_inode(self, ino: Ino, offset: int = 0, length: int = 0) -> None:
-        """Nothing."""
-
-    def release(self, held: Sequence[Held]) -> None:
-        """Nothing: KEPT_LOOKUPS bounds them."""
 
 
 class Listing:

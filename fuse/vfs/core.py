@@ -17,7 +17,7 @@ from datastore.clock import Clock
 
 from ..data.blockcache import BlockCache
 from ..data.reader import Reader
-from ..ops import Held, Ino, Notifier
+from ..ops import NoNotifier, Notifier
 from ..state.attributes import AttributeMemory
 from ..state.listings import SavedListings
 from ..state.nodelog import NodeLog, NodeRecord
@@ -58,23 +58,6 @@ class Settings:
     open_less: bool = False
 
 
-class _Silent:
-    """The notifier before the session starts."""
-
-    def inval_entry(self, parent: Ino, name: bytes) -> None:
-        """Nobody to tell."""
-
-    def is_local(self, ino: Ino) -> bool | None:
-        """Never."""
-        return None
-
-    def inval_inode(self, ino: Ino, offset: int = 0, length: int = 0) -> None:
-        """Nobody to tell."""
-
-    def release(self, held: Sequence[Held]) -> None:
-        """Nobody to tell."""
-
-
 @dataclass(slots=True, kw_only=True)
 class Core:
     """The shared state of one mounted file system.
@@ -97,7 +80,7 @@ class Core:
     io: Executor
     clock: Clock
     staging_dir: Path
-    notifier: Notifier = field(default_factory=_Silent)
+    notifier: Notifier = field(default_factory=NoNotifier)
     lock: threading.RLock = field(default_factory=threading.RLock)
     tree: TreeLock = field(default_factory=TreeLock)
 
