@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 
-.PHONY: help setup setup-bench tools cluster-tools demo check test e2e-laptop e2e-cluster e2e-cluster-long cluster-up cluster-down image bench soak docs proto clean
+.PHONY: help setup setup-bench tools cluster-tools demo check test e2e-laptop e2e-cluster cluster-up cluster-down image bench soak docs proto clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 25
@@ -31,11 +31,8 @@ test: setup-bench tools cluster-tools ## every tier, as root and as a plain user
 e2e-laptop: setup-bench tools ## only the laptop tier
 	@$(PY) tests/run_tiers.py e2e-laptop e2e-laptop-plain
 
-e2e-cluster: setup tools cluster-tools ## only the cluster tier: on a node of its own, or on KUBECONFIG's cluster
-	@$(PY) tests/run_tiers.py e2e-cluster
-
-e2e-cluster-long: setup tools cluster-tools ## the same with its long tests: 1,000 Datastores, replicas, each survival and recovery
-	@$(PY) tests/run_tiers.py e2e-cluster-long
+e2e-cluster: setup tools cluster-tools ## only the cluster's tiers: on a node of its own, or on KUBECONFIG's cluster
+	@$(PY) tests/run_tiers.py e2e-cluster-crowd e2e-cluster
 
 cluster-up: setup cluster-tools ## start a real single-node Kubernetes; NAME=... for another one, UP=--api-only for no node
 	@$(PY) -m tests.cluster --name $(or $(NAME),e2e) up $(UP)

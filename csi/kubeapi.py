@@ -1,6 +1,6 @@
-"""The little that the node plugin asks of the API server: its Node's start-up taint, and Datastores by name.
+"""The little that the node plugin asks of the API server: its Node's start-up taint, Datastores by name and their use.
 
-By the standard library: three calls do not need a client library. The token is read anew each time, because the
+By the standard library: four calls do not need a client library. The token is read anew each time, because the
 kubelet renews it. Source: the Kubernetes API reference (nodes, patch by JSON merge).
 """
 
@@ -17,8 +17,10 @@ from typing import Any
 
 from datastore.api.datastore import GROUP, VERSION
 from datastore.api.names import volume_name
-from datastore.api.volumecontext import DRIVER
+from datastore.api.volumecontext import DRIVER, VolumeHandle
 from datastore.errors import AccessDenied, DatastoreError, NotFound, Unreachable
+
+from .errors import Refused
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TIMEOUT_S = 10.0
@@ -28,20 +30,52 @@ TRIES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """What an inline volume that names a Datastore is of. secret: of the Datastore's namespace; '': it has none."""
+
+    attributes: Mapping[str, str]
+    secret: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KubeApi:
     """The API server of the cluster that we run in. account: directory of the service account."""
 
     url: str
     account: Path = ACCOUNT
 
-    def attributes_of(self, namespace: str, name: str) -> dict[str, str]:
-        """volumeAttributes of a Datastore's PersistentVolume. Errors: NotFound, AccessDenied, Unreachable."""
-        found = self._call("GET", f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/datastores/{name}")
-        volume = self._call("GET", f"/api/v1/persistentvolumes/{volume_name(found['metadata']['uid'])}")
+    def named(self, namespace: str, name: str) -> Named:
+        """A Datastore's volume. Errors: NotFound, Refused when it has none of ours, AccessDenied, Unreachable."""
+        found = self._datastore(namespace, name)
+        if (found.get("spec") or {}).get("claim"):
+            raise Refused(f"Datastore {namespace}/{name} is another driver's volume; use its claim")
+        try:
+            volume = self._call("GET", f"/api/v1/persistentvolumes/{volume_name(found['metadata']['uid'])}")
+        except NotFound:
+            raise Refused(f"Datastore {namespace}/{name} has no volume yet; kubectl describe dst says why") from None
         csi = volume.get("spec", {}).get("csi") or {}
         if csi.get("driver") != DRIVER:
-            raise NotFound(f"Datastore {namespace}/{name} is no volume of {DRIVER}; use its claim")
-        return dict(csi.get("volumeAttributes") or {})
+            raise Refused(f"Datastore {namespace}/{name} is no volume of {DRIVER}; use its claim")
+        secret = csi.get("nodePublishSecretRef") or {}
+        return Named(
+            attributes=dict(csi.get("volumeAttributes") or {}),
+            secret=str(secret.get("name", "")) if secret.get("namespace") == namespace else "",
+        )
+
+    def usage_of(self, handle: VolumeHandle) -> tuple[int, int] | None:
+        """Bytes and objects as counted; None: not yet. Errors: NotFound, AccessDenied, Unreachable."""
+        found = self._datastore(handle.namespace, handle.name)
+        if found["metadata"]["uid"] != handle.uid:
+            raise NotFound(f"Datastore {handle.namespace}/{handle.name} is another one now")
+        usage = (found.get("status") or {}).get("usage") or {}
+        stored, objects = usage.get("bytes"), usage.get("objects")
+        return (stored, objects) if isinstance(stored, int) and isinstance(objects, int) else None
+
+    def _datastore(self, namespace: str, name: str) -> dict[str, Any]:
+        try:
+            return self._call("GET", f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/datastores/{name}")
+        except NotFound:
+            raise NotFound(f"there is no Datastore {name} in namespace {namespace}") from None
 
     def remove_taint(self, node: str, key: str) -> bool:
         """Whether it was there. Errors: NotFound, AccessDenied, Unreachable."""

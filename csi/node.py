@@ -20,7 +20,6 @@ from .status import answered
 from .volumes import Volumes
 
 THREADS = 64
-NODE_ID_LIMIT = 256
 INODES = 1 << 32
 """What a volume's statfs shows; a bucket has no limit."""
 
@@ -81,13 +80,15 @@ class Node(NodeServicer):
         """Size and condition; answers within seconds whatever has become of the mount."""
         volume_id = parse.needed("volume_id", request.volume_id)
         path = parse.needed("volume_path", request.volume_path)
-        total, used, trouble = await self._run(partial(self._volumes.stats, volume_id, path))
+        stats = await self._run(partial(self._volumes.stats, volume_id, path))
         return csi.NodeGetVolumeStatsResponse(
             usage=[
-                csi.VolumeUsage(unit=csi.VolumeUsage.BYTES, total=total, used=used, available=total - used),
-                csi.VolumeUsage(unit=csi.VolumeUsage.INODES, total=INODES, used=0, available=INODES),
+                _usage(csi.VolumeUsage.BYTES, stats.total_bytes, stats.used_bytes),
+                _usage(csi.VolumeUsage.INODES, INODES, stats.used_files),
             ],
-            volume_condition=csi.VolumeCondition(abnormal=bool(trouble), message=trouble or "mounted and served"),
+            volume_condition=csi.VolumeCondition(
+                abnormal=bool(stats.trouble), message=stats.trouble or "mounted and served"
+            ),
         )
 
     @answered
@@ -110,3 +111,7 @@ class Node(NodeServicer):
     async def NodeGetInfo(self, _request: csi.NodeGetInfoRequest) -> csi.NodeGetInfoResponse:
         """The Node's name."""
         return csi.NodeGetInfoResponse(node_id=self._settings.node_id, max_volumes_per_node=self._settings.max_volumes)
+
+
+def _usage(unit: csi.VolumeUsage.Unit, total: int, used: int) -> csi.VolumeUsage:
+    return csi.VolumeUsage(unit=unit, total=total, used=min(used, total), available=max(0, total - used))

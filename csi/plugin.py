@@ -36,6 +36,7 @@ from .spec.csi_pb2_grpc import (
 )
 from .spec.pluginregistration_pb2_grpc import add_RegistrationServicer_to_server
 from .unixserver import UnixServer
+from .usage import Usage
 from .volumes import Volumes
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,8 @@ WATCH_S = 2.0
 KEEPER_GONE_S = 600.0
 """The keeper's host has been away for so long that nobody waits for it any more: users get errors and can end."""
 TAINT_TRY_S = 30.0
+USAGE_S = 5.0
+"""How soon a volume that is new on this node shows how full it is."""
 
 
 class Plugin:
@@ -53,7 +56,8 @@ class Plugin:
     def __init__(self, settings: Settings, version: str, api: KubeApi | None, controller: Controller | None) -> None:
         self._settings = settings
         self._api = api
-        self._volumes = Volumes(settings, api.attributes_of if api else None)
+        self._volumes = Volumes(settings, api.named if api else None)
+        self._usage = Usage(self._volumes, api.usage_of) if api else None
         self._registered = settings.registry_dir is None
         self._keeper_seen_s = 0.0
         self._keeper_there = False
@@ -86,9 +90,10 @@ class Plugin:
         await self._csi.start()
         if self._registration is not None:
             await self._registration.start()
-        watch = asyncio.create_task(self._watch())
+        watches = [asyncio.create_task(self._watch()), asyncio.create_task(self._watch_usage())]
         await ended.wait()
-        watch.cancel()
+        for watch in watches:
+            watch.cancel()
         # The kubelet must not find us while we end.
         if self._registration is not None:
             await self._registration.stop()
@@ -119,6 +124,13 @@ class Plugin:
             if self.ready() and self._api is not None and taint_at is not None and now >= taint_at:
                 taint_at = now + TAINT_TRY_S if not await asyncio.to_thread(self._untaint) else float("inf")
             await asyncio.sleep(WATCH_S)
+
+    async def _watch_usage(self) -> None:
+        """A task of its own: the API server may take its time."""
+        while self._usage is not None:
+            if self._keeper_there:
+                await asyncio.to_thread(self._usage.look, time.monotonic())
+            await asyncio.sleep(USAGE_S)
 
     def _look_at_keeper(self, now: float) -> None:
         try:

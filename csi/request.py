@@ -83,6 +83,8 @@ def publish(request: NodePublishVolumeRequest) -> Wanted:
         read_only=request.readonly,
     )
     if wanted.ephemeral:
+        if volumecontext.MEMORY in wanted.context:
+            raise InvalidManifest(f"volumeAttributes: {volumecontext.MEMORY} is the administrator's, in a StorageClass")
         return replace(wanted, access=replace(wanted.access, read_only=request.readonly))
     staging = needed("staging_target_path", request.staging_target_path)
     return replace(wanted, staging_path=path("staging_target_path", staging))
@@ -150,7 +152,12 @@ def mount_spec(wanted: Wanted, mountpoint: str, settings: Settings) -> MountSpec
     )
     access = wanted.access
     spec = volumecontext.mount_spec(
-        name_of(wanted.volume_id), wanted.context, wanted.secrets, place, read_only=access.read_only
+        name_of(wanted.volume_id),
+        wanted.context,
+        wanted.secrets,
+        place,
+        read_only=access.read_only,
+        memory_bytes=settings.memory_bytes,
     )
     return replace(spec, uid=access.uid, gid=access.gid, umask=access.umask, group=access.group)
 

@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from datastore.api.volumecontext import DRIVER
+from datastore.api.volumecontext import DRIVER, memory_of
 from datastore.errors import InvalidManifest
-from datastore.units import parse_quantity
 
 DEFAULT_PLUGIN_DIR = f"/var/lib/kubelet/plugins/{DRIVER}"
-DEFAULT_REGISTRY_DIR = "/var/lib/kubelet/plugins_registry"
-DEFAULT_MEMORY = "1Gi"
+DEFAULT_MEMORY = "512Mi"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,15 +18,15 @@ class Settings:
     """plugin_dir: ours on the node, the same path in both pods and on the node; private to root.
 
     node_id: the Node's name. registry_dir: where the kubelet looks for plugins; None: don't register. endpoint: where
-    CSI is spoken. memory_bytes: ceiling of one mount's processes together, 0 for none. http_port: liveness, readiness
-    and metrics; 0: none. max_volumes: what the node says it can take; each costs some memory.
+    CSI is spoken. memory_bytes: ceiling of a mount server, for volumes that have none of their own. http_port:
+    liveness, readiness and metrics; 0: none. max_volumes: what the node says it can take; each costs some memory.
     """
 
     node_id: str
     plugin_dir: Path = field(default_factory=lambda: Path(DEFAULT_PLUGIN_DIR))
     registry_dir: Path | None = None
     endpoint: Path | None = None
-    memory_bytes: int = 0
+    memory_bytes: int = 512 << 20
     http_port: int = 0
     max_volumes: int = 0
 
@@ -76,7 +74,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
             plugin_dir=Path(environment.get("PLUGIN_DIR") or DEFAULT_PLUGIN_DIR),
             registry_dir=Path(registry) if registry else None,
             endpoint=Path(endpoint) if endpoint else None,
-            memory_bytes=parse_quantity(environment.get("MOUNT_MEMORY") or DEFAULT_MEMORY),
+            memory_bytes=memory_of(environment.get("MOUNT_MEMORY") or DEFAULT_MEMORY),
             http_port=int(environment.get("HTTP_PORT") or 0),
             max_volumes=int(environment.get("MAX_VOLUMES") or 0),
         )

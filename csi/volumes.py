@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from datastore.api import volumecontext
-from datastore.errors import InvalidManifest
+from datastore.api.mountspec import MountSpec
+from datastore.errors import InvalidManifest, Unreachable
 from datastore.logs import fields
 
 from . import mounter, mountinfo, plan
@@ -24,6 +25,7 @@ from .errors import KeeperAway, Refused, Unsent, VolumeBusy, VolumeNotFound
 from .held import Holdings
 from .keeper import control
 from .keeper.protocol import Keeper, export_of
+from .kubeapi import Named
 from .locks import VolumeLocks
 from .request import POD_NAMESPACE, Wanted, key_of, mount_spec
 from .settings import Settings
@@ -36,8 +38,17 @@ GIVE_UP_S = 600.0
 LARGEST_BYTES = 1 << 50
 """What a volume without capacity shows, as its statfs does."""
 
-Lookup = Callable[[str, str], Mapping[str, str]]
-"""A Datastore's volumeAttributes by its namespace and name. Errors: NotFound, AccessDenied, Unreachable."""
+Lookup = Callable[[str, str], Named]
+"""A Datastore's volume by its namespace and name. Errors: NotFound, Refused, AccessDenied, Unreachable."""
+
+
+class Stats(NamedTuple):
+    """What a volume shows, as its statfs does; used may be more than total. trouble: what is wrong with it, or ''."""
+
+    total_bytes: int
+    used_bytes: int
+    used_files: int
+    trouble: str = ""
 
 
 class Volumes:
@@ -79,7 +90,9 @@ class Volumes:
         """Show the volume at the target path. Repeated by the kubelet every minute or so, with the present Secret."""
         with self._locks.hold(wanted.volume_id):
             source = self._inline(wanted.volume_id) if wanted.ephemeral else wanted.staging_path
-            self._mount(self._resolved(wanted), source)
+            resolved = self._resolved(wanted)
+            if resolved is not None:
+                self._mount(resolved, source)
             mounter.make_directory(wanted.target_path)
             read_only = wanted.read_only or wanted.access.read_only
             for step in plan.publish(mountinfo.read(), source, wanted.target_path, read_only=read_only):
@@ -112,8 +125,18 @@ class Volumes:
                 self.holdings.put(self._keeper.mount(volume_id, larger, ephemeral=held.ephemeral))
             return max(size_bytes, held.spec.capacity_bytes)
 
-    def stats(self, volume_id: str, path: str) -> tuple[int, int, str]:
-        """Total and used bytes, and what is wrong or ''. Asks the mount's server, never the mount, and not for long.
+    def fill(self, volume_id: str, used_bytes: int, used_files: int) -> None:
+        """Show the volume as so full; one that is not mounted is left alone. Errors: VolumeBusy, KeeperAway."""
+        with self._locks.hold(volume_id):
+            held = self.holdings.get(volume_id)
+            if held is None or mountinfo.read().at(held.spec.mountpoint) is None:
+                return
+            filled = replace(held.spec, used_bytes=used_bytes, used_files=used_files)
+            if filled != held.spec:
+                self.holdings.put(self._keeper.mount(volume_id, filled, ephemeral=held.ephemeral))
+
+    def stats(self, volume_id: str, path: str) -> Stats:
+        """What the volume shows. Asks the mount's server how it is, never the mount, and not for long.
 
         Errors: VolumeNotFound.
         """
@@ -123,16 +146,17 @@ class Volumes:
         if there is None:
             if not os.path.lexists(path):
                 raise VolumeNotFound(f"volume {volume_id} is not at {path}")
-            return held.spec.capacity_bytes or LARGEST_BYTES, 0, f"nothing is mounted at {path}"
-        total = held.spec.capacity_bytes or LARGEST_BYTES
+            return shown(held.spec)._replace(trouble=f"nothing is mounted at {path}")
         source = mountinfo.read().at(held.spec.mountpoint)
         if source is None or source.device != there.device:
-            return total, 0, f"{path} shows a mount that has ended; the pod has to be restarted"
+            return shown(held.spec)._replace(
+                trouble=f"{path} shows a mount that has ended; the pod has to be restarted"
+            )
         try:
             answer = control.ask(Path(held.spec.state_dir), {"op": "status"}, STATUS_TIMEOUT_S)
         except KeeperAway as error:
-            return total, 0, f"{error}; it is being replaced"
-        return total, 0, _trouble(answer)
+            return shown(held.spec)._replace(trouble=f"{error}; it is being replaced")
+        return shown(held.spec)._replace(trouble=_trouble(answer))
 
     # -- inside a volume's lock
 
@@ -160,8 +184,11 @@ class Volumes:
     def _inline(self, volume_id: str) -> str:
         return str(self._settings.inline_root / key_of(volume_id) / "mount")
 
-    def _resolved(self, wanted: Wanted) -> Wanted:
-        """An inline volume that names a Datastore becomes that one's, from the pod's own namespace."""
+    def _resolved(self, wanted: Wanted) -> Wanted | None:
+        """An inline volume that names a Datastore becomes that one's, from the pod's own namespace.
+
+        None when the API server does not answer and it is mounted already: then that is left as it is.
+        """
         if not wanted.ephemeral or volumecontext.REFERENCE not in wanted.context:
             return wanted
         named = volumecontext.from_context(wanted.context)
@@ -170,8 +197,30 @@ class Volumes:
         namespace = wanted.context.get(POD_NAMESPACE, "")
         if self._lookup is None or not namespace:
             raise Refused(f"Datastore {named.name} can't be looked up: this driver does not run in a cluster")
+        try:
+            found = self._lookup(namespace, named.name)
+        except Unreachable:
+            if self.holdings.get(wanted.volume_id) is None:
+                raise
+            return None
+        if not wanted.secrets:
+            raise InvalidManifest(_keyless(named.name, found.secret))
         kept = {name: text for name, text in wanted.context.items() if name != volumecontext.REFERENCE}
-        return replace(wanted, context={**kept, **self._lookup(namespace, named.name)})
+        return replace(wanted, context={**kept, **found.attributes})
+
+
+def shown(spec: MountSpec) -> Stats:
+    """What the statfs of a mount shows, from what it was told."""
+    total = spec.capacity_bytes or LARGEST_BYTES
+    return Stats(total, spec.used_bytes or 0, spec.used_files or 0)
+
+
+def _keyless(name: str, secret: str) -> str:
+    """What to do about an inline volume of this Datastore without keys: the plugin may read no Secret by itself."""
+    claim = f"persistentVolumeClaim: {{claimName: {name}}}"
+    if not secret:
+        return f"Datastore {name} has no Secret in this namespace that an inline volume could name; use {claim}"
+    return f"an inline volume of Datastore {name} needs nodePublishSecretRef: {{name: {secret}}}; or use {claim}"
 
 
 def _take(step: plan.Step) -> None:

@@ -5,18 +5,17 @@
     {"op": "discard", "path": "f"}    -> {"ok": true, "discarded": 1}
     {"op": "warm", "path": "d"}       -> {"progress": {...}} lines, then {"ok": true, ...}
     {"op": "credentials", "keys": {"access_key_id": "", "secret_access_key": "", "session_token": null}} -> {"ok": true}
-    {"op": "show", "group": null, "capacityBytes": 0} -> {"ok": true}
+    {"op": "show", "group": null, "capacityBytes": 0, "usedBytes": 0, "usedFiles": 0} -> {"ok": true}
     {"op": "stop", "force": false}    -> {"ok": true, "errors": []}; ok false when not in S3, or busy
 
 The socket is 0600 in a directory of 0700. Every operation has a deadline, and there are at most CLIENTS at a time.
-Threads: one accepts, one serves each client, one runs each operation.
+Threads: those of UnixListener, and one that runs each operation.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 import socket
 import threading
 import time
@@ -26,7 +25,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from datastore.errors import DatastoreError, MountFailed
+from datastore.errors import DatastoreError
+from datastore.listening import UnixListener
 
 log = logging.getLogger(__name__)
 
@@ -65,66 +65,24 @@ class ControlServer:
     """Listens in `directory` until stop()."""
 
     def __init__(self, directory: Path, operations: Mapping[str, Operation]) -> None:
-        self.path = directory / SOCKET_NAME
         self._operations = operations
-        self._listener: socket.socket | None = None
-        self._slots = threading.BoundedSemaphore(CLIENTS)
-        self._clients: set[threading.Thread] = set()
-        self._acceptor = threading.Thread(target=self._accept, name="control", daemon=True)
+        self._listener = UnixListener(directory / SOCKET_NAME, self._serve, clients=CLIENTS)
 
     def start(self) -> None:
         """Listen. Errors: MountFailed."""
-        self.path.unlink(missing_ok=True)  # of a server that died
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            bind_unix(listener, self.path)
-            self.path.chmod(0o600)
-            listener.listen(CLIENTS)
-        except OSError as error:
-            listener.close()
-            raise MountFailed(f"can't listen on {self.path}: {error.strerror or error}") from error
-        self._listener = listener
-        self._acceptor.start()
+        self._listener.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """Take no more clients, let the present ones have their answer, bounded. Idempotent."""
-        listener, self._listener = self._listener, None
-        if listener is None:
-            return
-        self.path.unlink(missing_ok=True)
-        listener.shutdown(socket.SHUT_RDWR)
-        end = time.monotonic() + timeout_s
-        for thread in [self._acceptor, *self._clients]:
-            thread.join(max(0.0, end - time.monotonic()))
-        listener.close()
-
-    def _accept(self) -> None:
-        listener = self._listener
-        while listener is not None:
-            try:
-                client, _ = listener.accept()
-            except OSError:
-                return  # stop()
-            if not self._slots.acquire(blocking=False):
-                client.close()
-                continue
-            thread = threading.Thread(target=self._serve, args=(client,), name="control-client", daemon=True)
-            self._clients.add(thread)
-            thread.start()
+        self._listener.stop(timeout_s)
 
     def _serve(self, client: socket.socket) -> None:
         client.settimeout(IDLE_S)
-        try:
-            with client, client.makefile("rwb") as stream:
-                while self._listener is not None and (line := stream.readline(LINE_LIMIT)):
-                    for answer in self._answers(line):
-                        stream.write(json.dumps(answer).encode() + b"\n")
-                        stream.flush()
-        except OSError as error:
-            log.debug("a control client left: %s", error)
-        finally:
-            self._clients.discard(threading.current_thread())
-            self._slots.release()
+        with client.makefile("rwb") as stream:
+            while self._listener.listening and (line := stream.readline(LINE_LIMIT)):
+                for answer in self._answers(line):
+                    stream.write(json.dumps(answer).encode() + b"\n")
+                    stream.flush()
 
     def _answers(self, line: bytes) -> Iterator[Answer]:
         """The lines that answer one request, as they come."""
@@ -157,15 +115,3 @@ def _run(operation: Operation, request: Answer, lines: SimpleQueue[Answer]) -> N
     except Exception as error:  # the edge of this thread: a client always gets its line
         log.exception("a control operation failed")
         lines.put(failed(f"{request['op']} failed: {error!r}"))
-
-
-def bind_unix(listener: socket.socket, path: Path) -> None:
-    """Bind to a path of any length: past the kernel's 107 bytes through a descriptor of the directory."""
-    if len(os.fsencode(path)) < 108:
-        listener.bind(str(path))
-        return
-    directory_fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        listener.bind(f"/proc/self/fd/{directory_fd}/{path.name}")
-    finally:
-        os.close(directory_fd)

@@ -1,7 +1,8 @@
 """Writes the Helm chart from the kustomize base: the same objects, with values where VALUES says.
 
 `python -m datastore.manifests.chartwriter` writes manifests/chart/; a test keeps both equal. Each value stands in a
-template as `{{ toJson .Values.PATH }}`, which is YAML as well, so no indentation depends on it.
+template as `{{ toJson .Values.PATH }}`, which is YAML as well, so no indentation depends on it. SWITCHES are objects
+that are there or not; with `namespaces`, bindings are of these and the controller's own (overlays/namespaced).
 """
 
 from __future__ import annotations
@@ -33,10 +34,32 @@ WORKLOADS: dict[str, tuple[str, dict[str, tuple[str | int, ...]]]] = {
         "controller",
         {**_SHARED, "replicas": ("spec", "replicas"), "args": (*_CONTAINER, "args")},
     ),
-    "datastore-node": ("node", _SHARED),
-    "datastore-keeper": ("keeper", {**_SHARED, "mountMemory": (*_CONTAINER, "env", 0, "value")}),
+    "datastore-node": ("node", {**_SHARED, "mountMemory": (*_CONTAINER, "env", 3, "value")}),
+    "datastore-keeper": ("keeper", _SHARED),
 }
 """Workload -> its part of values.yaml, and where each value stands in it."""
+SWITCHES = {"rotation.yaml": "rotation.enabled"}
+"""File of the base -> the value that says whether its objects are there."""
+CLAIM_PROBE = "claimProbe.enabled"
+ENVIRONMENT = {
+    "WATCH_SECRETS": "{{ .Values.rotation.enabled }}",
+    "PROBE_CLAIMS": "{{ .Values.claimProbe.enabled }}",
+    "NAMESPACES": '{{ join "," .Values.namespaces }}',
+}
+"""Variable of the controller -> what it is in the chart."""
+SERVED = {"datastore-controller": "datastore-controller-served", "datastore-controller-rotation": None}
+"""ClusterRole that holds in the served namespaces only -> name of its RoleBindings, if not its own."""
+NOT_NAMESPACED = frozenset(
+    {
+        "Namespace",
+        "CustomResourceDefinition",
+        "ClusterRole",
+        "ClusterRoleBinding",
+        "CSIDriver",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
+    }
+)
 _QUOTED = re.compile(r"'(\{\{ toJson [^}]*\}\})'")
 
 
@@ -50,7 +73,13 @@ def objects() -> Iterator[tuple[str, dict[str, Any]]]:
 
 def values() -> dict[str, Any]:
     """values.yaml: what the base has."""
-    found: dict[str, Any] = {"image": {}, "podMonitor": {"enabled": False}}
+    found: dict[str, Any] = {
+        "image": {},
+        "namespaces": [],
+        "rotation": {"enabled": True},
+        "claimProbe": {"enabled": False},
+        "podMonitor": {"enabled": False},
+    }
     for _, document in objects():
         part = WORKLOADS.get(document["metadata"]["name"])
         if part is None or "template" not in document.get("spec", {}):
@@ -75,40 +104,103 @@ def files() -> dict[str, str]:
         if document["kind"] == "CustomResourceDefinition":
             made[f"crds/{document['metadata']['name']}.yaml"] = _dump(document)
             continue
-        written.setdefault(name, []).append(_QUOTED.sub(r"\1", _dump(_templated(document))))
-    made |= {f"templates/{name}": HEADER + "---\n".join(parts) for name, parts in written.items()}
-    monitor = _templated(yaml.safe_load((HERE / "monitoring" / "podmonitor.yaml").read_text()))
-    made["templates/podmonitor.yaml"] = (
-        HEADER + "{{- if .Values.podMonitor.enabled }}\n" + _dump(monitor) + "{{- end }}\n"
-    )
+        text = _QUOTED.sub(r"\1", _dump(_templated(document)))
+        if document["kind"] == "ClusterRoleBinding" and document["roleRef"]["name"] in SERVED:
+            text = _if("not .Values.namespaces", text)
+        written.setdefault(name, []).append(text)
+    for name, parts in written.items():
+        text = "---\n".join(parts)
+        made[f"templates/{name}"] = HEADER + (_if(f".Values.{SWITCHES[name]}", text) if name in SWITCHES else text)
+    made["templates/namespaces.yaml"] = HEADER + _if(".Values.namespaces", _served())
+    made["templates/claim-probe.yaml"] = HEADER + _if(f".Values.{CLAIM_PROBE}", _parts("claim-probe/policy.yaml"))
+    made["templates/podmonitor.yaml"] = HEADER + _if(".Values.podMonitor.enabled", _parts("monitoring/podmonitor.yaml"))
     return made
+
+
+def _if(condition: str, text: str) -> str:
+    return f"{{{{- if {condition} }}}}\n{text}{{{{- end }}}}\n"
+
+
+def _parts(path: str) -> str:
+    documents = yaml.safe_load_all((HERE / path).read_text())
+    return "---\n".join(_dump(_templated(document)) for document in documents)
+
+
+def _served() -> str:
+    """The RoleBindings of the controller's own namespace, and then of each that is served."""
+    bound = {
+        document["roleRef"]["name"]: document
+        for _, document in objects()
+        if document["kind"] == "ClusterRoleBinding" and document["roleRef"]["name"] in SERVED
+    }
+
+    def bindings(namespace: str, subject: str) -> str:
+        texts = []
+        for role, name in SERVED.items():
+            document = {**bound[role], "kind": "RoleBinding"}
+            document["metadata"] = {**document["metadata"], "name": name or role, "namespace": namespace}
+            document["subjects"] = [{**each, "namespace": subject} for each in document["subjects"]]
+            texts.append("---\n" + _dump(document))
+        # The last is of the rotation.
+        return "".join(texts[:-1]) + _if(f"$.Values.{SWITCHES['rotation.yaml']}", texts[-1])
+
+    each = f"{{{{- range .Values.namespaces }}}}\n{bindings('{{ . }}', '{{ $.Release.Namespace }}')}{{{{- end }}}}\n"
+    return bindings(RELEASE_NAMESPACE, RELEASE_NAMESPACE) + each
 
 
 def rendered(text: str, chosen: Mapping[str, Any], namespace: str) -> list[dict[str, Any]]:
     """What helm makes of a template of ours: the few expressions that it may hold."""
+    lines = iter(re.sub(r"\{\{- /\*.*?\*/\}\}\n", "", text).splitlines(keepends=True))
+    plain = "".join(_rendered(lines, chosen, namespace, ""))
+    return [each for each in yaml.safe_load_all(plain) if each]
 
+
+def _rendered(lines: Iterator[str], chosen: Mapping[str, Any], namespace: str, item: str) -> Iterator[str]:
+    """The lines up to the `end` of a block. item: what `.` is, in a range."""
+    for line in lines:
+        block = re.fullmatch(r"\{\{- (if|range|end)( not)? ?\$?(?:\.Values\.([\w.]+))? \}\}\n", line)
+        if block is None:
+            yield _filled(line, chosen, namespace, item)
+        elif block[1] == "end":
+            return
+        else:
+            value = _at(chosen, tuple(block[3].split(".")))
+            body = list(_block(lines))
+            items = value if block[1] == "range" else [item] if bool(value) != bool(block[2]) else []
+            for each in items:
+                yield from _rendered(iter(body), chosen, namespace, each)
+
+
+def _block(lines: Iterator[str]) -> Iterator[str]:
+    """The lines of a block, without its end."""
+    depth = 1
+    for line in lines:
+        depth += line.startswith(("{{- if", "{{- range")) - line.startswith("{{- end")
+        if depth == 0:
+            return
+        yield line
+
+
+def _filled(line: str, chosen: Mapping[str, Any], namespace: str, item: str) -> str:
     def value(found: re.Match[str]) -> str:
         at = _at(chosen, tuple(found[2].split(".")))
-        return json.dumps(at) if found[1] else str(at)
+        return json.dumps(at) if found[1] or isinstance(at, bool) else str(at)
 
-    switch = re.search(r"\{\{- if \.Values\.([\w.]+) \}\}\n", text)
-    if switch is not None and not _at(chosen, tuple(switch[1].split("."))):
-        return []
-    plain = re.sub(r"\{\{- (?:/\*.*?\*/|if [^}]*|end )\}\}\n", "", text)
-    plain = re.sub(r"\{\{ (toJson )?\.Values\.([\w.]+) \}\}", value, plain)
-    return [each for each in yaml.safe_load_all(plain.replace(RELEASE_NAMESPACE, namespace)) if each]
+    line = re.sub(r"\{\{ (toJson )?\.Values\.([\w.]+) \}\}", value, line)
+    line = re.sub(
+        r"\{\{ join \",\" \.Values\.([\w.]+) \}\}", lambda it: ",".join(_at(chosen, tuple(it[1].split(".")))), line
+    )
+    return (
+        line.replace(RELEASE_NAMESPACE, namespace)
+        .replace("{{ $.Release.Namespace }}", namespace)
+        .replace("{{ . }}", item)
+    )
 
 
 def _kustomized(document: dict[str, Any]) -> dict[str, Any]:
     metadata = document["metadata"]
     metadata["labels"] = {**metadata.get("labels", {}), **LABELS}
-    if document["kind"] not in (
-        "Namespace",
-        "CustomResourceDefinition",
-        "ClusterRole",
-        "ClusterRoleBinding",
-        "CSIDriver",
-    ):
+    if document["kind"] not in NOT_NAMESPACED:
         metadata["namespace"] = NAMESPACE
     return document
 
@@ -125,6 +217,9 @@ def _templated(document: dict[str, Any]) -> dict[str, Any]:
         return document
     _put(document, (*_CONTAINER, "image"), IMAGE)
     _put(document, (*_CONTAINER, "imagePullPolicy"), "{{ toJson .Values.image.pullPolicy }}")
+    for each in _at(document, _CONTAINER).get("env", []):
+        if each["name"] in ENVIRONMENT:
+            each["value"] = ENVIRONMENT[each["name"]]
     for name, path in part[1].items():
         _put(document, path, f"{{{{ toJson .Values.{part[0]}.{name} }}}}")
     return document

@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -39,8 +40,10 @@ class Place:
     uid: int | None = None
     gid: int | None = None
 
-    def popen(self, argv: Sequence[str | Path], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Start a command in the checkout, in a process group of its own."""
+    def popen(
+        self, argv: Sequence[str | Path], environment: Mapping[str, str], output: IO[bytes] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start a command in the checkout, in a process group of its own. output: None means ours."""
         return subprocess.Popen(
             argv,
             cwd=self.checkout,
@@ -49,6 +52,8 @@ class Place:
             group=self.gid,
             extra_groups=None if self.uid is None else [],
             stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
             process_group=0,
         )
 

@@ -1,4 +1,4 @@
-"""Run the tiers of tests one after another and say at the end which ran: `python tests/run_tiers.py [TIER ...]`.
+"""Run the tiers of tests and say at the end which ran: `python tests/run_tiers.py [TIER ...]`.
 
 With CI=true a tier that cannot run, and a test that is skipped, is a failure. The last line is 'N passed, N failed'.
 """
@@ -6,26 +6,32 @@ With CI=true a tier that cannot run, and a test that is skipped, is a failure. T
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.cluster.fixtures import obstacle as cluster_obstacle
 from tests.plain_user import FUSE_DEVICE, Place, here, plain_place
 
-STEP_TIMEOUT_S = 1500.0
+STEP_TIMEOUT_S = 2400.0
 """The longest step (a tier of pytest) takes a few minutes; this only ends a hang."""
 NO_TESTS_COLLECTED = 5
+ENDING = threading.Event()
+"""Somebody wants us to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +44,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """Steps that need the same things. obstacle: why it can't run here, or ''; by_name: runs only when it is named."""
+    """Steps that need the same things. obstacle: why it can't run here, or ''.
+
+    lane: tiers of different lanes run side by side, after all that have none: nothing in them is measured.
+    """
 
     name: str
     steps: tuple[Step, ...]
     obstacle: Callable[[], str] = lambda: ""
     plain: bool = False
-    by_name: bool = False
+    lane: str = ""
 
 
 @dataclass(slots=True)
@@ -70,9 +79,9 @@ def script(*arguments: str) -> Step:
     return Step((sys.executable, *arguments))
 
 
-def cluster_steps(chosen: str) -> tuple[Step, Step]:
+def cluster_steps(*chosen: str) -> tuple[Step, Step]:
     """The image first: it may take minutes, which are no test's."""
-    return script("-m", "tests.cluster.image"), pytest_step("tests/cluster", "-m", chosen, "--durations=12", workers=1)
+    return script("-m", "tests.cluster.image"), pytest_step(*chosen, "-m", "e2e_cluster", "--durations=8", workers=1)
 
 
 def no_fuse() -> str:
@@ -111,11 +120,10 @@ TIERS = (
     Tier(name="survival", steps=(pytest_step("tests/survival", workers=1),), obstacle=not_root),
     Tier(name="e2e-laptop", steps=(pytest_step("tests/e2e", "-m", "e2e_laptop", workers=1),), obstacle=not_root),
     Tier(
-        name="e2e-cluster",
-        steps=cluster_steps("e2e_cluster and not cluster_long"),
+        name="e2e-cluster-crowd",
+        steps=cluster_steps("tests/cluster/test_controller_crowd.py"),
         obstacle=cluster_obstacle,
     ),
-    Tier(name="e2e-cluster-long", steps=cluster_steps("e2e_cluster"), obstacle=cluster_obstacle, by_name=True),
     Tier(
         name="mount-plain",
         steps=(pytest_step("tests/mount", "-m", "plain_user and not root_only"),),
@@ -130,13 +138,19 @@ TIERS = (
     ),
     Tier(name="soak", steps=(script("-m", "tests.soak", "--seconds", "75"),), obstacle=no_fuse),
     Tier(name="bench-short", steps=(script("-m", "bench", "--short"),), obstacle=not_root),
-    Tier(name="pjdfstest", steps=(script("-m", "tests.tools.pjdfstest_tier"),), obstacle=not_root),
-    Tier(name="fsx", steps=(script("-m", "tests.tools.fsx_tier"),), obstacle=not_root),
+    Tier(name="pjdfstest", steps=(script("-m", "tests.tools.pjdfstest_tier"),), obstacle=not_root, lane="tools"),
+    Tier(name="fsx", steps=(script("-m", "tests.tools.fsx_tier"),), obstacle=not_root, lane="tools"),
+    Tier(
+        name="e2e-cluster",
+        steps=cluster_steps("tests/cluster", "--ignore=tests/cluster/test_controller_crowd.py"),
+        obstacle=cluster_obstacle,
+        lane="cluster",
+    ),
 )
 
 
-def run_step(step: Step, place: Place, environment: dict[str, str], tally: Tally) -> None:
-    """Run one command to its end (or its time limit) and count."""
+def run_step(step: Step, place: Place, tally: Tally, output: IO[bytes] | None) -> None:
+    """Run one command to its end (or its time limit, or ours) and count."""
     argv = [str(place.python) if part == sys.executable else part for part in step.argv]
     with tempfile.TemporaryDirectory(prefix="datastore-tier-") as directory:
         report = Path(directory, "report.xml")
@@ -144,9 +158,9 @@ def run_step(step: Step, place: Place, environment: dict[str, str], tally: Tally
             argv.append(f"--junitxml={report}")
             if place.uid is not None and place.gid is not None:
                 os.chown(directory, place.uid, place.gid)
-        print(f"\n== {tally.name}: {' '.join(Path(part).name if '/' in part else part for part in argv)}", flush=True)
-        process = place.popen(argv, environment)
-        code = wait(process)
+        shown = " ".join(Path(part).name if "/" in part else part for part in argv)
+        say(f"\n== {tally.name}: {shown}", output)
+        code = wait(place.popen(argv, os.environ, output), output)
         if step.pytest and report.exists():
             count_report(report, code, tally)
         elif code == 0:
@@ -155,21 +169,28 @@ def run_step(step: Step, place: Place, environment: dict[str, str], tally: Tally
             tally.failed += 1
 
 
-def wait(process: subprocess.Popen[bytes]) -> int:
-    """The exit code; the whole process group is ended on a time limit or Ctrl-C."""
-    try:
-        return process.wait(timeout=STEP_TIMEOUT_S)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt) as reason:
-        print(f"== ending the step: {type(reason).__name__}", flush=True)
-        for number, patience_s in ((signal.SIGINT, 30), (signal.SIGKILL, 10)):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=patience_s)
-                break
-        if isinstance(reason, KeyboardInterrupt):
-            raise
-        return -1
+def say(line: str, output: IO[bytes] | None) -> None:
+    """Write a line to where a tier's output goes."""
+    if output is None:
+        print(line, flush=True)
+    else:
+        os.write(output.fileno(), line.encode() + b"\n")
+
+
+def wait(process: subprocess.Popen[bytes], output: IO[bytes] | None) -> int:
+    """The exit code; the whole process group is ended on a time limit or when we are."""
+    until = time.monotonic() + STEP_TIMEOUT_S
+    while time.monotonic() < until and not ENDING.is_set():
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(timeout=1.0)
+    say(f"== ending the step: {'interrupted' if ENDING.is_set() else 'over its time limit'}", output)
+    for number, patience_s in ((signal.SIGINT, 30), (signal.SIGKILL, 10)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=patience_s)
+            break
+    return -1
 
 
 def count_report(report: Path, code: int, tally: Tally) -> None:
@@ -188,23 +209,48 @@ def count_report(report: Path, code: int, tally: Tally) -> None:
     tally.failed += failed
 
 
-def run_tier(tier: Tier, places: contextlib.ExitStack, shared: dict[str, Place]) -> Tally:
+def run_tier(tier: Tier, plain: Callable[[], Place], output: IO[bytes] | None = None) -> Tally:
     """Run a tier where it can run; a tier that can't says why."""
     tally = Tally(tier.name)
     started = time.monotonic()
     tally.note = tier.obstacle()
     if not tally.note:
-        if tier.plain and "plain" not in shared:
-            shared["plain"] = places.enter_context(plain_place())
-        place = shared["plain"] if tier.plain else here()
+        place = plain() if tier.plain else here()
         for step in tier.steps:
-            run_step(step, place, dict(os.environ), tally)
+            if not ENDING.is_set():
+                run_step(step, place, tally, output)
         if tally.passed == 0 and tally.failed == 0:
             tally.note = f"{tally.skipped} skipped, none ran"
     tally.seconds = time.monotonic() - started
     if os.environ.get("CI") == "true":
         judge_strictly(tally)
     return tally
+
+
+def run_lane(tiers: Sequence[Tier], plain: Callable[[], Place], aside: bool) -> list[Tally]:
+    """Run the tiers of a lane one after another. aside: what they write is shown at the end of each."""
+    if not aside:
+        return [run_tier(tier, plain) for tier in tiers]
+    tallies = []
+    for tier in tiers:
+        with tempfile.TemporaryFile() as output:
+            say(f"== {tier.name}: runs beside the next one; what it writes follows at its end", None)
+            tallies.append(run_tier(tier, plain, output))
+            output.seek(0)
+            say(output.read().decode(errors="replace"), None)
+    return tallies
+
+
+def run_all(tiers: Sequence[Tier], plain: Callable[[], Place]) -> list[Tally]:
+    """Tiers without a lane one by one, then the lanes side by side; in the order of `tiers`."""
+    tallies = run_lane([tier for tier in tiers if not tier.lane], plain, aside=False)
+    lanes = [[tier for tier in tiers if tier.lane == lane] for lane in sorted({tier.lane for tier in tiers} - {""})]
+    with ThreadPoolExecutor(max_workers=len(lanes) or 1) as pool:
+        running = [pool.submit(run_lane, lane, plain, aside=lane is not lanes[-1]) for lane in lanes]
+        for lane in running:
+            tallies += lane.result()
+    names = [tier.name for tier in tiers]
+    return sorted(tallies, key=lambda tally: names.index(tally.name))
 
 
 def judge_strictly(tally: Tally) -> None:
@@ -233,23 +279,20 @@ def main(names: Sequence[str]) -> int:
     if unknown:
         print(f"no such tier: {', '.join(sorted(unknown))}; there are: {', '.join(tier.name for tier in TIERS)}")
         return 2
-    chosen = [tier for tier in TIERS if tier.name in names or not (names or tier.by_name)]
-    tallies: list[Tally] = []
-    shared: dict[str, Place] = {}
+    chosen = [tier for tier in TIERS if tier.name in names or not names]
     with contextlib.ExitStack() as places:
-        tallies.extend(run_tier(tier, places, shared) for tier in chosen)
+        tallies = run_all(chosen, functools.cache(lambda: places.enter_context(plain_place())))
     print()
     print("\n".join(table(tallies)))
     failed = sum(tally.failed for tally in tallies)
     print(f"{sum(tally.passed for tally in tallies)} passed, {failed} failed", flush=True)
+    if ENDING.is_set():
+        return 130
     return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     # A shell starts background jobs with SIGINT ignored, and so would be the programs that tests interrupt.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda _number, _frame: ENDING.set())
+    sys.exit(main(sys.argv[1:]))

@@ -69,7 +69,7 @@ def main() -> int:
     logs.setup()
     settings = from_environment(os.environ)
     settings.plugin_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    host = Host(Cgroups(settings.memory_bytes))
+    host = Host(Cgroups())
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -1,8 +1,8 @@
 """A cgroup for each mount, with a ceiling for its memory, below the host's own; v1 and v2. Nothing where not allowed.
 
-The scheduler knows of this memory: it is inside what the keeper's pod requests and may use. When a mount reaches its
-ceiling the kernel ends a process of that mount only, and it is replaced. Sources: cgroups(7), the kernel's
-admin-guide/cgroup-v1/memory and cgroup-v2.
+The scheduler knows of this memory: it is inside what the keeper's pod requests and may use. A mount's server stays
+below a ceiling of its own by itself (MountSpec.memory_bytes); should it ever not, the kernel ends a process of that
+mount only, and it is replaced. Sources: cgroups(7), the kernel's admin-guide/cgroup-v1/memory and cgroup-v2.
 """
 
 from __future__ import annotations
@@ -19,8 +19,24 @@ log = logging.getLogger(__name__)
 
 ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
+BESIDE_BYTES = 128 << 20
+"""For the keeper, and the server that stands by (measured: 25 and 35 MB)."""
 LEAF = "host"
 """In v2 a group with processes can't limit its children: the host itself moves into a child of its own."""
+
+
+def limit_of(memory_bytes: int) -> int:
+    """The limit of a mount's processes together, with so much memory for its server; bytes.
+
+    Half as much again, because the server looks at its size four times a second, and what it wrote to files is counted
+    too until the disk has it.
+    """
+    return memory_bytes + memory_bytes // 2 + BESIDE_BYTES
+
+
+def group_name(volume_id: str) -> str:
+    """The directory of a volume's group, safe whatever the id is."""
+    return f"datastore-{hashlib.sha256(volume_id.encode()).hexdigest()[:16]}"
 
 
 class Cgroup:
@@ -37,8 +53,7 @@ class Cgroup:
             return
         try:
             self.directory.mkdir(exist_ok=True)
-            if self._limit_bytes:
-                (self.directory / self._limit_file).write_text(str(self._limit_bytes))
+            (self.directory / self._limit_file).write_text(str(self._limit_bytes))
         except OSError as error:
             log.warning("no cgroup for a mount", extra=fields(directory=self.directory, error=error))
             self.directory = None
@@ -60,20 +75,18 @@ class Cgroup:
 
 
 class Cgroups:
-    """Where the mounts' groups are made. limit_bytes of a mount's processes together; 0: no ceiling."""
+    """Where the mounts' groups are made."""
 
-    def __init__(self, limit_bytes: int, root: Path = ROOT, own: Path = OWN) -> None:
-        self._limit_bytes = limit_bytes
-        self._parent, self._limit_file = _place(root, own) if limit_bytes else (None, "")
-        if limit_bytes and self._parent is None:
-            log.warning("no cgroup of ours can be written; mounts have no ceiling of memory of their own")
+    def __init__(self, root: Path = ROOT, own: Path = OWN) -> None:
+        self._parent, self._limit_file = _place(root, own)
+        if self._parent is None:
+            log.warning("no cgroup of ours can be written; mounts have no limit of memory but their own care")
 
-    def of(self, volume_id: str) -> Cgroup:
-        """The group of a volume's mount."""
+    def of(self, volume_id: str, memory_bytes: int) -> Cgroup:
+        """The group of a volume's mount, whose server may take so much memory."""
         if self._parent is None:
             return Cgroup(None)
-        name = f"datastore-{hashlib.sha256(volume_id.encode()).hexdigest()[:16]}"
-        return Cgroup(self._parent / name, self._limit_file, self._limit_bytes)
+        return Cgroup(self._parent / group_name(volume_id), self._limit_file, limit_of(memory_bytes))
 
 
 def _place(root: Path, own: Path) -> tuple[Path | None, str]:

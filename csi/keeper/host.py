@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 60.0
 """For uploading what is left. The kubelet gives a call two minutes, and comes again."""
 RENEW_TIMEOUT_S = 5.0
+ALIVE_TIMEOUT_S = 8.0
+"""A server gives itself 5 s to tell of itself."""
 REPLACED_S, REPLACED_POLL_S = 15.0, 0.1
 """A server that died is replaced within a second or two, longer on a busy node."""
 
@@ -57,7 +59,7 @@ class Host:
     def mount(self, setting: Setting) -> Held:
         """Mounted as asked, anew or already; copies of the descriptors, which the caller closes.
 
-        Of a mount that stands only keys, group and capacity change. Errors: VolumeBusy; Refused when pods want
+        Of a mount that stands only keys, group, capacity and use change. Errors: VolumeBusy; Refused when pods want
         different groups; whatever kept it from being mounted.
         """
         with self._locks.hold(setting.volume_id):
@@ -142,7 +144,8 @@ class Host:
         return kept if there is not None and there.fstype == mountinfo.FSTYPE else None
 
     def _start(self, setting: Setting, held: Held | None) -> None:
-        kept = KeptMount(setting, self._cgroups.of(setting.volume_id), self._ended)
+        cgroup = self._cgroups.of(setting.volume_id, setting.spec.memory_bytes)
+        kept = KeptMount(setting, cgroup, self._ended)
         started = kept.start(held)
         self._mounts[setting.volume_id] = kept
         self.holdings.put(started.duplicate())
@@ -159,30 +162,33 @@ class Host:
         """Bring a live mount to what is wanted, as far as that is possible without a remount."""
         present = kept.spec
         credentials = wanted.s3.credentials or present.s3.credentials
-        shown = replace(
+        sized = replace(
             present,
             group=_group(present, wanted),
             capacity_bytes=max(present.capacity_bytes, wanted.capacity_bytes),
         )
+        shown = sized if wanted.used_bytes is None else _filled(sized, wanted)
         renewed = replace(shown, s3=replace(present.s3, credentials=credentials))
         if renewed == present:
             return
         kept.renew(renewed)
         self.holdings.renew(kept.setting.volume_id, renewed)
         if shown != present:
-            show = {"op": "show", "group": renewed.group, "capacityBytes": renewed.capacity_bytes}
-            self._tell(kept, show)
+            self._tell(kept, _show(renewed), insist=sized != present)
         if credentials != present.s3.credentials:
             self._tell(kept, control.renewal(renewed))
             log.info("credentials were renewed", extra=fields(volume=kept.setting.volume_id))
 
-    def _tell(self, kept: KeptMount, request: control.Answer) -> None:
-        """Tell the running server; one that does not answer or understand is replaced, and starts with what is new."""
+    def _tell(self, kept: KeptMount, request: control.Answer, *, insist: bool = True) -> None:
+        """Tell the running server; one that does not answer or understand is replaced, and starts with what is new.
+
+        insist: else what it was to be told is not worth that.
+        """
         try:
             answer = control.ask(Path(kept.spec.state_dir), request, RENEW_TIMEOUT_S)
         except KeeperAway:
             answer = {"ok": False}
-        if answer["ok"] is not True:
+        if insist and answer["ok"] is not True:
             kept.end_server()
 
     def _stop(self, kept: KeptMount, *, force: bool) -> None:
@@ -218,15 +224,30 @@ class Host:
 
 
 def _patiently(state_dir: Path, request: dict[str, object]) -> control.Answer:
-    """Ask a server that may just be replaced. Errors: KeeperAway."""
+    """Ask a server that may just be replaced; one that hangs is told by a small question. Errors: KeeperAway."""
     end = time.monotonic() + REPLACED_S
     while True:
         try:
+            control.ask(state_dir, {"op": "status"}, ALIVE_TIMEOUT_S)
             return control.ask(state_dir, request, STOP_TIMEOUT_S)
         except KeeperAway:
             if time.monotonic() >= end:
                 raise
             time.sleep(REPLACED_POLL_S)
+
+
+def _filled(present: MountSpec, wanted: MountSpec) -> MountSpec:
+    return replace(present, used_bytes=wanted.used_bytes, used_files=wanted.used_files)
+
+
+def _show(spec: MountSpec) -> control.Answer:
+    return {
+        "op": "show",
+        "group": spec.group,
+        "capacityBytes": spec.capacity_bytes,
+        "usedBytes": spec.used_bytes or 0,
+        "usedFiles": spec.used_files or 0,
+    }
 
 
 def _group(present: MountSpec, wanted: MountSpec) -> int | None:

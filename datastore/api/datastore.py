@@ -138,6 +138,11 @@ class Claim(Part):
     storage_class_name: DnsName | None = Field(
         None, description="StorageClass of a new PersistentVolumeClaim, which gets the Datastore's `capacity`."
     )
+    probe: Flag = Field(
+        False,
+        description="Find out once what the volume can do, and how much is on it, by a pod that mounts it for a moment "
+        "and leaves nothing behind. Only where the administrator allows such pods (--probe-claims).",
+    )
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:

@@ -15,6 +15,8 @@ from datastore.errors import InvalidManifest
 from datastore.secret import Secret
 
 VERSION = 1
+LEAST_MEMORY_BYTES = 192 << 20
+"""With a lower ceiling a server would do nothing but let go of things."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,8 @@ class MountSpec:
     of a user; capacity_bytes 0: unlimited. attributes: see docs/SEMANTICS.md. transport: 'kernel' or 'libfuse'.
     conflict: whether a close may replace what another client wrote since the open. write_back_s: how long after its
     close a file may reach the store; 0: before the close returns.
-    memory_bytes: ceiling of the server's resident size. metrics: HOST:PORT of a Prometheus endpoint, '' for none.
+    memory_bytes: ceiling of the server's resident size. used_bytes, used_files: what is stored, as somebody has counted
+    it, for statfs; None: nobody has. metrics: HOST:PORT of a Prometheus endpoint, '' for none.
     uid, gid, umask: owner and permissions of what the store has none for; None: who mounts, and 022. group: everything
     is shown as of this group, which may do what the owner may (a pod's fsGroup); None: as it is.
     """
@@ -68,6 +71,8 @@ class MountSpec:
     conflict: Literal["lastWriterWins", "fail"] = "lastWriterWins"
     write_back_s: float = 0.0
     memory_bytes: int = 512 << 20
+    used_bytes: int | None = None
+    used_files: int | None = None
     metrics: str = ""
     uid: int | None = None
     gid: int | None = None

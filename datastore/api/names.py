@@ -12,6 +12,9 @@ OWNER = f"{GROUP}/datastore"
 """Annotation of a PersistentVolume and its claim: `<namespace>/<name>` of the Datastore."""
 UID = f"{GROUP}/uid"
 """Label of both: the Datastore's uid."""
+CREDENTIALS = "csi.datastore.dev/credentials"
+"""Annotation of a pod: version of the newest Secret that one of its volumes is mounted with. When it changes, the
+kubelet publishes the pod's volumes again at once, with the keys as they are then."""
 MARKER = ".datastore.owner"
 """Object below a Datastore's prefix that says for which Datastore the data was made; a mount does not show it."""
 

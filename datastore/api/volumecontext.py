@@ -17,15 +17,16 @@ from pydantic import ValidationError
 
 from datastore.api.datastore import API_VERSION, BACKENDS, KIND, S3, Datastore, DatastoreSpec
 from datastore.api.explain import explain
-from datastore.api.mountspec import MountSpec, StaticCredentials
+from datastore.api.mountspec import LEAST_MEMORY_BYTES, MountSpec, StaticCredentials
 from datastore.api.resolve import MountOptions, Place, assemble, location_in
 from datastore.api.secretmanifest import SecretManifest, certificate_from, credentials_from
 from datastore.errors import InvalidManifest
 from datastore.secret import Secret
-from datastore.units import format_duration
+from datastore.units import format_duration, format_quantity, parse_quantity
 
 DRIVER = "csi.datastore.dev"
 SPEC = "datastore.dev/spec"
+MEMORY = "datastore.dev/memory"
 REFERENCE = "datastore"
 EPHEMERAL = "csi.storage.k8s.io/ephemeral"
 CACHE_SIZE = "cacheSize"
@@ -83,7 +84,7 @@ def from_context(context: Mapping[str, str]) -> DatastoreSpec | Reference:
     What the kubelet adds (csi.storage.k8s.io/...) is left out. cache.dir and backends that are no volume of this
     driver are refused: whoever writes a pod chooses no directory of the node.
     """
-    given = {name: value for name, value in context.items() if not name.startswith(_KUBELET)}
+    given = {name: value for name, value in context.items() if not name.startswith(_KUBELET) and name != MEMORY}
     if REFERENCE in given:
         if len(given) > 1:
             raise InvalidManifest(f"volumeAttributes has {REFERENCE}, so it can have nothing else")
@@ -96,20 +97,40 @@ def from_context(context: Mapping[str, str]) -> DatastoreSpec | Reference:
     return spec
 
 
+def memory_of(text: str) -> int:
+    """The ceiling of one mount server's memory that an administrator chose, bytes. Errors: InvalidManifest."""
+    try:
+        size_bytes = parse_quantity(text)
+    except ValueError as error:
+        raise InvalidManifest(f"memory {error}") from None
+    if size_bytes < LEAST_MEMORY_BYTES:
+        raise InvalidManifest(f"memory must be at least {format_quantity(LEAST_MEMORY_BYTES)}, not {text}")
+    return size_bytes
+
+
 def mount_spec(
-    name: str, context: Mapping[str, str], secrets: Mapping[str, str], place: Place, *, read_only: bool = False
+    name: str,
+    context: Mapping[str, str],
+    secrets: Mapping[str, str],
+    place: Place,
+    *,
+    read_only: bool = False,
+    memory_bytes: int = 512 << 20,
 ) -> MountSpec:
     """The contract of one mount. `context` and `secrets` as in the CSI request; see from_context for a Reference.
 
-    read_only: as the pod or the access mode says; it only tightens. Without secrets the node's own identity is asked,
-    which is the administrator's choice for a PersistentVolume and refused for an inline one. Errors: InvalidManifest.
+    read_only: as the pod or the access mode says; it only tightens. memory_bytes: where the volume has no MEMORY of its
+    own. Without secrets the node's own identity is asked, which is the administrator's choice for a PersistentVolume
+    and refused for an inline one. Errors: InvalidManifest.
     """
     spec = from_context(context)
     if isinstance(spec, Reference):
         raise InvalidManifest(f"Datastore {spec.name} has not been looked up")
     if not secrets and context.get(EPHEMERAL) == "true":
         raise InvalidManifest("an inline volume needs nodePublishSecretRef, a Secret with the keys of its bucket")
-    options = MountOptions(read_only=read_only, allow_other=True)
+    if MEMORY in context:
+        memory_bytes = memory_of(context[MEMORY])
+    options = MountOptions(read_only=read_only, allow_other=True, memory_bytes=memory_bytes)
     return assemble(_datastore(name, spec), location_in(*_keyed(spec, secrets)), place, options)
 
 

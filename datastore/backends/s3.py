@@ -16,6 +16,7 @@ from datastore.api.mountspec import S3Location
 from datastore.api.names import MARKER
 from datastore.api.status import Capabilities
 from datastore.backends.base import Ensured, Identity, Measured, Owner, Policy, Released
+from datastore.backends.s3copy import Limits, copy
 from datastore.backends.s3probe import capabilities
 from datastore.backends.stores import Stores
 from datastore.errors import AlreadyExists, BucketNotFound, InvalidRequest, NotFound, StoreError
@@ -25,8 +26,6 @@ from datastore.fuse.store.s3 import probe, remove_bucket
 PAGE_KEYS = 1000
 USAGE_PAGES = 1000
 """A million objects: more are not counted, since each page is a request the owner pays for."""
-COPY_LIMIT_BYTES = 5 << 30
-"""Largest object that S3 copies in one request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +45,14 @@ class S3Backend:
         *,
         writable: bool,
         clock: Callable[[], float] = time.monotonic,
+        limits: Limits = Limits(),  # noqa: B008  (frozen)
     ) -> None:
         self._location = location
         self._identity = identity
         self._stores = stores
         self._writable = writable
         self._clock = clock
+        self._limits = limits
         self._marker = location.prefix + MARKER
 
     def ensure(self) -> Ensured:
@@ -180,9 +181,7 @@ class S3Backend:
                 # A whole bucket is archived into itself; what is there already has been moved.
                 if each.key == self._marker or each.key.startswith(target):
                     continue
-                if each.size > COPY_LIMIT_BYTES:
-                    raise InvalidRequest(f"archiving {each.key}: it is over 5 GiB; move it by hand", key=each.key)
-                store.copy(each.key, target + each.key.removeprefix(prefix), if_source_match=each.etag)
+                copy(store, each, target + each.key.removeprefix(prefix), self._limits)
                 store.delete(each.key)
                 moved += 1
                 if self._clock() >= until:

@@ -37,7 +37,13 @@ async def _run(settings: Settings) -> None:
 def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m datastore.controller", description="The Datastore controller.")
     add = parser.add_argument
-    add("--namespace", action="append", default=[], dest="namespaces", help="serve only this one; repeatable")
+    add(
+        "--namespace",
+        action="append",
+        default=[],
+        dest="namespaces",
+        help="serve only this one and its own; repeatable (also: NAMESPACES=a,b)",
+    )
     add("--peering", default="", help="name of the ClusterKopfPeering that the replicas share")
     add("--priority", type=int, help="of this replica; left out: by its identity, so that each has another")
     add("--workers", type=int, default=_DEFAULTS.workers, help="Datastores worked on at once")
@@ -45,6 +51,26 @@ def _arguments() -> argparse.ArgumentParser:
     add("--heartbeat", type=parse_duration, default=_DEFAULTS.heartbeat_s, help="how often the watch is tried")
     add("--allow-local", action="append", default=[], metavar="DIR", help="a directory spec.local may name; repeatable")
     add("--ambient-credentials", action="store_true", help="lend our identity to Datastores without a Secret")
+    add(
+        "--watch-secrets",
+        action="store_true",
+        default=os.environ.get("WATCH_SECRETS") == "true",
+        help="see changes of Secrets at once and tell the pods that use them (also: WATCH_SECRETS=true)",
+    )
+    add(
+        "--allow-endpoint",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="an endpoint that users may name, e.g. https://*.example.org; repeatable; none: all but link-local ones",
+    )
+    add(
+        "--probe-claims",
+        action="store_true",
+        default=os.environ.get("PROBE_CLAIMS") == "true",
+        help="make pods that try a claim's volume, where spec.claim.probe asks (also: PROBE_CLAIMS=true)",
+    )
+    add("--probe-image", default="", help="their image; left out: the controller's own")
     add("--port", type=int, default=_DEFAULTS.port, help="of /livez, /readyz and /metrics")
     add("--verbose", action="store_true", help="log every step")
     return parser
@@ -52,17 +78,23 @@ def _arguments() -> argparse.ArgumentParser:
 
 def _settings(given: argparse.Namespace) -> Settings:
     identity = os.environ.get("POD_NAME") or f"{_DEFAULTS.identity}-{os.getpid()}"
+    namespaces = tuple(given.namespaces) or tuple(os.environ.get("NAMESPACES", "").replace(",", " ").split())
     return Settings(
-        namespaces=tuple(given.namespaces),
+        namespaces=namespaces,
         namespace=os.environ.get("POD_NAMESPACE") or _DEFAULTS.namespace,
         identity=identity,
-        peering=given.peering,
+        # kopf's peerings of single namespaces would be one more object in each: there one replica works.
+        peering="" if namespaces else given.peering,
         priority=_priority(identity) if given.priority is None else given.priority,
         workers=given.workers,
         check_s=given.check,
         heartbeat_s=given.heartbeat,
         local_paths=frozenset(given.allow_local),
         ambient_credentials=given.ambient_credentials,
+        watch_secrets=given.watch_secrets,
+        endpoints=tuple(given.allow_endpoint),
+        probe_claims=given.probe_claims,
+        probe_image=given.probe_image,
         port=given.port,
     )
 

@@ -17,7 +17,8 @@ from pydantic import ValidationError
 
 from datastore.api.datastore import API_VERSION, KIND, Datastore, DatastoreSpec
 from datastore.api.explain import explain
-from datastore.api.volumecontext import DRIVER
+from datastore.api.volumecontext import DRIVER, memory_of
+from datastore.controller import endpoints
 from datastore.controller.mistakes import Mistake
 from datastore.controller.settings import Settings
 from datastore.errors import InvalidManifest
@@ -35,7 +36,7 @@ _S3_FLAGS = {"forcePathStyle": "forcePathStyle", "create": "create"}
 _SPEC = {"attributes": "attributes", "metadataTTL": "metadataTTL"}
 _SECRET = ("secretName", "csi.storage.k8s.io/node-publish-secret-name")
 _SECRET_NAMESPACE = ("secretNamespace", "csi.storage.k8s.io/node-publish-secret-namespace")
-_OTHER = {"cacheSize", "readOnly", *_SECRET, *_SECRET_NAMESPACE}
+_OTHER = {"cacheSize", "memory", "readOnly", *_SECRET, *_SECRET_NAMESPACE}
 PARAMETERS = frozenset({*_S3, *_S3_FLAGS, *_SPEC, *_OTHER})
 DEFAULT_PREFIX = "${pvc.namespace}/${pvc.name}/"
 _VARIABLE = re.compile(r"\$\{([^}]*)\}")
@@ -52,7 +53,11 @@ class SecretRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meant:
-    """A Datastore with every choice made. spec has a backend; class_name is '' without a class."""
+    """A Datastore with every choice made. spec has a backend; class_name is '' without a class.
+
+    mount_options: of the class, for the volume; as ours has them (uid=, gid=, umask=). memory: of the class, for the
+    mounts' servers; '': as the nodes have it.
+    """
 
     namespace: str
     name: str
@@ -60,6 +65,8 @@ class Meant:
     spec: DatastoreSpec
     secret: SecretRef | None
     class_name: str = ""
+    mount_options: tuple[str, ...] = ()
+    memory: str = ""
 
 
 def meant(body: Raw, storage_class: Raw | None, settings: Settings) -> Meant:
@@ -72,7 +79,12 @@ def meant(body: Raw, storage_class: Raw | None, settings: Settings) -> Meant:
         secret = SecretRef(namespace=namespace, name=named) if named else None
     else:
         spec, secret = _from_class(spec, metadata, storage_class)
+    elsewhere = datastore.spec.s3
+    if elsewhere and not endpoints.allowed(elsewhere.endpoint, settings.endpoints):
+        text = f"spec.s3.endpoint: the administrator does not allow {elsewhere.endpoint or endpoints.AWS}"
+        raise Mistake("EndpointNotAllowed", text, permanent=True)
     _check_allowed(spec, secret, settings)
+    chosen = (storage_class or {}) if datastore.spec.storage_class_name else {}
     return Meant(
         namespace=namespace,
         name=datastore.name,
@@ -80,6 +92,8 @@ def meant(body: Raw, storage_class: Raw | None, settings: Settings) -> Meant:
         spec=spec,
         secret=secret,
         class_name=datastore.spec.storage_class_name or "",
+        mount_options=tuple(chosen.get("mountOptions") or ()),
+        memory=(chosen.get("parameters") or {}).get("memory", ""),
     )
 
 
@@ -147,6 +161,8 @@ def _chosen(parameters: Mapping[str, str], metadata: Raw) -> tuple[dict[str, Any
             s3[field] = _filled(s3[field], metadata)
     s3 |= {field: _truth(key, parameters[key]) for key, field in _S3_FLAGS.items() if key in parameters}
     document: dict[str, Any] = {"s3": s3} | {field: given[key] for key, field in _SPEC.items() if key in given}
+    if "memory" in given:
+        memory_of(given["memory"])
     if "cacheSize" in given:
         document["cache"] = {"size": given["cacheSize"]}
     if "readOnly" in given:

@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +25,17 @@ log = logging.getLogger(__name__)
 Raw = Mapping[str, Any]
 
 DEADLINE_S = 20.0
+CONNECTIONS = 16
 LOGIN_S = 600.0
 """Tokens of pods last an hour; the kubelet writes a new one well before."""
+WATCH_S = 600
+"""A watch ends then and is begun anew."""
+SILENCE_S = 150.0
+"""A watch in which nothing comes for so long is dead: the API server sends a bookmark each minute."""
+LINE_BYTES = 1 << 20
+"""Half of the longest event: metadata can hold 256 KiB of annotations, and the fields of many managers."""
+PAGE = 500
+_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 
@@ -110,10 +119,57 @@ class Cluster:
                 return None
             raise
 
-    async def list(self, resource: Resource, namespace: str) -> list[dict[str, Any]]:
-        """All of a namespace."""
-        found = await self._send("list", resource, resource.path(namespace))
-        return list(found.get("items", []))
+    async def list(self, resource: Resource, namespace: str, field_selector: str = "") -> list[dict[str, Any]]:
+        """All of a namespace, page by page."""
+        items: list[dict[str, Any]] = []
+        query = {"limit": str(PAGE), **({"fieldSelector": field_selector} if field_selector else {})}
+        while True:
+            found = await self._send("list", resource, resource.path(namespace), query=query)
+            items += found.get("items", [])
+            following = found.get("metadata", {}).get("continue", "")
+            if not following:
+                return items
+            query["continue"] = following
+
+    async def watch(self, resource: Resource, namespace: str) -> AsyncGenerator[tuple[str, Raw], None]:
+        """(type, metadata) of everything there is in the namespace ('' for all), then of each change, for WATCH_S.
+
+        Only metadata crosses the wire, which is all that is wanted of a Secret. Every watch begins with what there is,
+        so none has to go on where another one ended. Errors: ApiError, Unavailable.
+        """
+        API_REQUESTS.labels("watch", resource.plural).inc()
+        query = {"watch": "1", "resourceVersion": "0", "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_S)}
+        info = _login()
+        try:
+            # A session of its own: watches last, and must not take the connections of the requests.
+            async with (
+                _session(
+                    info, aiohttp.ClientTimeout(total=None, sock_connect=DEADLINE_S, sock_read=SILENCE_S)
+                ) as session,
+                session.get(
+                    info.server + resource.path(namespace),
+                    params=query,
+                    headers={"Accept": _METADATA},
+                    read_bufsize=LINE_BYTES,
+                ) as answer,
+            ):
+                if answer.status >= 400:
+                    _parsed(answer.status, await answer.read())
+                async for line in answer.content:
+                    yield _event(line)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise Unavailable(f"the watch of {resource.plural} ended: {type(error).__name__}") from error
+
+    async def annotate(self, resource: Resource, body: Raw, annotations: Mapping[str, str]) -> None:
+        """Set annotations of this very object; success when it is gone."""
+        metadata = body["metadata"]
+        change = {"metadata": {"uid": metadata["uid"], "annotations": dict(annotations)}}
+        path = resource.path(metadata.get("namespace", ""), metadata["name"])
+        try:
+            await self._send("patch", resource, path, change, {"fieldManager": MANAGER}, _MERGE)
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
 
     async def create(self, resource: Resource, namespace: str, body: Raw) -> dict[str, Any]:
         """Make an object; ApiError 409 when it is there."""
@@ -186,19 +242,34 @@ class Cluster:
         async with self._lock:
             if self._session is not None and time.monotonic() < self._until:
                 return self._session
-            info = login()
-            if info is None:
-                raise Unavailable("there is neither a service account nor a kubeconfig")
+            info = _login()
             old, self._server, self._until = self._session, info.server, time.monotonic() + LOGIN_S
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(ssl=info.as_ssl_context(), limit=16),
-                headers=info.as_http_headers(),
-                timeout=aiohttp.ClientTimeout(total=DEADLINE_S),
-            )
+            self._session = _session(info, aiohttp.ClientTimeout(total=DEADLINE_S))
             if old is not None:
                 # Requests under way may still use it; they end within their deadline.
                 asyncio.get_running_loop().call_later(DEADLINE_S, lambda: asyncio.ensure_future(old.close()))
             return self._session
+
+
+def _login() -> kopf.ConnectionInfo:
+    info = login()
+    if info is None:
+        raise Unavailable("there is neither a service account nor a kubeconfig")
+    return info
+
+
+def _session(info: kopf.ConnectionInfo, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientSession:
+    connector = aiohttp.TCPConnector(ssl=info.as_ssl_context(), limit=CONNECTIONS)
+    return aiohttp.ClientSession(connector=connector, headers=info.as_http_headers(), timeout=timeout)
+
+
+def _event(line: bytes) -> tuple[str, Raw]:
+    """One line of a watch. Errors: ApiError for what the server has to complain of, ValueError."""
+    event = json.loads(line)
+    found = event["object"]
+    if event["type"] == "ERROR":
+        raise ApiError(int(found.get("code", 500)), str(found.get("reason", "")), str(found.get("message", "")))
+    return event["type"], found["metadata"]
 
 
 def _parsed(status: int, text: bytes) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def _provision(observed: Observed, meant: Meant) -> Plan:
     if volume is not None:
         if there is not None and ("deletionTimestamp" in there["metadata"] or desired.source_differs(there, volume)):
             return Plan(replace=volume, again=True)
-        if there is None or not desired.holds(there, volume):
+        if there is None or not desired.volume_holds(there, volume):
             applies.append(volume)
     if applies:
         return Plan(apply=tuple(applies), again=True)
@@ -240,8 +240,11 @@ def _credentials(observed: Observed, was: Sequence[Raw]) -> Finding:
 
 def _described(observed: Observed, before: Raw) -> JSON:
     """Everything of the status but the conditions; what was not found out now stays as it was."""
-    kept: JSON = {name: before[name] for name in ("capabilities", "usage") if name in before}
     meant, facts = observed.meant, observed.facts
+    theirs = _volume_of_another_driver(observed)
+    # What was found out about a volume says nothing about the next one.
+    names = ("capabilities", "usage") if not theirs or before.get("volumeName") in (None, theirs) else ()
+    kept: JSON = {name: before[name] for name in names if name in before}
     if meant is None:
         return kept
     existing = meant.spec.claim.name if meant.spec.claim else None
@@ -253,13 +256,20 @@ def _described(observed: Observed, before: Raw) -> JSON:
     }
     if observed.claim is not None or existing:
         described["claimName"] = existing or meant.name
-    if observed.volume is not None:
-        described["volumeName"] = volume_name(meant.uid)
+    if observed.volume is not None or theirs:
+        described["volumeName"] = theirs or volume_name(meant.uid)
     if facts and facts.capabilities is not None:
         described["capabilities"] = facts.capabilities.model_dump(by_alias=True, exclude_none=True)
     if facts and facts.measured is not None:
         described["usage"] = _usage(facts.measured, facts.measured_at, kept.get("usage") or {})
     return described
+
+
+def _volume_of_another_driver(observed: Observed) -> str:
+    """Name of the volume that a wrapped claim is bound to, or ''."""
+    if observed.meant is None or observed.meant.spec.claim is None or observed.claim is None:
+        return ""
+    return str(observed.claim["spec"].get("volumeName") or "")
 
 
 def _usage(measured: Measured, at: str, before: Raw) -> JSON:

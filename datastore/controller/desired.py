@@ -10,7 +10,7 @@ from typing import Any
 
 from datastore.api.datastore import API_VERSION, KIND
 from datastore.api.names import MANAGED_BY, MANAGER, OWNER, UID, volume_name
-from datastore.api.volumecontext import DRIVER, VolumeHandle, to_context
+from datastore.api.volumecontext import DRIVER, MEMORY, VolumeHandle, to_context
 from datastore.controller.classes import Meant
 from datastore.units import format_quantity, parse_quantity
 
@@ -73,6 +73,7 @@ def volume(meant: Meant, claim_uid: str) -> dict[str, Any] | None:
             "name": meant.name,
             **({"uid": claim_uid} if claim_uid else {}),
         },
+        **({"mountOptions": list(meant.mount_options)} if meant.mount_options else {}),
         **_source(meant),
     }
     metadata = {"name": volume_name(meant.uid), **_marks(meant)}
@@ -109,6 +110,13 @@ def is_for_claim(datastore: Raw, claim_body: Raw) -> bool:
     return any(each.get("uid") == claim_body["metadata"]["uid"] for each in owners)
 
 
+def owner_of(body: Raw) -> tuple[str, str] | None:
+    """The Datastore that a claim or volume of ours says it is of."""
+    text = (body["metadata"].get("annotations") or {}).get(OWNER, "")
+    namespace, _, name = text.partition("/")
+    return (namespace, name) if namespace and name else None
+
+
 def is_ours(body: Raw, uid: str) -> bool:
     """Whether a claim or volume was made for the Datastore with this uid."""
     labels: Raw = body["metadata"].get("labels") or {}
@@ -127,6 +135,12 @@ def holds(observed: Any, wanted: Any) -> bool:
             return False
         return all(any(holds(each, one) for each in observed) for one in wanted)
     return bool(observed == wanted)
+
+
+def volume_holds(observed: Raw, wanted: Raw) -> bool:
+    """Whether a volume is as it should be; its mount options are exactly ours, also when there are none any more."""
+    options = wanted["spec"].get("mountOptions") or []
+    return (observed["spec"].get("mountOptions") or []) == options and holds(observed, wanted)
 
 
 def source_differs(observed: Raw, wanted: Raw) -> bool:
@@ -161,7 +175,7 @@ def _source(meant: Meant) -> dict[str, Any]:
     source: dict[str, Any] = {
         "driver": DRIVER,
         "volumeHandle": str(handle),
-        "volumeAttributes": to_context(meant.spec),
+        "volumeAttributes": {**to_context(meant.spec), **({MEMORY: meant.memory} if meant.memory else {})},
         **({"readOnly": True} if meant.spec.read_only else {}),
     }
     if meant.secret:

@@ -16,8 +16,8 @@ from datastore.api.names import MANAGED_BY, MANAGER
 from datastore.api.volumecontext import DRIVER
 from datastore.controller.cache import Cache, Key, Shelf
 from datastore.controller.cluster import login
+from datastore.controller.desired import owner_of
 from datastore.controller.heartbeat import Heartbeat
-from datastore.controller.reconciler import owner_of
 from datastore.controller.settings import Settings
 
 Raw = Mapping[str, Any]
@@ -34,13 +34,16 @@ WATCHED = (
 
 
 class Watches:
-    """Keeps the cache, and wakes Datastores (`wake`) and plain claims (`wake_claim`)."""
+    """Keeps the cache, and wakes Datastores (`wake`) and plain claims (`wake_claim`). serves: is it our namespace."""
 
-    def __init__(self, cache: Cache, heartbeat: Heartbeat, wake: Wake, wake_claim: Wake) -> None:
+    def __init__(
+        self, cache: Cache, heartbeat: Heartbeat, wake: Wake, wake_claim: Wake, serves: Callable[[str], bool]
+    ) -> None:
         self._cache = cache
         self._heartbeat = heartbeat
         self._wake = wake
         self._wake_claim = wake_claim
+        self._serves = serves
 
     def datastore(self, event: Raw) -> None:
         """A Datastore came, changed or went."""
@@ -63,9 +66,11 @@ class Watches:
             self._wake_claim(key)
 
     def volume(self, event: Raw) -> None:
-        """A volume of ours."""
-        _keep(self._cache.volumes, event)
+        """A volume of ours. They have no namespace, so those of another controller's Datastores come along."""
         owner = owner_of(event["object"])
+        if owner is not None and not self._serves(owner[0]):
+            return
+        _keep(self._cache.volumes, event)
         if owner is not None:
             self._wake(owner)
 

@@ -12,6 +12,7 @@ RECONCILE_SECONDS = Histogram(
     buckets=(0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30),
 )
 BACKEND_FAILURES = Counter("datastore_controller_backend_failures_total", "Looks at a backend that failed", ["reason"])
+PODS_TOLD = Counter("datastore_controller_pods_told_total", "Pods annotated since a Secret of theirs was rotated")
 DATASTORES = Gauge("datastore_controller_datastores", "Datastores by the reason of their Ready condition", ["reason"])
 QUEUED = Gauge("datastore_controller_queued", "Datastores that wait to be worked on")
 LAST_HEARTBEAT = Gauge("datastore_controller_heartbeat_seconds", "When the watch last showed our heartbeat, Unix time")

@@ -10,6 +10,7 @@ from contextlib import suppress
 import kopf
 
 from datastore.controller.cache import Cache, Key
+from datastore.controller.classes import SecretRef
 from datastore.controller.cluster import PEERINGS, ApiError, Cluster, Unavailable
 from datastore.controller.handlers import Watches, operator_settings, registry
 from datastore.controller.heartbeat import Heartbeat
@@ -17,6 +18,8 @@ from datastore.controller.metrics import ACTIVE, DATASTORES, QUEUED, RECONCILE_S
 from datastore.controller.plainclaims import PlainClaims
 from datastore.controller.reconciler import Reconciler
 from datastore.controller.recorder import Recorder
+from datastore.controller.rotation import Announcer
+from datastore.controller.secretwatch import SecretWatch, Uses
 from datastore.controller.serving import Serving
 from datastore.controller.settings import Settings
 from datastore.controller.workqueue import WorkQueue
@@ -35,7 +38,9 @@ class Operator:
         self._cluster = Cluster()
         self._cache = Cache()
         self._heartbeat = Heartbeat(self._cluster, settings)
-        self._reconciler = Reconciler(self._cluster, self._cache, settings)
+        self._uses = Uses()
+        self._reconciler = Reconciler(self._cluster, self._cache, settings, self._uses)
+        self._announcer = Announcer(self._cluster, self._uses)
         self._plain = PlainClaims(self._cluster, self._cache, Recorder(self._cluster, settings.identity))
         self._datastores = WorkQueue[Key]()
         self._claims = WorkQueue[Key]()
@@ -49,16 +54,18 @@ class Operator:
         serving = Serving(self._alive, self._ready, self._refresh)
         port = await serving.start("0.0.0.0", self._settings.port)  # noqa: S104  (the kubelet probes from outside)
         log.info("serving", extra=fields(port=port, identity=self._settings.identity))
-        watches = Watches(self._cache, self._heartbeat, self._datastores.add, self._claims.add)
+        serves = self._settings.serves
+        watches = Watches(self._cache, self._heartbeat, self._datastores.add, self._claims.add, serves)
         workers = [asyncio.create_task(self._work()) for _ in range(self._settings.workers)]
         workers += [asyncio.create_task(self._provision()), asyncio.create_task(self._beat())]
+        workers += self._watch_secrets()
         try:
             await self._meet(stop)
             await kopf.operator(
                 registry=registry(watches),
                 settings=operator_settings(self._settings),
                 clusterwide=not self._settings.namespaces,
-                namespaces=self._settings.namespaces,
+                namespaces=self._settings.watched_namespaces,
                 peering_name=self._settings.peering or None,
                 standalone=not self._settings.peering,
                 priority=self._settings.priority,
@@ -72,6 +79,20 @@ class Operator:
             await self._reconciler.close()
             await serving.close()
             await self._cluster.close()
+
+    def _watch_secrets(self) -> list[asyncio.Task[None]]:
+        if not self._settings.watch_secrets:
+            return []
+        watch = SecretWatch(self._cluster, self._uses, self._heartbeat.active, self._secret_changed)
+        watched = self._settings.watched_namespaces or ("",)
+        tasks = [asyncio.create_task(watch.run(namespace)) for namespace in watched]
+        return [*tasks, asyncio.create_task(self._announcer.run())]
+
+    def _secret_changed(self, secret: SecretRef, version: str, rotated: bool) -> None:
+        for key in self._reconciler.renewed(secret):
+            self._datastores.add(key)
+        if rotated:
+            self._announcer.rotated(secret, version)
 
     async def _meet(self, stop: asyncio.Event) -> None:
         """Make the object of the peering, so that one `kubectl apply` can bring its definition and ourselves.

@@ -14,10 +14,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from datastore.api.datastore import API_VERSION, KIND
-from datastore.api.names import FINALIZER, OWNER, volume_name
-from datastore.controller import classes, deleting
+from datastore.api.names import FINALIZER, volume_name
+from datastore.controller import classes, deleting, desired
 from datastore.controller.cache import Cache, Key
-from datastore.controller.classes import Meant
+from datastore.controller.claimprobe import ClaimProbe
+from datastore.controller.classes import Meant, SecretRef
 from datastore.controller.cluster import (
     BY_KIND,
     CLAIMS,
@@ -35,6 +36,8 @@ from datastore.controller.looking import Looking
 from datastore.controller.metrics import BACKEND_FAILURES
 from datastore.controller.mistakes import Mistake, reason_of
 from datastore.controller.recorder import Recorder
+from datastore.controller.rotation import claims_of
+from datastore.controller.secretwatch import Uses
 from datastore.controller.settings import Settings
 from datastore.errors import DatastoreError
 from datastore.logs import fields
@@ -54,7 +57,7 @@ SETTLE_S = 1.0
 
 @dataclass(slots=True)
 class Known:
-    """What is remembered of one Datastore. failures: in a row; look_at: monotonic time of the next look."""
+    """What is remembered of one. failures: in a row; look_at: monotonic time; renewals: changes of its Secret."""
 
     uid: str
     spec: object = None
@@ -62,16 +65,19 @@ class Known:
     failures: int = 0
     look_at: float = 0.0
     failing_since: float = 0.0
+    renewals: int = 0
 
 
 class Reconciler:
     """Works on one Datastore at a time per key; many keys at once."""
 
-    def __init__(self, cluster: Cluster, cache: Cache, settings: Settings) -> None:
+    def __init__(self, cluster: Cluster, cache: Cache, settings: Settings, uses: Uses) -> None:
         self._cluster = cluster
         self._cache = cache
         self._settings = settings
+        self._uses = uses
         self._looking = Looking(cluster, settings)
+        self._probe = ClaimProbe(cluster, settings)
         self._recorder = Recorder(cluster, settings.identity)
         self._known: dict[Key, Known] = {}
 
@@ -86,6 +92,15 @@ class Reconciler:
             conditions = (body.get("status") or {}).get("conditions") or []
             counted[next((each["reason"] for each in conditions if each["type"] == "Ready"), "New")] += 1
         return counted
+
+    def renewed(self, secret: SecretRef) -> frozenset[Key]:
+        """A Secret came or changed: whoever uses it wants to be looked at now."""
+        self._looking.forget_secret(secret)
+        keys = self._uses.of(secret)
+        for known in (self._known[key] for key in keys if key in self._known):
+            known.look_at, known.failures = 0.0, 0
+            known.renewals += 1
+        return keys
 
     async def reconcile(self, key: Key) -> float | None:
         """Bring one Datastore as far as it goes now; seconds until it wants to be looked at again, None: never."""
@@ -107,6 +122,7 @@ class Reconciler:
         """One step; None: another follows at once, negative: nothing to wait for."""
         known = self._remembered(key, body)
         meant, mistake = self._meant(body)
+        self._uses.put(key, meant.secret if meant else None)
         if known.spec != meant:
             known.spec, known.facts, known.look_at, known.failures = meant, None, 0.0, 0
         if mistake is not None:
@@ -124,13 +140,31 @@ class Reconciler:
             return SETTLE_S
         if mistake is not None and mistake.permanent:
             return -1.0
-        if plan.ready and meant is not None and known.facts is not None and known.facts.measured is None:
-            known.facts = replace(known.facts, measured=await self._looking.count(meant), measured_at=_now())
-            if known.facts.measured is not None:
-                return None
+        if plan.ready and meant is not None and await self._learn(key, body, meant, known):
+            return None
         return max(known.look_at - time.monotonic(), SETTLE_S)
 
+    async def _learn(self, key: Key, body: Raw, meant: Meant, known: Known) -> bool:
+        """Count what is stored, or try the volume of another driver; whether there is something new to tell."""
+        assert known.facts is not None, "what is Ready was looked at"
+        if meant.spec.claim is None:
+            if known.facts.measured is not None:
+                return False
+            known.facts = replace(known.facts, measured=await self._looking.count(meant), measured_at=_now())
+            return known.facts.measured is not None
+        status = (self._cache.datastores.get(key) or body).get("status") or {}
+        tried = await self._probe.step(meant, self._claim(key, meant), status)
+        if tried.event is not None:
+            await self._recorder.record(body, tried.event)
+        if tried.wait_s is not None:
+            known.look_at = min(known.look_at, time.monotonic() + tried.wait_s)
+        if tried.capabilities is None:
+            return False
+        known.facts = Facts(capabilities=tried.capabilities, measured=tried.measured, measured_at=_now())
+        return True
+
     async def _look(self, known: Known, meant: Meant) -> None:
+        renewals = known.renewals
         facts = await self._looking.look(meant)
         known.facts = facts
         if facts.error is None:
@@ -139,6 +173,9 @@ class Reconciler:
             BACKEND_FAILURES.labels(reason_of(facts.error)).inc()
             wait_s = self._delay(known.failures)
             known.failures += 1
+        if known.renewals != renewals:
+            # The keys changed while the old ones were tried.
+            wait_s = 0.0
         known.look_at = time.monotonic() + wait_s * random.uniform(0.9, 1.1)  # noqa: S311  (spreads, hides nothing)
 
     def _delay(self, failures: int) -> float:
@@ -202,6 +239,7 @@ class Reconciler:
         if step.finish:
             await self._finalizer(body, present=False)
             self._looking.forget(body["metadata"]["uid"])
+            self._uses.put(key, None)
             return -1.0
         if failure is not None:
             known.failures += 1
@@ -239,7 +277,7 @@ class Reconciler:
         if claim is None:
             return ()
         name, namespace = claim["metadata"]["name"], claim["metadata"]["namespace"]
-        found = [pod for pod in await self._cluster.list(PODS, namespace) if name in _claims_of(pod)]
+        found = [pod for pod in await self._cluster.list(PODS, namespace) if name in claims_of(pod)]
         return tuple(sorted(pod["metadata"]["name"] for pod in found))
 
     async def _namespace_goes(self, namespace: str) -> bool:
@@ -249,9 +287,14 @@ class Reconciler:
     async def _gone(self, key: Key) -> float | None:
         """No Datastore has this key: volumes of an earlier one go too, once that is sure."""
         known = self._known.pop(key, None)
+        self._uses.put(key, None)
         if known is not None:
             self._looking.forget(known.uid)
-        left = [each for each in self._cache.volumes.values() if owner_of(each) == key and deleting.orphans(each, None)]
+        left = [
+            each
+            for each in self._cache.volumes.values()
+            if desired.owner_of(each) == key and deleting.orphans(each, None)
+        ]
         if not left:
             return None
         body = await self._cluster.get(DATASTORES, *key)
@@ -343,21 +386,6 @@ class Reconciler:
     def _shelf(self, body: Raw) -> Any:
         shelves = {"PersistentVolumeClaim": self._cache.claims, "PersistentVolume": self._cache.volumes}
         return shelves.get(body["kind"], self._cache.datastores)
-
-
-def owner_of(body: Raw) -> Key | None:
-    """The Datastore that a claim or volume of ours says it is of."""
-    text = (body["metadata"].get("annotations") or {}).get(OWNER, "")
-    namespace, _, name = text.partition("/")
-    return (namespace, name) if namespace and name else None
-
-
-def _claims_of(pod: Raw) -> set[str]:
-    """The claims that a pod which has not ended holds."""
-    if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
-        return set()
-    volumes = pod.get("spec", {}).get("volumes") or []
-    return {each["persistentVolumeClaim"]["claimName"] for each in volumes if "persistentVolumeClaim" in each}
 
 
 def _age_s(body: Raw) -> float:

@@ -10,9 +10,9 @@ class Settings:
     """Read from the command line in __main__; nothing else reads it."""
 
     namespaces: tuple[str, ...] = ()
-    """Only these; empty: the whole cluster."""
+    """Only these and its own; empty: the whole cluster."""
     namespace: str = "datastore-system"
-    """The controller's own: its heartbeat is there."""
+    """The controller's own: its heartbeat is there, and the Secrets of StorageClasses."""
     identity: str = "datastore-controller"
     """This replica, for people: the name of its pod."""
     peering: str = ""
@@ -36,7 +36,24 @@ class Settings:
     """Directories of nodes that a Datastore may name; exactly these: below them, a link could lead anywhere."""
     ambient_credentials: bool = False
     """Whether a Datastore without a Secret may use the identity of the controller and of the nodes."""
+    watch_secrets: bool = False
+    """See changes of Secrets at once, and tell the pods that use them; the kubelet's own pace is 60 to 90 s."""
+    endpoints: tuple[str, ...] = ()
+    """Patterns of the endpoints that users may name; empty: all but link-local addresses. See endpoints.py."""
+    probe_claims: bool = False
+    """Whether pods may be made that try what a volume of another driver can do, for Datastores that ask for it."""
+    probe_image: str = ""
+    """Their image; empty: that of the controller's own pod."""
     port: int = 8080
     """/livez, /readyz and /metrics; 0: any free port."""
     heartbeat_s: float = 15.0
     """How often the heartbeat is written; the watch must show it within three of these."""
+
+    @property
+    def watched_namespaces(self) -> tuple[str, ...]:
+        """Those to watch; empty: all. Its own is always among them: the echo of the heartbeat comes from there."""
+        return tuple(dict.fromkeys((*self.namespaces, self.namespace))) if self.namespaces else ()
+
+    def serves(self, namespace: str) -> bool:
+        """Whether Datastores of this namespace are ours."""
+        return not self.namespaces or namespace in self.watched_namespaces

@@ -54,6 +54,10 @@ class WorkQueue(Generic[K]):
         self._ready.pop(key, None)
         self._dirty.discard(key)
 
+    def awaits(self, key: K) -> bool:
+        """Whether something is planned for it."""
+        return key in self._ready or key in self._dirty or key in self._due
+
     async def get(self) -> K:
         """The next key; call done() with it afterwards."""
         while True:

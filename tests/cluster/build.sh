@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes what the test cluster runs, into ${KUBE_DATASTORE_TOOLS:-${XDG_CACHE_HOME:-~/.cache}/kube-datastore/tools}:
 #   bin/kube (etcd, kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kube-proxy and kubectl in one),
-#   bin/coredns, bin/csi-sanity, bin/pause: built by Go from go/ beside this file;
+#   bin/coredns, bin/csi-sanity, bin/helm, bin/pause: built by Go from go/ beside this file;
 #   node/: Debian's containerd, runc and network plugins, unpacked. They are not installed: that would start services,
 #   and would drive out another containerd.
 # What is there and was made from the same sources is left alone. Each build is bounded; what can't be made is one line on
@@ -81,6 +81,8 @@ build pause . ""
 build csi-sanity github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity ""
 build coredns . ""
 build kube . "$*"
+# After Kubernetes: half of its packages are the same, and compiled then.
+build helm helm.sh/helm/v3/cmd/helm ""
 if [ -x "$bin/kube" ]; then
     for name in etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl; do
         ln -sfn kube "$bin/$name"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import re
+import ssl
 import subprocess
 import sys
 import time
@@ -84,12 +87,39 @@ def account_kubeconfig(admin: Path, kube: Kube, folder: Path) -> Path:
     return path
 
 
+def answer(kubeconfig: Path, method: str, path: str, body: Any, content_type: str) -> tuple[int, str]:
+    """HTTP status and message of one request with this identity: kubectl would look first, which is another right."""
+    document = yaml.safe_load(kubeconfig.read_text())
+    server, user = document["clusters"][0]["cluster"], document["users"][0]["user"]
+    given = server.get("certificate-authority-data")
+    context = ssl.create_default_context(
+        cafile=server.get("certificate-authority"), cadata=base64.b64decode(given).decode() if given else None
+    )
+    headers = {"Authorization": f"Bearer {user['token']}", "Content-Type": content_type}
+    request = urllib.request.Request(server["server"] + path, json.dumps(body).encode(), headers, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=20, context=context) as found:
+            return int(found.status), ""
+    except urllib.error.HTTPError as error:
+        return error.code, str(json.loads(error.read()).get("message", ""))
+
+
 @contextmanager
 def controller(kubeconfig: Path, folder: Path, *arguments: str, name: str = "c-1") -> Iterator[Controller]:
     """Run it for the time of the block, ready at its beginning; it must end by itself when told to."""
     port, log = free_port(), folder / f"{name}.log"
     environment = {**os.environ, "KUBECONFIG": str(kubeconfig), "POD_NAMESPACE": SYSTEM, "POD_NAME": name}
-    command = [sys.executable, "-m", "datastore.controller", "--port", str(port), "--heartbeat", "2s", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "datastore.controller",
+        "--port",
+        str(port),
+        "--heartbeat",
+        "2s",
+        "--watch-secrets",
+    ]
+    command += arguments
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
     try:
@@ -117,6 +147,19 @@ def secret_of(server: Server, name: str = "keys", **other: str) -> Manifest:
 
 def datastore_of(name: str, spec: Mapping[str, Any]) -> Manifest:
     return {"apiVersion": "datastore.dev/v1alpha1", "kind": "Datastore", "metadata": {"name": name}, "spec": dict(spec)}
+
+
+def pod_on_no_node(name: str, claim: str) -> Manifest:
+    """A pod that uses a claim. Nothing runs it here, but it is on a node and has not ended: that is use."""
+    container = {"name": "main", "image": "none", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}
+    spec = {
+        "containers": [container],
+        "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": claim}}],
+        "nodeName": "absent",
+        "terminationGracePeriodSeconds": 0,
+        "automountServiceAccountToken": False,
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": name}}, "spec": spec}
 
 
 def condition(body: Manifest | None, kind: str) -> Mapping[str, str]:
@@ -211,6 +254,12 @@ class Bench:
 
     def gone(self, name: str) -> None:
         self.kube.wait_for(f"end of {name}", lambda: self.get(name) is None, limit_s=READY_S, namespace=self.space)
+
+    def use(self, pod: str, claim: str) -> None:
+        """Make a pod of this name that uses the claim."""
+        account = "service account"
+        self.kube.wait_for(account, lambda: bool(self.kube.get("serviceaccount", "default", namespace=self.space)))
+        self.kube.apply(pod_on_no_node(pod, claim), namespace=self.space)
 
     def objects(self) -> list[str]:
         return [each["Key"] for each in self.s3.list_objects_v2(Bucket=self.bucket).get("Contents", [])]

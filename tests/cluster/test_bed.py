@@ -93,7 +93,6 @@ def mounting_pod(site: Site, folder: str, manifest: Manifest, secret: Manifest) 
     return [config, pod("mounting", container, volumes=[node, {"name": "config", "secret": {"secretName": "mount"}}])]
 
 
-@pytest.mark.cluster_long
 def test_a_mount_made_by_our_image_in_one_pod_is_read_and_written_in_another(
     site: Site, kube: Kube, namespace: str, storage: Storage
 ) -> None:
@@ -135,7 +134,6 @@ def test_a_mount_made_by_our_image_in_one_pod_is_read_and_written_in_another(
     print(f"two pods, a mount, read and written: {took:.1f} s")
 
 
-@pytest.mark.cluster_long
 @pytest.mark.own_node
 def test_the_kubelet_is_started_again_and_its_pods_live_on(site: Site, kube: Kube, namespace: str) -> None:
     assert site.own is not None
@@ -154,7 +152,6 @@ def test_the_kubelet_is_started_again_and_its_pods_live_on(site: Site, kube: Kub
     assert [each["restartCount"] for each in found["status"]["containerStatuses"]] == [0]
 
 
-@pytest.mark.cluster_long
 @pytest.mark.own_node
 def test_clusters_run_side_by_side_and_leave_nothing_behind(site: Site) -> None:
     name = f"beside-{uuid.uuid4().hex[:8]}"

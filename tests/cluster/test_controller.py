@@ -79,7 +79,6 @@ def test_a_wrong_region_an_unreachable_endpoint_and_a_missing_secret_have_reason
     bench.ready("secret")
 
 
-@pytest.mark.cluster_long
 def test_what_worked_and_fails_is_degraded_and_keeps_its_claim(bench: Bench) -> None:
     """S-71"""
     bench.apply("digits", bench.spec())
@@ -92,7 +91,6 @@ def test_what_worked_and_fails_is_degraded_and_keeps_its_claim(bench: Bench) -> 
     bench.ready("digits")
 
 
-@pytest.mark.cluster_long
 def test_a_claim_and_a_volume_deleted_or_edited_by_hand_come_back(bench: Bench) -> None:
     """S-72"""
     bench.apply("digits", bench.spec())

@@ -12,7 +12,6 @@ from tests.cluster.controlled import PEERS, READY_S, Bench, Controller, conditio
 pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300, func_only=True)]
 
 
-@pytest.mark.cluster_long
 def test_the_replica_with_the_higher_priority_works_and_the_other_waits(
     bench: Bench, running: Controller, account: Path, tmp_path: Path
 ) -> None:
@@ -32,7 +31,6 @@ def test_the_replica_with_the_higher_priority_works_and_the_other_waits(
 CROWD = 1000
 
 
-@pytest.mark.cluster_long
 @pytest.mark.timeout(900, func_only=True)
 def test_a_thousand_datastores(bench: Bench, account: Path, tmp_path: Path) -> None:
     """Applied at once: Ready within 120 s, at most 250 MiB; deleted: nothing is left."""

@@ -7,7 +7,7 @@ import uuid
 import pytest
 
 from datastore.api.names import MARKER
-from datastore.cli.main import app, exit_code_of
+from datastore.cli.app import app, exit_code_of
 from tests.cluster.cluster import Cluster
 from tests.cluster.controlled import (
     READY_S,
@@ -74,16 +74,7 @@ def test_deletion_waits_for_the_pods_and_names_them(bench: Bench) -> None:
     bench.apply("digits", bench.spec("a/", s3={"create": True}, reclaimPolicy="Delete"))
     bench.ready("digits")
     bench.s3.put_object(Bucket=bench.bucket, Key="a/x", Body=b"1")
-    container = {"name": "main", "image": "none", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}
-    volumes = [{"name": "v", "persistentVolumeClaim": {"claimName": "digits"}}]
-    # Nothing runs it here, but it is on a node and has not ended: that is use.
-    spec = {"containers": [container], "volumes": volumes, "nodeName": "absent", "terminationGracePeriodSeconds": 0}
-    spec["automountServiceAccountToken"] = False
-    bench.kube.wait_for(
-        "service account", lambda: bool(bench.kube.get("serviceaccount", "default", namespace=bench.space))
-    )
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "train"}, "spec": spec}
-    bench.kube.apply(pod, namespace=bench.space)
+    bench.use("train", "digits")
     bench.kube.delete("datastore", "digits", namespace=bench.space, wait=False)
     bench.kube.wait_for(
         "the pod's name in the status",
@@ -108,7 +99,6 @@ def test_a_namespace_goes_with_its_datastores_and_their_data(bench: Bench) -> No
     assert bench.objects() == []
 
 
-@pytest.mark.cluster_long
 def test_a_datastore_released_by_hand_leaves_its_data_and_no_volume(
     bench: Bench, api_server: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
 
+from datastore.api.datastore import API_VERSION
+from datastore.api.volumecontext import MEMORY
+from datastore.csi.keeper.cgroups import group_name, limit_of
+from datastore.csi.plugin import STARTUP_TAINT
+from datastore.csi.request import key_of
 from tests.cluster.fixtures import SYSTEM, Product, Site, Storage
-from tests.cluster.kube import Kube, Manifest
-from tests.cluster.volumes import DRIVER, LOOP, Loop, Volume
+from tests.cluster.kube import Kube, KubeError, Manifest
+from tests.cluster.volumes import DRIVER, LOOP, OVERGROWN, SHOWS, Loop, Volume
 from tests.csi.accounts import run_accounts
 from tests.servers import boto_client, make_bucket
 
@@ -130,6 +136,149 @@ def test_an_inline_volume(volume: Volume, runs: Runs, storage: Storage) -> None:
 
 
 @pytest.fixture
+def digits(kube: Kube, volume: Volume, storage: Storage) -> Iterator[str]:
+    """A Datastore of that name, Ready, with one file of 5,000,000 bytes; beside the volume, whose Secret it has."""
+    boto_client(storage.here).put_object(Bucket=volume.bucket, Key="digits/large", Body=bytes(5_000_000))
+    s3 = {**volume.spec["s3"], "prefix": "digits/", "credentialsSecret": "keys"}
+    metadata = {"name": "digits", "namespace": volume.namespace}
+    kube.apply(
+        {"apiVersion": API_VERSION, "kind": "Datastore", "metadata": metadata, "spec": {"s3": s3}},
+        namespace=volume.namespace,
+    )
+    kube.wait_condition("datastore", "digits", "Ready", namespace=volume.namespace, limit_s=READY_S)
+    yield "digits"
+    for pod in kube.items("pods", namespace=volume.namespace):
+        kube.delete("pod", pod["metadata"]["name"], namespace=volume.namespace)
+    kube.delete("datastore", "digits", namespace=volume.namespace)
+
+
+def by_name(name: str, **more: Any) -> Manifest:
+    return {"csi": {"driver": DRIVER, "volumeAttributes": {"datastore": name}, **more}}
+
+
+def test_an_inline_volume_names_a_datastore(
+    kube: Kube, volume: Volume, digits: str, runs: Runs, storage: Storage
+) -> None:
+    """S-120"""
+    kube.apply(volume.pod("keyless", "pass", volume=by_name(digits)), namespace=volume.namespace)
+    kube.apply(volume.pod("mistaken", "pass", volume=by_name("digit")), namespace=volume.namespace)
+    runs("named", "open('/data/x', 'w').write('x')", volume=by_name(digits, nodePublishSecretRef={"name": "keys"}))
+    assert boto_client(storage.here).get_object(Bucket=volume.bucket, Key="digits/x")["Body"].read() == b"x"
+    for pod, line in (
+        ("keyless", "an inline volume of Datastore digits needs nodePublishSecretRef: {name: keys}; or use"),
+        ("mistaken", f"there is no Datastore digit in namespace {volume.namespace}"),
+    ):
+        kube.wait_for(line, lambda: line in said_of(kube, pod, volume), namespace=volume.namespace)  # noqa: B023
+
+
+def said_of(kube: Kube, pod: str, volume: Volume) -> str:
+    """The messages of a pod's events."""
+    events = kube.items("events", namespace=volume.namespace)
+    return "\n".join(each["message"] for each in events if each["involvedObject"].get("name") == pod)
+
+
+def test_what_a_volume_holds_is_shown_by_df_and_by_the_kubelet(kube: Kube, volume: Volume, digits: str) -> None:
+    """S-121"""
+    claim = {"persistentVolumeClaim": {"claimName": digits}}
+    kube.apply(volume.pod("shows", SHOWS, volume=claim), namespace=volume.namespace)
+    kube.wait_phase("shows", "Running", namespace=volume.namespace, limit_s=READY_S)
+
+    def by_df() -> tuple[int, int]:
+        used, files = kube.kubectl("logs", "shows", f"--namespace={volume.namespace}", "--tail=1").split() or (0, 0)
+        return int(used), int(files)
+
+    took_s = kube.wait_for("df shows it", lambda: by_df()[0] > 0, limit_s=READY_S, namespace=volume.namespace)
+    used, files = by_df()
+    assert 5_000_000 <= used < 5_100_000
+    assert files >= 1
+
+    def by_kubelet() -> tuple[int, int]:
+        (node,) = kube.items("nodes", namespace="")
+        summary = json.loads(
+            kube.kubectl("get", "--raw", f"/api/v1/nodes/{node['metadata']['name']}/proxy/stats/summary")
+        )
+        (pod,) = [each for each in summary["pods"] if each["podRef"]["namespace"] == volume.namespace]
+        shown: dict[str, int] = next((each for each in pod.get("volume", []) if each["name"] == "data"), {})
+        return shown.get("usedBytes", 0), shown.get("inodesUsed", 0)
+
+    kubelet_s = kube.wait_for(
+        "the kubelet shows it", lambda: by_kubelet()[0] > 0, limit_s=200.0, namespace=volume.namespace
+    )
+    told, counted = by_kubelet()
+    assert 0 <= used - told < 4096, "df counts in blocks"
+    assert counted == files
+    print(f"use of a volume: df after {took_s:.1f} s, the kubelet after {kubelet_s:.1f} s more; {told} bytes")
+
+
+@pytest.mark.own_node
+def test_the_start_up_taint_goes_when_the_plugin_is_ready(kube: Kube, volume: Volume) -> None:
+    """S-119"""
+    (node,) = kube.items("nodes", namespace="")
+    name = node["metadata"]["name"]
+
+    def waits() -> bool:
+        conditions = (kube.get("pod", "waits", namespace=volume.namespace) or {})["status"].get("conditions", [])
+        return any(each.get("reason") == "Unschedulable" and "taint" in each["message"] for each in conditions)
+
+    kube.kubectl("taint", "node", name, f"{STARTUP_TAINT}=:NoSchedule")
+    try:
+        kube.apply(volume.pod("waits", "open('/data/x', 'w').write('x')"), namespace=volume.namespace)
+        kube.wait_for("the pod has no node", waits, namespace=volume.namespace)
+        began = time.monotonic()
+        replaced(kube, NODE)
+        kube.wait_phase("waits", "Succeeded", namespace=volume.namespace, limit_s=READY_S)
+        print(f"start-up taint: plugin's pod deleted to the end of a pod that waited {time.monotonic() - began:.1f} s")
+    except BaseException:
+        with suppress(KubeError):
+            kube.kubectl("taint", "node", name, f"{STARTUP_TAINT}-")
+        raise
+    (node,) = kube.items("nodes", namespace="")
+    assert STARTUP_TAINT not in [each["key"] for each in node["spec"].get("taints", [])]
+
+
+def test_a_mount_that_takes_too_much_memory_ends_and_comes_back_alone(
+    site: Site, kube: Kube, storage: Storage, node_plugin: None, namespace: str
+) -> None:
+    """S-118"""
+    bucket = make_bucket(storage.here, f"bucket-{namespace}")
+    given = Volume(site, storage, namespace, bucket, attributes={MEMORY: "192Mi"})
+    inline = {"bucket": bucket, "endpoint": storage.endpoint, "prefix": "other/"}
+    other_volume = {"csi": {"driver": DRIVER, "volumeAttributes": inline, "nodePublishSecretRef": {"name": "keys"}}}
+    with in_use(kube, given) as volume:
+        pods = [volume.pod("loop", LOOP), volume.pod("other", LOOP, volume=other_volume)]
+        kube.apply(*pods, namespace=namespace)
+        for name in ("loop", "other"):
+            kube.wait_phase(name, "Running", namespace=namespace, limit_s=READY_S)
+        loop, other = Loop(kube, volume), Loop(kube, volume, "other")
+        loop.goes_on()
+        other.goes_on()
+        (keeper,) = pods_of(kube, KEEPER)
+        name = keeper["metadata"]["name"]
+        before = servers(kube, name)
+        which = (group_name(volume.handle), key_of(volume.handle))
+        told = json.loads(kube.execute(name, "python3", "-c", OVERGROWN, *which, namespace=SYSTEM))
+        assert (told["limit"], told["kills"]) == (limit_of(192 << 20), 1)
+        began = time.monotonic()
+        loop.goes_on()
+        print(f"a mount at its limit of memory: five more rounds after {time.monotonic() - began:.1f} s")
+        other.goes_on()
+        after = servers(kube, name)
+        assert after[key_of(volume.handle)] not in (0, told["server"])
+        assert {**before, key_of(volume.handle): 0} == {**after, key_of(volume.handle): 0}
+
+
+def servers(kube: Kube, keeper: str) -> dict[str, int]:
+    """The pid of each mount's server, by the name of its directory."""
+    script = (
+        "import json, pathlib\n"
+        "found = pathlib.Path('/var/lib/kubelet/plugins/csi.datastore.dev/state').glob('*/mount.json')\n"
+        "print(json.dumps({each.parent.name: json.loads(each.read_text())['serverPid'] for each in found}))"
+    )
+    said: dict[str, int] = json.loads(kube.execute(keeper, "python3", "-c", script, namespace=SYSTEM))
+    return said
+
+
+@pytest.fixture
 def loop(kube: Kube, volume: Volume) -> Loop:
     kube.apply(volume.pod("loop", LOOP), namespace=volume.namespace)
     kube.wait_phase("loop", "Running", namespace=volume.namespace, limit_s=READY_S)
@@ -152,14 +301,12 @@ def test_the_plugins_pod_is_deleted(kube: Kube, loop: Loop, volume: Volume, runs
     assert runs("after", "import os; print(len(os.listdir('/data/loop')) > 0)") == "True\n"
 
 
-@pytest.mark.cluster_long
 def test_the_keepers_pod_is_deleted(kube: Kube, loop: Loop) -> None:
     """S-89"""
     replaced(kube, KEEPER)
     loop.goes_on()
 
 
-@pytest.mark.cluster_long
 def test_the_daemonset_is_rolled(kube: Kube, loop: Loop) -> None:
     """S-89"""
     kube.kubectl("rollout", "restart", "daemonset/datastore-node", f"--namespace={SYSTEM}")
@@ -194,7 +341,6 @@ while True:
 """
 
 
-@pytest.mark.cluster_long
 @pytest.mark.own_node
 def test_a_rotated_secret_reaches_a_live_mount(site: Site, kube: Kube, node_plugin: None, namespace: str) -> None:
     """S-86"""
@@ -222,7 +368,6 @@ def test_a_rotated_secret_reaches_a_live_mount(site: Site, kube: Kube, node_plug
             assert "canary" not in "".join(kube.logs(name, namespace=SYSTEM) for name in names)
 
 
-@pytest.mark.cluster_long
 @pytest.mark.own_node
 def test_the_kubelet_is_restarted(kube: Kube, loop: Loop, site: Site, runs: Runs) -> None:
     """S-89"""

@@ -28,16 +28,52 @@ while True:
     time.sleep(0.05)
 """
 
+SHOWS = """
+import os, time
+while True:
+    s = os.statvfs("/data")
+    print((s.f_blocks - s.f_bfree) * s.f_frsize, s.f_files - s.f_ffree, flush=True)
+    time.sleep(1)
+"""
+"""What its df would show, each second."""
+
+OVERGROWN = """
+import glob, json, os, sys
+group_name, key = sys.argv[1:]
+state = f"/var/lib/kubelet/plugins/csi.datastore.dev/state/{key}/mount.json"
+server = json.load(open(state))["serverPid"]
+(group,) = glob.glob(f"/sys/fs/cgroup/**/{group_name}", recursive=True)
+version_2 = os.path.exists(f"{group}/memory.max")
+limit = int(open(f"{group}/" + ("memory.max" if version_2 else "memory.limit_in_bytes")).read())
+assert str(server) in open(f"{group}/cgroup.procs").read().split()
+open(f"/proc/{server}/oom_score_adj", "w").write("1000")  # the server shall be the one that is too large
+child = os.fork()
+if child == 0:
+    open(f"{group}/cgroup.procs", "w").write(str(os.getpid()))
+    hoard = []
+    try:
+        while len(hoard) << 23 < limit and open(f"/proc/{server}/cmdline", "rb").read():
+            hoard.append(b"x" * (8 << 20))
+    except OSError:
+        pass
+    os._exit(0)
+os.waitpid(child, 0)
+counted = open(f"{group}/" + ("memory.events" if version_2 else "memory.oom_control")).read().split()
+print(json.dumps({"limit": limit, "server": server, "kills": int(counted[counted.index("oom_kill") + 1])}))
+"""
+"""In the keeper's pod: bring a mount to its limit of memory, such that the kernel ends its server; what was seen."""
+
 
 @dataclass
 class Volume:
-    """A bucket as a claim `data` of a namespace, as the controller would make it."""
+    """A bucket as a claim `data` of a namespace, as the controller would make it; attributes: more of the volume's."""
 
     site: Site
     storage: Storage
     namespace: str
     bucket: str
     keys: dict[str, str] = field(default_factory=dict)
+    attributes: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         here = self.storage.here
@@ -75,7 +111,7 @@ class Volume:
                 "csi": {
                     "driver": DRIVER,
                     "volumeHandle": self.handle,
-                    "volumeAttributes": {"datastore.dev/spec": json.dumps(self.spec)},
+                    "volumeAttributes": {"datastore.dev/spec": json.dumps(self.spec), **self.attributes},
                     "nodeStageSecretRef": reference,
                     "nodePublishSecretRef": reference,
                 },
@@ -119,20 +155,20 @@ class Volume:
 class Loop:
     """A pod that writes and reads with checksums."""
 
-    def __init__(self, kube: Kube, volume: Volume) -> None:
-        self.kube, self.volume, self.reached = kube, volume, 0
+    def __init__(self, kube: Kube, volume: Volume, name: str = "loop") -> None:
+        self.kube, self.volume, self.name, self.reached = kube, volume, name, 0
 
     def rounds(self) -> int:
         try:
-            said = self.kube.kubectl("logs", "loop", f"--namespace={self.volume.namespace}", "--tail=1").split()
+            said = self.kube.kubectl("logs", self.name, f"--namespace={self.volume.namespace}", "--tail=1").split()
         except KubeError:  # a kubelet that has just started knows no pod yet
             return 0
         return int(said[1]) if len(said) == 2 and said[0] == "round" else 0
 
     def goes_on(self) -> None:
-        pod = self.kube.get("pod", "loop", namespace=self.volume.namespace)
+        pod = self.kube.get("pod", self.name, namespace=self.volume.namespace)
         assert pod is not None
-        assert pod["status"]["phase"] == "Running", self.kube.logs("loop", namespace=self.volume.namespace)[-2000:]
+        assert pod["status"]["phase"] == "Running", self.kube.logs(self.name, namespace=self.volume.namespace)[-2000:]
         reached = max(self.reached, self.rounds()) + 5
         limits = {"limit_s": GOES_ON_S, "namespace": self.volume.namespace}
         self.kube.wait_for(f"round {reached}", lambda: self.rounds() >= reached, **limits)  # type: ignore[arg-type]

@@ -87,6 +87,7 @@ def test_the_defaults_are_those_of_the_models() -> None:
     assert defaults == {
         "s3.forcePathStyle": False,
         "s3.create": False,
+        "claim.probe": False,
         "readOnly": False,
         "reclaimPolicy": "Retain",
         "cache": {},

@@ -8,23 +8,28 @@ from datastore.api.mountspec import S3Location
 from datastore.api.names import MARKER
 from datastore.backends.base import Identity, Measured, Owner, Policy
 from datastore.backends.s3 import S3Backend
+from datastore.backends.s3copy import Limits
 from datastore.backends.stores import Stores
-from datastore.errors import AccessDenied
-from datastore.fuse.store.base import Body, WriteOptions, WriteResult
-from datastore.fuse.store.memory import MemoryStore
+from datastore.errors import AccessDenied, PreconditionFailed
+from datastore.fuse.store.base import Body, UploadId, WriteOptions, WriteResult
+from datastore.fuse.store.memory import MemoryBucket, MemoryStore
 
 LOCATION = S3Location(bucket="b", prefix="a/", create=True)
 
 
 class World:
     def __init__(self) -> None:
-        self.store = MemoryStore()
+        self.store = MemoryStore(MemoryBucket(min_part_bytes=1))
         self.stores = Stores(lambda _: self.store)
         self.now = 0.0
 
-    def backend(self, uid: str = "one", location: S3Location = LOCATION, *, writable: bool = True) -> S3Backend:
+    def backend(
+        self, uid: str = "one", location: S3Location = LOCATION, *, writable: bool = True, limits: Limits | None = None
+    ) -> S3Backend:
         identity = Identity(namespace="team", name="digits", uid=uid)
-        return S3Backend(location, identity, self.stores, writable=writable, clock=lambda: self.now)
+        return S3Backend(
+            location, identity, self.stores, writable=writable, clock=lambda: self.now, limits=limits or Limits()
+        )
 
     def put(self, *keys: str) -> None:
         for key in keys:
@@ -119,6 +124,38 @@ def test_a_whole_bucket_is_archived_into_itself(world: World) -> None:
     world.put("x", "y/z")
     assert backend.release(Policy.ARCHIVE, 60).done
     assert world.keys() == ["archived-one/x", "archived-one/y/z"]
+
+
+def test_what_one_request_does_not_copy_is_archived_in_parts(world: World) -> None:
+    """S-73"""
+    backend = world.backend(limits=Limits(whole=8, part=4))
+    backend.ensure()
+    body = bytes(range(11))
+    world.store.put("a/large", body, WriteOptions(content_type="text/x", metadata={"mode": "33188"}))
+    world.put("a/small")
+    assert backend.release(Policy.ARCHIVE, 60).done
+    assert world.keys() == ["a.archived-one/large", "a.archived-one/small"]
+    info = world.store.head("a.archived-one/large")
+    assert (bytes(world.store.get("a.archived-one/large")[0]), info.content_type) == (body, "text/x")
+    assert info.metadata == {"mode": "33188"}
+    assert list(world.store.pending_uploads("")) == []
+
+
+def test_a_large_object_that_changes_while_it_is_archived_stays(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = world.backend(limits=Limits(whole=8, part=4))
+    backend.ensure()
+    world.store.put("a/large", bytes(11), WriteOptions())
+    begin = world.store.create_upload
+
+    def changed(key: str, options: WriteOptions) -> UploadId:
+        world.store.put("a/large", bytes(12), WriteOptions())
+        return begin(key, options)
+
+    monkeypatch.setattr(world.store, "create_upload", changed)
+    with pytest.raises(PreconditionFailed):
+        backend.release(Policy.ARCHIVE, 60)
+    assert world.keys() == [f"a/{MARKER}", "a/large"]
+    assert list(world.store.pending_uploads("")) == []
 
 
 def test_usage_counts_everything_but_the_marker(world: World) -> None:

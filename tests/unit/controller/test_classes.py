@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+from datastore.api.volumecontext import MEMORY
+from datastore.controller import desired
 from datastore.controller.classes import PARAMETERS, SecretRef, meant
+from datastore.controller.desired import volume
 from datastore.controller.mistakes import Mistake
 from datastore.controller.settings import Settings
 
@@ -20,9 +23,9 @@ def storage_class(provisioner: str = "csi.datastore.dev", **parameters: str) -> 
     return {"metadata": {"name": "c"}, "provisioner": provisioner, "parameters": parameters}
 
 
-def refused(spec: dict[str, Any], with_class: dict[str, Any] | None = None) -> str:
+def refused(spec: dict[str, Any], with_class: dict[str, Any] | None = None, settings: Settings | None = None) -> str:
     with pytest.raises(Mistake) as caught:
-        meant(body(spec), with_class, Settings())
+        meant(body(spec), with_class, settings or Settings())
     assert caught.value.permanent
     return f"{caught.value.reason}: {caught.value}"
 
@@ -76,6 +79,19 @@ def test_a_wrong_class_is_refused_by_its_parameter(parameters: dict[str, str], c
     assert complaint in text
 
 
+def test_a_classes_mount_options_are_those_of_its_volumes() -> None:
+    """S-78"""
+    classed = {**storage_class(**SHARED), "mountOptions": ["uid=1000", "umask=027"]}
+    found = meant(body(OF_CLASS), classed, Settings())
+    volume = desired.volume(found, "")
+    assert volume is not None
+    assert volume["spec"]["mountOptions"] == ["uid=1000", "umask=027"]
+    plain = desired.volume(meant(body(OF_CLASS), storage_class(**SHARED), Settings()), "")
+    assert plain is not None
+    assert not desired.volume_holds(volume, plain)
+    assert desired.volume_holds(volume, volume)
+
+
 def test_another_class_is_named() -> None:
     assert refused(OF_CLASS).startswith("StorageClassNotFound")
     assert refused(OF_CLASS, storage_class("ebs.csi.aws.com")).startswith("StorageClassNotOurs")
@@ -100,6 +116,18 @@ def test_what_is_not_for_clusters_is_refused() -> None:
     assert "for laptops" in refused({"s3": s3, "cache": {"dir": "/etc"}})
     assert refused({"nfs": {"server": "h", "path": "/a"}}).startswith("BackendNotSupported")
     assert refused({"s3": {"bucket": "NO"}}).startswith("InvalidSpec: spec.s3.bucket")
+
+
+def test_a_class_chooses_the_memory_of_its_mounts() -> None:
+    """S-118"""
+    found = meant(body(OF_CLASS), storage_class(**SHARED, memory="256Mi"), Settings())
+    made = volume(found, "")
+    assert made is not None
+    assert made["spec"]["csi"]["volumeAttributes"][MEMORY] == "256Mi"
+    assert "memory must be at least 192Mi" in refused(OF_CLASS, storage_class(**SHARED, memory="1Mi"))
+    other = volume(meant(body(OF_CLASS), storage_class(**SHARED), Settings()), "")
+    assert other is not None
+    assert MEMORY not in other["spec"]["csi"]["volumeAttributes"]
 
 
 def test_every_parameter_is_documented() -> None:

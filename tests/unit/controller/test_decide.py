@@ -229,6 +229,20 @@ def test_a_wrapped_claim(spec: dict[str, Any], claim: tuple[str, str] | None, ex
     assert plan.status["claimName"] == "disk"
 
 
+def test_what_was_found_out_about_a_volume_is_not_said_of_the_next_one() -> None:
+    """S-115"""
+    spec = {"claim": {"name": "disk", "probe": True}}
+    claim = {"metadata": {"name": "disk"}, "spec": {"volumeName": "v-1"}, "status": {"phase": "Bound"}}
+    facts = replace(WORKS, measured=Measured(objects=2, size_bytes=7), measured_at=NOW)
+    first = decide(seen(body(spec), claim=claim, facts=facts)).status
+    assert (first["volumeName"], first["capabilities"], first["usage"]["objects"]) == ("v-1", {"rename": True}, 2)
+    told = {**body(spec), "status": first}
+    assert decide(seen(told, claim=claim, facts=Facts())).status == first
+    second = decide(seen(told, claim={**claim, "spec": {"volumeName": "v-2"}}, facts=Facts())).status
+    assert second["volumeName"] == "v-2"
+    assert not {"capabilities", "usage"} & set(second)
+
+
 def test_a_volume_holds_what_the_driver_needs_and_no_secret() -> None:
     volume = desired.volume(wanted({**SPEC, "readOnly": True, "capacity": "5Gi"}), "c-1")
     assert volume is not None

@@ -151,26 +151,27 @@ def test_a_command_that_fails_says_why() -> None:
     ],
 )
 def test_a_mount_has_a_cgroup_with_a_ceiling_below_ours(tmp_path: Path, own_lines: str, group: str, limit: str) -> None:
+    """S-118"""
     lines = tmp_path / "own"
     lines.write_text(own_lines)
     place = tmp_path / "fs" / group
     place.mkdir(parents=True)
     (place / "cgroup.procs").write_text("")
     (place / "cgroup.subtree_control").write_text("")
-    made = Cgroups(1 << 30, tmp_path / "fs", lines).of("v")
+    made = Cgroups(tmp_path / "fs", lines).of("v", 512 << 20)
     made.make()
     made.add(4711)
     assert made.directory is not None
     assert made.directory.parent == place
-    assert (made.directory / limit).read_text() == str(1 << 30)
+    assert (made.directory / limit).read_text() == str(896 << 20)
     assert (made.directory / "cgroup.procs").read_text() == "4711"
 
 
 def test_without_a_cgroup_a_mount_lives_all_the_same(tmp_path: Path) -> None:
     lines = tmp_path / "own"
     lines.write_text("4:memory:/pods/x\n")
-    for cgroups in (Cgroups(0), Cgroups(1 << 30, tmp_path, lines), Cgroups(1 << 30, tmp_path, tmp_path / "none")):
-        made = cgroups.of("v")
+    for cgroups in (Cgroups(tmp_path, lines), Cgroups(tmp_path, tmp_path / "none")):
+        made = cgroups.of("v", 1 << 30)
         made.make()
         made.add(1)
         made.remove()

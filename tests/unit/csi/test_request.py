@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from datastore.api.volumecontext import MEMORY
 from datastore.csi import request as parse
 from datastore.csi.settings import Settings, from_environment
 from datastore.csi.spec import csi_pb2 as csi
@@ -93,8 +94,34 @@ def test_any_volume_id_has_a_name_and_a_directory(volume_id: str) -> None:
 
 def test_settings_come_from_the_environment() -> None:
     settings = from_environment({"NODE_NAME": "n", "CSI_ENDPOINT": "unix:///x/csi.sock", "MOUNT_MEMORY": "2Gi"})
+    assert from_environment({}).memory_bytes == 512 << 20
     assert settings.csi_socket == Path("/x/csi.sock")
     assert settings.memory_bytes == 2 << 30
     assert settings.registry_dir is None
     with pytest.raises(InvalidManifest, match="environment"):
         from_environment({"HTTP_PORT": "many"})
+    with pytest.raises(InvalidManifest, match="at least 192Mi"):
+        from_environment({"MOUNT_MEMORY": "1Mi"})
+
+
+def test_the_memory_of_a_mount_is_the_volumes_or_the_nodes() -> None:
+    """S-118"""
+    settings = Settings(node_id="n", plugin_dir=Path("/p"), memory_bytes=300 << 20)
+    plain = parse.mount_spec(parse.stage(staged()), "/m", settings)
+    own = parse.mount_spec(parse.stage(staged(volume_context={**SPEC, MEMORY: "1Gi"})), "/m", settings)
+    assert (plain.memory_bytes, own.memory_bytes) == (300 << 20, 1 << 30)
+    with pytest.raises(InvalidManifest, match="at least 192Mi"):
+        parse.mount_spec(parse.stage(staged(volume_context={**SPEC, MEMORY: "1Mi"})), "/m", settings)
+
+
+def test_whoever_writes_a_pod_does_not_choose_the_memory_of_a_mount() -> None:
+    """S-118"""
+    request = csi.NodePublishVolumeRequest(
+        volume_id="csi-1",
+        target_path="/k/pods/1/",
+        volume_capability=capability(MODES.SINGLE_NODE_WRITER),
+        volume_context={"csi.storage.k8s.io/ephemeral": "true", "bucket": "b-1", MEMORY: "64Gi"},
+        secrets=KEYS,
+    )
+    with pytest.raises(InvalidManifest, match="the administrator's"):
+        parse.publish(request)

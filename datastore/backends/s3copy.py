@@ -1,0 +1,60 @@
+"""Copies of objects on the server, of any size: above what one request copies, in parts side by side.
+
+S3 user guide, "Copying an object using multipart upload" and "Amazon S3 multipart upload limits".
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+
+from datastore.errors import StoreError
+from datastore.fuse.store.base import ByteRange, ETag, ListedObject, ObjectStore, PartNumber, UploadId, WriteOptions
+
+SIDE_BY_SIDE = 8
+PARTS_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bytes. whole: largest object that one request copies; part: of a part, unless there would be too many."""
+
+    whole: int = 5 << 30
+    part: int = 256 << 20
+
+
+def copy(store: ObjectStore, source: ListedObject, target: str, limits: Limits) -> None:
+    """Copy this version with its metadata and content type. Errors: StoreError; nothing of the target is there then."""
+    if source.size <= limits.whole:
+        store.copy(source.key, target, if_source_match=source.etag)
+        return
+    info = store.head(source.key)
+    options = WriteOptions(metadata=info.metadata, content_type=info.content_type)
+    upload_id = store.create_upload(target, options)
+    try:
+        store.complete_upload(target, upload_id, _parts(store, source, target, upload_id, limits), options)
+    except StoreError:
+        # What can't be dropped now goes with the next Delete, or the bucket's own rule for unfinished uploads.
+        with suppress(StoreError):
+            store.abort_upload(target, upload_id)
+        raise
+
+
+def _parts(
+    store: ObjectStore, source: ListedObject, target: str, upload_id: UploadId, limits: Limits
+) -> list[tuple[PartNumber, ETag]]:
+    step = max(limits.part, -(-source.size // PARTS_MAX))
+
+    def part(number: int) -> tuple[PartNumber, ETag]:
+        byte_range = ByteRange((number - 1) * step, min(number * step, source.size))
+        sent = PartNumber(number)
+        return sent, store.upload_part_copy(target, upload_id, sent, source.key, byte_range, source.etag)
+
+    with ThreadPoolExecutor(SIDE_BY_SIDE, thread_name_prefix="copy") as pool:
+        running = [pool.submit(part, number) for number in range(1, -(-source.size // step) + 1)]
+        try:
+            return [each.result() for each in running]
+        except StoreError:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise

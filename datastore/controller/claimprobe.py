@@ -1,0 +1,205 @@
+"""Tries what the volume behind a `claim` Datastore can do, by a pod that mounts it for a moment. Asked for twice.
+
+The user asks by `spec.claim.probe`, the administrator allows it by --probe-claims and the rights of
+manifests/claim-probe. One pod, once a volume: what was found stands in the status, and is not tried again. The pod
+starts where a pod that uses the claim runs, belongs to the Datastore, ends within a minute, and is removed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from datastore.api.datastore import API_VERSION, KIND
+from datastore.api.names import MANAGED_BY, MANAGER
+from datastore.api.status import Capabilities
+from datastore.backends.base import Measured
+from datastore.controller.classes import Meant
+from datastore.controller.cluster import PODS, ApiError, Cluster
+from datastore.controller.conditions import Event
+from datastore.controller.rotation import NOT_ENDED, claims_of
+from datastore.controller.settings import Settings
+from datastore.logs import fields
+
+log = logging.getLogger(__name__)
+Raw = Mapping[str, Any]
+
+DIRECTORY = "/volume"
+COMMAND = ("python3", "-m", "datastore.backends.volumeprobe", DIRECTORY)
+RUN_S = 60
+"""The kubelet ends the pod then."""
+WAIT_S = 120.0
+"""From its creation; a pod that no node takes is removed then."""
+AGAIN_S = 900.0
+POLL_S = 1.0
+REFUSED_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """What became of a step. wait_s: look again then; event: something that people should know."""
+
+    capabilities: Capabilities | None = None
+    measured: Measured | None = None
+    wait_s: float | None = None
+    event: Event | None = None
+
+
+class ClaimProbe:
+    """Level-triggered: each step looks at what there is. clock: monotonic seconds."""
+
+    def __init__(self, cluster: Cluster, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._clock = clock
+        self._again_at: dict[str, float] = {}
+        self._own: tuple[str, str] | None = None
+
+    async def step(self, meant: Meant, claim: Raw | None, status: Raw) -> Tried:
+        """One step, if the volume is to be tried and was not. Errors: ApiError, Unavailable."""
+        asked = meant.spec.claim is not None and meant.spec.claim.probe and not status.get("capabilities")
+        if not asked or claim is None or not _bound(claim) or self._clock() < self._again_at.get(meant.uid, 0.0):
+            return Tried()
+        if not self._settings.probe_claims:
+            return self._failed(meant, "the administrator does not allow pods that try volumes (--probe-claims)")
+        pod = await self._pod(meant)
+        if pod is None:
+            return await self._start(meant, claim)
+        done = _answer(pod)
+        if done is None and _age_s(pod) < WAIT_S:
+            return Tried(wait_s=POLL_S)
+        metadata = pod["metadata"]
+        await self._cluster.delete(PODS, metadata["namespace"], metadata["name"], metadata["uid"])
+        return self._found(meant, done if done is not None else {"error": "no node ran the pod in time"})
+
+    def _found(self, meant: Meant, answer: Raw) -> Tried:
+        if "error" in answer:
+            return self._failed(meant, str(answer["error"])[:512])
+        try:
+            capabilities = Capabilities.model_validate(answer.get("capabilities"))
+            measured = (
+                Measured(objects=int(answer["objects"]), size_bytes=int(answer["bytes"])) if "bytes" in answer else None
+            )
+        except (ValidationError, ValueError, TypeError, KeyError):
+            return self._failed(meant, "the pod's answer could not be read")
+        self._again_at.pop(meant.uid, None)
+        return Tried(capabilities=capabilities, measured=measured)
+
+    def _failed(self, meant: Meant, why: str) -> Tried:
+        if len(self._again_at) >= REFUSED_MAX:
+            self._again_at.clear()
+        known = meant.uid in self._again_at
+        self._again_at[meant.uid] = self._clock() + AGAIN_S
+        text = f"what the volume can do was not found out: {why}"
+        return Tried(event=None if known else Event(reason="ProbeFailed", message=text, warning=True))
+
+    async def _pod(self, meant: Meant) -> Raw | None:
+        found = await self._cluster.list(PODS, meant.namespace, f"metadata.name={_name(meant)}")
+        return next((each for each in found if "deletionTimestamp" not in each["metadata"]), None)
+
+    async def _start(self, meant: Meant, claim: Raw) -> Tried:
+        image = await self._image()
+        if image is None:
+            return self._failed(meant, "the controller does not find its own pod, whose image it would use")
+        name = claim["metadata"]["name"]
+        users = await self._cluster.list(PODS, meant.namespace, NOT_ENDED)
+        node = next((each["spec"].get("nodeName", "") for each in users if name in claims_of(each)), "")
+        try:
+            await self._cluster.create(PODS, meant.namespace, pod_for(meant, name, image, node))
+        except ApiError as error:
+            if error.status == 409:
+                # The last one is still going.
+                return Tried(wait_s=POLL_S)
+            if error.status not in (403, 422):
+                raise
+            return self._failed(meant, str(error))
+        log.info("trying a volume", extra=fields(datastore=f"{meant.namespace}/{meant.name}", claim=name, node=node))
+        return Tried(wait_s=POLL_S)
+
+    async def _image(self) -> tuple[str, str] | None:
+        """(image, pull policy): the ones told, else those of our own pod."""
+        if self._settings.probe_image:
+            return self._settings.probe_image, "IfNotPresent"
+        if self._own is None:
+            where = f"metadata.name={self._settings.identity}"
+            for pod in await self._cluster.list(PODS, self._settings.namespace, where):
+                container = pod["spec"]["containers"][0]
+                self._own = container["image"], container.get("imagePullPolicy", "IfNotPresent")
+        return self._own
+
+
+def pod_for(meant: Meant, claim: str, image: tuple[str, str], node: str) -> dict[str, Any]:
+    """The pod. Without rights, token and network identity of its own; root, because a new volume's directory is root's.
+
+    No fsGroup: the kubelet would change the owner of every file. manifests/claim-probe has the rules it must pass.
+    """
+    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": meant.name, "uid": meant.uid}
+    container = {
+        "name": "probe",
+        "image": image[0],
+        "imagePullPolicy": image[1],
+        "command": list(COMMAND),
+        "securityContext": {
+            "runAsUser": 0,
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "128Mi"}},
+        "volumeMounts": [{"name": "volume", "mountPath": DIRECTORY}],
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": _name(meant),
+            "namespace": meant.namespace,
+            "labels": {MANAGED_BY: MANAGER},
+            "ownerReferences": [{**owner, "blockOwnerDeletion": False}],
+        },
+        "spec": {
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": RUN_S,
+            "terminationGracePeriodSeconds": 0,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+            **({"nodeName": node} if node else {}),
+            "containers": [container],
+            "volumes": [{"name": "volume", "persistentVolumeClaim": {"claimName": claim}}],
+        },
+    }
+
+
+def _name(meant: Meant) -> str:
+    return f"datastore-probe-{meant.uid}"
+
+
+def _bound(claim: Raw) -> bool:
+    return bool(claim.get("status", {}).get("phase") == "Bound")
+
+
+def _answer(pod: Raw) -> Raw | None:
+    """What the pod said; None while it has not ended."""
+    if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed"):
+        return None
+    for each in pod["status"].get("containerStatuses") or []:
+        said = (each.get("state", {}).get("terminated") or {}).get("message", "")
+        try:
+            document = json.loads(said)
+        except ValueError:
+            continue
+        if isinstance(document, dict):
+            return document
+    return {"error": f"the pod ended without an answer: {pod['status'].get('reason') or pod['status']['phase']}"}
+
+
+def _age_s(pod: Raw) -> float:
+    return (datetime.now(UTC) - datetime.fromisoformat(pod["metadata"]["creationTimestamp"])).total_seconds()

@@ -1,0 +1,187 @@
+"""On API servers of their own: a controller of a few namespaces, and how all of it is removed again."""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from datastore.api.names import CREDENTIALS, MANAGED_BY, MANAGER, OWNER
+from datastore.cli.app import app, exit_code_of
+from tests.cluster import cluster as clusters
+from tests.cluster.controlled import (
+    READY_S,
+    ROOT,
+    SYSTEM,
+    Bench,
+    account_kubeconfig,
+    controller,
+    pod_on_no_node,
+    secret_of,
+)
+from tests.cluster.kube import Kube, Manifest
+from tests.servers import Server, tools_dir
+
+pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300, func_only=True)]
+MANIFESTS = ROOT / "manifests"
+ALONE = ("--check", "5s")
+
+
+@pytest.fixture
+def fresh(nothing_stays_behind: None) -> Iterator[Kube]:
+    """A cluster without a node, and nothing in it."""
+    if reason := clusters.obstacle(api_only=True):
+        pytest.fail(reason)
+    cluster = clusters.up(f"api-{uuid.uuid4().hex[:8]}", api_only=True, owned=True)
+    try:
+        yield Kube(cluster.kubeconfig, also=(SYSTEM,))
+    finally:
+        cluster.end()
+
+
+def _space(kube: Kube, server: Server, name: str) -> Bench:
+    kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    kube.apply(secret_of(server), namespace=name)
+    return Bench(kube, server, name)
+
+
+def _volume_of(namespace: str) -> Manifest:
+    """A volume as another controller would have made it, of which the Datastore is gone."""
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": "theirs", "labels": {MANAGED_BY: MANAGER}, "annotations": {OWNER: f"{namespace}/x"}},
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "capacity": {"storage": "1Gi"},
+            "csi": {"driver": "csi.datastore.dev", "volumeHandle": "x"},
+        },
+    }
+
+
+def test_a_controller_of_one_namespace_needs_no_rights_in_others(
+    fresh: Kube, s3_server: Server, tmp_path: Path
+) -> None:
+    """S-114"""
+    ours, theirs = _space(fresh, s3_server, "team"), _space(fresh, s3_server, "other")
+    fresh.apply_folder(MANIFESTS / "overlays" / "namespaced")
+    theirs.apply("digits", theirs.spec())
+    fresh.apply(_volume_of("other"))
+    account = account_kubeconfig(fresh.kubeconfig, fresh, tmp_path)
+    assert fresh.kubectl(
+        "auth", "can-i", "get", "secrets", "-n", "team", f"--as=system:serviceaccount:{SYSTEM}:{MANAGER}"
+    )
+    with controller(account, tmp_path, *ALONE, "--namespace", "team") as running:
+        ours.apply("digits", ours.spec("a/", s3={"create": True}, reclaimPolicy="Delete"))
+        print(f"apply to Ready: {ours.ready('digits'):.1f} s")
+        fresh.wait_for("service account", lambda: bool(fresh.get("serviceaccount", "default", namespace="team")))
+        fresh.apply(pod_on_no_node("train", "digits"), namespace="team")
+        fresh.apply(secret_of(s3_server, note="rotated"), namespace="team")
+
+        def told() -> bool:
+            pod = fresh.get("pod", "train", namespace="team") or {}
+            return CREDENTIALS in pod["metadata"].get("annotations", {})
+
+        fresh.wait_for("the annotation", told, limit_s=READY_S, namespace="team")
+        fresh.kubectl("delete", "pod", "train", "--namespace=team", "--grace-period=0", "--force")
+        fresh.delete("datastore", "digits", namespace="team")
+        assert ours.objects() == []
+        assert running.status("/livez") == 200
+        log = running.log.read_text()
+    assert "orbidden" not in log
+    left = theirs.get("digits")
+    assert left is not None
+    assert "status" not in left
+    assert "finalizers" not in left["metadata"]
+    assert fresh.get("pv", "theirs") is not None
+
+
+def test_the_components_take_rights_away_and_give_them(tmp_path: Path) -> None:
+    """S-113, S-115"""
+    parts = {
+        name: os.path.relpath(MANIFESTS / name, tmp_path.resolve()) for name in (".", "without-rotation", "claim-probe")
+    }
+    overlay = {"kind": "Kustomization", "resources": [parts.pop(".")], "components": list(parts.values())}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    made = [each for each in yaml.safe_load_all(Kube(tmp_path).kubectl("kustomize", str(tmp_path))) if each]
+    assert not [each for each in made if "rotation" in each["metadata"]["name"]]
+    policies = [each["metadata"]["name"] for each in made if each["kind"] == "ValidatingAdmissionPolicy"]
+    assert policies == ["datastore-controller-probe"]
+    (pod,) = [each["spec"]["template"]["spec"] for each in made if each["kind"] == "Deployment"]
+    environment = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
+    assert (environment["WATCH_SECRETS"], environment["PROBE_CLAIMS"]) == ("false", "true")
+
+
+def _ours(kube: Kube) -> list[str]:
+    """Everything of ours that the cluster still holds."""
+    kinds = (
+        "crd,clusterrole,clusterrolebinding,csidriver,validatingadmissionpolicy,validatingadmissionpolicybinding,"
+        "persistentvolume,namespace"
+    )
+    text = kube.kubectl("get", kinds, "--output=name")
+    return [line for line in text.split() if "datastore" in line or "kopf" in line]
+
+
+def _data(bench: Bench) -> None:
+    bench.s3.put_object(Bucket=bench.bucket, Key="kept/x", Body=b"1")
+
+
+def test_removed_in_the_documented_order_nothing_stays_but_the_data(
+    fresh: Kube, s3_server: Server, tmp_path: Path
+) -> None:
+    """S-117"""
+    fresh.apply_folder(MANIFESTS)
+    bench = _space(fresh, s3_server, "team")
+    _data(bench)
+    account = account_kubeconfig(fresh.kubeconfig, fresh, tmp_path)
+    with controller(account, tmp_path, *ALONE, "--peering", "datastore-controller", "--priority", "1"):
+        bench.apply("kept", bench.spec("kept/"))
+        bench.apply("made", bench.spec("made/", s3={"create": True}, reclaimPolicy="Delete"))
+        bench.ready("kept")
+        bench.ready("made")
+        fresh.kubectl("delete", "datastores", "--all", "--all-namespaces", timeout_s=READY_S)
+    fresh.kubectl("delete", "--kustomize", str(MANIFESTS), timeout_s=READY_S)
+    assert _ours(fresh) == []
+    assert fresh.items("pvc", namespace="team") == []
+    assert bench.objects() == ["kept/x"]
+
+
+def test_removed_the_other_way_round_each_is_released_by_hand(
+    fresh: Kube, s3_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-117: the controller is gone, so nobody takes its finalizers off; the definition waits for them."""
+    fresh.apply_folder(MANIFESTS)
+    bench = _space(fresh, s3_server, "team")
+    _data(bench)
+    account = account_kubeconfig(fresh.kubeconfig, fresh, tmp_path)
+    with controller(account, tmp_path, *ALONE, "--peering", "datastore-controller", "--priority", "1"):
+        bench.apply("kept", bench.spec("kept/", reclaimPolicy="Delete"))
+        bench.ready("kept")
+    removal = threading.Thread(
+        target=fresh.kubectl, args=("delete", "--kustomize", str(MANIFESTS)), kwargs={"timeout_s": 120}
+    )
+    removal.start()
+    try:
+
+        def going() -> bool:
+            return "deletionTimestamp" in (bench.get("kept") or {"metadata": {}})["metadata"]
+
+        fresh.wait_for("the Datastore waiting", going, limit_s=READY_S)
+        monkeypatch.setenv("KUBECONFIG", str(fresh.kubeconfig))
+        monkeypatch.setenv("PATH", str(tools_dir()), prepend=":")
+        assert exit_code_of(lambda: app(["release", "kept", "-n", "team"], standalone_mode=False)) == 0
+    finally:
+        removal.join(120)
+    assert not removal.is_alive()
+    assert [each for each in _ours(fresh) if not each.startswith("persistentvolume/")] == []
+    # The garbage collector does not follow owners of a kind that is gone, so the claims are left, too.
+    for kind in ("pvc", "pv"):
+        fresh.kubectl("delete", kind, "--all-namespaces", f"--selector={MANAGED_BY}={MANAGER}", timeout_s=READY_S)
+    assert _ours(fresh) == []
+    assert fresh.items("pvc", namespace="team") == []
+    assert bench.objects() == ["kept/x"]

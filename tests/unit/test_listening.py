@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from datastore.errors import MountFailed
+from datastore.listening import UnixListener
+
+
+def echo(client: socket.socket) -> None:
+    client.sendall(client.recv(100))
+
+
+def asked(path: Path, text: bytes = b"x") -> bytes:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
+        stream.settimeout(10)
+        stream.connect(str(path))
+        stream.sendall(text)
+        return stream.recv(100)
+
+
+def test_each_client_is_served_and_the_socket_goes_with_us(tmp_path: Path) -> None:
+    listener = UnixListener(tmp_path / "s", echo, clients=16)
+    listener.start()
+    assert listener.listening
+    assert listener.path.stat().st_mode & 0o777 == 0o600
+    assert [asked(listener.path) for _ in range(8)] == [b"x"] * 8
+    listener.stop(5.0)
+    listener.stop(5.0)
+    assert not listener.path.exists()
+
+
+def test_who_is_one_too_many_is_turned_away(tmp_path: Path) -> None:
+    go_on, here = threading.Event(), threading.Semaphore(0)
+
+    def wait(client: socket.socket) -> None:
+        client.recv(1)
+        here.release()
+        go_on.wait(10)
+        client.sendall(b"y")
+
+    listener = UnixListener(tmp_path / "s", wait, clients=1)
+    listener.start()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as first:
+        first.connect(str(listener.path))
+        first.sendall(b"x")
+        assert here.acquire(timeout=10)
+        try:
+            answer = asked(listener.path)
+        except ConnectionError:
+            answer = b""
+        assert answer == b""
+        go_on.set()
+        listener.stop(10.0)  # waits for the answer
+        assert first.recv(1) == b"y"
+
+
+def test_a_client_that_breaks_off_ends_nobody_else(tmp_path: Path) -> None:
+    def fail(client: socket.socket) -> None:
+        if client.recv(100) == b"bad":
+            raise OSError("gone")
+        client.sendall(b"y")
+
+    listener = UnixListener(tmp_path / "s", fail, clients=8)
+    listener.start()
+    try:
+        assert [asked(listener.path, b"bad") for _ in range(3)] == [b""] * 3
+        assert asked(listener.path) == b"y"
+    finally:
+        listener.stop(5.0)
+
+
+def test_a_path_may_be_longer_than_an_address(tmp_path: Path) -> None:
+    folder = tmp_path / ("d" * 120)
+    folder.mkdir()
+    listener = UnixListener(folder / "s", echo, clients=1)
+    listener.start()
+    try:
+        assert listener.path.is_socket()
+    finally:
+        listener.stop(5.0)
+    with pytest.raises(MountFailed, match="can't listen"):
+        UnixListener(tmp_path / "none" / "s", echo, clients=1).start()
