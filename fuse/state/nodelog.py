@@ -8,6 +8,7 @@ nobody needs it then.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from collections.abc import Sequence
@@ -38,24 +39,30 @@ class NodeLog:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def append(self, records: list[NodeRecord], dropped: Sequence[int] = ()) -> None:
-        """Record that nodes are no more, and then nodes, in one write."""
+        """Record that nodes are no more, and then nodes, in one write. OSError; nothing is recorded then."""
         gone = [_HEAD.pack(ino, _NOBODY, 0, 0, 0) for ino in dropped]
-        if records or gone:
-            os.write(self._fd, b"".join((*gone, *map(_encode, records))))
-            self.records += len(records) + len(gone)
+        if not records and not gone:
+            return
+        content = b"".join((*gone, *map(_encode, records)))
+        written = os.write(self._fd, content)
+        if written < len(content):
+            os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)  # a torn record would hide all that follow
+            raise OSError(errno.ENOSPC, "the disk of the state directory is full")
+        self.records += len(records) + len(gone)
 
     def load(self) -> dict[int, NodeRecord]:
-        """The last record of each ino."""
+        """The last record of each ino. What is torn at the end is cut off, so that what is appended can be read."""
         content = self._path.read_bytes()
         records: dict[int, NodeRecord] = {}
         self.records = 0
-        at = 0
+        at = whole = 0
         while at + _HEAD.size <= len(content):
             ino, parent, kind, tail_length, name_length = _HEAD.unpack_from(content, at)
             at += _HEAD.size
-            self.records += 1
             if at + tail_length + name_length > len(content):
                 break
+            self.records += 1
+            whole = at + tail_length + name_length
             tail = content[at : at + tail_length].decode("utf-8", "surrogateescape")
             at += tail_length
             records.pop(ino, None)
@@ -63,16 +70,22 @@ class NodeLog:
                 continue
             records[ino] = NodeRecord(ino, parent, kind, tail, content[at : at + name_length])
             at += name_length
+        if whole < len(content):
+            os.truncate(self._path, whole)
         return records
 
     def rewrite(self, records: list[NodeRecord]) -> None:
         """Replace the log (a fresh mount: by nothing; a restart: by what is still known)."""
         temporary = self._path.with_suffix(".new")
         temporary.write_bytes(b"".join(map(_encode, records)))
-        temporary.replace(self._path)
-        self.records = len(records)
-        os.close(self._fd)
-        self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        fd = os.open(temporary, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            temporary.replace(self._path)
+        except OSError:
+            os.close(fd)
+            raise
+        self.close()
+        self._fd, self.records = fd, len(records)
 
     def close(self) -> None:
         """Idempotent."""

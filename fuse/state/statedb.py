@@ -20,6 +20,8 @@ from typing import Any, NamedTuple, NewType
 
 from ..store.base import UploadId
 from .nodelog import NodeRecord
+from .rows import Unsent, as_stored, as_text
+from .youngrows import NAME, YoungRows
 
 IntentId = NewType("IntentId", int)
 UploadNote = NewType("UploadNote", int)
@@ -61,24 +63,9 @@ create table if not exists attributes(
 _LOCK_TIMEOUT_S = 2.0
 _WAL_BYTES = 4 << 20
 """The write-ahead log's size after a checkpoint, at most; SQLite makes one at every 1000 pages, which is about this."""
+_FORGOTTEN_MAX = 64
+"""Rows of files that are removed, before they are removed as well."""
 _LATER_COLUMNS = {"expects": "text", "stuck": "integer not null default 0"}
-
-
-class Unsent(NamedTuple):
-    """One row of `unsent`; keys are text with surrogateescape."""
-
-    staging: str
-    key: str
-    base_key: str
-    base_etag: str
-    base_length: int
-    base_size: int
-    metadata: dict[str, str]
-    content_type: str
-    since_ns: int
-    error: str = ""
-    expects: str | None = None
-    stuck: bool = False
 
 
 class Intent(NamedTuple):
@@ -121,7 +108,13 @@ class StateDb:
         self._connection.executescript(_SCHEMA)
         self._add_columns()
         self._forgotten: set[str] = set()
-        """Staging files whose rows are still there, because the disk had no room to remove them."""
+        """Staging files whose rows are still there: their files are removed, or the disk had no room to remove rows."""
+        self._rows = {row[0] for row in self._connection.execute("select staging from unsent")}
+        """Staging files with a row in the database."""
+        self._young = YoungRows(path.with_name(NAME))
+        self._young.rows = {row.staging: row for row in self._young.load() if row.staging not in self._rows}
+        with suppress(OSError):  # the disk is full: they stay where they are
+            self._take_young()
         self._wal_path = f"{path}-wal"
         self._wal = -1
         self._syncing = threading.Lock()
@@ -134,6 +127,10 @@ class StateDb:
     def close(self) -> None:
         """Idempotent."""
         with self._lock:
+            with suppress(OSError, sqlite3.ProgrammingError):  # the disk is full; closed before
+                self.drop_forgotten()
+                self._take_young()
+            self._young.close()
             self._connection.close()
             wal, self._wal = self._wal, -1
         if wal >= 0:
@@ -165,54 +162,91 @@ class StateDb:
 
     # -- unsent files
 
-    def record_unsent(self, row: Unsent) -> None:
-        """Insert, or replace the row of the same staging file. OSError(ENOSPC) when the disk is full."""
-        with self._lock, _disk_errors():
-            self._connection.execute(
-                "insert or replace into unsent values(?,?,?,?,?,?,?,?,?,?,?,?)",
-                (
-                    row.staging,
-                    _bytes(row.key),
-                    _bytes(row.base_key),
-                    row.base_etag,
-                    row.base_length,
-                    row.base_size,
-                    json.dumps(row.metadata),
-                    row.content_type,
-                    row.since_ns,
-                    row.error,
-                    row.expects,
-                    row.stuck,
-                ),
-            )
+    def record_unsent(self, row: Unsent, *, lasting: bool = False) -> None:
+        """Insert, or replace the row of the same staging file. OSError(ENOSPC) when the disk is full.
+
+        lasting: sync() is to bring it to the disk itself; else it is one of youngrows.py, as long as it is young.
+        """
+        with self._lock:
+            if self._young.long:
+                self._take_young()
+            if lasting or row.staging in self._rows:
+                self._insert([row])
+                self._young.drop(row.staging)
+            else:
+                self._young.put(row)
             self._forgotten.discard(row.staging)
+
+    def _insert(self, rows: Sequence[Unsent]) -> None:
+        values = [
+            (*row[:1], as_stored(row.key), as_stored(row.base_key), *row[3:6], json.dumps(row.metadata), *row[7:])
+            for row in rows
+        ]
+        with self._transaction():
+            marks = ",".join("?" * len(Unsent._fields))
+            self._connection.executemany(f"insert or replace into unsent values({marks})", values)
+        self._rows.update(row.staging for row in rows)
+
+    def _take_young(self, staging: str | None = None) -> None:
+        """Put young rows where they last; all, or that of one file. OSError; they stay then."""
+        young = self._young.rows
+        rows = list(young.values()) if staging is None else [young[staging]] if staging in young else []
+        if rows:
+            self._insert(rows)
+        if staging is None:
+            self._young.clear()
+        else:
+            self._young.drop(staging)
 
     def forget_unsent(self, staging: str) -> None:
         """The bytes are in the store, or nobody wants them any more. A full disk does not keep it from being so."""
+        self._forget(staging, removed=False)
+
+    def forget_removed(self, staging: str) -> None:
+        """The same of a file that is removed already: a row without its file counts for nothing, so it may stay."""
+        self._forget(staging, removed=True)
+
+    def _forget(self, staging: str, *, removed: bool) -> None:
         with self._lock:
-            self._forgotten.add(staging)
-            with suppress(OSError), _disk_errors():
-                gone = [(name,) for name in self._forgotten]
-                self._connection.executemany("delete from unsent where staging=?", gone)
+            self._young.drop(staging, removed=removed)
+            if staging in self._rows:
+                self._forgotten.add(staging)
+                if not removed or len(self._forgotten) >= _FORGOTTEN_MAX:
+                    self.drop_forgotten()
+
+    def drop_forgotten(self) -> None:
+        """Remove the rows that are forgotten, as far as the disk lets us."""
+        with self._lock:
+            if not self._forgotten:
+                return
+            with suppress(OSError):
+                with self._transaction():
+                    gone = [(name,) for name in self._forgotten]
+                    self._connection.executemany("delete from unsent where staging=?", gone)
+                self._rows -= self._forgotten
                 self._forgotten.clear()
 
     def failed_unsent(self, staging: str, error: str, *, stuck: bool) -> None:
-        """Why a file that belongs to no node could not be sent."""
-        with self._lock:
+        """Why a file that belongs to no node could not be sent. A full disk does not keep it from being tried again."""
+        with self._lock, suppress(OSError), _disk_errors():
+            self._take_young(staging)
             self._connection.execute("update unsent set error=?, stuck=? where staging=?", (error, stuck, staging))
 
     def unsent(self) -> list[Unsent]:
         """All rows, oldest first."""
         with self._lock:
-            rows = self._connection.execute("select * from unsent order by since_ns").fetchall()
-            return [_unsent(row) for row in rows if row[0] not in self._forgotten]
+            rows = map(_unsent, self._connection.execute("select * from unsent"))
+            lasting = [row for row in rows if row.staging not in self._forgotten]
+            return sorted([*lasting, *self._young.rows.values()], key=lambda row: row.since_ns)
 
     # -- multipart uploads
 
     def upload_begun(self, key: str, since_ns: int) -> UploadNote:
         """One is about to be asked for. OSError(ENOSPC)."""
         with self._lock, _disk_errors():
-            cursor = self._connection.execute("insert into uploads(key, since_ns) values(?,?)", (_bytes(key), since_ns))
+            cursor = self._connection.execute(
+                "insert into uploads(key, since_ns) values(?,?)", (as_stored(key), since_ns)
+            )
             assert cursor.lastrowid is not None
             return UploadNote(cursor.lastrowid)
 
@@ -230,7 +264,7 @@ class StateDb:
         """All that were begun and not ended."""
         with self._lock:
             rows = self._connection.execute("select id, key, upload_id, since_ns from uploads order by id").fetchall()
-        return [NotedUpload(note, _text(key), upload_id, since_ns) for note, key, upload_id, since_ns in rows]
+        return [NotedUpload(note, as_text(key), upload_id, since_ns) for note, key, upload_id, since_ns in rows]
 
     # -- intents
 
@@ -238,11 +272,11 @@ class StateDb:
         """Record what is about to be done, and the record that its node will have then."""
         with self._transaction():
             cursor = self._connection.execute(
-                "insert into intents(kind, source, target) values(?,?,?)", (kind, _bytes(source), _bytes(target))
+                "insert into intents(kind, source, target) values(?,?,?)", (kind, as_stored(source), as_stored(target))
             )
             assert cursor.lastrowid is not None
             if move is not None:
-                row = (cursor.lastrowid, move.ino, move.parent, move.kind, _bytes(move.tail), move.name)
+                row = (cursor.lastrowid, move.ino, move.parent, move.kind, as_stored(move.tail), move.name)
                 self._connection.execute("insert into moves values(?,?,?,?,?,?)", row)
             return IntentId(cursor.lastrowid)
 
@@ -252,16 +286,19 @@ class StateDb:
             row = self._connection.execute(
                 "select ino, parent, kind, tail, name from moves where intent=?", (intent,)
             ).fetchone()
-        return None if row is None else NodeRecord(row[0], row[1], row[2], _text(row[3]), row[4])
+        return None if row is None else NodeRecord(row[0], row[1], row[2], as_text(row[3]), row[4])
 
     def moved(self, intent: IntentId, etag: str, staging: str = "") -> None:
         """The file of a 'rename-file' has its content at the target; what is left is to remove the source.
 
         etag: the source's version, '' if it is not known. staging: the unsent bytes that this rename sent there.
         """
-        with self._transaction():
-            self._connection.execute("update intents set kind='remove', target=? where id=?", (etag, intent))
-            self._connection.execute("delete from unsent where staging=?", (staging,))
+        with self._lock:
+            self._take_young(staging)  # what is one transaction can't be in two files
+            with self._transaction():
+                self._connection.execute("update intents set kind='remove', target=? where id=?", (etag, intent))
+                self._connection.execute("delete from unsent where staging=?", (staging,))
+            self._rows.discard(staging)
 
     def end(self, intent: IntentId) -> None:
         """It is done, or was undone."""
@@ -273,7 +310,7 @@ class StateDb:
         """What was begun and not ended, in order."""
         with self._lock:
             rows = self._connection.execute("select id, kind, source, target from intents order by id").fetchall()
-        return [Intent(number, kind, _text(source), _text(target)) for number, kind, source, target in rows]
+        return [Intent(number, kind, as_text(source), as_text(target)) for number, kind, source, target in rows]
 
     # -- attributes
 
@@ -281,16 +318,16 @@ class StateDb:
         """What is known of an object, of whatever version."""
         with self._lock:
             row = self._connection.execute(
-                "select etag, mtime_s, metadata, content_type from attributes where key=?", (_bytes(key),)
+                "select etag, mtime_s, metadata, content_type from attributes where key=?", (as_stored(key),)
             ).fetchone()
         return None if row is None else KnownAttributes(row[0], row[1], json.loads(row[2]), row[3])
 
     def remember_attributes(self, rows: Sequence[tuple[str, KnownAttributes]], removed: Sequence[str] = ()) -> None:
         """Keep what HEADs said, and nothing of objects that were removed, in one transaction. OSError."""
-        values = [(_bytes(key), a.etag, a.mtime_s, json.dumps(a.metadata), a.content_type) for key, a in rows]
+        values = [(as_stored(key), a.etag, a.mtime_s, json.dumps(a.metadata), a.content_type) for key, a in rows]
         with self._transaction():
             self._connection.executemany("insert or replace into attributes values(?,?,?,?,?)", values)
-            self._connection.executemany("delete from attributes where key=?", [(_bytes(key),) for key in removed])
+            self._connection.executemany("delete from attributes where key=?", [(as_stored(key),) for key in removed])
             self._written_rows += len(values)
             if self._written_rows > self._attribute_rows:
                 self._trim_attributes()
@@ -333,7 +370,7 @@ def _disk_errors() -> Iterator[None]:
 def _unsent(row: tuple[Any, ...]) -> Unsent:
     found = Unsent(*row)
     return found._replace(
-        key=_text(found.key), base_key=_text(found.base_key), metadata=json.loads(row[6]), stuck=bool(found.stuck)
+        key=as_text(found.key), base_key=as_text(found.base_key), metadata=json.loads(row[6]), stuck=bool(found.stuck)
     )
 
 
@@ -361,17 +398,3 @@ def _connect(path: Path) -> sqlite3.Connection:
         path.with_name(f"{path.name}-shm").unlink(missing_ok=True)
         connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=_LOCK_TIMEOUT_S)
     return connection
-
-
-def _text(key: str | bytes) -> str:
-    """What _bytes() was given."""
-    return key if isinstance(key, str) else key.decode("utf-8", "surrogateescape")
-
-
-def _bytes(key: str) -> str | bytes:
-    """Text where it is text (readable with the sqlite3 tool), bytes where it is not UTF-8."""
-    try:
-        key.encode()
-    except UnicodeEncodeError:
-        return key.encode("utf-8", "surrogateescape")
-    return key

@@ -9,9 +9,10 @@ datastore.errors.StoreError subclasses. They do not retry: store/retrying.py doe
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, NewType, Protocol
+from typing import NamedTuple, NewType, Protocol, Self
 
 ETag = NewType("ETag", str)
 """As the server sent it, without the surrounding quotes."""
@@ -20,6 +21,39 @@ PartNumber = NewType("PartNumber", int)
 UploadId = NewType("UploadId", str)
 
 Body = bytes | bytearray | memoryview
+
+
+class FilePart:
+    """Bytes of an open file as the body of a part: where nothing has to look at them, they never become ours.
+
+    Owns its descriptor: a context manager. What is changed in the file before the server has the part may be sent so.
+    """
+
+    __slots__ = ("fd", "start", "stop")
+
+    def __init__(self, fd: int, start: int, stop: int) -> None:
+        """fd: becomes ours."""
+        self.fd = fd
+        self.start = start
+        self.stop = stop
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+
+    def read(self) -> bytes:
+        """All of it; what the file has lost meanwhile as zeros. OSError."""
+        return os.pread(self.fd, len(self), self.start).ljust(len(self), b"\0")
+
+
+def in_memory(body: Body | FilePart) -> Body:
+    """The bytes of a body."""
+    return body.read() if isinstance(body, FilePart) else body
 
 
 class ByteRange(NamedTuple):
@@ -46,6 +80,8 @@ class ListPage(NamedTuple):
     common_prefixes: Sequence[str]
     next_token: str | None
     """Continuation token, None when the listing is complete."""
+    digest: bytes = b""
+    """Of what the page says, not of how it was asked for: pages of one digest are the same. b"": not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +136,7 @@ class Capabilities:
 
 Sink = Callable[[ObjectInfo, int, Body], None]
 """Takes a body as it comes: the object's facts, where in what was asked for the bytes belong, and the bytes, ascending.
-An attempt that failed is repeated from offset 0. What a sink raises ends the request."""
+The bytes are the sink's to keep. An attempt that failed is repeated from offset 0. What a sink raises ends it."""
 
 
 def handed_over(answer: tuple[Body, ObjectInfo], sink: Sink | None) -> tuple[Body, ObjectInfo]:
@@ -136,9 +172,19 @@ class ObjectStore(Protocol):
         ...
 
     def list_page(
-        self, prefix: str, *, delimiter: str = "", token: str | None = None, start_after: str = "", max_keys: int = 1000
+        self,
+        prefix: str,
+        *,
+        delimiter: str = "",
+        token: str | None = None,
+        start_after: str = "",
+        max_keys: int = 1000,
+        unless: bytes = b"",
     ) -> ListPage:
-        """One page of the keys that start with `prefix` (ListObjectsV2); `delimiter` is '' or '/'."""
+        """One page of the keys that start with `prefix` (ListObjectsV2); `delimiter` is '' or '/'.
+
+        unless: the digest of a page that is known; the same page comes without its contents and token.
+        """
         ...
 
     def head(self, key: str) -> ObjectInfo:
@@ -186,7 +232,7 @@ class ObjectStore(Protocol):
         """Begin a multipart upload; metadata and content type are fixed here."""
         ...
 
-    def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body) -> ETag:
+    def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:
         """Send a part (5 MiB to 5 GiB; the last may be smaller)."""
         ...
 

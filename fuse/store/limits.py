@@ -6,6 +6,7 @@ Pure. Source: Amazon S3 user guide, "Naming Amazon S3 objects" and "Working with
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from datastore.errors import InvalidKey, InvalidRequest, KeyTooLong, MetadataTooLarge
 
@@ -56,13 +57,18 @@ def check_options(key: str, options: WriteOptions) -> None:
 def check_metadata(key: str, metadata: Mapping[str, str]) -> None:
     """Errors: MetadataTooLarge, InvalidRequest."""
     for name, value in metadata.items():
-        if not (name.isascii() and name.isprintable() and name == name.lower() and " " not in name and name):
+        if not _is_name(name):
             raise InvalidRequest(f"{shown(key)}: metadata name {name!r} is not lower-case ASCII", key=key)
         if not (value.isascii() and (value.isprintable() or not value) and value == value.strip()):
             raise InvalidRequest(f"{shown(key)}: the value of metadata {name!r} is not printable ASCII", key=key)
     size = sum(len(name) + len(value) for name, value in metadata.items())
     if size > MAX_METADATA_BYTES:
         raise MetadataTooLarge(f"{shown(key)}: {size} bytes of user metadata, S3 takes {MAX_METADATA_BYTES}", key=key)
+
+
+@lru_cache(maxsize=256)
+def _is_name(name: str) -> bool:
+    return name.isascii() and name.isprintable() and name == name.lower() and " " not in name and name != ""
 
 
 def check_delete_count(keys: Sequence[str]) -> None:

@@ -23,6 +23,7 @@ from .base import (
     Capabilities,
     DeleteFailure,
     ETag,
+    FilePart,
     ListedObject,
     ListPage,
     ObjectInfo,
@@ -33,6 +34,7 @@ from .base import (
     WriteOptions,
     WriteResult,
     handed_over,
+    in_memory,
 )
 from .limits import (
     MAX_LIST_KEYS,
@@ -148,11 +150,21 @@ class MemoryStore:
         return self.bucket.capabilities
 
     def list_page(
-        self, prefix: str, *, delimiter: str = "", token: str | None = None, start_after: str = "", max_keys: int = 1000
+        self,
+        prefix: str,
+        *,
+        delimiter: str = "",
+        token: str | None = None,
+        start_after: str = "",
+        max_keys: int = 1000,
+        unless: bytes = b"",
     ) -> ListPage:
         """See ObjectStore."""
         with self.bucket.lock:
-            return _Lister(self.bucket, key_bytes(prefix), key_bytes(delimiter)).page(token, start_after, max_keys)
+            page = _Lister(self.bucket, key_bytes(prefix), key_bytes(delimiter)).page(token, start_after, max_keys)
+        said = repr((page.objects, page.common_prefixes, page.next_token is None)).encode("ascii", "backslashreplace")
+        digest = hashlib.blake2b(said, digest_size=16).digest()
+        return ListPage((), (), None, digest) if digest == unless else page._replace(digest=digest)
 
     def head(self, key: str) -> ObjectInfo:
         """See ObjectStore."""
@@ -230,11 +242,10 @@ class MemoryStore:
             self.bucket.uploads[upload_id] = _Upload(key, options, self.bucket.now_ns())
             return upload_id
 
-    def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body) -> ETag:
+    def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:
         """See ObjectStore."""
         check_part_number(key, number)
-        copied = bytes(body)
-        return self._keep_part(key, upload_id, number, copied)
+        return self._keep_part(key, upload_id, number, bytes(in_memory(body)))
 
     def upload_part_copy(
         self,

@@ -18,6 +18,7 @@ from .base import (
     Capabilities,
     DeleteFailure,
     ETag,
+    FilePart,
     ListPage,
     ObjectInfo,
     ObjectStore,
@@ -112,13 +113,20 @@ class ObservingStore:
         return self._inner.capabilities
 
     def list_page(
-        self, prefix: str, *, delimiter: str = "", token: str | None = None, start_after: str = "", max_keys: int = 1000
+        self,
+        prefix: str,
+        *,
+        delimiter: str = "",
+        token: str | None = None,
+        start_after: str = "",
+        max_keys: int = 1000,
+        unless: bytes = b"",
     ) -> ListPage:
         """See ObjectStore."""
         return self._timed(
             "list_page",
             lambda: self._inner.list_page(
-                prefix, delimiter=delimiter, token=token, start_after=start_after, max_keys=max_keys
+                prefix, delimiter=delimiter, token=token, start_after=start_after, max_keys=max_keys, unless=unless
             ),
         )
 
@@ -174,7 +182,7 @@ class ObservingStore:
         """See ObjectStore."""
         return self._timed("create_upload", lambda: self._inner.create_upload(key, options))
 
-    def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body) -> ETag:
+    def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:
         """See ObjectStore."""
         return self._timed("upload_part", lambda: self._inner.upload_part(key, upload_id, number, body), sent=len(body))
 

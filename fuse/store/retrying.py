@@ -2,6 +2,9 @@
 
 A write that failed without an answer may have taken effect. What its repetition then says is read with that in mind:
 a refused condition, or an upload that is gone, is a success when the object there is the one we sent.
+
+All requests for one call of a program share one budget (datastore.retry.Call): a call is EIO when the store said
+nothing for that long, whatever was tried for it in turn, and however long it waited for another call that failed.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from datastore.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError, Throttled
-from datastore.retry import Retrier
+from datastore.retry import Call, Retrier, current_call
 
 from .base import (
     Body,
@@ -18,6 +21,7 @@ from .base import (
     Capabilities,
     DeleteFailure,
     ETag,
+    FilePart,
     ListPage,
     ObjectInfo,
     ObjectStore,
@@ -45,6 +49,8 @@ class RetryingStore:
         self._inner = inner
         self._retrier = retrier or Retrier()
         self._on_retry = on_retry
+        self._answered_at = self._retrier.clock()
+        """When a request was last answered, be it by a refusal; the retrier's clock."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -52,13 +58,20 @@ class RetryingStore:
         return self._inner.capabilities
 
     def list_page(
-        self, prefix: str, *, delimiter: str = "", token: str | None = None, start_after: str = "", max_keys: int = 1000
+        self,
+        prefix: str,
+        *,
+        delimiter: str = "",
+        token: str | None = None,
+        start_after: str = "",
+        max_keys: int = 1000,
+        unless: bytes = b"",
     ) -> ListPage:
         """See ObjectStore."""
         return self._run(
             "list_page",
             lambda: self._inner.list_page(
-                prefix, delimiter=delimiter, token=token, start_after=start_after, max_keys=max_keys
+                prefix, delimiter=delimiter, token=token, start_after=start_after, max_keys=max_keys, unless=unless
             ),
         )
 
@@ -105,7 +118,7 @@ class RetryingStore:
         """See ObjectStore. A repetition may leave an empty upload behind, which pending_uploads shows."""
         return self._run("create_upload", lambda: self._inner.create_upload(key, options))
 
-    def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body) -> ETag:
+    def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:
         """See ObjectStore."""
         return self._run("upload_part", lambda: self._inner.upload_part(key, upload_id, number, body))
 
@@ -154,7 +167,24 @@ class RetryingStore:
                 if self._on_retry is not None:
                     self._on_retry(method, error)
 
-        return self._retrier.run(call, told)
+        asker = current_call()
+        now = self._retrier.clock()
+        since = now if asker is None else asker.waiting_since(now, self._answered_at)
+        try:
+            answer = self._retrier.run(call, told, since)
+        except StoreError as error:
+            if not error.transient:
+                self._answered(asker)
+            elif asker is not None:
+                asker.failing_since = since
+            raise
+        self._answered(asker)
+        return answer
+
+    def _answered(self, call: Call | None) -> None:
+        self._answered_at = self._retrier.clock()
+        if call is not None:
+            call.failing_since = None
 
     def _write(
         self, method: str, call: Callable[[], WriteResult], ours: Callable[[], WriteResult | None]

@@ -44,6 +44,8 @@ class Scenario:
     """A failure that is reported may leave what it moves under both names."""
     halfway: tuple[Mapping[str, bytes], ...] = ()
     """Where a failure may leave it besides."""
+    when_killed: tuple[Mapping[str, bytes], ...] = ()
+    """What it may come to besides when the server is killed."""
     mount: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the MountSpec."""
 
@@ -279,6 +281,7 @@ SCENARIOS = (
         lambda local, _: local.rename("d/f", "d/l"),
         {**without("d/f", "d/l.rclonelink"), "d/l": b"old"},
         moves=True,
+        when_killed=({**without("d/f"), "d/l": b"old"},),
     ),
     Scenario(
         "rename unsent",

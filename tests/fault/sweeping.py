@@ -41,8 +41,6 @@ METHODS = {
 """Kinds that only these calls can end with."""
 EFFECTS = {"precondition": (False,), "throttled": (False,), "truncated": (False,), "timeout": (True,)}
 """Whether the call took effect before it failed: a refusal has none, and without any a timeout is as `unreachable`."""
-NEIGHBOURS = {"timeout", "throttled", "truncated"}
-"""Other kinds only by their class: once and for good take turns from call to call."""
 
 
 @pytest.fixture(autouse=True)
@@ -91,9 +89,9 @@ def sweep(scenario: Scenario, kind: str, tmp_path: Path) -> None:
             continue
         if kind == "precondition" and scenario.mount is REFUSING:
             continue  # what another version means to such a mount: test_promises_conflict.py
-        for lasting in (n % 4 < 2,) if kind in NEIGHBOURS else (False, True):
+        for lasting in (False, True):
             for after in EFFECTS.get(kind, (False, True)):
-                for new_process in (False, True) if kind == "unreachable" else (n % 2 == 1,):
+                for new_process in (False, True) if kind == "unreachable" else ((n + lasting) % 2 == 1,):
                     where = f"call {n} ({method}) fails {'for good' if lasting else 'once'}"
                     where += f"{', after its effect' if after else ''}{', then a new process' if new_process else ''}"
                     directory = tmp_path / f"{n}-{lasting}-{after}-{new_process}"
@@ -116,7 +114,7 @@ def _fail_and_mend(
     world.faulty.plan = make(base + n, error, after=after)  # type: ignore[operator]
     failed = outcome(lambda: scenario.act(world.local, prepared))
     world.check()
-    _nothing_foreign(world, scenario, where)
+    nothing_foreign(world, scenario, where)
     if not failed:
         assert same_but_markers(world.keys(), scenario.after), f"{where}: success, but {sorted(world.keys())}"
     _no_orphans(world, where, base)
@@ -125,6 +123,21 @@ def _fail_and_mend(
     if failed and world.writes_accepted > accepted and not same_but_markers(world.keys(), scenario.after):
         listed = [row for row in unsent if row["error"] or scenario.mount is BEHIND]
         assert listed, f"{where}: close failed, but nothing is listed as unsent"
+    mend(world, scenario, prepared, where, failed=bool(failed), new_process=new_process)
+
+
+def mend(
+    world: FaultWorld,
+    scenario: Scenario,
+    prepared: object,
+    where: str,
+    *,
+    failed: bool,
+    new_process: bool,
+    killed: bool = False,
+) -> None:
+    """The store works again: what was kept is read and sent, and what was reported is so, also at the next mount."""
+    unsent = world.fs.uploads.unsent()
     for row in unsent:
         _readable(world, scenario, str(row["path"]), where)
     _still_read(world, scenario, prepared, where)
@@ -137,9 +150,10 @@ def _fail_and_mend(
     world.check()
     assert world.fs.uploads.unsent() == [], where
     left = world.keys()
-    done = same_but_markers(left, scenario.after)
+    results = (scenario.after, *scenario.when_killed) if killed else (scenario.after,)
+    done = any(same_but_markers(left, state) for state in results)
     undone = any(same_but_markers(left, state) for state in (scenario.before, *scenario.halfway))
-    _nothing_foreign(world, scenario, where)
+    nothing_foreign(world, scenario, where)
     assert done or (failed and (undone or scenario.moves)), f"{where}: neither done nor undone: {sorted(left)}"
     assert done or not (unsent and prepared is None), f"{where}: what was listed as unsent was not sent"
     _same_through_mount(world, where)
@@ -150,10 +164,11 @@ def _fail_and_mend(
     assert not world.hidden(), f"{where}: hidden copies stay"
     assert not world.bucket.uploads, f"{where}: an unfinished upload stays behind"
     assert not world.fs.core.db.uploads(), f"{where}: an upload that ended is still in the journal"
+    assert not world.fs.core.db.intents(), f"{where}: what was begun is still in the journal"
     _same_through_mount(world, where)
 
 
-def _nothing_foreign(world: FaultWorld, scenario: Scenario, where: str) -> None:
+def nothing_foreign(world: FaultWorld, scenario: Scenario, where: str) -> None:
     """Each object is one of before or of after, whole; and no content is nowhere."""
     for key, body in world.keys().items():
         states = (scenario.before, scenario.after, *scenario.halfway)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -49,8 +50,8 @@ class FaultWorld:
         self._directory, self._retrying, self._mount = directory, retrying, mount
         self.build()
 
-    def build(self, plan: Plan = no_faults) -> None:
-        """Mount."""
+    def build(self, plan: Plan = no_faults, *, resumed: bool = False) -> None:
+        """Mount, or (resumed) take over from a server that died."""
         self.faulty = FaultyStore(MemoryStore(self.bucket), plan)
         store: ObjectStore = self.faulty
         if self._retrying:
@@ -64,7 +65,7 @@ class FaultWorld:
             metadata_ttl_s=0.0,
             **self._mount,
         )
-        self.fs: DatastoreFilesystem = build_filesystem(spec, store)
+        self.fs: DatastoreFilesystem = build_filesystem(spec, store, resumed=resumed)
         core = self.fs.core
         core.settings = replace(core.settings, silly_copy_bytes=SILLY_COPY)
         self.local = LocalFs(self.fs)
@@ -89,7 +90,7 @@ class FaultWorld:
         core.nodelog.close()
         core.db.close()
         left = [node.staged for node in core.nodes.by_ino.values() if node.staged is not None]
-        for staged in (*left, *(staged for staged, _ in self.fs.uploads._leftovers.files.values())):
+        for staged in (*left, *(one.staged for one in self.fs.uploads._leftovers.files.values())):
             staged.close(remove=False)
 
     def heal(self) -> None:
@@ -138,9 +139,10 @@ def fault_world(
     retrying: bool = False,
     mount: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[FaultWorld]:
-    """Released at the end."""
+    """Released at the end, and its directory removed: a sweep makes hundreds."""
     world = FaultWorld(directory, before, retrying=retrying, mount=mount)
     try:
         yield world
     finally:
         world.release()
+        shutil.rmtree(directory)

@@ -2,7 +2,8 @@
 
 Measured on versitygw, 100 KiB objects per second, 1 and 16 threads: GET exact 3,000 and 3,600 (then the GIL is full),
 obstore 2,500 and 6,000; PUT exact 1,080 and 1,580, obstore 1,030 and 1,660. So a small GET that is alone goes exactly,
-GETs side by side go through obstore, and writes stay exact: they need the answer's headers, and gain nothing.
+GETs side by side go through obstore, and writes stay exact: they need the answer's headers, and gain nothing. Large
+ranges go exactly as well where there is no TLS: obstore takes 1.4 times the processor for them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from .caller import Caller
 from .client import ExactClient
 
 _SMALL_BYTES = 1 << 20
+_LARGE_BYTES = 512 << 10
+_FEW = 2
 _MISFIT_LIMIT = 16
 """So often in a row obstore may fail where the exact client then succeeds (a certificate that rustls refuses, a proxy
 that only http.client gets on with) before it is not asked any more: each failure costs a request."""
@@ -52,7 +55,8 @@ class S3Store(ExactClient):
         """GetObject. What obstore could not do is asked again exactly, for the answer or for the reason."""
         with self._counted() as alone:
             small = byte_range is not None and byte_range.stop - byte_range.start <= _SMALL_BYTES
-            if self._bulk is None or self._misfits >= _MISFIT_LIMIT or (alone and small) or not is_ordinary(key):
+            exact = (alone and small) or (self._is_large(byte_range) and not self._caller.endpoint.secure)
+            if self._bulk is None or self._misfits >= _MISFIT_LIMIT or exact or not is_ordinary(key):
                 return super().get(key, byte_range=byte_range, if_match=if_match, sink=sink)
             check_key(key, self._capabilities)
             try:
@@ -65,12 +69,17 @@ class S3Store(ExactClient):
             body, info = answer
             return body, replace(info, server_time_ns=self._caller.server_time_ns())
 
+    @staticmethod
+    def _is_large(byte_range: ByteRange | None) -> bool:
+        """Without TLS the exact client receives such a body in place, and without a word of Python."""
+        return byte_range is not None and byte_range.stop - byte_range.start >= _LARGE_BYTES
+
     @contextmanager
     def _counted(self) -> Iterator[bool]:
-        """Counts a GET while it runs; True when no other does."""
+        """Counts a GET while it runs; True when hardly any other does: the kernel may split one random read in two."""
         with self._lock:
             self._under_way += 1
-            alone = self._under_way == 1
+            alone = self._under_way <= _FEW
         try:
             yield alone
         finally:

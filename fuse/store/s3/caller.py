@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 
 from datastore.errors import CredentialsInvalid, StoreError
 
-from ..base import Body
+from ..base import Body, FilePart, in_memory
 from . import xml
 from .credentials import CredentialSource
 from .endpoint import Endpoint
 from .errors import Refusal, error_class, to_error
 from .sigv4 import EMPTY_SHA256, UNSIGNED_PAYLOAD, SigningKeys, encode_query, sign
-from .transport import Answer, Request, Transport
+from .transport import Answer, Outlet, Request, Transport
 
 _REDIRECTS = frozenset({301, 307, 308, 400})
 """Statuses by which S3 says that a bucket is elsewhere (400: AuthorizationHeaderMalformed)."""
@@ -32,16 +32,17 @@ _COMPARE_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A request before it is signed. repeatable, expected_bytes, patience_s: see transport.Request."""
+    """A request before it is signed. repeatable, expected_bytes, patience_s, outlet: see transport.Request."""
 
     method: str
     key: str = ""
     query: Sequence[tuple[str, str]] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
-    body: Body = b""
+    body: Body | FilePart = b""
     repeatable: bool = True
     expected_bytes: int = 0
     patience_s: float = 0.0
+    outlet: Outlet | None = None
 
 
 class Caller:
@@ -110,20 +111,23 @@ class Caller:
     def _exchange(self, call: Call, keys: SigningKeys) -> tuple[Endpoint, Answer]:
         endpoint, transport = self._place
         path, query = endpoint.path(call.key), encode_query(call.query)
+        protected = endpoint.secure or (endpoint.on_this_machine and transport.route.proxy is None)
+        body = call.body if protected or not isinstance(call.body, FilePart) else call.body.read()
         headers = {
             **call.headers,
             "host": endpoint.host_header,
-            "x-amz-content-sha256": _payload_hash(call.body, secure=endpoint.secure),
+            "x-amz-content-sha256": _payload_hash(body, protected=protected),
         }
         signed = sign(call.method, path, query, headers, keys, endpoint.region, self._clock())
         request = Request(
             call.method,
             f"{path}?{query}" if query else path,
             signed,
-            call.body,
+            body,
             call.repeatable,
             call.expected_bytes,
             call.patience_s,
+            call.outlet,
         )
         answer = transport.send(request)
         self._compare_clocks(answer)
@@ -175,8 +179,8 @@ class Caller:
         return to_error(replace(refusal, skew_s=server_s - self._clock() if server_s else 0.0))
 
 
-def _payload_hash(body: Body, *, secure: bool) -> str:
-    """TLS protects the body itself, as in botocore; over plain HTTP the signature has to."""
+def _payload_hash(body: Body | FilePart, *, protected: bool) -> str:
+    """TLS protects the body itself, as in botocore, and so does not leaving the machine; else the signature has to."""
     if not body:
         return EMPTY_SHA256
-    return UNSIGNED_PAYLOAD if secure else hashlib.sha256(body).hexdigest()
+    return UNSIGNED_PAYLOAD if protected else hashlib.sha256(in_memory(body)).hexdigest()

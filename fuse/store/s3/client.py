@@ -17,6 +17,7 @@ from ..base import (
     Capabilities,
     DeleteFailure,
     ETag,
+    FilePart,
     ListPage,
     ObjectInfo,
     PartNumber,
@@ -31,7 +32,7 @@ from ..limits import check_delete_count, check_key, check_metadata, check_option
 from . import xml
 from .caller import Call, Caller
 from .sigv4 import encode_path
-from .transport import Answer
+from .transport import Answer, Outlet
 
 _META = "x-amz-meta-"
 _LONG_S = 300.0
@@ -52,7 +53,14 @@ class ExactClient:
         return self._capabilities
 
     def list_page(
-        self, prefix: str, *, delimiter: str = "", token: str | None = None, start_after: str = "", max_keys: int = 1000
+        self,
+        prefix: str,
+        *,
+        delimiter: str = "",
+        token: str | None = None,
+        start_after: str = "",
+        max_keys: int = 1000,
+        unless: bytes = b"",
     ) -> ListPage:
         """ListObjectsV2."""
         query = [("list-type", "2"), ("encoding-type", "url"), ("max-keys", str(max_keys)), ("prefix", prefix)]
@@ -63,13 +71,15 @@ class ExactClient:
         elif start_after:
             query.append(("start-after", start_after))
         answer = self._caller.send(Call(method="GET", query=query, expected_bytes=1 << 20))
-        return xml.parse_list(bytes(answer.body))
+        body = bytes(answer.body)
+        digest = xml.list_digest(body)
+        return ListPage((), (), None, digest) if digest == unless else xml.parse_list(body)._replace(digest=digest)
 
     def head(self, key: str) -> ObjectInfo:
         """HeadObject."""
         check_key(key, self._capabilities)
         answer = self._caller.send(Call(method="HEAD", key=key))
-        return _describe(key, answer, int(answer.headers.get("content-length", "0")))
+        return _describe(key, answer.headers, int(answer.headers.get("content-length", "0")))
 
     def get(
         self,
@@ -88,12 +98,17 @@ class ExactClient:
             expected = byte_range.stop - byte_range.start
         if if_match is not None:
             headers["if-match"] = _quoted(if_match)
+        pouring = None if sink is None else Pouring(key, byte_range, sink)
+        outlet = None if pouring is None else pouring.outlet()
+        call = Call(method="GET", key=key, headers=headers, expected_bytes=expected, outlet=outlet)
         try:
-            answer = self._caller.send(Call(method="GET", key=key, headers=headers, expected_bytes=expected))
+            answer = self._caller.send(call)
         except StoreError as error:
             if error.status != _RANGE_NOT_SATISFIABLE or byte_range is None:
                 raise
             return b"", self._past_end(key, byte_range, if_match)
+        if pouring is not None and answer.poured:
+            return b"", pouring.info(answer.headers, answer.poured)
         return handed_over(_received(key, answer, byte_range), sink)
 
     def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
@@ -160,7 +175,7 @@ class ExactClient:
         call = Call(method="POST", key=key, query=[("uploads", "")], headers=_described(options), repeatable=False)
         return xml.parse_upload_id(bytes(self._caller.send(call).body))
 
-    def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body) -> ETag:
+    def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:
         """UploadPart."""
         check_part_number(key, number)
         answer = self._caller.send(Call(method="PUT", key=key, query=_part(upload_id, number), body=body))
@@ -286,6 +301,34 @@ class ExactClient:
         return []
 
 
+class Pouring:
+    """Hands the body of one GET to a sink as it comes."""
+
+    def __init__(self, key: str, byte_range: ByteRange | None, sink: Sink) -> None:
+        self._key = key
+        self._range = byte_range
+        self._sink = sink
+        self._info: ObjectInfo | None = None
+
+    def outlet(self) -> Outlet:
+        """For the request. A server that ignores Range answers with another status, and is then read as a whole."""
+        start = self._range.start if self._range is not None else 0
+        return Outlet(200 if self._range is None else 206, start, self._take)
+
+    def info(self, headers: Mapping[str, str], length: int) -> ObjectInfo:
+        """The object's facts, from the headers of an answer with a body of `length` bytes. Errors: CorruptBody."""
+        size = length
+        if self._range is not None:
+            size = int(headers.get("content-range", "").rpartition("/")[2] or length)
+            _check_length(self._key, length, self._range, size)
+        return _describe(self._key, headers, size)
+
+    def _take(self, headers: Mapping[str, str], length: int, offset: int, body: Body) -> None:
+        if self._info is None or offset == 0:
+            self._info = self.info(headers, length)
+        self._sink(self._info, offset, body)
+
+
 def _described(options: WriteOptions) -> dict[str, str]:
     headers = {f"{_META}{name}": value for name, value in options.metadata.items()}
     if options.content_type:
@@ -311,14 +354,13 @@ def _date_ns(answer: Answer) -> int:
     return xml.http_date_ns(answer.headers.get("date", ""))
 
 
-def _describe(key: str, answer: Answer, size: int) -> ObjectInfo:
-    headers = answer.headers
+def _describe(key: str, headers: Mapping[str, str], size: int) -> ObjectInfo:
     return ObjectInfo(
         key=key,
         size=size,
         etag=xml.unquote_etag(headers.get("etag", "")),
         mtime_ns=xml.http_date_ns(headers.get("last-modified", "")),
-        server_time_ns=_date_ns(answer),
+        server_time_ns=xml.http_date_ns(headers.get("date", "")),
         metadata=_metadata(headers),
         content_type=headers.get("content-type", ""),
     )
@@ -340,11 +382,15 @@ def _received(key: str, answer: Answer, byte_range: ByteRange | None) -> tuple[B
     partial = answer.headers.get("content-range", "") if answer.status == 206 else ""
     size = int(partial.rpartition("/")[2]) if partial else len(body)
     if byte_range is None:
-        return body, _describe(key, answer, size)
+        return body, _describe(key, answer.headers, size)
     if not partial:
-        return memoryview(body)[byte_range.start : byte_range.stop], _describe(key, answer, size)
-    if len(body) != min(byte_range.stop, size) - byte_range.start:
+        return memoryview(body)[byte_range.start : byte_range.stop], _describe(key, answer.headers, size)
+    _check_length(key, len(body), byte_range, size)
+    return body, _describe(key, answer.headers, size)
+
+
+def _check_length(key: str, length: int, byte_range: ByteRange, size: int) -> None:
+    if length != min(byte_range.stop, size) - byte_range.start:
         raise CorruptBody(
-            f"GET {shown(key)}: {len(body)} bytes came for range {byte_range.start}-{byte_range.stop}", key=key
+            f"GET {shown(key)}: {length} bytes came for range {byte_range.start}-{byte_range.stop}", key=key
         )
-    return body, _describe(key, answer, size)

@@ -50,6 +50,16 @@ class Endpoint:
         return self.scheme == "https"
 
     @property
+    def on_this_machine(self) -> bool:
+        """Its bytes pass no network: a gateway beside the mount."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
     def service_url(self) -> str:
         """The endpoint without the bucket, for messages and other clients."""
         host = f"[{self.service_host}]" if ":" in self.service_host else self.service_host

@@ -5,6 +5,8 @@ Pure. Sources: "Error responses", Amazon S3 API reference; the codes of MinIO (X
 
 from __future__ import annotations
 
+import socket
+import ssl
 from dataclasses import dataclass
 
 from datastore import errors as e
@@ -227,3 +229,19 @@ def _why(kind: type[e.StoreError], refusal: Refusal) -> str:
     if kind is e.WrongRegion and refusal.region:
         return f"the bucket lives in region {refusal.region}"
     return _WHY.get(kind, "the server refuses the request")
+
+
+def connection_words(error: Exception) -> str:
+    """What went wrong at the connection, and what to do about it."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"its TLS certificate is not trusted ({one_line(error.verify_message)}): put the certificate authority"
+            " that signed it into caBundle"
+        )
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed ({one_line(str(error.reason or error))}): check https:// in the endpoint and caBundle"
+    if isinstance(error, socket.gaierror):
+        return "the host name does not resolve: check the endpoint"
+    if isinstance(error, ConnectionRefusedError):
+        return "nothing listens there (connection refused): check the endpoint's host and port"
+    return f"the connection failed ({one_line(str(error)) or type(error).__name__})"

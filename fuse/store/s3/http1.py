@@ -1,14 +1,22 @@
-"""The head of an HTTP/1.1 answer, parsed by hand; bodies are http.client's."""
+"""The head of an HTTP/1.1 answer, parsed by hand, and large bodies received in place; the rest is http.client's."""
 
 from __future__ import annotations
 
 import http.client
+import os
+import select
 import socket
+import ssl
+import struct
+from collections.abc import Callable
 
+from ..base import Body, FilePart
 from .errors import one_line
 
 _MAX_HEADERS = 200
 _MAX_LINE_BYTES = 64 << 10
+_SENDFILE_BYTES = 4 << 20
+_ZEROS = bytes(1 << 16)
 _HTTP_10, _HTTP_11 = 10, 11
 _BODYLESS = frozenset({204, 304})
 
@@ -21,6 +29,8 @@ class Head(http.client.HTTPResponse):
 
     def __init__(self, sock: socket.socket, method: str) -> None:
         super().__init__(sock, method=method)
+        self._sock = sock
+        self._drained = False
         self.fields: dict[str, str] = {}
         self._bodyless = method == "HEAD"
 
@@ -44,6 +54,49 @@ class Head(http.client.HTTPResponse):
         if self.length is None and not self.chunked:
             self.will_close = True
 
+    def take(self, size: int, pace: Callable[[], float]) -> Body:
+        """The next `size` bytes of a body that has as many; fewer when it is cut off, or for lack of patience.
+
+        Of a plain connection they are received by calls that wait in the kernel, into memory that nobody has to clear.
+        pace: the seconds that the next byte may take, TimeoutError when there are none. Errors: TimeoutError, OSError.
+        """
+        if isinstance(self._sock, ssl.SSLSocket):
+            return self._take_decrypted(size, pace)
+        first = b"" if self._drained else self._came_with_head(size)
+        if len(first) == size:
+            return first
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(pace()))
+        self._sock.settimeout(None)
+        try:
+            if not first:
+                return self._sock.recv(size, socket.MSG_WAITALL)
+            body = bytearray(size)
+            body[: len(first)] = first
+            with memoryview(body) as view:
+                count = self._sock.recv_into(view[len(first) :], 0, socket.MSG_WAITALL)
+        except BlockingIOError as error:
+            raise TimeoutError from error
+        del body[len(first) + count :]
+        return body
+
+    def _came_with_head(self, size: int) -> bytes:
+        held = len(self.fp.peek())
+        self._drained = held <= size
+        return self.fp.read(min(size, held))
+
+    def _take_decrypted(self, size: int, pace: Callable[[], float]) -> Body:
+        body = bytearray(size)
+        done = 0
+        with memoryview(body) as view:
+            while done < size:
+                self._sock.settimeout(pace())
+                count = self.readinto(view[done:])
+                if count == 0:
+                    break
+                done += count
+        del body[done:]
+        return body
+
     def _status(self) -> tuple[int, int, str]:
         line = self._line(http.client.RemoteDisconnected)
         version, _, rest = line.partition(" ")
@@ -53,13 +106,18 @@ class Head(http.client.HTTPResponse):
         return (_HTTP_11 if version == "HTTP/1.1" else _HTTP_10), int(code), reason
 
     def _fields(self) -> dict[str, str]:
-        found: dict[str, str] = {}
+        held = self.fp.peek()
+        end = held.find(b"\r\n\r\n")
+        breaks = held.count(b"\n", 0, max(end, 0))
+        plain = breaks == held.count(b"\r\n", 0, max(end, 0)) < _MAX_HEADERS and not held.startswith(b"\r\n")
+        if end > 0 and plain:  # nearly always: all of it came with the status line
+            return _named(self.fp.read(end + 4)[:end].decode("latin-1").split("\r\n"))
+        lines: list[str] = []
         for _ in range(_MAX_HEADERS):
             line = self._line(http.client.HTTPException)
             if not line:
-                return found
-            name, _, value = line.partition(":")
-            found[name.lower()] = value.strip()
+                return _named(lines)
+            lines.append(line)
         raise http.client.HTTPException("too many headers")
 
     def _line(self, cut: type[http.client.HTTPException | http.client.RemoteDisconnected]) -> str:
@@ -70,3 +128,42 @@ class Head(http.client.HTTPResponse):
         if not line.endswith(b"\n"):
             raise cut("the server hung up before the end of its answer's head")
         return line.rstrip(b"\r\n").decode("latin-1")
+
+
+def _named(lines: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        found[name.lower()] = value.strip()
+    return found
+
+
+def send_file(sock: socket.socket, part: FilePart, pace: Callable[[], float]) -> None:
+    """Send a part from its file's pages, past this process's memory; what the file has lost meanwhile as zeros.
+
+    pace: as of Head.take. Errors: TimeoutError, OSError.
+    """
+    at, stop = part.start, part.stop
+    sock.settimeout(None)
+    while at < stop:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(pace()))
+        try:
+            sent = os.sendfile(sock.fileno(), part.fd, at, min(stop - at, _SENDFILE_BYTES))
+            at += sent or sock.send(_ZEROS[: stop - at])
+        except BlockingIOError as error:
+            raise TimeoutError from error
+
+
+def is_quiet(sock: socket.socket | None) -> bool:
+    """Nothing to read: a readable idle connection was closed by the server or is out of step."""
+    if sock is None:
+        return False
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return not poll.poll(0)
+
+
+def _timeval(seconds: float) -> bytes:
+    """For SO_RCVTIMEO and SO_SNDTIMEO; never zero, which means for ever (socket(7))."""
+    whole, rest = divmod(max(1000, int(seconds * 1e6)), 1_000_000)
+    return struct.pack("@ll", whole, rest)

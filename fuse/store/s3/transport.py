@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import base64
 import http.client
-import select
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from datastore.errors import CorruptBody, DeadlineExceeded, InvalidRequest, Unreachable
 
-from ..base import Body
-from .errors import one_line
-from .http1 import Head
+from ..base import Body, FilePart, in_memory
+from .errors import connection_words, one_line
+from .http1 import Head, is_quiet, send_file
 
 _PIECE_BYTES = 1 << 20
 _SMALL_BYTES = 64 << 10
@@ -68,11 +68,25 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """status, headers by lower-case name, and the whole body."""
+    """status, headers by lower-case name, and the whole body; poured: how much of it went to the request's outlet."""
 
     status: int
     headers: Mapping[str, str]
     body: Body
+    poured: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outlet:
+    """Where a large body goes while it comes. status: of the answer that is meant, others are kept whole.
+
+    start: where in the object the body begins: it is cut at whole MiB of that. take: given the headers, the body's
+    length, where in the body these bytes are, and the bytes.
+    """
+
+    status: int
+    start: int
+    take: Callable[[Mapping[str, str], int, int, Body], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +96,13 @@ class Request:
     method: str
     target: str
     headers: Mapping[str, str]
-    body: Body = b""
+    body: Body | FilePart = b""
     repeatable: bool = True
     expected_bytes: int = 0
     """About how large the answer is, for the deadline."""
     patience_s: float = 0.0
     """Longer than usual between two bytes: the server copies or joins objects before it answers."""
+    outlet: Outlet | None = None
 
 
 def trust(ca_bundle: str = "") -> ssl.SSLContext:
@@ -160,11 +175,11 @@ class Transport:
                     return self._exchange(kept, request, deadline)
                 except _Stale as stale:
                     if not request.repeatable:
-                        raise Unreachable(f"{self._where()}: {_words(stale.reason)}") from stale.reason
+                        raise Unreachable(f"{self._where()}: {connection_words(stale.reason)}") from stale.reason
             try:
                 return self._exchange(self._connect(deadline), request, deadline)
             except _Stale as stale:
-                raise Unreachable(f"{self._where()}: {_words(stale.reason)}") from stale.reason
+                raise Unreachable(f"{self._where()}: {connection_words(stale.reason)}") from stale.reason
         finally:
             self._places.release()
 
@@ -180,7 +195,7 @@ class Transport:
         try:
             response, all_sent = self._converse(connection, request, deadline)
             with response:
-                answer = Answer(response.status, response.fields, self._read(connection, response, deadline))
+                answer = self._answer(connection, response, deadline, request.outlet)
         except TimeoutError as error:
             connection.close()
             raise DeadlineExceeded(f"{self._where()}: no answer in time to {request.method}") from error
@@ -189,7 +204,7 @@ class Transport:
             raise CorruptBody(f"{self._where()}: the answer to {request.method} was cut short") from error
         except (http.client.HTTPException, OSError) as error:
             connection.close()
-            raise Unreachable(f"{self._where()}: {_words(error)}") from error
+            raise Unreachable(f"{self._where()}: {connection_words(error)}") from error
         except BaseException:
             connection.close()
             raise
@@ -220,16 +235,28 @@ class Transport:
             raise _Stale(error) from error
 
     def _send(self, sock: socket.socket, request: Request, deadline: float) -> None:
-        """The head and a small body travel in one packet; a large one in pieces, each with its own limit."""
-        head = self._head(request)
-        if len(request.body) <= _SMALL_BYTES:
-            sock.sendall(head + request.body if request.body else head)
+        """The head and a small body travel together, so that the server wakes once; a large one in pieces, each with
+        its own limit."""
+        head, encrypted = self._head(request), isinstance(sock, ssl.SSLSocket)
+        if isinstance(request.body, FilePart) and not encrypted:
+            sock.sendall(head)
+            send_file(sock, request.body, partial(self._left_s, deadline))
             return
-        sock.sendall(head)
-        view = memoryview(request.body)
-        for start in range(0, len(view), _PIECE_BYTES):
-            sock.settimeout(self._left_s(deadline))
-            sock.sendall(view[start : start + _PIECE_BYTES])
+        view = memoryview(in_memory(request.body))
+        if len(view) <= _SMALL_BYTES:
+            sock.sendall(b"".join((head, view)))
+            return
+        done = 0
+        if encrypted:
+            sock.sendall(head)
+        else:
+            sent = sock.sendmsg((head, view[:_PIECE_BYTES]))
+            sock.sendall(head[sent:])
+            done = max(0, sent - len(head))
+        while done < len(view):
+            self._limit(sock, self._left_s(deadline))
+            sock.sendall(view[done : done + _PIECE_BYTES])
+            done += _PIECE_BYTES
 
     def _head(self, request: Request) -> bytes:
         """Request line and headers. Errors: InvalidRequest for a value that headers can't carry."""
@@ -241,27 +268,42 @@ class Transport:
         if proxy and proxy.authorization:
             values.append(f"proxy-authorization: {proxy.authorization}")
         lines = [f"{request.method} {target} HTTP/1.1", *values]
-        if not all(line.isascii() and line.isprintable() for line in lines):
+        together = "".join(lines)
+        if not (together.isascii() and together.isprintable()):
             raise InvalidRequest(f"{request.method} {one_line(target)}: a header is not printable ASCII")
         return "\r\n".join([*lines, "", ""]).encode()
 
-    def _read(self, connection: http.client.HTTPConnection, response: Head, deadline: float) -> Body:
-        length = response.length
-        if length is not None and length <= _SMALL_BYTES:
-            return response.read()
+    def _answer(
+        self, connection: http.client.HTTPConnection, response: Head, deadline: float, outlet: Outlet | None
+    ) -> Answer:
+        status, fields, length = response.status, response.fields, response.length
         if length is None:
-            return self._read_unsized(connection, response, deadline)
-        received = bytearray(length)
-        view = memoryview(received)
+            return Answer(status, fields, self._read_unsized(connection, response, deadline))
+        if length <= _SMALL_BYTES:
+            return Answer(status, fields, response.read())
+        if outlet is None or outlet.status != status:
+            return Answer(status, fields, self._taken(response, length, deadline))
         done = 0
         while done < length:
-            self._pace(connection, deadline)
-            count = response.readinto(view[done : done + _PIECE_BYTES])
-            if count == 0:
+            at = outlet.start + done
+            size = min(length - done, _PIECE_BYTES - at % _PIECE_BYTES)
+            outlet.take(fields, length, done, self._taken(response, size, deadline))
+            done += size
+        return Answer(status, fields, b"", done)
+
+    def _taken(self, response: Head, size: int, deadline: float) -> Body:
+        """The next `size` bytes of a body."""
+        body = response.take(size, partial(self._left_s, deadline))
+        if len(body) == size:
+            return body
+        parts, missing = [body], size - len(body)
+        while missing:
+            more = response.take(missing, partial(self._left_s, deadline))
+            if not more:
                 raise _CutShort
-            done += count
-        view.release()
-        return received
+            parts.append(more)
+            missing -= len(more)
+        return b"".join(parts)
 
     def _read_unsized(self, connection: http.client.HTTPConnection, response: Head, deadline: float) -> bytes:
         pieces: list[bytes] = []
@@ -276,7 +318,13 @@ class Transport:
 
     def _pace(self, connection: http.client.HTTPConnection, deadline: float, patience_s: float = 0.0) -> None:
         """The next wait may take idle_s (and patience_s), and no longer than the call has left."""
-        connection.sock.settimeout(self._left_s(deadline, patience_s))
+        self._limit(connection.sock, self._left_s(deadline, patience_s))
+
+    @staticmethod
+    def _limit(sock: socket.socket, seconds: float) -> None:
+        """Setting a timeout is a system call, and it is nearly always idle_s."""
+        if sock.gettimeout() != seconds:
+            sock.settimeout(seconds)
 
     def _left_s(self, deadline: float, patience_s: float = 0.0) -> float:
         left = deadline - self._clock()
@@ -303,7 +351,7 @@ class Transport:
             raise DeadlineExceeded(f"{self._where()}: no connection within {limit:.0f} s") from error
         except (http.client.HTTPException, OSError) as error:
             connection.close()
-            raise Unreachable(f"{self._where()}: {_words(error)}") from error
+            raise Unreachable(f"{self._where()}: {connection_words(error)}") from error
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
 
@@ -314,7 +362,7 @@ class Transport:
                 if not self._idle:
                     return None
                 connection, since = self._idle.pop()
-            if self._clock() - since < self.limits.keep_s and _quiet(connection.sock):
+            if self._clock() - since < self.limits.keep_s and is_quiet(connection.sock):
                 return connection
             connection.close()
 
@@ -341,28 +389,3 @@ class _Stale(Exception):
 
 class _CutShort(Exception):
     """Less body than was promised, or more than is sane."""
-
-
-def _quiet(sock: socket.socket | None) -> bool:
-    """Nothing to read: a readable idle connection was closed by the server or is out of step."""
-    if sock is None:
-        return False
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    return not poll.poll(0)
-
-
-def _words(error: Exception) -> str:
-    """What went wrong at the connection, and what to do about it."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return (
-            f"its TLS certificate is not trusted ({one_line(error.verify_message)}): put the certificate authority"
-            " that signed it into caBundle"
-        )
-    if isinstance(error, ssl.SSLError):
-        return f"TLS failed ({one_line(str(error.reason or error))}): check https:// in the endpoint and caBundle"
-    if isinstance(error, socket.gaierror):
-        return "the host name does not resolve: check the endpoint"
-    if isinstance(error, ConnectionRefusedError):
-        return "nothing listens there (connection refused): check the endpoint's host and port"
-    return f"the connection failed ({one_line(str(error)) or type(error).__name__})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -79,6 +80,46 @@ def test_a_torn_end_is_ignored(tmp_path_factory: pytest.TempPathFactory, made: l
     whole = sum(size <= path.stat().st_size for size in sizes)
     assert list(log.load().values()) == made[:whole]
     log.close()
+
+
+def test_what_follows_a_torn_record_is_read(path: Path, log: NodeLog) -> None:
+    """S-41 a server that died while it wrote, and two after it."""
+    log.append([D])
+    log.append([F])
+    os.truncate(path, path.stat().st_size - 1)
+    second = NodeLog(path)
+    assert second.load() == {2: D}
+    second.append([F])
+    assert second.load() == {2: D, 3: F}
+    second.close()
+
+
+def test_a_full_disk_tears_no_record(path: Path, log: NodeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-41 S-50 the kernel hears of no id that is not written down, and what is written later is read."""
+    log.append([D])
+    write = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda fd, content: write(fd, content[: len(content) // 2]))
+        with pytest.raises(OSError, check=lambda error: error.errno == errno.ENOSPC):
+            log.append([F])
+    log.append([F._replace(name=b"later")])
+    assert log.load() == {2: D, 3: F._replace(name=b"later")}
+    assert log.records == 2
+
+
+def test_a_log_that_cannot_be_written_anew_stays(path: Path, log: NodeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-41 without a descriptor for the new one; above all nothing is written to what has the old number by then."""
+    log.append([D])
+
+    def refuse(*_arguments: object, **_more: object) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        with pytest.raises(OSError, match="too many"):
+            log.rewrite([])
+    log.append([F])
+    assert log.load() == {2: D, 3: F}
 
 
 def test_closing_twice(log: NodeLog) -> None:

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from datastore.fuse.state.statedb import KnownAttributes, StateDb, Unsent
+from datastore.fuse.state import youngrows
+from datastore.fuse.state.rows import Unsent
+from datastore.fuse.state.statedb import KnownAttributes, StateDb
 from datastore.fuse.store.base import UploadId
 
 ODD_KEY = os.fsdecode(b"raw\xff/\xe2\x82\xac")
@@ -26,7 +28,9 @@ def row(staging: str, key: str = "d/f", since_ns: int = 1, error: str = "") -> U
 class FullDisk:
     """A connection that can't write."""
 
-    def executemany(self, statement: str, rows: object) -> None:
+    in_transaction = False
+
+    def execute(self, statement: str, row: object = ()) -> None:
         error = sqlite3.OperationalError("database or disk is full")
         error.sqlite_errorcode = sqlite3.SQLITE_FULL
         raise error
@@ -76,6 +80,111 @@ def test_a_row_recorded_anew_outlives_a_forgetting_that_failed(
     db.record_unsent(row("a"))
     db.forget_unsent("b")
     assert [one.staging for one in db.unsent()] == ["a"]
+
+
+def test_a_full_disk_does_not_keep_a_reason(db: StateDb, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-19 S-50 why a file could not be sent is no reason to stop: who tries again later must live on."""
+    db.record_unsent(row("a"))
+    with monkeypatch.context() as patch:
+        patch.setattr(db, "_connection", FullDisk())
+        db.failed_unsent("a", "the server is down", stuck=False)
+    assert [one.staging for one in db.unsent()] == ["a"]
+
+
+def test_rows_of_removed_files_go_together(path: Path, db: StateDb) -> None:
+    """S-20 they count for nothing meanwhile, and a clean end leaves none."""
+    db.record_unsent(row("kept"))
+    for number in range(100):
+        db.record_unsent(row(f"{number}"), lasting=True)
+        db.forget_removed(f"{number}")
+        assert [one.staging for one in db.unsent()] == ["kept"]
+    assert 1 < len(in_table(path)) < 65
+    db.close()
+    assert in_table(path) == ["kept"]
+
+
+def in_table(path: Path) -> list[str]:
+    """What a commit has put there."""
+    with closing(sqlite3.connect(path)) as raw:
+        return [staging for (staging,) in raw.execute("select staging from unsent order by staging")]
+
+
+def test_a_young_row_is_no_transaction(path: Path, db: StateDb) -> None:
+    """S-20 and outlives its process all the same; what is to outlive a power cut is one."""
+    rows = [row("b", key=ODD_KEY, since_ns=2), row("a", since_ns=1)._replace(expects="")]
+    for one in rows:
+        db.record_unsent(one)
+    db.record_unsent(row("gone"))
+    db.forget_unsent("gone")
+    db.record_unsent(row("sent"))
+    db.forget_removed("sent")  # not said: the file is not there
+    assert in_table(path) == []
+    db.record_unsent(row("a", since_ns=1, error="refused"), lasting=True)
+    assert in_table(path) == ["a"]
+    second = StateDb(path)
+    assert [one.staging for one in second.unsent()] == ["a", "sent", "b"]
+    assert second.unsent()[0].error == "refused"
+    assert second.unsent()[2] == rows[0]
+    assert in_table(path) == ["a", "b", "sent"]
+    second.close()
+
+
+def test_a_row_that_was_moved_by_a_rename_is_young_no_more(path: Path, db: StateDb) -> None:
+    """S-27 a process that died in between has either."""
+    db.record_unsent(row("a"))
+    db.moved(db.begin("rename-file", "old", "new"), "etag", "a")
+    again = StateDb(path)
+    assert again.unsent() == []
+    again.close()
+
+
+def test_a_damaged_log_gives_what_is_whole(path: Path, db: StateDb) -> None:
+    """S-20 a power cut may leave anything at its end."""
+    db.record_unsent(row("a"))
+    log = path.with_name("unsent.log")
+    with log.open("ab") as file:
+        file.write(b"\0" * 50 + b'\n{"staging": "x"}\n{"staging": "cut", "key": "')
+    again = StateDb(path)
+    assert [one.staging for one in again.unsent()] == ["a"]
+    assert log.stat().st_size == 0
+    again.close()
+
+
+def test_a_full_disk_refuses_a_young_row_and_keeps_the_others(
+    path: Path, db: StateDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-50 ENOSPC to who writes; half a line is taken back; what was forgotten meanwhile is said later."""
+    db.record_unsent(row("a"))
+    db.record_unsent(row("b"))
+    real = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda fd, text: real(fd, text[:10]))
+        with pytest.raises(OSError, match="full"):
+            db.record_unsent(row("c"))
+        db.forget_unsent("a")
+    assert [one.staging for one in db.unsent()] == ["b"]
+    db.record_unsent(row("d"))
+    again = StateDb(path)
+    assert sorted(one.staging for one in again.unsent()) == ["b", "d"]
+    again.close()
+
+
+def test_the_log_does_not_grow_for_ever(path: Path, db: StateDb, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-19 it begins anew when nothing is young, and else when it is long: the database takes what is there."""
+    monkeypatch.setattr(youngrows, "_EMPTIED_BYTES", 2000)
+    monkeypatch.setattr(youngrows, "_LONG_BYTES", 20_000)
+    log = path.with_name("unsent.log")
+    for number in range(100):
+        db.record_unsent(row(f"{number}"))
+        db.forget_removed(f"{number}")
+        assert log.stat().st_size < 3000
+    db.record_unsent(row("kept"))
+    for number in range(200):
+        db.record_unsent(row(f"{number}"))
+        db.forget_unsent(f"{number}")
+        assert log.stat().st_size < 21_000
+    assert in_table(path) == ["kept"]
+    assert [one.staging for one in db.unsent()] == ["kept"]
 
 
 def test_intents(path: Path, db: StateDb) -> None:

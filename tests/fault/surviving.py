@@ -1,0 +1,91 @@
+"""The server dies at a store call; as the kernel and the keeper have it, a new one takes over and is asked again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+from datastore.fuse.kernel import abi
+from datastore.fuse.kernel.dispatch import Header, Operation, call_again
+from datastore.fuse.kernel.wire import CreateRequest
+from datastore.fuse.ops import Caller, Filesystem, resolve
+from tests.fault.worlds import FaultWorld
+from tests.faulty import Fault, Plan, no_faults
+from tests.mounted import Died
+
+_AGAIN = {
+    "create": abi.CREATE,
+    "mkdir": abi.MKDIR,
+    "mknod": abi.MKNOD,
+    "symlink": abi.SYMLINK,
+    "unlink": abi.UNLINK,
+    "rmdir": abi.RMDIR,
+    "rename": abi.RENAME2,
+    "setxattr": abi.SETXATTR,
+    "removexattr": abi.REMOVEXATTR,
+}
+"""Requests for which 'already so' is success when they come again."""
+
+
+class Surviving:
+    """Serves the methods of ops.Filesystem by whichever server lives. plan_next: the faults of the one that follows."""
+
+    def __init__(self, world: FaultWorld) -> None:
+        self._world = world
+        self.plan_next: Plan = no_faults
+        self.dying = False
+        """A thread of the server met its end; a request that waits for nothing of it may be answered all the same."""
+        self.recovery_calls = 0
+        """Store calls of the new server before it answers."""
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._world.fs, name)
+        if not callable(method):
+            return method
+
+        def call(*arguments: Any) -> Any:
+            try:
+                return resolve(getattr(self._world.fs, name)(*arguments))
+            except Died:
+                self.restart()
+                return self._again(name, arguments)
+
+        return call
+
+    def dies_at(self, n: int, *, after: bool) -> None:
+        """The server dies at its n-th store call from now on, before or after that took effect."""
+        at = len(self._world.faulty.calls) + n
+
+        def plan(index: int, method: str) -> Fault | None:
+            if index < at:
+                return None
+            self.dying = True
+            return Fault(Died(), after and index == at)
+
+        self._world.faulty.plan = plan
+
+    def restart(self) -> None:
+        """A new server over the same state directory."""
+        self._world.release()
+        self.dying = False
+        self._world.build(self.plan_next, resumed=True)
+        self.recovery_calls = len(self._world.faulty.calls)
+
+    def _again(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        fs = cast(Filesystem, self._world.fs)
+        method = getattr(fs, name)
+        if name not in _AGAIN:
+            return resolve(method(*arguments))
+        caller, parent = cast(Caller, arguments[0]), arguments[1]
+        header: Header = (0, _AGAIN[name], 0, parent, caller.uid, caller.gid, caller.pid, 0, 0)
+        given: Any = arguments[2:]
+        operation = _operation(lambda a: method(caller, parent, *a))
+        if name == "create":
+            given = CreateRequest(*given)
+            operation = _operation(lambda a: method(caller, parent, a.name, a.mode, a.request))
+        return resolve(call_again(operation, header, given, fs))
+
+
+def _operation(call: Callable[[Any], Any]) -> Operation:
+    return cast(Operation, SimpleNamespace(call=lambda _header, arguments: call(arguments)))
