@@ -16,9 +16,13 @@ def main() -> None:
 
         serve(arguments[1:])
     else:
+        from .keeper.serverprocess import first
+
+        # Not below a guard: it tells us at once what to mount, and puts us into a cgroup before we start processes.
+        server = first(arguments) if not arguments or arguments[0] == "--builder" else None
         from .keeper.command import main as keep
 
-        keep(arguments)
+        keep(arguments, server)
 
 
 if __name__ == "__main__":

@@ -91,6 +91,7 @@ class Entry(NamedTuple):
 class OpenReply(NamedTuple):
     """An open file. keep_cache: the kernel's pages of this inode are still right.
 
+    direct_io: past the kernel's pages. uncached: the same, where the kernel keeps what others read right all the same.
     passthrough_fd: a local file that the kernel may read and write by itself, or -1.
     """
 
@@ -98,6 +99,7 @@ class OpenReply(NamedTuple):
     keep_cache: bool = False
     direct_io: bool = False
     passthrough_fd: int = -1
+    uncached: bool = False
 
 
 class SetAttr(NamedTuple):

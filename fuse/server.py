@@ -78,8 +78,8 @@ class MountedStore(Protocol):
         """Use these keys from now on. Errors: CredentialsInvalid when the mount finds its keys in another way."""
         ...
 
-    def show(self, group: int | None, capacity_bytes: int) -> None:
-        """Show everything as of this group (None: as it is), and the mount as so large (0: without limit)."""
+    def show(self, group: int | None, capacity_bytes: int, used_bytes: int, used_files: int) -> None:
+        """Show everything as of this group (None: as it is), and the mount as so large (0: without limit) and full."""
         ...
 
     def discard(self, path: str) -> int:
@@ -200,7 +200,7 @@ class Server:
             name=spec.name,
             read_only=spec.read_only,
             allow_other=spec.allow_other,
-            ttl_s=spec.metadata_ttl_s,
+            ttl_s=spec.metadata_ttl_s / 2,  # the other half is the mount's own: vfs/build.believed_s
             ready=lambda: self._channel.send({"negotiated": {}}),
         )
 
@@ -277,10 +277,11 @@ class Server:
         return {}
 
     def _show(self, request: Answer, _progress: Progress) -> Answer:
-        group, size = request.get("group"), request.get("capacityBytes")
-        if not isinstance(size, int) or not isinstance(group, int | None):
-            return failed("group has to be a number or null, capacityBytes a number")
-        self.store.show(group, size)
+        group, names = request.get("group"), ("capacityBytes", "usedBytes", "usedFiles")
+        sizes = [size for size in map(request.get, names) if isinstance(size, int)]
+        if not isinstance(group, int | None) or len(sizes) != len(names):
+            return failed("group has to be a number or null, capacityBytes, usedBytes and usedFiles numbers")
+        self.store.show(group, *sizes)
         return {}
 
     def _stop(self, request: Answer, _progress: Progress) -> Answer:
@@ -313,6 +314,7 @@ def run(channel: Channel, builder: str) -> int:
             load_builder(builder)  # everything is imported before the server that serves now is asked to leave
             channel.send({"prepared": True})
             message, opens_fd = channel.receive(PREPARED_TIMEOUT_S)
+        _log_to(message["log"])
         spec = from_json(message["spec"])
         resumed, restarts = message.get("resumed") is True, int(message.get("restarts", 0))
         metrics = Metrics(spec.metrics, resumed=resumed)
@@ -335,6 +337,14 @@ def run(channel: Channel, builder: str) -> int:
     except DatastoreError as error:
         _error_line(channel, error)
         return EXIT_FAILED
+
+
+def _log_to(path: str) -> None:
+    """From now on our output goes there; until then the keeper may not have known where."""
+    log_fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    for fd in (1, 2):
+        os.dup2(log_fd, fd)
+    os.close(log_fd)
 
 
 def _prepare_process() -> None:

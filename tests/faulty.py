@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from datastore.errors import StoreError
 from datastore.fuse.store.base import (
     Body,
     ByteRange,
     Capabilities,
     DeleteFailure,
     ETag,
+    FilePart,
     ListPage,
     ObjectInfo,
     ObjectStore,
@@ -32,7 +32,7 @@ T = TypeVar("T")
 class Fault:
     """What to raise; after: the call takes effect first, and only its answer is lost. alter: gives another answer."""
 
-    error: StoreError | None = None
+    error: BaseException | None = None
     after: bool = False
     alter: Callable[[Any], Any] | None = None
 
@@ -46,7 +46,7 @@ def no_faults(index: int, method: str) -> Fault | None:
     return None
 
 
-def nth(n: int, error: StoreError, *, after: bool = False) -> Plan:
+def nth(n: int, error: BaseException, *, after: bool = False) -> Plan:
     """Only the n-th call (from 0) fails."""
 
     def plan(index: int, method: str) -> Fault | None:
@@ -55,7 +55,7 @@ def nth(n: int, error: StoreError, *, after: bool = False) -> Plan:
     return plan
 
 
-def from_nth(n: int, error: StoreError, *, after: bool = False) -> Plan:
+def from_nth(n: int, error: BaseException, *, after: bool = False) -> Plan:
     """The n-th call and all that follow fail: an outage."""
 
     def plan(index: int, method: str) -> Fault | None:
@@ -78,12 +78,19 @@ class FaultyStore:
         return self.inner.capabilities
 
     def list_page(
-        self, prefix: str, *, delimiter: str = "", token: str | None = None, start_after: str = "", max_keys: int = 1000
+        self,
+        prefix: str,
+        *,
+        delimiter: str = "",
+        token: str | None = None,
+        start_after: str = "",
+        max_keys: int = 1000,
+        unless: bytes = b"",
     ) -> ListPage:
         return self._run(
             "list_page",
             lambda: self.inner.list_page(
-                prefix, delimiter=delimiter, token=token, start_after=start_after, max_keys=max_keys
+                prefix, delimiter=delimiter, token=token, start_after=start_after, max_keys=max_keys, unless=unless
             ),
         )
 
@@ -119,7 +126,7 @@ class FaultyStore:
     def create_upload(self, key: str, options: WriteOptions) -> UploadId:
         return self._run("create_upload", lambda: self.inner.create_upload(key, options))
 
-    def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body) -> ETag:
+    def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:
         return self._run("upload_part", lambda: self.inner.upload_part(key, upload_id, number, body))
 
     def upload_part_copy(

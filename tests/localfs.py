@@ -233,4 +233,13 @@ class LocalFs:
         entry = self._call.lookup(self._caller, parent, name)
         if entry.attr is None:
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+        if entry.attr_ttl_s <= 0:
+            try:
+                return cast("Attr", self._call.getattr(entry.attr.ino, Fh(0)).attr)
+            except OSError as error:
+                if error.errno != errno.ESTALE:
+                    raise
+            entry = self._call.lookup(self._caller, parent, name)  # as the kernel does
+            if entry.attr is None:
+                raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
         return cast("Attr", entry.attr)

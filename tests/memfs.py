@@ -471,7 +471,7 @@ class MemMount:
     def renew(self, given: StaticCredentials) -> None:
         raise CredentialsInvalid(f"no store wants the key {given.access_key_id}")
 
-    def show(self, group: int | None, capacity_bytes: int) -> None:
+    def show(self, group: int | None, capacity_bytes: int, used_bytes: int, used_files: int) -> None:
         """Nothing here depends on it."""
 
     def flush_all(self) -> list[str]:

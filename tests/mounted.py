@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import pytest
 
 from datastore.api.mountspec import MountSpec, S3Location
 from datastore.errors import ServerFault
@@ -20,7 +22,7 @@ from datastore.fuse.store.observing import ObservingStore
 from datastore.fuse.vfs.build import build_filesystem
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
 from datastore.fuse.vfs.nodes import Directory
-from tests.faulty import FaultyStore, Plan, from_nth
+from tests.faulty import FaultyStore, Plan, from_nth, no_faults
 from tests.localfs import LocalFs
 
 TTL_S = 1.0
@@ -87,11 +89,13 @@ class Kernel:
 class Client:
     """One mount. `local` drives it by paths, `faulty` makes its store fail, `store` counts its requests."""
 
-    def __init__(self, world: World, directory: Path, spec: MountSpec, *, resumed: bool = False) -> None:
+    def __init__(
+        self, world: World, directory: Path, spec: MountSpec, *, resumed: bool = False, plan: Plan = no_faults
+    ) -> None:
         self.world = world
         self.directory = directory
         self.spec = spec
-        self.faulty = FaultyStore(MemoryStore(world.bucket))
+        self.faulty = FaultyStore(MemoryStore(world.bucket), plan)
         self.store = ObservingStore(self.faulty)
         self.kernel = Kernel()
         self.fs: DatastoreFilesystem = build_filesystem(spec, self.store, clock=world.clock, resumed=resumed)
@@ -140,10 +144,10 @@ class Client:
         core.nodelog.close()
         core.db.close()
 
-    def again(self, *, resumed: bool = False) -> Client:
-        """A new process over the same state directory; resumed: under the mount that lives on."""
+    def again(self, *, resumed: bool = False, plan: Plan = no_faults) -> Client:
+        """A new process over the same state directory; resumed: under the mount that lives on; plan: its store's."""
         self.kill()
-        return self.world.add(Client(self.world, self.directory, self.spec, resumed=resumed))
+        return self.world.add(Client(self.world, self.directory, self.spec, resumed=resumed, plan=plan))
 
 
 class World:
@@ -255,3 +259,23 @@ def refuse_writes(client: Client) -> None:
     """From now on the store takes nothing."""
     fault = from_nth(0, DOWN)
     client.faulty.plan = lambda index, method: fault(index, method) if method in WRITING else None
+
+
+def around(
+    monkeypatch: pytest.MonkeyPatch, client: Client, method: str, before: Callable[[], None], after: Callable[[], None]
+) -> None:
+    """The next call of a store's method happens between two others; those after it, and theirs, are left alone."""
+    original = getattr(client.store, method)
+    calls = iter((True,))
+
+    def between(*arguments: Any, **options: Any) -> Any:
+        first = next(calls, False)
+        if first:
+            before()
+        try:
+            return original(*arguments, **options)
+        finally:
+            if first:
+                after()
+
+    monkeypatch.setattr(client.store, method, between)

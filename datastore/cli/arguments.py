@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from datastore.api.mountspec import LEAST_MEMORY_BYTES
 from datastore.api.resolve import MountOptions
 from datastore.cli.console import Format
 from datastore.cli.inspection import complete_mounted
@@ -34,7 +35,6 @@ Metrics = Annotated[
     str, typer.Option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics there, e.g. 127.0.0.1:9464.")
 ]
 DEFAULT_MEMORY = "512Mi"
-_LEAST_MEMORY = 192 << 20
 """Below, the interpreter and its threads alone would be over the ceiling soon."""
 Memory = Annotated[
     str,
@@ -72,6 +72,6 @@ def _memory_bytes(text: str) -> int:
         size_bytes = parse_quantity(text)
     except ValueError as error:
         raise typer.BadParameter(f"--memory {error}") from error
-    if size_bytes < _LEAST_MEMORY:
-        raise typer.BadParameter(f"--memory must be at least {format_quantity(_LEAST_MEMORY)}, not {text}")
+    if size_bytes < LEAST_MEMORY_BYTES:
+        raise typer.BadParameter(f"--memory must be at least {format_quantity(LEAST_MEMORY_BYTES)}, not {text}")
     return size_bytes

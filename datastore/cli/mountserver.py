@@ -10,18 +10,15 @@ import os
 import select
 import signal
 import subprocess
-import sys
-import sysconfig
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import datastore
 from datastore import beneath
 from datastore.api.mountspec import MountSpec
-from datastore.cli import control, mounttable
+from datastore.cli import control, launch, mounttable
 from datastore.cli.exitcodes import error_from
 from datastore.cli.places import make_private
 from datastore.cli.records import is_server, read_record
@@ -43,33 +40,22 @@ class Ready:
     server_pid: int
 
 
-def command() -> list[str]:
-    """How the mount server is started."""
-    return [sys.executable, "-m", "datastore.fuse"]
-
-
 def start(spec: MountSpec, watch: SignalWatch) -> Ready:
     """Mount. Errors: what the server reported; MountFailed when it said nothing; Interrupted when a signal came."""
     state_dir = Path(spec.state_dir)
     make_private(state_dir)
     watch.check()
-    with _open_log(state_dir) as log:
-        log_start = log.tell()
-        process = subprocess.Popen(
-            command(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=_environment(),
-            start_new_session=True,
-        )
-    conversation = _Conversation(process, watch)
+    launched = launch.take()
+    conversation = _Conversation(launched.process, watch)
     try:
         answer = conversation.ask(spec.to_json().encode())
-        ready = _ready(answer, state_dir / LOG_FILE, log_start)
+        ready = _ready(answer, launched.said())
     except BaseException:
         conversation.abort(spec)
         raise
+    finally:
+        _note(state_dir, launched.said())
+        launched.errors.close()
     conversation.release()
     return ready
 
@@ -170,9 +156,10 @@ class _Conversation:
                     pipe.close()
 
 
-def _ready(answer: dict[str, Any] | None, log: Path, log_start: int) -> Ready:
+def _ready(answer: dict[str, Any] | None, errors: bytes) -> Ready:
     if answer is None:
-        said = _last_line(log, log_start)
+        lines = errors.decode(errors="replace").split("\n")
+        said = next((line.strip() for line in reversed(lines) if line.strip()), "")
         raise MountFailed(f"the mount server ended without an answer{f': {said}' if said else ''}")
     if answer.get("ready") is not True:
         text = answer.get("error")
@@ -213,28 +200,12 @@ def end_server(pid: int) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _environment() -> dict[str, str]:
-    """Ours, with two changes: the directory we stand in is no place to import from; a bare checkout is."""
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    root = str(Path(datastore.__path__[0]).parent)
-    if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
-        before = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = root + (os.pathsep + before if before else "")
-    return environment
-
-
-def _open_log(state_dir: Path) -> IO[bytes]:
+def _note(state_dir: Path, said: bytes) -> None:
+    """Keep what a server that does not start says; mount.log has the rest."""
+    if not said:
+        return
     path = state_dir / LOG_FILE
     if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
         path.replace(path.with_suffix(".log.1"))
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "ab")
-
-
-def _last_line(path: Path, since: int) -> str:
-    try:
-        with path.open("rb") as log:
-            log.seek(max(since, path.stat().st_size - 4096))
-            lines = log.read().decode(errors="replace").split("\n")
-    except OSError:
-        return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "ab") as log:
+        log.write(said)

@@ -1,11 +1,14 @@
 """Changes of a mount that are not uploaded, read from its state directory when no server is there to be asked.
 
-The mount server keeps them in the SQLite table `unsent` (see fuse/state/statedb.py), with the bytes
-in staging/. It is opened read-only but to discard, and a living server is asked over its socket instead.
+The mount server keeps them in the SQLite table `unsent` (see fuse/state/statedb.py) and, while they are young, in a log
+(fuse/state/youngrows.py), with the bytes in staging/. The table is opened read-only but to discard, and a living server
+is asked over its socket instead. A row whose file is removed counts for nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import sqlite3
 from contextlib import closing
@@ -14,6 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 STAGING = "staging"
+_LOG = "unsent.log"
 MAX_SHOWN = 10_000
 _MAGIC = b"SQLite format 3\0"
 _TIMEOUT_S = 1.0
@@ -26,22 +30,21 @@ def unsent_files(state_dir: Path) -> list[dict[str, Any]]:
     many of them never came here from the object that was changed.
     """
     found: list[dict[str, Any]] = []
-    for database in _databases(state_dir):
-        for row in _query(database, "select * from unsent order by since_ns limit ?", MAX_SHOWN):
-            file = state_dir / STAGING / Path(str(row["staging"])).name
-            size = _size(file)
-            found.append(
-                {
-                    "path": str(row["key"]),
-                    "bytes": size,
-                    "since": row["since_ns"] / 1e9,
-                    "error": row["error"] or None,
-                    "stuck": bool(row.get("stuck")),
-                    "staging": file.name,
-                    "file": str(file),
-                    "missing": _missing(file, min(row.get("base_size", 0), size)),
-                }
-            )
+    for row in _rows(state_dir)[:MAX_SHOWN]:
+        file = _file(state_dir, row)
+        size = _size(file)
+        found.append(
+            {
+                "path": str(row["key"]),
+                "bytes": size,
+                "since": row["since_ns"] / 1e9,
+                "error": row["error"] or None,
+                "stuck": bool(row.get("stuck")),
+                "staging": file.name,
+                "file": str(file),
+                "missing": _missing(file, min(row.get("base_size", 0), size)),
+            }
+        )
     return found
 
 
@@ -58,8 +61,35 @@ def discard(state_dir: Path, path: str) -> int:
 
 def remaining(state_dir: Path) -> int:
     """How many changed files are not uploaded."""
-    counts = (_query(database, "select count(*) as files from unsent") for database in _databases(state_dir))
-    return sum(int(rows[0]["files"]) for rows in counts if rows)
+    return len(_rows(state_dir))
+
+
+def _rows(state_dir: Path) -> list[dict[str, Any]]:
+    """Of every file that is there, the oldest first. The table has the last word on a file that both speak of."""
+    found = _young(state_dir / _LOG)
+    for database in _databases(state_dir):
+        found.update((str(row["staging"]), row) for row in _query(database, "select * from unsent"))
+    there = [row for row in found.values() if _file(state_dir, row).exists()]
+    return sorted(there, key=lambda row: int(row["since_ns"]))
+
+
+def _file(state_dir: Path, row: dict[str, Any]) -> Path:
+    return state_dir / STAGING / Path(str(row["staging"])).name
+
+
+def _young(log: Path) -> dict[str, dict[str, Any]]:
+    """The log's rows by staging file: each line is one, or names one that counts no more."""
+    found: dict[str, dict[str, Any]] = {}
+    with contextlib.suppress(OSError):
+        for text in log.read_bytes().splitlines():
+            with contextlib.suppress(ValueError):
+                line = json.loads(text)
+                if isinstance(line, str):
+                    found.pop(line, None)
+                elif isinstance(line, dict) and {"staging", "key", "since_ns", "error"} <= line.keys():
+                    line["key"] = os.fsencode(str(line["key"])).decode(errors="replace")
+                    found[str(line["staging"])] = line
+    return found
 
 
 def _databases(state_dir: Path) -> list[Path]:

@@ -48,17 +48,23 @@ class Assembly:
             raise _wrong_length(self._pieces, "is longer than asked for")
         piece = self._pieces[self._at]
         part = view[: piece.size - self._filled]
+        if len(part) == piece.size and len(part) == len(view):
+            self._complete(piece, view)  # cut as we need it: nobody else has it, so it is not copied
+            return view[:0]
         if self._buffer is None:
             self._buffer = bytearray(piece.size)
         self._buffer[self._filled : self._filled + len(part)] = part
         self._filled += len(part)
         if self._filled == piece.size:
             body, self._buffer, self._filled = self._buffer, None, 0
-            self._at += 1
-            if self._at > self._finished:
-                self._finished = self._at
-                self._done(piece, body)
+            self._complete(piece, body)
         return view[len(part) :]
+
+    def _complete(self, piece: Piece, body: Body) -> None:
+        self._at += 1
+        if self._at > self._finished:
+            self._finished = self._at
+            self._done(piece, body)
 
 
 def check_version(piece: Piece, info: ObjectInfo) -> None:

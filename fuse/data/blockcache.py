@@ -55,7 +55,7 @@ CREDIT_BYTES = 16 << 20
 """Room is reserved in advance, so that not every small file waits for the other processes; at most 1/256 of the limit,
 by which each other process may exceed it after an eviction. What is not used stays counted until the next one."""
 INLINE_VERIFY_BYTES = 4 << 20
-"""The most that complete_fd() checks by itself: about 2 ms."""
+"""The most that lend() checks by itself: about 2 ms."""
 
 
 class _Place(NamedTuple):
@@ -143,20 +143,14 @@ class BlockCache:
             return self._adopt(version, path, keep=keep)
         return False
 
-    def complete_fd(self, version: ObjectVersion) -> int | None:
-        """A read-only fd of a wholly held, checked version; the caller closes it.
-
-        None also for a large version that this process has not checked yet and that has no valid seal: see verify().
-        """
-        return self._reopened(version, os.O_RDONLY)
-
     def lend(self, version: ObjectVersion) -> int | None:
-        """As complete_fd, but for writing too, and only while no other open file of this version is lent.
+        """A descriptor to read and write a wholly held, checked version, the caller's; one at a time in all processes.
 
         Who writes to it has to drop the version before. It is lent for as long as anybody, the kernel too, has the
-        descriptor or a copy.
+        descriptor or a copy. None also for a large version that this process has not checked yet and that has no valid
+        seal: see verify().
         """
-        fd = self._reopened(version, os.O_RDWR)
+        fd = self._reopened(version)
         if fd is not None:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -165,14 +159,14 @@ class BlockCache:
                 return None
         return fd
 
-    def _reopened(self, version: ObjectVersion, mode: int) -> int | None:
+    def _reopened(self, version: ObjectVersion) -> int | None:
         if version.size == 0:
             return None
         with self._guarded(version):
             entry = self._find(version)
             if entry is None or not (entry.whole or (version.size <= INLINE_VERIFY_BYTES and entry.verify())):
                 return None
-            return entry.reopen(self._place(version).data_path, mode)
+            return entry.reopen(self._place(version).data_path)
         return None
 
     def verify(self, version: ObjectVersion) -> bool:

@@ -195,9 +195,9 @@ class BlockFile:
         """Mark as just used: eviction goes by the sidecar's mtime. OSError."""
         os.utime(self._sidecar_fd)
 
-    def reopen(self, data_path: str, mode: int = os.O_RDONLY) -> int | None:
-        """A descriptor of the data, the caller's; None when the file was changed or replaced. OSError."""
-        fd = os.open(data_path, mode | os.O_CLOEXEC | os.O_NOFOLLOW)
+    def reopen(self, data_path: str) -> int | None:
+        """A descriptor to read and write the data, the caller's; None when it was changed or replaced. OSError."""
+        fd = os.open(data_path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         if Stamp.of(os.fstat(fd)) == self._stamp:
             return fd
         os.close(fd)
@@ -325,6 +325,12 @@ def write_fully(fd: int, body: memoryview, offset: int) -> None:
     while body:
         written = os.pwrite(fd, body, offset)
         body, offset = body[written:], offset + written
+
+
+def holds_block(start: int, stop: int, size: int) -> bool:
+    """Whether a whole block of an object of this size lies in [start, stop)."""
+    first, last = _whole_blocks(start, stop, size)
+    return first < last
 
 
 def _whole_blocks(start: int, stop: int, size: int) -> tuple[int, int]:

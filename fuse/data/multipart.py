@@ -11,8 +11,6 @@ from ..store.base import ByteRange, PartNumber
 from .extents import Extents
 
 MIB = 1 << 20
-PART_MIN = 5 * MIB
-"""Smallest part but the last (S3 user guide, multipart upload limits)."""
 PARTS_MAX = 10_000
 SINGLE_MAX = 8 * MIB
 """Up to here one PUT is quicker than three calls, and 32 at a time stay within 256 MiB of memory."""

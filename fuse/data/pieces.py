@@ -22,13 +22,15 @@ from .version import ObjectVersion
 class Piece:
     """One range [start, stop) of a version; `body` is set once, when it is there."""
 
-    __slots__ = ("_claimed", "_done", "_error", "body", "start", "stop", "version")
+    __slots__ = ("_claimed", "_done", "_error", "body", "kept", "start", "stop", "version")
 
     def __init__(self, version: ObjectVersion, start: int, stop: int) -> None:
         self.version = version
         self.start = start
         self.stop = stop
         self.body: memoryview | None = None
+        self.kept = False
+        """The disk cache has it as well."""
         self._error: BaseException | None = None
         self._claimed = threading.Lock()
         self._done = threading.Event()
@@ -130,6 +132,13 @@ class PieceTable:
         """Take a piece out of the table; whoever has it can still claim it or wait for it. Idempotent."""
         with self._lock:
             self._remove(piece)
+
+    def passed(self, version: ObjectVersion, start: int, stop: int) -> None:
+        """A reader in sequence has [start, stop) behind it: let go of what the disk cache has as well."""
+        with self._lock:
+            for piece in self._covering(version, start, stop):
+                if piece.kept and piece.stop <= stop:
+                    self._remove(piece)
 
     def forget(self, version: ObjectVersion) -> None:
         """Take out all pieces of a version; idempotent."""

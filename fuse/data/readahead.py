@@ -202,6 +202,11 @@ class Readers:
             self._present = other
         return self._present.plan(offset, size)
 
+    @property
+    def window_bytes(self) -> int:
+        """Of the reader that the last plan was for; 0 when it is not in sequence."""
+        return self._present.window_bytes
+
     def retract(self, start: int) -> None:
         """As ReadAhead.retract, for the plan that was made last."""
         self._present.retract(start)

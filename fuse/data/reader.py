@@ -17,18 +17,23 @@ from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
 
-from datastore.errors import CorruptBody, DeadlineExceeded, PreconditionFailed
+from datastore.errors import CorruptBody, DeadlineExceeded, PreconditionFailed, TransientStoreError
+from datastore.retry import carried, current_call
 
 from ..ops import Blocking
 from ..store.base import Body, ByteRange, ObjectInfo, ObjectStore
 from .assembly import Assembly, runs
 from .blockcache import BlockCache
+from .blockfile import holds_block
 from .counts import ReadCounts
 from .pieces import Piece, PieceTable, cut
 from .readahead import Readers, Span, WindowSettings
 from .version import ObjectVersion
 
 Read = bytes | memoryview
+_BEHIND_BYTES = 8 << 20
+"""So far behind a reader in sequence memory is let go of: others may follow closely, and what came last is not on disk
+yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +131,10 @@ class Reader:
         """Drop what memory holds of this version (the disk cache keeps it); idempotent."""
         self._table.forget(version)
 
+    def passed(self, version: ObjectVersion, start: int, stop: int) -> None:
+        """A reader in sequence has these bytes behind it: memory lets go of what the disk cache has."""
+        self._table.passed(version, start, stop)
+
     @property
     def held_bytes(self) -> int:
         """Of pieces, in memory or on their way."""
@@ -174,6 +183,15 @@ class Reader:
         Raises what the fetch raised, for all who wait for it (the next read tries again): PreconditionFailed and
         NotFound when the version is gone, CorruptBody when the body is short, DeadlineExceeded.
         """
+        try:
+            return self._obtain(version, wanted, needed)
+        except TransientStoreError:
+            if current_call() is None:
+                raise
+        # It may have been fetched for somebody who came earlier: what is left of this call's budget is its own.
+        return self._obtain(version, wanted, needed)
+
+    def _obtain(self, version: ObjectVersion, wanted: Span, needed: Span) -> Read:
         body = self.held(version, needed.start, needed.stop)
         if body is not None:
             return body
@@ -200,7 +218,7 @@ class Reader:
                 return None
             self._queued += 1
         try:
-            future = self._executor.submit(job, *args)
+            future = self._executor.submit(carried(job), *args)
         except RuntimeError:  # shut down: whoever waits does the work
             self._job_done(None)
             return None
@@ -275,12 +293,17 @@ class Reader:
         return body
 
     def _keep_later(self, piece: Piece) -> None:
-        if self._cache is not None and piece.body is not None and self.queue(self._keep, piece) is None:
+        if self._worth_keeping(piece) and self.queue(self._keep, piece) is None:
             self._keep(piece)
 
     def _keep(self, piece: Piece) -> None:
-        if self._cache is not None and piece.body is not None:
-            self._cache.write(piece.version, piece.start, piece.body)
+        if self._worth_keeping(piece) and self._cache is not None and piece.body is not None:
+            piece.kept = self._cache.write(piece.version, piece.start, piece.body)
+
+    def _worth_keeping(self, piece: Piece) -> bool:
+        """The disk cache takes whole blocks only: the first random read of a block is not for it."""
+        whole = holds_block(piece.start, piece.stop, piece.version.size)
+        return whole and self._cache is not None and piece.body is not None
 
     def _fill(
         self, cache: BlockCache, version: ObjectVersion, work: _Work, progress: Callable[[int], None] | None
@@ -346,6 +369,8 @@ class ReadStream:
         wanted = Span(0, self.version.size)
         if not self._small:
             wanted, ahead = self._ahead.plan(offset, size)
+            if self._ahead.window_bytes:
+                self._reader.passed(self.version, max(0, offset - 2 * _BEHIND_BYTES), offset - _BEHIND_BYTES)
             if ahead and not self._closed.is_set():
                 left_out = self._reader.start(self.version, ahead, self._closed)
                 if left_out is not None:

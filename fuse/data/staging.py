@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from ..store.base import ETag
+from ..store.base import ETag, FilePart
 from .extents import Extents
 from .version import ObjectVersion
 
@@ -83,7 +83,8 @@ class StagedFile:
         if left:
             self.size = os.fstat(self.fd).st_size
             self.base_size = min(self.base_size, self.size)
-        else:
+        elif self.size:
+            # Never to 0: ext4 would then write the bytes to the disk when the file is closed (auto_da_alloc).
             os.ftruncate(self.fd, self.size)
 
     @classmethod
@@ -138,11 +139,11 @@ class StagedFile:
         """Bytes that are present or zero; nothing beyond the end."""
         return os.pread(self.fd, max(0, min(size, self.size - offset)), offset)
 
-    def read_for_stream(self, start: int, stop: int) -> bytes:
-        """The bytes of a part that is sent while the file may be written: what is changed from now on is noticed."""
+    def part_for_stream(self, start: int, stop: int) -> FilePart:
+        """A part that is sent while the file may be written: what is changed from now on is noticed. OSError."""
         with self._guard:
             self.streamed.add(start, stop)
-        return self.read(start, stop - start)
+            return FilePart(os.dup(self.fd), start, stop)
 
     def whole(self) -> bytes:
         """The content; every byte must be present or zero."""
@@ -169,7 +170,8 @@ class StagedFile:
     def truncate(self, size: int) -> None:
         """Cut or extend by zeros."""
         with self._guard:
-            os.ftruncate(self.fd, size)
+            if size or self.size:
+                os.ftruncate(self.fd, size)
             self.base_size = min(self.base_size, size)
             self.present.truncate(size)
             self.streamed.truncate(size)

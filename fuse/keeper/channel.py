@@ -3,7 +3,9 @@
 A message is four bytes of length (little-endian), then UTF-8 JSON; the descriptor travels with the first byte
 (SCM_RIGHTS). The two ends trust each other (a socketpair); the length is bounded all the same.
 
-    keeper -> server   {"spec": document, "resumed": bool}      with memory that outlives the server
+    keeper -> server   {"prepare": true}                        perhaps; answered by {"prepared": true}
+    keeper -> server   {"spec": document, "resumed": bool, "restarts": n, "log": path}
+                                                                with memory that outlives the server
     server -> keeper   {"probed": true}  or  {"error": line, "kind": name of the error's class}
     keeper -> server   {"serve": true, "negotiated": null or what INIT settled before}     with the device's descriptor
     server -> keeper   {"negotiated": {...}}                    from now on the mount answers

@@ -22,6 +22,7 @@ from datastore.errors import DatastoreError
 
 from .guard import Guard
 from .process import DOWN_LIMIT_S, ENDING, EXIT_ERROR, UPGRADE, Keeper
+from .serverprocess import DEFAULT_BUILDER, ServerProcess
 
 MAX_SPEC_BYTES = 8 << 20
 
@@ -43,11 +44,12 @@ def _detach(keeper: Keeper) -> None:
     os.chdir("/")
 
 
-def run(text: str, builder: str, guard: Guard | None, down_limit_s: float) -> int:
+def run(text: str, builder: str, guard: Guard | None, down_limit_s: float, first: ServerProcess | None) -> int:
     """Make the mount and keep it; the exit code."""
-    keeper = None
+    if not text:  # who started us wants no mount after all
+        return EXIT_ERROR
     try:
-        keeper = Keeper(from_json(text), builder, guard, down_limit_s)
+        keeper = Keeper(from_json(text), builder, guard, down_limit_s, first)
         held = guard.adopted() if guard else None
         if held is not None:
             keeper.adopt(held)
@@ -67,10 +69,10 @@ def run(text: str, builder: str, guard: Guard | None, down_limit_s: float) -> in
     return keeper.keep()
 
 
-def main(arguments: list[str]) -> NoReturn:
-    """The command line."""
+def main(arguments: list[str], first: ServerProcess | None = None) -> NoReturn:
+    """The command line. first: a server that was started before we were imported; it ends when we do."""
     parser = argparse.ArgumentParser(prog="python -m datastore.fuse")
-    parser.add_argument("--builder", default="datastore.fuse.vfs.build:build_mount", help="module:function")
+    parser.add_argument("--builder", default=DEFAULT_BUILDER, help="module:function")
     parser.add_argument("--guard", type=int, default=-1, help="descriptor of a channel; keeper/guard.py")
     parser.add_argument(
         "--down-limit",
@@ -86,4 +88,4 @@ def main(arguments: list[str]) -> NoReturn:
     os.umask(0o077)
     logs.setup()
     guard = Guard(options.guard) if options.guard >= 0 else None
-    sys.exit(run(sys.stdin.read(MAX_SPEC_BYTES), options.builder, guard, options.down_limit))
+    sys.exit(run(sys.stdin.read(MAX_SPEC_BYTES), options.builder, guard, options.down_limit, first))

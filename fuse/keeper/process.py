@@ -71,8 +71,14 @@ class Keeper:
     """One mount. states: no server -> probed -> mounted -> serving (and again, after a death) -> ended."""
 
     def __init__(
-        self, spec: MountSpec, builder: str, guard: Guard | None = None, down_limit_s: float = DOWN_LIMIT_S
+        self,
+        spec: MountSpec,
+        builder: str,
+        guard: Guard | None = None,
+        down_limit_s: float = DOWN_LIMIT_S,
+        first: ServerProcess | None = None,
     ) -> None:
+        """first: the server that is to serve first; it was told to prepare."""
         self.spec = spec
         self.builder = builder
         self.guard = guard
@@ -84,7 +90,7 @@ class Keeper:
         """Servers that died, until nothing is left of them."""
         self.refusal: Refusal | None = None
         self.upgrading = False
-        self.standby = Standby(lambda: ServerProcess(builder, self.log_path))
+        self.standby = Standby(lambda: ServerProcess(builder, self.log_path), first)
         self.device_fd = -1
         self.opens_fd = -1
         self.negotiated: dict[str, Any] | None = None
@@ -106,7 +112,7 @@ class Keeper:
             self.opens_fd = os.memfd_create("opens")
             os.ftruncate(self.opens_fd, TABLE_BYTES)
         try:
-            self._start(resumed=False)
+            self._start(resumed=False, server=self._prepared(self.standby.take()))
             self._expect("probed", PROBE_TIMEOUT_S)
             beneath_fd = os.open(options.mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             if self.spec.transport == "kernel":
@@ -177,7 +183,7 @@ class Keeper:
     def _start(self, *, resumed: bool, server: ServerProcess | None = None) -> None:
         self.server = server or ServerProcess(self.builder, self.log_path)
         document = {"spec": self.spec.to_json(), "resumed": resumed, "restarts": self.restarts}
-        self.server.channel.send(document, self.opens_fd)
+        self.server.channel.send({**document, "log": str(self.log_path)}, self.opens_fd)
 
     def _expect(self, key: str, timeout_s: float, channel: Channel | None = None) -> Any:
         """The next message of the server (or over another's channel), which has to hold `key`."""
@@ -288,7 +294,7 @@ class Keeper:
         try:
             if not self._can_resend():
                 raise MountFailed("the kernel can't hand requests from one server to the next (Linux 6.9 can)")
-            new.channel.send({"prepare": True})
+            new.prepare()
             self._expect("prepared", READY_TIMEOUT_S, new.channel)
         except DatastoreError as error:
             new.kill()

@@ -1,4 +1,4 @@
-"""One process of the mount server, as its keeper sees it."""
+"""One process of the mount server, as its keeper sees it. Imports little: the first one is started before all else."""
 
 from __future__ import annotations
 
@@ -6,21 +6,34 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from socket import socketpair
 
 from .channel import Channel
 
+DEFAULT_BUILDER = "datastore.fuse.vfs.build:build_mount"
 KILLED_TIMEOUT_S = 5.0
 WAIT_STEP_S = 0.005
+_MALLOC = {
+    "MALLOC_ARENA_MAX": "2",
+    "MALLOC_MMAP_THRESHOLD_": str(8 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(32 << 20),
+}
+"""glibc (mallopt(3)): what comes from the store is received into memory that is used again. Fresh pages for every MiB
+took a tenth of the processor time of a sequential read. What is held free goes back when the ceiling is near."""
 
 
 class ServerProcess:
-    """Started when it is made; it waits for what the channel brings. Its output goes to the log."""
+    """Started when it is made; it waits for what the channel brings. Its output goes to the log.
 
-    def __init__(self, builder: str, log_path: Path) -> None:
+    log_path None: the log is not known yet, and its output goes where our errors go until it learns of it.
+    """
+
+    def __init__(self, builder: str, log_path: Path | None) -> None:
         ours, theirs = socketpair()
-        with theirs, log_path.open("ab") as output:
+        with theirs, log_path.open("ab") if log_path else os.fdopen(os.dup(2), "ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "datastore.fuse", "--server", str(theirs.fileno()), "--builder", builder],
                 stdin=subprocess.DEVNULL,
@@ -28,12 +41,16 @@ class ServerProcess:
                 stderr=output,
                 pass_fds=(theirs.fileno(),),
                 # from any directory, the same modules as ours; and no directory is kept busy
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+                env={**_MALLOC, **os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
                 cwd="/",
                 start_new_session=True,
             )
         self.channel = Channel(ours)
         self.pid = self._process.pid
+
+    def prepare(self) -> None:
+        """Let it import its code; its next message is {"prepared": true}. Errors: ChannelClosed."""
+        self.channel.send({"prepare": True})
 
     def code(self) -> int | None:
         """Its exit code, None while it lives.
@@ -76,3 +93,11 @@ class ServerProcess:
         """End it at once, and wait for that as long as a thread of it may take."""
         self._process.kill()
         self.wait(KILLED_TIMEOUT_S)
+
+
+def first(arguments: Sequence[str]) -> ServerProcess:
+    """A server for a mount that nobody has described yet; its code is imported while ours is. Errors: ChannelClosed."""
+    named = [word for flag, word in pairwise((*arguments, "")) if flag == "--builder"]
+    process = ServerProcess(named[-1] if named else DEFAULT_BUILDER, None)
+    process.prepare()
+    return process

@@ -21,9 +21,10 @@ AGAIN_S = 60.0
 class Standby:
     """At most one process. start: makes a server's process."""
 
-    def __init__(self, start: Callable[[], ServerProcess]) -> None:
+    def __init__(self, start: Callable[[], ServerProcess], waiting: ServerProcess | None = None) -> None:
+        """waiting: one that was told to prepare already."""
         self._start = start
-        self._waiting: ServerProcess | None = None
+        self._waiting = waiting
         self._next_at = 0.0
 
     def keep(self, served_s: float) -> None:
@@ -53,6 +54,6 @@ class Standby:
 
     def _prepare(self, waiting: ServerProcess) -> None:
         try:
-            waiting.channel.send({"prepare": True})
+            waiting.prepare()
         except ChannelClosed:
             self.end()

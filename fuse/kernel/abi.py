@@ -10,6 +10,7 @@ from struct import Struct
 
 MAJOR = 7
 MINOR = 45
+MINOR_DROPS_PAGES = 45  # Linux 6.18, where this is tested; some earlier ones do it, too
 MINOR_OLDEST = 23  # first with the 64-byte init_out and ctime in setattr_in (Linux 3.15)
 PAGE_SIZE = 4096
 
@@ -185,7 +186,6 @@ CREATE_IN = Struct("<4I")  # fuse_create_in: flags mode umask open_flags
 READ_IN = Struct("<QQIIQII")  # fuse_read_in: fh offset size read_flags lock_owner flags padding = 40
 WRITE_IN = Struct("<QQIIQII")  # fuse_write_in: fh offset size write_flags lock_owner flags padding = 40
 RELEASE_IN = Struct("<QIIQ")  # fuse_release_in: fh flags release_flags lock_owner
-FLUSH_IN = Struct("<QIIQ")  # fuse_flush_in: fh unused padding lock_owner
 FSYNC_IN = Struct("<QII")  # fuse_fsync_in: fh fsync_flags padding
 SETXATTR_IN = Struct("<II")  # fuse_setxattr_in, the form before SETXATTR_EXT: size flags = 8
 GETXATTR_IN = Struct("<II")  # fuse_getxattr_in: size padding
@@ -220,4 +220,3 @@ INVAL_ENTRY = Struct("<IiQ" + "QII")
 PRUNE = Struct("<IiQ" + "IIQ")  # notify header and fuse_notify_prune_out: count padding spare, then u64 node ids
 
 HEADER_SIZE = IN_HEADER.size
-REPLY_HEADER_SIZE = OUT_HEADER.size

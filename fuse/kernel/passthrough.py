@@ -33,6 +33,8 @@ class OpenModes:
     def __init__(self, device_fd: int, table_fd: int = -1) -> None:
         self._device_fd = device_fd
         self.enabled = False
+        self.drops_pages = False
+        """A write past the kernel's pages drops those that were read meanwhile, before it returns."""
         self.refusal = ""
         """Why the kernel last refused a local file; '' when it never did."""
         self._lock = threading.Lock()
@@ -54,7 +56,8 @@ class OpenModes:
                 return flags | abi.FOPEN_PASSTHROUGH, backing_id
         if reply.keep_cache:
             flags |= abi.FOPEN_KEEP_CACHE
-        return (flags | abi.FOPEN_DIRECT_IO, 0) if reply.direct_io else (flags, 0)
+        direct_io = reply.direct_io or (reply.uncached and self.drops_pages)
+        return (flags | abi.FOPEN_DIRECT_IO, 0) if direct_io else (flags, 0)
 
     def released(self, ino: int) -> None:
         """One open less."""

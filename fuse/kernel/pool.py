@@ -14,6 +14,8 @@ from enum import Enum
 from queue import SimpleQueue
 from typing import Any
 
+from datastore.retry import Call, one_call
+
 from ..ops import Blocking
 from .dispatch import Header, Operation
 
@@ -28,9 +30,12 @@ class State(Enum):
 
 
 class Task:
-    """One request and what it holds. buffer: the request's bytes, when the result still needs them (WRITE)."""
+    """One request and what it holds. buffer: the request's bytes, when the result still needs them (WRITE).
 
-    __slots__ = ("args", "began_ns", "blocking", "buffer", "header", "operation", "state")
+    call: what the requests to the store are made for; it began earlier than this request if that is a second one.
+    """
+
+    __slots__ = ("args", "began_ns", "blocking", "buffer", "call", "header", "operation", "state")
 
     def __init__(
         self,
@@ -40,6 +45,7 @@ class Task:
         blocking: Blocking[Any],
         buffer: memoryview | None,
         began_ns: int,
+        call: Call | None = None,
     ) -> None:
         self.header = header
         self.operation = operation
@@ -47,6 +53,7 @@ class Task:
         self.blocking = blocking
         self.buffer = buffer
         self.began_ns = began_ns
+        self.call = call or Call(began_ns / 1e9)
         self.state = State.QUEUED
 
 
@@ -125,7 +132,8 @@ class Pool:
             begun = self._begin(task)
             if begun:
                 try:
-                    result = task.blocking.fn()
+                    with one_call(task.call):
+                        result = task.blocking.fn()
                 except BaseException as raised:  # answered as an errno; a worker never dies of it
                     error = raised
             self._answer(task, result, error if begun else InterruptedError())

@@ -24,6 +24,7 @@ TTL_LIMIT_S = 1e9
 DIRENT_SIZE = abi.DIRENT.size
 DIRENTPLUS_SIZE = abi.ENTRY_OUT.size + abi.DIRENT.size
 NO_ENTRY = bytes(abi.ENTRY_OUT.size)
+_PADDING = [bytes(count) for count in range(8)]
 
 
 def error(unique: int, number: int) -> bytes:
@@ -155,8 +156,16 @@ def directory_plus(unique: int, lines: Sequence[DirEntry]) -> list[Body]:
     """READDIRPLUS: each line with its entry; one without has node id 0, and the kernel looks it up when it needs it."""
     parts: list[bytes] = []
     for line in lines:
-        parts.append(NO_ENTRY if line.entry is None else _entry_out(line.entry))
-        parts.append(_dirent(line))
+        found = line.entry
+        if found is None or found.attr is None:
+            parts.append(NO_ENTRY)
+            parts.append(_dirent(line))
+            continue
+        ino, name, cursor, mode = line.ino, line.name, line.offset, line.mode
+        es, en = _ttl(found.entry_ttl_s)
+        seconds, ns = _ttl(found.attr_ttl_s)
+        packed = abi.ENTRY_OUT.pack(found.attr[0], found.generation, es, seconds, en, ns, *_attr_fields(found.attr))
+        parts += (packed, abi.DIRENT.pack(ino, cursor, len(name), mode >> 12 & 15), name, _PADDING[-len(name) & 7])
     return body(unique, b"".join(parts))
 
 

@@ -26,6 +26,7 @@ from ..ops import Blocking, Filesystem, FSError, Ino
 from . import abi, reply, wire
 from .buffers import Buffers
 from .dispatch import Header, Operation, Operations, call_again
+from .followups import FollowUps
 from .interrupts import wants_out
 from .negotiate import Negotiated, Wanted, init_reply, negotiate, version_reply
 from .notify import DeviceNotifier
@@ -92,6 +93,7 @@ class Session:
         self._operations = Operations(filesystem, self.modes).table()
         self._take: Callable[[int], None] = self._request
         self._deferred: deque[Callable[[], None]] = deque()
+        self._follow_ups = FollowUps()
         self._reported: set[str] = set()
         self._limiter = Limiter()
         self._limiter_lock = threading.Lock()
@@ -119,6 +121,7 @@ class Session:
             return settled
         self.negotiated = settled
         self.modes.enabled = settled.has(abi.PASSTHROUGH) and os.geteuid() == 0
+        self.modes.drops_pages = settled.minor >= abi.MINOR_DROPS_PAGES
         self.notifier.start(expire_only=settled.has(abi.HAS_EXPIRE_ONLY))
         self._ready(settled)
         if self._resumed and settled.has(abi.HAS_RESEND):
@@ -263,7 +266,8 @@ class Session:
         buffer = None
         if header[1] == abi.WRITE:  # the only one whose arguments point into the buffer
             buffer, self._view = self._view, self._buffers.take()
-        self.pool.submit(Task(header, operation, args, blocking, buffer, began_ns))
+        call = self._follow_ups.call_of(header, began_ns / 1e9)
+        self.pool.submit(Task(header, operation, args, blocking, buffer, began_ns, call))
 
     def _answer(self, task: Task, result: Any, error: BaseException | None) -> None:
         """On a worker: encode and send, or take back what nobody waits for."""
@@ -275,6 +279,9 @@ class Session:
         except Exception as defect:
             error = defect
             frame = self._failure(task.header, defect)
+        if error is not None:
+            first = task.call.began == task.began_ns / 1e9
+            self._follow_ups.failed(task.header, task.call, error, first=first, now=time.monotonic())
         sent = self.pool.finish(task) and self._send(task.header, frame)
         if task.header[1] == abi.RELEASE and task.header[2]:
             self.modes.released(task.header[3])

@@ -15,6 +15,7 @@ import errno
 import logging
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
@@ -22,6 +23,7 @@ from typing import Any, ParamSpec, TypeVar
 import mfusepy
 
 from datastore.errors import MountFailed
+from datastore.retry import Call, one_call
 
 from ..errnos import errno_of
 from ..ops import (
@@ -105,7 +107,8 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
         try:
             with self._lock:
                 reply = method(*args, **kwargs)
-            return resolve(reply)
+            with one_call(Call(time.monotonic())):
+                return resolve(reply)
         except Exception as error:
             number = errno_of(error)
             if number is None:

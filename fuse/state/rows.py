@@ -1,8 +1,13 @@
-"""What the state database and the log of young rows say of a file whose bytes are not all in the store."""
+"""What the state database and the log of young rows say: of unsent files, of what was begun."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, NewType
+
+from ..store.base import UploadId
+
+IntentId = NewType("IntentId", int)
+UploadNote = NewType("UploadNote", int)
 
 
 class Unsent(NamedTuple):
@@ -20,6 +25,37 @@ class Unsent(NamedTuple):
     error: str = ""
     expects: str | None = None
     stuck: bool = False
+
+
+class NotedUpload(NamedTuple):
+    """One row of `uploads`."""
+
+    note: UploadNote
+    key: str
+    upload_id: UploadId
+    since_ns: int
+
+
+class Intent(NamedTuple):
+    """One row of `intents`."""
+
+    id: IntentId
+    kind: str
+    source: str
+    target: str
+
+
+class Subject(NamedTuple):
+    """One row of `subjects`; see the schema in statedb.py."""
+
+    etag: str = ""
+    put_off_ns: int = 0
+    replaced: str = ""
+    replaced_etag: str = ""
+
+    def includes(self, etag: str, mtime_ns: int) -> bool:
+        """Whether this version of an object is meant, or could be; mtime_ns: its LastModified."""
+        return etag == self.etag if self.etag else not self.put_off_ns or mtime_ns <= self.put_off_ns
 
 
 def as_text(key: str | bytes) -> str:

@@ -16,15 +16,12 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, NewType
+from typing import Any, NamedTuple
 
 from ..store.base import UploadId
 from .nodelog import NodeRecord
-from .rows import Unsent, as_stored, as_text
+from .rows import Intent, IntentId, NotedUpload, Subject, Unsent, UploadNote, as_stored, as_text
 from .youngrows import NAME, YoungRows
-
-IntentId = NewType("IntentId", int)
-UploadNote = NewType("UploadNote", int)
 
 _SCHEMA = """
 -- A file whose bytes are not all in the store. One row per staging file.
@@ -54,6 +51,10 @@ create table if not exists intents(
 create table if not exists moves(
   intent integer primary key, ino integer not null, parent integer not null, kind integer not null,
   tail text not null, name blob not null);
+-- What an intent is about: that version of the source ('' unknown), or what was there before it was put off (0: never).
+create table if not exists subjects(
+  intent integer primary key, etag text not null default '', put_off_ns integer not null default 0,
+  replaced text not null default '', replaced_etag text not null default ''); -- an object that goes in the end, or ''
 -- User metadata of an object, by version; mtime_s is its Last-Modified.
 create table if not exists attributes(
   key text primary key, etag text not null, mtime_s integer not null, metadata text not null, content_type text not null
@@ -66,24 +67,6 @@ _WAL_BYTES = 4 << 20
 _FORGOTTEN_MAX = 64
 """Rows of files that are removed, before they are removed as well."""
 _LATER_COLUMNS = {"expects": "text", "stuck": "integer not null default 0"}
-
-
-class Intent(NamedTuple):
-    """One row of `intents`."""
-
-    id: IntentId
-    kind: str
-    source: str
-    target: str
-
-
-class NotedUpload(NamedTuple):
-    """One row of `uploads`."""
-
-    note: UploadNote
-    key: str
-    upload_id: UploadId
-    since_ns: int
 
 
 class KnownAttributes(NamedTuple):
@@ -268,8 +251,10 @@ class StateDb:
 
     # -- intents
 
-    def begin(self, kind: str, source: str, target: str, move: NodeRecord | None = None) -> IntentId:
-        """Record what is about to be done, and the record that its node will have then."""
+    def begin(
+        self, kind: str, source: str, target: str, move: NodeRecord | None = None, subject: Subject | None = None
+    ) -> IntentId:
+        """Record what is about to be done, to what, and the record that its node will have then."""
         with self._transaction():
             cursor = self._connection.execute(
                 "insert into intents(kind, source, target) values(?,?,?)", (kind, as_stored(source), as_stored(target))
@@ -278,15 +263,28 @@ class StateDb:
             if move is not None:
                 row = (cursor.lastrowid, move.ino, move.parent, move.kind, as_stored(move.tail), move.name)
                 self._connection.execute("insert into moves values(?,?,?,?,?,?)", row)
+            if subject is not None:
+                about = (cursor.lastrowid, *subject[:2], as_stored(subject.replaced), subject.replaced_etag)
+                self._connection.execute("insert into subjects values(?,?,?,?,?)", about)
             return IntentId(cursor.lastrowid)
+
+    def put_off(self, intent: IntentId, now_ns: int) -> None:
+        """It could not be ended, and names are used again: what is written from now on is not its subject. OSError."""
+        with self._transaction():
+            change = "on conflict(intent) do update set put_off_ns=excluded.put_off_ns where put_off_ns=0"
+            self._connection.execute(f"insert into subjects(intent, put_off_ns) values(?,?) {change}", (intent, now_ns))
+
+    def subject_of(self, intent: IntentId) -> Subject:
+        """What it is about."""
+        with self._lock:
+            row = self._connection.execute("select * from subjects where intent=?", (intent,)).fetchone()
+        return Subject() if row is None else Subject(row[1], row[2], as_text(row[3]), row[4])
 
     def move_of(self, intent: IntentId) -> NodeRecord | None:
         """Where the node of a rename is to be."""
         with self._lock:
-            row = self._connection.execute(
-                "select ino, parent, kind, tail, name from moves where intent=?", (intent,)
-            ).fetchone()
-        return None if row is None else NodeRecord(row[0], row[1], row[2], as_text(row[3]), row[4])
+            row = self._connection.execute("select * from moves where intent=?", (intent,)).fetchone()
+        return None if row is None else NodeRecord(row[1], row[2], row[3], as_text(row[4]), row[5])
 
     def moved(self, intent: IntentId, etag: str, staging: str = "") -> None:
         """The file of a 'rename-file' has its content at the target; what is left is to remove the source.
@@ -305,6 +303,7 @@ class StateDb:
         with self._transaction():
             self._connection.execute("delete from intents where id=?", (intent,))
             self._connection.execute("delete from moves where intent=?", (intent,))
+            self._connection.execute("delete from subjects where intent=?", (intent,))
 
     def intents(self) -> list[Intent]:
         """What was begun and not ended, in order."""

@@ -75,13 +75,20 @@ class MountedStore:
             raise CredentialsInvalid("this mount finds its credentials by the AWS chain, so it takes no others")
         self._keys.replace(given)
 
-    def show(self, group: int | None, capacity_bytes: int) -> None:
-        """Show everything as of another group, or another size; the kernel asks again for what it knew."""
+    def show(self, group: int | None, capacity_bytes: int, used_bytes: int, used_files: int) -> None:
+        """Show another size, or everything as of another group: then the kernel asks again for what it knew."""
         core = self.filesystem.core
         with core.lock:
             defaults = core.settings.defaults._replace(group=group)
-            core.settings = replace(core.settings, defaults=defaults, capacity_bytes=capacity_bytes)
-            nodes = list(core.nodes.by_ino.values())
+            same = defaults == core.settings.defaults
+            core.settings = replace(
+                core.settings,
+                defaults=defaults,
+                capacity_bytes=capacity_bytes,
+                used_bytes=used_bytes,
+                used_files=used_files,
+            )
+            nodes = [] if same else list(core.nodes.by_ino.values())
             for node in nodes:
                 node.attributes = defaults.seen(node.attributes)
         for node in nodes:
@@ -113,6 +120,13 @@ def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedStore:
     return MountedStore(filesystem, location, store.metrics.snapshot, keys)
 
 
+def believed_s(spec: MountSpec) -> float:
+    """How long the mount believes what it knows. The kernel is told the rest of that with each answer; libfuse takes one
+    time for all answers, so there the mount and the kernel have half of it each.
+    """
+    return spec.metadata_ttl_s / 2 if spec.transport == "libfuse" else spec.metadata_ttl_s
+
+
 def defaults_of(spec: MountSpec) -> Defaults:
     """What an object without attributes of its own looks like on this mount."""
     umask = 0o022 if spec.umask is None else spec.umask
@@ -141,9 +155,11 @@ def build_filesystem(
     known = AttributeMemory(db, entries=shares.attributes)
     core = Core(
         settings=Settings(
-            metadata_ttl_s=spec.metadata_ttl_s,
+            metadata_ttl_s=believed_s(spec),
             full_attributes=spec.attributes == "full",
             capacity_bytes=spec.capacity_bytes,
+            used_bytes=spec.used_bytes or 0,
+            used_files=spec.used_files or 0,
             defaults=defaults,
             memory_bytes=spec.memory_bytes,
             refuse_conflicts=spec.conflict == "fail",
@@ -185,5 +201,7 @@ def _recover(core: Core, filesystem: DatastoreFilesystem, *, resumed: bool) -> N
         failures += finish(core, filesystem.renames, resumed=resumed)
     except StoreError as error:
         failures.append(str(error))
+    if resumed:
+        filesystem.write_back.resume()
     for line in failures:
         log.error("left from an earlier run and not yet finished", extra=fields(what=line))

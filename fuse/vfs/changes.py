@@ -114,7 +114,7 @@ class Changes:
                 with node.lock:
                     self._writing.truncate(node, 0)
         with self._core.lock:
-            reply = self._files.opened(node, request.flags)
+            reply = self._files.opened(node, request.flags, caller.pid)
             return self._resolver.entry(node), reply
 
     def _claims(self, request: OpenRequest) -> bool:
@@ -232,6 +232,7 @@ class Changes:
 
     def unlink(self, parent: Ino, name: bytes) -> None:
         """Remove a name; who has the file open keeps its content."""
+        self.let_pass(parent, name)
         directory = self._resolver.directory(parent)
         node = self._resolver.existing(directory, name)
         if isinstance(node, Directory):
@@ -280,12 +281,20 @@ class Changes:
         else:
             self._uploads.forsake(node)
 
+    def let_pass(self, parent: Ino, name: bytes) -> None:
+        """Before a name is taken: see Chases."""
+        self._files.chases.let_pass(parent, name)
+
     def keep_open_content(self, node: Node) -> None:
         """Before the object goes: keep its bytes for those who have the file open (S-23). node.lock is held.
 
         The node's bytes may come from another key afterwards: call stayed() when the object does not go after all.
         """
-        if node.handles == 0 or not stat.S_ISREG(node.attributes.mode):
+        if not stat.S_ISREG(node.attributes.mode):
+            return
+        with self._core.lock:
+            node.leaving = node.handles == 0
+        if node.leaving:
             return
         staged = node.staged
         needed = node.size if staged is None else staged.base_size - staged.present.total
@@ -304,7 +313,7 @@ class Changes:
     def stayed(self, node: Node, etag: ETag) -> None:
         """The object, of version `etag`, could not be removed. The next mount removes the hidden copy."""
         with self._core.lock:
-            node.unlinked_key, node.etag = "", etag
+            node.unlinked_key, node.etag, node.leaving = "", etag, False
         self._core.removed.forget(node.ino)
 
     def rmdir(self, parent: Ino, name: bytes) -> None:

@@ -9,7 +9,7 @@ from datastore.logs import fields
 
 from ..data.multipart import COPY_MAX, PARTS_MAX
 from ..data.version import ObjectVersion
-from ..state.statedb import UploadNote
+from ..state.rows import UploadNote
 from ..store.base import ByteRange, ETag, PartNumber, UploadId, WriteOptions, WriteResult
 from .core import Core
 
@@ -50,7 +50,7 @@ def _copy_parts(core: Core, source: ObjectVersion, target: str, options: WriteOp
         numbers = range(1, -(-source.size // step) + 1)
         parts = core.each(copy, numbers) if alone else list(map(copy, numbers))
         result = core.store.complete_upload(target, upload_id, parts, options)
-    except DatastoreError:
+    except (DatastoreError, OSError, RuntimeError):  # a lost task is a TimeoutError, a mount that ends a RuntimeError
         abort_upload(core, note, target, upload_id)
         raise
     core.db.upload_ended(note)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from datastore.clock import Clock
+from datastore.retry import carried
 
 from ..data.blockcache import BlockCache
 from ..data.reader import Reader
@@ -38,18 +39,19 @@ R = TypeVar("R")
 class Settings:
     """One mount's choices. metadata_ttl_s: how long what the store said may be believed.
 
-    head_width: HEADs at once when a directory is walked. silly_copy_bytes: a file removed while open is kept by a local
-    copy up to this size, by a copy in the bucket above (that is where a download would be felt: 64 MiB is about a
-    second). memory_bytes: the ceiling of the process's resident size. refuse_conflicts: an upload must replace the
-    version that was opened. write_back_s: how long after its close a file may be sent; 0: before the close returns.
-    open_less: the kernel opens and closes files by itself (S-51).
+    silly_copy_bytes: a file removed while open is kept by a local copy up to this size, by a copy in the bucket above
+    (that is where a download would be felt: 64 MiB is about a second). memory_bytes: the ceiling of the process's
+    resident size. refuse_conflicts: an upload must replace the version that was opened. write_back_s: how long after
+    its close a file may be sent; 0: before the close returns.
+    used_bytes, used_files: what statfs shows as taken. open_less: the kernel opens and closes files by itself (S-51).
     """
 
     metadata_ttl_s: float = 1.0
     full_attributes: bool = True
     capacity_bytes: int = 0
+    used_bytes: int = 0
+    used_files: int = 0
     defaults: Defaults = field(default_factory=lambda: Defaults(0, 0))
-    head_width: int = 64
     silly_copy_bytes: int = 64 << 20
     retry_upload_s: float = 30.0
     memory_bytes: int = 512 << 20
@@ -114,7 +116,8 @@ class Core:
 
     def each(self, call: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """call(item) for all, side by side; results in order. The first error is raised after all have ended."""
-        futures = [self.io.submit(call, item) for item in items]
+        job = carried(call)
+        futures = [self.io.submit(job, item) for item in items]
         results: list[R] = []
         failure: BaseException | None = None
         for future in futures:

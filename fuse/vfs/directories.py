@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
-from ..ops import Blocking, DirBudget, DirEntry, Fh, Ino, Reply
+from ..ops import Blocking, DirBudget, DirEntry, Entry, Fh, Ino, Reply
 from .core import Core
 from .listing import Listed, Listing
 from .nodes import Directory, Node
@@ -22,13 +22,22 @@ _HEAD_SHARE = 512
 class Snapshot:
     """The entries of one open directory as they were when it was read from the start."""
 
-    __slots__ = ("directory", "entries", "fh")
+    __slots__ = ("current_until", "current_upto", "directory", "entries", "fh")
 
     def __init__(self, directory: Directory) -> None:
         self.directory = directory
         self.entries: list[tuple[bytes, Listed]] | None = None
         self.fh = 0
         """The open directory that reads it, once it was read from the start."""
+        self.current_upto = 0
+        """Entries below this one have attributes that are believed ..."""
+        self.current_until = 0.0
+        """... until then (monotonic seconds)."""
+
+    def looked_through(self, first: int, now: float) -> bool:
+        """Whether the attributes of what fits an answer from `first` on are known to be believed."""
+        enough = self.current_upto == len(self.entries or ()) or self.current_upto - first >= _HEAD_SHARE // 2
+        return enough and first < self.current_upto and now < self.current_until
 
 
 class Directories:
@@ -95,6 +104,7 @@ class Directories:
     def _take(self, snapshot: Snapshot, listing: Listing | None) -> None:
         entries = {} if listing is None or snapshot.directory.gone else listing.entries
         snapshot.entries = sorted(entries.items())
+        snapshot.current_upto = 0
 
     def _fill(self, snapshot: Snapshot, offset: int, budget: DirBudget, plus: bool) -> Sequence[DirEntry]:
         if plus:
@@ -109,8 +119,16 @@ class Directories:
         if not self._core.settings.full_attributes or snapshot.entries is None:
             return []
         first = max(0, offset - _DOTS)
-        nodes = [self._node(snapshot, name) for name, _ in snapshot.entries[first : first + _HEAD_SHARE]]
-        return [node for node in nodes if node is not None and not self._resolver.current(node)]
+        if snapshot.looked_through(first, self._core.clock.monotonic()):
+            return []
+        lines = _Lines(self._core, self._resolver.ttl(snapshot.directory))
+        upto = min(first + _HEAD_SHARE, len(snapshot.entries))
+        nodes = [self._node(snapshot, name) for name, _ in snapshot.entries[first:upto]]
+        found = [node for node in nodes if node is not None and not lines.current(node)]
+        if not found:
+            snapshot.current_upto = upto
+            snapshot.current_until = lines.until(node for node in nodes if node is not None)
+        return found
 
     def _node(self, snapshot: Snapshot, name: bytes) -> Node | None:
         directory = snapshot.directory
@@ -120,29 +138,68 @@ class Directories:
         return self._resolver.adopt(directory, name, listing.entries[name], listing.listed_at)
 
     def _answer(self, snapshot: Snapshot, offset: int, budget: DirBudget, plus: bool) -> list[DirEntry]:
+        """Entries from a cursor, as many as fit. The state lock is held."""
         directory, entries = snapshot.directory, snapshot.entries or []
         parent = directory.parent or directory
         out: list[DirEntry] = []
-        for cursor, (name, node) in enumerate(((b".", directory), (b"..", parent)), 1):
+        for cursor, (name, dots) in enumerate(((b".", directory), (b"..", parent)), 1):
             if offset < cursor:
                 if not budget.take(len(name)):
                     return out
-                out.append(DirEntry(name, node.ino, stat.S_IFDIR, cursor))
+                out.append(DirEntry(name, dots.ino, stat.S_IFDIR, cursor))
+        lines = _Lines(self._core, self._resolver.ttl(directory))
         for index in range(max(0, offset - _DOTS), len(entries)):
             name, listed = entries[index]
             if not budget.take(len(name)):
                 if snapshot.fh and offset < _DOTS:
                     self._core.listings.save(snapshot.fh, ((each.kind, name) for name, each in entries))
                 break
-            out.append(self._line(snapshot, name, listed, index + 1 + _DOTS, plus))
+            node = self._node(snapshot, name) if plus else None
+            if node is not None and lines.current(node):
+                out.append(DirEntry(name, node.ino, node.attributes.mode, index + 1 + _DOTS, lines.entry(node)))
+            else:
+                out.append(self._plain(directory, name, listed, index + 1 + _DOTS))
+        lines.close()
         return out
 
-    def _line(self, snapshot: Snapshot, name: bytes, listed: Listed, cursor: int, plus: bool) -> DirEntry:
-        directory = snapshot.directory
-        if plus:
-            node = self._node(snapshot, name)
-            if node is not None and self._resolver.current(node):
-                return DirEntry(name, node.ino, node.attributes.mode, cursor, self._resolver.entry(node))
+    def _plain(self, directory: Directory, name: bytes, listed: Listed, cursor: int) -> DirEntry:
         child = directory.children.get(name)
         kind = child.kind if child is not None and (child.exact or child.dirty) else listed.kind
         return DirEntry(name, self._core.nodes.shown_ino(directory, name), kind, cursor)
+
+
+class _Lines:
+    """Entries of one directory with attributes, at one moment: the log of nodes is written once for all."""
+
+    __slots__ = ("_core", "_fresh", "_full", "_now", "_ttl")
+
+    def __init__(self, core: Core, ttl_s: float) -> None:
+        self._core = core
+        self._now = core.clock.monotonic()
+        self._ttl = ttl_s
+        self._full = core.settings.full_attributes
+        self._fresh: list[Node] = []
+
+    def current(self, node: Node) -> bool:
+        """As Resolver.current()."""
+        if node.dirty or node.gone:
+            return True
+        return (node.exact or not self._full) and self._now - node.checked_at < self._ttl
+
+    def entry(self, node: Node) -> Entry:
+        """As Resolver.entry()."""
+        node.nlookup += 1
+        if node.nlookup == 1:
+            self._fresh.append(node)
+        asked = node.dirty or node.gone
+        rest = self._core.settings.metadata_ttl_s if asked else max(0.0, self._ttl - (self._now - node.checked_at))
+        return Entry(node.attr(), rest, rest)
+
+    def until(self, nodes: Iterable[Node]) -> float:
+        """When the first of some current nodes has to be asked about again, monotonic seconds."""
+        return min((node.checked_at for node in nodes if not node.dirty), default=self._now) + self._ttl
+
+    def close(self) -> None:
+        """Before the kernel hears of them."""
+        if self._fresh:
+            self._core.log_nodes(self._fresh)

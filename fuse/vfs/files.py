@@ -9,6 +9,7 @@ from functools import partial
 from datastore.errors import DatastoreError
 
 from ..ops import Blocking, Fh, FSError, Ino, OpenReply, OpenRequest, Reply
+from .chases import Chases
 from .core import Core
 from .foresight import Foresight
 from .handles import Handles
@@ -36,21 +37,28 @@ class Files:
         self._handles = handles
         self._writing = writing
         self._foresight = foresight
+        self.chases = Chases()
 
-    def open(self, ino: Ino, request: OpenRequest) -> Reply[OpenReply]:
-        """open(2) without O_CREAT. FSError(ESTALE) sends the kernel to look the name up again."""
+    def open(self, ino: Ino, request: OpenRequest, thread: int = 0) -> Reply[OpenReply]:
+        """open(2) without O_CREAT, by a thread. FSError(ESTALE) sends the kernel to look the name up again."""
         with self._core.lock:
             node = self._resolver.node(ino)
             # The upload writes the attributes too, so whoever may write must know them, also where stat does not ask.
             known = node.exact or not node.etag or request.flags & os.O_ACCMODE == os.O_RDONLY
-            if not request.flags & os.O_TRUNC and known and self._resolver.current(node):
-                return self.opened(node, request.flags)
-        return Blocking(partial(self._open, node, request))
+            ready = known and not node.leaving and self._resolver.current(node)
+            if ready and not request.flags & os.O_TRUNC:
+                return self.opened(node, request.flags, thread)
+        return Blocking(partial(self._open, node, request, thread))
 
-    def _open(self, node: Node, request: OpenRequest) -> OpenReply:
+    def _open(self, node: Node, request: OpenRequest, thread: int) -> OpenReply:
         if isinstance(node, Directory):
             raise FSError(errno.EISDIR)
+        if node.leaving:
+            with node.lock, self._core.lock:  # the removal or the rename holds it to its end
+                node.leaving = False
         if not node.gone and not self._resolver.revalidate(node):
+            with self._core.lock:
+                self.chases.lost(node, thread)
             raise FSError(errno.ESTALE)
         if request.flags & os.O_ACCMODE != os.O_RDONLY and node.etag:
             self._resolver.make_exact([node])
@@ -62,12 +70,16 @@ class Files:
                 if request.kill_suidgid:
                     self._writing.drop_suidgid(node)
         with self._core.lock:
-            return self.opened(node, request.flags)
+            return self.opened(node, request.flags, thread)
 
-    def opened(self, node: Node, flags: int) -> OpenReply:
-        """A handle for a node. The state lock is held."""
+    def opened(self, node: Node, flags: int, thread: int = 0) -> OpenReply:
+        """A handle for a node. FSError(ESTALE) of one whose bytes nobody has kept. The state lock is held."""
         if isinstance(node, Directory):
             raise FSError(errno.EISDIR)
+        if node.gone and not (node.handles or node.staged is not None or node.unlinked_key):
+            self.chases.lost(node, thread)
+            raise FSError(errno.ESTALE)
+        self.chases.caught(node, thread)
         self._part_from_readers(node, flags)
         fh = self._handles.add(node, flags)
         reading = flags & os.O_ACCMODE == os.O_RDONLY
@@ -80,7 +92,10 @@ class Files:
         keep, node.pages_valid = node.pages_valid, True
         may_lend = local is False and reading and node.handles == 1 and node.staged is None and not node.gone
         lent_fd = self._core.lent.offer(node.ino, node.version()) if may_lend else -1
-        return OpenReply(fh, keep_cache=keep, passthrough_fd=lent_fd)
+        # Who only writes, and alone, needs none of the kernel's pages: no copy into them, and no question about a
+        # security label before the first write.
+        alone = flags & os.O_ACCMODE == os.O_WRONLY and node.handles == 1
+        return OpenReply(fh, keep_cache=keep, passthrough_fd=lent_fd, uncached=alone)
 
     def _part_from_readers(self, node: Node, flags: int) -> None:
         """Who may map a file for writing gets an inode of its own while others read it by passthrough.

@@ -48,6 +48,8 @@ log = logging.getLogger(__name__)
 _UNLIMITED_BYTES = 1 << 50
 """1 PiB: what statfs shows of a store without a capacity; larger numbers overflow in old tools."""
 _BLOCK = 4096
+_FILES = 1 << 32
+"""A store has no limit of them."""
 
 
 class DatastoreFilesystem:
@@ -186,9 +188,11 @@ class DatastoreFilesystem:
         return Blocking(partial(self._attrs.removexattr, ino, name))
 
     def statfs(self, ino: Ino) -> Reply[StatFs]:
-        """The capacity of the manifest, or a very large store."""
-        blocks = (self.core.settings.capacity_bytes or _UNLIMITED_BYTES) // _BLOCK
-        return StatFs(blocks, blocks, 1 << 32, 1 << 32, _BLOCK, NAME_MAX)
+        """The capacity of the manifest, or a very large store; what is taken is known if somebody has told us."""
+        shown = self.core.settings
+        blocks = (shown.capacity_bytes or _UNLIMITED_BYTES) // _BLOCK
+        free = max(0, blocks - -(-shown.used_bytes // _BLOCK))
+        return StatFs(blocks, free, _FILES, max(0, _FILES - shown.used_files), _BLOCK, NAME_MAX)
 
     # -- files
 
@@ -196,7 +200,7 @@ class DatastoreFilesystem:
         """See ops.Filesystem. ENOSYS tells the kernel to open, and flush, files by itself from now on (S-51)."""
         if self.core.settings.open_less:
             raise FSError(errno.ENOSYS)
-        return self._files.open(ino, request)
+        return self._files.open(ino, request, caller.pid)
 
     def create(
         self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest

@@ -9,18 +9,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from datastore.errors import NotFound, StoreError
 
 from ..data.version import ObjectVersion
 from ..ops import Ino
 from ..state.nodelog import NodeRecord
-from ..state.statedb import Intent
+from ..state.rows import Intent, Subject
 from ..store.base import WriteResult
 from .copies import copy_object
 from .core import Core
 from .nodes import Directory, Node
-from .renames import Copies, Renames
+from .renames import Copies, CutOff, Renames
 
 
 def finish(core: Core, renames: Renames, *, resumed: bool = False) -> list[str]:
@@ -36,29 +37,36 @@ def finish(core: Core, renames: Renames, *, resumed: bool = False) -> list[str]:
             _finish(core, renames, intent)
         except (StoreError, OSError) as error:
             failures.append(f"{intent.kind} {os.fsencode(intent.source)!r}: {error}")
+            with suppress(OSError):  # the disk is full
+                core.db.put_off(intent.id, core.now_ns())
+            if resumed:
+                renames.cut_off.append(
+                    CutOff(intent, core.db.move_of(intent.id), partial(_finish, core, renames, intent))
+                )
             continue
         core.db.end(intent.id)
     return failures
 
 
 def _finish(core: Core, renames: Renames, intent: Intent) -> None:
-    move = core.db.move_of(intent.id)
+    move, subject = core.db.move_of(intent.id), core.db.subject_of(intent.id)
     node = core.nodes.by_ino.get(Ino(move.ino)) if move is not None else None
     if intent.kind == "discard":
         core.remove(intent.source)
     elif intent.kind == "rename-directory":
-        copies = Copies(core, intent.source, intent.target)
+        copies = Copies(core, intent.source, intent.target, subject)
         copies.make(keep_newer=True)
         if _moved(core, move, node) and isinstance(node, Directory):
             renames.follow(node, copies.made)
         copies.remove_originals()
     elif intent.kind == "remove":
         _moved(core, move, node)
-        _remove_version(core, intent.source, intent.target)
+        _remove(core, intent.source, subject._replace(etag=intent.target))
+        _remove_replaced(core, subject)
     elif node is not None and node.dirty and not node.gone:
         renames.begun.add((intent.source, intent.target))  # its bytes are here: the rename that is sent again does it
     else:
-        _finish_file(core, intent.source, intent.target, lambda: _moved(core, move, node), node)
+        _finish_file(core, intent, subject, lambda: _moved(core, move, node), node)
 
 
 def _moved(core: Core, move: NodeRecord | None, node: Node | None) -> bool:
@@ -75,20 +83,38 @@ def _moved(core: Core, move: NodeRecord | None, node: Node | None) -> bool:
     return True
 
 
-def _finish_file(core: Core, source: str, target: str, move: Callable[[], bool], node: Node | None) -> None:
+def _finish_file(core: Core, intent: Intent, subject: Subject, move: Callable[[], bool], node: Node | None) -> None:
+    source = intent.source
     try:
         info = core.store.head(source)
     except NotFound:
         return
-    result: WriteResult = copy_object(core, ObjectVersion(source, info.etag, info.size), target)
+    if not subject.includes(info.etag, info.mtime_ns) or _used_anew(core, intent.target, subject):
+        return
+    result: WriteResult = copy_object(core, ObjectVersion(source, info.etag, info.size), intent.target)
     if move() and node is not None and node.etag == info.etag:
         node.etag = result.etag
         core.opens.moved_on(node.ino, node.etag, node.size)
     core.remove(source)
+    _remove_replaced(core, subject)
 
 
-def _remove_version(core: Core, key: str, etag: str) -> None:
-    """Remove an object unless another client wrote it anew. etag '': whatever it is."""
+def _used_anew(core: Core, target: str, subject: Subject) -> bool:
+    """Whether the new name was written since the rename was put off."""
+    try:
+        return 0 < subject.put_off_ns < core.store.head(target).mtime_ns
+    except NotFound:
+        return False
+
+
+def _remove_replaced(core: Core, subject: Subject) -> None:
+    if subject.replaced:
+        _remove(core, subject.replaced, subject._replace(etag=subject.replaced_etag))
+
+
+def _remove(core: Core, key: str, subject: Subject) -> None:
+    """Remove an object unless it was written anew."""
     with suppress(NotFound):
-        if not etag or core.store.head(key).etag == etag:
+        info = core.store.head(key)
+        if subject.includes(info.etag, info.mtime_ns):
             core.remove(key)

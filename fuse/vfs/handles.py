@@ -65,7 +65,7 @@ class Handles:
             self._unopened[node.ino] = None
 
     def unopened(self, ino: Ino) -> Handle | None:
-        """The handle for the reads of an inode that the kernel did not open here."""
+        """The handle for the reads of an inode that the kernel did not open here. The state lock is held."""
         handle = self._by_fh.get(ino)
         if handle is not None:
             self._unopened.move_to_end(ino)

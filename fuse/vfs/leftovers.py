@@ -8,14 +8,17 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
 
 from datastore.errors import DatastoreError, StoreError
 from datastore.logs import fields
 
 from ..data.staging import StagedFile
 from ..data.version import ObjectVersion
-from ..state.statedb import NotedUpload, Unsent
+from ..state.rows import NotedUpload, Unsent
 from ..store.base import ETag, WriteOptions
 from .attrs import from_metadata
 from .core import Core
@@ -29,13 +32,21 @@ _SKEW_NS = 900 * 1_000_000_000
 """How far the store's clock may be from ours, and how long a request may take."""
 
 
+class Leftover(NamedTuple):
+    """An unsent file of no node. lock: held while it is sent, and by who sends newer content of its key."""
+
+    staged: StagedFile
+    to: Destination
+    lock: threading.RLock
+
+
 class Leftovers:
     """Unsent files that belong to no node, by the name of their staging file."""
 
     def __init__(self, core: Core, delivery: Delivery) -> None:
         self._core = core
         self._delivery = delivery
-        self.files: dict[str, tuple[StagedFile, Destination]] = {}
+        self.files: dict[str, Leftover] = {}
         self._uploads: list[NotedUpload] = []
 
     def recover(self, node_of: Callable[[str], Node | None]) -> None:
@@ -78,43 +89,61 @@ class Leftovers:
     def add(self, staged: StagedFile, to: Destination) -> None:
         """Take a staging file that no node has any more."""
         with self._core.lock:
-            self.files[staged.path.name] = (staged, to)
+            self.files[staged.path.name] = Leftover(staged, to, threading.RLock())
 
     def send(self) -> list[str]:
         """Send the files and drop the uploads; a line for each that failed."""
         self._abort_uploads()
         failures = []
-        for name, (staged, to) in list(self.files.items()):
-            if staged.stuck:
-                failures.append(f"{to.key}: {staged.error}")
-                continue
-            try:
-                self._delivery.write(staged, to)
-            except (DatastoreError, OSError) as error:
-                staged.error = str(error)
-                self._core.db.failed_unsent(name, staged.error, stuck=staged.stuck)
-                failures.append(f"{to.key}: {error}")
-                continue
-            self.drop(name)
+        for name, left in list(self.files.items()):
+            with left.lock:
+                if name in self.files and not self._send(name, left):
+                    failures.append(f"{left.to.key}: {left.staged.error}")
         return failures
 
-    def superseded(self, key: str) -> None:
-        """A newer content of this key is in the store: what was left for it is not wanted any more."""
-        for name in [name for name, (staged, to) in list(self.files.items()) if to.key == key and not staged.stuck]:
-            self.drop(name)
+    def _send(self, name: str, left: Leftover) -> bool:
+        staged = left.staged
+        if staged.stuck:
+            return False
+        try:
+            self._delivery.write(staged, left.to)
+        except (DatastoreError, OSError) as error:
+            staged.error = str(error)
+            self._core.db.failed_unsent(name, staged.error, stuck=staged.stuck)
+            return False
+        self.drop(name)
+        return True
+
+    @contextmanager
+    def superseded(self, key: str) -> Iterator[None]:
+        """Newer content of this key goes to the store: what was left for it is not sent meanwhile, nor afterwards.
+
+        When that fails it stays. The node's lock may be held.
+        """
+        with ExitStack() as locks:
+            older = [(name, left) for name, left in sorted(self.files.items()) if left.to.key == key]
+            for _, left in older:
+                locks.enter_context(left.lock)
+            yield
+            for name, left in older:
+                if not left.staged.stuck:
+                    self.drop(name)
 
     def drop(self, name: str) -> None:
         """Forget a file and remove its bytes."""
-        with self._core.lock:
-            left = self.files.pop(name, None)
-        if left is not None:
+        left = self.files.get(name)
+        if left is None:
+            return
+        with left.lock:
+            with self._core.lock:
+                self.files.pop(name, None)
             self._core.db.forget_unsent(name)
-            left[0].close(remove=True)
+            left.staged.close(remove=True)
 
     def unsent(self) -> list[dict[str, object]]:
         """As Uploads.unsent()."""
         with self._core.lock:
-            files = [(to.key, staged) for staged, to in self.files.values()]
+            files = [(left.to.key, left.staged) for left in self.files.values()]
         return [listed(os.fsencode(key), staged) for key, staged in files]
 
     # -- multipart uploads of a dead process

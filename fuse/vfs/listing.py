@@ -13,9 +13,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..store.base import ETag, ListedObject, ListPage
+from ..store.limits import key_bytes
 from .names import BESIDE_DIRECTORY, LINK_SUFFIX, name_of
 
 NO_ETAG = ETag("")
+SEEN_MAX = 100
+"""Larger listings are asked for anew page by page: what is asked for side by side is bounded."""
 
 
 class Listed(NamedTuple):
@@ -31,6 +34,22 @@ class Listed(NamedTuple):
     mtime_ns: int = 0
 
 
+class Seen(NamedTuple):
+    """A page that was: the key that it began after, and its digest."""
+
+    start_after: str
+    digest: bytes
+
+
+class Stamp:
+    """When something was last confirmed (monotonic seconds), for all who were told at once."""
+
+    __slots__ = ("at",)
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+
+
 @dataclass(slots=True)
 class Listing:
     """One level of a directory as it was at `listed_at` (monotonic seconds, taken before the first request)."""
@@ -42,6 +61,20 @@ class Listing:
     """The directory's marker, where `marker` says that there is one and the store told its version."""
     complete: bool = True
     pages: int = 0
+    seen: tuple[Seen, ...] = ()
+    """Its pages, by which the store can be asked whether it is still so; () when that can't be."""
+    edited: bool = False
+    """We changed a name in it: the store's pages do not say it all."""
+    stamp: Stamp = field(init=False)
+    """For the nodes that it has confirmed; moves with listed_at."""
+
+    def __post_init__(self) -> None:
+        """Confirmed when it was listed."""
+        self.stamp = Stamp(self.listed_at)
+
+    def confirmed(self, when: float) -> None:
+        """The store showed the same pages when it was asked at `when`."""
+        self.listed_at = self.stamp.at = max(self.listed_at, when)
 
 
 def listing_of(
@@ -50,7 +83,11 @@ def listing_of(
     """Make a listing from pages asked with `prefix` and delimiter '/'. hidden: tails that are not shown."""
     listing = Listing(listed_at)
     files: list[tuple[str, ListedObject]] = []
+    seen: list[Seen] = []
+    last = ""
     for page in pages:
+        seen.append(Seen(last, page.digest))
+        last = last_of(page)
         for common in page.common_prefixes:
             tail = common[len(prefix) :]
             if tail not in hidden:
@@ -64,7 +101,15 @@ def listing_of(
         listing.complete = page.next_token is None
         listing.pages += 1
     _add_files(listing.entries, files)
+    if listing.complete and len(seen) <= SEEN_MAX and all(each.digest for each in seen):
+        listing.seen = tuple(seen)
     return listing
+
+
+def last_of(page: ListPage) -> str:
+    """The key or common prefix that a page ends with; '' of an empty one."""
+    ends = [each[-1] for each in ([found.key for found in page.objects[-1:]], page.common_prefixes) if each]
+    return max(ends, key=key_bytes, default="")
 
 
 def _add_files(entries: dict[bytes, Listed], files: list[tuple[str, ListedObject]]) -> None:

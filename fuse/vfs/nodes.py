@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..data.version import ObjectVersion
 from ..ops import ROOT_INO, Attr, Ino
 from .attrs import Attributes
-from .listing import Listed, Listing
+from .listing import Listed, Listing, Stamp
 from .names import BESIDE_DIRECTORY
 
 if TYPE_CHECKING:
     from ..data.staging import StagedFile
+    from .walks import Walk
 
 NEVER = -1e9
 """A monotonic time before all others."""
@@ -44,9 +45,9 @@ class Node:
     """One file, link or special file. Fields are guarded by the state lock; `lock` serialises I/O on its content."""
 
     __slots__ = (
-        "attributes", "checked_at", "etag", "exact", "gone", "handles", "ino", "listed_kind", "lock", "lost",
-        "moves", "mtime_ns", "name", "nlookup", "pages_valid", "parent", "racy", "size", "staged", "tail",
-        "unlinked_key",
+        "_checked_at", "attributes", "etag", "exact", "gone", "handles", "ino", "leaving", "listed_kind", "lock",
+        "lost", "moves", "mtime_ns", "name", "nlookup", "pages_valid", "parent", "racy", "size", "staged", "tail",
+        "told", "unlinked_key",
     )  # fmt: skip
 
     def __init__(self, ino: Ino, parent: Directory | None, name: bytes, listed: Listed, attributes: Attributes) -> None:
@@ -66,8 +67,9 @@ class Node:
         """'' while no object of this file exists."""
         self.mtime_ns = listed.mtime_ns
         """LastModified of that version."""
-        self.checked_at = NEVER
-        """Monotonic seconds at which the store last confirmed all this."""
+        self._checked_at = NEVER
+        self.told: Stamp | None = None
+        """Of the listing that has confirmed it: as long as the store shows that listing, it shows this."""
         self.nlookup = 0
         self.handles = 0
         self.moves = 0
@@ -75,12 +77,26 @@ class Node:
         self.gone = False
         self.lost = False
         """It is gone because another client took its name: a write takes the name back (the last close wins)."""
+        self.leaving = False
+        """We remove or replace it and its bytes are not kept: an open waits for the node's lock, and so for the end."""
         self.pages_valid = False
         """The kernel's pages, if any, are of this version."""
         self.staged: StagedFile | None = None
         self.lock = threading.RLock()
         self.unlinked_key = ""
         """Where the bytes went when the name was removed while open, '' if nowhere."""
+
+    @property
+    def checked_at(self) -> float:
+        """Monotonic seconds at which the store last confirmed all this, by itself or in a listing."""
+        if self.told is None or self.racy:
+            return self._checked_at
+        return max(self._checked_at, self.told.at)
+
+    @checked_at.setter
+    def checked_at(self, when: float) -> None:
+        self._checked_at = when
+        self.told = None
 
     @property
     def kind(self) -> int:
@@ -98,6 +114,11 @@ class Node:
             parts.append(node.tail)
             node = node.parent
         return "".join(reversed(parts))
+
+    @property
+    def name_key(self) -> str:
+        """The key of its name, also when its bytes went to a hidden one."""
+        return self.key if self.parent is None else self.parent.key + self.tail
 
     @property
     def place(self) -> tuple[int, ...]:
@@ -168,7 +189,7 @@ class Directory(Node):
 
     __slots__ = (
         "changed", "children", "large", "list_s", "listing", "listing_lock", "listings_dropped", "marker", "pending",
-        "probe_s", "subdirectories",
+        "probe_s", "subdirectories", "walk",
     )  # fmt: skip
 
     def __init__(self, ino: Ino, parent: Directory | None, name: bytes, listed: Listed, attributes: Attributes) -> None:
@@ -193,6 +214,8 @@ class Directory(Node):
         """What single look-ups took since; seconds."""
         self.subdirectories = -1
         """How many there were when it was last listed; -1: it never was."""
+        self.walk: Walk | None = None
+        """How a process goes through its subdirectories, if one does."""
 
     @property
     def nlink(self) -> int:

@@ -62,14 +62,14 @@ class Reading:
         """The handle of an inode that the kernel opened by itself, or that an earlier server opened."""
         if not self._core.settings.open_less:
             return Handle(self._resolver.node(ino), os.O_RDONLY)
-        handle = self._handles.unopened(ino)
-        if handle is None:
-            with self._core.lock:
+        with self._core.lock:
+            handle = self._handles.unopened(ino)
+            if handle is None:
                 node = self._resolver.node(ino)
                 handle = self._handles.add_unopened(node)
                 if node.parent is not None and node.etag:
                     self._foresight.opened(node.parent, node.name)
-        return handle
+            return handle
 
     def _read_staged(self, node: Node, offset: int, size: int) -> Reply[Bytes]:
         staged = node.staged
@@ -105,8 +105,12 @@ class Reading:
     def _read_superseded(self, handle: Handle, offset: int, size: int) -> Bytes:
         """The version that we read is not in the store any more: go on with what grew from it, else ESTALE (S-30)."""
         node = handle.node
-        if node.gone or not self._remote.head(node):
+        with node.lock:  # who removes or replaces the file here has kept its bytes by the end
+            kept = node.staged is not None or bool(node.unlinked_key)
+        if not kept and (node.gone or not self._remote.head(node)):
             raise FSError(errno.ESTALE)
+        if node.staged is not None:
+            return self._read_filling(node, offset, size)
         try:
             return self._core.reader.fetch(node.version(), offset, size)
         except (PreconditionFailed, NotFound) as error:

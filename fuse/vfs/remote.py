@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import errno
 import stat
-from collections.abc import Iterator
-from itertools import count
 
 from datastore.api.names import MARKER
 from datastore.errors import NotFound, PreconditionFailed
@@ -16,11 +14,12 @@ from datastore.errors import NotFound, PreconditionFailed
 from ..data.version import ObjectVersion
 from ..ops import FSError
 from ..state.attributes import is_racy
-from ..store.base import ListPage, ObjectInfo
+from ..store.base import ObjectInfo
 from .attrs import Attributes, from_metadata
 from .core import Core
 from .listing import Listed, Listing, claim, listing_of
 from .nodes import Directory, Node
+from .pages import again, pages
 
 TAIL_CHECK = 65536
 """Bytes before the old end that must be unchanged for a grown object to count as appended to."""
@@ -60,9 +59,17 @@ class Remote:
     def _read(self, directory: Directory, seen: tuple[tuple[int, ...], int], *, whole: bool) -> Listing | None:
         core = self._core
         prefix = directory.key
+        with core.lock:
+            had = directory.listing
+            known = had.seen if had is not None and not had.edited else ()
         started = core.clock.monotonic()
+        same, first = again(core, prefix, known)
+        if same and had is not None:
+            return self._still(directory, seen, had, started)
+        if first is None:
+            started = core.clock.monotonic()
         hidden = HIDDEN if directory is core.nodes.root else frozenset[str]()
-        listing = listing_of(prefix, self._pages(prefix, whole=whole), started, hidden)
+        listing = listing_of(prefix, pages(core, prefix, first, limit=None if whole else FIRST_PAGES), started, hidden)
         took_s = core.clock.monotonic() - started
         suspects: list[tuple[Node, Listed]] = []
         with core.lock:
@@ -74,23 +81,31 @@ class Remote:
             directory.marker = listing.marker
             if not listing.complete:
                 return listing
-            suspects = self._install(directory, listing)
-        for node, listed in suspects:
-            self.replaced(node, listed, listing.listed_at)
+            suspects = self.install(directory, listing)
+        self.settle(suspects, listing.listed_at)
         return listing
 
-    def _pages(self, prefix: str, *, whole: bool) -> Iterator[ListPage]:
-        token: str | None = None
-        for number in count(1):
-            page = self._core.store.list_page(prefix, delimiter="/", token=token)
-            yield page
-            token = page.next_token
-            if token is None or (number >= FIRST_PAGES and not whole):
-                return
+    def _still(
+        self, directory: Directory, seen: tuple[tuple[int, ...], int], listing: Listing, started: float
+    ) -> Listing | None:
+        """The store shows what it showed before; None when the directory has another listing by now."""
+        core = self._core
+        with core.lock:
+            now = directory.place, directory.listings_dropped
+            if now != seen or directory.listing is not listing or listing.edited:
+                return None
+            listing.confirmed(started)
+            directory.list_s, directory.probe_s = core.clock.monotonic() - started, 0.0
+            return listing
 
-    def _install(self, directory: Directory, listing: Listing) -> list[tuple[Node, Listed]]:
+    def settle(self, suspects: list[tuple[Node, Listed]], listed_at: float) -> None:
+        """Take in what install() found replaced while it was open."""
+        for node, listed in suspects:
+            self.replaced(node, listed, listed_at)
+
+    def install(self, directory: Directory, listing: Listing) -> list[tuple[Node, Listed]]:
         """Make a listing the directory's own; returns open files that were replaced. The state lock is held."""
-        if self._core.settings.full_attributes and directory.checked_at < listing.listed_at:
+        if self._core.settings.full_attributes and directory.checked_at <= listing.listed_at:
             self._learn_directory(directory, listing)
         self._keep_own_changes(directory, listing)
         directory.listing = listing
@@ -111,6 +126,8 @@ class Remote:
                 suspects.append((child, listed))
             else:
                 self.confirm(child, listed, listing.listed_at)
+                if not isinstance(child, Directory) or not self._core.settings.full_attributes:
+                    child.told = listing.stamp
         return suspects
 
     def _learn_directory(self, directory: Directory, listing: Listing) -> None:
@@ -119,11 +136,13 @@ class Remote:
         if own is None:
             if listing.entries and not listing.marker and directory.parent is not None:
                 self._without_marker(directory, listing.listed_at)
+                directory.told = listing.stamp
             return
         known = self._core.known.known(own.key, own.etag, own.mtime_ns)
         if known is not None:
             self._take_in(directory, ObjectInfo(own.key, 0, own.etag, own.mtime_ns, 0, known[0], known[1]))
             directory.racy, directory.checked_at = False, listing.listed_at
+            directory.told = listing.stamp
 
     def _keep_own_changes(self, directory: Directory, listing: Listing) -> None:
         """What we did after the listing was begun, and what the store has not seen, is right all the same."""
@@ -135,6 +154,7 @@ class Remote:
             for name, child in directory.children.items()
             if isinstance(child, Directory) and not _is_directory(entries.get(name)) and child.holds_unsent()
         ]
+        listing.edited = bool(changed or directory.pending or kept)
         for name in (*changed, *directory.pending, *kept):
             child = directory.children.get(name)
             # The kernel may have given up the node of what we made.
@@ -154,7 +174,7 @@ class Remote:
             return
         same_time = listed.mtime_ns // 1_000_000_000 == node.mtime_ns // 1_000_000_000
         if listed.etag == node.etag and same_time:
-            if node.racy:
+            if node.racy and node.exact:
                 node.exact = False
                 self.recall(node)
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import stat
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from datastore.logs import fields
 from ..data.version import ObjectVersion
 from ..ops import FSError, Ino
 from ..state.nodelog import NodeRecord
-from ..state.statedb import IntentId
+from ..state.rows import Intent, IntentId, Subject
 from ..store.base import ETag, ListedObject, ObjectInfo, WriteResult
 from .changes import Changes
 from .copies import copy_object
@@ -35,6 +36,14 @@ _SECOND_NS = 1_000_000_000
 log = logging.getLogger(__name__)
 
 
+class CutOff(NamedTuple):
+    """A rename that an earlier server began and this one could not end when it took over."""
+
+    intent: Intent
+    move: NodeRecord | None
+    finish: Callable[[], None]
+
+
 class Renames:
     """Renames of files (atomic for readers of either name) and of directories (not atomic, but finished or undone)."""
 
@@ -45,6 +54,8 @@ class Renames:
         self._changes = changes
         self.begun: set[tuple[str, str]] = set()
         """(old key, new key) of what an earlier server began and the kernel sends again: what is there is theirs."""
+        self.cut_off: list[CutOff] = []
+        """The kernel sends them again, and what that comes to is reported: nothing is done later behind one's back."""
 
     def rename(self, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int) -> None:
         """rename(2) with RENAME_NOREPLACE; FSError(EINVAL) for other flags."""
@@ -54,10 +65,15 @@ class Renames:
             raise FSError(errno.ENAMETOOLONG)
         if not creatable(new_name):
             raise FSError(errno.EINVAL)
+        self._changes.let_pass(new_parent, new_name)
         source_directory = self._resolver.directory(parent)
         target_directory = self._resolver.directory(new_parent)
+        if self._goes_on(source_directory, name, target_directory, new_name):
+            return
         source = self._resolver.existing(source_directory, name)
-        target = self._resolver.find(target_directory, new_name)
+        if isinstance(source, Directory) and not self._resolver.revalidate(source):
+            raise FSError(errno.ENOENT)
+        target = self._resolver.standing(target_directory, new_name)
         if target is source:
             return
         if target is not None:
@@ -69,6 +85,31 @@ class Renames:
         else:
             with self._core.tree.shared():
                 self._rename_file(source, target, target_directory, new_name)
+
+    def _goes_on(self, old: Directory, name: bytes, new: Directory, new_name: bytes) -> bool:
+        """Whether an earlier server began this rename, and it is ended now; what fails is reported, and over."""
+        file, below = segment_of(name), segment_of(name, directory=True)
+        keys = {old.key + tail for tail in (file, file + LINK_SUFFIX, below + "/")}
+        for one in self.cut_off:
+            intent, move = one.intent, one.move
+            if intent.source in keys and move is not None and (move.parent, move.name) == (new.ino, new_name):
+                self.cut_off.remove(one)
+                break
+        else:
+            return False
+        if intent.kind == "rename-file":  # at the worst it was copied: it is done once more
+            self.begun.add((intent.source, intent.target))
+            self._core.db.end(intent.id)
+            return False
+        with self._core.tree.exclusive():
+            try:
+                one.finish()
+            finally:
+                self._core.db.end(intent.id)
+                self._vacated(old, name)
+                with self._core.lock:
+                    new.forget_listing()
+        return True
 
     def _check_target(self, source: Node, target: Node, flags: int) -> None:
         if flags & NOREPLACE:
@@ -98,7 +139,11 @@ class Renames:
             old_key, had_object = source.key, bool(source.etag)
             old_parent, old_name = source.parent, source.name
             move = NodeRecord(source.ino, directory.ino, source.listed_kind, tail, name)
-            intent = core.db.begin("rename-file", old_key, new_key, move)
+            # What is not sent yet will be another version.
+            subject = Subject(NO_ETAG if source.dirty else source.etag)
+            if target is not None and target_etag and target.name_key != new_key:  # a link by a file, or so
+                subject = subject._replace(replaced=target.name_key, replaced_etag=target_etag)
+            intent = core.db.begin("rename-file", old_key, new_key, move, subject)
             try:
                 self._move_content(source, new_key, intent)
             except (StoreError, FSError, OSError):
@@ -126,7 +171,8 @@ class Renames:
             return
         old_etag = source.etag
         try:
-            result = copy_object(self._core, source.version(), new_key)
+            with self._uploads.superseding(new_key):
+                result = copy_object(self._core, source.version(), new_key)
         except NotFound as error:
             raise FSError(errno.ENOENT) from error
         self._adopt_version(source, new_key, result)
@@ -159,8 +205,7 @@ class Renames:
     def _moved(self, source: Node, target: Node | None, directory: Directory, name: bytes, tail: str) -> Listing | None:
         """The tree follows; the listing of the old directory, without the name. The nodes' locks are held."""
         core = self._core
-        # Not target.key: its bytes may have moved to a hidden one.
-        old_target_key = target.parent.key + target.tail if target is not None and target.parent is not None else ""
+        old_target_key = target.name_key if target is not None else ""
         with core.lock:
             if target is not None:
                 self._changes.take_out(target)
@@ -269,10 +314,14 @@ class Copy(NamedTuple):
 
 
 class Copies:
-    """Copies of every object below a prefix to another, side by side; `made` has them by new key."""
+    """Copies of every object below a prefix to another, side by side; `made` has them by new key.
 
-    def __init__(self, core: Core, old_prefix: str, new_prefix: str) -> None:
+    subject: which objects are meant; None: all.
+    """
+
+    def __init__(self, core: Core, old_prefix: str, new_prefix: str, subject: Subject | None = None) -> None:
         self._core = core
+        self._subject = subject or Subject()
         self._old = old_prefix
         self._new = new_prefix
         self.made: dict[str, Copy] = {}
@@ -282,7 +331,7 @@ class Copies:
         token: str | None = None
         while True:
             page = self._core.store.list_page(self._old, token=token)
-            self._core.each(partial(self._copy, keep_newer=keep_newer), page.objects)
+            self._core.each(partial(self._copy, keep_newer=keep_newer), self._meant(page.objects))
             token = page.next_token
             if token is None:
                 return
@@ -301,18 +350,26 @@ class Copies:
 
         StoreError; FSError(EIO) when the store keeps some.
         """
+        after = ""
         while True:
-            page = self._core.store.list_page(self._old, max_keys=DELETE_MAX)
+            page = self._core.store.list_page(self._old, start_after=after, max_keys=DELETE_MAX)
             if not page.objects:
                 return
-            self._core.each(self._copy, [found for found in page.objects if not self._has(found)])
-            failures = self._core.remove_many([found.key for found in page.objects])
+            meant = self._meant(page.objects)
+            if not meant:
+                after = page.objects[-1].key
+                continue
+            self._core.each(self._copy, [found for found in meant if not self._has(found)])
+            failures = self._core.remove_many([found.key for found in meant])
             if failures:
                 first = failures[0]
                 raise FSError(
                     errno.EIO,
                     f"{len(failures)} objects below {self._old} could not be removed: {first.key}: {first.message}",
                 )
+
+    def _meant(self, found: Sequence[ListedObject]) -> list[ListedObject]:
+        return [one for one in found if self._subject.includes(one.etag, one.mtime_ns)]
 
     def _has(self, found: ListedObject) -> bool:
         copy = self.made.get(self._new_key(found))

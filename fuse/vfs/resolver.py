@@ -7,6 +7,7 @@ told only the rest of that time, so that the two do not add up.
 from __future__ import annotations
 
 import errno
+import stat
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from .names import BESIDE_DIRECTORY, LINK_SUFFIX, one_key
 from .nodes import Change, Directory, Node
 from .probing import probe
 from .remote import Remote
+from .walks import Walks
 
 _CHANGED_MAX = 4096
 """Names that we changed, kept per directory until the next listing; beyond, those that no listing is older than go."""
@@ -48,6 +50,7 @@ class Resolver:
         self._core = core
         self._foresight = foresight
         self._remote = remote
+        self._walks = Walks(core, remote)
 
     def node(self, ino: Ino) -> Node:
         """The node of an id that the kernel sent. FSError(ESTALE)."""
@@ -67,7 +70,7 @@ class Resolver:
         """Whether what is known of a node may be shown without asking."""
         if node.dirty or node.gone:
             return True
-        if node.parent is not None and self._age(node.checked_at) >= self._ttl(node.parent):
+        if node.parent is not None and self._age(node.checked_at) >= self.ttl(node.parent):
             return False
         return node.exact or not self._core.settings.full_attributes
 
@@ -93,14 +96,37 @@ class Resolver:
         if listing is None:
             return None
         listed = listing.entries.get(name)
+        if child is not None and listed is not None and self._known_before(child, listed):
+            # It is there; whoever wants the attributes asks for them. A removal or a rename does not.
+            return self.entry(child)._replace(
+                entry_ttl_s=self.ttl(parent) - self._age(listing.listed_at), attr_ttl_s=0.0
+            )
         if listed is not None:
             self._foresight.looked_up(parent, name)
         if child is None and listed is None:
-            return Entry(None, self._ttl(parent) - self._age(listing.listed_at))
+            return Entry(None, self.ttl(parent) - self._age(listing.listed_at))
         if child is None and listed is not None:
             child = self.adopt(parent, name, listed, listing.listed_at)
             return self.entry(child) if self.current(child) else None
         return None
+
+    def _known_before(self, child: Node, listed: Listed) -> bool:
+        """Whether a listing shows what a node was, but for attributes that may have changed since."""
+        if listed.tail != child.tail or child.gone:
+            return False
+        if isinstance(child, Directory):
+            return listed.kind == stat.S_IFDIR and child.exact
+        same_time = listed.mtime_ns // 1_000_000_000 == child.mtime_ns // 1_000_000_000
+        return child.racy and same_time and listed.etag == child.etag
+
+    def shown(self, child: Node) -> bool:
+        """Whether a listing that is believed has a node as it is here, whatever its attributes."""
+        parent = child.parent
+        listing = self.fresh_listing(parent) if parent is not None else None
+        listed = listing.entries.get(child.name) if listing is not None else None
+        if listed is None or listed.tail != child.tail:
+            return False
+        return listed.kind == stat.S_IFDIR if isinstance(child, Directory) else listed.etag == child.etag
 
     def adopt(self, parent: Directory, name: bytes, listed: Listed, checked_at: float) -> Node:
         """The node for a listed name: the one that is there, or a new one."""
@@ -109,13 +135,19 @@ class Resolver:
             defaults = self._core.settings.defaults.of(listed.kind, listed.mtime_ns or parent.attributes.mtime_ns)
             child = self._core.nodes.add(parent, name, listed, defaults)
             child.checked_at = checked_at
+            if parent.listing is not None and parent.listing.entries.get(name) is listed and self._told_by_name(child):
+                child.told = parent.listing.stamp
             self._remote.recall(child)
         return child
+
+    def _told_by_name(self, node: Node) -> bool:
+        """Whether a listing of the directory above tells all that may change of a node, but for its metadata."""
+        return not isinstance(node, Directory) or not self._core.settings.full_attributes
 
     def fresh_listing(self, directory: Directory) -> Listing | None:
         """The whole listing of a directory, if it is fresh."""
         listing = directory.listing
-        if listing is None or self._age(listing.listed_at) >= self._ttl(directory):
+        if listing is None or self._age(listing.listed_at) >= self.ttl(directory):
             return None
         return listing
 
@@ -126,6 +158,7 @@ class Resolver:
             self._mark(parent, node.name, node.as_listed())
             if parent.listing is not None:
                 parent.listing.entries[node.name] = node.as_listed()
+                parent.listing.edited = True
 
     def _mark(self, directory: Directory, name: bytes, listed: Listed | None) -> None:
         now = self._core.clock.monotonic()
@@ -145,6 +178,7 @@ class Resolver:
         if listing is None:
             return
         listing.entries.pop(name, None)
+        listing.edited = True
         if name + BESIDE_DIRECTORY in listing.entries or name + LINK_SUFFIX.encode() in listing.entries:
             # What was shown beside it is shown as it from now on (S-37).
             parent.forget_listing()
@@ -169,22 +203,29 @@ class Resolver:
     def _rest(self, node: Node) -> float:
         if node.dirty or node.gone or node.parent is None:
             return self._core.settings.metadata_ttl_s
-        return max(0.0, self._ttl(node.parent) - self._age(node.checked_at))
+        return max(0.0, self.ttl(node.parent) - self._age(node.checked_at))
 
-    def _ttl(self, directory: Directory) -> float:
+    def ttl(self, directory: Directory) -> float:
+        """How long entries of a directory are believed, seconds."""
         return self._remote.ttl(directory)
 
     # -- without the state lock: these may ask the store
 
     def lookup(self, parent: Directory, name: bytes) -> Entry:
         """The answer to a lookup."""
+        if self._listing_pays(parent, name):
+            self.read_directory(parent)
+            with self._core.lock:
+                entry = self.cached(parent, name)
+            if entry is not None:
+                return entry
         node = self.find(parent, name)
         with self._core.lock:
             if node is not None and not node.gone:
                 return self.entry(node)
             listing = self.fresh_listing(parent)
             age = self._age(listing.listed_at) if listing is not None else 0.0
-            return Entry(None, max(0.0, self._ttl(parent) - age))
+            return Entry(None, max(0.0, self.ttl(parent) - age))
 
     def find(self, parent: Directory, name: bytes) -> Node | None:
         """The live node of a name, confirmed within the time to live; None when there is nothing."""
@@ -192,13 +233,38 @@ class Resolver:
             child = parent.children.get(name)
             if child is not None and self.current(child):
                 return child
-        if isinstance(child, Directory) and self._core.settings.full_attributes and self._remote.head(child):
-            return child
+        if isinstance(child, Directory) and self._core.settings.full_attributes:
+            started = self._core.clock.monotonic()
+            lives = self._head(child)
+            parent.probe_s += self._core.clock.monotonic() - started
+            if lives:
+                return child
         return self._find_anew(parent, name)
 
+    def _listing_pays(self, parent: Directory, name: bytes) -> bool:
+        """Whether to list a directory rather than to ask for one name that was known: it may then be _known_before.
+
+        A file needs the listing anyhow; subdirectories are asked for one by one until that has cost as much.
+        """
+        with self._core.lock:
+            child = parent.children.get(name)
+            if child is None or self.current(child) or parent.large or not one_key(name):
+                return False
+            if self.fresh_listing(parent) is not None:
+                return False
+            return child.exact and parent.probe_s > parent.list_s if isinstance(child, Directory) else child.racy
+
+    def standing(self, parent: Directory, name: bytes) -> Node | None:
+        """As find, for who does not need the attributes: they may be old."""
+        with self._core.lock:
+            child = parent.children.get(name)
+            if child is not None and not child.gone and self.shown(child):
+                return child
+        return self.find(parent, name)
+
     def existing(self, parent: Directory, name: bytes) -> Node:
-        """As find. FSError(ENOENT)."""
-        node = self.find(parent, name)
+        """As standing. FSError(ENOENT)."""
+        node = self.standing(parent, name)
         if node is None:
             raise FSError(errno.ENOENT)
         return node
@@ -210,24 +276,39 @@ class Resolver:
                 return not node.gone
             parent, name = node.parent, node.name
         if parent is None or (isinstance(node, Directory) and self._core.settings.full_attributes):
-            return self._remote.head(node)
+            return self._head(node)
         return self._find_anew(parent, name) is node
+
+    def _head(self, node: Node) -> bool:
+        """As Remote.head(), once for all who look a directory up at the same time."""
+        with node.lock:
+            with self._core.lock:
+                if self.current(node):
+                    return not node.gone
+            return self._remote.head(node)
 
     def read_directory(self, directory: Directory, *, whole: bool = True) -> Listing:
         """A fresh listing; whole False: of a large directory only the first pages."""
         with directory.listing_lock:
             with self._core.lock:
                 fresh = self.fresh_listing(directory)
+            if fresh is None:
+                fresh = self._walks.read(directory)
             return fresh if fresh is not None else self._remote.read_directory(directory, whole=whole)
 
     def make_exact(self, nodes: list[Node]) -> None:
         """Fetch the attributes that are not known, side by side. Nodes that are gone are detached."""
-        with self._core.lock:
-            wanted = [node for node in nodes if not node.dirty and not node.gone and not self._exact(node)]
+        wanted = self._inexact(nodes)
+        if self._walks.confirm([node for node in wanted if isinstance(node, Directory)]):
+            wanted = self._inexact(wanted)
         if len(wanted) == 1:
             self._remote.head(wanted[0])
         elif wanted:
             self._core.each(self._remote.head, wanted)
+
+    def _inexact(self, nodes: list[Node]) -> list[Node]:
+        with self._core.lock:
+            return [node for node in nodes if not node.dirty and not node.gone and not self._exact(node)]
 
     def _find_anew(self, parent: Directory, name: bytes) -> Node | None:
         for _ in range(_OVERTAKEN_MAX):

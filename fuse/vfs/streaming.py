@@ -12,19 +12,20 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
 
-from datastore.errors import DatastoreError
+from datastore.errors import DatastoreError, DeadlineExceeded
 
 from ..data import multipart
 from ..data.multipart import Part
 from ..data.staging import StagedFile
 from ..ops import FSError
-from ..state.statedb import UploadNote
+from ..state.rows import UploadNote
 from ..store.base import ByteRange, ETag, PartNumber, UploadId, WriteOptions, WriteResult
 from .copies import abort_upload
 from .core import Core
@@ -33,52 +34,89 @@ WIDTH = 8
 """Parts of a mount on their way at once: 64 MiB of memory while files are below 8 GiB, and what a fast line needs."""
 REWRITES_MAX = 8
 """A file of which so many sent parts were changed again is not written in sequence: the rest waits for the close."""
-_DEADLINE_S = 3600.0
-"""A single request is bounded by the store's own deadline; this only keeps a lost task from waiting for ever."""
+_REQUEST_S, _BYTES_PER_S = 900.0, 64 << 10
+"""A request is bounded by the store's own deadlines, and its repetitions by their budget: what takes longer than this,
+and than its bytes may take, is lost."""
+_LOOK_S = 1.0
+"""How often who waits looks for lost ones."""
 
 
 class Lanes:
-    """Runs the requests of all uploads of a mount on io threads, `width` at once, in the order they came."""
+    """Runs the requests of all uploads of a mount on io threads, `width` at once, in the order they came.
 
-    def __init__(self, submit: Callable[[Callable[[], None]], object], width: int = WIDTH) -> None:
+    One of which nothing is heard for too long fails with DeadlineExceeded, and another one takes its place.
+    """
+
+    def __init__(
+        self,
+        submit: Callable[[Callable[[], None]], object],
+        clock: Callable[[], float] = time.monotonic,
+        width: int = WIDTH,
+    ) -> None:
         self._submit = submit
+        self._clock = clock
         self._width = width
         self._lock = threading.Lock()
-        self._waiting: deque[tuple[Future[ETag], Callable[[], ETag]]] = deque()
-        self._busy = 0
+        self._waiting: deque[tuple[Future[ETag], Callable[[], ETag], int]] = deque()
+        self._busy: dict[Future[ETag], float] = {}
+        """Until when each may take."""
 
-    def run(self, call: Callable[[], ETag]) -> Future[ETag]:
-        """Queue a request; its future can be cancelled until it begins."""
+    def run(self, call: Callable[[], ETag], size: int = 0) -> Future[ETag]:
+        """Queue a request that moves so many bytes; its future can be cancelled until it begins."""
         future: Future[ETag] = Future()
         with self._lock:
-            self._waiting.append((future, call))
+            self._waiting.append((future, call, size))
         self._pump()
         return future
+
+    def wait(self, future: Future[ETag]) -> BaseException | None:
+        """Why a request, or what stands for it, failed; None of one that did not."""
+        while True:
+            try:
+                return future.exception(timeout=_LOOK_S)
+            except TimeoutError:
+                self._drop_lost()
+
+    def _drop_lost(self) -> None:
+        with self._lock:
+            now = self._clock()
+            lost = [future for future, deadline in self._busy.items() if deadline < now]
+            for future in lost:
+                del self._busy[future]
+        for future in lost:
+            future.set_exception(DeadlineExceeded("nothing was heard of a part of an upload for too long; try again"))
+        self._pump()
 
     def _pump(self) -> None:
         while True:
             with self._lock:
-                if self._busy >= self._width or not self._waiting:
+                if len(self._busy) >= self._width or not self._waiting:
                     return
-                future, call = self._waiting.popleft()
-                self._busy += 1
+                future, call, size = self._waiting.popleft()
+                if not future.set_running_or_notify_cancel():
+                    continue
+                self._busy[future] = self._clock() + _REQUEST_S + size / _BYTES_PER_S
             try:
                 self._submit(partial(self._run, future, call))
             except RuntimeError as error:  # the mount ends
-                future.set_exception(error)
-                with self._lock:
-                    self._busy -= 1
+                if self._ended(future):
+                    future.set_exception(error)
 
     def _run(self, future: Future[ETag], call: Callable[[], ETag]) -> None:
         try:
-            if future.set_running_or_notify_cancel():
-                future.set_result(call())
+            etag = call()
         except BaseException as error:  # the one who waits for the part is told
-            future.set_exception(error)
-        finally:
-            with self._lock:
-                self._busy -= 1
-            self._pump()
+            if self._ended(future):
+                future.set_exception(error)
+        else:
+            if self._ended(future):
+                future.set_result(etag)
+        self._pump()
+
+    def _ended(self, future: Future[ETag]) -> bool:
+        """Make room for another; False when it was given up for lost."""
+        with self._lock:
+            return self._busy.pop(future, None) is not None
 
 
 class _Sent(NamedTuple):
@@ -152,7 +190,8 @@ class Stream:
         call = partial(self._put, part) if base is None else partial(self._copy, part, *base)
 
         def start() -> None:
-            self._lanes.run(call).add_done_callback(partial(_pass_on, done))
+            size = part.byte_range.stop - part.byte_range.start
+            self._lanes.run(call, size).add_done_callback(partial(_pass_on, done))
 
         with self._lock:
             if self._id is None:
@@ -164,8 +203,8 @@ class Stream:
         assert self._id is not None
         if self._dropped:
             raise FSError(errno.ECANCELED)
-        body = self._staged.read_for_stream(*part.byte_range)
-        return self._store.upload_part(self.key, self._id, part.number, body)
+        with self._staged.part_for_stream(*part.byte_range) as body:
+            return self._store.upload_part(self.key, self._id, part.number, body)
 
     def _copy(self, part: Part, source: str, etag: ETag) -> ETag:
         assert self._id is not None
@@ -205,24 +244,27 @@ class Stream:
     def _wait(self) -> None:
         """Until nothing is under way: a part that is sent again must not be overtaken by its former self."""
         assert self._created is not None
-        self._created.result(timeout=_DEADLINE_S)
+        error = self._lanes.wait(self._created)
+        if error is not None:
+            raise error
         for sent in list(self._sent.values()):
-            sent.etag.exception(timeout=_DEADLINE_S)
+            self._lanes.wait(sent.etag)
 
     def _result(self, number: PartNumber) -> ETag:
         """A part's ETag. The first failure is raised when no sibling is at work any more."""
-        try:
-            return self._sent[number].etag.result(timeout=_DEADLINE_S)
-        except BaseException:
+        etag = self._sent[number].etag
+        error = self._lanes.wait(etag)
+        if error is not None:
             self._wait()
-            raise
+            raise error
+        return etag.result()
 
     def abort(self) -> None:
         """Drop the upload. What the store does not let us drop stays in the journal for the next start."""
         created = self._created
         if created is None or created.cancel():
             return
-        if created.exception(timeout=_DEADLINE_S) is not None:
+        if self._lanes.wait(created) is not None:
             # Whether it exists the next start finds out: the journal has its key.
             return
         self._dropped = True
@@ -245,7 +287,7 @@ class Streams:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._lanes = Lanes(core.io.submit)
+        self._lanes = Lanes(core.io.submit, core.clock.monotonic)
 
     def new(self, staged: StagedFile, key: str, options: WriteOptions) -> Stream:
         """An upload that is not begun yet."""

@@ -41,6 +41,7 @@ class TreeLock:
                 self._wait(lambda: not self._alone and not self._sharing)
             finally:
                 self._waiting -= 1
+                self._condition.notify_all()  # who waits to share may go on, if this one gave up
             self._alone = True
         try:
             yield

@@ -67,6 +67,7 @@ class Upkeep:
         retried_at = self._core.clock.monotonic()
         while not self._stopping.wait(_TICK_S):
             self.publish()
+            self._core.db.drop_forgotten()
             if self._core.clock.monotonic() - retried_at >= self._core.settings.retry_upload_s:
                 self.retry()
                 retried_at = self._core.clock.monotonic()

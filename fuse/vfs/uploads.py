@@ -11,7 +11,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from itertools import count
 
 from datastore.errors import DatastoreError, NotFound, PreconditionFailed
@@ -21,7 +21,7 @@ from ..data import multipart
 from ..data.staging import StagedFile
 from ..data.version import ObjectVersion
 from ..ops import FSError
-from ..state.statedb import IntentId, Unsent
+from ..state.rows import IntentId, Unsent
 from ..store.base import WriteOptions
 from .attrs import to_metadata, without_times
 from .copies import copy_object
@@ -33,6 +33,8 @@ from .nodes import NEVER, Node
 from .resolver import Resolver
 
 log = logging.getLogger(__name__)
+NO_OBJECT = "none"
+"""In the place of an etag; no server's."""
 
 
 class Uploads:
@@ -79,8 +81,8 @@ class Uploads:
             if node.parent is not None:
                 core.notifier.inval_entry(node.parent.ino, node.name)
 
-    def record(self, node: Node) -> None:
-        """Bring the journal's row of a node up to date."""
+    def record(self, node: Node, *, lasting: bool = False) -> None:
+        """Bring the journal's row of a node up to date. lasting: it is to outlive more than our processes."""
         staged = node.staged
         if staged is None or node.gone or not staged.dirty:
             return
@@ -100,7 +102,8 @@ class Uploads:
                 staged.error,
                 staged.expects,
                 staged.stuck,
-            )
+            ),
+            lasting=lasting,
         )
 
     def persist(self, node: Node) -> None:
@@ -108,7 +111,7 @@ class Uploads:
         staged = node.staged
         if staged is not None:
             staged.sync()
-            self.record(node)
+            self.record(node, lasting=True)
             self._core.db.sync()
 
     def fill(self, staged: StagedFile, gaps: list[tuple[int, int]]) -> None:
@@ -144,7 +147,7 @@ class Uploads:
             self._delivery.drop_stream(staged)
             staged.close(remove=True)
             if staged.journaled:
-                core.db.forget_unsent(staged.path.name)
+                core.db.forget_removed(staged.path.name)
 
     def set_aside(self, node: Node) -> None:
         """Nobody has it open, and another client was first: the name shows what that wrote, ours waits for a person.
@@ -197,6 +200,19 @@ class Uploads:
             self._confirm(node)
             self.send(node)
 
+    def close(self, node: Node) -> None:
+        """As flush, for the close of the only handle, which can't read: of a small file nothing stays here.
+
+        Its staging file goes before the close is answered, so that the journal need not be written for that.
+        """
+        with self._core.tree.shared(), node.lock:
+            self._confirm(node)
+            staged = node.staged
+            goes = staged is not None and staged.size <= SMALL
+            self.send(node, goes=goes)
+            if goes:
+                self.discard(node)
+
     def publish(self, node: Node) -> None:
         """As flush, before the close: others see what was written so far."""
         with self._core.tree.shared(), node.lock:
@@ -221,8 +237,11 @@ class Uploads:
                 self._take_back(node)
             staged.touch()
 
-    def send(self, node: Node, *, key: str | None = None, rename: IntentId | None = None) -> None:
-        """As flush, with the tree lock and node.lock held; key: to write elsewhere, for a rename under way."""
+    def send(self, node: Node, *, key: str | None = None, rename: IntentId | None = None, goes: bool = False) -> None:
+        """As flush, with the tree lock and node.lock held; key: to write elsewhere, for a rename under way.
+
+        goes: the caller discards the staging file before anybody is told, and the journal's row with it.
+        """
         staged = node.staged
         if staged is None or not staged.dirty or node.gone:
             return
@@ -234,7 +253,8 @@ class Uploads:
             self.record(node)
         had_etag, times_set = node.etag, staged.times_set
         try:
-            done = self._delivery.write(staged, destination)
+            with self.superseding(destination.key):
+                done = self._delivery.write(staged, destination)
             self._delivered(node, destination, done, exact=done.metadata == destination.options.metadata)
             if not _same_but_times(done.metadata, destination.options.metadata, times_matter=times_set):
                 self._correct(node, destination)
@@ -245,11 +265,15 @@ class Uploads:
             log.warning("upload failed", extra=fields(path=node.path, error=staged.error))
             raise
         if rename is not None:
-            self._core.db.moved(rename, had_etag.replace(UNKNOWN, ""), staged.path.name)
-        elif staged.journaled:
+            # There may be none under the old name: then nothing that is there later is to be removed.
+            self._core.db.moved(rename, had_etag.replace(UNKNOWN, "") if had_etag else NO_OBJECT, staged.path.name)
+        elif staged.journaled and not goes:
             self._core.db.forget_unsent(staged.path.name)
-        staged.journaled = False
-        self._leftovers.superseded(destination.key)
+        staged.journaled = staged.journaled and goes
+
+    def superseding(self, key: str) -> AbstractContextManager[None]:
+        """While newer content of this key is sent; see Leftovers.superseded."""
+        return self._leftovers.superseded(key)
 
     def _destination(self, node: Node, key: str | None = None) -> Destination:
         attributes = node.attributes
@@ -331,8 +355,8 @@ class Uploads:
             with core.tree.shared(), node.lock:
                 if node.staged is not None and node.staged.error and not node.handles:
                     self.set_aside(node)
-        for name, (_, to) in list(self._leftovers.files.items()):
-            if path in (to.key, to.key.removeprefix(core.nodes.root.key)):
+        for name, left in list(self._leftovers.files.items()):
+            if path in (left.to.key, left.to.key.removeprefix(core.nodes.root.key)):
                 self._leftovers.drop(name)
                 dropped += 1
         return dropped

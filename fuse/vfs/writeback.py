@@ -9,6 +9,7 @@ Threads: one hands out what is due, `WIDTH` send.
 
 from __future__ import annotations
 
+import math
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -40,6 +41,8 @@ class WriteBack:
         """Size of each file at its close, in the order of the first close."""
         self._bytes = 0
         self._sending: dict[Node, Future[None]] = {}
+        self._left_due = math.inf
+        """When to send what an earlier server left and the kernel has forgotten."""
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._pool = ThreadPoolExecutor(WIDTH, thread_name_prefix="write-back")
@@ -63,6 +66,19 @@ class WriteBack:
             self._thread = None
         self._pool.shutdown(wait=True, cancel_futures=True)
 
+    def resume(self) -> None:
+        """Go on with what was closed at an earlier server. What is open for writing waits for its close."""
+        if not self.on:
+            return
+        with self._core.lock:
+            nodes = self._core.nodes.unsent()
+        self._left_due = self._due_at()
+        for node in nodes:
+            staged = node.staged
+            if staged is not None and not staged.error and not self._handles.writers(node):
+                staged.due = self._left_due
+                self._wait(node, staged.size)
+
     def close(self, node: Node) -> None:
         """What close(2) waits for. StoreError, FSError when it has to send; OSError of the local disk."""
         if not self._take(node):
@@ -78,11 +94,17 @@ class WriteBack:
                 return False
             self._uploads.persist(node)
             if not staged.due:
-                staged.due = self._core.clock.monotonic() + min(_REST_S, self._core.settings.write_back_s / _SHARE)
-        with self._lock:
-            self._bytes += staged.size - self._waiting.get(node, 0)
-            self._waiting[node] = staged.size
+                staged.due = self._due_at()
+        self._wait(node, staged.size)
         return True
+
+    def _due_at(self) -> float:
+        return self._core.clock.monotonic() + min(_REST_S, self._core.settings.write_back_s / _SHARE)
+
+    def _wait(self, node: Node, size: int) -> None:
+        with self._lock:
+            self._bytes += size - self._waiting.get(node, 0)
+            self._waiting[node] = size
 
     def _full(self, size: int) -> bool:
         with self._lock:
@@ -95,6 +117,9 @@ class WriteBack:
                 del self._sending[node]
             idle = [node for node in self._waiting if node not in self._sending]
         begun = []
+        if self._left_due <= now:
+            self._left_due = math.inf
+            begun.append(self._pool.submit(self._send_left))
         for node in idle:
             staged = node.staged
             if staged is not None and staged.due and not node.gone:
@@ -110,6 +135,9 @@ class WriteBack:
 
     def _send(self, node: Node) -> None:
         self._uploads.retry_one(node)
+
+    def _send_left(self) -> None:
+        self._uploads.retry([])
 
     def _run(self) -> None:
         while not self._stopping.wait(_TICK_S):

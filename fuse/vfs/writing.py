@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from functools import partial
 
 from ..ops import Blocking, Fh, FSError, Ino, Reply
@@ -94,7 +95,11 @@ class Writing:
         node = self._handles.node_of(ino, fh)
         if not self._uploads.owes(node) or (handle is not None and not handle.writable):
             return None
-        return Blocking(partial(self._write_back.close if self._write_back.on else self._uploads.flush, node))
+        if self._write_back.on:
+            return Blocking(partial(self._write_back.close, node))
+        # Who can read may have mapped the file, and what is written to the map comes after the close.
+        only = node.handles == 1 and handle is not None and handle.flags & os.O_ACCMODE == os.O_WRONLY
+        return Blocking(partial(self._uploads.close if only else self._uploads.flush, node))
 
     def fsync(self, ino: Ino, fh: Fh) -> Reply[None]:
         """fsync(2): the same, through any handle."""

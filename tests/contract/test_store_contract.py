@@ -379,6 +379,21 @@ class TestListing:
         assert all_pages(store, "p/", delimiter="/", start_after="p/a/")[:2] == (["p/c"], ["p/b/"])
         assert all_pages(store, "p/", delimiter="/", start_after="p/a")[:2] == (["p/c"], ["p/a/", "p/b/"])
 
+    @pytest.mark.parametrize("delimiter", ["", "/"])
+    def test_a_page_that_is_known_comes_without_its_contents(self, store: ObjectStore, delimiter: str) -> None:
+        fill(store, "p/a/1", "p/b", "p/c", "p/d")
+        first = store.list_page("p/", delimiter=delimiter, max_keys=2)
+        second = store.list_page("p/", delimiter=delimiter, max_keys=2, token=first.next_token)
+        assert first.digest
+        assert first.digest != second.digest
+
+        again = store.list_page("p/", delimiter=delimiter, max_keys=2, start_after="p/b", unless=second.digest)
+        assert (list(again.objects), again.next_token, again.digest) == ([], None, second.digest)
+
+        store.put("p/d", b"another body", PLAIN)
+        changed = store.list_page("p/", delimiter=delimiter, max_keys=2, start_after="p/b", unless=second.digest)
+        assert [found.key for found in changed.objects] == ["p/c", "p/d"]
+
     def test_a_listing_agrees_with_head(self, store: ObjectStore) -> None:
         store.put("key", b"content", PLAIN)
 

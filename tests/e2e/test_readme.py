@@ -67,6 +67,26 @@ def test_the_readme_s_commands_work(versitygw: Server, tmp_path: Path) -> None:
         assert name in printed
 
 
+def test_what_the_readme_says_to_make_can_be_made() -> None:
+    (block,) = _blocks("sh")
+    targets = re.findall(r"^make ([a-z-]+)", block, re.MULTILINE)
+    assert targets == ["demo", "test"]
+    assert ". .venv/bin/activate" in block  # made by `make demo`, as the Makefile has it
+    makefile = (README.parent / "Makefile").read_text()
+    assert re.search(r"^demo: setup ", makefile, re.MULTILINE)
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/OPERATIONS.md"])
+def test_every_verb_that_is_named_exists(document: str) -> None:
+    help_text = subprocess.run(
+        [sys.executable, "-m", "datastore.cli", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    verbs = set(re.findall(r"(?:`|\$ |kubectl )datastore ([a-z]+)", (README.parent / document).read_text()))
+    assert verbs
+    assert {verb for verb in verbs if not re.search(rf"^\W*{verb} ", help_text, re.MULTILINE)} == set()
+
+
 def test_the_links_of_the_readme_lead_somewhere() -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", README.read_text()):
         assert (README.parent / target).exists(), target

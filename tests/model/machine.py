@@ -44,8 +44,23 @@ class FilesystemMachine(Steps):
         silly_copy_bytes=st.sampled_from([1 << 20, 16]),
         eager=st.booleans(),
         part_size=st.sampled_from([multipart.PART_SIZE, 2048]),
+        refuses=st.sampled_from([False, False, True]),
+        behind=st.sampled_from([False, False, True]),
     )
-    def mount(self, ttl_s: float, page_keys: int, silly_copy_bytes: int, eager: bool, part_size: int) -> None:
+    def mount(
+        self,
+        ttl_s: float,
+        page_keys: int,
+        silly_copy_bytes: int,
+        eager: bool,
+        part_size: int,
+        refuses: bool,
+        behind: bool,
+    ) -> None:
+        self.refuses, self.behind = refuses, behind
+        if refuses:
+            part_size = multipart.PART_SIZE  # equal bytes are one version then, as the model has it
+        self.whole = part_size == multipart.PART_SIZE
         self.patches = pytest.MonkeyPatch()
         for name in ("PART_SIZE", "SINGLE_MAX"):
             self.patches.setattr(multipart, name, part_size)  # so small that files are sent while they are written
@@ -62,6 +77,8 @@ class FilesystemMachine(Steps):
                 ttl_s=ttl_s,
                 page_keys=page_keys,
                 silly_copy_bytes=silly_copy_bytes,
+                conflict="fail" if refuses else "lastWriterWins",
+                write_back_s=5.0 if behind else 0.0,
             )
             self.sides.append(Side(mount))
         self.world = World(self.sides)
@@ -81,7 +98,7 @@ class FilesystemMachine(Steps):
             hidden = [key for key in self.bucket.objects if key.startswith(HIDDEN.encode())]
             assert not hidden, f"hidden copies stay behind: {hidden}"
             for side in self.sides:
-                assert side.mount.fs.uploads.retry([]) == []
+                assert len(side.mount.fs.uploads.retry([])) == len(side.kept)
             assert not self.bucket.uploads, f"unfinished uploads stay behind: {list(self.bucket.uploads)}"
         finally:
             self.patches.undo()
@@ -190,6 +207,8 @@ class FilesystemMachine(Steps):
     def create(self, side: int, parent: int, name: bytes | None, flags: int, body: bytes, close: bool) -> None:
         here, shown = self._turn_of(side)
         path = self._existing(shown, parent, None) if name is None else self._below(shown, parent, name)
+        if self.behind:
+            flags &= ~os.O_EXCL  # which asks the store at the upload only (S-48)
         handle = self._open(here, shown, path, os.O_RDWR | os.O_CREAT | flags)
         if handle is not None:
             self._write(here, handle, 0, body)
@@ -229,6 +248,8 @@ class FilesystemMachine(Steps):
         inode = here.inodes.get(here.mount.local.stat(at).ino)
         if inode is not None:
             self._check_same(inode, entry)
+            if self.refuses and not self._stands(inode):
+                return
         may = self._may_be_stale(inode) if inode is not None else set()
         if not self._expect(lambda: here.mount.local.truncate(at, size), set(), may):
             return
@@ -237,6 +258,7 @@ class FilesystemMachine(Steps):
         if not any(handle.writable and handle.known for handle in here.handles_of(inode)):
             self.world.send(inode)
             self._changed(here)
+            self.world.tidy(here)
 
     @rule(side=sides, handle=indices)
     def fsync(self, side: int, handle: int) -> None:
@@ -244,7 +266,9 @@ class FilesystemMachine(Steps):
         open_file = self._pick(here, handle)
         if open_file is None or open_file.inode.dead:
             return
-        if self._expect(open_file.file.fsync, set(), self._may_be_stale(open_file.inode)):
+        if self.refuses and open_file.inode.unsent is not None and not self._stands(open_file.inode):
+            self._mend(here, open_file)
+        elif self._expect(open_file.file.fsync, set(), self._may_be_stale(open_file.inode)):
             self.world.send(open_file.inode)
             self._changed(here)
         else:
@@ -329,6 +353,25 @@ class FilesystemMachine(Steps):
                 self.world.send(handle.inode)
                 self._changed(here)
 
+        if self.behind:
+            here.mount.fs.flush_all()
+            self._send_behind(here)
+
+    @rule(side=sides)
+    def sync(self, side: int) -> None:
+        """S-48 After it everything that is closed is in the store."""
+        self._send_behind(self._turn_of(side)[0])
+
+    @rule(side=sides, index=indices)
+    def discard(self, side: int, index: int) -> None:
+        """A person does not want what lost a conflict."""
+        here = self._turn_of(side)[0]
+        if here.kept:
+            key = here.kept[index % len(here.kept)][0]
+            left = [one for one in here.kept if one[0] != key]
+            assert here.mount.fs.uploads.forget(key) == len(here.kept) - len(left)
+            here.kept = left
+
     @rule(side=sides)
     def forget(self, side: int) -> None:
         here = self.sides[side]
@@ -345,12 +388,18 @@ class FilesystemMachine(Steps):
         key, body = (key + "/", b"") if marker else (key, body)
         if not key:
             return
+        self._all_sent()
         MemoryStore(self.bucket).put(key, body, WriteOptions())
         self.world.objects[key] = Object(body)
         self._changed(None)
 
+    def _all_sent(self) -> None:
+        for side in self.sides:
+            self._send_behind(side)
+
     @rule(index=indices)
     def foreign_append(self, index: int) -> None:
+        self._all_sent()
         found = sorted(key for key in self.world.objects if not key.endswith("/"))
         if found:
             key = found[index % len(found)]
@@ -361,6 +410,7 @@ class FilesystemMachine(Steps):
 
     @rule(index=indices)
     def foreign_delete(self, index: int) -> None:
+        self._all_sent()
         found = sorted(self.world.objects)
         if found:
             key = found[index % len(found)]
@@ -376,6 +426,7 @@ class FilesystemMachine(Steps):
             return
         self.world.check_bucket()
         for side in self.sides:
+            self._check_kept(side)
             check(side.mount.fs, restarted=side.mount.restarted)
         if self.eager and self.acted is not None:
             self._turn(self.acted)

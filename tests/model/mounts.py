@@ -47,11 +47,20 @@ class PagedStore(MemoryStore):
         self._page_keys, self._clock = page_keys, clock
 
     def list_page(
-        self, prefix: str, *, delimiter: str = "", token: str | None = None, start_after: str = "", max_keys: int = 1000
+        self,
+        prefix: str,
+        *,
+        delimiter: str = "",
+        token: str | None = None,
+        start_after: str = "",
+        max_keys: int = 1000,
+        unless: bytes = b"",
     ) -> ListPage:
         keys = min(max_keys, self._page_keys)
         self._clock.advance(0.001)
-        return super().list_page(prefix, delimiter=delimiter, token=token, start_after=start_after, max_keys=keys)
+        return super().list_page(
+            prefix, delimiter=delimiter, token=token, start_after=start_after, max_keys=keys, unless=unless
+        )
 
 
 class Mount:
@@ -67,6 +76,8 @@ class Mount:
         page_keys: int = 1000,
         silly_copy_bytes: int = 1 << 20,
         attributes: Literal["full", "listing"] = "full",
+        conflict: Literal["lastWriterWins", "fail"] = "lastWriterWins",
+        write_back_s: float = 0.0,
     ) -> None:
         self.bucket, self._clock = bucket, clock
         self._page_keys, self._silly_copy_bytes = page_keys, silly_copy_bytes
@@ -78,6 +89,8 @@ class Mount:
             cache_dir=str(directory / "cache"),
             attributes=attributes,
             metadata_ttl_s=ttl_s,
+            conflict=conflict,
+            write_back_s=write_back_s,
         )
         self.build()
 
@@ -105,11 +118,12 @@ class Mount:
         self._release()
         core = self.fs.core
         left = [node.staged for node in core.nodes.by_ino.values() if node.staged is not None]
-        for staged in (*left, *(staged for staged, _ in self.fs.uploads._leftovers.files.values())):
+        for staged in (*left, *(one.staged for one in self.fs.uploads._leftovers.files.values())):
             staged.close(remove=False)
 
     def _release(self) -> None:
         core = self.fs.core
+        self.fs.write_back.stop()
         core.io.shutdown(wait=True, cancel_futures=True)
         if core.cache is not None:
             core.cache.close()

@@ -27,6 +27,12 @@ class Steps(RuleBasedStateMachine):
     sides: list[Side]
     world: World
     acted: Side | None
+    refuses: bool
+    """`conflict: fail`."""
+    behind: bool
+    """`writeBack`."""
+    whole: bool
+    """Files go in one piece, at their close."""
 
     def _look(self, side: Side) -> None:
         """Every directory lists, and every name shows, what the model says."""
@@ -73,6 +79,9 @@ class Steps(RuleBasedStateMachine):
 
     def _turn_of(self, index: int) -> tuple[Side, dict[bytes, Shown]]:
         side = self.sides[index]
+        for other in self.sides:
+            if other is not side:
+                self._send_behind(other)
         self._turn(side)
         shown = self.world.tree(side)
         for inode in side.inodes.values():
@@ -114,7 +123,12 @@ class Steps(RuleBasedStateMachine):
             return set()
         here = next(side for side in self.sides if inode in side.inodes.values())
         rival = any(other is not inode and other.key == inode.key and other.unsent for other in here.inodes.values())
-        return {errno.ESTALE} if rival or not inode.stands(self.world.objects) else set()
+        return {errno.ESTALE} if rival or not self._stands(inode) else set()
+
+    def _stands(self, inode: Inode) -> bool:
+        """Whether an upload would replace what the file was made from: with `conflict: fail` also that of a new one."""
+        taken = self.refuses and inode.seen is None and inode.key in self.world.objects
+        return inode.stands(self.world.objects) and not taken
 
     def _open(self, side: Side, shown: dict[bytes, Shown], path: bytes, flags: int) -> Handle | None:
         entry = shown.get(path)
@@ -221,17 +235,43 @@ class Steps(RuleBasedStateMachine):
         last = side.handles_of(inode) == [handle]
         if handle.writable or last:
             self._mend(side, handle)
+        if handle not in side.handles:
+            return
         self._expect(handle.file.close, set())
         side.handles.remove(handle)
-        if handle.writable or last:
+        if (handle.writable or last) and not self._waits(side, inode, closed=handle):
             self.world.send(inode)
             self._changed(side)
+        self.world.tidy(side)
+
+    def _waits(self, side: Side, inode: Inode, closed: Handle) -> bool:
+        """S-48 Whether the close left the upload to the background; what is sent while it is written may be sent on."""
+        if not self.behind or inode.unsent is None or inode.path is None:
+            return False
+        waits = any(row["path"] == os.fsdecode(inode.path) for row in side.mount.fs.uploads.unsent())
+        assert waits or not self.whole or not closed.writable, f"close waited for the upload of {inode.path!r}"
+        return waits
+
+    def _send_behind(self, side: Side) -> None:
+        """S-48 What was closed and waits is sent; what somebody writes to waits for that close."""
+        if not self.behind:
+            return
+        for future in side.mount.fs.write_back.send_due(float("inf")):
+            future.result(timeout=60)
+        for inode in list(side.inodes.values()):
+            written = any(handle.writable for handle in side.handles_of(inode))
+            if inode.unsent is not None and inode.path is not None and not inode.dead and not written:
+                self.world.send(inode)
+                self._changed(side)
         self.world.tidy(side)
 
     def _mend(self, side: Side, handle: Handle) -> None:
         """A file whose unchanged bytes are gone (S-33) says ESTALE and stays listed; whole new content is accepted."""
         inode = handle.inode
-        if inode.dead or inode.path is None or inode.unsent is None or inode.stands(self.world.objects):
+        if inode.dead or inode.path is None or inode.unsent is None or self._stands(inode):
+            return
+        if self.refuses:
+            self._lose(side, handle)
             return
         number = outcome(handle.file.fsync)
         if number:
@@ -243,10 +283,41 @@ class Steps(RuleBasedStateMachine):
         self.world.send(inode)
         self._changed(side)
 
+    def _lose(self, side: Side, handle: Handle) -> None:
+        """S-47 The second writer is told, and its bytes are kept; the name shows the first one's once it is closed."""
+        inode = handle.inode
+        present = self.world.objects.get(inode.key)
+        number = outcome(handle.file.fsync)
+        if number == 0:
+            assert present is not None, "what another client removed was replaced"
+            assert present.body == inode.body, "another client's version was replaced"
+            self.world.send(inode)
+            self._changed(side)
+            return
+        assert number == errno.ESTALE, named(number)
+        for one in side.handles_of(inode):
+            self._expect(one.file.close, {errno.ESTALE} if one.writable else set())
+            side.handles.remove(one)
+        side.kept.append((inode.key, inode.body))
+        inode.dead = True
+        self.world.tidy(side)
+
+    def _check_kept(self, side: Side) -> None:
+        """What lost a conflict is on the disk, and listed, until it is discarded."""
+        rows = [row for row in side.mount.fs.uploads.unsent() if row["stuck"]]
+        kept = [(row["path"], (side.mount.fs.core.staging_dir / str(row["staging"])).read_bytes()) for row in rows]
+        assert sorted(key for key, _ in side.kept) == sorted(str(path) for path, _ in kept), f"{kept}"
+        for path, body in kept:
+            # What was not written of a file that was changed in part is a hole, and the version below is gone.
+            like = [expected for key, expected in side.kept if key == path and _written_of(body, expected)]
+            assert like, f"{path} is kept as {body[:20]!r} ({len(body)})"
+
     def _close_all(self, side: Side) -> None:
         for handle in list(side.handles):
-            self._close(side, handle)
-        unsent = side.mount.fs.uploads.unsent()
+            if handle in side.handles:
+                self._close(side, handle)
+        self._send_behind(side)
+        unsent = [row for row in side.mount.fs.uploads.unsent() if not row["stuck"]]
         assert not unsent, f"all is closed, but {unsent}"
 
     def _set(
@@ -282,6 +353,10 @@ class Steps(RuleBasedStateMachine):
             if inode.key == entry.key and inode.path is not None and inode.seen is old:
                 inode.seen = new
         self._changed(side)
+
+
+def _written_of(body: bytes, expected: bytes) -> bool:
+    return len(body) == len(expected) and all(one in (0, other) for one, other in zip(body, expected, strict=True))
 
 
 def _same(found: bytes, expected: bytes, where: str) -> None:

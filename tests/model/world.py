@@ -36,6 +36,8 @@ class Side:
     handles: list[Handle] = field(default_factory=list)
     foreign_at: float = -1e9
     """When another client last changed the bucket."""
+    kept: list[tuple[str, bytes]] = field(default_factory=list)
+    """Key and content of what lost a conflict here, until a person discards it (S-47)."""
 
     def handles_of(self, inode: Inode) -> list[Handle]:
         return [handle for handle in self.handles if handle.inode is inode]

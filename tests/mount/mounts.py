@@ -42,6 +42,7 @@ class Mount:
     folder: Path
     transport: str = "kernel"
     spec: dict[str, Any] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
     pids: list[int] = field(default_factory=list)
 
     @property
@@ -67,7 +68,8 @@ class Mount:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = self.folder / "datastore.yaml"
         file.write_text(text or manifest(self.server, self.bucket, **self.spec))
-        return self.command("mount", "--transport", self.transport, *options, file, NAME, self.path)
+        chosen = ("--transport", self.transport, *self.options, *options)
+        return self.command("mount", *chosen, file, NAME, self.path)
 
     def command(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
         """`datastore ARGUMENTS` on this machine, bounded."""
@@ -240,10 +242,20 @@ class Area:
 
 @contextlib.contextmanager
 def mounted(
-    server: Server, bucket: str, home: Path, transport: str = "kernel", *, folder: Path | None = None, **spec: Any
+    server: Server,
+    bucket: str,
+    home: Path,
+    transport: str = "kernel",
+    *,
+    folder: Path | None = None,
+    options: tuple[str, ...] = (),
+    **spec: Any,
 ) -> Iterator[Mount]:
-    """A mount of a machine of its own (or of `folder`), ended at the end. home: a directory with a short path."""
-    made = Mount(server, bucket, folder or Path(tempfile.mkdtemp(prefix="m", dir=home)), transport, spec)
+    """A mount of a machine of its own (or of `folder`), ended at the end. home: a directory with a short path.
+
+    options: of the command, each time that it mounts.
+    """
+    made = Mount(server, bucket, folder or Path(tempfile.mkdtemp(prefix="m", dir=home)), transport, spec, options)
     try:
         made.mount()
         yield made

@@ -1,30 +1,42 @@
-"""A versitygw that a test stops, makes read-only and starts again, at the same address over the same objects."""
+"""A versitygw that a test stops, makes read-only and starts again, at the same address over the same objects.
+
+A process of its own starts it, made before any mount. A child of a process that has a changed file of the mount open
+closes its copy of that before it is versitygw, which sends the changes - and so waits for the store that it is to be.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 
-from tests.servers import Server, free_port, run_versitygw
+from tests.servers import START_TIMEOUT_S, STOP_TIMEOUT_S, Server, free_port, run_versitygw
+
+_FORK = multiprocessing.get_context("fork")
+_ANSWER_S = START_TIMEOUT_S + 2 * STOP_TIMEOUT_S
 
 
 class Breakable:
     """States: running, refusing writes (403 at once), frozen (accepts and says nothing), gone (connection refused)."""
 
     def __init__(self, data_dir: str) -> None:
-        self._data_dir = data_dir
-        self._port = free_port()
-        self._running = contextlib.ExitStack()
+        self._asking, answering = _FORK.Pipe()
+        self._starter = _FORK.Process(target=_start_and_stop, args=(data_dir, free_port(), answering, self._asking))
+        self._starter.start()
+        answering.close()
         self._frozen = False
         self.server = self.run()
 
     def run(self, *options: str) -> Server:
-        """Run (again)."""
+        """Run (again). Errors: RuntimeError."""
         self.stop()
-        self.server = self._running.enter_context(run_versitygw(*options, port=self._port, data_dir=self._data_dir))
-        return self.server
+        server = self._ask(options)
+        assert isinstance(server, Server)
+        self.server = server
+        return server
 
     def refuse_writes(self) -> None:
         """Every change is AccessDenied."""
@@ -33,7 +45,14 @@ class Breakable:
     def stop(self) -> None:
         """End it."""
         self.thaw()
-        self._running.close()
+        self._ask(None)
+
+    def end(self) -> None:
+        """End it for good."""
+        self.thaw()
+        self._asking.close()
+        self._starter.join(2 * STOP_TIMEOUT_S)
+        self._starter.kill()
 
     def freeze(self) -> None:
         """SIGSTOP: connections are made, nothing answers."""
@@ -46,6 +65,36 @@ class Breakable:
             os.kill(self.server.pid, signal.SIGCONT)
             self._frozen = False
 
+    def _ask(self, options: tuple[str, ...] | None) -> Server | None:
+        self._asking.send(options)
+        if not self._asking.poll(_ANSWER_S):
+            raise RuntimeError(f"versitygw was neither started nor ended within {_ANSWER_S:.0f} s")
+        answer: Server | Exception | None = self._asking.recv()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def _start_and_stop(data_dir: str, port: int, requests: Connection, other_end: Connection) -> None:
+    """The starter: options start a server, None ends it, the end of the pipe ends both."""
+    other_end.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.ExitStack() as running:
+        while True:
+            try:
+                options = requests.recv()
+            except EOFError:
+                return
+            answer: Server | Exception | None = None
+            try:
+                if options is None:
+                    running.close()
+                else:
+                    answer = running.enter_context(run_versitygw(*options, port=port, data_dir=data_dir))
+            except Exception as error:  # told to who asked
+                answer = error
+            requests.send(answer)
+
 
 @contextlib.contextmanager
 def breakable(data_dir: str) -> Iterator[Breakable]:
@@ -54,4 +103,4 @@ def breakable(data_dir: str) -> Iterator[Breakable]:
     try:
         yield made
     finally:
-        made.stop()
+        made.end()

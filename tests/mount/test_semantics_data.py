@@ -10,6 +10,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -106,6 +107,36 @@ os.close(fd)
     lines = area.get("log").decode().splitlines()
     for name in ("one", "two"):
         assert [line for line in lines if line.startswith(name)] == [f"{name} {number}" for number in range(200)]
+
+
+def test_a_reader_beside_a_writer_sees_what_was_written(area: Area) -> None:
+    """S-29 also where what one writes goes past the kernel's pages while another fills them."""
+    path, done = area.path / "log", threading.Event()
+    wrong: list[str] = []
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.write(fd, b"x")
+
+    def read() -> None:
+        with path.open("rb", buffering=0) as file:
+            while not done.is_set() and not wrong:
+                seen = os.pread(file.fileno(), 1 << 20, 0)
+                if seen.strip(b"x"):
+                    wrong.append(f"{len(seen)} bytes, not all written")
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    size = 1
+    with path.open("rb", buffering=0) as file:
+        for step in range(300):
+            size += os.write(fd, b"x" * (1 + step * 37 % 5000))
+            if os.pread(file.fileno(), 1 << 21, 0) != b"x" * size:
+                wrong.append(f"after {size} bytes")
+                break
+    done.set()
+    reader.join()
+    os.close(fd)
+    assert wrong == []
+    assert area.get("log") == b"x" * size
 
 
 def test_truncate_by_path_and_descriptor(area: Area, fd: int) -> None:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tests.mount.mounts import Mount, eventually
 from tests.survival.load import KINDS
 
@@ -120,6 +122,19 @@ def kill_server(mount: Mount, chance: random.Random) -> None:
     time.sleep(chance.random() * 0.4)
     os.kill(old, signal.SIGKILL)
     eventually(lambda: server_pid(mount) not in (0, old), "a new server", NEW_SERVER_S)
+    mount.pids = [mount.pids[0], server_pid(mount)]
+
+
+def kill_pair(mount: Mount, chance: random.Random) -> None:
+    """kill -9 of the server at once, a moment later of its successor, however young, and of the one that stands by."""
+    killed = {server_pid(mount), 0}
+    os.kill(max(killed), signal.SIGKILL)
+    time.sleep(chance.random() ** 2 * 0.6)
+    for process in psutil.Process(mount.pids[0]).children():
+        killed.add(process.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+    eventually(lambda: server_pid(mount) not in killed, "a new server", NEW_SERVER_S)
     mount.pids = [mount.pids[0], server_pid(mount)]
 
 

@@ -11,10 +11,14 @@ import pytest
 import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
+from datastore.api.names import CREDENTIALS
 from datastore.api.volumecontext import DRIVER
-from datastore.controller import metrics
+from datastore.controller import claimprobe, metrics
 from datastore.controller.__main__ import _arguments, _settings
+from datastore.csi.keeper.cgroups import limit_of
+from datastore.csi.settings import from_environment
 from datastore.manifests import chartwriter
+from datastore.units import parse_quantity
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
 BASE = [document for _, document in chartwriter.objects()]
@@ -57,6 +61,69 @@ def test_the_charts_values_reach_the_objects() -> None:
     assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["other"]}
 
 
+def _chart(**chosen: Any) -> list[Any]:
+    """What helm makes of the templates with these values."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text()) | chosen
+    paths = sorted((CHART / "templates").iterdir())
+    return [each for path in paths for each in chartwriter.rendered(path.read_text(), values, "ours")]
+
+
+def _names(made: list[Any], kind: str) -> set[tuple[str, str]]:
+    return {(each["metadata"].get("namespace", ""), each["metadata"]["name"]) for each in made if each["kind"] == kind}
+
+
+def _environment(made: list[Any]) -> dict[str, str]:
+    (pod,) = [each["spec"]["template"]["spec"] for each in made if each["kind"] == "Deployment"]
+    return {each["name"]: each.get("value", "") for each in pod["containers"][0]["env"]}
+
+
+def test_the_charts_switch_takes_the_rotation_away_whole() -> None:
+    """S-113"""
+    made = _chart(rotation={"enabled": False})
+    assert _environment(made)["WATCH_SECRETS"] == "false"
+    assert not [each for each in made if "rotation" in each["metadata"]["name"] or "Admission" in each["kind"]]
+    assert _environment(_chart())["WATCH_SECRETS"] == "true"
+
+
+@pytest.mark.parametrize("rotation", [True, False])
+def test_the_chart_binds_the_controller_to_its_namespaces(rotation: bool) -> None:
+    """S-114"""
+    made = _chart(namespaces=["a", "b"], rotation={"enabled": rotation})
+    assert _environment(made)["NAMESPACES"] == "a,b"
+    assert _names(made, "ClusterRoleBinding") == {("", "datastore-controller-cluster"), ("", "datastore-node")}
+    served = {(each, "datastore-controller-served") for each in ("a", "b", "ours")}
+    rotated = {(each, "datastore-controller-rotation") for each in ("a", "b", "ours") if rotation}
+    assert _names(made, "RoleBinding") == served | rotated | {("ours", "datastore-controller")}
+    subjects = {each["namespace"] for each in made if each["kind"] == "RoleBinding" for each in each["subjects"]}
+    assert subjects == {"ours"}
+
+
+def test_the_charts_claim_probe_is_the_components() -> None:
+    """S-115"""
+    made = _chart(claimProbe={"enabled": True})
+    assert _environment(made)["PROBE_CLAIMS"] == "true"
+    component = list(yaml.safe_load_all((MANIFESTS / "claim-probe" / "policy.yaml").read_text()))
+    shipped = [each for each in made if each["metadata"]["name"] == "datastore-controller-probe"]
+    for each in component + shipped:
+        for subject in each.get("subjects", []):
+            subject["namespace"] = "any"
+    assert shipped == component
+    assert not [each for each in _chart() if each["metadata"]["name"] == "datastore-controller-probe"]
+
+
+def test_the_pod_that_tries_a_volume_runs_what_its_policy_says() -> None:
+    """S-115"""
+    text = (MANIFESTS / "claim-probe" / "policy.yaml").read_text()
+    assert str(list(claimprobe.COMMAND)) in text
+    assert f"activeDeadlineSeconds <= {claimprobe.RUN_S}" in text
+
+
+def test_the_policy_lets_through_the_annotation_that_is_set() -> None:
+    """S-113"""
+    variables = of("ValidatingAdmissionPolicy", "datastore-controller-pods")["spec"]["variables"]
+    assert {"name": "ours", "expression": f"'{CREDENTIALS}'"} in variables
+
+
 def test_the_controllers_pod_is_restricted() -> None:
     pod = of("Deployment", "datastore-controller")["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"]
@@ -71,6 +138,16 @@ def test_the_controller_takes_the_arguments_it_is_given() -> None:
     settings = _settings(_arguments().parse_args(container["args"]))
     assert settings.peering == "datastore-controller"
     assert settings.port == container["ports"][0]["containerPort"]
+
+
+def test_the_memory_of_a_mount_is_counted_in_the_request_of_the_pod_that_it_runs_in() -> None:
+    """S-118"""
+    (node,) = of("DaemonSet", "datastore-node")["spec"]["template"]["spec"]["containers"]
+    (keeper,) = of("DaemonSet", "datastore-keeper")["spec"]["template"]["spec"]["containers"]
+    (memory,) = [each["value"] for each in node["env"] if each["name"] == "MOUNT_MEMORY"]
+    one_mount = limit_of(from_environment({"MOUNT_MEMORY": memory}).memory_bytes)
+    assert parse_quantity(keeper["resources"]["requests"]["memory"]) >= one_mount + (64 << 20)
+    assert "limits" not in keeper["resources"], "it would end other mounts than the one that grows"
 
 
 def test_only_who_mounts_is_privileged() -> None:
@@ -96,7 +173,9 @@ def test_the_driver_is_the_one_of_the_volumes() -> None:
     assert (spec["fsGroupPolicy"], spec["volumeLifecycleModes"]) == ("File", ["Persistent", "Ephemeral"])
 
 
-@pytest.mark.parametrize("place", [".", "base", "overlays/dev", "overlays/prod", "monitoring"])
+@pytest.mark.parametrize(
+    "place", [".", "base", "overlays/dev", "overlays/prod", "overlays/namespaced", "monitoring", "claim-probe"]
+)
 def test_what_a_kustomization_names_is_there(place: str) -> None:
     folder = MANIFESTS / place
     document = yaml.safe_load((folder / "kustomization.yaml").read_text())

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import pytest
 
-from datastore.cli import mountserver, places
-from datastore.cli.main import app, exit_code_of
+from datastore.cli import launch, places
+from datastore.cli.app import app, exit_code_of
 
 FAKE = Path(__file__).with_name("fake_server.py")
 CANARY = "CANARYsecretCANARYsecret"
@@ -72,7 +72,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     # The name of the module must be in the command line, or the command takes it for a stranger's process.
-    monkeypatch.setattr(mountserver, "command", lambda: [sys.executable, str(FAKE), "datastore.fuse"])
+    monkeypatch.setattr(launch, "command", lambda: [sys.executable, str(FAKE), "datastore.fuse"])
     yield places.state_root()
     for file in places.state_root().glob("*/fake.pid"):
         with contextlib.suppress(ProcessLookupError, ChildProcessError):

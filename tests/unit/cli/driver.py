@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from datastore.cli import mountserver
+from datastore.cli import launch, mountserver
 from datastore.cli.main import main
 
 FAKE = Path(__file__).with_name("fake_server.py")
 
-mountserver.command = lambda: [sys.executable, str(FAKE), "datastore.fuse"]
+launch.command = lambda: [sys.executable, str(FAKE), "datastore.fuse"]
 mountserver.STOP_TIMEOUT_S = 0.5
 main()

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from datastore.api.names import FINALIZER
+from datastore.cli.app import app, exit_code_of
 from datastore.cli.clusterchecks import cluster_checks
 from datastore.cli.findings import Level
 from datastore.cli.kubectl import Kubectl
-from datastore.cli.main import app, exit_code_of
 from datastore.errors import DatastoreError
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from datastore import errors
 from datastore.api import crd
-from datastore.cli import exitcodes, hostchecks, main, mounttable, places
+from datastore.cli import app, exitcodes, hostchecks, mounttable, places
 from datastore.cli.console import one_line
 from datastore.cli.exitcodes import MEANING, ExitCode, error_from, exit_code_for
 from datastore.cli.findings import Level
@@ -55,7 +55,7 @@ def test_every_verb_and_option_is_documented() -> None:
     listed = subprocess.run(
         [sys.executable, "-m", "datastore.cli", "--help"], capture_output=True, text=True, check=True, env=_wide()
     ).stdout
-    verbs = [command.name for command in main.app.registered_commands if not command.hidden]
+    verbs = [command.name for command in app.app.registered_commands if not command.hidden]
     for verb in verbs:
         assert f"## datastore {verb}" in text
         assert f" {verb} " in listed
@@ -85,7 +85,7 @@ def test_whatever_is_raised_is_one_line(
     def fails() -> None:
         raise raised
 
-    assert main.exit_code_of(fails) == code
+    assert app.exit_code_of(fails) == code
     assert capfd.readouterr() == ("", line)
 
 
@@ -95,7 +95,7 @@ def test_a_traceback_is_for_those_who_ask(capfd: pytest.CaptureFixture[str], mon
     def fails() -> None:
         raise errors.MountFailed("no")
 
-    assert main.exit_code_of(fails) == 5
+    assert app.exit_code_of(fails) == 5
     assert "Traceback" in capfd.readouterr().err
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from datastore.fuse.state.statedb import StateDb, Unsent
+from datastore.cli.unsent import remaining
+from datastore.fuse.state.rows import Unsent
+from datastore.fuse.state.statedb import StateDb
 
 from .conftest import Cli, state_of
 
@@ -48,6 +50,29 @@ def left(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> Path:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     return state_dir
+
+
+def test_a_row_whose_file_was_sent_and_removed_is_no_unsent_file(cli: Cli, left: Path) -> None:
+    """S-19 a server that dies leaves such rows for the next one."""
+    (left / "staging" / "a.txt").unlink()
+    assert [line.split()[0] for line in cli("unsent", "output").out.splitlines()] == ["PATH", "d/b.txt", "d/c.txt"]
+    assert remaining(left) == 2
+
+
+def test_a_young_file_of_a_mount_that_was_killed_is_listed(cli: Cli, left: Path) -> None:
+    """S-19 S-20 it is in the log only; what the log takes back is not."""
+    state = left / "other.db"
+    db = StateDb(state)
+    row = Unsent("y", "young\udcff", "", "", 0, 0, {}, "text/plain", 1)
+    (left / "staging" / "y").write_bytes(b"young")
+    (left / "staging" / "z").write_bytes(b"sent")
+    db.record_unsent(row)
+    db.record_unsent(row._replace(staging="z"))
+    db.forget_unsent("z")
+    assert [line.split()[0] for line in cli("unsent", "output").out.splitlines()][1] == "young\ufffd"
+    assert remaining(left) == 4
+    db.close()
+    state.unlink()
 
 
 def test_it_lists_what_waits_and_why(cli: Cli, left: Path) -> None:

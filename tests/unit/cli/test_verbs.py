@@ -36,7 +36,7 @@ def test_mount_says_where_and_umount_leaves_nothing(cli: Cli, root: Path, manife
 def test_the_state_is_for_its_owner_only(mounted: Path, root: Path) -> None:
     state_dir = state_of(root, "digits")
     assert stat.S_IMODE(root.stat().st_mode) == stat.S_IMODE(state_dir.stat().st_mode) == 0o700
-    for name in ("cli.json", "server.log", "cli.lock"):
+    for name in ("cli.json", "cli.lock"):
         assert stat.S_IMODE((state_dir / name).stat().st_mode) == 0o600
 
 

@@ -135,6 +135,33 @@ def test_a_small_object_is_one_get_without_a_range(store: Probe, reader: Reader,
     assert reader.open(stream.version).read(0, 10) == small[:10], "a second handle waits for nothing"
 
 
+def test_memory_lets_go_of_what_a_sequential_reader_has_behind_it_and_the_disk_has(
+    store: Probe, cache: BlockCache, pool: ThreadPoolExecutor
+) -> None:
+    content_ = content(40 * MIB, 3)
+    version = store.add("long", content_)
+    reader = Reader(store, cache, pool, memory_bytes=256 * MIB)
+    stream = reader.open(version)
+    for offset in range(0, version.size, MIB):
+        assert read(stream, offset, MIB) == content_[offset : offset + MIB]
+        settle(pool, reader)
+    fetched = store.fetched_bytes
+
+    assert reader.held_bytes <= 10 * MIB
+    assert all(read(stream, offset, MIB) == content_[offset : offset + MIB] for offset in range(0, version.size, MIB))
+    assert store.fetched_bytes == fetched == version.size
+
+
+def test_without_a_disk_cache_memory_keeps_what_was_read(store: Probe, pool: ThreadPoolExecutor) -> None:
+    content_ = content(40 * MIB, 3)
+    reader = Reader(store, None, pool, memory_bytes=256 * MIB)
+    stream = reader.open(store.add("long", content_))
+    for _ in range(2):
+        assert b"".join(read(stream, offset, MIB) for offset in range(0, len(content_), MIB)) == content_
+
+    assert store.fetched_bytes == len(content_) == reader.held_bytes
+
+
 def test_an_empty_object_is_never_fetched(store: Probe, reader: Reader) -> None:
     version = store.add("empty", b"")
     assert reader.open(version).read(0, 100) == b""

@@ -87,6 +87,14 @@ def test_without_passthrough_nothing_is_counted_and_flags_follow_the_reply(devic
     assert device.last == 0
 
 
+def test_only_where_readers_stay_right_are_writes_not_cached(device: Device) -> None:
+    """S-29"""
+    table, alone = OpenModes(0), OpenReply(Fh(1), uncached=True)
+    assert table.opened(7, os.O_WRONLY, alone) == (0, 0)
+    table.drops_pages = True
+    assert table.opened(7, os.O_WRONLY, alone) == (abi.FOPEN_DIRECT_IO, 0)
+
+
 def test_a_restarted_server_goes_on_with_the_ways_of_the_dead_one(device: Device, table_fd: int) -> None:
     before = modes(table_fd)
     before.opened(7, os.O_RDWR, LOCAL)

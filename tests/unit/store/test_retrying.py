@@ -23,7 +23,7 @@ from datastore.fuse.store.base import ByteRange, ETag, ObjectStore, PartNumber, 
 from datastore.fuse.store.memory import MemoryBucket, MemoryStore
 from datastore.fuse.store.observing import ObservingStore, StoreMetrics
 from datastore.fuse.store.retrying import RetryingStore
-from datastore.retry import Retrier, RetryPolicy
+from datastore.retry import Call, Retrier, RetryPolicy, carried, current_call, one_call
 from tests.faulty import Fault, FaultyStore, from_nth, nth
 
 ONCE = WriteOptions(if_none_match=True, metadata={"mtime": "1.5"})
@@ -107,6 +107,93 @@ class TestRetrying:
         store.list_page("")
 
         assert told == [("list_page", "Throttled")] * 3
+
+
+class TestOneCall:
+    """S-109: what is asked for one call of a program shares one budget."""
+
+    def test_a_second_request_has_what_the_first_has_left(self) -> None:
+        """S-64 S-109: the call fails after 60 s, not after 60 s for each request; a request is tried once at least."""
+        time = ManualTime()
+        faulty = FaultyStore(MemoryStore(), from_nth(0, Unreachable("gone")))
+        store = RetryingStore(faulty, time.retrier())
+
+        with one_call(Call(time.now)):
+            with pytest.raises(Unreachable):
+                store.head("key")
+            tries = len(faulty.calls)
+            with pytest.raises(Unreachable):
+                store.list_page("")
+
+        assert time.now - 100.0 <= 60.0
+        assert len(faulty.calls) > tries > 5
+
+    def test_an_answer_begins_a_new_budget(self) -> None:
+        """An upload may take hours: each of its requests outlives an outage."""
+        time = ManualTime()
+        store = RetryingStore(FaultyStore(MemoryStore(), _outages(5, each=8)), time.retrier())
+
+        with one_call(Call(time.now)):
+            for _ in range(5):
+                store.list_page("")
+
+        assert time.now - 100.0 > 60.0
+
+    def test_who_waited_for_one_that_failed_has_less(self) -> None:
+        """S-109: a lock that a failing call held for a minute is part of the wait."""
+        time = ManualTime()
+        faulty = FaultyStore(MemoryStore(), from_nth(1, Unreachable("gone")))
+        store = RetryingStore(faulty, time.retrier())
+        store.list_page("")
+        waiting = Call(time.now)
+        with one_call(Call(time.now)), pytest.raises(Unreachable):
+            store.head("key")
+        tries = len(faulty.calls)
+
+        with one_call(waiting), pytest.raises(Unreachable):
+            store.head("key")
+
+        assert time.now - 100.0 <= 60.0
+        assert len(faulty.calls) - tries <= 8
+
+    def test_who_waited_for_work_has_all_of_it(self) -> None:
+        time = ManualTime()
+        store = RetryingStore(FaultyStore(MemoryStore(), _outages(2, each=8)), time.retrier())
+        waiting = Call(time.now)
+        time.sleep(300.0)  # somebody uploads a large file meanwhile
+        store.list_page("")
+
+        with one_call(waiting):
+            store.list_page("")
+
+    def test_other_threads_work_for_the_same_call(self) -> None:
+        call = Call(1.0)
+        with one_call(call):
+            job = carried(current_call)
+        assert job() is call
+        assert current_call() is None
+
+    def test_a_request_that_was_at_work_for_long_is_tried_again(self) -> None:
+        """A part that is sent for two minutes and then cut off: nobody has waited for an answer in vain yet."""
+        time = ManualTime()
+
+        def slow_and_cut(number: int, _method: str) -> Fault | None:
+            if number:
+                return None
+            time.sleep(120.0)
+            return Fault(Unreachable("reset"))
+
+        RetryingStore(FaultyStore(MemoryStore(), slow_and_cut), time.retrier()).list_page("")
+
+
+def _outages(count: int, *, each: int) -> Callable[[int, str], Fault | None]:
+    """So often the store is away for so many requests, and answers one in between."""
+
+    def plan(number: int, _method: str) -> Fault | None:
+        away = number % (each + 1) < each and number < count * (each + 1)
+        return Fault(Unreachable("away")) if away else None
+
+    return plan
 
 
 class TestAmbiguousWrites:

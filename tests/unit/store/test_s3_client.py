@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
+import random
+from pathlib import Path
+
 import pytest
 
 from datastore.api.mountspec import S3Location, StaticCredentials
@@ -15,12 +21,22 @@ from datastore.errors import (
     ServerFault,
     WrongRegion,
 )
-from datastore.fuse.store.base import ByteRange, Capabilities, ETag, PartNumber, UploadId, WriteOptions
+from datastore.fuse.store.base import (
+    Body,
+    ByteRange,
+    Capabilities,
+    ETag,
+    FilePart,
+    ObjectInfo,
+    PartNumber,
+    UploadId,
+    WriteOptions,
+)
 from datastore.fuse.store.s3.caller import Caller
 from datastore.fuse.store.s3.client import ExactClient
 from datastore.fuse.store.s3.credentials import StaticSource
 from datastore.fuse.store.s3.endpoint import Endpoint, resolve
-from datastore.fuse.store.s3.transport import Route, Transport
+from datastore.fuse.store.s3.transport import Proxy, Route, Transport
 from datastore.secret import Secret
 from tests.unit.store.scripted import ScriptedServer, http
 
@@ -40,6 +56,75 @@ def client_of(server: ScriptedServer, *, follow: bool = True) -> ExactClient:
         return Transport(Route(endpoint.host, endpoint.port, False))
 
     return ExactClient(Caller(resolve(location), StaticSource(KEYS), connect, follow=follow), Capabilities())
+
+
+class TestBodies:
+    """Which bodies are signed, and how large ones are handed on."""
+
+    @pytest.mark.parametrize(("endpoint", "signed"), [("http://minio", True), ("http://127.0.0.1", False)])
+    def test_over_a_network_without_tls_the_signature_covers_the_body(
+        self, tmp_path: Path, endpoint: str, signed: bool
+    ) -> None:
+        """S-127."""
+        (tmp_path / "file").write_bytes(b"part")
+        with ScriptedServer([http(200, b"", 'ETag: "e"')] * 2) as server:
+            location = S3Location(bucket="data", endpoint=endpoint)
+            caller = Caller(
+                resolve(location), StaticSource(KEYS), lambda _: Transport(Route("127.0.0.1", server.port, False))
+            )
+            client = ExactClient(caller, Capabilities())
+            with FilePart(os.open(tmp_path / "file", os.O_RDONLY), 0, 4) as part:
+                assert client.upload_part("k", UploadId("u"), PartNumber(1), part) == "e"
+            client.put("k", b"part", WriteOptions())
+            client.close()
+
+        expected = hashlib.sha256(b"part").hexdigest() if signed else "UNSIGNED-PAYLOAD"
+        for request in server.requests:
+            assert f"x-amz-content-sha256: {expected}\r\n".encode() in request
+            assert request.endswith(b"\r\n\r\npart")
+
+    def test_through_a_proxy_the_signature_covers_the_body(self) -> None:
+        with ScriptedServer([http(200, b"", 'ETag: "e"')]) as server:
+            route = Route("127.0.0.1", 1, False, Proxy("127.0.0.1", server.port, "http://proxy"))
+            location = S3Location(bucket="data", endpoint="http://127.0.0.1:1")
+            client = ExactClient(
+                Caller(resolve(location), StaticSource(KEYS), lambda _: Transport(route)), Capabilities()
+            )
+            client.put("k", b"part", WriteOptions())
+            client.close()
+
+        assert hashlib.sha256(b"part").hexdigest().encode() in server.requests[0]
+
+    @pytest.mark.parametrize("whole", [False, True])
+    def test_a_sink_gets_a_large_body_with_its_facts(self, whole: bool) -> None:
+        body = random.Random(3).randbytes(2_500_000)
+        facts = ['ETag: "v1"', f"Content-Range: bytes 1000-{999 + len(body)}/{len(body) + 5000}"]
+        byte_range = None if whole else ByteRange(1000, 1000 + len(body))
+        got: list[tuple[ObjectInfo, int, bytes]] = []
+        with ScriptedServer([http(200 if whole else 206, body, *facts)]) as server:
+            client = client_of(server)
+            answer, info = client.get(
+                "k", byte_range=byte_range, sink=lambda info, at, part: got.append((info, at, bytes(part)))
+            )
+            client.close()
+
+        assert (answer, info.etag, info.size) == (b"", "v1", len(body) if whole else len(body) + 5000)
+        assert all(each == info for each, _, _ in got)
+        assert b"".join(part for _, _, part in sorted(got, key=lambda each: each[1])) == body
+
+    def test_a_sink_never_sees_another_range_than_was_asked_for(self) -> None:
+        body = bytes(200_000)
+        got: list[Body] = []
+        short = http(206, body, "Content-Range: bytes 0-199999/900000")
+        ignored = http(200, bytes(900_000))
+        with ScriptedServer([short, ignored]) as server:
+            client = client_of(server)
+            for _ in range(2):
+                with contextlib.suppress(CorruptBody):
+                    client.get("k", byte_range=ByteRange(0, 300_000), sink=lambda _i, _a, part: got.append(part))
+            client.close()
+
+        assert [len(part) for part in got] == [300_000], "the second answer is cut to what was asked for"
 
 
 class TestRegions:

@@ -49,6 +49,21 @@ def test_only_aws_hosts_follow_the_region() -> None:
 
 
 @pytest.mark.parametrize(
+    ("endpoint", "here"),
+    [
+        ("http://127.0.0.1:9000", True),
+        ("http://localhost:9000", True),
+        ("http://[::1]:9000", True),
+        ("http://10.0.0.1:9000", False),
+        ("http://minio:9000", False),
+        ("http://localhost.example", False),
+    ],
+)
+def test_a_server_on_this_machine_is_told_by_its_address(endpoint: str, here: bool) -> None:
+    assert resolve(S3Location(bucket="data", endpoint=endpoint)).on_this_machine is here
+
+
+@pytest.mark.parametrize(
     "endpoint", ["minio:9000", "ftp://host", "https://", "http://h:port", "http://u:p@h", "http://h?q=1"]
 )
 def test_what_is_no_endpoint_is_refused(endpoint: str) -> None:

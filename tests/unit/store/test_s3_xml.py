@@ -46,6 +46,21 @@ def test_what_is_no_s3_answer_is_a_corrupt_body(body: bytes) -> None:
         xml.parse_list(body)
 
 
+def test_a_page_is_the_same_wherever_it_was_asked_to_begin() -> None:
+    by_token = LISTING.replace(b"<Contents>", b"<ContinuationToken>d/a</ContinuationToken><Contents>", 1)
+    by_key = LISTING.replace(b"<Contents>", b"<StartAfter>d/a</StartAfter><ContinuationToken/><Contents>", 1)
+    another_way_on = LISTING.replace(b"t/+=", b"another")
+
+    assert {xml.list_digest(body) for body in (by_token, by_key, another_way_on)} == {xml.list_digest(LISTING)}
+
+
+@pytest.mark.parametrize(
+    "change", [(b"434234", b"434235"), (b">true<", b">false<"), (b"e%20f", b"e%20g"), (b":30.123", b":31")]
+)
+def test_a_page_that_says_something_else_has_another_digest(change: tuple[bytes, bytes]) -> None:
+    assert xml.list_digest(LISTING.replace(*change)) != xml.list_digest(LISTING)
+
+
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_never_crash_the_parsers(body: bytes) -> None:
     for parse in (xml.parse_list, xml.parse_uploads, xml.parse_copy, xml.parse_upload_id, xml.parse_delete):

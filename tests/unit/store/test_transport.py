@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import os
+import random
+import socket
 import ssl
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datastore.errors import CorruptBody, DeadlineExceeded, InvalidRequest, StoreError, Unreachable
-from datastore.fuse.store.s3.transport import Proxy, Request, Route, Transport, TransportLimits, proxy_for, trust
+from datastore.fuse.store.base import Body, FilePart
+from datastore.fuse.store.s3.transport import (
+    Outlet,
+    Proxy,
+    Request,
+    Route,
+    Transport,
+    TransportLimits,
+    proxy_for,
+    trust,
+)
 from tests.servers import free_port
 from tests.unit.store.scripted import HANG_UP, SILENCE, Reply, ScriptedServer, http
 
@@ -88,7 +101,7 @@ class TestKeepAlive:
 
 
 class TestBodies:
-    @pytest.mark.parametrize("size", [0, 1, 65_536, 65_537, 3_000_000])
+    @pytest.mark.parametrize("size", [0, 1, 65_536, 65_537, 1_048_576, 1_048_577, 3_000_000])
     def test_bodies_travel_whole_both_ways(self, size: int) -> None:
         body = bytes(range(256)) * (size // 256 + 1)
         body = body[:size]
@@ -126,6 +139,20 @@ class TestBodies:
             assert bytes(transport.send(GET).body) == b"final"
             transport.close()
 
+    @pytest.mark.parametrize("end", [b"\r\n", b"\n"])
+    @pytest.mark.parametrize("lines", [[], [b"X-A: 1"], [b"X-A: 1", b"Y:  2 "]])
+    def test_heads_of_every_form_end_where_they_end(self, lines: list[bytes], end: bytes) -> None:
+        body = b"no: header\r\n\r\nof it"
+        head = end.join([b"HTTP/1.1 200 OK", *lines, b"", b""])
+        with ScriptedServer([Reply(head + body, close=True)]) as server:
+            transport = transport_to(server)
+            answer = transport.send(GET)
+            transport.close()
+        assert bytes(answer.body) == body
+        assert answer.headers == {
+            name.decode().lower(): value.decode().strip() for name, _, value in (line.partition(b":") for line in lines)
+        }
+
     def test_a_body_that_ends_with_the_connection_is_read_to_its_end(self) -> None:
         with ScriptedServer([Reply(b"HTTP/1.0 200 OK\r\n\r\nall of it", close=True)]) as server:
             transport = transport_to(server)
@@ -154,6 +181,115 @@ class TestBodies:
             transport.close()
 
         assert answer.status == 403
+
+
+MIB = 1 << 20
+LARGE = random.Random(7).randbytes(3 * MIB + 77)
+
+
+class Bucketful:
+    """An outlet that keeps what it is given."""
+
+    def __init__(self, status: int = 206, start: int = 0) -> None:
+        self.outlet = Outlet(status, start, self._take)
+        self.parts: list[tuple[int, bytes]] = []
+
+    def _take(self, headers: object, length: int, offset: int, body: Body) -> None:
+        assert length == len(LARGE)
+        self.parts.append((offset, bytes(body)))
+
+    @property
+    def request(self) -> Request:
+        return Request("GET", "/k", {"host": "h"}, outlet=self.outlet)
+
+
+class TestLargeBodies:
+    """What is handed on while it comes, and what is sent from a file."""
+
+    @pytest.mark.parametrize("start", [0, 128 << 10, 5 * MIB - 1])
+    def test_a_body_is_cut_at_whole_mib_of_the_object(self, start: int) -> None:
+        taken = Bucketful(start=start)
+        with ScriptedServer([http(206, LARGE), http(200, b"next")]) as server:
+            transport = transport_to(server)
+            answer = transport.send(taken.request)
+            again = transport.send(GET)
+            transport.close()
+
+        assert (answer.body, answer.poured, again.body) == (b"", len(LARGE), b"next")
+        assert b"".join(body for _, body in taken.parts) == LARGE
+        edges = [start + offset for offset, _ in taken.parts]
+        assert all(edge % MIB == 0 for edge in edges[1:])
+        assert edges == sorted(set(edges))
+        assert server.connections == 1
+
+    def test_an_answer_of_another_status_is_kept_whole(self) -> None:
+        taken = Bucketful()
+        with ScriptedServer([http(200, LARGE), http(503, LARGE), http(206, b"small")]) as server:
+            transport = transport_to(server)
+            answers = [transport.send(taken.request) for _ in range(3)]
+            transport.close()
+
+        assert [len(answer.body) for answer in answers] == [len(LARGE), len(LARGE), 5]
+        assert taken.parts == []
+
+    def test_a_body_that_is_cut_off_is_corrupt(self) -> None:
+        taken = Bucketful()
+        with ScriptedServer([Reply(http(206, LARGE)[:-MIB], close=True)]) as server, pytest.raises(CorruptBody):
+            transport_to(server).send(taken.request)
+
+        assert all(LARGE[at : at + len(body)] == body for at, body in taken.parts)
+
+    def test_a_body_that_stops_flowing_ends_at_the_idle_limit(self) -> None:
+        taken = Bucketful()
+        with ScriptedServer([http(206, LARGE)[:-MIB]]) as server, pytest.raises(DeadlineExceeded):
+            transport_to(server, QUICK).send(taken.request)
+
+    def test_what_an_outlet_raises_ends_the_connection(self) -> None:
+        def refuse(*_: object) -> None:
+            raise CorruptBody("another version")
+
+        with ScriptedServer([http(206, LARGE), http(200, b"next")]) as server:
+            transport = transport_to(server)
+            with pytest.raises(CorruptBody, match="another version"):
+                transport.send(Request("GET", "/k", {"host": "h"}, outlet=Outlet(206, 0, refuse)))
+            assert transport.send(GET).body == b"next"
+            transport.close()
+
+        assert server.connections == 2
+
+    @pytest.mark.parametrize(("start", "stop"), [(0, len(LARGE)), (MIB + 1, 2 * MIB), (0, 5)])
+    def test_a_part_is_sent_from_its_file(self, tmp_path: Path, start: int, stop: int) -> None:
+        with ScriptedServer([http(200), http(200)]) as server, part_of(tmp_path, start, stop) as part:
+            transport = transport_to(server)
+            for _ in range(2):
+                transport.send(Request("PUT", "/k", {"host": "h"}, part))
+            transport.close()
+
+        assert [request.partition(b"\r\n\r\n")[2] for request in server.requests] == [LARGE[start:stop]] * 2
+        assert server.connections == 1
+
+    def test_what_the_file_has_lost_meanwhile_is_sent_as_zeros(self, tmp_path: Path) -> None:
+        with ScriptedServer([http(200)]) as server, part_of(tmp_path, 0, len(LARGE)) as part:
+            os.truncate(tmp_path / "file", MIB)
+            transport = transport_to(server)
+            transport.send(Request("PUT", "/k", {"host": "h"}, part))
+            transport.close()
+            assert part.read() == LARGE[:MIB] + bytes(len(LARGE) - MIB)
+
+        assert server.requests[0].partition(b"\r\n\r\n")[2] == LARGE[:MIB] + bytes(len(LARGE) - MIB)
+
+    def test_a_server_that_does_not_take_a_part_ends_at_the_idle_limit(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_bytes(bytes(64 * MIB))
+        with socket.create_server(("127.0.0.1", 0)) as deaf:  # nobody accepts, so nobody reads
+            route = Route("127.0.0.1", deaf.getsockname()[1], False)
+            part = FilePart(os.open(tmp_path / "file", os.O_RDONLY), 0, 64 * MIB)
+            with part, pytest.raises(DeadlineExceeded):
+                Transport(route, limits=QUICK).send(Request("PUT", "/k", {"host": "h"}, part))
+
+
+def part_of(folder: Path, start: int, stop: int) -> FilePart:
+    (folder / "file").write_bytes(LARGE)
+    return FilePart(os.open(folder / "file", os.O_RDWR), start, stop)
 
 
 class TestDeadlines:
@@ -273,6 +409,20 @@ class TestTls:
             transport.close()
 
         assert (bodies, server.connections) == ([b"safe", b"again"], 1)
+
+    def test_large_bodies_and_parts_of_files_travel_through_tls(
+        self, certificate: tuple[Path, Path], tmp_path: Path
+    ) -> None:
+        taken = Bucketful()
+        with self.serve(certificate, http(206, LARGE), http(200, LARGE)) as server:
+            transport = Transport(Route("127.0.0.1", server.port, True), tls=trust(certificate[0].read_text()))
+            transport.send(taken.request)
+            with part_of(tmp_path, 5, MIB) as part:
+                answer = transport.send(Request("PUT", "/k", {"host": "h"}, part))
+            transport.close()
+
+        assert b"".join(body for _, body in taken.parts) == answer.body == LARGE
+        assert server.requests[1].partition(b"\r\n\r\n")[2] == LARGE[5:MIB]
 
     def test_an_unknown_certificate_is_refused_with_what_to_do(self, certificate: tuple[Path, Path]) -> None:
         with self.serve(certificate, http(200)) as server, pytest.raises(Unreachable, match="caBundle"):

@@ -6,8 +6,11 @@ import dataclasses
 import errno
 import os
 import random
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,3 +101,42 @@ def test_so_many_readers_are_remembered_and_no_more(
         assert reader.local.open(f"f{number}").read(0, 10) == b"x"
     assert len(reader.fs.core.opens.load()) <= 8
     assert sum(reader.fs.handles.opens().values()) <= 8
+
+
+class Interfered(dict[int, handles.Handle]):
+    """A table into which another thread comes between a look and what is done upon it, unless that is kept from it."""
+
+    def __init__(self, table: dict[int, handles.Handle], interfere: Callable[[], object]) -> None:
+        super().__init__(table)
+        self._thread = threading.Thread(target=interfere)
+
+    def get(self, fh: int, default: object = None) -> Any:
+        found = super().get(fh)
+        if fh and self._thread.ident is None:
+            self._thread.start()
+            self._thread.join(0.3)
+        return found
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["evicted", "added"])
+def test_a_reader_that_is_forgotten_or_made_by_another_thread_just_then(
+    world: World, reader: Client, known: bool
+) -> None:
+    """S-51"""
+    world.put("f", BODY[:MIB])
+    file = reader.local.open("f")
+    table = reader.fs.handles
+    if known:
+        assert file.read(0, 10) == BODY[:10]
+
+    def interfere() -> None:
+        with reader.fs.core.lock:
+            if known:
+                table.remove(Fh(file.ino))
+            elif file.ino not in table._by_fh:
+                table.add_unopened(reader.fs.core.nodes.by_ino[file.ino])
+
+    table._by_fh = Interfered(table._by_fh, interfere)
+    assert file.read(10, 10) == BODY[10:20]
+    table._by_fh._thread.join(30)
+    assert reader.fs.core.nodes.by_ino[file.ino].handles == table.opens()[file.ino] <= 1

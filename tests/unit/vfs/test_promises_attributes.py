@@ -7,6 +7,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -284,6 +285,20 @@ def test_capacity_is_shown(world: World, one: Client) -> None:
     assert (shown.blocks * shown.block_size, shown.name_max) == (8192, 255)
     small.local.write("f", bytes(10_000))
     assert len(world.body("f")) == 10_000
+
+
+def test_what_is_taken_is_shown_once_somebody_has_counted_it(world: World) -> None:
+    """S-121"""
+    client = world.client(capacity_bytes=1 << 20)
+    shown = resolve(client.fs.statfs(ROOT_INO))
+    assert (shown.blocks_free, shown.files_free) == (shown.blocks, shown.files)
+    settings = client.fs.core.settings
+    client.fs.core.settings = replace(settings, used_bytes=5000, used_files=3)
+    shown = resolve(client.fs.statfs(ROOT_INO))
+    assert (shown.blocks - shown.blocks_free, shown.files - shown.files_free) == (2, 3)
+    client.fs.core.settings = replace(settings, used_bytes=1 << 40, used_files=1 << 40)
+    shown = resolve(client.fs.statfs(ROOT_INO))
+    assert (shown.blocks_free, shown.files_free) == (0, 0)
 
 
 @pytest.mark.parametrize("make", ["file", "directory", "link", "fifo"])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from datastore.fuse.ops import Fh, OpenRequest, SetAttr, resolve
 from datastore.fuse.store.base import ListPage, WriteOptions
+from datastore.fuse.vfs.build import believed_s
 from tests.mounted import TTL_S, Client, World, failing
 
 SIZE = 9 << 20
@@ -234,3 +236,9 @@ def test_a_directory_that_is_slow_to_list_is_not_listed_for_each_name(world: Wor
     for number in range(20):
         one.local.stat(f"d/{number:02d}")
     assert one.calls("list_page") - before <= 2
+
+
+def test_libfuse_and_the_mount_share_the_time_to_live(one: Client) -> None:
+    """S-28 S-43 libfuse gives the kernel one time for all answers: it and the mount's own add up to metadataTTL."""
+    assert believed_s(replace(one.spec, transport="libfuse")) == one.spec.metadata_ttl_s / 2
+    assert believed_s(one.spec) == one.spec.metadata_ttl_s

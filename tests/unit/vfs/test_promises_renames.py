@@ -9,6 +9,7 @@ import stat
 import pytest
 
 from datastore.errors import ServerFault
+from datastore.fuse.data.version import ObjectVersion
 from datastore.fuse.ops import SetAttr, resolve
 from datastore.fuse.vfs import copies
 from tests.faulty import Fault, from_nth, no_faults
@@ -257,6 +258,25 @@ def test_large_objects_are_copied_in_parts(world: World, one: Client, monkeypatc
     assert world.metadata("e/f")["origin"] == "camera"
     assert one.calls("upload_part_copy") == 3
     assert one.sent_bytes() == 0
+
+
+@pytest.mark.parametrize("error", [DOWN, TimeoutError(), RuntimeError("cannot schedule new futures after shutdown")])
+def test_a_copy_in_parts_that_is_given_up_leaves_no_upload(
+    world: World, one: Client, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """S-46 also when no answer of the store was the reason."""
+    monkeypatch.setattr(copies, "COPY_OBJECT_MAX", 1000)
+    world.put("f", bytes(2000))
+
+    def lost(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(type(one.fs.core), "each", lost)
+    with pytest.raises(type(error)):
+        copies.copy_object(one.fs.core, ObjectVersion("f", world.tool.head("f").etag, 2000), "g")
+    assert list(world.tool.pending_uploads("")) == []
+    assert one.fs.core.db.uploads() == []
+    assert everything(world) == {"f": bytes(2000)}
 
 
 def test_open_and_unsent_files_below_a_renamed_directory(world: World, one: Client) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from datastore.errors import ServerFault
+from datastore.errors import DeadlineExceeded, ServerFault
 from datastore.fuse.data import multipart
 from datastore.fuse.ops import SetAttr
-from datastore.fuse.store.base import WriteOptions
+from datastore.fuse.store.base import ETag, WriteOptions
+from datastore.fuse.vfs import streaming
 from datastore.fuse.vfs.streaming import Stream
 from tests.faulty import from_nth, no_faults, nth
 from tests.localfs import File
-from tests.mounted import DOWN, Client, World, failing, pattern
+from tests.mounted import DOWN, Client, ManualClock, World, failing, pattern
 
 PART = 8192
 
@@ -269,3 +272,39 @@ def test_uploads_that_could_not_be_dropped_are_dropped_later(world: World, one: 
     second.faulty.plan = no_faults
     second.fs.uploads.retry([])
     assert not world.bucket.uploads
+
+
+def test_a_lost_request_fails_and_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-64 who waits for it is told, and those behind it go on."""
+    monkeypatch.setattr(streaming, "_LOOK_S", 0.01)
+    clock = ManualClock()
+    tasks: list[Callable[[], None]] = []
+    lanes = streaming.Lanes(tasks.append, clock.monotonic, width=1)
+    lost, behind = (lanes.run(lambda: ETag("etag")) for _ in range(2))
+    assert len(tasks) == 1
+    clock.advance(3600)
+    assert isinstance(lanes.wait(lost), DeadlineExceeded)
+    tasks[1]()
+    assert (lanes.wait(behind), behind.result()) == (None, "etag")
+    tasks[0]()
+    assert isinstance(lanes.wait(lost), DeadlineExceeded), "its answer comes too late"
+
+
+def test_a_close_does_not_wait_for_a_lost_part(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-64 S-19 it fails, in time; what is under way is given up; the bytes go with the next attempt."""
+    monkeypatch.setattr(streaming, "_LOOK_S", 0.01)
+    file = begun(one, 3)
+    submit = one.fs.core.io.submit
+    losing = iter((True,))
+
+    def lose(*job: Any) -> Any:
+        if next(losing, False):
+            world.clock.advance(3600)
+            return None
+        return submit(*job)
+
+    monkeypatch.setattr(one.fs.uploads._delivery._streams._lanes, "_submit", lose)
+    failing(errno.ETIMEDOUT, file.close)
+    assert not world.bucket.uploads
+    assert one.fs.flush_all() == []
+    assert world.body("f") == pattern(PART * 4 + PART // 2)

@@ -14,6 +14,7 @@ import pytest
 
 from datastore.fuse.vfs import writeback
 from tests.faulty import no_faults
+from tests.localfs import File
 from tests.mounted import Client, World, failing, fails, pattern, refuse_writes
 from tests.mounted import world as opened
 
@@ -59,6 +60,41 @@ def test_what_was_closed_outlives_every_process(world: World, one: Client) -> No
         one.local.write(f"f{number}", b"%d" % number)
     one.again()
     assert {key: world.body(key) for key in world.all_keys()} == {f"f{n}": b"%d" % n for n in range(20)}
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known", "forgotten"])
+def test_what_was_closed_is_sent_by_the_next_server(world: World, one: Client, known: bool) -> None:
+    """S-48 S-58 within maxDelay of its start, whatever the size and the kernel knows, and nothing of it stays here."""
+    content = pattern(3 << 20)
+    one.local.write("f", content)
+    if not known:
+        one.fs.core.nodelog.rewrite([])
+    one = one.again(resumed=True)
+    (row,) = one.fs.uploads.unsent()
+    assert row["error"] is None
+    send(one, 0.1)
+    assert world.all_keys() == []
+    send(one, 5.0)
+    assert world.body("f") == content
+    assert one.fs.uploads.unsent() == []
+    assert list((one.directory / "state" / "staging").iterdir()) == []
+    assert one.fs.core.db.unsent() == []
+    assert one.local.read("f") == content
+
+
+def test_what_is_open_for_writing_at_the_next_server_waits_for_its_close(world: World, one: Client) -> None:
+    """S-48 S-58 half of it is never sent."""
+    file = one.local.open("f", os.O_WRONLY | os.O_CREAT)
+    file.write(b"ha")
+    one = one.again(resumed=True)
+    file = File(one.fs, file.ino, file._fh)
+    send(one)
+    assert world.all_keys() == []
+    file.write(b"lf", 2)
+    file.close()
+    send(one)
+    assert world.body("f") == b"half"
+    assert list((one.directory / "state" / "staging").iterdir()) == []
 
 
 def test_unmount_sends_what_waits(world: World, one: Client) -> None:

@@ -4,33 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from datastore.fuse.vfs.nodes import Directory
-from tests.mounted import Client, ManualClock
-
-
-def around(
-    monkeypatch: pytest.MonkeyPatch, client: Client, method: str, before: Callable[[], None], after: Callable[[], None]
-) -> None:
-    """The next call of a store's method happens between two others; those after it, and theirs, are left alone."""
-    original = getattr(client.store, method)
-    calls = iter((True,))
-
-    def between(*arguments: Any, **options: Any) -> Any:
-        first = next(calls, False)
-        if first:
-            before()
-        try:
-            return original(*arguments, **options)
-        finally:
-            if first:
-                after()
-
-    monkeypatch.setattr(client.store, method, between)
+from tests.mounted import Client, ManualClock, around
 
 
 def directory(client: Client, path: str) -> Directory:

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import stat
+
+import pytest
+
+from datastore.fuse.ops import ROOT_INO, OpenRequest, resolve
+from datastore.fuse.state.statedb import KnownAttributes
+from tests.localfs import ME
 from tests.mounted import Client, World
 
 FILES = 40
@@ -82,3 +90,101 @@ def test_where_a_link_leads_is_known_to_who_made_it(world: World, one: Client) -
     one.local.unlink("x")
     one.local.symlink(b"other", "x")
     assert one.local.readlink("x") == b"other"
+
+
+@pytest.mark.parametrize("call", ["unlink", "rename", "rmdir"])
+def test_what_was_made_here_is_removed_without_asking_for_its_attributes(world: World, one: Client, call: str) -> None:
+    """S-28 S-04 a fresh listing says that it is there; only who wants to see the attributes waits for them."""
+    names = [b"n%02d" % number for number in range(FILES)]
+    for name in names:
+        one.local.mkdir(name) if call == "rmdir" else one.local.write(name, b"")
+    world.later(10)
+    one.fs.core.nodes.root.probe_s = 1.0  # seconds that asking for single names has taken
+    heads, listings = one.calls("head"), one.calls("list_page")
+    for name in names:
+        entry = resolve(one.fs.lookup(ME, ROOT_INO, name))
+        assert entry.attr is not None
+        assert entry.entry_ttl_s > 0
+        assert entry.attr_ttl_s == 0
+        one.local.rename(name, b"x" + name) if call == "rename" else getattr(one.local, call)(name)
+    assert one.calls("head") == heads
+    assert one.calls("list_page") - listings == 1 + (FILES if call == "rmdir" else 0)
+    assert world.client().local.listdir() == [b"x" + name for name in names] * (call == "rename")
+
+
+def test_attributes_that_may_have_changed_within_the_second_are_asked_for(
+    world: World, one: Client, other: Client
+) -> None:
+    """S-28 another client changed the mode in the very second of the upload: no listing tells."""
+    one.local.write("f", b"")
+    other.local.chmod("f", 0o600)
+    world.later(10)
+    assert stat.S_IMODE(one.local.stat("f").mode) == 0o600
+
+
+def test_a_name_that_another_client_took_is_not_removed_by_what_was_known(
+    world: World, one: Client, other: Client
+) -> None:
+    """S-28 S-25 it is what the listing shows now that is renamed and removed."""
+    for name in ("a", "b"):
+        one.local.write(name, b"old")
+    other.local.unlink("a")
+    other.local.mkdir("a")
+    other.local.write("b", b"newer")
+    world.later(10)
+    with pytest.raises(IsADirectoryError):
+        one.local.unlink("a")
+    one.local.rename("b", "c")
+    assert world.body("c") == b"newer"
+
+
+def test_a_small_file_leaves_nothing_behind_when_its_close_returns(world: World, one: Client) -> None:
+    """S-18 S-20 not even a row that says it is unsent, whenever the process dies."""
+    for number in range(FILES):
+        entry, reply = resolve(one.fs.create(ME, ROOT_INO, b"f%d" % number, 0o100644, OpenRequest(flags=os.O_WRONLY)))
+        assert entry.attr is not None
+        resolve(one.fs.write(entry.attr.ino, reply.fh, 0, memoryview(b"x"), False))
+        resolve(one.fs.flush(entry.attr.ino, reply.fh))
+    assert list(one.fs.core.staging_dir.iterdir()) == []
+    assert one.fs.core.db.unsent() == []
+    one.fs.core.db._forgotten.clear()  # what a process that is killed has not written down
+    world.put("f0", b"newer, by another client")
+    again = one.again()
+    assert again.fs.core.db.unsent() == []
+    assert again.fs.uploads.unsent() == []
+    assert len(world.all_keys()) == FILES
+    assert world.body("f0") == b"newer, by another client"
+
+
+def test_a_file_that_is_written_after_a_close_of_its_handle_is_sent_again(world: World, one: Client) -> None:
+    """S-18 a shell closes a copy of the descriptor before the program writes."""
+    entry, reply = resolve(one.fs.create(ME, ROOT_INO, b"f", 0o100644, OpenRequest(flags=os.O_WRONLY)))
+    assert entry.attr is not None
+    for piece, whole in ((b"", b""), (b"ab", b"ab"), (b"cd", b"abcd")):
+        if piece:
+            resolve(one.fs.write(entry.attr.ino, reply.fh, len(whole) - len(piece), memoryview(piece), False))
+        resolve(one.fs.flush(entry.attr.ino, reply.fh))
+        assert world.body("f") == whole
+    resolve(one.fs.release(entry.attr.ino, reply.fh))
+    assert one.local.read("f") == b"abcd"
+
+
+def test_what_is_not_known_of_names_made_here_is_looked_for_once(
+    world: World, one: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-12 not in the database for every name at each listing."""
+    for number in range(FILES):
+        one.local.write(f"f{number:02}", b"")
+    looked_for: list[str] = []
+    db = one.fs.core.db
+    real = db.attributes
+
+    def attributes(key: str) -> KnownAttributes | None:
+        looked_for.append(key)
+        return real(key)
+
+    monkeypatch.setattr(db, "attributes", attributes)
+    for _ in range(3):
+        world.later(10)
+        one.local.listdir()
+    assert len(looked_for) <= FILES

@@ -100,3 +100,29 @@ def test_who_gave_up_waiting_holds_nobody_up() -> None:
     with lock.shared():
         pass
     holder.end()
+
+
+def test_who_gave_up_waiting_lets_those_behind_go_on_at_once() -> None:
+    """S-26 S-18 not only when the next one lets go: that may be the upload of a large file."""
+    lock = TreeLock(deadline_s=0.2)
+    upload = Holder(lock, alone=False)
+    assert upload.has_it.wait(WAIT_S)
+    gave_up = threading.Event()
+
+    def rename() -> None:
+        with pytest.raises(DeadlineExceeded), lock.exclusive():
+            pass
+        gave_up.set()
+
+    thread = threading.Thread(target=rename)
+    thread.start()
+    until = time.monotonic() + WAIT_S
+    while not lock._waiting and time.monotonic() < until:
+        time.sleep(0.001)
+    lock._deadline_s = 10 * WAIT_S
+    behind = Holder(lock, alone=False)
+    assert gave_up.wait(WAIT_S)
+    assert behind.has_it.wait(WAIT_S / 2)  # the upload ends by itself after WAIT_S
+    for holder in (behind, upload):
+        holder.end()
+    thread.join(WAIT_S)

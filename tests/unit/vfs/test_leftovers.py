@@ -1,0 +1,114 @@
+"""What an earlier process left, sent beside what is written now (docs/SEMANTICS.md, S-20, S-32)."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from tests.faulty import Fault, no_faults
+from tests.mounted import DOWN, WRITING, Client, World, around
+
+A_MOMENT_S = 0.3
+"""What one who should wait is given to show that he does not."""
+
+
+def no_writes(index: int, method: str) -> Fault | None:
+    """The plan of a store that takes nothing."""
+    return Fault(DOWN) if method in WRITING else None
+
+
+@pytest.fixture
+def left(world: World) -> Client:
+    """A mount with unsent bytes of 'f' that belong to no node: they could not be sent when it began, and can be now."""
+    first = world.client()
+    first.local.open("f", os.O_WRONLY | os.O_CREAT).write(b"older")
+    again = first.again(plan=no_writes)
+    again.faulty.plan = no_faults
+    assert [row["path"] for row in again.fs.uploads.unsent()] == ["f"]
+    return again
+
+
+class Beside:
+    """A call in a thread of its own; join() raises what it raised."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call = call
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            self._call()
+        except BaseException as error:
+            self._error = error
+
+    def begin(self) -> None:
+        """Start, and give it time to go as far as it may."""
+        self._thread.start()
+        self._thread.join(A_MOMENT_S)
+
+    def join(self) -> None:
+        """Wait for its end."""
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        if self._error is not None:
+            raise self._error
+
+
+@pytest.mark.parametrize("how", ["written", "renamed"])
+def test_newer_content_is_not_overwritten_by_what_was_left(
+    world: World, left: Client, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """S-32 what is on its way when the file is written anew arrives before that, or not at all."""
+    left.local.write("other", b"newer")
+
+    def make() -> None:
+        if how == "written":
+            left.local.write("f", b"newer")
+        else:
+            left.local.rename("other", "f")
+
+    newer = Beside(make)
+    around(monkeypatch, left, "put", newer.begin, lambda: None)
+    assert left.fs.flush_all() == []
+    newer.join()
+    assert world.body("f") == b"newer"
+    assert left.fs.flush_all() == []
+    assert world.body("f") == b"newer"
+    assert left.fs.uploads.unsent() == []
+
+
+def test_what_was_left_is_sent_once(world: World, left: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-20 by the upkeep and by a flush at the same time."""
+    second = Beside(lambda: failures.extend(left.fs.flush_all()))
+    failures: list[str] = []
+    around(monkeypatch, left, "put", second.begin, lambda: None)
+    before = left.calls("put")
+    assert left.fs.flush_all() == []
+    second.join()
+    assert (failures, left.calls("put") - before) == ([], 1)
+    assert world.body("f") == b"older"
+
+
+def test_what_was_left_is_not_sent_after_newer_content(
+    world: World, left: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-32 a retry that comes while the newer content is on its way."""
+    retry = Beside(left.fs.flush_all)
+    around(monkeypatch, left, "put", retry.begin, lambda: None)
+    left.local.write("f", b"newer")
+    retry.join()
+    assert world.body("f") == b"newer"
+    assert left.fs.uploads.unsent() == []
+
+
+def test_discarding_what_is_being_sent_waits_for_that(left: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-20 its descriptor is not closed meanwhile."""
+    discard = Beside(lambda: left.fs.uploads.forget("f"))
+    around(monkeypatch, left, "put", discard.begin, lambda: None)
+    assert left.fs.flush_all() == []
+    discard.join()
+    assert left.fs.uploads.unsent() == []

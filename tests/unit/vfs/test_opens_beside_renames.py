@@ -1,0 +1,133 @@
+"""Who opens or reads a file while a rename replaces it, or a removal takes it, gets the old or the new (S-23, S-25)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+
+import pytest
+
+from datastore.fuse.ops import Blocking, FSError, Ino, OpenRequest, resolve
+from datastore.fuse.vfs import chases
+from tests.faulty import Fault, no_faults
+from tests.localfs import ME
+from tests.mounted import DOWN, Client, around, failing
+
+
+def opened_as_the_kernel_does(client: Client, path: str) -> bytes:
+    """open(2) and read: after ESTALE from the open the path is walked once more, and not again."""
+    for last in (False, True):
+        try:
+            file = client.local.open(path)
+        except OSError as error:
+            if error.errno != errno.ESTALE or last:
+                raise
+            continue
+        content = file.read()
+        file.close()
+        return content
+    raise AssertionError
+
+
+def test_an_open_while_a_rename_replaces_the_file(monkeypatch: pytest.MonkeyPatch, one: Client) -> None:
+    """S-25 nobody keeps the old bytes for one who comes then: he waits, and has the new ones."""
+    one.world.put("target", b"old")
+    one.local.write("new", b"new!")
+    assert one.local.read("target") == b"old"
+    one.fs.core.reader.forget(one.fs.core.nodes.by_ino[one.local.stat("target").ino].version())
+    found: list[bytes] = []
+    reader = threading.Thread(target=lambda: found.append(opened_as_the_kernel_does(one, "target")))
+
+    def come() -> None:
+        reader.start()
+        reader.join(0.2)
+
+    around(monkeypatch, one, "copy", come, lambda: None)
+    one.local.rename("new", "target")
+    reader.join(10)
+    assert found == [b"new!"]
+
+
+def test_a_file_that_was_replaced_after_it_was_looked_up(one: Client) -> None:
+    """S-25 the open says so, upon which the kernel looks again; a read could only fail."""
+    one.local.write("target", b"old")
+    one.local.write("new", b"new!")
+    ino = one.local.stat("target").ino
+    one.local.rename("new", "target")
+    with pytest.raises(FSError) as caught:
+        resolve(one.fs.open(ME, ino, OpenRequest(flags=os.O_RDONLY)))
+    assert caught.value.errno == errno.ESTALE
+    assert one.local.read("target") == b"new!"
+
+
+@pytest.mark.parametrize("how", ["replaced", "removed", "removed, large"])
+def test_a_read_while_its_file_goes(monkeypatch: pytest.MonkeyPatch, one: Client, how: str) -> None:
+    """S-23 S-25 its request comes too late, but the bytes are kept."""
+    one.world.put("target", b"old")
+    one.local.write("new", b"new!")
+    if how == "removed, large":
+        one.keep_small_copies_only(1)
+    with one.local.opened("target") as file:
+        waiting = one.fs.read(Ino(file.ino), file._fh, 0, 3)
+        assert isinstance(waiting, Blocking)
+        if how == "replaced":
+            one.local.rename("new", "target")
+        else:
+            one.local.unlink("target")
+        monkeypatch.setattr(one.fs.core.reader, "held", lambda *_: None)
+        assert bytes(waiting.fn()) == b"old"
+
+
+def test_an_open_does_not_lose_twice(one: Client) -> None:
+    """S-25 the kernel walks a path again only once: the next rename lets it pass."""
+    for name in ("target", "new", "newer"):
+        one.local.write(name, name.encode())
+    ino = one.local.stat("target").ino
+    one.local.rename("new", "target")
+    with pytest.raises(FSError):
+        resolve(one.fs.open(ME, ino, OpenRequest(flags=os.O_RDONLY)))
+
+    second = threading.Thread(target=one.local.rename, args=("newer", "target"))
+    second.start()
+    second.join(0.2)
+    waited = second.is_alive()
+    content = one.local.read("target")
+    second.join(10)
+
+    assert waited
+    assert content == b"new"
+    assert one.local.read("target") == b"newer"
+
+
+def test_who_does_not_come_back_is_not_waited_for_long(one: Client) -> None:
+    """S-25 nor who came for a name that is gone."""
+    for name in ("target", "new", "newer"):
+        one.local.write(name, name.encode())
+    ino = one.local.stat("target").ino
+    one.local.rename("new", "target")
+    with pytest.raises(FSError):
+        resolve(one.fs.open(ME, ino, OpenRequest(flags=os.O_RDONLY)))
+    began = time.monotonic()
+    one.local.rename("newer", "target")
+    assert chases.PATIENCE_S / 2 < time.monotonic() - began < chases.PATIENCE_S + 4
+
+    ino = one.local.stat("target").ino
+    one.local.unlink("target")
+    with pytest.raises(FSError):
+        resolve(one.fs.open(ME, ino, OpenRequest(flags=os.O_RDONLY)))
+    one.local.write("other", b"other")
+    began = time.monotonic()
+    one.local.rename("other", "target")
+    assert time.monotonic() - began < chases.PATIENCE_S / 2
+
+
+def test_a_rename_that_failed_leaves_its_target_to_be_opened(one: Client) -> None:
+    """S-25 as it was."""
+    one.local.write("target", b"old")
+    one.local.write("new", b"new!")
+    one.faulty.plan = lambda _index, method: Fault(DOWN) if method == "copy" else None
+    failing(errno.EIO, one.local.rename, "new", "target")
+    one.faulty.plan = no_faults
+    assert one.local.read("target") == b"old"
