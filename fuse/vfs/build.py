@@ -121,8 +121,8 @@ def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedStore:
 
 
 def believed_s(spec: MountSpec) -> float:
-    """How long the mount believes what it knows. The kernel is told the rest of that with each answer; libfuse takes one
-    time for all answers, so there the mount and the kernel have half of it each.
+    """How long the mount believes what it knows. The kernel is told the rest of that with each answer; libfuse takes
+    one time for all answers, so there the mount and the kernel have half of it each.
     """
     return spec.metadata_ttl_s / 2 if spec.transport == "libfuse" else spec.metadata_ttl_s
 
