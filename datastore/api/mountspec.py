@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from datastore.errors import InvalidManifest
@@ -82,14 +82,25 @@ class MountSpec:
     version: int = VERSION
 
     def to_json(self) -> str:
-        """The document, secrets included: for a pipe, not for a log or a file."""
-        return json.dumps(asdict(self), default=reveal)
+        """The document, secrets included: for a pipe, not for a log or a file.
+
+        It says what differs from the defaults, so that a keeper that is older than the node plugin (its pods are
+        replaced by hand) takes every mount that uses nothing newer than itself.
+        """
+        document = _without_defaults(asdict(self), MountSpec)
+        document["s3"] = _without_defaults(document["s3"], S3Location)
+        return json.dumps(document | {"version": self.version}, default=reveal)
 
     def without_secrets(self) -> dict[str, Any]:
         """For status files and people."""
         shown = asdict(self)
         shown["s3"]["credentials"] = "static" if self.s3.credentials else "default chain"
         return shown
+
+
+def _without_defaults(document: dict[str, Any], of: type[MountSpec | S3Location]) -> dict[str, Any]:
+    defaults = {each.name: each.default for each in fields(of)}
+    return {name: value for name, value in document.items() if value != defaults[name]}
 
 
 def reveal(value: object) -> object:
@@ -116,7 +127,7 @@ def from_json(text: str) -> MountSpec:
         if raw["version"] != VERSION:
             raise InvalidManifest(f"mount specification version {raw['version']} is not {VERSION}")
         s3 = dict(raw.pop("s3"))
-        keys = s3.pop("credentials")
+        keys = s3.pop("credentials", None)
         credentials = None if keys is None else credentials_from_document(keys)
         return MountSpec(s3=S3Location(credentials=credentials, **s3), **raw)
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from datastore.api import mountspec
@@ -59,6 +61,14 @@ def test_a_specification_survives_the_pipe_and_hides_its_keys_elsewhere() -> Non
     assert CANARY in found.to_json()
     assert CANARY not in repr(found)
     assert CANARY not in str(found.without_secrets())
+
+
+def test_a_specification_says_only_what_differs_from_the_defaults() -> None:
+    """So a keeper of an older version takes it from a newer node plugin."""
+    said = json.loads(resolved(manifest("{s3: {bucket: digits}}")).to_json())
+    assert said["s3"] == {"bucket": "digits"}
+    assert not {"memory_bytes", "write_back_s", "conflict", "used_bytes"} & set(said)
+    assert said["version"] == mountspec.VERSION
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def say(answer: dict[str, Any]) -> None:
 
 
 def serve(mode: str, spec: dict[str, Any], state_dir: Path) -> None:
-    spec["s3"].pop("credentials")
+    spec["s3"].pop("credentials", None)
     pids = {"keeperPid": os.getpid(), "serverPid": os.getpid()}
     (state_dir / "mount.json").write_text(json.dumps({**spec, **pids}))
     with socket.socket(socket.AF_UNIX) as listener:
