@@ -48,8 +48,8 @@ class YoungRows:
             if isinstance(line, str):
                 found.pop(line, None)
             elif isinstance(line, dict):
-                with suppress(TypeError):  # fields of another release
-                    row = Unsent(**line)
+                with suppress(TypeError):  # a later release may have fields that we don't know, but not fewer
+                    row = Unsent(**{name: value for name, value in line.items() if name in Unsent._fields})
                     found[row.staging] = row
         return list(found.values())
 

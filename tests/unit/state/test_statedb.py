@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import threading
@@ -126,6 +127,16 @@ def test_a_young_row_is_no_transaction(path: Path, db: StateDb) -> None:
     assert second.unsent()[0].error == "refused"
     assert second.unsent()[2] == rows[0]
     assert in_table(path) == ["a", "b", "sent"]
+    second.close()
+
+
+def test_a_young_row_of_a_later_release_is_a_row(path: Path, db: StateDb) -> None:
+    """S-20 a step back to this release loses no bytes."""
+    db.record_unsent(row("a"))
+    log = path.with_name(youngrows.NAME)
+    log.write_text(json.dumps({**json.loads(log.read_text()), "invented": 1}) + "\n")
+    second = StateDb(path)
+    assert [one.staging for one in second.unsent()] == ["a"]
     second.close()
 
 
