@@ -23,6 +23,7 @@ from tests.faulty import FaultyStore, Plan, no_faults
 from tests.localfs import LocalFs
 from tests.model.invariants import check_staged
 from tests.model.reference import HIDDEN
+from tests.mounted import ManualClock
 
 MIN_PART = 4096
 SILLY_COPY = 16384
@@ -43,7 +44,8 @@ class FaultWorld:
     def __init__(
         self, directory: Path, before: Mapping[str, bytes], *, retrying: bool, mount: Mapping[str, Any]
     ) -> None:
-        self.bucket = MemoryBucket(min_part_bytes=MIN_PART)
+        self.clock = ManualClock()
+        self.bucket = MemoryBucket(min_part_bytes=MIN_PART, clock=self.clock.time_ns)
         direct = MemoryStore(self.bucket)
         for key, body in before.items():
             direct.put(key, body, WriteOptions())
@@ -51,7 +53,11 @@ class FaultWorld:
         self.build()
 
     def build(self, plan: Plan = no_faults, *, resumed: bool = False) -> None:
-        """Mount, or (resumed) take over from a server that died."""
+        """Mount, or (resumed) take over from a server that died.
+
+        The clock stands still in between: which calls are made depends on how long others took (a listing, a HEAD).
+        """
+        self.clock.advance(10.0)
         self.faulty = FaultyStore(MemoryStore(self.bucket), plan)
         store: ObjectStore = self.faulty
         if self._retrying:
@@ -65,7 +71,7 @@ class FaultWorld:
             metadata_ttl_s=0.0,
             **self._mount,
         )
-        self.fs: DatastoreFilesystem = build_filesystem(spec, store, resumed=resumed)
+        self.fs: DatastoreFilesystem = build_filesystem(spec, store, clock=self.clock, resumed=resumed)
         core = self.fs.core
         core.settings = replace(core.settings, silly_copy_bytes=SILLY_COPY)
         self.local = LocalFs(self.fs)
@@ -95,6 +101,7 @@ class FaultWorld:
 
     def heal(self) -> None:
         """The store works again."""
+        self.clock.advance(10.0)
         self.faulty.plan = no_faults
 
     def keys(self) -> dict[str, bytes]:
