@@ -5,10 +5,11 @@ evicted is "not held"; one that can't be written (disk full, broken, busy) is "n
 PAUSE_S. Shell. Safe for threads (the loop's among them: a hit is two or three system calls) and for several processes
 at once:
  - a creator and an evictor exclude each other by CacheSpace.exclusive(), but for small versions that are put in place
-   whole (blockfile.store_whole); readers take no lock. An evictor unlinks the
-   sidecar before the data, and a reader opens the sidecar, then the data, then checks that the sidecar is still
-   linked: if it is, both belong together. Files that are unlinked while open stay readable.
- - directory/objects/xx/<stem>.data, .blocks (blockfile.py); directory/usage, directory/evicting (cachespace.py).
+   whole (blockfile.store_whole); readers take no lock. An evictor unlinks the sidecar before the data, and a reader
+   opens the sidecar, then the data, then checks that the sidecar is still linked: if it is, both belong together.
+   Files that are unlinked while open stay readable.
+ - directory/objects/xx/<stem>.data, .blocks (blockfile.py; of one block usually only the second one); directory/usage,
+   directory/evicting (cachespace.py).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +40,7 @@ from .blockfile import (
     draft_sidecar,
     page_rounded,
     remove_files,
+    store_joined,
     store_whole,
 )
 from .cachespace import CacheSpace
@@ -291,15 +294,18 @@ class BlockCache:
         place = self._place(version)
         if not self._reserve(page_rounded(place.identity.sidecar_bytes) + page_rounded(version.size)):
             return False
+        store = partial(store_whole, *place, body)
+        if version.size <= BLOCK_BYTES:
+            store = partial(store_joined, place.sidecar_path, place.identity, body)
         try:
-            store_whole(*place, body)
+            store()
         except FileNotFoundError:
             Path(place.data_path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            store_whole(*place, body)
+            store()
         except FileExistsError:
             with self._space.exclusive():
                 remove_files(place.data_path, place.sidecar_path)
-                store_whole(*place, body)
+                store()
         return True
 
     def _create(self, version: ObjectVersion) -> BlockFile | None:

@@ -24,8 +24,8 @@ from ..ops import Blocking
 from ..store.base import Body, ByteRange, ObjectInfo, ObjectStore
 from .assembly import Assembly, runs
 from .blockcache import BlockCache
-from .blockfile import holds_block
 from .counts import ReadCounts
+from .keeping import Keeping
 from .pieces import Piece, PieceTable, cut
 from .readahead import Readers, Span, WindowSettings
 from .version import ObjectVersion
@@ -79,6 +79,7 @@ class Reader:
         self.counts = ReadCounts()
         self._lock = threading.Lock()
         self._queued = 0
+        self._keeping = Keeping(cache, lambda job: self.queue(job) is not None)
 
     @property
     def settings(self) -> ReadSettings:
@@ -101,6 +102,23 @@ class Reader:
             parts.append(self.obtain(version, wanted, Span(offset, end)))
             offset = end
         return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+
+    def bring(self, version: ObjectVersion, arrived: Callable[[], None], *, asked: bool) -> None:
+        """Fetch a whole small version by this thread, unless it is held. arrived: called when a GET has brought it.
+
+        asked: somebody waits, so that the disk cache gets it later. Raises as ReadStream.read's function does.
+        """
+        if self.holds(version, 0, version.size):
+            return
+        pieces, _ = self._table.request(version, 0, version.size, self._step(version))
+
+        def keep(piece: Piece) -> None:
+            arrived()
+            (self._keeping.later if asked else self._keeping.now)(piece)
+
+        self._fetch_unclaimed(pieces, keep)
+        for piece in pieces:
+            piece.wait(self._settings.deadline_s)
 
     def prefetch(self, version: ObjectVersion, progress: Callable[[int], None] | None = None) -> bool:
         """Bring the whole version into the disk cache; whether it is all there now (False: no cache, or no room).
@@ -204,7 +222,7 @@ class Reader:
         idle = [run for run in _distinct(mine) if run is first or self.queue(self._fetch_ahead, run, never) is None]
         try:
             for piece in sorted(needed_pieces, key=lambda piece: mine.get(piece) is not first):
-                self._fetch_unclaimed(mine.get(piece, [piece]), keep=self._keep_later)
+                self._fetch_unclaimed(mine.get(piece, [piece]), keep=self._keeping.later)
                 piece.wait(deadline_s - time.monotonic())
         finally:
             for run in idle:
@@ -241,7 +259,7 @@ class Reader:
         if dropped.is_set():
             self._discard(run)
         else:
-            self._fetch_unclaimed(run, keep=self._keep)
+            self._fetch_unclaimed(run, keep=self._keeping.now)
 
     def _fetch_unclaimed(self, run: list[Piece], keep: Callable[[Piece], None]) -> None:
         """Fetch the pieces of a run that no other thread has claimed; each is kept when it has arrived."""
@@ -291,19 +309,6 @@ class Reader:
         if whole and self._learn is not None:
             self._learn(answer)
         return body
-
-    def _keep_later(self, piece: Piece) -> None:
-        if self._worth_keeping(piece) and self.queue(self._keep, piece) is None:
-            self._keep(piece)
-
-    def _keep(self, piece: Piece) -> None:
-        if self._worth_keeping(piece) and self._cache is not None and piece.body is not None:
-            piece.kept = self._cache.write(piece.version, piece.start, piece.body)
-
-    def _worth_keeping(self, piece: Piece) -> bool:
-        """The disk cache takes whole blocks only: the first random read of a block is not for it."""
-        whole = holds_block(piece.start, piece.stop, piece.version.size)
-        return whole and self._cache is not None and piece.body is not None
 
     def _fill(
         self, cache: BlockCache, version: ObjectVersion, work: _Work, progress: Callable[[int], None] | None

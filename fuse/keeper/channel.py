@@ -50,7 +50,8 @@ class Channel:
         try:
             if descriptor >= 0:
                 frame = frame[socket.send_fds(self._stream, [frame], [descriptor]) :]
-            self._stream.sendall(frame)
+            if frame:  # who has all of it may have answered and ended: to send nothing would fail
+                self._stream.sendall(frame)
         except OSError as error:
             raise ChannelClosed(f"the other process is gone: {error.strerror}") from error
 

@@ -122,10 +122,15 @@ class Files:
                 return None
             if node.handles == 0:
                 self._core.lent.returned(node.ino)
-            if node.handles == 0 and (node.staged is not None or node.unlinked_key):
+            if node.handles == 0 and (node.staged is not None or node.unlinked_key) and not self._is_sent_later(node):
                 return Blocking(partial(self._finish, node))
             self._core.nodes.drop_unused(node)
         return None
+
+    def _is_sent_later(self, node: Node) -> bool:
+        """Whether whoever sends the file behind its close (writeBack) ends it: he looks for handles when it is sent."""
+        staged = node.staged
+        return staged is not None and staged.due > 0 and not staged.stuck and not node.gone and staged.dirty
 
     def _finish(self, node: Node) -> None:
         """Nobody has the file open any more: send what mmap wrote late, keep what cannot be sent, drop the rest."""

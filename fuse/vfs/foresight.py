@@ -14,6 +14,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 
 from datastore.errors import StoreError
 
+from ..data.prefetch import Prefetcher
 from ..data.version import ObjectVersion
 from .core import Core
 from .listing import Listed, Listing
@@ -31,6 +32,8 @@ _STREAK = 3
 """So many steps in order make a run."""
 _AHEAD = 64
 """Files, or attributes, fetched ahead at most."""
+_CHUNK = 16
+"""Asked for together, so that not every open wakes a thread."""
 _BYTES_AHEAD = 48 << 20
 _WAIT_S = 120.0
 _RACY_NS = 1_500_000_000
@@ -69,6 +72,8 @@ class _Run:
         if self.streak < _STREAK:
             return range(0)
         target = min(len(self.names), self.last + 1 + min(_AHEAD, 4 * self.streak))
+        if target - self.horizon <= _CHUNK < target - self.last and target < len(self.names):
+            return range(0)
         ahead = range(max(self.horizon, self.last) + 1, target)
         self.horizon = max(self.horizon, target - 1)
         return ahead
@@ -81,23 +86,24 @@ class Foresight:
         self._core = core
         self._opens: OrderedDict[int, _Run] = OrderedDict()
         self._lookups: OrderedDict[int, _Run] = OrderedDict()
-        self._under_way: dict[str, Future[None]] = {}
-        self._bytes = 0
+        self._asked: dict[str, Future[None]] = {}
+        self._files = Prefetcher(core.reader, core.io)
 
     def opened(self, directory: Directory, name: bytes) -> None:
         """A file was opened for reading: fetch the next ones of its run."""
         run = self._run(self._opens, directory)
         if run is None:
             return
-        prefix = ""
-        for at in run.step(name):
+        ahead = run.step(name)
+        if not ahead:
+            return
+        prefix, wanted, room = directory.key, [], _BYTES_AHEAD - self._files.bytes
+        for at in ahead:
             listed = run.listing.entries.get(run.names[at])
-            if listed is None or listed.kind != stat.S_IFREG or not self._worth(listed):
-                continue
-            prefix = prefix or directory.key
-            version = ObjectVersion(prefix + listed.tail, listed.etag, listed.size)
-            if version.key not in self._under_way and not self._core.reader.holds(version, 0, version.size):
-                self._submit(version)
+            if listed is not None and listed.kind == stat.S_IFREG and self._is_small(listed) and listed.size <= room:
+                room -= listed.size
+                wanted.append(ObjectVersion(prefix + listed.tail, listed.etag, listed.size))
+        self._files.add(wanted)
 
     def looked_up(self, directory: Directory, name: bytes) -> None:
         """A name was looked up: ask for the attributes of the next ones, unless their content is on its way anyway."""
@@ -116,14 +122,14 @@ class Foresight:
                 continue
             prefix = prefix or directory.key
             key = prefix + listed.tail
-            if key not in self._under_way and self._core.known.known(key, listed.etag, listed.mtime_ns) is None:
+            if key not in self._asked and self._core.known.known(key, listed.etag, listed.mtime_ns) is None:
                 self._start(key, self._core.io.submit(self._ask, key))
 
     def awaited(self, key: str) -> bool:
         """Wait for what is on its way for a key; False when nothing was. The state lock is not held."""
-        future = self._under_way.get(key)
+        future = self._asked.get(key)
         if future is None:
-            return False
+            return self._files.awaited(key)
         try:
             future.result(timeout=_WAIT_S)
         except (StoreError, FutureTimeout):
@@ -143,25 +149,12 @@ class Foresight:
             run.follow(listing)
         return run
 
-    def _worth(self, listed: Listed) -> bool:
-        small = 0 < listed.size <= self._core.reader.settings.whole_bytes
-        return small and self._bytes + listed.size <= _BYTES_AHEAD
-
-    def _submit(self, version: ObjectVersion) -> None:
-        self._bytes += version.size
-        future = self._core.io.submit(self._fetch, version)
-        self._start(version.key, future)
+    def _is_small(self, listed: Listed) -> bool:
+        return 0 < listed.size <= self._core.reader.settings.whole_bytes
 
     def _start(self, key: str, future: Future[None]) -> None:
-        self._under_way[key] = future
-        future.add_done_callback(lambda _: self._under_way.pop(key, None))
-
-    def _fetch(self, version: ObjectVersion) -> None:
-        try:
-            self._core.reader.fetch(version, 0, version.size)
-        finally:
-            with self._core.lock:
-                self._bytes -= version.size
+        self._asked[key] = future
+        future.add_done_callback(lambda _: self._asked.pop(key, None))
 
     def _ask(self, key: str) -> None:
         self._core.known.learn(self._core.store.head(key))

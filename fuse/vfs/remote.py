@@ -14,7 +14,7 @@ from datastore.errors import NotFound, PreconditionFailed
 from ..data.version import ObjectVersion
 from ..ops import FSError
 from ..state.attributes import is_racy
-from ..store.base import ObjectInfo
+from ..store.base import ETag, ObjectInfo
 from .attrs import Attributes, from_metadata
 from .core import Core
 from .listing import Listed, Listing, claim, listing_of
@@ -35,6 +35,9 @@ UNLINKED = ".datastore.unlinked/"
 """Below the mount's root, not shown: copies of large files that were removed while open."""
 HIDDEN = frozenset((UNLINKED, MARKER))
 """Not shown in the mount's root, and not made there."""
+
+_Was = tuple[tuple[int, ...], ETag]
+"""Where a node was, and which version, when the store was asked about it."""
 
 
 class Remote:
@@ -75,6 +78,9 @@ class Remote:
         with core.lock:
             if (directory.place, directory.listings_dropped) != seen:
                 return None
+            newer = directory.listing
+            if newer is not None and newer.listed_at > started:
+                return newer  # a walk told of it meanwhile, and what we did before that is not kept apart any more
             directory.large = listing.pages > FIRST_PAGES or not listing.complete
             directory.list_s = took_s if listing.complete else took_s * _GUESSED_COST
             directory.probe_s = 0.0
@@ -232,36 +238,37 @@ class Remote:
             return True
         for _ in range(_AGAIN_MAX):
             with self._core.lock:
-                place, key = node.place, node.key
-            lives = self._head(node, key, place)
+                was, key = (node.place, node.etag), node.key
+            lives = self._head(node, key, was)
             if lives is not None:
                 return lives
         return not node.gone
 
-    def _head(self, node: Node, key: str, place: tuple[int, ...]) -> bool | None:
-        """As head; None when the node was renamed meanwhile."""
+    def _head(self, node: Node, key: str, was: _Was) -> bool | None:
+        """As head; None when the node was renamed or sent meanwhile: then the answer may be older than that."""
         core = self._core
         try:
             info = core.store.head(key)
         except NotFound:
-            return self._head_missing(node, key, place)
+            return self._head_missing(node, key, was)
         listed = Listed(node.listed_kind, node.tail, info.size, info.etag, info.mtime_ns)
         with core.lock:
-            if node.place != place:
+            if (node.place, node.etag) != was:
                 return None
-        if self.is_replaced(node, listed) and not self._accept(node, listed):
+            replaced = self.is_replaced(node, listed)
+        if replaced and not self._accept(node, listed):
             return False
         with core.lock:
-            if node.place != place:
+            if (node.place, node.etag) != was:
                 return None
             self._apply(node, info, listed)
         core.known.learn(info)
         return True
 
-    def _head_missing(self, node: Node, key: str, place: tuple[int, ...]) -> bool | None:
+    def _head_missing(self, node: Node, key: str, was: _Was) -> bool | None:
         core = self._core
         with core.lock:
-            if node.place != place:
+            if (node.place, node.etag) != was:
                 return None
             parent = node.parent
             ours = node.dirty or parent is None or node.name in parent.pending
@@ -277,7 +284,7 @@ class Remote:
                     return True
         page = core.store.list_page(key, max_keys=1) if isinstance(node, Directory) else None
         with core.lock:
-            if node.place != place:
+            if (node.place, node.etag) != was:
                 return None
             below = page is not None and (page.objects or page.common_prefixes or node.holds_unsent())
             if isinstance(node, Directory) and below:

@@ -331,10 +331,21 @@ class Resolver:
                     listing.listed_at,
                     lambda: parent.listing is listing and listing.entries.get(name) is there,
                 )
-        started, mark = self._core.clock.monotonic(), parent.changed.get(name)
+        with self._core.lock:
+            started, mark = self._core.clock.monotonic(), parent.changed.get(name)
+            child = parent.children.get(name)
+            etag = child.etag if child is not None else None
         found = probe(self._core, parent, name)
         parent.probe_s += self._core.clock.monotonic() - started
-        return _Found(found, started, lambda: parent.changed.get(name) is mark)
+
+        def holds() -> bool:
+            """Marks are dropped with time, so what has the name counts as well: the same version, or nothing."""
+            now = parent.children.get(name)
+            if now is None or now is child:
+                return parent.changed.get(name) is mark and (now is None or now.etag == etag)
+            return parent.changed.get(name) is mark and found is not None and found.etag == now.etag
+
+        return _Found(found, started, holds)
 
     def _settle(self, parent: Directory, name: bytes, found: _Found) -> Node | None:
         """The node that a listing or probe speaks of, with its attributes. _OvertakenError when it is no longer so."""

@@ -206,12 +206,15 @@ class Uploads:
         Its staging file goes before the close is answered, so that the journal need not be written for that.
         """
         with self._core.tree.shared(), node.lock:
-            self._confirm(node)
-            staged = node.staged
-            goes = staged is not None and staged.size <= SMALL
-            self.send(node, goes=goes)
-            if goes:
-                self.discard(node)
+            self._close(node)
+
+    def _close(self, node: Node) -> None:
+        self._confirm(node)
+        staged = node.staged
+        goes = staged is not None and staged.size <= SMALL
+        self.send(node, goes=goes)
+        if goes:
+            self.discard(node)
 
     def publish(self, node: Node) -> None:
         """As flush, before the close: others see what was written so far."""
@@ -332,8 +335,12 @@ class Uploads:
     def retry_one(self, node: Node) -> str:
         """Send one file; what failed, or ''. When nobody has it open it is settled."""
         try:
-            self.flush(node)
-            with node.lock:
+            with self._core.tree.shared(), node.lock:
+                if node.handles or node.gone:
+                    self._confirm(node)
+                    self.send(node)
+                else:
+                    self._close(node)
                 if node.handles == 0 and not node.dirty:
                     self.settle(node)
             with self._core.lock:

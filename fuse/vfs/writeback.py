@@ -23,8 +23,8 @@ WIDTH = 16
 MAX_FILES = 10_000
 MAX_BYTES = 1 << 30
 """Beyond so many unsent files or bytes a close sends its own."""
-_SHARE, _REST_S = 5, 0.5
-"""A file is sent a fifth of maxDelay after its close, or half a second: rewritten at once it goes once."""
+_SHARE, _REST_S = 5, 0.2
+"""A file is sent a fifth of maxDelay after its close, or so many seconds: rewritten at once it goes once."""
 _TICK_S = 0.05
 _STOP_S = 120.0
 

@@ -265,19 +265,21 @@ def test_a_flipped_byte_is_never_served(fresh: Make, directory: Path, at: int) -
     assert later.read(file, 0, len(body)) == body
 
 
-def test_a_byte_flipped_under_an_open_whole_file_is_noticed(fresh: Make, directory: Path) -> None:
-    cache, body = fresh(), content(BLOCK_BYTES)
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_a_byte_flipped_under_an_open_whole_file_is_noticed(fresh: Make, directory: Path, blocks: int) -> None:
+    cache, body = fresh(), content(blocks * BLOCK_BYTES)
     cache.write(version(len(body)), 0, body)
     assert cache.read(version(len(body)), 0, 10) == body[:10]
-    path = file_of(directory, ".data")
+    path = file_of(directory, ".data" if blocks > 1 else ".blocks")
     with open(path, "r+b", buffering=0) as data:
+        data.seek(-5, os.SEEK_END)
         data.write(b"other")
     os.utime(path, ns=(1, 1))
-    assert cache.read(version(len(body)), 0, 10) is None
+    assert cache.read(version(len(body)), len(body) - 10, 10) is None
 
 
 def test_a_file_that_was_changed_meanwhile_is_not_lent(fresh: Make, directory: Path) -> None:
-    cache, body = fresh(), content(BLOCK_BYTES)
+    cache, body = fresh(), content(2 * BLOCK_BYTES)
     cache.write(version(len(body)), 0, body)
     assert cache.read(version(len(body)), 0, 10) == body[:10]
     with open(file_of(directory, ".data"), "r+b", buffering=0) as data:
@@ -290,12 +292,12 @@ def test_a_file_that_was_changed_meanwhile_is_not_lent(fresh: Make, directory: P
 def test_files_that_others_evicted_are_let_go_of_in_time(fresh: Make, clock: Hand) -> None:
     one, two = fresh(), fresh()
     for key in ("a", "b"):
-        one.write(version(BLOCK_BYTES, key=key), 0, content(BLOCK_BYTES))
-        assert one.present(version(BLOCK_BYTES, key=key))
+        one.write(version(2 * BLOCK_BYTES, key=key), 0, content(2 * BLOCK_BYTES))
+        assert one.present(version(2 * BLOCK_BYTES, key=key))
     before = len(os.listdir("/dev/fd"))
     two.make_room(LIMIT)
     clock.now_s += blockcache.TOUCH_S
-    assert not one.present(version(BLOCK_BYTES, key="a"))
+    assert not one.present(version(2 * BLOCK_BYTES, key="a"))
     assert len(os.listdir("/dev/fd")) == before - 4
 
 
@@ -623,11 +625,42 @@ def test_an_evicted_version_stays_readable_for_who_has_it_open_and_is_written_an
 
 def test_make_room_lets_go_of_descriptors(fresh: Make) -> None:
     cache = fresh()
-    cache.write(version(BLOCK_BYTES), 0, content(BLOCK_BYTES))
-    assert cache.present(version(BLOCK_BYTES))
+    for blocks in (1, 2):
+        cache.write(version(blocks * BLOCK_BYTES), 0, content(blocks * BLOCK_BYTES))
+        assert cache.present(version(blocks * BLOCK_BYTES))
     before = len(os.listdir("/dev/fd"))
     cache.make_room(LIMIT)
-    assert len(os.listdir("/dev/fd")) == before - 2
+    assert len(os.listdir("/dev/fd")) == before - 3
+
+
+def test_a_version_of_one_block_is_one_file_that_is_never_half_believed(fresh: Make, directory: Path) -> None:
+    body = content(1000)
+    file = version(len(body))
+    assert fresh().write(file, 0, body)
+    path = file_of(directory, ".blocks")
+    assert not list((directory / "objects").rglob("*.data"))
+    good = path.read_bytes()
+    for bad in (good[:-1], good + b"x", good[:-1] + bytes([good[-1] ^ 1]), good[:4096], bytes(len(good)), b""):
+        path.write_bytes(bad)
+        later = fresh()
+        assert later.read(file, 0, len(body)) is None
+        assert later.write(file, 0, body)
+        assert later.read(file, 0, len(body)) == body
+
+
+def test_a_version_of_one_block_outlives_touches_and_its_eviction_for_who_reads_it(fresh: Make, clock: Hand) -> None:
+    body, one, two = content(1000), fresh(), fresh()
+    file = version(len(body))
+    assert one.write(file, 0, body)
+    assert two.read(file, 0, 10) == one.read(file, 0, 10) == body[:10]
+    clock.now_s += blockcache.TOUCH_S
+    assert two.read(file, 0, 10) == body[:10]  # says so on disk
+    assert one.lend(file) is None
+    assert one.read(file, 990, 10) == body[990:]
+    two.make_room(LIMIT)
+    assert one.read(file, 0, 10) == body[:10]
+    assert one.write(file, 0, body)
+    assert fresh().present(file)
 
 
 def test_open_files_are_bounded(fresh: Make) -> None:

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -46,6 +47,25 @@ def test_a_message_travels_with_its_descriptor() -> None:
         os.close(fd)
     ours.close()
     theirs.close()
+
+
+def test_who_has_read_a_message_may_answer_and_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that refuses its mount says why: that is read, and not lost to a send that had nothing left to send."""
+    ours, theirs = pair()
+    send_fds = socket.send_fds
+
+    def send_and_be_refused(*arguments: Any) -> int:
+        sent = send_fds(*arguments)
+        theirs.receive(5.0)
+        theirs.send({"error": "the key is unknown"})
+        theirs.close()
+        return sent
+
+    monkeypatch.setattr(socket, "send_fds", send_and_be_refused)
+    with open(os.devnull, "rb") as null:
+        ours.send({"spec": "..."}, null.fileno())
+    assert ours.receive(5.0)[0] == {"error": "the key is unknown"}
+    ours.close()
 
 
 def test_the_other_ends_death_and_silence_are_told() -> None:

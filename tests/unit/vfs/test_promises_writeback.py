@@ -54,6 +54,34 @@ def test_fsync_waits_for_the_store(world: World, one: Client) -> None:
         assert world.body("f") == b"bytes"
 
 
+def test_sending_many_small_files_writes_the_journal_for_many_at_once(world: World, one: Client) -> None:
+    """S-48 and nothing of them stays: no row of a file that is gone counts."""
+    for number in range(20):
+        one.local.write(f"f{number}", b"%d" % number)
+    said: list[str] = []
+    one.fs.core.db._connection.set_trace_callback(said.append)
+    send(one)
+    one.fs.core.db._connection.set_trace_callback(None)
+    assert len(world.all_keys()) == 20
+    assert sum(line.lower().startswith("begin") for line in said) <= 1
+    assert one.fs.core.db.unsent() == []
+    assert list((one.directory / "state" / "staging").iterdir()) == []
+    assert all(node.staged is None for node in one.fs.core.nodes.by_ino.values())
+
+
+def test_a_file_that_is_opened_while_it_is_sent_reads_and_writes_on(world: World, one: Client) -> None:
+    """S-48 the staging file goes with the last handle, or with what sends it: whoever comes last."""
+    one.local.write("f", b"first")
+    with one.local.opened("f", os.O_RDWR) as file:
+        (node,) = one.fs.core.nodes.unsent()
+        assert one.fs.uploads.retry_one(node) == ""
+        assert file.read(0, 5) == b"first"
+        file.write(b"F", 0)
+    send(one)
+    assert world.body("f") == b"First"
+    assert list((one.directory / "state" / "staging").iterdir()) == []
+
+
 def test_what_was_closed_outlives_every_process(world: World, one: Client) -> None:
     """S-48 S-20 and is sent by the next mount."""
     for number in range(20):
