@@ -259,7 +259,9 @@ class Changes:
     def take_out(self, node: Node) -> None:
         """The name of a node is gone; let_go() has to follow. node.lock and the state lock are held."""
         core = self._core
-        if node.parent is not None and not node.gone:
+        # Who asked the store after its object went took it for another client's doing: nobody gives it its name back.
+        seen_to_be_gone, node.lost = node.lost, False
+        if node.parent is not None and (seen_to_be_gone or not node.gone):
             self._resolver.removed(node.parent, node.name)
             self._resolver.touched(node.parent)
             if isinstance(node, Directory):

@@ -44,6 +44,30 @@ def test_attributes_of_the_version_before_ours(monkeypatch: pytest.MonkeyPatch, 
     assert world.all_keys() == []
 
 
+@pytest.mark.parametrize("listing", [False, True])
+def test_a_removal_that_is_seen_before_it_is_done(
+    monkeypatch: pytest.MonkeyPatch, world: World, one: Client, listing: bool
+) -> None:
+    """S-23 the file that is still open does not come back with its next close."""
+    one.local.write("f", b"first")
+    file = one.local.open("f", os.O_RDWR)
+    node = node_of(one, "f")
+
+    def look() -> None:
+        if listing:
+            one.fs.remote.read_directory(one.fs.core.nodes.root, whole=True)
+        else:
+            assert not one.fs.remote.head(node)
+
+    around(monkeypatch, one, "delete", lambda: None, look)
+    one.local.unlink("f")
+    assert file.read() == b"first"
+    file.write(b"second")
+    file.close()
+    assert world.all_keys() == []
+    assert not one.local.exists("f")
+
+
 def test_a_listing_that_began_before_one_that_is_here(
     monkeypatch: pytest.MonkeyPatch, world: World, one: Client
 ) -> None:
