@@ -64,7 +64,7 @@ class Remote:
         prefix = directory.key
         with core.lock:
             had = directory.listing
-            known = had.seen if had is not None and not had.edited else ()
+            known = had.seen if had is not None and not had.edited and len(had.seen) == 1 else ()
         started = core.clock.monotonic()
         same, first = again(core, prefix, known)
         if same and had is not None:
@@ -101,7 +101,7 @@ class Remote:
             if now != seen or directory.listing is not listing or listing.edited:
                 return None
             listing.confirmed(started)
-            directory.list_s, directory.probe_s = core.clock.monotonic() - started, 0.0
+            directory.list_s, directory.probe_s = max(directory.list_s, core.clock.monotonic() - started), 0.0
             return listing
 
     def settle(self, suspects: list[tuple[Node, Listed]], listed_at: float) -> None:

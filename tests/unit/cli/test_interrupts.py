@@ -18,7 +18,7 @@ from .conftest import asked
 
 DRIVER = Path(__file__).with_name("driver.py")
 CHECKOUT = str(Path(__file__).parents[3])
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 Start = Callable[..., subprocess.Popen[str]]
 
