@@ -13,12 +13,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..store.base import ETag, ListedObject, ListPage
-from ..store.limits import key_bytes
 from .names import BESIDE_DIRECTORY, LINK_SUFFIX, name_of
 
 NO_ETAG = ETag("")
-SEEN_MAX = 100
-"""Larger listings are asked for anew page by page: what is asked for side by side is bounded."""
 
 
 class Listed(NamedTuple):
@@ -32,13 +29,6 @@ class Listed(NamedTuple):
     size: int = 0
     etag: ETag = NO_ETAG
     mtime_ns: int = 0
-
-
-class Seen(NamedTuple):
-    """A page that was: the key that it began after, and its digest."""
-
-    start_after: str
-    digest: bytes
 
 
 class Stamp:
@@ -61,8 +51,8 @@ class Listing:
     """The directory's marker, where `marker` says that there is one and the store told its version."""
     complete: bool = True
     pages: int = 0
-    seen: tuple[Seen, ...] = ()
-    """Its pages, by which the store can be asked whether it is still so; () when that can't be."""
+    digest: bytes = b""
+    """Of its only page: the store can be asked whether it is still so. b"" of several pages, which are read again."""
     edited: bool = False
     """We changed a name in it: the store's pages do not say it all."""
     stamp: Stamp = field(init=False)
@@ -83,11 +73,8 @@ def listing_of(
     """Make a listing from pages asked with `prefix` and delimiter '/'. hidden: tails that are not shown."""
     listing = Listing(listed_at)
     files: list[tuple[str, ListedObject]] = []
-    seen: list[Seen] = []
-    last = ""
     for page in pages:
-        seen.append(Seen(last, page.digest))
-        last = last_of(page)
+        listing.digest = b"" if listing.pages else page.digest
         for common in page.common_prefixes:
             tail = common[len(prefix) :]
             if tail not in hidden:
@@ -101,15 +88,7 @@ def listing_of(
         listing.complete = page.next_token is None
         listing.pages += 1
     _add_files(listing.entries, files)
-    if listing.complete and len(seen) <= SEEN_MAX and all(each.digest for each in seen):
-        listing.seen = tuple(seen)
     return listing
-
-
-def last_of(page: ListPage) -> str:
-    """The key or common prefix that a page ends with; '' of an empty one."""
-    ends = [each[-1] for each in ([found.key for found in page.objects[-1:]], page.common_prefixes) if each]
-    return max(ends, key=key_bytes, default="")
 
 
 def _add_files(entries: dict[bytes, Listed], files: list[tuple[str, ListedObject]]) -> None:

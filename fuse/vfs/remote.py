@@ -19,7 +19,7 @@ from .attrs import Attributes, from_metadata
 from .core import Core
 from .listing import Listed, Listing, claim, listing_of
 from .nodes import Directory, Node
-from .pages import again, pages
+from .pages import pages
 
 TAIL_CHECK = 65536
 """Bytes before the old end that must be unchanged for a grown object to count as appended to."""
@@ -64,13 +64,11 @@ class Remote:
         prefix = directory.key
         with core.lock:
             had = directory.listing
-            known = had.seen if had is not None and not had.edited and len(had.seen) == 1 else ()
+            known = had.digest if had is not None and not had.edited else b""
         started = core.clock.monotonic()
-        same, first = again(core, prefix, known)
-        if same and had is not None:
+        first = core.store.list_page(prefix, delimiter="/", unless=known) if known else None
+        if first is not None and first.digest == known and had is not None:
             return self._still(directory, seen, had, started)
-        if first is None:
-            started = core.clock.monotonic()
         hidden = HIDDEN if directory is core.nodes.root else frozenset[str]()
         listing = listing_of(prefix, pages(core, prefix, first, limit=None if whole else FIRST_PAGES), started, hidden)
         took_s = core.clock.monotonic() - started
@@ -101,7 +99,7 @@ class Remote:
             if now != seen or directory.listing is not listing or listing.edited:
                 return None
             listing.confirmed(started)
-            directory.list_s, directory.probe_s = max(directory.list_s, core.clock.monotonic() - started), 0.0
+            directory.list_s, directory.probe_s = core.clock.monotonic() - started, 0.0
             return listing
 
     def settle(self, suspects: list[tuple[Node, Listed]], listed_at: float) -> None:

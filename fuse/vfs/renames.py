@@ -228,7 +228,7 @@ class Renames:
         if target is not None:
             self._changes.let_go(target)
         self._uploads.record(source)
-        if old_target_key and old_target_key != source.key and not isinstance(target, Directory):
+        if old_target_key and old_target_key != source.key:
             core.remove(old_target_key)
         return listing
 

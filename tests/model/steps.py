@@ -95,8 +95,13 @@ class Steps(RuleBasedStateMachine):
     def _changed(self, by: Side | None) -> None:
         self.clock.advance(0.001)
         for side in self.sides:
-            if side is not by:
+            if side is not by or self._beside_directory(side):
                 side.foreign_at = self.clock.monotonic()
+
+    def _beside_directory(self, side: Side) -> bool:
+        """Whether somebody made a directory of an open file's name: it is shown (S-37) when that is listed again."""
+        files = tuple(f"{inode.key}/" for inode in side.inodes.values() if inode.path is not None)
+        return any(key.startswith(files) for key in self.world.objects)
 
     def _existing(self, shown: dict[bytes, Shown], index: int, name: bytes | None) -> bytes:
         paths = sorted(shown)

@@ -241,3 +241,15 @@ def test_what_a_new_server_sent_is_not_sent_again(bench: Bench) -> None:
     bench.one.crash()
     bench.one.build()
     assert bench.keys() == {"f": b"theirs"}
+
+
+def test_a_directory_renamed_over_one_of_another_spelling_replaces_it(bench: Bench) -> None:
+    """S-24 S-36 Its key is one that we would spell another way: it stayed, and was shown beside the renamed one."""
+    name = "\uf0c3\uf0a9"
+    bench.put(f"{name}/", b"")
+    bench.one.local.mkdir("d")
+    bench.one.local.write("d/f", b"f")
+    bench.one.local.rename("d", name)
+    bench.clock.advance(TTL_S + 0.1)
+    assert bench.one.local.listdir("") == [name.encode()]
+    assert bench.one.local.read(f"{name}/f") == b"f"

@@ -190,6 +190,8 @@ class World:
         old_key, new_key = shown[old].key, self.new_key(shown, new, directory=True)
         self.keep_directory(shown, split(old)[0])
         self.keep_directory(shown, old)
+        if new in shown and shown[new].key != new_key:  # a key of another tool that we would spell another way
+            self.objects.pop(shown[new].key, None)
         for key in [key for key in self.objects if key.startswith(old_key)]:
             self.objects[new_key + key[len(old_key) :]] = self.objects.pop(key)
         for inode in side.inodes.values():

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from datastore.fuse.store.base import ETag, ListedObject, ListPage
+from datastore.fuse.vfs.nodes import Directory
 from datastore.fuse.vfs.walks import split
-from tests.mounted import Client, World
+from tests.mounted import TTL_S, Client, World
 
 FOLDERS, FILES = 40, 10
 ORDERS = pytest.mark.parametrize("order", [1, -1], ids=["onwards", "backwards"])
@@ -106,8 +108,8 @@ def test_what_was_made_here_and_removed_elsewhere_goes(world: World, one: Client
     assert not one.local.exists("top/d00/own")
 
 
-def test_a_large_directory_is_asked_for_again_side_by_side(world: World, one: Client, other: Client) -> None:
-    """S-28 S-105 what is the same is not read; what has changed is."""
+def test_a_large_directory_is_read_again(world: World, one: Client, other: Client) -> None:
+    """S-28 a listing of several pages shows what has changed in any of them."""
     count = 2500
     for number in range(count):
         world.put(f"flat/f{number:05}", b"")
@@ -124,6 +126,54 @@ def test_a_large_directory_is_asked_for_again_side_by_side(world: World, one: Cl
     world.later(10)
     assert one.local.listdir("flat") == other.local.listdir("flat")
     assert len(one.local.listdir("flat")) == count
+
+
+def slow(monkeypatch: pytest.MonkeyPatch, world: World, client: Client, seconds: float) -> None:
+    """To read a page takes so long; to learn that it is the same takes no time."""
+    original = client.store.list_page
+
+    def taking_time(*arguments: Any, unless: bytes = b"", **options: Any) -> ListPage:
+        page = original(*arguments, unless=unless, **options)
+        if not unless or page.digest != unless:
+            world.clock.advance(seconds)
+        return page
+
+    monkeypatch.setattr(client.store, "list_page", taking_time)
+
+
+def believed_s(client: Client, path: str) -> float:
+    directory = client.fs.core.nodes.by_ino[client.local.stat(path).ino]
+    assert isinstance(directory, Directory)
+    return client.fs.remote.ttl(directory)
+
+
+def test_a_large_directory_is_believed_for_as_long_the_second_time(
+    monkeypatch: pytest.MonkeyPatch, world: World, one: Client
+) -> None:
+    """S-28 who walks it would otherwise list it again and again."""
+    for number in range(1500):
+        world.put(f"flat/f{number:05}", b"")
+    slow(monkeypatch, world, one, 3.0)
+    one.local.listdir("flat")
+    first = believed_s(one, "flat")
+    assert first >= 12
+    world.later(100)
+    one.local.listdir("flat")
+    assert believed_s(one, "flat") >= first
+
+
+def test_a_directory_that_was_slow_once_is_not_believed_for_longer_ever_after(
+    monkeypatch: pytest.MonkeyPatch, world: World, one: Client
+) -> None:
+    """S-28 what others change is seen after `metadataTTL` again."""
+    world.put("d/f", b"")
+    with monkeypatch.context() as hiccup:
+        slow(hiccup, world, one, 5.0)
+        one.local.listdir("d")
+        assert believed_s(one, "d") >= 10
+    world.later(100)
+    one.local.listdir("d")
+    assert believed_s(one, "d") == TTL_S
 
 
 def test_a_slow_walk_asks_for_no_more_than_it_can_use(world: World, one: Client) -> None:
