@@ -244,7 +244,7 @@ def test_what_a_new_server_sent_is_not_sent_again(bench: Bench) -> None:
 
 
 def test_a_directory_renamed_over_one_of_another_spelling_replaces_it(bench: Bench) -> None:
-    """S-24 S-36 Its key is one that we would spell another way: it stayed, and was shown beside the renamed one."""
+    """S-36 Its key is one that we would spell another way: it stayed, and was shown beside the renamed one."""
     name = "\uf0c3\uf0a9"
     bench.put(f"{name}/", b"")
     bench.one.local.mkdir("d")
