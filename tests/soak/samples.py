@@ -45,8 +45,8 @@ class Limit:
     more: float
 
 
+PEAK = Limit(0.15, 24 * MIB)
 LIMITS = {
-    "rss": Limit(0.15, 24 * MIB),
     "keeper_rss": Limit(0.1, 4 * MIB),
     "descriptors": Limit(0.2, 40),
     "threads": Limit(0.1, 16),
@@ -142,18 +142,25 @@ def disk_bytes(directory: Path) -> int:
 
 
 def growth(samples: Sequence[Sample]) -> list[str]:
-    """What grew while the load ran: the last quarter beside the second, medians; a line each."""
+    """What grew while the load ran: the last quarter beside the second, medians; a line each.
+
+    The server's memory grows into its caches for minutes, and a killed one begins anew: of that the
+    highest of each half.
+    """
     grown_up = [sample for sample in samples if sample.server_age_s >= GROWN_UP_S] or list(samples)
     end_s = samples[-1].at_s if samples else 0.0
     early = [sample for sample in grown_up if end_s / 4 <= sample.at_s < end_s / 2]
     late = [sample for sample in grown_up if sample.at_s >= end_s * 3 / 4]
     if not early or not late:
         return ["too few samples to judge growth"]
-    return [
-        line
+    lines = [
+        _grew(name, limit, _median(early, name), _median(late, name), "second quarter", "last quarter")
         for name, limit in LIMITS.items()
-        if (line := _grew(name, limit, _median(early, name), _median(late, name), "second quarter", "last quarter"))
     ]
+    halves = [sample for sample in grown_up if sample.at_s < end_s / 2], [s for s in grown_up if s.at_s >= end_s / 2]
+    highest = [float(max(sample.rss for sample in half)) for half in halves]
+    lines.append(_grew("rss", PEAK, highest[0], highest[1], "highest of the first half", "highest of the second"))
+    return [line for line in lines if line]
 
 
 def resting(before: Sample, after: Sample, cache_limit: int) -> list[str]:
@@ -161,7 +168,7 @@ def resting(before: Sample, after: Sample, cache_limit: int) -> list[str]:
     found = [
         line
         for name, limit in RESTING.items()
-        if (line := _grew(name, limit, getattr(before, name), getattr(after, name), "rest at the start", "at the end"))
+        if (line := _grew(name, limit, getattr(before, name), getattr(after, name), "at rest first", "at the end"))
     ]
     if after.pending > 0:
         found.append(f"{after.pending} multipart uploads are left")
@@ -178,7 +185,7 @@ def _median(samples: Sequence[Sample], name: str) -> float:
 
 def _grew(name: str, limit: Limit, early: float, late: float, when: str, then: str) -> str:
     allowed = early * (1 + limit.share) + limit.more
-    return f"{name}: {early:.0f} at the {when}, {late:.0f} at the {then}" if late > allowed else ""
+    return f"{name}: {early:.0f} ({when}), {late:.0f} ({then})" if late > allowed else ""
 
 
 def names() -> list[str]:

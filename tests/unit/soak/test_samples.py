@@ -39,6 +39,15 @@ def test_a_leak_is_named() -> None:
     assert line.startswith("rss: ")
 
 
+def test_servers_that_begin_anew_and_fill_their_caches_are_flat() -> None:
+    """However many were killed in which quarter."""
+    ages = [at % 10 if 25 <= at < 50 else at for at in range(100)]
+    grown = [
+        Sample(at_s=float(at), server_age_s=6.0 + age, rss=min(50 + 10 * age, 200) * MIB) for at, age in enumerate(ages)
+    ]
+    assert growth(grown) == []
+
+
 def test_a_young_server_is_not_judged() -> None:
     young = [Sample(at_s=float(at), server_age_s=0.1, rss=1 << 40) for at in range(80, 100)]
     assert growth(series(100, 100) + young) == []
@@ -52,7 +61,7 @@ def test_what_is_left_at_rest_is_named() -> None:
     before = Sample(at_s=0, descriptors=50, threads=20, rss=80 * MIB)
     after = Sample(at_s=9, descriptors=500, threads=20, rss=80 * MIB, pending=2, unsent=1, cache=300 * MIB)
     said = " / ".join(resting(before, after, 256 * MIB))
-    assert "descriptors: 50" in said
+    assert "descriptors: 50 (at rest first), 500 (at the end)" in said
     assert "2 multipart uploads are left" in said
     assert "1 files are not sent" in said
     assert "the cache takes 300 MiB of 256" in said
