@@ -21,16 +21,16 @@ from .locks import VolumeLocks
 from .spec import csi_pb2 as csi
 from .spec.csi_pb2_grpc import ControllerServicer
 from .status import answered
-from .volumes import LARGEST_BYTES
 
 THREADS = 16
 DEFAULT_BYTES = 1 << 40
 """Capacity of a volume for which none is asked: a bucket has no limit, and a claim has to show some number."""
 
 _RPC = csi.ControllerServiceCapability.RPC
+# Not GET_CAPACITY: no S3 API says how much a bucket may still take, and a number that never changes would have a CO
+# choose or refuse places by it.
 CAPABILITIES = (
     _RPC.CREATE_DELETE_VOLUME,
-    _RPC.GET_CAPACITY,
     _RPC.EXPAND_VOLUME,
     _RPC.SINGLE_NODE_MULTI_WRITER,
 )
@@ -119,11 +119,6 @@ class Controller(ControllerServicer):
                 parameters=request.parameters,
             )
         )
-
-    @answered
-    async def GetCapacity(self, _request: csi.GetCapacityRequest) -> csi.GetCapacityResponse:
-        """What a bucket can take: no server says, so what a volume shows at most."""
-        return csi.GetCapacityResponse(available_capacity=LARGEST_BYTES)
 
     @answered
     async def ControllerExpandVolume(

@@ -7,6 +7,7 @@ DatastoreError
  |- Refused          the state of things forbids it, and asking again won't help
  |- CommandTimeout   a command was given up; its processes are ended
  |- KeeperAway       the keeper's host does not answer: its pod is being replaced
+ |- KeeperOld        the keeper's host is of an earlier release: its pod has to be replaced
  '- Unsent           changes could not be uploaded; they are kept on this node's disk
 """
 
@@ -40,17 +41,18 @@ class KeeperAway(DatastoreError):
     """The keeper's host does not answer."""
 
 
+class KeeperOld(DatastoreError):
+    """The keeper's host does not know what is asked of it."""
+
+
 class Unsent(DatastoreError):
     """Changes are not in the storage yet."""
 
 
-_OURS = (VolumeBusy, VolumeNotFound, VolumeConflict, Refused, CommandTimeout, KeeperAway, Unsent)
+_OURS = (VolumeBusy, VolumeNotFound, VolumeConflict, Refused, CommandTimeout, KeeperAway, KeeperOld, Unsent)
 
 
 def error_named(kind: str, text: str) -> DatastoreError:
     """The error that another of our processes reported by the name of its class."""
     ours = {each.__name__: each for each in _OURS}
-    found = ours.get(kind) or getattr(known, kind, None)
-    if isinstance(found, type) and issubclass(found, DatastoreError):
-        return found(text)
-    return MountFailed(text)
+    return ours[kind](text) if kind in ours else known.error_named(kind, text, MountFailed)

@@ -1,76 +1,30 @@
-"""Messages with descriptors over a Unix stream socket, between the plugin, the keeper's host and its keepers.
-
-Four bytes of length (little-endian), then UTF-8 JSON; the descriptors travel with the first byte (SCM_RIGHTS). What
-datastore.fuse.keeper.channel speaks, which takes one descriptor a message, is the same. Every wait is bounded.
-"""
+"""Messages between the plugin, the keeper's host and its keepers: datastore.frames; who is gone is a KeeperAway."""
 
 from __future__ import annotations
 
-import json
-import os
 import socket
-import time
 from collections.abc import Sequence
-from typing import Any
+
+from datastore import frames
+from datastore.frames import Message, PeerGone
 
 from .errors import KeeperAway
 
-LENGTH_BYTES = 4
-LIMIT_BYTES = 16 << 20
-DESCRIPTORS = 2
-"""At most so many in a message: a device and the memory of its passthrough opens."""
-
-Message = dict[str, Any]
+__all__ = ["Message", "receive", "send"]
 
 
 def send(stream: socket.socket, message: Message, descriptors: Sequence[int] = (), timeout_s: float = 10.0) -> None:
     """Errors: KeeperAway when the other end is gone or takes nothing."""
-    body = json.dumps(message).encode()
-    frame = len(body).to_bytes(LENGTH_BYTES, "little") + body
     stream.settimeout(timeout_s)
     try:
-        if descriptors:
-            frame = frame[socket.send_fds(stream, [frame], list(descriptors)) :]
-        stream.sendall(frame)
-    except OSError as error:
-        raise KeeperAway(f"the other process is gone: {error.strerror or error}") from error
+        frames.send(stream, message, descriptors)
+    except PeerGone as error:
+        raise KeeperAway(str(error)) from error
 
 
 def receive(stream: socket.socket, timeout_s: float) -> tuple[Message, list[int]]:
     """The next message and its descriptors, which the caller closes. Errors: KeeperAway, also at timeout_s."""
-    end = time.monotonic() + timeout_s
-    descriptors: list[int] = []
     try:
-        length = int.from_bytes(_exactly(stream, LENGTH_BYTES, end, descriptors), "little")
-        if length > LIMIT_BYTES:
-            raise KeeperAway(f"a message of {length} bytes is not one of ours")
-        message = json.loads(_exactly(stream, length, end, descriptors))
-    except BaseException as error:
-        for descriptor in descriptors:
-            os.close(descriptor)
-        if isinstance(error, ValueError):
-            raise KeeperAway("the other process does not speak our language") from None
-        raise
-    return (message if isinstance(message, dict) else {}), descriptors
-
-
-def _exactly(stream: socket.socket, count: int, end: float, descriptors: list[int]) -> bytes:
-    parts = bytearray()
-    while len(parts) < count:
-        left_s = end - time.monotonic()
-        if left_s <= 0:
-            raise KeeperAway("the other process gave no answer in time")
-        stream.settimeout(left_s)
-        try:
-            piece, came, _, _ = socket.recv_fds(stream, count - len(parts), DESCRIPTORS)
-        except TimeoutError:
-            continue
-        except OSError as error:
-            raise KeeperAway(f"the other process is gone: {error.strerror or error}") from error
-        descriptors += came
-        for descriptor in came:
-            os.set_inheritable(descriptor, False)
-        if not piece:
-            raise KeeperAway("the other process has ended")
-        parts += piece
-    return bytes(parts)
+        return frames.receive(stream, timeout_s)
+    except PeerGone as error:
+        raise KeeperAway(str(error)) from error

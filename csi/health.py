@@ -49,7 +49,7 @@ class HealthServer:
             timeout = CLIENT_TIMEOUT_S
 
             def do_GET(self) -> None:
-                page = pages.get(self.path)
+                page = pages.get(self.path.partition("?")[0])
                 code, text = page() if page else (404, "not here\n")
                 body = text.encode()
                 self.send_response(code)

@@ -31,10 +31,14 @@ TRIES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named:
-    """What an inline volume that names a Datastore is of. secret: of the Datastore's namespace; '': it has none."""
+    """What an inline volume that names a Datastore is of. secret: of the Datastore's namespace; '': it has none.
+
+    ending: it is being deleted.
+    """
 
     attributes: Mapping[str, str]
     secret: str
+    ending: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +64,7 @@ class KubeApi:
         return Named(
             attributes=dict(csi.get("volumeAttributes") or {}),
             secret=str(secret.get("name", "")) if secret.get("namespace") == namespace else "",
+            ending="deletionTimestamp" in found["metadata"],
         )
 
     def usage_of(self, handle: VolumeHandle) -> tuple[int, int] | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from . import mountinfo
+from datastore import mountinfo
+
 from .textformat import Family, rendered
 from .volumes import Volumes
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from datastore import mountinfo
 from datastore.errors import MountFailed
 
-from . import mountinfo
 from .errors import CommandTimeout
 
 TIMEOUT_S = 15.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .mountinfo import MountTable
+from datastore.mountinfo import MountTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from datastore.api import volumecontext
+from datastore.api import endpoints, volumecontext
 from datastore.api.mountspec import MountSpec
 from datastore.api.resolve import Place
 from datastore.errors import InvalidManifest
 
+from .errors import Refused
 from .settings import Settings
 from .spec.csi_pb2 import (
     NodePublishVolumeRequest,
@@ -160,6 +161,20 @@ def mount_spec(wanted: Wanted, mountpoint: str, settings: Settings) -> MountSpec
         memory_bytes=settings.memory_bytes,
     )
     return replace(spec, uid=access.uid, gid=access.gid, umask=access.umask, group=access.group)
+
+
+def check_endpoint(wanted: Wanted, patterns: Sequence[str]) -> None:
+    """Whoever writes a pod with an inline volume chooses whom this node asks. patterns: Settings.endpoints.
+
+    Errors: Refused where the administrator does not allow that.
+    """
+    spec = volumecontext.from_context(wanted.context)
+    chosen = "" if isinstance(spec, volumecontext.Reference) or spec.s3 is None else spec.s3.endpoint
+    if not endpoints.allowed(chosen, patterns):
+        shown = chosen or endpoints.AWS
+        raise Refused(
+            f"volumeAttributes: the administrator does not allow the endpoint {shown} ({endpoints.ENVIRONMENT})"
+        )
 
 
 def _group(text: str) -> int | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from datastore.api import endpoints
 from datastore.api.volumecontext import DRIVER, memory_of
 from datastore.errors import InvalidManifest
 
@@ -20,6 +21,7 @@ class Settings:
     node_id: the Node's name. registry_dir: where the kubelet looks for plugins; None: don't register. endpoint: where
     CSI is spoken. memory_bytes: ceiling of a mount server, for volumes that have none of their own. http_port:
     liveness, readiness and metrics; 0: none. max_volumes: what the node says it can take; each costs some memory.
+    endpoints: patterns of those that inline volumes may name; empty: all but link-local addresses.
     """
 
     node_id: str
@@ -29,6 +31,7 @@ class Settings:
     memory_bytes: int = 512 << 20
     http_port: int = 0
     max_volumes: int = 0
+    endpoints: tuple[str, ...] = ()
 
     @property
     def csi_socket(self) -> Path:
@@ -62,7 +65,7 @@ class Settings:
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
-    """By NODE_NAME, PLUGIN_DIR, REGISTRY_DIR, CSI_ENDPOINT, MOUNT_MEMORY, HTTP_PORT, MAX_VOLUMES.
+    """By NODE_NAME, PLUGIN_DIR, REGISTRY_DIR, CSI_ENDPOINT, MOUNT_MEMORY, HTTP_PORT, MAX_VOLUMES, ALLOW_ENDPOINTS.
 
     Errors: InvalidManifest.
     """
@@ -77,6 +80,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
             memory_bytes=memory_of(environment.get("MOUNT_MEMORY") or DEFAULT_MEMORY),
             http_port=int(environment.get("HTTP_PORT") or 0),
             max_volumes=int(environment.get("MAX_VOLUMES") or 0),
+            endpoints=endpoints.listed(environment.get(endpoints.ENVIRONMENT, "")),
         )
     except ValueError as error:
         raise InvalidManifest(f"the environment of the driver is wrong: {error}") from error

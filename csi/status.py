@@ -27,6 +27,7 @@ CODES: tuple[tuple[type[errors.DatastoreError], grpc.StatusCode], ...] = (
     (own.Refused, grpc.StatusCode.FAILED_PRECONDITION),
     (own.CommandTimeout, grpc.StatusCode.DEADLINE_EXCEEDED),
     (own.KeeperAway, grpc.StatusCode.UNAVAILABLE),
+    (own.KeeperOld, grpc.StatusCode.FAILED_PRECONDITION),
     (own.Unsent, grpc.StatusCode.UNAVAILABLE),
     (errors.InvalidManifest, grpc.StatusCode.INVALID_ARGUMENT),
     (errors.CredentialsInvalid, grpc.StatusCode.UNAUTHENTICATED),

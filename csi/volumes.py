@@ -15,19 +15,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from datastore import mountinfo
 from datastore.api import volumecontext
 from datastore.api.mountspec import MountSpec
 from datastore.errors import InvalidManifest, Unreachable
 from datastore.logs import fields
 
-from . import mounter, mountinfo, plan
-from .errors import KeeperAway, Refused, Unsent, VolumeBusy, VolumeNotFound
-from .held import Holdings
+from . import mounter, plan
+from .errors import KeeperAway, KeeperOld, Refused, Unsent, VolumeBusy, VolumeNotFound
+from .held import Held, Holdings
 from .keeper import control
 from .keeper.protocol import Keeper, export_of
 from .kubeapi import Named
 from .locks import VolumeLocks
-from .request import POD_NAMESPACE, Wanted, key_of, mount_spec
+from .request import POD_NAMESPACE, Wanted, check_endpoint, key_of, mount_spec
 from .settings import Settings
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,9 @@ GIVE_UP_S = 600.0
 """How long uploads are tried at the end of a volume on this node; then it goes, and what is left stays on the disk."""
 LARGEST_BYTES = 1 << 50
 """What a volume without capacity shows, as its statfs does."""
+
+KEEPER_PODS = "app.kubernetes.io/name=datastore,app.kubernetes.io/component=keeper"
+"""By these labels, as manifests/base/keeper.yaml has them."""
 
 Lookup = Callable[[str, str], Named]
 """A Datastore's volume by its namespace and name. Errors: NotFound, Refused, AccessDenied, Unreachable."""
@@ -57,7 +61,7 @@ class Volumes:
     def __init__(self, settings: Settings, lookup: Lookup | None = None, clock: Callable[[], float] = time.monotonic):
         self.holdings = Holdings()
         self._settings = settings
-        self._keeper = Keeper(settings.keeper_socket)
+        self._keeper = Keeper(settings.keeper_socket, settings.node_id)
         self._lookup = lookup
         self._clock = clock
         self._locks = VolumeLocks()
@@ -122,7 +126,7 @@ class Volumes:
                 raise VolumeNotFound(f"volume {volume_id} is not at {path}")
             if held.spec.capacity_bytes and size_bytes > held.spec.capacity_bytes:
                 larger = replace(held.spec, capacity_bytes=size_bytes)
-                self.holdings.put(self._keeper.mount(volume_id, larger, ephemeral=held.ephemeral))
+                self.holdings.put(self._kept(volume_id, larger, ephemeral=held.ephemeral))
             return max(size_bytes, held.spec.capacity_bytes)
 
     def fill(self, volume_id: str, used_bytes: int, used_files: int) -> None:
@@ -133,7 +137,7 @@ class Volumes:
                 return
             filled = replace(held.spec, used_bytes=used_bytes, used_files=used_files)
             if filled != held.spec:
-                self.holdings.put(self._keeper.mount(volume_id, filled, ephemeral=held.ephemeral))
+                self.holdings.put(self._kept(volume_id, filled, ephemeral=held.ephemeral))
 
     def stats(self, volume_id: str, path: str) -> Stats:
         """What the volume shows. Asks the mount's server how it is, never the mount, and not for long.
@@ -164,8 +168,15 @@ class Volumes:
         spec = mount_spec(wanted, mountpoint, self._settings)
         self._settings.cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         mounter.make_directory(mountpoint)
-        self.holdings.put(self._keeper.mount(wanted.volume_id, spec, ephemeral=wanted.ephemeral))
+        self.holdings.put(self._kept(wanted.volume_id, spec, ephemeral=wanted.ephemeral))
         self._failing_since.pop(wanted.volume_id, None)
+
+    def _kept(self, volume_id: str, spec: MountSpec, *, ephemeral: bool) -> Held:
+        """Mounted by the keeper's host as the specification says."""
+        try:
+            return self._keeper.mount(volume_id, spec, ephemeral=ephemeral)
+        except KeeperOld as error:
+            raise KeeperOld(_outdated(self._settings.node_id, error)) from None
 
     def _unmount(self, volume_id: str, mountpoint: str) -> None:
         since = self._failing_since.get(volume_id)
@@ -189,7 +200,10 @@ class Volumes:
 
         None when the API server does not answer and it is mounted already: then that is left as it is.
         """
-        if not wanted.ephemeral or volumecontext.REFERENCE not in wanted.context:
+        if not wanted.ephemeral:
+            return wanted
+        if volumecontext.REFERENCE not in wanted.context:
+            check_endpoint(wanted, self._settings.endpoints)
             return wanted
         named = volumecontext.from_context(wanted.context)
         if not isinstance(named, volumecontext.Reference):
@@ -203,6 +217,9 @@ class Volumes:
             if self.holdings.get(wanted.volume_id) is None:
                 raise
             return None
+        if found.ending and self.holdings.get(wanted.volume_id) is None:
+            # The controller has looked for the pods that it waits for.
+            raise Refused(f"Datastore {named.name} is being deleted; no other pod gets it")
         if not wanted.secrets:
             raise InvalidManifest(_keyless(named.name, found.secret))
         kept = {name: text for name, text in wanted.context.items() if name != volumecontext.REFERENCE}
@@ -213,6 +230,14 @@ def shown(spec: MountSpec) -> Stats:
     """What the statfs of a mount shows, from what it was told."""
     total = spec.capacity_bytes or LARGEST_BYTES
     return Stats(total, spec.used_bytes or 0, spec.used_files or 0)
+
+
+def _outdated(node: str, error: KeeperOld) -> str:
+    """What to do about a keeper that was not replaced with the node plugin (docs/OPERATIONS.md, "Upgrade")."""
+    return (
+        f"the keeper of node {node} is older than its node plugin ({error}). Delete its pod, and programs on that node"
+        f" pause for seconds: kubectl delete pod -A -l {KEEPER_PODS} --field-selector spec.nodeName={node}"
+    )
 
 
 def _keyless(name: str, secret: str) -> str:

@@ -163,3 +163,11 @@ class MountFailed(DatastoreError):
 
 class CacheCorrupt(DatastoreError):
     """Local state did not validate; it is fetched again, never served."""
+
+
+def error_named(kind: str, text: str, otherwise: type[DatastoreError] = DatastoreError) -> DatastoreError:
+    """The error that another of our processes reported by the name of its class; `otherwise` for an unknown name."""
+    found = globals().get(kind)
+    if isinstance(found, type) and issubclass(found, DatastoreError):
+        return found(text)
+    return otherwise(text)

@@ -12,8 +12,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from datastore.errors import DatastoreError, MountFailed
@@ -50,7 +50,8 @@ class UnixListener:
         self.path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            _bind(listener, self.path)
+            with _address(self.path) as address:
+                listener.bind(address)
             self.path.chmod(0o600)
             listener.listen(self._backlog)
         except OSError as error:
@@ -99,14 +100,21 @@ class UnixListener:
             self._slots.release()
 
 
-def _bind(listener: socket.socket, path: Path) -> None:
-    """Bind to a path of any length: past the kernel's limit through a descriptor of the directory."""
+def connect(stream: socket.socket, path: Path) -> None:
+    """To who listens at a path of any length. Errors: OSError."""
+    with _address(path) as address:
+        stream.connect(address)
+
+
+@contextmanager
+def _address(path: Path) -> Iterator[str]:
+    """Of a path of any length: past the kernel's limit through a descriptor of the directory."""
     if len(os.fsencode(path)) <= ADDRESS_BYTES:
-        listener.bind(str(path))
+        yield str(path)
         return
     directory_fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        listener.bind(f"/proc/self/fd/{directory_fd}/{path.name}")
+        yield f"/proc/self/fd/{directory_fd}/{path.name}"
     finally:
         os.close(directory_fd)
 

@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
 
+from datastore.controlclient import SOCKET, Answer
 from datastore.errors import DatastoreError
 from datastore.listening import UnixListener
 
@@ -33,9 +33,7 @@ log = logging.getLogger(__name__)
 CLIENTS = 16
 LINE_LIMIT = 64 << 10
 IDLE_S = 30.0
-SOCKET_NAME = "control.sock"
 
-Answer = dict[str, Any]
 Progress = Callable[[Answer], None]
 
 
@@ -66,7 +64,7 @@ class ControlServer:
 
     def __init__(self, directory: Path, operations: Mapping[str, Operation]) -> None:
         self._operations = operations
-        self._listener = UnixListener(directory / SOCKET_NAME, self._serve, clients=CLIENTS)
+        self._listener = UnixListener(directory / SOCKET, self._serve, clients=CLIENTS)
 
     def start(self) -> None:
         """Listen. Errors: MountFailed."""

@@ -29,11 +29,13 @@ from typing import Any, NoReturn, Protocol
 
 from datastore import logs
 from datastore.api.mountspec import MountSpec, StaticCredentials, credentials_from_document, from_json
+from datastore.controlclient import Answer
 from datastore.errors import DatastoreError, MountFailed
+from datastore.frames import PeerGone
 from datastore.logs import fields
 
-from .control import Answer, ControlServer, Operation, Progress, failed
-from .keeper.channel import Channel, ChannelClosed
+from .control import ControlServer, Operation, Progress, failed
+from .keeper.channel import Channel
 from .kernel import abi, device
 from .kernel.negotiate import Negotiated
 from .kernel.session import Session, Settings
@@ -319,7 +321,7 @@ def run(channel: Channel, builder: str) -> int:
         resumed, restarts = message.get("resumed") is True, int(message.get("restarts", 0))
         metrics = Metrics(spec.metrics, resumed=resumed)
         store = load_builder(builder)(spec, resumed=resumed)
-    except ChannelClosed:
+    except PeerGone:
         return EXIT_FAILED
     except Exception as error:
         if not isinstance(error, DatastoreError):
@@ -332,7 +334,7 @@ def run(channel: Channel, builder: str) -> int:
         settled: dict[str, Any] | None = message.get("negotiated")
         server = Server(spec, store, channel, metrics, restarts)
         return server.run(device_fd, opens_fd, Negotiated(**settled) if settled else None)
-    except ChannelClosed:  # the keeper could not mount
+    except PeerGone:  # the keeper could not mount
         return EXIT_FAILED
     except DatastoreError as error:
         _error_line(channel, error)

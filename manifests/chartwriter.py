@@ -2,7 +2,8 @@
 
 `python -m datastore.manifests.chartwriter` writes manifests/chart/; a test keeps both equal. Each value stands in a
 template as `{{ toJson .Values.PATH }}`, which is YAML as well, so no indentation depends on it. SWITCHES are objects
-that are there or not; with `namespaces`, bindings are of these and the controller's own (overlays/namespaced).
+that are there or not; with `namespaces`, bindings are of these and the controller's own (overlays/namespaced), and one
+controller works, whose predecessor has ended before it starts: of two, neither would wait for the other there.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ ENVIRONMENT = {
     "WATCH_SECRETS": "{{ .Values.rotation.enabled }}",
     "PROBE_CLAIMS": "{{ .Values.claimProbe.enabled }}",
     "NAMESPACES": '{{ join "," .Values.namespaces }}',
+    "ALLOW_ENDPOINTS": '{{ join "," .Values.endpoints }}',
 }
-"""Variable of the controller -> what it is in the chart."""
+"""Variable of controller and node plugin -> what it is in the chart."""
 SERVED = {"datastore-controller": "datastore-controller-served", "datastore-controller-rotation": None}
 """ClusterRole that holds in the served namespaces only -> name of its RoleBindings, if not its own."""
 NOT_NAMESPACED = frozenset(
@@ -60,7 +62,8 @@ NOT_NAMESPACED = frozenset(
         "ValidatingAdmissionPolicyBinding",
     }
 )
-_QUOTED = re.compile(r"'(\{\{ toJson [^}]*\}\})'")
+_QUOTED = re.compile(r"'(\{\{ (?:toJson|ternary) [^}]*\}\})'")
+_TERNARY = re.compile(r"\{\{ ternary (\S+) (\S+) \(not \(empty \.Values\.([\w.]+)\)\) \}\}")
 
 
 def objects() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -76,6 +79,7 @@ def values() -> dict[str, Any]:
     found: dict[str, Any] = {
         "image": {},
         "namespaces": [],
+        "endpoints": [],
         "rotation": {"enabled": True},
         "claimProbe": {"enabled": False},
         "podMonitor": {"enabled": False},
@@ -186,6 +190,12 @@ def _filled(line: str, chosen: Mapping[str, Any], namespace: str, item: str) -> 
         at = _at(chosen, tuple(found[2].split(".")))
         return json.dumps(at) if found[1] or isinstance(at, bool) else str(at)
 
+    def chosen_of(found: re.Match[str]) -> str:
+        text = found[1] if _at(chosen, tuple(found[3].split("."))) else found[2]
+        named = text.removeprefix(".Values.")
+        return str(json.loads(text) if named == text else _at(chosen, tuple(named.split("."))))
+
+    line = _TERNARY.sub(chosen_of, line)
     line = re.sub(r"\{\{ (toJson )?\.Values\.([\w.]+) \}\}", value, line)
     line = re.sub(
         r"\{\{ join \",\" \.Values\.([\w.]+) \}\}", lambda it: ",".join(_at(chosen, tuple(it[1].split(".")))), line
@@ -222,7 +232,16 @@ def _templated(document: dict[str, Any]) -> dict[str, Any]:
             each["value"] = ENVIRONMENT[each["name"]]
     for name, path in part[1].items():
         _put(document, path, f"{{{{ toJson .Values.{part[0]}.{name} }}}}")
+    if document["kind"] == "Deployment":
+        replicas, strategy = ".Values.controller.replicas", json.dumps(document["spec"]["strategy"]["type"])
+        document["spec"]["replicas"] = _if_served("1", replicas)
+        document["spec"]["strategy"]["type"] = _if_served('"Recreate"', strategy)
     return document
+
+
+def _if_served(then: str, otherwise: str) -> str:
+    """One or the other, as `namespaces` are named or not."""
+    return f"{{{{ ternary {then} {otherwise} (not (empty .Values.namespaces)) }}}}"
 
 
 def _at(document: Any, path: tuple[str | int, ...]) -> Any:

@@ -17,6 +17,7 @@ from datastore.fuse.ops import (
     ROOT_INO,
     Attr,
     Caller,
+    DirEntry,
     Fh,
     Filesystem,
     FSError,
@@ -130,13 +131,16 @@ class LocalFs:
                 raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
         else:
             found = self._child(parent, name)
+        return self._opened(found.ino, flags & ~os.O_CREAT)
+
+    def _opened(self, ino: Ino, flags: int) -> File:
         try:
-            reply = self._call.open(self._caller, found.ino, OpenRequest(flags=flags & ~os.O_CREAT))
+            reply = self._call.open(self._caller, ino, OpenRequest(flags=flags))
         except OSError as error:
             if error.errno != errno.ENOSYS:
                 raise
-            return File(self.fs, found.ino, Fh(0))  # as the kernel does
-        return File(self.fs, found.ino, reply.fh)
+            return File(self.fs, ino, Fh(0))  # as the kernel does
+        return File(self.fs, ino, reply.fh)
 
     @contextmanager
     def opened(self, path: str | bytes, flags: int = os.O_RDONLY, mode: int = 0o644) -> Iterator[File]:
@@ -162,10 +166,40 @@ class LocalFs:
         """(name, type bits), without the dots."""
         parent, name = self._split(path)
         ino = self._child(parent, name).ino if name else parent
+        return [(entry.name, entry.mode & 0o170000) for entry in self._listed(ino, plus=plus)]
+
+    def _listed(self, ino: Ino, *, plus: bool) -> list[DirEntry]:
         fh = self._call.opendir(self._caller, ino)
         entries = self._call.readdir(ino, fh, 0, _Unlimited(), plus)
         self.fs.releasedir(ino, fh)
-        return [(entry.name, entry.mode & 0o170000) for entry in entries if entry.name not in (b".", b"..")]
+        return [entry for entry in entries if entry.name not in (b".", b"..")]
+
+    def tree(self) -> dict[str, bytes]:
+        """All there is, as `cp -r` reads it: the content of a file, the target of a link; of all else nothing."""
+        found: dict[str, bytes] = {}
+        waiting = [("", ROOT_INO)]
+        while waiting:
+            path, ino = waiting.pop()
+            for entry in self._listed(ino, plus=True):
+                inner = path + os.fsdecode(entry.name)
+                attr = entry.entry.attr if entry.entry and entry.entry.attr else self._child(ino, entry.name)
+                if attr.mode & 0o170000 == 0o040000:
+                    waiting.append((f"{inner}/", attr.ino))
+                    found[f"{inner}/"] = b""
+                else:
+                    found[inner] = self._content(attr)
+        return found
+
+    def _content(self, attr: Attr) -> bytes:
+        if attr.mode & 0o170000 == 0o120000:
+            return bytes(self._call.readlink(attr.ino))
+        if attr.mode & 0o170000 != 0o100000:
+            return b""
+        file = self._opened(attr.ino, os.O_RDONLY)
+        try:
+            return file.read()
+        finally:
+            file.close()
 
     def mkdir(self, path: str | bytes, mode: int = 0o755) -> None:
         self._call.mkdir(self._caller, *self._new(path), mode)

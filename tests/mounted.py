@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,33 +21,14 @@ from datastore.fuse.store.observing import ObservingStore
 from datastore.fuse.vfs.build import build_filesystem
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
 from datastore.fuse.vfs.nodes import Directory
-from tests.faulty import FaultyStore, Plan, from_nth, no_faults
+from tests.clock import ManualClock
+from tests.faulty import Fault, FaultyStore, Plan, no_faults
+from tests.killing import kill
 from tests.localfs import LocalFs
 
 TTL_S = 1.0
-EPOCH_NS = 1_800_000_000 * 1_000_000_000
-
-
 DOWN = ServerFault("the server is down")
 WRITING = ("put", "copy", "create_upload", "upload_part", "upload_part_copy", "complete_upload")
-
-
-class ManualClock:
-    """Implements Clock; both times move together, by `advance`."""
-
-    def __init__(self) -> None:
-        self._passed_ns = 0
-        self._lock = threading.Lock()
-
-    def monotonic(self) -> float:
-        return 1000.0 + self._passed_ns / 1e9
-
-    def time_ns(self) -> int:
-        return EPOCH_NS + self._passed_ns
-
-    def advance(self, seconds: float) -> None:
-        with self._lock:  # a clock that two threads set back would reorder what happened
-            self._passed_ns += int(seconds * 1_000_000_000)
 
 
 class Died(BaseException):
@@ -106,7 +86,8 @@ class Client:
 
     def calls(self, *methods: str) -> int:
         """How many of these requests were sent."""
-        return sum(self.store.metrics.calls(method) for method in methods)
+        tallies = self.store.metrics.snapshot()
+        return sum(tallies[method]["calls"] for method in methods if method in tallies)
 
     def sent_bytes(self) -> int:
         """Bytes uploaded."""
@@ -133,16 +114,7 @@ class Client:
         if not self._open:
             return
         self._open = False
-        self.fs.write_back.stop()
-        core = self.fs.core
-        core.io.shutdown(wait=True, cancel_futures=True)
-        for node in core.nodes.by_ino.values():
-            if node.staged is not None:
-                node.staged.close(remove=False)
-        if core.cache is not None:
-            core.cache.close()
-        core.nodelog.close()
-        core.db.close()
+        kill(self.fs)
 
     def again(self, *, resumed: bool = False, plan: Plan = no_faults) -> Client:
         """A new process over the same state directory; resumed: under the mount that lives on; plan: its store's."""
@@ -255,10 +227,14 @@ def pattern(size: int) -> bytes:
     return (PERIOD * (size // len(PERIOD) + 1))[:size]
 
 
+def no_writes(index: int, method: str) -> Fault | None:
+    """The plan of a store that takes nothing."""
+    return Fault(DOWN) if method in WRITING else None
+
+
 def refuse_writes(client: Client) -> None:
     """From now on the store takes nothing."""
-    fault = from_nth(0, DOWN)
-    client.faulty.plan = lambda index, method: fault(index, method) if method in WRITING else None
+    client.faulty.plan = no_writes
 
 
 def around(

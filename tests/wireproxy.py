@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import re
 import socket
 import struct
 import threading
@@ -25,7 +26,7 @@ class Spoilt:
     """How an answer is spoilt. status: this one with an S3 error instead; otherwise as `way` says.
 
     before: the request never reaches the server. way: reset (connection reset), silence (no answer for stall_s),
-    truncate (half of the body, then the end).
+    truncate (half of the body, then the end), etag (that of another version).
     """
 
     name: str
@@ -43,6 +44,7 @@ KINDS = (
     Spoilt("500", status=500, code="InternalError", before=False),
     Spoilt("503", status=503, code="SlowDown"),
     Spoilt("403", status=403, code="AccessDenied"),
+    Spoilt("wrong etag", way="etag", before=False),
 )
 
 Plan = Callable[[int], Spoilt | None]
@@ -130,6 +132,9 @@ class _Handler(BaseHTTPRequestHandler):
             text = f"<Error><Code>{spoilt.code}</Code><Message>spoilt</Message></Error>".encode()
             line = f"HTTP/1.1 {spoilt.status} X\r\nContent-Length: {len(text)}\r\n\r\n".encode()
             self.wfile.write(line + (b"" if self.command == "HEAD" else text))
+            return
+        if spoilt.way == "etag":
+            self.wfile.write(re.sub(rb'(?i)(\r\netag: "?)[^"\r]*', rb"\g<1>" + b"0" * 32, head) + answer)
             return
         self.close_connection = True
         if spoilt.way == "truncate":

@@ -14,11 +14,10 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from datastore import logs
+from datastore import logs, mountinfo
 from datastore.errors import DatastoreError
 from datastore.logs import fields
 
-from .. import mountinfo
 from ..errors import KeeperAway
 from ..health import HealthServer
 from ..held import Held
@@ -45,7 +44,7 @@ def adopt_all(host: Host, settings: Settings) -> None:
     end = time.monotonic() + (HOLDER_WAIT_S if ours else 0.0)
     while True:
         try:
-            found = export_of(settings.holder_socket)
+            found = export_of(settings.holder_socket, "the datastore-node pod")
             break
         except KeeperAway as error:
             if time.monotonic() >= end:

@@ -13,11 +13,12 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from datastore import mountinfo
 from datastore.api.mountspec import MountSpec
 from datastore.errors import DatastoreError, MountFailed
 from datastore.logs import fields
 
-from .. import mounter, mountinfo
+from .. import mounter
 from ..errors import KeeperAway, Refused, Unsent
 from ..held import Held, Holdings
 from ..locks import VolumeLocks
@@ -182,14 +183,15 @@ class Host:
     def _tell(self, kept: KeptMount, request: control.Answer, *, insist: bool = True) -> None:
         """Tell the running server; one that does not answer or understand is replaced, and starts with what is new.
 
-        insist: else what it was to be told is not worth that.
+        One that is just starting was started with what is old, and is waited for. insist: else what it was to be told
+        is not worth all that.
         """
-        try:
-            answer = control.ask(Path(kept.spec.state_dir), request, RENEW_TIMEOUT_S)
-        except KeeperAway:
-            answer = {"ok": False}
-        if insist and answer["ok"] is not True:
-            kept.end_server()
+        end = time.monotonic() + REPLACED_S
+        while not _told(kept, request) and insist and not kept.end_server():
+            if time.monotonic() >= end:
+                log.warning("no server could be told what changed", extra=fields(volume=kept.setting.volume_id))
+                return
+            time.sleep(REPLACED_POLL_S)
 
     def _stop(self, kept: KeptMount, *, force: bool) -> None:
         kept.expect_end(0)
@@ -221,6 +223,13 @@ class Host:
         self.holdings.drop(volume_id)
         if mountpoint:
             mounter.unmount_all(mountpoint)
+
+
+def _told(kept: KeptMount, request: control.Answer) -> bool:
+    try:
+        return control.ask(Path(kept.spec.state_dir), request, RENEW_TIMEOUT_S)["ok"] is True
+    except KeeperAway:
+        return False
 
 
 def _patiently(state_dir: Path, request: dict[str, object]) -> control.Answer:

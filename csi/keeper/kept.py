@@ -90,13 +90,17 @@ class KeptMount:
             with suppress(DatastoreError):  # the next keeper is started with it
                 frames.send(self._guard, {"spec": spec.to_json()})
 
-    def end_server(self) -> None:
-        """Kill the server; the keeper, if it lives, replaces it by one with the present specification."""
+    def end_server(self) -> bool:
+        """Kill the server; the keeper, if it lives, replaces it by one with the present specification.
+
+        False: there is none, or one that does not serve yet.
+        """
         pid = server_pid(self.spec)
         if pid:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             _reap(pid)
+        return pid != 0
 
     def expect_end(self, timeout_s: float = GONE_TIMEOUT_S) -> bool:
         """The server was asked to stop: wait for its keeper; True when it is gone."""

@@ -19,11 +19,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from datastore.api.mountspec import MountSpec, from_json
-from datastore.errors import MountFailed
+from datastore.errors import InvalidManifest, MountFailed
 
 from .. import frames
 from .. import held as holding
-from ..errors import KeeperAway, error_named
+from ..errors import KeeperAway, KeeperOld, error_named
 from ..held import Held, Holdings
 from ..unixserver import Handler
 from .host import STOP_TIMEOUT_S, Host, KeptState
@@ -34,6 +34,8 @@ MOUNT_TIMEOUT_S = START_TIMEOUT_S + 15.0
 """The keeper's time, and what a stale mount takes to clear away."""
 UNMOUNT_TIMEOUT_S = STOP_TIMEOUT_S + GONE_TIMEOUT_S * 2 + 15.0
 QUICK_TIMEOUT_S = 10.0
+KEEPER_POD = "the datastore-keeper pod"
+"""Who answers, in words for people; holders are the datastore-node pods."""
 
 
 def host_handler(host: Host) -> Handler:
@@ -84,12 +86,18 @@ class Keeper:
     """The host as the plugin sees it. Every method: KeeperAway when it does not answer, and what it reports."""
 
     path: Path
+    node: str = ""
+    """For messages."""
 
     def mount(self, volume_id: str, spec: MountSpec, *, ephemeral: bool) -> Held:
-        """Mounted as asked, anew or already; the caller's own descriptors."""
+        """Mounted as asked, anew or already; the caller's own descriptors. Errors: KeeperOld, what it does not know."""
         request = {"op": "mount", "volume": volume_id, "spec": spec.to_json(), "ephemeral": ephemeral}
         with self._asked(request) as stream:
-            return _received(stream, MOUNT_TIMEOUT_S)
+            try:
+                return _received(stream, MOUNT_TIMEOUT_S)
+            except InvalidManifest as error:
+                # What we made ourselves is a mount specification, at least by our code.
+                raise KeeperOld(str(error)) from None
 
     def unmount(self, volume_id: str, mountpoint: str = "", *, force: bool = False) -> None:
         """See Host.unmount."""
@@ -109,28 +117,28 @@ class Keeper:
 
     @contextmanager
     def _asked(self, request: frames.Message) -> Iterator[socket.socket]:
-        with connected(self.path) as stream:
+        with connected(self.path, f"{KEEPER_POD} of node {self.node}" if self.node else KEEPER_POD) as stream:
             frames.send(stream, request)
             yield stream
 
 
-def export_of(path: Path) -> list[Held]:
+def export_of(path: Path, whose: str = KEEPER_POD) -> list[Held]:
     """All mounts that the process at this socket holds; the caller's own descriptors. Errors: KeeperAway."""
-    with connected(path) as stream:
+    with connected(path, whose) as stream:
         frames.send(stream, {"op": "export"})
         return holding.fetch(stream, QUICK_TIMEOUT_S)
 
 
 @contextmanager
-def connected(path: Path) -> Iterator[socket.socket]:
-    """Errors: KeeperAway."""
+def connected(path: Path, whose: str = KEEPER_POD) -> Iterator[socket.socket]:
+    """Errors: KeeperAway, which names the pod."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
         stream.settimeout(CONNECT_TIMEOUT_S)
         try:
             stream.connect(str(path))
         except OSError as error:
-            text = f"no process answers at {path} ({error.strerror or error}); its pod is starting, or is not there"
-            raise KeeperAway(text) from None
+            text = f"no process answers at {path} ({error.strerror or error})"
+            raise KeeperAway(f"{text}; {whose} is starting, or is not there") from None
         yield stream
 
 

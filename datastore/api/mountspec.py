@@ -98,6 +98,10 @@ class MountSpec:
         return shown
 
 
+def _names(of: type[MountSpec | S3Location]) -> set[str]:
+    return {each.name for each in fields(of)}
+
+
 def _without_defaults(document: dict[str, Any], of: type[MountSpec | S3Location]) -> dict[str, Any]:
     defaults = {each.name: each.default for each in fields(of)}
     return {name: value for name, value in document.items() if value != defaults[name]}
@@ -127,6 +131,9 @@ def from_json(text: str) -> MountSpec:
         if raw["version"] != VERSION:
             raise InvalidManifest(f"mount specification version {raw['version']} is not {VERSION}")
         s3 = dict(raw.pop("s3"))
+        unknown = sorted(({*raw} - _names(MountSpec)) | ({*s3} - _names(S3Location)))
+        if unknown:
+            raise InvalidManifest(f"not a mount specification: {', '.join(unknown)} is not known here")
         keys = s3.pop("credentials", None)
         credentials = None if keys is None else credentials_from_document(keys)
         return MountSpec(s3=S3Location(credentials=credentials, **s3), **raw)

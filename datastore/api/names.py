@@ -12,6 +12,8 @@ OWNER = f"{GROUP}/datastore"
 """Annotation of a PersistentVolume and its claim: `<namespace>/<name>` of the Datastore."""
 UID = f"{GROUP}/uid"
 """Label of both: the Datastore's uid."""
+NUDGED = f"{GROUP}/nudged"
+"""Annotation of a claim: when we last changed it so that the cluster looks at it again (controller/decide.py)."""
 CREDENTIALS = "csi.datastore.dev/credentials"
 """Annotation of a pod: version of the newest Secret that one of its volumes is mounted with. When it changes, the
 kubelet publishes the pod's volumes again at once, with the keys as they are then."""

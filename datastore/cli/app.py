@@ -28,6 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.callback()(version.version_option)
 app.command("mount")(mount.mount_command)
 app.command("umount")(umount.umount_command)
 app.command("unmount", hidden=True)(umount.umount_command)
@@ -68,8 +69,9 @@ def _failed(error: Exception) -> int:
         traceback.print_exc()
     describe = getattr(error, "format_message", None)
     if callable(describe):
-        # A usage error of typer: it says itself what is wrong.
-        fail(f"{describe()} (see --help)" if describe() else "see --help")
+        # A usage error of typer: it says itself what is wrong. Without any argument it has shown the help already.
+        if text := describe().replace("Value error, ", ""):
+            fail(f"{text} (see --help)")
         return ExitCode.USAGE
     if isinstance(error, DatastoreError):
         fail(str(error))

@@ -1,31 +1,26 @@
-"""A Datastore of a cluster, link by link: definition, controller, object, Secret, backend, claim, driver, pods.
+"""A Datastore of a cluster, link by link: definition, controller, object, Secret, backend, claim, driver, mounts, pods.
 
 Each link rests on those before it, so the walk ends at the first broken one, and then shows the last errors that the
-cluster recorded. Reads only, and of a Secret only the names of its keys.
+cluster recorded. What the user may not read is said and passed over. Reads only, and of a Secret only the names of its
+keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from datastore.api.datastore import GROUP
 from datastore.api.secretmanifest import ACCESS_KEY_NAMES, SECRET_KEY_NAMES
-from datastore.api.volumecontext import DRIVER
+from datastore.api.volumecontext import DRIVER, VolumeHandle
+from datastore.cli import workloadchecks
 from datastore.cli.findings import Finding, Level, bad, ok, warn
-from datastore.cli.kubectl import EVERYWHERE
+from datastore.cli.kubectl import EVERYWHERE, Forbidden
+from datastore.cli.workloadchecks import Cluster
 
 DATASTORES = f"datastores.{GROUP}"
-COMPONENT = "app.kubernetes.io/name=datastore,app.kubernetes.io/component="
 EVENTS_SHOWN = 3
-
-
-class Cluster(Protocol):
-    """What is asked of the cluster; datastore.cli.kubectl.Kubectl."""
-
-    def get(self, kind: str, name: str = "", *, selector: str = "", namespace: str | None = None) -> Any:
-        """An object or None; without a name a list."""
-        ...
+MOUNT_FAILURES = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 
 
 class _Walk:
@@ -35,7 +30,6 @@ class _Walk:
         self._cluster = cluster
         self._name = name
         self._body: Any = {}
-        self._claim: Any = {}
 
     def links(self) -> tuple[Callable[[], Iterator[Finding]], ...]:
         return (
@@ -46,6 +40,7 @@ class _Walk:
             self.backend,
             self.claim,
             self.driver,
+            self.mounts,
             self.pods,
         )
 
@@ -56,12 +51,12 @@ class _Walk:
         yield ok("cluster", "the API server answers, and Datastores are defined")
 
     def controller(self) -> Iterator[Finding]:
-        yield from self._component("controller", "deployment/datastore-controller")
+        yield workloadchecks.controller(self._cluster, workloadchecks.pods_of(self._cluster, "controller"))
 
     def object(self) -> Iterator[Finding]:
         self._body = self._cluster.get(DATASTORES, self._name)
         if self._body is None:
-            yield bad("object", f"there is no Datastore {self._name} in this namespace", "kubectl get datastores -A")
+            yield self._elsewhere()
             return
         metadata, status = self._body["metadata"], self._body.get("status") or {}
         if "deletionTimestamp" in metadata:
@@ -69,7 +64,8 @@ class _Walk:
             todo = f"wait, or: kubectl datastore release {self._name}"
             yield bad("object", f"Datastore {self._name} is being deleted: {why}", todo)
         elif status.get("observedGeneration") != metadata.get("generation"):
-            yield bad("object", "the controller has not acted on the present spec", "look at the controller's log")
+            todo = "the controller's log; and does it serve this namespace (its NAMESPACES)?"
+            yield bad("object", "the controller has not acted on the present spec", todo)
         else:
             yield ok("object", f"Datastore {self._name} is at {status.get('location', '?')}, seen by the controller")
 
@@ -97,78 +93,100 @@ class _Walk:
         yield bad("backend", f"{ready.get('reason', 'Unknown')}: {ready.get('message', '')}", "correct what it names")
 
     def claim(self) -> Iterator[Finding]:
-        name = self._body["status"].get("claimName", self._name)
-        self._claim = self._cluster.get("persistentvolumeclaims", name)
-        if self._claim is None:
-            yield bad(
-                "claim",
-                f"there is no PersistentVolumeClaim {name}",
-                _condition(self._body, "Provisioned").get("message", ""),
-            )
+        name = self._claim_name()
+        found = self._cluster.get("persistentvolumeclaims", name)
+        provisioned = _condition(self._body, "Provisioned")
+        if found is None:
+            yield bad("claim", f"there is no PersistentVolumeClaim {name}", provisioned.get("message", ""))
             return
-        phase = self._claim.get("status", {}).get("phase")
-        if phase != "Bound":
-            yield bad("claim", f"PersistentVolumeClaim {name} is {phase}", f"kubectl describe pvc {name}")
+        phase = found.get("status", {}).get("phase")
+        if phase == "Bound":
+            yield ok("claim", f"PersistentVolumeClaim {name} is bound to {found['spec'].get('volumeName')}")
             return
-        yield ok("claim", f"PersistentVolumeClaim {name} is bound to {self._claim['spec'].get('volumeName')}")
+        warned = self._warned("PersistentVolumeClaim", {name})
+        if provisioned.get("reason") == "WaitingForFirstPod" and not warned:
+            yield ok("claim", f"PersistentVolumeClaim {name} waits for its first pod, as its StorageClass may want it")
+            return
+        why = f": {_said(warned[-1])}" if warned else ""
+        yield bad("claim", f"PersistentVolumeClaim {name} is {phase}{why}", f"kubectl describe pvc {name}")
 
     def driver(self) -> Iterator[Finding]:
-        if not self._body["status"].get("volumeName"):
+        if not self._ours():
             yield ok("driver", "the claim's own driver mounts it")
             return
         if self._cluster.get("csidrivers", DRIVER) is None:
             yield bad("driver", f"CSIDriver {DRIVER} is missing", "kubectl apply -k manifests/")
+
+    def mounts(self) -> Iterator[Finding]:
+        """Keeper, node plugin and mount, on the nodes of the pods that use it."""
+        if not self._ours():
             return
-        yield from self._component("keeper", "daemonset/datastore-keeper")
-        yield from self._component("node", "daemonset/datastore-node")
+        users = self._users()
+        nodes = {workloadchecks.node_of(pod) for pod in users} - {""}
+        of = {each: workloadchecks.pods_of(self._cluster, each) for each in ("keeper", "node")}
+        for component, pods in of.items():
+            yield from workloadchecks.on_nodes(self._cluster, component, pods, nodes)
+        metadata = self._body["metadata"]
+        handle = VolumeHandle(namespace=metadata["namespace"], name=metadata["name"], uid=metadata["uid"])
+        for node in sorted({workloadchecks.node_of(pod) for pod in users if _phase(pod) == "Running"}):
+            yield from workloadchecks.mount(self._cluster, str(handle), node, of["keeper"], of["node"])
 
     def pods(self) -> Iterator[Finding]:
-        name = self._claim["metadata"]["name"]
-        users = [pod for pod in self._cluster.get("pods") if name in _claims(pod)]
-        waiting = [pod for pod in users if pod.get("status", {}).get("phase") == "Pending"]
+        users = self._users()
+        waiting = [pod for pod in users if _phase(pod) == "Pending"]
         if not users:
             yield ok("pods", "no pod uses it now")
         for pod in waiting:
-            where = pod["spec"].get("nodeName")
-            yield warn(
-                "pods",
-                f"pod {pod['metadata']['name']} waits" + (f" on node {where}" if where else " for a node"),
-                f"kubectl describe pod {pod['metadata']['name']}",
-            )
+            name, where = pod["metadata"]["name"], workloadchecks.node_of(pod)
+            told = self._warned("Pod", {name})
+            text = f"pod {name} waits {f'on {where}' if where else 'for a node'}"
+            text += f": {_said(told[-1])}" if told else ""
+            broken = bool(told) and told[-1].get("reason") in MOUNT_FAILURES
+            yield (bad if broken else warn)("pods", text, f"kubectl describe pod {name}")
         if users and not waiting:
             yield ok("pods", f"used by {', '.join(pod['metadata']['name'] for pod in users[:5])}")
 
     def last_errors(self) -> Iterator[Finding]:
         """The newest warnings about the Datastore, its claim and its pods."""
-        users = {pod["metadata"]["name"] for pod in self._cluster.get("pods") if self._name in _claims(pod)}
-        told = [
-            event
-            for event in self._cluster.get("events")
-            if event.get("type") == "Warning" and event.get("involvedObject", {}).get("name") in {self._name, *users}
-        ]
-        for event in sorted(told, key=lambda each: str(each.get("lastTimestamp")))[-EVENTS_SHOWN:]:
+        names = {"Datastore": {self._name}, "PersistentVolumeClaim": {self._claim_name()}}
+        names["Pod"] = {pod["metadata"]["name"] for pod in self._users()}
+        told = [event for kind, named in names.items() for event in self._warned(kind, named)]
+        # Two conditions that fail for one reason are one error.
+        newest = {(each["involvedObject"]["name"], each.get("reason")): each for each in told}
+        for event in sorted(newest.values(), key=_when)[-EVENTS_SHOWN:]:
             about = event["involvedObject"]
-            text = f"{about.get('kind')} {about.get('name')}: {event.get('reason')}: {event.get('message')}"
-            yield warn("last errors", f"{event.get('lastTimestamp')} {text}", "")
+            yield warn("last errors", f"{_when(event)} {about.get('kind')} {about.get('name')}: {_said(event)}", "")
 
-    def _component(self, name: str, what: str) -> Iterator[Finding]:
-        # In whatever namespace it was installed.
-        pods = self._everywhere(f"{COMPONENT}{name}")
-        unready = [pod for pod in pods if not _pod_ready(pod)]
-        # Of the controller's replicas one works; of the others each serves its own node.
-        broken = unready if name != "controller" or len(unready) == len(pods) else []
-        if not pods:
-            yield bad(name, f"no pod of {what} runs", "kubectl apply -k manifests/; kubectl describe the workload")
-        elif broken:
-            shown = ", ".join(
-                f"{pod['metadata']['name']} on {pod['spec'].get('nodeName', 'no node')}" for pod in broken[:3]
-            )
-            yield bad(name, f"not ready: {shown}", "kubectl logs and kubectl describe these pods")
-        else:
-            yield ok(name, f"{len(pods)} of {len(pods)} pods are ready" if not unready else "one of its pods is ready")
+    def _elsewhere(self) -> Finding:
+        """There is no such Datastore here; perhaps there is one in another namespace."""
+        text = f"there is no Datastore {self._name} in this namespace"
+        try:
+            found = self._cluster.get(DATASTORES, namespace=EVERYWHERE)
+        except Forbidden:
+            found = []
+        where = [each["metadata"]["namespace"] for each in found if each["metadata"]["name"] == self._name]
+        if where:
+            return bad("object", f"{text}, but in {', '.join(where[:5])}", f"add -n {where[0]}")
+        return bad("object", text, "kubectl get datastores -A")
 
-    def _everywhere(self, selector: str) -> list[Any]:
-        return list(self._cluster.get("pods", selector=selector, namespace=EVERYWHERE))
+    def _ours(self) -> bool:
+        status = self._body.get("status") or {}
+        return bool(status.get("volumeName")) and status.get("backend") not in ("claim", "local")
+
+    def _claim_name(self) -> str:
+        return str((self._body.get("status") or {}).get("claimName", self._name)) if self._body else self._name
+
+    def _users(self) -> list[Any]:
+        """Pods that have not ended and mount its claim."""
+        name = self._claim_name()
+        ended = ("Succeeded", "Failed")
+        return [pod for pod in self._cluster.get("pods") if name in _claims(pod) and _phase(pod) not in ended]
+
+    def _warned(self, kind: str, names: set[str]) -> list[Any]:
+        """Warnings about objects of a kind, the newest last."""
+        about = [each for each in self._cluster.get("events") if each.get("type") == "Warning"]
+        about = [each for each in about if each.get("involvedObject", {}).get("kind") == kind]
+        return sorted((each for each in about if each["involvedObject"].get("name") in names), key=_when)
 
 
 def cluster_checks(cluster: Cluster, name: str) -> Iterator[Finding]:
@@ -176,13 +194,22 @@ def cluster_checks(cluster: Cluster, name: str) -> Iterator[Finding]:
     walk = _Walk(cluster, name)
     for link in walk.links():
         broken = False
-        for finding in link():
-            broken = broken or finding.level is Level.FAIL
-            yield finding
-            if broken:
-                yield from walk.last_errors()
-                return
-    yield from walk.last_errors()
+        try:
+            for finding in link():
+                yield finding
+                broken = finding.level is Level.FAIL
+                if broken:
+                    break
+        except Forbidden as error:
+            # Without the object there is nothing to walk on.
+            broken = link == walk.object
+            yield (bad if broken else warn)(link.__name__, f"could not look: {error}", "ask an administrator to look")
+        if broken:
+            break
+    try:
+        yield from walk.last_errors()
+    except Forbidden as error:
+        yield warn("last errors", f"could not look: {error}", "")
 
 
 def _condition(body: Any, kind: str) -> dict[str, str]:
@@ -195,5 +222,14 @@ def _claims(pod: Any) -> set[str]:
     return {each["persistentVolumeClaim"]["claimName"] for each in volumes if "persistentVolumeClaim" in each}
 
 
-def _pod_ready(pod: Any) -> bool:
-    return _condition(pod, "Ready").get("status") == "True"
+def _phase(pod: Any) -> str:
+    return str(pod.get("status", {}).get("phase", ""))
+
+
+def _when(event: Any) -> str:
+    """RFC 3339; the scheduler's events have no lastTimestamp."""
+    return str(event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp") or "")
+
+
+def _said(event: Any) -> str:
+    return f"{event.get('reason')}: {event.get('message')}"

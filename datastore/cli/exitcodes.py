@@ -61,17 +61,3 @@ def exit_code_for(error: BaseException) -> ExitCode:
     if isinstance(error, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
     return ExitCode.ERROR
-
-
-def error_from(kind: str, text: str) -> errors.DatastoreError:
-    """An error the mount server sent, by the name of its class; an unknown name gives the root of the tree."""
-    found = getattr(errors, kind, None)
-    known = isinstance(found, type) and issubclass(found, errors.DatastoreError)
-    error: errors.DatastoreError = found(text) if known else errors.DatastoreError(text)  # type: ignore[misc]
-    return error
-
-
-def markdown_table() -> str:
-    """The table of docs/reference/cli.md."""
-    rows = [f"| {int(code)} | {meaning} |" for code, meaning in MEANING.items()]
-    return "\n".join(["| Code | Meaning |", "|---|---|", *rows])

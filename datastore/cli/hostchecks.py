@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from datastore.cli import mounttable
+from datastore import mountinfo
 from datastore.cli.exitcodes import ExitCode
 from datastore.cli.findings import Finding, bad, ok, warn
 from datastore.cli.inspection import CRASHED, HANGING, UNMOUNTED, inspect
@@ -141,8 +141,8 @@ def check_mounts() -> Iterator[Finding]:
             todo = f"datastore status {record.mountpoint} says why; mounting it again there uploads them"
             yield bad("mount", text, todo, ExitCode.UNSYNCED)
     known = {record.mountpoint for record in records}
-    for orphan in mounttable.all_mounts():
-        if orphan.fstype == mounttable.FSTYPE and orphan.mountpoint not in known:
+    for orphan in mountinfo.read().mounts:
+        if orphan.fstype == mountinfo.FSTYPE and orphan.mountpoint not in known:
             todo = f"if it is dead: datastore umount --force {orphan.mountpoint}"
             yield warn("mount", f"{orphan.mountpoint}: a Datastore mount that this user has no record of", todo)
     if not records:

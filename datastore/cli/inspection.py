@@ -6,13 +6,21 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from datastore.cli import control, mounttable
+from datastore import controlclient
+from datastore.cli import mounttable
 from datastore.cli.directory import real_path
-from datastore.cli.records import MountRecord, all_records
+from datastore.cli.records import MountRecord, all_records, is_server
 from datastore.cli.unsent import unsent_files
 from datastore.errors import DatastoreError
 
 MOUNTED, CRASHED, HANGING, UNMOUNTED = "mounted", "crashed", "not answering", "not mounted"
+
+
+KEEPER_DIED = (
+    "its keeper process has died: it serves on, but if its server dies too, programs get errors; "
+    "`datastore umount` it when it suits, and mount it again"
+)
+_WITHOUT_KEEPER = {"keeperPid": 0, "restart": "not possible: no keeper", "trouble": KEEPER_DIED}
 
 
 def inspect(record: MountRecord) -> dict[str, Any]:
@@ -22,8 +30,8 @@ def inspect(record: MountRecord) -> dict[str, Any]:
         state = MOUNTED if mounttable.mounted_at(record.mountpoint) else UNMOUNTED
     else:
         try:
-            told, state = control.status(record.state_dir), MOUNTED
-        except control.NotAnswering:
+            told, state = controlclient.status(record.state_dir), MOUNTED
+        except controlclient.NotAnswering:
             told, state = {"dirty": unsent_files(record.state_dir)}, _dead_state(record)
     own = {
         "name": record.name,
@@ -33,7 +41,8 @@ def inspect(record: MountRecord) -> dict[str, Any]:
         "state": state,
     }
     extra = {key: value for key, value in told.items() if key not in own and key != "ok"}
-    return {**own, **_processes(record), **extra, "dirty": dirty_files(told)}
+    alone = _WITHOUT_KEEPER if state == MOUNTED and not record.bind and not is_server(record.keeper_pid) else {}
+    return {**own, **_processes(record), **extra, **alone, "dirty": dirty_files(told)}
 
 
 def _processes(record: MountRecord) -> dict[str, Any]:

@@ -13,8 +13,12 @@ DEADLINE_S = 20.0
 EVERYWHERE = "--all-namespaces"
 
 
+class Forbidden(DatastoreError):
+    """The user of kubectl's context may not do that."""
+
+
 class Kubectl:
-    """Runs kubectl; namespace '' is that of the context. Errors: DatastoreError with kubectl's words."""
+    """Runs kubectl; namespace '' is that of the context. Errors: Forbidden, DatastoreError with kubectl's words."""
 
     def __init__(self, namespace: str = "") -> None:
         self._namespace = namespace
@@ -28,6 +32,11 @@ class Kubectl:
             return None if name else []
         found = json.loads(text)
         return found if name else found["items"]
+
+    def raw(self, path: str) -> str:
+        """What the API server, or what it is a proxy of, answers to a GET."""
+        # With --request-timeout the path would get a query, which those behind the proxy take for another path.
+        return _output(["kubectl", "get", "--raw", path])
 
     def run(self, *arguments: str, namespace: str | None = None) -> str:
         """Standard output of a kubectl command. namespace: another than ours; EVERYWHERE: all."""
@@ -44,6 +53,7 @@ def _output(command: Sequence[str]) -> str:
     except subprocess.TimeoutExpired:
         raise Unreachable(f"kubectl {command[1]}: no answer from the cluster within {DEADLINE_S:.0f} s") from None
     if done.returncode != 0:
-        lines = done.stderr.strip().splitlines()
-        raise DatastoreError(f"kubectl {command[1]}: {lines[-1] if lines else 'failed'}")
+        lines = done.stderr.strip().splitlines() or ["failed"]
+        refused = Forbidden if "(Forbidden)" in lines[-1] else DatastoreError
+        raise refused(f"kubectl {command[1]}: {lines[-1]}")
     return done.stdout

@@ -14,15 +14,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from datastore import beneath
+from datastore import beneath, controlclient
 from datastore.api.datastore import Datastore
 from datastore.api.manifest import Manifest
 from datastore.api.resolve import MountOptions, mount_spec, state_name
-from datastore.cli import control, directory, mounttable, unsent
+from datastore.cli import directory, mounttable, unsent
 from datastore.cli.console import note
 from datastore.cli.exitcodes import Unsynced
 from datastore.cli.mountserver import end_server, start
-from datastore.cli.places import directories, make_private, state_root
+from datastore.cli.places import directories, make_cache, make_private, state_root
 from datastore.cli.records import (
     COMMAND_FILE,
     MOUNT_FILE,
@@ -42,6 +42,8 @@ STOP_TIMEOUT_S = 600.0
 FORCE_TIMEOUT_S = 30.0
 """A forced stop still tries to upload; after this it is ended the hard way."""
 GONE_TIMEOUT_S = 10.0
+ENDING_TIMEOUT_S = 3.0
+"""For a mount that was just unmounted by hand: its processes need a moment to end."""
 _POLL_S = 0.02
 
 
@@ -53,8 +55,9 @@ def mount(
         return _mount_local(datastore, mountpoint, options, watch)
     spec = mount_spec(manifest, datastore, mountpoint, directories(), options)
     state_dir = Path(spec.state_dir)
-    Path(spec.cache_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_cache(Path(spec.cache_dir))
     with _locked(state_dir), _prepared(mountpoint) as made:
+        _refuse_serving(state_dir, mountpoint)
         seen = {"name": spec.name, "mountpoint": mountpoint, "location": datastore.location}
         write_json(state_dir / COMMAND_FILE, {**seen, "read_only": spec.read_only, "made": made})
         ready = start(spec, watch)
@@ -75,8 +78,8 @@ def unmount(
 ) -> None:
     """Upload what is left and unmount; with force, unmount also when that fails.
 
-    Errors: Unsynced when changes remain (they are kept on disk); control.NotAnswering when the server hangs and force
-    is not given; MountFailed when the directory is in use.
+    Errors: Unsynced when changes remain (they are kept on disk); controlclient.NotAnswering when the server hangs and
+    force is not given; MountFailed when the directory is in use.
     """
     if record.bind:
         if mounttable.mounted_at(record.mountpoint):
@@ -89,7 +92,7 @@ def unmount(
             note(f"interrupted: unmounting {record.mountpoint} now; what is not uploaded is kept on disk")
             force = True
             answer = _stop(record, None, force=True, timeout_s=FORCE_TIMEOUT_S) or {}
-    except control.NotAnswering as error:
+    except controlclient.NotAnswering as error:
         _end_silent(record, error, force=force)
         return
     _finish(record, answer)
@@ -97,7 +100,7 @@ def unmount(
 
 def _stop(record: MountRecord, watch: SignalWatch | None, *, force: bool, timeout_s: float) -> dict[str, Any] | None:
     """Ask the server to stop; None when a signal came before its answer."""
-    with control.connected(record.state_dir) as connection:
+    with controlclient.connected(record.state_dir) as connection:
         connection.send({"op": "stop", "force": force})
         answer = connection.receive(timeout_s, watch)
     if answer is None and watch:
@@ -112,6 +115,7 @@ def _finish(record: MountRecord, answer: dict[str, Any]) -> None:
     text = "; ".join(errors) or "no reason given"
     if answer.get("ok") is True:
         _wait_until_gone(record)
+        _restore_beneath(record)
         if errors and unsent.remaining(record.state_dir):
             keep_unsent(record)
             raise Unsynced(
@@ -121,14 +125,33 @@ def _finish(record: MountRecord, answer: dict[str, Any]) -> None:
     elif dirty_of(record):
         raise Unsynced(f"{record.mountpoint}: still mounted, because not everything is uploaded: {text}")
     else:
-        raise MountFailed(f"{record.mountpoint}: {text}")
+        raise MountFailed(text if text.startswith(record.mountpoint) else f"{record.mountpoint}: {text}")
+
+
+def _restore_beneath(record: MountRecord) -> None:
+    """The keeper did it, unless it died before."""
+    if not mounttable.mounted_at(record.mountpoint) and not directory.is_of_another(record):
+        beneath.restore(record.mountpoint, record.state_dir / beneath.NOTE_FILE)
+
+
+def _refuse_serving(state_dir: Path, mountpoint: str) -> None:
+    """Whoever serves from this directory is not to be seen at `mountpoint`, but lives, and must not be disturbed."""
+    deadline = time.monotonic() + ENDING_TIMEOUT_S
+    while (record := read_record(state_dir)) and record.pids:
+        if time.monotonic() > deadline:
+            raise MountFailed(
+                f"{mountpoint}: pid {record.pids[-1]} still serves Datastore {record.name} there, for programs that "
+                "have files open since it was unmounted by hand, or in another mount namespace; "
+                f"`datastore umount --force {mountpoint}` ends it"
+            )
+        time.sleep(_POLL_S)
 
 
 def dirty_of(record: MountRecord) -> list[Any]:
     """The changes of a mount that are not uploaded, from its server or, when that is gone, from its state directory."""
     try:
-        dirty = control.status(record.state_dir).get("dirty")
-    except control.NotAnswering:
+        dirty = controlclient.status(record.state_dir).get("dirty")
+    except controlclient.NotAnswering:
         return unsent.unsent_files(record.state_dir)
     return dirty if isinstance(dirty, list) else []
 
@@ -136,7 +159,7 @@ def dirty_of(record: MountRecord) -> list[Any]:
 def _end_silent(record: MountRecord, error: DatastoreError, *, force: bool) -> None:
     """End a mount whose server does not answer: it crashed, it hangs, or it was ended already."""
     if record.pids and not force:
-        raise control.NotAnswering(f"{record.mountpoint}: {error}; `datastore umount --force` ends it anyway")
+        raise controlclient.NotAnswering(f"{record.mountpoint}: {error}; `datastore umount --force` ends it anyway")
     for pid in record.pids:
         end_server(pid)
     if not directory.is_of_another(record):

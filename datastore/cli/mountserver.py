@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from datastore import beneath
+from datastore import beneath, controlclient
 from datastore.api.mountspec import MountSpec
-from datastore.cli import control, launch, mounttable
-from datastore.cli.exitcodes import error_from
+from datastore.cli import launch, mounttable
 from datastore.cli.places import make_private
 from datastore.cli.records import is_server, read_record
 from datastore.cli.signals import SignalWatch
-from datastore.errors import DatastoreError, MountFailed
+from datastore.errors import DatastoreError, MountFailed, error_named
 
 READY_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 5.0
@@ -163,7 +162,7 @@ def _ready(answer: dict[str, Any] | None, errors: bytes) -> Ready:
         raise MountFailed(f"the mount server ended without an answer{f': {said}' if said else ''}")
     if answer.get("ready") is not True:
         text = answer.get("error")
-        raise error_from(
+        raise error_named(
             str(answer.get("kind", "")), text if isinstance(text, str) else "the mount server gave no reason"
         )
     return Ready(_number(answer.get("keeperPid")), _number(answer.get("serverPid")))
@@ -175,7 +174,7 @@ def _number(value: object) -> int:
 
 def _stop_by_control(spec: MountSpec) -> None:
     try:
-        with control.connected(Path(spec.state_dir)) as connection:
+        with controlclient.connected(Path(spec.state_dir)) as connection:
             connection.send({"op": "stop", "force": True})
             connection.receive(STOP_TIMEOUT_S)
     except DatastoreError:

@@ -1,63 +1,26 @@
-"""What the kernel says is mounted, and the system calls that change it. Linux; elsewhere the programs of the system.
-
-The format of mountinfo is proc(5): the mount point is field 5 with blanks as \\040; the type stands after a lone '-'.
-"""
+"""What is mounted, and the system calls that change it. Linux; elsewhere the programs of the system."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-import re
 import shutil
 import subprocess
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
+from datastore import mountinfo
 from datastore.errors import MountFailed
+from datastore.mountinfo import FSTYPE, MOUNTINFO, Mount
 
-MOUNTINFO = Path("/proc/self/mountinfo")
 UNMOUNT_TIMEOUT_S = 10.0
 MS_RDONLY, MS_REMOUNT, MS_BIND = 0x1, 0x20, 0x1000
 MNT_FORCE, MNT_DETACH = 0x1, 0x2
-FSTYPE = "fuse.datastore"
 
 
-@dataclass(frozen=True, slots=True)
-class MountedAt:
-    """One line of the mount table."""
-
-    mountpoint: str
-    fstype: str
-    source: str
-
-
-def parse_mountinfo(text: str) -> Iterator[MountedAt]:
-    """Every mount, in the order of mounting; lines of another shape are skipped."""
-    for line in text.splitlines():
-        fields, dash, rest = line.partition(" - ")
-        before, after = fields.split(" "), rest.split(" ")
-        if dash and len(before) >= 6 and len(after) >= 2:
-            yield MountedAt(_unescaped(before[4]), after[0], _unescaped(after[1]))
-
-
-def _unescaped(text: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
-
-
-def all_mounts() -> list[MountedAt]:
-    """The mount table; empty where the system has no /proc."""
-    try:
-        return list(parse_mountinfo(os.fsdecode(MOUNTINFO.read_bytes())))
-    except FileNotFoundError:
-        return []
-
-
-def mounted_at(path: str) -> MountedAt | None:
+def mounted_at(path: str) -> Mount | None:
     """The topmost mount exactly at an absolute path. Never touches the path: a dead mount can't block this."""
     if not MOUNTINFO.exists():
-        return MountedAt(path, FSTYPE, "") if os.path.ismount(path) else None
-    return next((each for each in reversed(all_mounts()) if each.mountpoint == path), None)
+        return Mount("", path, False, FSTYPE, "") if os.path.ismount(path) else None
+    return mountinfo.read().at(path)
 
 
 def end_dead(path: str) -> None:

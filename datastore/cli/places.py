@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from datastore.api.resolve import Directories
+from datastore.errors import MountFailed
 
 
 def _base(variable: str, fallback: str) -> Path:
@@ -30,6 +33,23 @@ def directories() -> Directories:
 
 
 def make_private(path: Path) -> None:
-    """Create a directory that only its owner can enter, parents included; an existing one is tightened."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.chmod(0o700)
+    """Create a directory of state that only its owner can enter; an existing one is tightened. Errors: MountFailed."""
+    with _telling(path, "state", "set XDG_STATE_HOME to a directory of yours"):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.chmod(0o700)
+
+
+def make_cache(path: Path) -> None:
+    """Create a cache directory unless it is there. Errors: MountFailed."""
+    with _telling(path, "cache", "set spec.cache.dir, or XDG_CACHE_HOME, to a directory of yours"):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+@contextmanager
+def _telling(path: Path, what: str, todo: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise MountFailed(
+            f"{path}: this directory for the {what} of mounts can't be made: {error.strerror}; {todo}"
+        ) from error

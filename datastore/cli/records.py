@@ -16,10 +16,10 @@ from typing import Any
 
 from datastore.cli.places import state_root
 from datastore.cli.unsent import remaining
+from datastore.controlclient import SOCKET
 
 MOUNT_FILE = "mount.json"
 COMMAND_FILE = "cli.json"
-SOCKET = "control.sock"
 SERVER_MODULE = b"datastore.fuse"
 _MAX_FILE_BYTES = 1 << 20
 

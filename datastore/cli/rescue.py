@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from datastore.cli import control, unsent
+from datastore import controlclient
+from datastore.cli import unsent
 from datastore.cli.arguments import Output, Target
 from datastore.cli.console import Format, note, print_columns, print_json
 from datastore.cli.inspection import find
@@ -84,13 +85,13 @@ def _gaps(missing: int) -> str:
 
 def _discard(record: MountRecord, path: str) -> None:
     try:
-        with control.connected(record.state_dir) as connection:
+        with controlclient.connected(record.state_dir) as connection:
             connection.send({"op": "discard", "path": path})
             answer = connection.receive(DISCARD_TIMEOUT_S) or {}
         if answer.get("ok") is not True:
             raise DatastoreError("; ".join(map(str, answer.get("errors", []))) or f"{path} could not be discarded")
         count = int(answer.get("discarded", 0))
-    except control.NotAnswering:
+    except controlclient.NotAnswering:
         if record.pids:
             raise
         count = unsent.discard(record.state_dir, path)

@@ -6,10 +6,10 @@ import os
 import signal
 import time
 
-from datastore.cli import control
+from datastore import controlclient
 from datastore.cli.arguments import Target
 from datastore.cli.console import note
-from datastore.cli.inspection import find
+from datastore.cli.inspection import KEEPER_DIED, find
 from datastore.cli.records import MountRecord, is_server, read_record
 from datastore.errors import DatastoreError, MountFailed
 
@@ -35,8 +35,10 @@ def restart_command(target: Target) -> None:
 def _check(record: MountRecord) -> None:
     if record.bind:
         raise DatastoreError(f"{record.mountpoint} is a local directory, no server serves it")
+    if not is_server(record.keeper_pid) and is_server(record.server_pid):
+        raise MountFailed(f"{record.mountpoint}: {KEEPER_DIED}")
     if not is_server(record.keeper_pid):
-        raise control.NotAnswering(
+        raise controlclient.NotAnswering(
             f"{record.mountpoint}: the mount has crashed; `datastore umount` removes it, `datastore mount` starts anew"
         )
     if not record.upgradable:

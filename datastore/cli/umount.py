@@ -13,6 +13,7 @@ from datastore.cli.directory import real_path
 from datastore.cli.inspection import find
 from datastore.cli.records import all_records
 from datastore.cli.signals import watching
+from datastore.mountinfo import FSTYPE
 from datastore.units import parse_duration
 
 
@@ -40,7 +41,7 @@ def _detached_orphan(target: str) -> bool:
     """A mount of ours that nobody keeps a record of any more."""
     path = real_path(target)
     at = mounttable.mounted_at(path)
-    if at is None or at.fstype != mounttable.FSTYPE or any(each.mountpoint == path for each in all_records()):
+    if at is None or at.fstype != FSTYPE or any(each.mountpoint == path for each in all_records()):
         return False
     mounttable.detach(path)
     note(f"{path} is unmounted; no record of this mount was found")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import typer
 
 DISTRIBUTION = "kube-datastore"
 
@@ -11,6 +14,20 @@ DISTRIBUTION = "kube-datastore"
 def version_command() -> None:
     """Print the version."""
     sys.stdout.write(f"{DISTRIBUTION} {installed_version()}\n")
+
+
+def _print_and_end(asked: bool) -> None:
+    if asked:
+        version_command()
+        raise typer.Exit
+
+
+def version_option(
+    asked: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_and_end, help="Print the version.")
+    ] = False,
+) -> None:
+    """What stands before a verb; the help text is the application's."""
 
 
 def installed_version() -> str:

@@ -9,14 +9,13 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from datastore.cli import control
+from datastore import controlclient
 from datastore.cli.arguments import Target
 from datastore.cli.console import diagnostics, note
-from datastore.cli.exitcodes import error_from
 from datastore.cli.inspection import containing, find
 from datastore.cli.records import MountRecord
 from datastore.cli.signals import Interrupted, watching
-from datastore.errors import DatastoreError
+from datastore.errors import DatastoreError, error_named
 from datastore.units import format_size
 
 SILENCE_TIMEOUT_S = 900.0
@@ -56,7 +55,7 @@ def _locate(target: str, path: str) -> tuple[MountRecord, str]:
 def _follow(record: MountRecord, path: str) -> dict[str, Any]:
     """Progress until the end; the last counts. Errors: what the server reports; Interrupted."""
     last: dict[str, Any] = {}
-    with watching() as watch, control.connected(record.state_dir) as connection, _progress() as progress:
+    with watching() as watch, controlclient.connected(record.state_dir) as connection, _progress() as progress:
         task = progress.add_task("", files="", size="", total=None)
         connection.send({"op": "warm", "path": path})
         while (answer := connection.receive(SILENCE_TIMEOUT_S, watch)) is not None:
@@ -74,7 +73,7 @@ def _check(answer: dict[str, Any]) -> None:
     told = answer.get("errors")
     reasons = [str(each) for each in told] if isinstance(told, list) else [str(answer.get("error", "no reason given"))]
     more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-    raise error_from(
+    raise error_named(
         str(answer.get("kind", "")), f"not everything is in the cache: {reasons[0] if reasons else ''}{more}"
     )
 

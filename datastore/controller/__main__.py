@@ -10,6 +10,7 @@ import signal
 from collections.abc import Sequence
 
 from datastore import logs
+from datastore.api import endpoints
 from datastore.controller.operator import Operator
 from datastore.controller.settings import Settings
 from datastore.units import parse_duration
@@ -62,7 +63,8 @@ def _arguments() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="PATTERN",
-        help="an endpoint that users may name, e.g. https://*.example.org; repeatable; none: all but link-local ones",
+        help="an endpoint that users may name, e.g. https://*.example.org; repeatable; none: all but link-local ones"
+        f" (also: {endpoints.ENVIRONMENT}=a,b, which the node plugin reads as well)",
     )
     add(
         "--probe-claims",
@@ -92,7 +94,7 @@ def _settings(given: argparse.Namespace) -> Settings:
         local_paths=frozenset(given.allow_local),
         ambient_credentials=given.ambient_credentials,
         watch_secrets=given.watch_secrets,
-        endpoints=tuple(given.allow_endpoint),
+        endpoints=(*given.allow_endpoint, *endpoints.listed(os.environ.get(endpoints.ENVIRONMENT, ""))),
         probe_claims=given.probe_claims,
         probe_image=given.probe_image,
         port=given.port,

@@ -1,4 +1,4 @@
-"""What the watches showed: Datastores, their claims and volumes, and our StorageClasses. One event loop, no locks.
+"""What the watches showed: Datastores, their claims and volumes, and StorageClasses. One event loop, no locks.
 
 Bodies are kept without managedFields, which are half of an object. An older version never replaces a newer one: our own
 writes answer before the watch shows them.
@@ -81,6 +81,10 @@ class Cache:
         self.classes = Shelf()
         self.wrappers: dict[Key, Key] = {}
         """Claim -> a Datastore that wraps it."""
+
+    def class_of(self, claim: Raw | None) -> dict[str, Any] | None:
+        """The StorageClass that a claim names."""
+        return self.classes.get(("", claim["spec"].get("storageClassName") or "")) if claim else None
 
 
 def _version(body: Raw) -> int:

@@ -2,7 +2,8 @@
 
 The user asks by `spec.claim.probe`, the administrator allows it by --probe-claims and the rights of
 manifests/claim-probe. One pod, once a volume: what was found stands in the status, and is not tried again. The pod
-starts where a pod that uses the claim runs, belongs to the Datastore, ends within a minute, and is removed.
+starts where a pod that uses the claim runs, belongs to the Datastore, ends within a minute, and is removed. Where root
+is refused (Pod Security "restricted", or another policy) it runs as the pod that uses the claim does.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from datastore.backends.base import Measured
 from datastore.controller.classes import Meant
 from datastore.controller.cluster import PODS, ApiError, Cluster
 from datastore.controller.conditions import Event
-from datastore.controller.rotation import NOT_ENDED, claims_of
+from datastore.controller.pods import NOT_ENDED, claims_of
 from datastore.controller.settings import Settings
 from datastore.logs import fields
 
@@ -40,6 +41,9 @@ WAIT_S = 120.0
 AGAIN_S = 900.0
 POLL_S = 1.0
 REFUSED_MAX = 4096
+NOBODY = 65532
+"""The image's own user, where no pod shows whom the volume is for."""
+_ROOT: Raw = {"runAsUser": 0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,18 +114,23 @@ class ClaimProbe:
             return self._failed(meant, "the controller does not find its own pod, whose image it would use")
         name = claim["metadata"]["name"]
         users = await self._cluster.list(PODS, meant.namespace, NOT_ENDED)
-        node = next((each["spec"].get("nodeName", "") for each in users if name in claims_of(each)), "")
-        try:
-            await self._cluster.create(PODS, meant.namespace, pod_for(meant, name, image, node))
-        except ApiError as error:
-            if error.status == 409:
-                # The last one is still going.
-                return Tried(wait_s=POLL_S)
-            if error.status not in (403, 422):
-                raise
-            return self._failed(meant, str(error))
-        log.info("trying a volume", extra=fields(datastore=f"{meant.namespace}/{meant.name}", claim=name, node=node))
-        return Tried(wait_s=POLL_S)
+        user: Raw = next((each["spec"] for each in users if name in claims_of(each)), {})
+        node, refusal = user.get("nodeName", ""), ""
+        for who in (_ROOT, unprivileged(user)):
+            try:
+                await self._cluster.create(PODS, meant.namespace, pod_for(meant, name, image, node, who))
+            except ApiError as error:
+                if error.status == 409:
+                    # The last one is still going.
+                    return Tried(wait_s=POLL_S)
+                if error.status not in (403, 422):
+                    raise
+                refusal = str(error)
+                continue
+            where = f"{meant.namespace}/{meant.name}"
+            log.info("trying a volume", extra=fields(datastore=where, claim=name, node=node, user=who["runAsUser"]))
+            return Tried(wait_s=POLL_S)
+        return self._failed(meant, refusal)
 
     async def _image(self) -> tuple[str, str] | None:
         """(image, pull policy): the ones told, else those of our own pod."""
@@ -135,10 +144,22 @@ class ClaimProbe:
         return self._own
 
 
-def pod_for(meant: Meant, claim: str, image: tuple[str, str], node: str) -> dict[str, Any]:
+def unprivileged(user: Raw) -> dict[str, Any]:
+    """Whom to be where root is refused: as a pod (its spec, or nothing) that uses the claim, whose files they are."""
+    given: Raw = user.get("securityContext") or {}
+    others = ((each.get("securityContext") or {}).get("runAsUser") for each in user.get("containers") or [])
+    found = next((each for each in (given.get("runAsUser"), *others) if each), NOBODY)
+    same = {name: given[name] for name in ("runAsGroup", "fsGroup", "supplementalGroups") if name in given}
+    # What the user's fsGroup changed already is not gone through again.
+    change = {"fsGroupChangePolicy": "OnRootMismatch"} if "fsGroup" in same else {}
+    return {"runAsNonRoot": True, "runAsUser": found, **same, **change}
+
+
+def pod_for(meant: Meant, claim: str, image: tuple[str, str], node: str, who: Raw = _ROOT) -> dict[str, Any]:
     """The pod. Without rights, token and network identity of its own; root, because a new volume's directory is root's.
 
-    No fsGroup: the kubelet would change the owner of every file. manifests/claim-probe has the rules it must pass.
+    No fsGroup of our own: the kubelet would change the owner of every file. manifests/claim-probe has the rules it must
+    pass, and with another `who` it is as Pod Security "restricted" asks.
     """
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": meant.name, "uid": meant.uid}
     container = {
@@ -147,7 +168,6 @@ def pod_for(meant: Meant, claim: str, image: tuple[str, str], node: str) -> dict
         "imagePullPolicy": image[1],
         "command": list(COMMAND),
         "securityContext": {
-            "runAsUser": 0,
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
@@ -170,7 +190,7 @@ def pod_for(meant: Meant, claim: str, image: tuple[str, str], node: str) -> dict
             "terminationGracePeriodSeconds": 0,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+            "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}, **who},
             **({"nodeName": node} if node else {}),
             "containers": [container],
             "volumes": [{"name": "volume", "persistentVolumeClaim": {"claimName": claim}}],

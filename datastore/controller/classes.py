@@ -15,10 +15,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from datastore.api import endpoints
 from datastore.api.datastore import API_VERSION, KIND, Datastore, DatastoreSpec
 from datastore.api.explain import explain
 from datastore.api.volumecontext import DRIVER, memory_of
-from datastore.controller import endpoints
 from datastore.controller.mistakes import Mistake
 from datastore.controller.settings import Settings
 from datastore.errors import InvalidManifest

@@ -72,7 +72,7 @@ def transitions(before: Sequence[Raw], found: Sequence[Finding]) -> list[Event]:
     return list(dict.fromkeys(events))
 
 
-_PASSING = frozenset({"WaitingForBinding", "WaitingForBackend", "Deleting"})
+_PASSING = frozenset({"WaitingForBinding", "VolumeReplacing", "WaitingForBackend", "Deleting"})
 """Not true yet, and nobody has to do anything about it."""
 
 

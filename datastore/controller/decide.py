@@ -8,12 +8,12 @@ to do.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from datastore.api.datastore import location_of
-from datastore.api.names import FINALIZER, volume_name
+from datastore.api.datastore import Claim, location_of
+from datastore.api.names import FINALIZER, NUDGED, volume_name
 from datastore.api.status import Capabilities
 from datastore.backends.base import Measured, Owner
 from datastore.controller import desired
@@ -28,6 +28,9 @@ JSON = dict[str, Any]
 
 
 YOUNG_S = 5.0
+NUDGE = timedelta(seconds=1)
+RESYNC = timedelta(seconds=15)
+"""Of the cluster's own look at every claim."""
 SAMPLE_S = 3600.0
 
 
@@ -54,6 +57,8 @@ class Observed:
     facts: Facts | None
     claim: Raw | None
     volume: Raw | None
+    storage_class: Raw | None = None
+    """Of the claim, where there is one of the name."""
     now: str
 
 
@@ -118,10 +123,24 @@ def _provision(observed: Observed, meant: Meant) -> Plan:
             applies.append(volume)
     if applies:
         return Plan(apply=tuple(applies), again=True)
-    found = _bound(here, meant)
-    if found.reason == "WaitingForBinding" and _young(here, observed.now):
-        return Plan(soon=True)
+    return _binding(observed, claim, here, _bound(observed, here, meant))
+
+
+def _binding(observed: Observed, wanted: JSON, here: Raw, found: Finding) -> Plan:
+    """All objects are as they should be; the rest is the cluster's."""
+    now = observed.now
+    if found.reason == "VolumeReplacing":
+        nudge = (_nudge(here, wanted, now),) if _may_nudge(here, now) else ()
+        return replace(_told(observed, found), apply=nudge, soon=True)
+    if found.reason == "WaitingForBinding":
+        return _half_bound(here, observed.volume, wanted, now) or _told_late(observed, here, found)
     return _told(observed, found)
+
+
+def _told_late(observed: Observed, claim: Raw, found: Finding) -> Plan:
+    """A claim that may well be bound in a moment is not worth a status yet."""
+    young = _age(claim["metadata"]["creationTimestamp"], observed.now) < timedelta(seconds=YOUNG_S)
+    return Plan(soon=True) if young else _told(observed, found)
 
 
 def _new_claim(observed: Observed, claim: JSON, volume: JSON | None) -> Plan:
@@ -134,9 +153,40 @@ def _new_claim(observed: Observed, claim: JSON, volume: JSON | None) -> Plan:
     return Plan(apply=(claim,), unless_claimed=claim, again=True)
 
 
-def _young(claim: Raw, now: str) -> bool:
-    """Whether a claim may well be bound in a moment: not worth a status yet."""
-    return _age(claim["metadata"]["creationTimestamp"], now) < timedelta(seconds=YOUNG_S)
+def _half_bound(here: Raw, volume: Raw | None, claim: JSON, now: str) -> Plan | None:
+    """What to do if the cluster bound the volume and not yet its claim, and a change of the claim may make it go on.
+
+    Its two workers race for the volume's status: when the one that binds loses, it tries again after RESYNC, or when
+    the claim changes (kubernetes, pkg/controller/volume/persistentvolume). So change it, at most each NUDGE.
+    """
+    created = here["metadata"]["creationTimestamp"]
+    if not _holds_on(volume, here) or _age(created, now) >= RESYNC or not _may_nudge(here, now, created):
+        return None
+    return Plan(apply=(_nudge(here, claim, now),), soon=True)
+
+
+def _remade(claim: Raw, volume: Raw | None, now: str) -> bool:
+    """Whether a claim is Lost only until the cluster looks at it again, since its volume was just made anew."""
+    if volume is None or "creationTimestamp" not in volume["metadata"]:
+        return False
+    return _holds_on(volume, claim) and _age(volume["metadata"]["creationTimestamp"], now) < RESYNC
+
+
+def _holds_on(volume: Raw | None, claim: Raw) -> bool:
+    """Whether the volume is bound to this claim, whatever the claim says."""
+    return volume is not None and volume["spec"].get("claimRef", {}).get("uid") == claim["metadata"]["uid"]
+
+
+def _may_nudge(claim: Raw, now: str, otherwise: str = "") -> bool:
+    """Whether the last time is long ago; otherwise: the time that counts if there was none."""
+    nudged = (claim["metadata"].get("annotations") or {}).get(NUDGED, otherwise)
+    return not nudged or _age(nudged, now) >= NUDGE
+
+
+def _nudge(here: Raw, wanted: JSON, now: str) -> JSON:
+    patch = _claim_patch(here, wanted)
+    metadata = patch["metadata"]
+    return {**patch, "metadata": {**metadata, "annotations": {**metadata["annotations"], NUDGED: now}}}
 
 
 def _claim_holds(here: Raw, wanted: Raw) -> bool:
@@ -156,22 +206,44 @@ def _existing_claim(observed: Observed, meant: Meant) -> Finding:
     if observed.claim is None:
         text = f"spec.claim.name: there is no PersistentVolumeClaim {name} in namespace {meant.namespace}"
         return Finding(type="Provisioned", status="False", reason="ClaimNotFound", message=text)
-    return _bound(observed.claim, meant)
+    return _bound(observed, observed.claim, meant)
 
 
-def _bound(claim: Raw, meant: Meant) -> Finding:
+def _bound(observed: Observed, claim: Raw, meant: Meant) -> Finding:
     phase = claim.get("status", {}).get("phase", "Pending")
     name = claim["metadata"]["name"]
     if phase == "Bound":
         return Finding(type="Provisioned", status="True", reason="Bound", message=f"pods mount the claim {name}")
+    if phase == "Lost" and not meant.spec.claim and _remade(claim, observed.volume, observed.now):
+        text = f"the volume of PersistentVolumeClaim {name} was made anew and is being bound to it; no data is touched"
+        return Finding(type="Provisioned", status="False", reason="VolumeReplacing", message=text)
     if phase == "Lost":
         text = f"PersistentVolumeClaim {name} has lost its volume"
         return Finding(type="Provisioned", status="False", reason="ClaimLost", message=text)
     if meant.spec.claim and not claim["spec"].get("volumeName"):
-        # Its class may wait for the first pod, so waiting for it would be waiting for ever.
-        text = f"the claim {name} gets its volume by its StorageClass, perhaps with the first pod"
-        return Finding(type="Provisioned", status="True", reason="WaitingForFirstPod", message=text)
+        return _by_class(claim, meant.spec.claim, observed.storage_class)
     text = f"waiting for the cluster to bind PersistentVolumeClaim {name}"
+    return Finding(type="Provisioned", status="False", reason="WaitingForBinding", message=text)
+
+
+def _by_class(claim: Raw, asked: Claim, storage_class: Raw | None) -> Finding:
+    """What a claim that another driver serves waits for. '' as class: a volume that someone makes by hand."""
+    name, named = claim["metadata"]["name"], claim["spec"].get("storageClassName")
+    if storage_class is not None and storage_class.get("volumeBindingMode") == "WaitForFirstConsumer":
+        # Waiting for the volume would be waiting for ever.
+        text = f"the claim {name} gets its volume from StorageClass {named} with the first pod"
+        return Finding(type="Provisioned", status="True", reason="WaitingForFirstPod", message=text)
+    if storage_class is None and named != "":
+        first = (
+            f"there is no StorageClass {named}: make it"
+            if named
+            else "no StorageClass is named and the cluster has no default: make one the default"
+        )
+        again = "the claim" if asked.name else "the Datastore and its claim"
+        text = f"{first}, or {again} anew with one that `kubectl get storageclass` shows (PersistentVolumeClaim {name})"
+        return Finding(type="Provisioned", status="False", reason="StorageClassNotFound", message=text)
+    driver = f" from StorageClass {named}" if named else ""
+    text = f"PersistentVolumeClaim {name} waits for its volume{driver}: `kubectl describe pvc {name}` says for what"
     return Finding(type="Provisioned", status="False", reason="WaitingForBinding", message=text)
 
 
@@ -197,7 +269,7 @@ def _told(observed: Observed, provisioned: Finding) -> Plan:
     return Plan(status=status, events=tuple(transitions(was, findings)), ready=ready)
 
 
-_WAITING = frozenset({"WaitingForBinding", "WaitingForBackend", "ClaimDeleted", "Checking"})
+_WAITING = frozenset({"WaitingForBinding", "VolumeReplacing", "WaitingForBackend", "ClaimDeleted", "Checking"})
 
 
 def _findings(observed: Observed, provisioned: Finding, was: Sequence[Raw]) -> list[Finding]:

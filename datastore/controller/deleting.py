@@ -1,8 +1,10 @@
 """The core of deletion: claim, volume, data, finalizer, in this order. Pure and level-triggered, like decide.py.
 
-The claim goes first, and Kubernetes keeps it while a pod uses it: so the data waits for the pods without a race. The
-data goes last but one, and only by the backend's own ownership marker. The finalizer always goes in the end: what can't
-be removed is left behind and told, never waited for without a bound.
+The claim goes first, and Kubernetes keeps it while a pod uses it: so the data waits for the pods without a race. Pods
+with inline volumes that name the Datastore are waited for as well: the nodes mount none for a new pod once it is being
+deleted (csi/volumes.py), so a list of them that was made since then is complete. The data goes last but one, and only
+by the backend's own ownership marker. The finalizer always goes in the end: what can't be removed is left behind and
+told, never waited for without a bound.
 """
 
 from __future__ import annotations
@@ -26,15 +28,16 @@ Raw = Mapping[str, Any]
 class Going:
     """All that is known of a Datastore that is being deleted.
 
-    pods: names of those that use the claim; released: what the backend said when all was removed or left; failure: why
-    it did not; abandoned: it has failed for long enough in a namespace that is going. now: RFC 3339.
+    pods: names of those that use the claim or name it inline, None: not looked for; released: what the backend said
+    when all was removed or left; failure: why it did not; abandoned: it has failed for long enough in a namespace that
+    is going. now: RFC 3339.
     """
 
     datastore: Raw
     meant: Meant | None
     claim: Raw | None
     volume: Raw | None
-    pods: tuple[str, ...] = ()
+    pods: tuple[str, ...] | None = None
     progress: str = ""
     released: str | None = None
     failure: DatastoreError | None = None
@@ -59,19 +62,40 @@ def farewell(going: Going) -> Farewell:
     """The next step of a deletion."""
     if FINALIZER not in (going.datastore["metadata"].get("finalizers") or []):
         return Farewell()
-    claim = going.claim if going.claim is not None and _goes(going, going.claim) else None
-    ours = [body for body in (claim, going.volume) if body is not None]
-    for body in ours:
-        if "deletionTimestamp" not in body["metadata"]:
-            # One after the other: a volume that goes before its claim makes the claim Lost under a running pod.
-            return Farewell(delete=(body,), again=True)
-        if body is claim and not going.pods:
-            return _waiting(going, f"waiting for pods to let go of the claim {body['metadata']['name']}", pods=True)
-        if body is claim:
-            users = ", ".join(going.pods[:5]) + (f" and {len(going.pods) - 5} more" if len(going.pods) > 5 else "")
-            return _waiting(going, f"the claim {body['metadata']['name']} is in use by: {users}", pods=True)
-        return _waiting(going, f"waiting for the volume {body['metadata']['name']} to go")
-    return _data(going)
+    if going.claim is not None and _goes(going, going.claim):
+        return _unused(going, going.claim)
+    if _may_be_inline(going):
+        if going.pods is None:
+            return Farewell(list_pods=True)
+        if going.pods:
+            return _waiting(going, f"in use by: {_named(going.pods)}", pods=True)
+    if going.volume is None:
+        return _data(going)
+    if "deletionTimestamp" not in going.volume["metadata"]:
+        # After the claim: a volume that goes before makes the claim Lost under a running pod.
+        return Farewell(delete=(going.volume,), again=True)
+    return _waiting(going, f"waiting for the volume {going.volume['metadata']['name']} to go")
+
+
+def _unused(going: Going, claim: Raw) -> Farewell:
+    """What to do about the claim that goes."""
+    if "deletionTimestamp" not in claim["metadata"]:
+        return Farewell(delete=(claim,), again=True)
+    if going.pods:
+        return _waiting(going, f"in use by: {_named(going.pods)}", pods=True)
+    return _waiting(going, f"waiting for pods to let go of the claim {claim['metadata']['name']}", pods=True)
+
+
+def _named(pods: Sequence[str]) -> str:
+    return ", ".join(pods[:5]) + (f" and {len(pods) - 5} more" if len(pods) > 5 else "")
+
+
+def _may_be_inline(going: Going) -> bool:
+    """Whether a pod's inline volume can be of it, and that matters: its node asks for the volume, its work for data."""
+    if going.volume is not None:
+        return "csi" in going.volume["spec"]
+    spec = going.meant.spec if going.meant is not None and going.released is None else None
+    return spec is not None and spec.s3 is not None and Policy(spec.reclaim_policy) is not Policy.RETAIN
 
 
 def _goes(going: Going, claim: Raw) -> bool:

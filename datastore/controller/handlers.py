@@ -13,7 +13,6 @@ import kopf
 
 from datastore.api.datastore import GROUP, VERSION
 from datastore.api.names import MANAGED_BY, MANAGER
-from datastore.api.volumecontext import DRIVER
 from datastore.controller.cache import Cache, Key, Shelf
 from datastore.controller.cluster import login
 from datastore.controller.desired import owner_of
@@ -58,12 +57,17 @@ class Watches:
         """A claim: ours, one that a Datastore wraps, or a plain one of a class of ours."""
         body = event["object"]
         key = _keep(self._cache.claims, event)
+        self._claimed(body)
+        if body["spec"].get("storageClassName") and not body["spec"].get("volumeName"):
+            self._wake_claim(key)
+
+    def _claimed(self, body: Raw) -> None:
+        """Whose claim it is wants to be looked at."""
+        key = _key(body)
         if owner_of(body) or self._cache.datastores.get(key):
             self._wake(owner_of(body) or key)
         if key in self._cache.wrappers:
             self._wake(self._cache.wrappers[key])
-        if body["spec"].get("storageClassName") and not body["spec"].get("volumeName"):
-            self._wake_claim(key)
 
     def volume(self, event: Raw) -> None:
         """A volume of ours. They have no namespace, so those of another controller's Datastores come along."""
@@ -76,15 +80,13 @@ class Watches:
 
     def storage_class(self, event: Raw) -> None:
         """A class came, changed or went: its Datastores may be meant otherwise now, its claims may have waited."""
-        body = event["object"]
-        if body.get("provisioner") != DRIVER:
-            return
         _, name = _keep(self._cache.classes, event)
         for datastore in self._cache.datastores.values():
             if datastore.get("spec", {}).get("storageClassName") == name:
                 self._wake(_key(datastore))
         for claim in self._cache.claims.values():
             if claim["spec"].get("storageClassName") == name and not claim["spec"].get("volumeName"):
+                self._claimed(claim)
                 self._wake_claim(_key(claim))
 
     def lease(self, event: Raw) -> None:

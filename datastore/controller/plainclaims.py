@@ -52,7 +52,7 @@ class PlainClaims:
     def waits(self, claim: Raw) -> bool:
         """Whether a claim is one of a class of ours that nobody has provisioned."""
         spec, metadata = claim["spec"], claim["metadata"]
-        storage_class = self._cache.classes.get(("", spec.get("storageClassName") or ""))
+        storage_class = self._cache.class_of(claim)
         if storage_class is None or storage_class.get("provisioner") != DRIVER or spec.get("volumeName"):
             return False
         if "deletionTimestamp" in metadata:

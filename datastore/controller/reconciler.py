@@ -24,7 +24,6 @@ from datastore.controller.cluster import (
     CLAIMS,
     DATASTORES,
     NAMESPACES,
-    PODS,
     VOLUMES,
     ApiError,
     Cluster,
@@ -35,8 +34,8 @@ from datastore.controller.deleting import Farewell, Going, farewell
 from datastore.controller.looking import Looking
 from datastore.controller.metrics import BACKEND_FAILURES
 from datastore.controller.mistakes import Mistake, reason_of
+from datastore.controller.pods import UsingPods
 from datastore.controller.recorder import Recorder
-from datastore.controller.rotation import claims_of
 from datastore.controller.secretwatch import Uses
 from datastore.controller.settings import Settings
 from datastore.errors import DatastoreError
@@ -57,7 +56,7 @@ SETTLE_S = 1.0
 
 @dataclass(slots=True)
 class Known:
-    """What is remembered of one. failures: in a row; look_at: monotonic time; renewals: changes of its Secret."""
+    """What is remembered of one. failures: in a row; renewals: changes of its Secret; the others: monotonic times."""
 
     uid: str
     spec: object = None
@@ -66,6 +65,7 @@ class Known:
     look_at: float = 0.0
     failing_since: float = 0.0
     renewals: int = 0
+    parting_since: float = 0.0
 
 
 class Reconciler:
@@ -79,6 +79,7 @@ class Reconciler:
         self._looking = Looking(cluster, settings)
         self._probe = ClaimProbe(cluster, settings)
         self._recorder = Recorder(cluster, settings.identity)
+        self._using = UsingPods(cluster)
         self._known: dict[Key, Known] = {}
 
     async def close(self) -> None:
@@ -216,16 +217,19 @@ class Reconciler:
 
     async def _part(self, key: Key, body: Raw) -> float | None:
         known = self._remembered(key, body)
+        known.parting_since = known.parting_since or time.monotonic()
         meant, _ = self._meant(body)
         claim = self._claim(key, meant)
         volume = self._cache.volumes.get(("", volume_name(body["metadata"]["uid"])))
         going = Going(datastore=body, meant=meant, claim=claim, volume=volume, now=_now())
         step = farewell(going)
-        if step.list_pods and claim is not None and _age_s(claim) < PATIENCE_S:
+        held = claim["metadata"]["name"] if claim is not None and "deletionTimestamp" in claim["metadata"] else ""
+        if step.list_pods and claim is not None and held and _age_s(claim) < PATIENCE_S:
             # Mostly nobody uses it, and its event comes at once.
             return SETTLE_S
         if step.list_pods:
-            step = farewell(replace(going, pods=await self._pods_of(claim)))
+            going = replace(going, pods=await self._using.of(key[0], held, key[1], known.parting_since))
+            step = farewell(going)
         failure: DatastoreError | None = None
         if step.release is not None and meant is not None:
             if claim is None and await self._has_claim(key):
@@ -273,13 +277,6 @@ class Reconciler:
             self._take(claim)
         return claim is not None
 
-    async def _pods_of(self, claim: Raw | None) -> tuple[str, ...]:
-        if claim is None:
-            return ()
-        name, namespace = claim["metadata"]["name"], claim["metadata"]["namespace"]
-        found = [pod for pod in await self._cluster.list(PODS, namespace) if name in claims_of(pod)]
-        return tuple(sorted(pod["metadata"]["name"] for pod in found))
-
     async def _namespace_goes(self, namespace: str) -> bool:
         body = await self._cluster.get(NAMESPACES, "", namespace)
         return body is None or "deletionTimestamp" in body["metadata"]
@@ -323,11 +320,13 @@ class Reconciler:
             return None, mistake
 
     def _observed(self, key: Key, body: Raw, meant: Meant | None, facts: Facts | None) -> Observed:
+        claim = self._claim(key, meant)
         return Observed(
             datastore=body,
             meant=meant,
             facts=facts,
-            claim=self._claim(key, meant),
+            claim=claim,
+            storage_class=self._cache.class_of(claim),
             volume=self._cache.volumes.get(("", volume_name(body["metadata"]["uid"]))),
             now=_now(),
         )

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from datastore.api.names import CREDENTIALS
-from datastore.api.volumecontext import DRIVER
 from datastore.controller.cache import Key
 from datastore.controller.classes import SecretRef
 from datastore.controller.cluster import PODS, ApiError, Cluster, Unavailable
 from datastore.controller.metrics import PODS_TOLD
+from datastore.controller.pods import NOT_ENDED, claims_of, inline_secrets_of
 from datastore.controller.secretwatch import Uses
 from datastore.controller.workqueue import WorkQueue
 from datastore.logs import fields
@@ -31,7 +31,6 @@ PACE_S = 0.05
 AGAIN_S = 5.0
 MOOT_S = 90.0
 """What could not be told by then, the kubelet has found by itself."""
-NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
 
 
 class Announcer:
@@ -92,23 +91,10 @@ def to_tell(pods: Iterable[Raw], claims: frozenset[str], inline: str, version: s
         metadata = pod["metadata"]
         if "deletionTimestamp" in metadata or not pod["spec"].get("nodeName"):
             continue
-        if not claims & claims_of(pod) and (not inline or inline not in _inline_secrets(pod)):
+        if not claims & claims_of(pod) and (not inline or inline not in inline_secrets_of(pod)):
             continue
         if not _knows((metadata.get("annotations") or {}).get(CREDENTIALS, ""), version):
             yield pod
-
-
-def claims_of(pod: Raw) -> frozenset[str]:
-    """The claims that a pod which has not ended holds."""
-    if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
-        return frozenset()
-    volumes = pod.get("spec", {}).get("volumes") or []
-    return frozenset(each["persistentVolumeClaim"]["claimName"] for each in volumes if "persistentVolumeClaim" in each)
-
-
-def _inline_secrets(pod: Raw) -> set[str]:
-    volumes = [each["csi"] for each in pod["spec"].get("volumes") or [] if "csi" in each]
-    return {(each.get("nodePublishSecretRef") or {}).get("name", "") for each in volumes if each["driver"] == DRIVER}
 
 
 def _place(secret: SecretRef) -> str:

@@ -39,7 +39,7 @@ class Settings:
     watch_secrets: bool = False
     """See changes of Secrets at once, and tell the pods that use them; the kubelet's own pace is 60 to 90 s."""
     endpoints: tuple[str, ...] = ()
-    """Patterns of the endpoints that users may name; empty: all but link-local addresses. See endpoints.py."""
+    """Patterns of the endpoints that users may name; empty: all but link-local addresses. See api/endpoints.py."""
     probe_claims: bool = False
     """Whether pods may be made that try what a volume of another driver can do, for Datastores that ask for it."""
     probe_image: str = ""

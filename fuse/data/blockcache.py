@@ -300,7 +300,7 @@ class BlockCache:
         try:
             store()
         except FileNotFoundError:
-            Path(place.data_path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._space.make_directory(place.data_path)
             store()
         except FileExistsError:
             with self._space.exclusive():
@@ -314,7 +314,7 @@ class BlockCache:
         place = self._place(version)
         if not self._reserve(page_rounded(place.identity.sidecar_bytes)):
             return None
-        Path(place.data_path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._space.make_directory(place.data_path)
         with self._space.exclusive():
             try:
                 entry = BlockFile(*place)
@@ -332,7 +332,7 @@ class BlockCache:
         if not self._reserve(page_rounded(identity.sidecar_bytes) + page_rounded(version.size)):
             return False
         parent = Path(data_path).parent
-        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._space.make_directory(data_path)
         copied = keep or not _same_disk(path, parent)
         source = Path(f"{data_path}.{os.getpid()}-{threading.get_ident()}") if copied else path
         try:

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .scattering import scatter
+
 LOCK_WAIT_S = 2.0
 """Longer than any holder needs, even on a busy machine; without the lock something is just not cached."""
 DROP_WAIT_S = 0.1
@@ -60,6 +62,17 @@ class CacheSpace:
     def place(self, stem: str) -> str:
         """The path of a stem's files, without suffix; spread over 256 directories."""
         return f"{self._directory}/objects/{stem[:2]}/{stem}"
+
+    def make_directory(self, path: str) -> None:
+        """Make the directory of a path that place() gave; idempotent. OSError."""
+        directory = Path(path).parent
+        try:
+            directory.mkdir(mode=0o700, exist_ok=True)
+        except FileNotFoundError:
+            with contextlib.suppress(FileExistsError):
+                directory.parent.mkdir(mode=0o700, parents=True)
+                scatter(directory.parent)
+            directory.mkdir(mode=0o700, exist_ok=True)
 
     def used_bytes(self) -> int:
         """Bytes taken or reserved."""

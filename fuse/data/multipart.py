@@ -11,6 +11,8 @@ from ..store.base import ByteRange, PartNumber
 from .extents import Extents
 
 MIB = 1 << 20
+OBJECT_MAX = 5 << 40
+"""What every S3 server takes; some take more."""
 PARTS_MAX = 10_000
 SINGLE_MAX = 8 * MIB
 """Up to here one PUT is quicker than three calls, and 32 at a time stay within 256 MiB of memory."""

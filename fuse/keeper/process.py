@@ -20,13 +20,15 @@ from typing import Any
 
 from datastore import beneath, logs
 from datastore.api.mountspec import MountSpec, from_json
+from datastore.controlclient import SOCKET
 from datastore.errors import DatastoreError, MountFailed
+from datastore.frames import PeerGone
 from datastore.logs import fields
 
 from ..kernel import abi, device
 from ..kernel.negotiate import Negotiated
 from ..kernel.passthrough import TABLE_BYTES
-from .channel import Channel, ChannelClosed
+from .channel import Channel
 from .guard import Adopted, Guard
 from .refusal import Refusal
 from .serverprocess import ServerProcess
@@ -196,7 +198,7 @@ class Keeper:
                 raise MountFailed(f"the mount server gave no answer in {timeout_s:.0f} s; see {self.log_path}")
         try:
             message, _ = channel.receive(timeout_s)
-        except ChannelClosed:
+        except PeerGone:
             raise MountFailed(f"the mount server ended while it started; see {self.log_path}") from None
         if "error" in message:
             raise _remote_error(message)
@@ -386,7 +388,7 @@ class Keeper:
         temporary.replace(self.state_dir / "mount.json")
 
     def _remove_files(self) -> None:
-        for name in ("mount.json", "control.sock"):
+        for name in ("mount.json", SOCKET):
             (self.state_dir / name).unlink(missing_ok=True)
 
 

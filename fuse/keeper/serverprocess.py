@@ -49,7 +49,7 @@ class ServerProcess:
         self.pid = self._process.pid
 
     def prepare(self) -> None:
-        """Let it import its code; its next message is {"prepared": true}. Errors: ChannelClosed."""
+        """Let it import its code; its next message is {"prepared": true}. Errors: PeerGone."""
         self.channel.send({"prepare": True})
 
     def code(self) -> int | None:
@@ -96,7 +96,7 @@ class ServerProcess:
 
 
 def first(arguments: Sequence[str]) -> ServerProcess:
-    """A server for a mount that nobody has described yet; its code is imported while ours is. Errors: ChannelClosed."""
+    """A server for a mount that nobody has described yet; its code is imported while ours is. Errors: PeerGone."""
     named = [word for flag, word in pairwise((*arguments, "")) if flag == "--builder"]
     process = ServerProcess(named[-1] if named else DEFAULT_BUILDER, None)
     process.prepare()

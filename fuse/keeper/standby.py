@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from .channel import ChannelClosed
+from datastore.frames import PeerGone
+
 from .serverprocess import ServerProcess
 
 AFTER_S = 1.0
@@ -55,5 +56,5 @@ class Standby:
     def _prepare(self, waiting: ServerProcess) -> None:
         try:
             waiting.prepare()
-        except ChannelClosed:
+        except PeerGone:
             self.end()

@@ -18,9 +18,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from datastore import mountinfo
 from datastore.errors import MountFailed
 
-from . import mountinfo
+from . import mountusers
 
 DEVICE = "/dev/fuse"
 FUSE_CONF = Path("/etc/fuse.conf")
@@ -52,7 +53,7 @@ def canonical(mountpoint: str) -> str:
 def check_mountpoint(options: MountOptions) -> None:
     """Errors: MountFailed for a place that is mounted already, no directory, not empty or not ours."""
     place = options.mountpoint
-    there = mountinfo.at(canonical(place))
+    there = mountinfo.read().at(canonical(place))
     if there is not None:
         raise MountFailed(f"{place} is already a mount of {there.source} ({there.fstype}); unmount it first")
     try:
@@ -72,7 +73,7 @@ def check_mountpoint(options: MountOptions) -> None:
 
 def is_mounted(mountpoint: str) -> bool:
     """Whether anything is mounted exactly there."""
-    return mountinfo.at(canonical(mountpoint)) is not None
+    return mountinfo.read().at(canonical(mountpoint)) is not None
 
 
 def check_device() -> None:
@@ -201,7 +202,7 @@ def unmount(mountpoint: str, *, lazy: bool = False) -> None:
     place = canonical(mountpoint)
     if sys.platform != "linux":
         _unmount_by(["umount", *(["-f"] if lazy else []), place], place)
-    elif mountinfo.at(place) is None:
+    elif mountinfo.read().at(place) is None:
         return
     elif os.geteuid() == 0:
         _unmount_as_root(place, MNT_DETACH if lazy else 0)
@@ -230,13 +231,16 @@ def _unmount_by(command: list[str], place: str) -> None:
 
 def busy_line(place: str) -> str:
     """Who keeps it busy, for a person."""
-    users = mountinfo.users(place) if sys.platform == "linux" else []
+    below = [each.mountpoint for each in mountinfo.read().mounts if each.mountpoint.startswith(f"{place}/")]
+    if below:
+        return f"{place} is busy: {below[-1]} is mounted below it; unmount that first"
+    users = mountusers.users(place) if sys.platform == "linux" else []
     return f"{place} is busy: used by {', '.join(users) if users else 'a process of another user'}"
 
 
 def tune_read_ahead(mountpoint: str, kilobytes: int = READ_AHEAD_KB) -> bool:
     """Let the kernel read ahead so far; root only. False where not permitted, which costs nothing but speed."""
-    there = mountinfo.at(canonical(mountpoint))
+    there = mountinfo.read().at(canonical(mountpoint))
     if there is None:
         return False
     try:

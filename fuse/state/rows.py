@@ -8,10 +8,11 @@ from ..store.base import UploadId
 
 IntentId = NewType("IntentId", int)
 UploadNote = NewType("UploadNote", int)
+_SECOND_NS = 1_000_000_000
 
 
 class Unsent(NamedTuple):
-    """One row of `unsent`; keys are text with surrogateescape. The fields: see the schema in statedb.py."""
+    """One row of `unsent`; keys are text with surrogateescape. The fields: see schema.py."""
 
     staging: str
     key: str
@@ -46,16 +47,25 @@ class Intent(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """One row of `subjects`; see the schema in statedb.py."""
+    """One row of `subjects`; see schema.py."""
 
     etag: str = ""
     put_off_ns: int = 0
     replaced: str = ""
     replaced_etag: str = ""
+    began_ns: int = 0
+    over: str | None = None
 
     def includes(self, etag: str, mtime_ns: int) -> bool:
-        """Whether this version of an object is meant, or could be; mtime_ns: its LastModified."""
-        return etag == self.etag if self.etag else not self.put_off_ns or mtime_ns <= self.put_off_ns
+        """Whether this version of an object is meant, or could be; mtime_ns: its LastModified.
+
+        Times are compared by the store's clock, of which some answers tell whole seconds only.
+        """
+        if self.etag:
+            return etag == self.etag
+        if self.began_ns and self.put_off_ns:
+            return mtime_ns // _SECOND_NS <= self.began_ns // _SECOND_NS
+        return not self.put_off_ns or mtime_ns <= self.put_off_ns
 
 
 def as_text(key: str | bytes) -> str:

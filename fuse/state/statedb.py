@@ -21,52 +21,15 @@ from typing import Any, NamedTuple
 from ..store.base import UploadId
 from .nodelog import NodeRecord
 from .rows import Intent, IntentId, NotedUpload, Subject, Unsent, UploadNote, as_stored, as_text
+from .schema import LATER_COLUMNS, SCHEMA
 from .youngrows import NAME, YoungRows
-
-_SCHEMA = """
--- A file whose bytes are not all in the store. One row per staging file.
-create table if not exists unsent(
-  staging text primary key,        -- name of the file in staging/
-  key text not null,               -- where it is to be written; follows renames
-  base_key text not null,          -- the object its unchanged ranges come from, '' when it needs none
-  base_etag text not null,         -- that object's version
-  base_length integer not null,    -- that object's size
-  base_size integer not null,      -- bytes of it that are still part of the file
-  metadata text not null,          -- JSON of the user metadata to write
-  content_type text not null,
-  since_ns integer not null,       -- when it was first changed
-  error text not null default '',  -- why the last upload failed, one line
-  expects text,                    -- the version to replace, '' for none at all; null: whatever is there
-  stuck integer not null default 0 -- sending it again is no use: a person saves or discards it
-);
--- A multipart upload that is neither completed nor aborted. upload_id '': no answer came, it may exist.
-create table if not exists uploads(
-  id integer primary key autoincrement, key text not null, upload_id text not null default '',
-  since_ns integer not null);      -- our clock before it was begun
--- Something begun that must be finished: 'rename-file', 'rename-directory', 'discard', or 'remove' (the second half of
--- a 'rename-file': target is the version of the source then).
-create table if not exists intents(
-  id integer primary key autoincrement, kind text not null, source text not null, target text not null);
--- Where a rename puts its node; see nodelog.NodeRecord.
-create table if not exists moves(
-  intent integer primary key, ino integer not null, parent integer not null, kind integer not null,
-  tail text not null, name blob not null);
--- What an intent is about: that version of the source ('' unknown), or what was there before it was put off (0: never).
-create table if not exists subjects(
-  intent integer primary key, etag text not null default '', put_off_ns integer not null default 0,
-  replaced text not null default '', replaced_etag text not null default ''); -- an object that goes in the end, or ''
--- User metadata of an object, by version; mtime_s is its Last-Modified.
-create table if not exists attributes(
-  key text primary key, etag text not null, mtime_s integer not null, metadata text not null, content_type text not null
-) without rowid;
-"""
 
 _LOCK_TIMEOUT_S = 2.0
 _WAL_BYTES = 4 << 20
 """The write-ahead log's size after a checkpoint, at most; SQLite makes one at every 1000 pages, which is about this."""
+_SUBJECT_OF = "select etag, put_off_ns, replaced, replaced_etag, began_ns, over from subjects where intent=?"
 _FORGOTTEN_MAX = 64
 """Rows of files that are removed, before they are removed as well."""
-_LATER_COLUMNS = {"expects": "text", "stuck": "integer not null default 0"}
 
 
 class KnownAttributes(NamedTuple):
@@ -88,7 +51,7 @@ class StateDb:
         self._connection.execute("pragma journal_mode=wal")
         self._connection.execute("pragma synchronous=normal")
         self._connection.execute(f"pragma journal_size_limit={_WAL_BYTES}")
-        self._connection.executescript(_SCHEMA)
+        self._connection.executescript(SCHEMA)
         self._add_columns()
         self._forgotten: set[str] = set()
         """Staging files whose rows are still there: their files are removed, or the disk had no room to remove rows."""
@@ -138,10 +101,11 @@ class StateDb:
 
     def _add_columns(self) -> None:
         """A database of an earlier release lacks the newest columns."""
-        present = {row[1] for row in self._connection.execute("pragma table_info(unsent)")}
-        for name, kind in _LATER_COLUMNS.items():
-            if name not in present:
-                self._connection.execute(f"alter table unsent add column {name} {kind}")
+        for table, columns in LATER_COLUMNS.items():
+            present = {row[1] for row in self._connection.execute(f"pragma table_info({table})")}
+            for name, kind in columns.items():
+                if name not in present:
+                    self._connection.execute(f"alter table {table} add column {name} {kind}")
 
     # -- unsent files
 
@@ -264,8 +228,12 @@ class StateDb:
                 row = (cursor.lastrowid, move.ino, move.parent, move.kind, as_stored(move.tail), move.name)
                 self._connection.execute("insert into moves values(?,?,?,?,?,?)", row)
             if subject is not None:
-                about = (cursor.lastrowid, *subject[:2], as_stored(subject.replaced), subject.replaced_etag)
-                self._connection.execute("insert into subjects values(?,?,?,?,?)", about)
+                about = (cursor.lastrowid, *subject[:2], as_stored(subject.replaced), *subject[3:])
+                self._connection.execute(
+                    "insert into subjects(intent, etag, put_off_ns, replaced, replaced_etag, began_ns, over)"
+                    " values(?,?,?,?,?,?,?)",
+                    about,
+                )
             return IntentId(cursor.lastrowid)
 
     def put_off(self, intent: IntentId, now_ns: int) -> None:
@@ -277,8 +245,8 @@ class StateDb:
     def subject_of(self, intent: IntentId) -> Subject:
         """What it is about."""
         with self._lock:
-            row = self._connection.execute("select * from subjects where intent=?", (intent,)).fetchone()
-        return Subject() if row is None else Subject(row[1], row[2], as_text(row[3]), row[4])
+            row = self._connection.execute(_SUBJECT_OF, (intent,)).fetchone()
+        return Subject() if row is None else Subject(*row)._replace(replaced=as_text(row[2]))
 
     def move_of(self, intent: IntentId) -> NodeRecord | None:
         """Where the node of a rename is to be."""
@@ -286,17 +254,20 @@ class StateDb:
             row = self._connection.execute("select * from moves where intent=?", (intent,)).fetchone()
         return None if row is None else NodeRecord(row[1], row[2], row[3], as_text(row[4]), row[5])
 
-    def moved(self, intent: IntentId, etag: str, staging: str = "") -> None:
+    def moved(self, intent: IntentId, etag: str, settled: Sequence[str] = ()) -> None:
         """The file of a 'rename-file' has its content at the target; what is left is to remove the source.
 
-        etag: the source's version, '' if it is not known. staging: the unsent bytes that this rename sent there.
+        etag: the source's version, '' if it is not known. settled: staging files that count no more: with unsent bytes
+        that this rename sent there, or that it replaced.
         """
         with self._lock:
-            self._take_young(staging)  # what is one transaction can't be in two files
+            for staging in settled:
+                self._take_young(staging)  # what is one transaction can't be in two files
             with self._transaction():
                 self._connection.execute("update intents set kind='remove', target=? where id=?", (etag, intent))
-                self._connection.execute("delete from unsent where staging=?", (staging,))
-            self._rows.discard(staging)
+                self._connection.executemany("delete from unsent where staging=?", [(name,) for name in settled])
+            self._rows.difference_update(settled)
+            self._forgotten.difference_update(settled)
 
     def end(self, intent: IntentId) -> None:
         """It is done, or was undone."""

@@ -9,36 +9,24 @@ nothing for that long, whatever was tried for it in turn, and however long it wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from datastore.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError, Throttled
 from datastore.retry import Call, Retrier, current_call
 
-from .base import (
-    Body,
-    ByteRange,
-    Capabilities,
-    DeleteFailure,
-    ETag,
-    FilePart,
-    ListPage,
-    ObjectInfo,
-    ObjectStore,
-    PartNumber,
-    PendingUpload,
-    Sink,
-    UploadId,
-    WriteOptions,
-    WriteResult,
-)
+from .base import Body, ETag, ObjectStore, PartNumber, UploadId, WriteOptions, WriteResult
 from .etags import etag_of, joined_etag
+from .forwarding import ForwardingStore
 
 T = TypeVar("T")
 
 
-class RetryingStore:
-    """Wraps a store; implements ObjectStore. on_retry(method, error) is told of each failure that is tried again."""
+class RetryingStore(ForwardingStore):
+    """Tries again. on_retry(method, error) is told of each failure that is tried again.
+
+    A repeated create_upload may leave an empty upload behind, which pending_uploads shows.
+    """
 
     def __init__(
         self,
@@ -46,49 +34,11 @@ class RetryingStore:
         retrier: Retrier | None = None,
         on_retry: Callable[[str, StoreError], None] | None = None,
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._retrier = retrier or Retrier()
         self._on_retry = on_retry
         self._answered_at = self._retrier.clock()
         """When a request was last answered, be it by a refusal; the retrier's clock."""
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What this server can do."""
-        return self._inner.capabilities
-
-    def list_page(
-        self,
-        prefix: str,
-        *,
-        delimiter: str = "",
-        token: str | None = None,
-        start_after: str = "",
-        max_keys: int = 1000,
-        unless: bytes = b"",
-    ) -> ListPage:
-        """See ObjectStore."""
-        return self._run(
-            "list_page",
-            lambda: self._inner.list_page(
-                prefix, delimiter=delimiter, token=token, start_after=start_after, max_keys=max_keys, unless=unless
-            ),
-        )
-
-    def head(self, key: str) -> ObjectInfo:
-        """See ObjectStore."""
-        return self._run("head", lambda: self._inner.head(key))
-
-    def get(
-        self,
-        key: str,
-        *,
-        byte_range: ByteRange | None = None,
-        if_match: ETag | None = None,
-        sink: Sink | None = None,
-    ) -> tuple[Body, ObjectInfo]:
-        """See ObjectStore."""
-        return self._run("get", lambda: self._inner.get(key, byte_range=byte_range, if_match=if_match, sink=sink))
 
     def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
         """See ObjectStore."""
@@ -96,46 +46,7 @@ class RetryingStore:
         def ours() -> WriteResult | None:
             return self._ours(key, lambda: etag_of(body), size=len(body), metadata=options.metadata)
 
-        return self._write("put", lambda: self._inner.put(key, body, options), ours)
-
-    def copy(
-        self, source: str, target: str, *, replace: WriteOptions | None = None, if_source_match: ETag | None = None
-    ) -> WriteResult:
-        """See ObjectStore."""
-        return self._run(
-            "copy", lambda: self._inner.copy(source, target, replace=replace, if_source_match=if_source_match)
-        )
-
-    def delete(self, key: str, *, if_match: ETag | None = None) -> None:
-        """See ObjectStore."""
-        self._run("delete", lambda: self._inner.delete(key, if_match=if_match))
-
-    def delete_many(self, keys: Sequence[str]) -> list[DeleteFailure]:
-        """See ObjectStore."""
-        return self._run("delete_many", lambda: self._inner.delete_many(keys))
-
-    def create_upload(self, key: str, options: WriteOptions) -> UploadId:
-        """See ObjectStore. A repetition may leave an empty upload behind, which pending_uploads shows."""
-        return self._run("create_upload", lambda: self._inner.create_upload(key, options))
-
-    def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:
-        """See ObjectStore."""
-        return self._run("upload_part", lambda: self._inner.upload_part(key, upload_id, number, body))
-
-    def upload_part_copy(
-        self,
-        key: str,
-        upload_id: UploadId,
-        number: PartNumber,
-        source: str,
-        byte_range: ByteRange,
-        if_source_match: ETag | None,
-    ) -> ETag:
-        """See ObjectStore."""
-        return self._run(
-            "upload_part_copy",
-            lambda: self._inner.upload_part_copy(key, upload_id, number, source, byte_range, if_source_match),
-        )
+        return self._write("put", lambda: self.inner.put(key, body, options), ours)
 
     def complete_upload(
         self, key: str, upload_id: UploadId, parts: Sequence[tuple[PartNumber, ETag]], options: WriteOptions
@@ -143,23 +54,11 @@ class RetryingStore:
         """See ObjectStore."""
         return self._write(
             "complete_upload",
-            lambda: self._inner.complete_upload(key, upload_id, parts, options),
+            lambda: self.inner.complete_upload(key, upload_id, parts, options),
             lambda: self._ours(key, lambda: joined_etag(etag for _, etag in parts)),
         )
 
-    def abort_upload(self, key: str, upload_id: UploadId) -> None:
-        """See ObjectStore."""
-        self._run("abort_upload", lambda: self._inner.abort_upload(key, upload_id))
-
-    def pending_uploads(self, prefix: str) -> Iterator[PendingUpload]:
-        """See ObjectStore. Read to its end first, so that a failure in the middle can start anew."""
-        return iter(self._run("pending_uploads", lambda: list(self._inner.pending_uploads(prefix))))
-
-    def close(self) -> None:
-        """See ObjectStore."""
-        self._inner.close()
-
-    def _run(self, method: str, call: Callable[[], T], on_retry: Callable[[StoreError], None] | None = None) -> T:
+    def _around(self, method: str, call: Callable[[], T], on_retry: Callable[[StoreError], None] | None = None) -> T:
         def told(error: BaseException) -> None:
             if isinstance(error, StoreError):
                 if on_retry is not None:
@@ -197,7 +96,7 @@ class RetryingStore:
                 unanswered.append(error)
 
         try:
-            return self._run(method, call, remember)
+            return self._around(method, call, remember)
         except (AlreadyExists, PreconditionFailed, NotFound):
             found = ours() if unanswered else None
             if found is None:

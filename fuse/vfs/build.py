@@ -198,7 +198,7 @@ def _recover(core: Core, filesystem: DatastoreFilesystem, *, resumed: bool) -> N
     filesystem.uploads.recover(nodes_by_key(core))
     failures = [] if resumed else filesystem.uploads.retry([])
     try:
-        failures += finish(core, filesystem.renames, resumed=resumed)
+        failures += finish(core, filesystem.renames, filesystem.uploads, resumed=resumed)
     except StoreError as error:
         failures.append(str(error))
     if resumed:

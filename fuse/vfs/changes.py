@@ -163,8 +163,10 @@ class Changes:
         attributes = attributes._replace(content_type=content_type)
         options = WriteOptions(metadata=to_metadata(attributes), content_type=content_type, if_none_match=True)
         with self._core.tree.shared():
+            key = directory.key + listed.tail
             try:
-                result = self._core.store.put(directory.key + listed.tail, body, options)
+                with self._uploads.superseding(key):
+                    result = self._core.store.put(key, body, options)
             except AlreadyExists as error:
                 with self._core.lock:
                     directory.forget_listing()
@@ -243,8 +245,9 @@ class Changes:
                 key, etag = node.key, node.etag
                 self.keep_open_content(node)
                 try:
-                    if etag:
-                        self._core.remove(key)
+                    with self._uploads.superseding(key):
+                        if etag:
+                            self._core.remove(key)
                 except StoreError:
                     self.stayed(node, etag)
                     raise

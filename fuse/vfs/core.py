@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from datastore.clock import Clock
+from datastore.errors import DeadlineExceeded
 from datastore.retry import carried
 
 from ..data.blockcache import BlockCache
@@ -115,19 +116,35 @@ class Core:
         return failures
 
     def each(self, call: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """call(item) for all, side by side; results in order. The first error is raised after all have ended."""
+        """call(item), a single request, for all, side by side; results in order.
+
+        The first error is raised after all have ended. DeadlineExceeded when for minutes none of them ended: then those
+        that are at work are lost, and the others are never begun.
+        """
         job = carried(call)
         futures = [self.io.submit(job, item) for item in items]
         results: list[R] = []
         failure: BaseException | None = None
         for future in futures:
+            _await(future, futures)
             try:
-                results.append(future.result(timeout=_EACH_DEADLINE_S))
+                results.append(future.result(timeout=0))
             except Exception as error:  # raised below, when no sibling is at work any more
                 failure = failure or error
         if failure is not None:
             raise failure
         return results
+
+
+def _await(future: Future[R], siblings: Sequence[Future[R]]) -> None:
+    """Until it has ended; DeadlineExceeded."""
+    ended = -1
+    while not wait((future,), timeout=_PATIENCE_S).done:
+        before, ended = ended, sum(one.done() for one in siblings)
+        if ended == before:
+            for one in siblings:
+                one.cancel()
+            raise DeadlineExceeded("nothing was heard of a request to the store for too long; try again")
 
 
 def _records(nodes: Iterable[Node]) -> list[NodeRecord]:
@@ -138,5 +155,5 @@ def _records(nodes: Iterable[Node]) -> list[NodeRecord]:
     ]
 
 
-_EACH_DEADLINE_S = 3600.0
-"""A single call is bounded by the store's own deadline; this only keeps a lost task from waiting for ever."""
+_PATIENCE_S = 450.0
+"""A request is bounded by the store's own deadlines, and its repetitions by their budget: no two of these go by."""

@@ -6,11 +6,12 @@ Also the files that cannot be sent any more because another client was first: th
 from __future__ import annotations
 
 import logging
+import math
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
 from datastore.errors import DatastoreError, StoreError
@@ -38,6 +39,9 @@ class Leftover(NamedTuple):
     staged: StagedFile
     to: Destination
     lock: threading.RLock
+
+
+_Named = tuple[str, Leftover]
 
 
 class Leftovers:
@@ -72,9 +76,17 @@ class Leftovers:
             staged.expects = None if row.expects is None else ETag(row.expects)
             node = node_of(row.key)
             if node is not None and not row.stuck:
+                self._give_way(node)
                 self._reattach(node, staged, row)
                 continue
             self.add(staged, Destination(row.key, WriteOptions(metadata=row.metadata, content_type=row.content_type)))
+
+    def _give_way(self, node: Node) -> None:
+        """Of several files of one name the node has the newest: programs see that one, and it is what they close."""
+        older = node.staged
+        if older is not None:
+            self._core.db.forget_unsent(older.path.name)
+            older.close(remove=True)
 
     def _reattach(self, node: Node, staged: StagedFile, row: Unsent) -> None:
         defaults = self._core.settings.defaults.of(stat.S_IFREG, row.since_ns)
@@ -92,13 +104,20 @@ class Leftovers:
             self.files[staged.path.name] = Leftover(staged, to, threading.RLock())
 
     def send(self) -> list[str]:
-        """Send the files and drop the uploads; a line for each that failed."""
+        """Send the files and drop the uploads; a line for each that failed.
+
+        Of several of one key the newest is sent, and then the others are dropped: they were written before it.
+        """
         self._abort_uploads()
         failures = []
-        for name, left in list(self.files.items()):
-            with left.lock:
-                if name in self.files and not self._send(name, left):
+        for name, left in _by_age(self.files.items()):
+            with self._held(left.to.key) as same:
+                if name not in self.files or any(_age(one) > _age((name, left)) for one in same if _is_sent(one)):
+                    continue
+                if not self._send(name, left):
                     failures.append(f"{left.to.key}: {left.staged.error}")
+                    continue
+                self._drop_sent(same)
         return failures
 
     def _send(self, name: str, left: Leftover) -> bool:
@@ -111,23 +130,42 @@ class Leftovers:
             staged.error = str(error)
             self._core.db.failed_unsent(name, staged.error, stuck=staged.stuck)
             return False
-        self.drop(name)
         return True
 
     @contextmanager
-    def superseded(self, key: str) -> Iterator[None]:
+    def superseded(self, key: str, before_ns: float = math.inf) -> Iterator[None]:
         """Newer content of this key goes to the store: what was left for it is not sent meanwhile, nor afterwards.
 
-        When that fails it stays. The node's lock may be held.
+        When that fails it stays, and so does what was begun after before_ns. The node's lock may be held. Whoever has
+        a row in the journal for the newer content removes that later, so that a kill in between can't bring back this.
         """
-        with ExitStack() as locks:
-            older = [(name, left) for name, left in sorted(self.files.items()) if left.to.key == key]
-            for _, left in older:
-                locks.enter_context(left.lock)
+        with self._held(key) as same:
             yield
-            for name, left in older:
-                if not left.staged.stuck:
-                    self.drop(name)
+            self._drop_sent([one for one in same if one[1].staged.since_ns <= before_ns])
+
+    @contextmanager
+    def _held(self, key: str) -> Iterator[list[_Named]]:
+        """What is left for a key, the oldest first; nobody else sends or drops it meanwhile."""
+        with ExitStack() as locks:
+            same = [one for one in sorted(self.files.items()) if one[1].to.key == key]
+            for _, left in same:
+                locks.enter_context(left.lock)
+            yield _by_age(same)
+
+    def _drop_sent(self, same: list[_Named]) -> None:
+        """Their key has newer content. Their rows may outlive a power cut, and that content has none any more."""
+        for name, left in same:
+            if not left.staged.stuck:
+                self.drop(name)
+        if same:
+            with suppress(OSError):
+                self._core.db.sync()
+
+    def after(self, key: str, since_ns: int) -> int:
+        """When content of a key was begun that is newer than all that is left for it, whatever the clock says."""
+        with self._core.lock:
+            left = [one.staged.since_ns for one in self.files.values() if one.to.key == key]
+        return max(since_ns, max(left, default=-1) + 1)
 
     def drop(self, name: str) -> None:
         """Forget a file and remove its bytes."""
@@ -169,6 +207,20 @@ class Leftovers:
         for pending in store.pending_uploads(noted.key):
             if pending.key == noted.key and abs(pending.initiated_ns - noted.since_ns) < _SKEW_NS:
                 store.abort_upload(pending.key, pending.upload_id)
+
+
+def _age(one: _Named) -> tuple[int, str]:
+    name, left = one
+    return left.staged.since_ns, name
+
+
+def _by_age(files: Iterable[_Named]) -> list[_Named]:
+    return sorted(files, key=_age)
+
+
+def _is_sent(one: _Named) -> bool:
+    """Whether it can be sent at all."""
+    return not one[1].staged.stuck
 
 
 def listed(path: bytes, staged: StagedFile) -> dict[str, object]:

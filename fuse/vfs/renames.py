@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import errno
-import logging
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from typing import NamedTuple
 
 from datastore.errors import NotFound, StoreError
-from datastore.logs import fields
 
 from ..data.version import ObjectVersion
 from ..ops import FSError, Ino
 from ..state.nodelog import NodeRecord
 from ..state.rows import Intent, IntentId, Subject
-from ..store.base import ETag, ListedObject, ObjectInfo, WriteResult
+from ..store.base import ETag, WriteResult
 from .changes import Changes
-from .copies import copy_object
+from .copies import Copies, Copy, copy_object
 from .core import Core
 from .listing import NO_ETAG, Listing
 from .names import KEY_MAX, LINK_SUFFIX, NAME_MAX, creatable, segment_of
@@ -30,10 +27,6 @@ from .uploads import Uploads
 
 NOREPLACE = 1
 """RENAME_NOREPLACE of rename(2)."""
-DELETE_MAX = 1000
-"""Keys of one bulk delete (S3 API reference, DeleteObjects)."""
-_SECOND_NS = 1_000_000_000
-log = logging.getLogger(__name__)
 
 
 class CutOff(NamedTuple):
@@ -139,13 +132,11 @@ class Renames:
             old_key, had_object = source.key, bool(source.etag)
             old_parent, old_name = source.parent, source.name
             move = NodeRecord(source.ino, directory.ino, source.listed_kind, tail, name)
-            # What is not sent yet will be another version.
-            subject = Subject(NO_ETAG if source.dirty else source.etag)
-            if target is not None and target_etag and target.name_key != new_key:  # a link by a file, or so
-                subject = subject._replace(replaced=target.name_key, replaced_etag=target_etag)
-            intent = core.db.begin("rename-file", old_key, new_key, move, subject)
+            intent = core.db.begin(
+                "rename-file", old_key, new_key, move, _subject(source, target, new_key, target_etag)
+            )
             try:
-                self._move_content(source, new_key, intent)
+                self._move_content(source, target, new_key, intent)
             except (StoreError, FSError, OSError):
                 core.db.end(intent)
                 if target is not None:
@@ -164,10 +155,14 @@ class Renames:
                 self._vacated(old_parent, old_name, listing)
             core.db.end(intent)
 
-    def _move_content(self, source: Node, new_key: str, intent: IntentId) -> None:
-        """Make the object at the new key: by upload if the store lacks it, else by a copy."""
+    def _move_content(self, source: Node, target: Node | None, new_key: str, intent: IntentId) -> None:
+        """Make the object at the new key: by upload if the store lacks it, else by a copy.
+
+        With that what was unsent of the target is void: from now on a crash finishes the rename, and must not send it.
+        """
+        replaced = [target.staged.path.name] if target is not None and target.staged is not None else []
         if source.dirty:
-            self._uploads.send(source, key=new_key, rename=intent)
+            self._uploads.send(source, key=new_key, rename=intent, replaced=replaced)
             return
         old_etag = source.etag
         try:
@@ -176,7 +171,7 @@ class Renames:
         except NotFound as error:
             raise FSError(errno.ENOENT) from error
         self._adopt_version(source, new_key, result)
-        self._core.db.moved(intent, old_etag)
+        self._core.db.moved(intent, old_etag, replaced)
 
     def _vacated(self, directory: Directory, name: bytes, listing: Listing | None = None) -> None:
         """The objects of an old name are gone now: forget what a lookup or a listing found there until a moment ago.
@@ -252,11 +247,14 @@ class Renames:
         old_prefix, new_prefix = source.key, self._new_key(directory, tail)
         if new_prefix.startswith(old_prefix):
             raise FSError(errno.EINVAL)
+        if self._uploads.keeps_below(new_prefix):
+            raise FSError(errno.ENOTEMPTY, "unsent files of an earlier run belong there: see `datastore unsent`")
         self._changes.ensure_marker(source.parent)
         self._changes.ensure_marker(source)
         old_parent, old_name = source.parent, source.name
         move = NodeRecord(source.ino, directory.ino, stat.S_IFDIR, tail, name)
-        intent = core.db.begin("rename-directory", old_prefix, new_prefix, move)
+        subject = Subject(began_ns=self._server_time_ns(old_prefix))
+        intent = core.db.begin("rename-directory", old_prefix, new_prefix, move, subject)
         copies = Copies(core, old_prefix, new_prefix)
         try:
             copies.make()
@@ -275,6 +273,13 @@ class Renames:
         finally:
             self._vacated(old_parent, old_name)
         core.db.end(intent)
+
+    def _server_time_ns(self, key: str) -> int:
+        """The store's time; 0 when it can't be had from this key. StoreError."""
+        try:
+            return self._core.store.head(key).server_time_ns
+        except NotFound:
+            return 0
 
     def follow(self, top: Directory, made: dict[str, Copy]) -> None:
         """What is known below a renamed directory is of other keys, and perhaps other etags, now."""
@@ -305,93 +310,12 @@ class Renames:
             node.checked_at = NEVER
 
 
-class Copy(NamedTuple):
-    """A copy that was made of version `original` of an object."""
+def _subject(source: Node, target: Node | None, new_key: str, target_etag: ETag) -> Subject:
+    """What the rename of a file is about.
 
-    original: ETag
-    etag: ETag
-    mtime_ns: int
-
-
-class Copies:
-    """Copies of every object below a prefix to another, side by side; `made` has them by new key.
-
-    subject: which objects are meant; None: all.
+    What is not sent yet will be another version: put off, it is sent under its old name and stays there.
     """
-
-    def __init__(self, core: Core, old_prefix: str, new_prefix: str, subject: Subject | None = None) -> None:
-        self._core = core
-        self._subject = subject or Subject()
-        self._old = old_prefix
-        self._new = new_prefix
-        self.made: dict[str, Copy] = {}
-
-    def make(self, *, keep_newer: bool = False) -> None:
-        """Copy what there is. keep_newer: what was written to the new place since an earlier attempt stays there."""
-        token: str | None = None
-        while True:
-            page = self._core.store.list_page(self._old, token=token)
-            self._core.each(partial(self._copy, keep_newer=keep_newer), self._meant(page.objects))
-            token = page.next_token
-            if token is None:
-                return
-
-    def undo(self, *, keep_marker: bool) -> None:
-        """Remove the copies, as far as the store lets us; what stays is logged. keep_marker: it was there before."""
-        keys = [key for key in self.made if not (keep_marker and key == self._new)]
-        try:
-            for first in range(0, len(keys), DELETE_MAX):
-                self._core.remove_many(keys[first : first + DELETE_MAX])
-        except StoreError as error:
-            log.warning("copies of a rename that failed stay", extra=fields(below=self._new, error=str(error)))
-
-    def remove_originals(self) -> None:
-        """Delete every object below the old prefix, and copy first what others wrote there meanwhile.
-
-        StoreError; FSError(EIO) when the store keeps some.
-        """
-        after = ""
-        while True:
-            page = self._core.store.list_page(self._old, start_after=after, max_keys=DELETE_MAX)
-            if not page.objects:
-                return
-            meant = self._meant(page.objects)
-            if not meant:
-                after = page.objects[-1].key
-                continue
-            self._core.each(self._copy, [found for found in meant if not self._has(found)])
-            failures = self._core.remove_many([found.key for found in meant])
-            if failures:
-                first = failures[0]
-                raise FSError(
-                    errno.EIO,
-                    f"{len(failures)} objects below {self._old} could not be removed: {first.key}: {first.message}",
-                )
-
-    def _meant(self, found: Sequence[ListedObject]) -> list[ListedObject]:
-        return [one for one in found if self._subject.includes(one.etag, one.mtime_ns)]
-
-    def _has(self, found: ListedObject) -> bool:
-        copy = self.made.get(self._new_key(found))
-        return copy is not None and copy.original == found.etag
-
-    def _copy(self, found: ListedObject, *, keep_newer: bool = False) -> None:
-        new_key = self._new_key(found)
-        if keep_newer and (there := self._superseding(found, new_key)) is not None:
-            self.made[new_key] = Copy(found.etag, there.etag, there.mtime_ns)
-            return
-        version = ObjectVersion(found.key, found.etag, found.size)
-        result = copy_object(self._core, version, new_key, alone=False)
-        self.made[new_key] = Copy(found.etag, result.etag, result.mtime_ns)
-
-    def _superseding(self, found: ListedObject, new_key: str) -> ObjectInfo | None:
-        """What is at the new key, if it is a copy already or was written later."""
-        try:
-            info = self._core.store.head(new_key)
-        except NotFound:
-            return None
-        newer = info.mtime_ns // _SECOND_NS > found.mtime_ns // _SECOND_NS
-        return info if newer or info.etag == found.etag else None
-
-    def _new_key(self, found: ListedObject) -> str:
-        return self._new + found.key[len(self._old) :]
+    subject = Subject(began_ns=1) if source.dirty else Subject(source.etag)
+    if target is not None and target_etag and target.name_key != new_key:  # a link by a file, or so
+        return subject._replace(replaced=target.name_key, replaced_etag=target_etag, over=NO_ETAG)
+    return subject._replace(over=target_etag)

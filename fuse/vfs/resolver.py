@@ -15,7 +15,7 @@ from ..ops import AttrReply, Entry, FSError, Ino
 from .core import Core
 from .foresight import Foresight
 from .listing import Listed, Listing
-from .names import BESIDE_DIRECTORY, LINK_SUFFIX, one_key
+from .names import BESIDE_DIRECTORY, LINK_SUFFIX, one_key, segment_of
 from .nodes import Change, Directory, Node
 from .probing import probe
 from .remote import Remote
@@ -179,7 +179,8 @@ class Resolver:
             return
         listing.entries.pop(name, None)
         listing.edited = True
-        if name + BESIDE_DIRECTORY in listing.entries or name + LINK_SUFFIX.encode() in listing.entries:
+        link = (segment_of(name) + LINK_SUFFIX).encode("utf-8", "surrogateescape")
+        if name + BESIDE_DIRECTORY in listing.entries or link in listing.entries:
             # What was shown beside it is shown as it from now on (S-37).
             parent.forget_listing()
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from itertools import count
 
@@ -87,6 +88,7 @@ class Uploads:
         if staged is None or node.gone or not staged.dirty:
             return
         staged.journaled = True
+        staged.since_ns = self._leftovers.after(node.key, staged.since_ns)
         base = staged.base or ObjectVersion("", NO_ETAG, 0)
         self._core.db.record_unsent(
             Unsent(
@@ -240,10 +242,19 @@ class Uploads:
                 self._take_back(node)
             staged.touch()
 
-    def send(self, node: Node, *, key: str | None = None, rename: IntentId | None = None, goes: bool = False) -> None:
+    def send(
+        self,
+        node: Node,
+        *,
+        key: str | None = None,
+        rename: IntentId | None = None,
+        replaced: Sequence[str] = (),
+        goes: bool = False,
+    ) -> None:
         """As flush, with the tree lock and node.lock held; key: to write elsewhere, for a rename under way.
 
-        goes: the caller discards the staging file before anybody is told, and the journal's row with it.
+        replaced: staging files of what it replaces there. goes: the caller discards the staging file before anybody is
+        told, and the journal's row with it.
         """
         staged = node.staged
         if staged is None or not staged.dirty or node.gone:
@@ -269,14 +280,21 @@ class Uploads:
             raise
         if rename is not None:
             # There may be none under the old name: then nothing that is there later is to be removed.
-            self._core.db.moved(rename, had_etag.replace(UNKNOWN, "") if had_etag else NO_OBJECT, staged.path.name)
+            had = had_etag.replace(UNKNOWN, "") if had_etag else NO_OBJECT
+            self._core.db.moved(rename, had, [staged.path.name, *replaced])
         elif staged.journaled and not goes:
             self._core.db.forget_unsent(staged.path.name)
         staged.journaled = staged.journaled and goes
 
-    def superseding(self, key: str) -> AbstractContextManager[None]:
+    def superseding(self, key: str, before_ns: float = math.inf) -> AbstractContextManager[None]:
         """While newer content of this key is sent; see Leftovers.superseded."""
-        return self._leftovers.superseded(key)
+        return self._leftovers.superseded(key, before_ns)
+
+    def keeps_below(self, prefix: str) -> bool:
+        """Whether something that an earlier process left is still to be sent to a key below this one."""
+        with self._core.lock:
+            left = [one for one in self._leftovers.files.values() if not one.staged.stuck]
+        return any(one.to.key.startswith(prefix) for one in left)
 
     def _destination(self, node: Node, key: str | None = None) -> Destination:
         attributes = node.attributes

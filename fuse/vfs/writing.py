@@ -6,6 +6,7 @@ import errno
 import os
 from functools import partial
 
+from ..data.multipart import OBJECT_MAX
 from ..ops import Blocking, Fh, FSError, Ino, Reply
 from .attrs import without_suidgid
 from .core import Core
@@ -13,6 +14,12 @@ from .handles import Handles
 from .nodes import Node
 from .uploads import Uploads
 from .writeback import WriteBack
+
+
+def refuse_beyond(size: int) -> None:
+    """FSError(EFBIG) for a file that no object can hold: all of it, holes too, would be sent before that is said."""
+    if size > OBJECT_MAX:
+        raise FSError(errno.EFBIG)
 
 
 class Writing:
@@ -29,6 +36,7 @@ class Writing:
         node = self._handles.node_of(ino, fh)
         if not payload:
             return 0
+        refuse_beyond(offset + len(payload))
         if node.unknown:
             return self._handles.after_asking(node, lambda: self.write(ino, fh, offset, payload, kill_suidgid))
         if node.lock.acquire(blocking=False):
@@ -81,6 +89,7 @@ class Writing:
 
     def truncate(self, node: Node, size: int) -> None:
         """Set the size in the staging file. node.lock is held; may fetch the last block."""
+        refuse_beyond(size)
         staged = self._uploads.stage(node, empty=size == 0)
         if 0 < size < staged.size:
             self._uploads.fill(staged, staged.missing(size - size % 4096, size))
@@ -113,6 +122,8 @@ class Writing:
         keep_size, punch, zero = mode & 1, mode & 2, mode & 16
         if mode & ~(1 | 2 | 16) or (punch and not keep_size):
             raise FSError(errno.EOPNOTSUPP)
+        if not keep_size:
+            refuse_beyond(offset + length)
         node = self._handles.node_of(ino, fh)
         change = partial(self._fallocate, node, offset, length, bool(punch or zero), bool(keep_size))
         return self._handles.after_asking(node, change) if node.unknown else Blocking(change)

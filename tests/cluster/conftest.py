@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from tests.cluster.controlled import account, api_kube, bench, ending_spaces, running, s3_server, space
-from tests.cluster.fixtures import api_server, ending_namespaces, kube, namespace, own_site, product, site, storage
+from tests.cluster.fixtures import (
+    api_server,
+    ending_namespaces,
+    kube,
+    namespace,
+    own_site,
+    product,
+    site,
+    storage,
+    train_image,
+)
 
 __all__ = [
     "account",
@@ -22,6 +32,7 @@ __all__ = [
     "site",
     "space",
     "storage",
+    "train_image",
 ]
 
 

@@ -23,6 +23,7 @@ import pytest
 import yaml
 
 from datastore.api.names import volume_name
+from datastore.api.volumecontext import DRIVER
 from tests.cluster.cluster import Cluster
 from tests.cluster.kube import Kube, Manifest
 from tests.servers import Server, boto_client, free_port, make_bucket, run_versitygw
@@ -162,6 +163,14 @@ def pod_on_no_node(name: str, claim: str) -> Manifest:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": name}}, "spec": spec}
 
 
+def inline_on_no_node(name: str, datastore: str) -> Manifest:
+    """A pod that uses a Datastore by an inline volume, as pod_on_no_node() does a claim."""
+    pod = pod_on_no_node(name, "")
+    attributes = {"volumeAttributes": {"datastore": datastore}, "nodePublishSecretRef": {"name": "keys"}}
+    pod["spec"]["volumes"] = [{"name": "v", "csi": {"driver": DRIVER, **attributes}}]
+    return pod
+
+
 def condition(body: Manifest | None, kind: str) -> Mapping[str, str]:
     """One condition, or nothing."""
     conditions = ((body or {}).get("status") or {}).get("conditions") or []
@@ -255,11 +264,12 @@ class Bench:
     def gone(self, name: str) -> None:
         self.kube.wait_for(f"end of {name}", lambda: self.get(name) is None, limit_s=READY_S, namespace=self.space)
 
-    def use(self, pod: str, claim: str) -> None:
-        """Make a pod of this name that uses the claim."""
+    def use(self, pod: str, claim: str, *, inline: bool = False) -> None:
+        """Make a pod of this name that uses the claim, or the Datastore of that name inline."""
         account = "service account"
         self.kube.wait_for(account, lambda: bool(self.kube.get("serviceaccount", "default", namespace=self.space)))
-        self.kube.apply(pod_on_no_node(pod, claim), namespace=self.space)
+        made = inline_on_no_node(pod, claim) if inline else pod_on_no_node(pod, claim)
+        self.kube.apply(made, namespace=self.space)
 
     def objects(self) -> list[str]:
         return [each["Key"] for each in self.s3.list_objects_v2(Bucket=self.bucket).get("Contents", [])]

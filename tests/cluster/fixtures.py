@@ -1,6 +1,7 @@
 """Fixtures of the cluster tier: a cluster, the project's image in it, a namespace a test, an S3 server that pods reach.
 
 With KUBECONFIG set the tests run on that cluster. E2E_IMAGE names an image that its nodes can pull or hold already,
+E2E_TRAIN_IMAGE one that has scikit-learn (examples/digits/Dockerfile makes it),
 E2E_S3_ENDPOINT, E2E_S3_ACCESS_KEY and E2E_S3_SECRET_KEY an S3 server that its pods and this machine reach. What needs
 the node itself (`own_node`) is deselected there. Otherwise a cluster of this machine's is started, and ended with the
 session; one that `make cluster-up` started is used when KUBECONFIG names it, and stays.
@@ -22,7 +23,7 @@ import pytest
 import yaml
 
 from tests.cluster import cluster as clusters
-from tests.cluster.image import IMAGE, image_archive
+from tests.cluster.image import IMAGE, TRAIN_IMAGE, TRAINER, image_archive
 from tests.cluster.image import obstacle as image_obstacle
 from tests.cluster.kube import Kube, KubeError, NotInTime
 from tests.cluster.layout import REPOSITORY, Layout
@@ -121,6 +122,15 @@ def site(nothing_stays_behind: None) -> Iterator[Site]:
             ending.callback(cluster.end)
         cluster.load(archive)
         yield Site(kube=Kube(cluster.kubeconfig, also=(SYSTEM,)), own=cluster, image=IMAGE)
+
+
+@pytest.fixture(scope="session")
+def train_image(site: Site) -> str:
+    """An image with scikit-learn, which has nothing of ours."""
+    if site.own is not None:
+        site.own.load(image_archive(TRAINER))
+        return TRAIN_IMAGE
+    return os.environ.get("E2E_TRAIN_IMAGE") or _cannot("KUBECONFIG is set, but not E2E_TRAIN_IMAGE")
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cluster.layout import REPOSITORY
@@ -29,6 +30,8 @@ BASE_PACKAGES = "python3,python3-venv,ca-certificates,libstdc++6,mount"
 LEFT_OUT = ("doc", "man", "info", "locale", "lintian", "bash-completion")
 CONTEXT = (".ci/requirements-image.lock", "pyproject.toml", "README.md", "datastore", "fuse", "csi", "manifests")
 """What .dockerignore lets through."""
+TRAIN_IMAGE = "localhost/digits-train:latest"
+"""As docs/QUICKSTART.md names what its Job runs in."""
 STEP_TIMEOUT_S = 900.0
 ARCHIVES_KEPT = 3
 HOST_FILES = ("/etc/ssl/certs", "/etc/pip.conf")
@@ -47,20 +50,35 @@ def obstacle() -> str:
     return f"{', '.join(missing)} missing (make cluster-tools installs them)" if missing else ""
 
 
-def image_archive() -> Path:
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """An image: its name, the folder of its Dockerfile, what of it goes in, and how its archives are called."""
+
+    image: str
+    folder: Path
+    context: tuple[str, ...]
+    archive: str
+
+
+PROJECT = Recipe(IMAGE, REPOSITORY, CONTEXT, "datastore")
+TRAINER = Recipe(TRAIN_IMAGE, REPOSITORY / "examples" / "digits", ("requirements.txt",), "train")
+
+
+def image_archive(recipe: Recipe = PROJECT) -> Path:
     """The image as a docker archive, built if there is none of these sources. Errors: ImageError."""
     folder = tools_dir().parent / "images"
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / "lock"):
-        archive = folder / f"datastore-{_hash_of(_context_files(), _base_key(), IMAGE)[:16]}.tar"
+        archive = folder / f"{recipe.archive}-{_hash_of(_context_files(recipe), _base_key(), recipe.image)[:16]}.tar"
         if archive.exists():
             archive.touch()
             return archive
         _need_builder()
         storage = _storage(folder)
         _make_base(storage)
-        _build(storage, archive)
-        for old in sorted(folder.glob("datastore-*.tar"), key=lambda path: path.stat().st_mtime)[:-ARCHIVES_KEPT]:
+        _build(storage, archive, recipe)
+        older = sorted(folder.glob(f"{recipe.archive}-*.tar"), key=lambda path: path.stat().st_mtime)
+        for old in older[:-ARCHIVES_KEPT]:
             old.unlink()
         return archive
 
@@ -70,10 +88,10 @@ def _need_builder() -> None:
         raise ImageError(reason)
 
 
-def _context_files() -> list[Path]:
-    found = [REPOSITORY / "Dockerfile"]
-    for name in CONTEXT:
-        root = REPOSITORY / name
+def _context_files(recipe: Recipe) -> list[Path]:
+    found = [recipe.folder / "Dockerfile"]
+    for name in recipe.context:
+        root = recipe.folder / name
         found += sorted(root.rglob("*")) if root.is_dir() else [root]
     return [path for path in found if path.is_file() and "__pycache__" not in path.parts]
 
@@ -136,13 +154,13 @@ def _package_sources() -> Iterator[Path]:
             yield path
 
 
-def _build(storage: Path, archive: Path) -> None:
+def _build(storage: Path, archive: Path, recipe: Recipe) -> None:
     lent = [f"--volume={path}:{path}:ro" for path in HOST_FILES if Path(path).exists()]
     settings = ["--layers", "--pull=never", "--network=host", f"--build-arg=BASE={BASE}", *lent]
-    _buildah(storage, "build", "--quiet", *settings, f"--tag={IMAGE}", str(REPOSITORY))
+    _buildah(storage, "build", "--quiet", *settings, f"--tag={recipe.image}", str(recipe.folder))
     unfinished = archive.with_suffix(".part")
     unfinished.unlink(missing_ok=True)
-    _buildah(storage, "push", "--quiet", IMAGE, f"docker-archive:{unfinished}:{IMAGE}")
+    _buildah(storage, "push", "--quiet", recipe.image, f"docker-archive:{unfinished}:{recipe.image}")
     unfinished.replace(archive)
 
 

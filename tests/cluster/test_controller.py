@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,9 @@ from tests.cluster.controlled import (
 from tests.cluster.kube import KubeError, Manifest
 from tests.servers import free_port
 
+REBOUND_S = 6.0
+"""About 1 s; the cluster's own look comes after up to 15."""
+OURS = {"component": "datastore-controller"}
 pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300, func_only=True)]
 
 
@@ -132,6 +137,39 @@ def test_a_changed_spec_reaches_the_volume(bench: Bench) -> None:
     bench.ready("digits")
 
 
+def test_an_edit_that_replaces_the_volume_binds_its_claim_again_at_once(bench: Bench) -> None:
+    """S-149: left alone, the cluster calls the claim Lost for up to 15 s."""
+    bench.apply("digits", bench.spec(capacity="1Gi"))
+    bench.ready("digits")
+    before = bench.volume("digits")
+    assert before is not None
+    lost_s = []
+    for gibibytes in range(2, 8):
+        bench.apply("digits", bench.spec(capacity=f"{gibibytes}Gi"))
+        renewed = partial(_replaced_by_now, bench, before)
+        bench.kube.wait_for("a new volume", renewed, limit_s=READY_S, namespace=bench.space)
+        before = bench.volume("digits") or before
+        begun = time.monotonic()
+        bench.kube.wait_for(
+            "the claim, bound", partial(_bound, bench, "digits"), limit_s=READY_S, namespace=bench.space
+        )
+        lost_s.append(time.monotonic() - begun)
+    bench.ready("digits")
+    print("Lost after each edit:", *(f"{each:.1f} s" for each in lost_s))
+    assert max(lost_s) < REBOUND_S
+    events = [each for each in bench.kube.items("events", namespace=bench.space) if each["source"] == OURS]
+    assert not [each["message"] for each in events if each["type"] == "Warning"]
+
+
+def _replaced_by_now(bench: Bench, before: Manifest) -> bool:
+    return _replaced(bench.volume("digits"), before)
+
+
+def _bound(bench: Bench, claim: str) -> bool:
+    found = bench.kube.get("pvc", claim, namespace=bench.space)
+    return found is not None and found["status"].get("phase") == "Bound"
+
+
 def test_no_secret_is_ever_shown(bench: Bench, running: Controller) -> None:
     """S-76"""
     canary = f"CANARY{uuid.uuid4().hex}"
@@ -216,11 +254,42 @@ def test_a_claim_of_another_driver_is_a_datastore_too(bench: Bench) -> None:
     }
     bench.apply("wrap", {"claim": {"name": "disk"}})
     assert "disk" in bench.reason("wrap", "ClaimNotFound")
-    bench.kube.apply({**claim, "spec": {**claim["spec"], "storageClassName": "other"}}, namespace=bench.space)  # type: ignore[dict-item]
-    bench.ready("wrap")
+    static = {**claim["spec"], "storageClassName": ""}  # type: ignore[dict-item]
+    bench.kube.apply({**claim, "spec": static}, namespace=bench.space)
+    bench.reason("wrap", "WaitingForBinding")
     assert (bench.get("wrap") or {})["status"]["claimName"] == "disk"
     bench.kube.delete("datastore", "wrap", namespace=bench.space)
     assert bench.kube.get("pvc", "disk", namespace=bench.space) is not None
+
+
+def test_a_class_that_is_not_there_is_named_and_its_coming_seen(bench: Bench) -> None:
+    """S-148"""
+    late, at_once = f"late-{uuid.uuid4().hex[:6]}", f"once-{uuid.uuid4().hex[:6]}"
+    bench.apply("late", {"claim": {"storageClassName": late}})
+    bench.apply("once", {"claim": {"storageClassName": at_once}})
+    bench.apply("ours", {"storageClassName": late})
+    for name, named in (("late", late), ("once", at_once)):
+        assert f"no StorageClass {named}" in bench.reason(name, "StorageClassNotFound")
+    plain = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "disk"}, "spec": plain}
+    bench.kube.apply(claim, namespace=bench.space)
+    bench.apply("wrap", {"claim": {"name": "disk"}})
+    assert "no default" in bench.reason("wrap", "StorageClassNotFound")
+    made = {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "provisioner": "disks.example"}
+    default = {"storageclass.kubernetes.io/is-default-class": "true"}
+    try:
+        bench.kube.apply(
+            {**made, "metadata": {"name": late, "annotations": default}, "volumeBindingMode": "WaitForFirstConsumer"},
+            {**made, "metadata": {"name": at_once}, "volumeBindingMode": "Immediate"},
+        )
+        bench.ready("late")
+        bench.reason("once", "WaitingForBinding")
+        bench.ready("wrap")
+        assert "spec.claim" in bench.reason("ours", "StorageClassNotOurs")
+        assert (bench.get("late") or {})["status"]["phase"] == "Ready"
+    finally:
+        for name in (late, at_once):
+            bench.kube.delete("storageclass", name)
 
 
 @pytest.mark.parametrize(

@@ -69,16 +69,17 @@ def test_archive_renames(bench: Bench) -> None:
     assert bench.objects() == [f"a.archived-{uid}/d/x"]
 
 
-def test_deletion_waits_for_the_pods_and_names_them(bench: Bench) -> None:
-    """S-74"""
+@pytest.mark.parametrize(("inline", "shown"), [(False, "train"), (True, "train (inline)")])
+def test_deletion_waits_for_the_pods_and_names_them(bench: Bench, inline: bool, shown: str) -> None:
+    """S-74, S-132"""
     bench.apply("digits", bench.spec("a/", s3={"create": True}, reclaimPolicy="Delete"))
     bench.ready("digits")
     bench.s3.put_object(Bucket=bench.bucket, Key="a/x", Body=b"1")
-    bench.use("train", "digits")
+    bench.use("train", "digits", inline=inline)
     bench.kube.delete("datastore", "digits", namespace=bench.space, wait=False)
     bench.kube.wait_for(
         "the pod's name in the status",
-        lambda: "in use by: train" in condition(bench.get("digits"), "Ready").get("message", ""),
+        lambda: f"in use by: {shown}" in condition(bench.get("digits"), "Ready").get("message", ""),
         limit_s=READY_S,
         namespace=bench.space,
     )

@@ -129,11 +129,14 @@ def disk(namespace: str) -> list[Manifest]:
     return [volume, claim]
 
 
+@pytest.mark.parametrize("level", ["privileged", "restricted"])
 def test_what_the_volume_of_another_driver_can_do_is_tried_on_it(
-    site: Site, kube: Kube, product: Product, namespace: str, tmp_path: Path
+    site: Site, kube: Kube, product: Product, namespace: str, tmp_path: Path, level: str
 ) -> None:
-    """S-115"""
+    """S-115, S-135: where Pod Security refuses root, on a volume that others may write to."""
     assert site.own is not None
+    site.own.run("mkdir", "--mode", "755" if level == "privileged" else "777", f"/run/disk-{namespace}")
+    kube.kubectl("label", "namespace", namespace, f"pod-security.kubernetes.io/enforce={level}")
     with probing(kube, product, tmp_path):
         kube.apply(*disk(namespace), namespace=namespace)
         try:

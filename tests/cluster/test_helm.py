@@ -164,6 +164,19 @@ def test_the_chart_is_installed_works_and_goes(
     if own is not None:
         gone = "the volume leaves the node"
         kube.wait_for(gone, lambda: "fuse.datastore" not in own.run("cat", "/proc/mounts"), limit_s=READY_S)
+    check_upgrade_to_namespaces(kube, namespace)
+
+
+def check_upgrade_to_namespaces(kube: Kube, namespace: str) -> None:
+    """S-134: of controllers that can't agree the next one starts when the last one has ended."""
+    chosen = ("--reuse-values", "--set", f"namespaces={{{namespace}}}")
+    helm(kube, "upgrade", RELEASE, str(CHART), *chosen, "--wait", "--timeout=180s")
+    deployment = kube.get("deployment", "datastore-controller", namespace=SYSTEM)
+    assert deployment is not None
+    assert (deployment["spec"]["replicas"], deployment["spec"]["strategy"]) == (1, {"type": "Recreate"})
+    (pod,) = pods_of(kube, "controller")
+    (container,) = pod["spec"]["containers"]
+    assert {"name": "NAMESPACES", "value": namespace} in container["env"]
 
 
 def pods_of(kube: Kube, component: str) -> list[Manifest]:

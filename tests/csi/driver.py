@@ -20,7 +20,8 @@ from typing import Any
 import grpc
 import psutil
 
-from datastore.csi import mounter, mountinfo
+from datastore import mountinfo
+from datastore.csi import mounter
 from datastore.csi.keeper.host import KeptState
 from datastore.csi.keeper.protocol import Keeper
 from datastore.csi.settings import Settings

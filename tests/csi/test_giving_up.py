@@ -12,7 +12,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from datastore.csi import mountinfo
+from datastore import mountinfo
 from datastore.csi.keeper.protocol import export_of
 from tests.csi.driver import Driver, Pod, until
 
@@ -51,7 +51,7 @@ def test_while_the_keeper_is_away_calls_end_at_once_and_work_when_it_is_back(dri
     (first.start() / "x").write_text("x")
     driver.host.kill()
     for call in (second.publish, first.unstage, first.stage):
-        with unavailable("its pod is starting, or is not there", AT_ONCE_S):
+        with unavailable("the datastore-keeper pod of node node-1 is starting, or is not there", AT_ONCE_S):
             call()
     first.unpublish()  # needs nobody
     assert not first.target.exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from datastore.csi import mountinfo
+from datastore import mountinfo
 from datastore.csi.spec import csi_pb2 as csi
 from tests.csi.driver import MODES, Driver, Pod
 

@@ -7,9 +7,11 @@ import re
 import subprocess
 from pathlib import Path
 
+import grpc
 import pytest
 import yaml
 
+from datastore.csi.spec import csi_pb2 as csi
 from tests.csi.driver import Driver, secrets_of
 from tests.servers import Server, ServerMissing, find_tool
 
@@ -56,3 +58,12 @@ def test_csi_sanity_passes(driver: Driver, versitygw: Server, bucket: str, direc
     assert done.returncode == 0, done.stdout[-8000:] + driver.logs()[-4000:]
     states = [spec["State"] for suite in json.loads(report.read_text()) for spec in suite["SpecReports"] or []]
     assert states.count("passed") >= LEAST_PASSED, re.findall(r"Ran .*", done.stdout)
+
+
+def test_how_much_room_is_left_is_not_made_up(driver: Driver) -> None:
+    """S-137"""
+    found = driver.controller("ControllerGetCapabilities", csi.ControllerGetCapabilitiesRequest()).capabilities
+    assert csi.ControllerServiceCapability.RPC.GET_CAPACITY not in [each.rpc.type for each in found]
+    with pytest.raises(grpc.RpcError) as refused:
+        driver.controller("GetCapacity", csi.GetCapacityRequest())
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from datastore.csi import mountinfo
+from datastore import mountinfo
+from datastore.csi.errors import KeeperAway
 from tests.csi.driver import Driver, Pod, until
 
 pytestmark = pytest.mark.fuse
@@ -116,3 +117,25 @@ def test_first_the_plugin_is_replaced_then_the_keepers_host(
     driver.host.start()
     application.goes_on()
     pod().publish()
+
+
+@pytest.mark.parametrize("replaced", ["host", "server"])
+def test_what_changes_while_a_server_is_replaced_reaches_the_next_one(driver: Driver, pod: Pods, replaced: str) -> None:
+    """S-139: that one was started with what is old, and nobody would tell it later."""
+    first = pod()
+    (first.start() / "x").write_text("x")
+    state = driver.state(first.volume_id)
+    if replaced == "server":
+        os.kill(state.server_pid, signal.SIGKILL)
+    else:
+        driver.host.end()
+        driver.host.start()
+        until(lambda: _keeps_one(driver), "the mount is adopted", log=driver.logs)
+    assert (pod("pod-b", group="2000").publish() / "x").stat().st_gid == 2000
+
+
+def _keeps_one(driver: Driver) -> bool:
+    try:
+        return len(driver.keeper().states()) == 1
+    except KeeperAway:
+        return False

@@ -155,6 +155,8 @@ def test_status_tells_what_the_server_does(place: Place) -> None:
     told = json.loads(place.run("status", place.directory, "-o", "json").stdout)
     assert (told["name"], told["state"], told["dirty"]) == ("data", "mounted", [])
     assert {"keeperPid", "serverPid", "cache", "store"} <= set(told)
+    documented = (Path(CHECKOUT) / "docs/reference/cli.md").read_text()
+    assert {key for key in told if f"`{key}`" not in documented} == set()
     assert place.run("status").stdout.startswith("data\n")
 
 

@@ -54,7 +54,7 @@ def test_the_readme_s_commands_work(versitygw: Server, tmp_path: Path) -> None:
     (tmp_path / "datastore.yaml").write_text(manifest)
 
     mount_block, run_block = (block.replace("/tmp/photos", str(tmp_path / "run")) for block in _blocks("console"))
-    _run_console(mount_block, tmp_path)
+    assert "\nfirst\nsecond\n" in _run_console(mount_block, tmp_path)
 
     client = boto_client(versitygw)
     keys = {found["Key"] for found in client.list_objects_v2(Bucket="photos")["Contents"]}

@@ -19,11 +19,12 @@ from datastore.fuse.vfs.build import build_filesystem
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
 from datastore.fuse.vfs.streaming import Stream
 from datastore.retry import Retrier, RetryPolicy
+from tests.clock import ManualClock
 from tests.faulty import FaultyStore, Plan, no_faults
+from tests.killing import kill
 from tests.localfs import LocalFs
 from tests.model.invariants import check_staged
 from tests.model.reference import HIDDEN
-from tests.mounted import ManualClock
 
 MIN_PART = 4096
 SILLY_COPY = 16384
@@ -88,21 +89,13 @@ class FaultWorld:
 
     def release(self) -> None:
         """All processes die."""
-        core = self.fs.core
-        self.fs.write_back.stop()
-        core.io.shutdown(wait=True, cancel_futures=True)
-        if core.cache is not None:
-            core.cache.close()
-        core.nodelog.close()
-        core.db.close()
-        left = [node.staged for node in core.nodes.by_ino.values() if node.staged is not None]
-        for staged in (*left, *(one.staged for one in self.fs.uploads._leftovers.files.values())):
-            staged.close(remove=False)
+        kill(self.fs)
 
-    def heal(self) -> None:
-        """The store works again."""
+    def heal(self) -> list[str]:
+        """The store works again; its calls so far."""
         self.clock.advance(10.0)
         self.faulty.plan = no_faults
+        return list(self.faulty.calls)
 
     def keys(self) -> dict[str, bytes]:
         """The bucket but for the hidden copies of removed files."""

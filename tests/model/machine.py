@@ -17,8 +17,9 @@ from datastore.fuse.data import multipart
 from datastore.fuse.ops import SetAttr
 from datastore.fuse.store.base import WriteOptions
 from datastore.fuse.store.memory import MemoryBucket, MemoryStore
+from tests.clock import EPOCH_NS, ManualClock
 from tests.model.invariants import check
-from tests.model.mounts import START_NS, ManualClock, Mount
+from tests.model.mounts import Mount
 from tests.model.reference import HIDDEN, Inode, Object, children
 from tests.model.steps import Steps
 from tests.model.world import DIRECTORY, LINK, REGULAR, Side, World, resized
@@ -298,7 +299,7 @@ class FilesystemMachine(Steps):
     @rule(side=sides, path=indices, seconds=st.integers(1, 1000))
     def utimens(self, side: int, path: int, seconds: int) -> None:
         here, shown = self._turn_of(side)
-        when = START_NS - seconds * 10**9 + 123
+        when = EPOCH_NS - seconds * 10**9 + 123
         change = SetAttr(mtime_ns=when, atime_ns=when)
         self._set(here, shown, path, lambda at: here.mount.local.setattr(at, change), mtime_ns=when)
 

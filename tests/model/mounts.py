@@ -16,27 +16,12 @@ from datastore.fuse.vfs.attrs import Defaults, from_metadata
 from datastore.fuse.vfs.build import build_filesystem
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
 from datastore.fuse.vfs.nodes import Node
+from tests.clock import ManualClock
+from tests.killing import kill
 from tests.localfs import File, LocalFs
 from tests.model.reference import Object
 
-START_NS = 1_700_000_000_000_000_000
 _DEFAULTS = Defaults(os.getuid(), os.getgid()).of(stat.S_IFREG, 0)
-
-
-class ManualClock:
-    """Stands still until it is told."""
-
-    def __init__(self) -> None:
-        self.elapsed_ns = 0
-
-    def advance(self, seconds: float) -> None:
-        self.elapsed_ns += int(seconds * 1e9)
-
-    def monotonic(self) -> float:
-        return 1000.0 + self.elapsed_ns / 1e9
-
-    def time_ns(self) -> int:
-        return START_NS + self.elapsed_ns
 
 
 class PagedStore(MemoryStore):
@@ -111,24 +96,11 @@ class Mount:
     def stop(self) -> None:
         """Unmount."""
         self.fs.stop()
-        self._release()
+        kill(self.fs)
 
     def crash(self) -> None:
         """All processes die: nothing is sent, nothing removed."""
-        self._release()
-        core = self.fs.core
-        left = [node.staged for node in core.nodes.by_ino.values() if node.staged is not None]
-        for staged in (*left, *(one.staged for one in self.fs.uploads._leftovers.files.values())):
-            staged.close(remove=False)
-
-    def _release(self) -> None:
-        core = self.fs.core
-        self.fs.write_back.stop()
-        core.io.shutdown(wait=True, cancel_futures=True)
-        if core.cache is not None:
-            core.cache.close()
-        core.nodelog.close()
-        core.db.close()
+        kill(self.fs)
 
     def forget(self, opened: Collection[int] = ()) -> None:
         """The kernel drops what it may: inodes that nobody has open (`opened`), and above which nothing is."""

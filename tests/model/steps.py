@@ -11,7 +11,7 @@ from pathlib import Path
 from hypothesis.stateful import RuleBasedStateMachine
 
 from datastore.fuse.store.memory import MemoryBucket
-from tests.model.mounts import ManualClock
+from tests.clock import ManualClock
 from tests.model.reference import Inode, Object, Shown, children
 from tests.model.world import DIRECTORY, LINK, REGULAR, Handle, Side, World, named, outcome, patched
 

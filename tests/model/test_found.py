@@ -12,9 +12,10 @@ import pytest
 from datastore.fuse.ops import Fh, OpenRequest
 from datastore.fuse.store.base import WriteOptions
 from datastore.fuse.store.memory import MemoryBucket, MemoryStore
+from tests.clock import ManualClock
 from tests.localfs import ME
 from tests.model.invariants import check
-from tests.model.mounts import ManualClock, Mount
+from tests.model.mounts import Mount
 
 TTL_S = 1.0
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import botocore.exceptions
 import psutil
 
-from datastore.cli import control
+from datastore import controlclient
 from tests.servers import Server, boto_client
 from tests.tools.mounting import COMMAND, COMMAND_TIMEOUT_S, NAME, Client, give_back, manifest
 
@@ -98,7 +98,7 @@ class Mount:
     def told(self) -> dict[str, Any]:
         """The same from the mount server itself, without the second that a command takes."""
         (state_dir,) = (self.folder / "state/kube-datastore/mounts").iterdir()
-        return dict(control.status(state_dir))
+        return dict(controlclient.status(state_dir))
 
     def sent_bytes(self) -> int:
         """Bytes that this mount uploaded so far."""

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from datastore import mountinfo
 from datastore.api.mountspec import S3Location, StaticCredentials
-from datastore.fuse.kernel import device, mountinfo
+from datastore.fuse.kernel import device
 from datastore.secret import Secret
 from tests.memfs import pattern
 from tests.mount.engine import CHECKOUT, eventually, kept, spec
@@ -208,7 +209,7 @@ def test_a_server_that_can_not_come_back_is_tried_again_until_it_can(tmp_path: P
         os.kill(before, signal.SIGKILL)
         assert eventually(lambda: keeper.log().count("could not start") >= 2)
         # asked of /proc: the mount itself answers when a server is back
-        assert mountinfo.at(str(keeper.path)), "a crash never unmounts"
+        assert mountinfo.read().at(str(keeper.path)), "a crash never unmounts"
         flag.unlink()
         assert eventually(lambda: keeper.server_pid() != before)
         assert (keeper.path / "d" / "011").read_bytes() == pattern(11)

@@ -15,6 +15,8 @@ from datastore.api.names import CREDENTIALS
 from datastore.api.volumecontext import DRIVER
 from datastore.controller import claimprobe, metrics
 from datastore.controller.__main__ import _arguments, _settings
+from datastore.csi import metrics as of_volumes
+from datastore.csi.keeper import metrics as of_mounts
 from datastore.csi.keeper.cgroups import limit_of
 from datastore.csi.settings import from_environment
 from datastore.manifests import chartwriter
@@ -96,6 +98,36 @@ def test_the_chart_binds_the_controller_to_its_namespaces(rotation: bool) -> Non
     assert _names(made, "RoleBinding") == served | rotated | {("ours", "datastore-controller")}
     subjects = {each["namespace"] for each in made if each["kind"] == "RoleBinding" for each in each["subjects"]}
     assert subjects == {"ours"}
+
+
+def test_of_the_charts_controllers_of_some_namespaces_one_works() -> None:
+    """S-134: they can't agree there, so the next one starts when the last one has ended."""
+    served, whole = (
+        next(
+            each["spec"]
+            for each in _chart(namespaces=chosen, controller=_replicated(2))
+            if each["kind"] == "Deployment"
+        )
+        for chosen in (["a"], [])
+    )
+    assert (served["replicas"], served["strategy"]) == (1, {"type": "Recreate"})
+    assert (whole["replicas"], whole["strategy"]) == (2, {"type": "RollingUpdate"})
+
+
+def _replicated(replicas: int) -> Any:
+    return yaml.safe_load((CHART / "values.yaml").read_text())["controller"] | {"replicas": replicas}
+
+
+def test_the_charts_endpoints_bind_the_controller_and_the_nodes() -> None:
+    """S-133"""
+    made = _chart(endpoints=["https://*.example.org", "http://minio.store:9000"])
+    (node,) = [each for each in made if each["metadata"]["name"] == "datastore-node" and each["kind"] == "DaemonSet"]
+    variables = {
+        each["name"]: each.get("value", "") for each in node["spec"]["template"]["spec"]["containers"][0]["env"]
+    }
+    assert variables["ALLOW_ENDPOINTS"] == _environment(made)["ALLOW_ENDPOINTS"]
+    expected = ("https://*.example.org", "http://minio.store:9000")
+    assert from_environment({"ALLOW_ENDPOINTS": variables["ALLOW_ENDPOINTS"]}).endpoints == expected
 
 
 def test_the_charts_claim_probe_is_the_components() -> None:
@@ -183,14 +215,48 @@ def test_what_a_kustomization_names_is_there(place: str) -> None:
         assert (folder / name).exists(), name
 
 
-def test_the_dashboard_asks_for_numbers_that_there_are() -> None:
-    dashboard = json.loads((MANIFESTS / "monitoring" / "dashboard.json").read_text())
-    asked = set(re.findall(r"datastore_controller_\w+", json.dumps(dashboard)))
-    made = {
+NUMBERS = re.compile(r"\bdatastore_(?:controller|csi|mount|store)_\w+")
+
+
+def numbers() -> set[str]:
+    """Names of all that the controller, the node plugin and the keeper tell Prometheus."""
+    of_controller = {
         name
         for each in vars(metrics).values()
         if isinstance(each, MetricWrapperBase)
         for family in each.collect()
         for name in (family.name, f"{family.name}_total", f"{family.name}_bucket")
     }
-    assert asked <= made
+    return of_controller | {family.name for family in (of_volumes.MOUNTED, *of_mounts.FAMILIES)}
+
+
+def test_the_dashboard_asks_for_numbers_that_there_are() -> None:
+    """Those of the mounts first: they are what users feel."""
+    dashboard = json.loads((MANIFESTS / "monitoring" / "dashboard.json").read_text())
+    asked = set(NUMBERS.findall(json.dumps(dashboard)))
+    assert asked <= numbers()
+    alarming = {"datastore_mount_up", "datastore_mount_unsent_bytes", "datastore_csi_volume_mounted"}
+    assert alarming | {"datastore_store_errors_total", "datastore_controller_datastores"} <= asked
+    assert "datastore_mount_up" in json.dumps(dashboard["panels"][0])
+
+
+def test_each_panel_of_the_dashboard_has_a_place_of_its_own() -> None:
+    panels = json.loads((MANIFESTS / "monitoring" / "dashboard.json").read_text())["panels"]
+    assert len({each["id"] for each in panels}) == len(panels)
+    assert len({(each["gridPos"]["x"], each["gridPos"]["y"]) for each in panels}) == len(panels)
+
+
+def test_the_operators_guide_names_numbers_that_there_are() -> None:
+    told = set(NUMBERS.findall((MANIFESTS.parent / "docs" / "OPERATIONS.md").read_text()))
+    assert told <= numbers()
+    assert "datastore_mount_up" in told
+
+
+def test_prometheus_finds_a_port_of_each_workload() -> None:
+    monitor = yaml.safe_load((MANIFESTS / "monitoring" / "podmonitor.yaml").read_text())
+    wanted = monitor["spec"]["selector"]["matchLabels"]
+    port = monitor["spec"]["podMetricsEndpoints"][0]["port"]
+    for workload in (each for each in BASE if each["kind"] in ("Deployment", "DaemonSet")):
+        template = workload["spec"]["template"]
+        assert wanted.items() <= template["metadata"]["labels"].items()
+        assert port in [each["name"] for each in template["spec"]["containers"][0]["ports"]]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,6 +108,13 @@ def test_names_have_a_prefix_a_unit_and_a_help_text() -> None:
         assert family.name.startswith("datastore_")
         assert family.documentation.endswith(".")
         assert not {"ms", "milliseconds", "kb", "megabytes"} & set(family.name.split("_"))
+
+
+def test_each_name_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs/reference/cli.md").read_text()
+    suffix = {"counter": "_total", "info": "_info"}
+    names = {family.name + suffix.get(family.type, "") for family in families(status())}
+    assert {name for name in names if not re.search(rf"`{name}[`{{]", text)} == set()
 
 
 def test_a_status_of_another_transport_has_fewer_numbers() -> None:

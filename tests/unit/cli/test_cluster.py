@@ -12,20 +12,32 @@ from datastore.api.names import FINALIZER
 from datastore.cli.app import app, exit_code_of
 from datastore.cli.clusterchecks import cluster_checks
 from datastore.cli.findings import Level
-from datastore.cli.kubectl import Kubectl
+from datastore.cli.kubectl import Forbidden, Kubectl
 from datastore.errors import DatastoreError
+
+HANDLE = "team/digits/u-1"
+MOUNTED = f'datastore_mount_up{{volume="{HANDLE}"}} 1.0\ndatastore_mount_up{{volume="other"}} 0.0\n'
 
 
 def pod(
-    name: str, *, ready: bool = True, claim: str = "", component: str = "", phase: str = "Running"
+    name: str, *, ready: bool = True, claim: str = "", node: str = "n-1", phase: str = "Running", waiting: str = ""
 ) -> dict[str, Any]:
     volumes = [{"persistentVolumeClaim": {"claimName": claim}}] if claim else []
     conditions = [{"type": "Ready", "status": "True" if ready else "False"}]
+    status: dict[str, Any] = {"phase": phase, "conditions": conditions}
+    if waiting:
+        status["containerStatuses"] = [{"state": {"waiting": {"reason": waiting, "message": "as it is"}}}]
+    ports = [{"name": "http", "containerPort": 9809}]
     return {
-        "metadata": {"name": name, "labels": {"component": component}},
-        "spec": {"volumes": volumes, "nodeName": "n-1"},
-        "status": {"phase": phase, "conditions": conditions},
+        "metadata": {"name": name, "namespace": "system"},
+        "spec": {"volumes": volumes, "nodeName": node, "containers": [{"ports": ports}]},
+        "status": status,
     }
+
+
+def event(kind: str, name: str, reason: str, message: str = "", when: str = "2026-01-01T00:00:00Z") -> dict[str, Any]:
+    about = {"kind": kind, "name": name, "resourceVersion": when}
+    return {"type": "Warning", "involvedObject": about, "reason": reason, "message": message, "lastTimestamp": when}
 
 
 class PlayedCluster:
@@ -45,7 +57,7 @@ class PlayedCluster:
         self.objects: dict[tuple[str, str], Any] = {
             ("customresourcedefinitions", "datastores.datastore.dev"): {},
             ("datastores.datastore.dev", "digits"): {
-                "metadata": {"name": "digits", "generation": 2},
+                "metadata": {"name": "digits", "namespace": "team", "uid": "u-1", "generation": 2},
                 "spec": {"s3": {"credentialsSecret": "keys"}},
                 "status": self.status,
             },
@@ -60,13 +72,25 @@ class PlayedCluster:
         self.pods = [pod("train", claim="digits")]
         self.components = {name: [pod(f"{name}-1")] for name in ("controller", "node", "keeper")}
         self.events: list[Any] = []
+        self.workloads: list[Any] = []
+        self.numbers = {"keeper-1": MOUNTED, "node-1": f'datastore_csi_volume_mounted{{volume="{HANDLE}"}} 1.0\n'}
+        self.others: list[Any] = []
+        self.forbidden: set[str] = set()
 
     def get(self, kind: str, name: str = "", *, selector: str = "", namespace: str | None = None) -> Any:
+        if kind in self.forbidden:
+            raise Forbidden(f"kubectl get: {kind} is forbidden (Forbidden)")
         if name:
             return self.objects.get((kind, name))
         if selector:
-            return self.components[selector.rpartition("=")[2]]
-        return self.pods if kind == "pods" else self.events
+            return self.components[selector.rpartition("=")[2]] if kind == "pods" else self.workloads
+        return {"pods": self.pods, "events": self.events}.get(kind, self.others)
+
+    def raw(self, path: str) -> str:
+        if "raw" in self.forbidden:
+            raise Forbidden("kubectl get: pods/proxy is forbidden (Forbidden)")
+        assert path.startswith("/api/v1/namespaces/system/pods/")
+        return self.numbers[path.split("/")[6].partition(":")[0]]
 
 
 def failures(cluster: PlayedCluster) -> list[tuple[str, str]]:
@@ -76,7 +100,7 @@ def failures(cluster: PlayedCluster) -> list[tuple[str, str]]:
 def test_a_whole_chain_has_no_broken_link() -> None:
     findings = list(cluster_checks(PlayedCluster(), "digits"))
     assert [each.check for each in findings] == [
-        "cluster", "controller", "object", "secret", "backend", "claim", "keeper", "node", "pods",
+        "cluster", "controller", "object", "secret", "backend", "claim", "keeper", "node", "mount", "pods",
     ]  # fmt: skip
     assert {each.level for each in findings} == {Level.OK}
 
@@ -105,8 +129,7 @@ def test_a_failing_backend_is_told_in_the_servers_words_with_the_last_errors() -
         "reason": "AccessDenied",
         "message": "no way",
     }
-    about = {"kind": "Pod", "name": "train"}
-    cluster.events = [{"type": "Warning", "involvedObject": about, "reason": "FailedMount", "message": "timed out"}]
+    cluster.events = [event("Pod", "train", "FailedMount", "timed out")]
     findings = list(cluster_checks(cluster, "digits"))
     assert (findings[-2].check, findings[-2].text) == ("backend", "AccessDenied: no way")
     assert "FailedMount: timed out" in findings[-1].text
@@ -114,8 +137,103 @@ def test_a_failing_backend_is_told_in_the_servers_words_with_the_last_errors() -
 
 def test_a_node_plugin_that_is_not_ready_is_named_with_its_node() -> None:
     cluster = PlayedCluster()
-    cluster.components["node"] = [pod("node-1"), pod("node-2", ready=False)]
-    assert failures(cluster) == [("node", "not ready: node-2 on n-1")]
+    cluster.components["node"] = [pod("node-1", node="n-2"), pod("node-2", ready=False, waiting="CrashLoopBackOff")]
+    assert failures(cluster) == [("node", "not ready: node-2 on n-1 (CrashLoopBackOff: as it is)")]
+
+
+@pytest.mark.parametrize("component", ["node", "keeper"])
+def test_only_the_nodes_of_its_pods_matter(component: str) -> None:
+    cluster = PlayedCluster()
+    cluster.components[component] = [pod(f"{component}-1"), pod(f"{component}-2", ready=False, node="n-2")]
+    assert failures(cluster) == []
+    cluster.components[component] = [pod(f"{component}-2", node="n-2")]
+    assert failures(cluster) == [(component, f"no pod of daemonset/datastore-{component} on n-1")]
+
+
+def test_a_workload_without_pods_is_told_from_one_that_is_not_installed() -> None:
+    cluster = PlayedCluster()
+    cluster.components["controller"] = []
+    assert failures(cluster) == [("controller", "deployment/datastore-controller is not installed")]
+    cluster.workloads = [{"metadata": {"namespace": "system"}, "spec": {"replicas": 0}}]
+    assert failures(cluster) == [("controller", "no pod of deployment/datastore-controller runs; 0 are wanted")]
+    todo = [each.todo for each in cluster_checks(cluster, "digits") if each.level is Level.FAIL]
+    assert todo == ["kubectl -n system describe deployment/datastore-controller"]
+
+
+@pytest.mark.parametrize(
+    ("pod_of", "numbers", "text"),
+    [
+        ("node-1", f'datastore_csi_volume_mounted{{volume="{HANDLE}"}} 0.0', "n-1 has lost the mount"),
+        ("keeper-1", f'datastore_mount_up{{volume="{HANDLE}"}} 0.0', "server on n-1 does not answer"),
+        ("keeper-1", "", "n-1 has lost the mount"),
+    ],
+)
+def test_a_dead_mount_is_named_with_its_node(pod_of: str, numbers: str, text: str) -> None:
+    """S-144"""
+    cluster = PlayedCluster()
+    cluster.numbers[pod_of] = numbers
+    found = failures(cluster)
+    assert [each[0] for each in found] == ["mount"]
+    assert text in found[0][1]
+
+
+def test_what_is_not_in_the_storage_yet_is_a_warning() -> None:
+    cluster = PlayedCluster()
+    for what, count in {"files": 2, "bytes": 3072}.items():
+        cluster.numbers["keeper-1"] += f'datastore_mount_unsent_{what}{{volume="{HANDLE}"}} {count}\n'
+    warned = [each.text for each in cluster_checks(cluster, "digits") if each.level is Level.WARN]
+    assert warned == ["the mount's server on n-1 answers; 2 files (3 KiB) are not in the storage yet"]
+
+
+def test_a_pod_that_can_not_mount_is_the_broken_link_with_the_kubelets_words() -> None:
+    """S-144"""
+    cluster = PlayedCluster()
+    cluster.pods = [pod("train", claim="digits", phase="Pending"), pod("done", claim="digits", phase="Succeeded")]
+    assert failures(cluster) == []
+    cluster.events = [event("Pod", "train", "FailedMount", "MountVolume.SetUp failed")]
+    assert failures(cluster) == [("pods", "pod train waits on n-1: FailedMount: MountVolume.SetUp failed")]
+
+
+def test_a_pending_claim_tells_why_and_waiting_for_the_first_pod_is_no_fault() -> None:
+    cluster = PlayedCluster()
+    cluster.status |= {"backend": "claim", "volumeName": ""}
+    cluster.objects[("persistentvolumeclaims", "digits")]["status"]["phase"] = "Pending"
+    cluster.status["conditions"][1]["reason"] = "WaitingForFirstPod"
+    assert failures(cluster) == []
+    cluster.events = [event("PersistentVolumeClaim", "digits", "ProvisioningFailed", "no such class")]
+    text = "PersistentVolumeClaim digits is Pending: ProvisioningFailed: no such class"
+    assert failures(cluster) == [("claim", text)]
+
+
+def test_what_the_user_may_not_read_is_passed_over() -> None:
+    """S-145: a user of one namespace learns what he may know."""
+    cluster = PlayedCluster()
+    cluster.forbidden = {"customresourcedefinitions", "csidrivers", "raw"}
+    cluster.status["conditions"][0] = {"type": "Ready", "status": "False", "reason": "AccessDenied", "message": "no"}
+    findings = list(cluster_checks(cluster, "digits"))
+    assert [each.level for each in findings if each.check == "definition"] == [Level.WARN]
+    assert failures(cluster) == [("backend", "AccessDenied: no")]
+    cluster.status["conditions"][0] = {"type": "Ready", "status": "True"}
+    assert failures(cluster) == []
+    cluster.forbidden = {"datastores.datastore.dev", "events"}
+    assert [each[0] for each in failures(cluster)] == ["object"]
+
+
+def test_a_datastore_of_another_namespace_is_found() -> None:
+    cluster = PlayedCluster()
+    cluster.others = [cluster.objects.pop(("datastores.datastore.dev", "digits"))]
+    assert failures(cluster) == [("object", "there is no Datastore digits in this namespace, but in team")]
+
+
+def test_the_last_errors_are_the_newest_of_each_kind() -> None:
+    cluster = PlayedCluster()
+    said = [("Ready is False: gone", "2026-01-01T00:00:02Z"), ("Provisioned is False: gone", "2026-01-01T00:00:01Z")]
+    cluster.events = [event("Datastore", "digits", "ClaimLost", message, when) for message, when in said]
+    cluster.events.append(
+        event("Pod", "train", "FailedScheduling") | {"lastTimestamp": None, "eventTime": "2026-01-02"}
+    )
+    told = [each.text for each in cluster_checks(cluster, "digits") if each.check == "last errors"]
+    assert [each.split()[0] for each in told] == ["2026-01-01T00:00:02Z", "2026-01-02"]
 
 
 def test_one_ready_replica_of_the_controller_is_enough() -> None:
@@ -186,6 +304,9 @@ def test_kubectls_own_words_reach_the_user(kubectl: Path) -> None:
     (kubectl / "object").write_text("")
     (kubectl / "refuses").write_text("Unable to connect to the server")
     with pytest.raises(DatastoreError, match="kubectl get: Unable to connect"):
+        Kubectl().get("pods")
+    (kubectl / "refuses").write_text("Error from server (Forbidden): pods is forbidden")
+    with pytest.raises(Forbidden, match="pods is forbidden"):
         Kubectl().get("pods")
 
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from datastore import errors
 from datastore.api import crd
-from datastore.cli import app, exitcodes, hostchecks, mounttable, places
+from datastore.cli import app, hostchecks, places
 from datastore.cli.console import one_line
-from datastore.cli.exitcodes import MEANING, ExitCode, error_from, exit_code_for
+from datastore.cli.exitcodes import MEANING, ExitCode, exit_code_for
 from datastore.cli.findings import Level
 
 from .conftest import Cli
@@ -37,17 +37,18 @@ def test_every_error_has_an_exit_code_of_its_own_kind(kind: type[errors.Datastor
         assert code in (ExitCode.ACCESS, ExitCode.STORAGE)
     elif kind is not errors.CacheCorrupt:
         assert code in (ExitCode.USAGE, ExitCode.MOUNT)
-    assert type(error_from(kind.__name__, "x")) is kind
+    assert type(errors.error_named(kind.__name__, "x")) is kind
 
 
 @pytest.mark.parametrize("name", ["", "Exception", "annotations", "no such"])
 def test_an_unknown_kind_of_error_is_the_root_of_the_tree(name: str) -> None:
-    assert type(error_from(name, "x")) is errors.DatastoreError
+    assert type(errors.error_named(name, "x")) is errors.DatastoreError
 
 
 def test_every_exit_code_is_explained_and_documented() -> None:
     assert set(MEANING) == set(ExitCode)
-    assert exitcodes.markdown_table() in REFERENCE.read_text()
+    rows = [f"| {int(code)} | {meaning} |" for code, meaning in MEANING.items()]
+    assert "\n".join(["| Code | Meaning |", "|---|---|", *rows]) in REFERENCE.read_text()
 
 
 def test_every_verb_and_option_is_documented() -> None:
@@ -103,6 +104,8 @@ def test_wrong_usage_is_one_line(cli: Cli) -> None:
     assert cli("bogus") == (2, "", "error: No such command 'bogus'. (see --help)\n")
     assert cli("mount").err == "error: Missing argument 'FILE'. (see --help)\n"
     assert cli("umount", "x", "--timeout", "soon").code == 2
+    wrong = "error: Invalid value for '--output' / '-o': 'wide' is not one of 'table', 'json'. (see --help)\n"
+    assert cli("status", "-o", "wide") == (2, "", wrong)
 
 
 def test_a_closed_pipe_is_no_traceback() -> None:
@@ -114,7 +117,8 @@ def test_a_closed_pipe_is_no_traceback() -> None:
 
 def test_crd_and_version_print_data(cli: Cli) -> None:
     assert cli("crd") == (0, crd.text(), "")
-    assert cli("version").out == f"kube-datastore {version('kube-datastore')}\n"
+    assert cli("version").out == cli("--version").out == f"kube-datastore {version('kube-datastore')}\n"
+    assert (cli().code, cli().err) == (2, "")
 
 
 def test_colour_is_for_terminals_without_no_color() -> None:
@@ -222,35 +226,3 @@ def test_doctor_says_when_nothing_listens(cli: Cli, root: Path, manifest: Path) 
     assert (done.code, last["level"], last["code"]) == (4, "fail", 4)
     assert "http://127.0.0.1:9" in last["text"]
     assert "spec.s3.endpoint" in last["todo"]
-
-
-MOUNTINFO = r"""22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/root rw
-36 22 0:32 / /mnt/a\040b rw shared:2 - fuse.datastore digits rw,user_id=0
-37 36 0:33 / /mnt/a\040b ro - tmpfs none rw
-broken line
-38 22 0:34 / /x\134y rw - fuse.datastore o\011k rw
-"""
-
-
-def test_the_mount_table_is_read_as_the_kernel_writes_it() -> None:
-    found = list(mounttable.parse_mountinfo(MOUNTINFO))
-    assert [(each.mountpoint, each.fstype, each.source) for each in found] == [
-        ("/", "ext4", "/dev/root"),
-        ("/mnt/a b", "fuse.datastore", "digits"),
-        ("/mnt/a b", "tmpfs", "none"),
-        ("/x\\y", "fuse.datastore", "o\tk"),
-    ]
-
-
-def test_the_topmost_mount_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mountinfo").write_text(MOUNTINFO)
-    monkeypatch.setattr(mounttable, "MOUNTINFO", tmp_path / "mountinfo")
-    at = mounttable.mounted_at("/mnt/a b")
-    assert at is not None
-    assert at.fstype == "tmpfs"
-    assert mounttable.mounted_at("/mnt") is None
-
-
-@given(st.text())
-def test_any_mount_table_can_be_read(text: str) -> None:
-    list(mounttable.parse_mountinfo(text))

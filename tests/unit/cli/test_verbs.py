@@ -131,6 +131,55 @@ def test_two_commands_never_mount_the_same_at_once(cli: Cli, root: Path, manifes
     assert not (tmp_path / "d").exists()
 
 
+def test_a_mount_that_lives_but_is_not_to_be_seen_is_left_alone(
+    cli: Cli, root: Path, mounted: Path, manifest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-140. So after `umount -l` while a file is open, and in another mount namespace; the fake mounts nothing."""
+    monkeypatch.setattr(lifecycle, "ENDING_TIMEOUT_S", 0.05)
+    pid = int((state_of(root, "digits") / "fake.pid").read_text())
+    done = cli("mount", manifest, "digits", mounted)
+    assert done.code == 5
+    assert f"error: {mounted}: pid {pid} still serves Datastore digits there" in done.err
+    assert records.is_server(pid)
+    assert cli("umount", "digits").code == 0
+
+
+def test_umount_gives_the_directory_back_where_no_keeper_is_left_to(
+    cli: Cli, root: Path, manifest: Path, tmp_path: Path
+) -> None:
+    """S-141."""
+    place = tmp_path / "d"
+    place.mkdir(mode=0o755)
+    assert cli("mount", manifest, "digits", place).code == 0
+    state_dir = state_of(root, "digits")
+    (state_dir / "beneath.json").write_text('{"mode": 493}')
+    place.chmod(0o555)
+    record = json.loads((state_dir / "mount.json").read_text())
+    (state_dir / "mount.json").write_text(json.dumps(record | {"keeperPid": 0}))
+    seen = json.loads(cli("status", "digits", "-o", "json").out)
+    assert "its keeper process has died" in seen["trouble"]
+    assert (seen["keeperPid"], seen["restart"]) == (0, "not possible: no keeper")
+    assert cli("restart", "digits").err.startswith(f"error: {place}: its keeper process has died")
+    assert cli("umount", "digits").code == 0
+    assert stat.S_IMODE(place.stat().st_mode) == 0o755
+    assert not (state_dir / "beneath.json").exists()
+
+
+@pytest.mark.parametrize(("variable", "what"), [("XDG_STATE_HOME", "state"), ("XDG_CACHE_HOME", "cache")])
+def test_a_place_that_cannot_be_made_is_named_with_the_way_out(
+    cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, what: str
+) -> None:
+    """S-142."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(variable, str(tmp_path / "file"))
+    done = cli("mount", manifest, "digits", tmp_path / "d")
+    assert done.code == 5
+    assert done.err.startswith(f"error: {tmp_path}/file/kube-datastore/")
+    assert f"this directory for the {what} of mounts can't be made: Not a directory" in done.err
+    assert variable in done.err
+    assert not (tmp_path / "d").exists()
+
+
 def test_a_large_specification_goes_through_the_pipe(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:
     bundle = "-----BEGIN CERTIFICATE-----" + "x" * 300_000
     manifest.write_text(manifest.read_text().replace("{bucket: digits,", f"{{bucket: digits, caBundle: '{bundle}',"))
@@ -200,7 +249,7 @@ def test_a_server_that_hangs_is_ended_by_force_only(
 ) -> None:
     monkeypatch.setenv("FAKE_MODE", "mute")
     monkeypatch.setattr(lifecycle, "FORCE_TIMEOUT_S", 0.2)
-    monkeypatch.setattr("datastore.cli.control.STATUS_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("datastore.controlclient.STATUS_TIMEOUT_S", 0.2)
     cli("mount", manifest, "output", tmp_path / "d")
     hanging = cli("umount", "output", "--timeout", "200ms")
     assert hanging.code == 1

@@ -12,7 +12,7 @@ import pytest
 
 from datastore.api.status import Capabilities
 from datastore.backends.base import Measured
-from datastore.controller.claimprobe import AGAIN_S, COMMAND, WAIT_S, ClaimProbe, Tried
+from datastore.controller.claimprobe import AGAIN_S, COMMAND, NOBODY, WAIT_S, ClaimProbe, Tried
 from datastore.controller.classes import meant
 from datastore.controller.cluster import ApiError, Cluster, Resource
 from datastore.controller.settings import Settings
@@ -26,9 +26,9 @@ ANSWER = {"capabilities": {"rename": True, "hardlinks": True}, "objects": 2, "by
 class Pods(Cluster):
     """A cluster of pods by name."""
 
-    def __init__(self, *others: dict[str, Any], refusal: ApiError | None = None) -> None:
+    def __init__(self, *others: dict[str, Any], refusal: ApiError | None = None, only_root: bool = False) -> None:
         super().__init__()
-        self.others, self.refusal = others, refusal
+        self.others, self.refusal, self.root_too = others, refusal, not only_root
         self.pods: dict[str, dict[str, Any]] = {}
         self.created = 0
 
@@ -39,7 +39,7 @@ class Pods(Cluster):
         return [found] if found else []
 
     async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        if self.refusal:
+        if self.refusal and (self.root_too or body["spec"]["securityContext"]["runAsUser"] == 0):
             raise self.refusal
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         made = {**body, "metadata": {**body["metadata"], "uid": "p-1", "creationTimestamp": now}}
@@ -143,6 +143,33 @@ def test_a_failure_is_told_and_tried_again_later(message: str, complaint: str) -
     assert world.step() == Tried()
     world.now += AGAIN_S
     assert world.step().wait_s is not None
+
+
+USED = [{"persistentVolumeClaim": {"claimName": "disk"}}]
+AS_GROUP = {"runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 2000, "supplementalGroups": [3000]}
+
+
+@pytest.mark.parametrize(
+    ("user", "expected"),
+    [
+        ({}, {"runAsUser": NOBODY}),
+        ({"containers": [{"securityContext": {"runAsUser": 1000}}]}, {"runAsUser": 1000}),
+        ({"securityContext": AS_GROUP}, {**AS_GROUP, "fsGroupChangePolicy": "OnRootMismatch"}),
+        ({"securityContext": {"runAsUser": 0}}, {"runAsUser": NOBODY}),
+    ],
+)
+def test_where_root_is_refused_it_is_tried_as_the_pod_that_uses_the_claim(
+    user: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    """S-135"""
+    other = {"metadata": {"name": "x"}, "spec": {"volumes": USED, **user}}
+    cluster = Pods(other, refusal=ApiError(403, "Forbidden", "violates PodSecurity"), only_root=True)
+    assert World(cluster).step().wait_s is not None
+    seccomp = {"seccompProfile": {"type": "RuntimeDefault"}}
+    assert cluster.pod["spec"]["securityContext"] == {**seccomp, "runAsNonRoot": True, **expected}
+    (container,) = cluster.pod["spec"]["containers"]
+    assert "runAsUser" not in container["securityContext"]
+    assert cluster.created == 1
 
 
 def test_a_refusal_is_told_with_the_servers_words() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from datastore import errors
 from datastore.api.datastore import DatastoreSpec
-from datastore.api.names import FINALIZER, MANAGED_BY, MANAGER, UID, volume_name
+from datastore.api.names import FINALIZER, MANAGED_BY, MANAGER, NUDGED, UID, volume_name
 from datastore.api.status import CONDITION_TYPES, Capabilities, DatastoreStatus
 from datastore.backends.base import Measured, Owner, Policy
 from datastore.controller import desired
@@ -211,11 +211,37 @@ def test_binding_is_waited_for_quietly_at_first() -> None:
 
 
 @pytest.mark.parametrize(
+    ("made_at", "nudged_at", "nudges"),
+    [
+        ("2026-01-31T11:59:59Z", "", True),
+        (NOW, "", False),
+        ("2026-01-31T11:59:50Z", NOW, False),
+        ("2026-01-31T11:59:50Z", "2026-01-31T11:59:59Z", True),
+        ("2026-01-31T11:59:45Z", "", False),
+    ],
+)
+def test_a_claim_that_the_cluster_left_half_bound_is_changed(made_at: str, nudged_at: str, nudges: bool) -> None:
+    """S-138: it looks at a claim that changes at once, and else after 15 s."""
+    what = wanted()
+    claim = claim_of(what, "Pending", creationTimestamp=made_at)
+    claim["metadata"]["annotations"] |= {NUDGED: nudged_at} if nudged_at else {}
+    plan = decide(seen(claim=claim, volume=volume_of(what)))
+    assert bool(plan.apply) is nudges
+    for each in plan.apply:
+        assert (each["kind"], each["metadata"]["annotations"][NUDGED]) == ("PersistentVolumeClaim", NOW)
+        assert each["metadata"]["labels"] == claim["metadata"]["labels"]
+    unbound = desired.volume(what, "")
+    assert unbound is not None
+    not_begun = {**unbound, "metadata": {**unbound["metadata"], "uid": "v-1"}, "status": {"phase": "Available"}}
+    assert decide(seen(claim=claim, volume=not_begun)).apply == (), "the volume is not bound yet either"
+
+
+@pytest.mark.parametrize(
     ("spec", "claim", "expected"),
     [
         ({"claim": {"name": "disk"}}, None, ("False", "ClaimNotFound")),
         ({"claim": {"name": "disk"}}, ("Bound", "v"), ("True", "Ready")),
-        ({"claim": {"name": "disk"}}, ("Pending", ""), ("True", "Ready")),
+        ({"claim": {"name": "disk"}}, ("Pending", "v"), ("False", "WaitingForBinding")),
         ({"claim": {"name": "disk"}}, ("Lost", "v"), ("False", "ClaimLost")),
     ],
 )
@@ -227,6 +253,60 @@ def test_a_wrapped_claim(spec: dict[str, Any], claim: tuple[str, str] | None, ex
     assert plan.apply == ()
     assert conditions(plan)["Ready"] == expected
     assert plan.status["claimName"] == "disk"
+
+
+LATE = {"metadata": {"name": "disks"}, "provisioner": "disks.example", "volumeBindingMode": "WaitForFirstConsumer"}
+AT_ONCE = {**LATE, "volumeBindingMode": "Immediate"}
+
+
+@pytest.mark.parametrize(
+    ("named", "storage_class", "expected", "phase"),
+    [
+        ("disks", LATE, ("True", "WaitingForFirstPod"), "Ready"),
+        ("disks", AT_ONCE, ("False", "WaitingForBinding"), "Pending"),
+        ("disks", {"metadata": {"name": "disks"}}, ("False", "WaitingForBinding"), "Pending"),
+        ("disks", None, ("False", "StorageClassNotFound"), "Failed"),
+        (None, None, ("False", "StorageClassNotFound"), "Failed"),
+        ("", None, ("False", "WaitingForBinding"), "Pending"),
+    ],
+)
+def test_a_claim_without_a_volume_waits_only_for_what_can_come(
+    named: str | None, storage_class: dict[str, Any] | None, expected: tuple[str, str], phase: str
+) -> None:
+    """S-148"""
+    spec = {} if named is None else {"storageClassName": named}
+    disk = {"metadata": {"name": "disk"}, "spec": spec, "status": {"phase": "Pending"}}
+    own = claim_of(wanted({"claim": {"storageClassName": "disks"}}), "Pending")
+    own["spec"] = {**own["spec"], "storageClassName": named}
+    for given, claim in (({"name": "disk"}, disk), ({"storageClassName": "disks"}, own)):
+        plan = decide(seen(body({"claim": given}), claim=claim, storage_class=storage_class))
+        assert (conditions(plan)["Provisioned"], plan.status["phase"]) == (expected, phase)
+        told = plan.status["conditions"][0]["message"]
+        if expected[1] == "StorageClassNotFound":
+            assert "kubectl get storageclass" in told
+            assert (named or "default") in told
+        bound = {**claim, "status": {"phase": "Bound"}}
+        assert decide(seen(body({"claim": given}), claim=bound)).ready, "whatever became of the class"
+
+
+def test_a_claim_whose_volume_was_replaced_is_bound_again_without_an_alarm() -> None:
+    """S-149: the cluster calls it Lost, and looks at it when it changes, or after 15 s."""
+    what = wanted()
+    claim = claim_of(what, "Lost")
+    fresh = seen(claim=claim, volume=volume_of(what, creationTimestamp="2026-01-31T11:59:58Z"))
+    plan = decide(fresh)
+    assert [(each["kind"], each["metadata"]["annotations"][NUDGED]) for each in plan.apply] == [
+        ("PersistentVolumeClaim", NOW)
+    ]
+    assert plan.soon
+    assert (conditions(plan)["Provisioned"], plan.status["phase"]) == (("False", "VolumeReplacing"), "Pending")
+    assert "no data" in plan.status["conditions"][0]["message"]
+    assert not any(each.warning for each in plan.events)
+    claim["metadata"]["annotations"] |= {NUDGED: NOW}
+    assert decide(fresh).apply == (), "once a second"
+    assert decide(fresh).soon
+    late = decide(seen(claim=claim, volume=volume_of(what, creationTimestamp=EARLIER)))
+    assert (conditions(late)["Provisioned"], late.apply) == (("False", "ClaimLost"), ())
 
 
 def test_what_was_found_out_about_a_volume_is_not_said_of_the_next_one() -> None:
@@ -287,7 +367,7 @@ S3_DELETE = {**SPEC, "reclaimPolicy": "Delete"}
 
 def going(spec: dict[str, Any] | None = None, **more: Any) -> Going:
     what = more.pop("meant", wanted(spec or S3_DELETE))
-    gone: dict[str, Any] = {"claim": None, "volume": None, "now": NOW, **more}
+    gone: dict[str, Any] = {"claim": None, "volume": None, "pods": (), "now": NOW, **more}
     datastore = body(spec or S3_DELETE, deletionTimestamp=NOW)
     datastore["status"] = {"capabilities": {"rename": True}}
     return Going(datastore=datastore, meant=what, **gone)
@@ -299,7 +379,7 @@ def test_claim_then_volume_then_data_then_finalizer() -> None:
     first = farewell(going(claim=claim, volume=volume))
     assert first.delete == (claim,)
     held = claim_of(what, deletionTimestamp=NOW)
-    waiting = farewell(going(claim=held, volume=volume))
+    waiting = farewell(going(claim=held, volume=volume, pods=None))
     assert (waiting.delete, waiting.list_pods, waiting.release, waiting.finish) == ((), True, None, False)
     named = farewell(going(claim=held, volume=volume, pods=("train",)))
     assert "in use by: train" in named.status["conditions"][0]["message"]
@@ -308,6 +388,25 @@ def test_claim_then_volume_then_data_then_finalizer() -> None:
     last = farewell(going(released="removed"))
     assert last.finish
     assert last.events[0].message == "removed"
+
+
+@pytest.mark.parametrize("spec", [SPEC, S3_DELETE])
+def test_pods_that_name_it_inline_are_waited_for(spec: dict[str, Any]) -> None:
+    """S-132: their nodes ask for the volume with every look at them, and their work is in the data."""
+    volume = volume_of(wanted(spec))
+    asked = farewell(going(spec, volume=volume, pods=None))
+    assert (asked.list_pods, asked.delete, asked.release) == (True, (), None)
+    named = farewell(going(spec, volume=volume, pods=("train (inline)",)))
+    assert "in use by: train (inline)" in named.status["conditions"][0]["message"]
+    assert (named.delete, named.release, named.finish) == ((), None, False)
+    assert farewell(going(spec, volume=volume)).delete == (volume,)
+
+
+def test_before_data_goes_pods_are_looked_for_also_when_the_volume_is_gone() -> None:
+    """S-132"""
+    assert farewell(going(pods=None)).list_pods
+    assert farewell(going(pods=("train (inline)",))).release is None
+    assert not farewell(going(SPEC, pods=None)).list_pods, "nothing is removed"
 
 
 def test_retain_asks_nobody_for_keys() -> None:

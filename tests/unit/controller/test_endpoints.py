@@ -1,11 +1,11 @@
-"""datastore.controller.endpoints: whom a user may have the controller ask."""
+"""datastore.api.endpoints: whom a user may have the controller ask, and a node."""
 
 from __future__ import annotations
 
 import pytest
 
+from datastore.api.endpoints import allowed, listed
 from datastore.controller.classes import meant
-from datastore.controller.endpoints import allowed
 from datastore.controller.settings import Settings
 from tests.unit.controller.test_classes import OF_CLASS, SHARED, body, refused, storage_class
 
@@ -52,6 +52,11 @@ def test_without_a_list_everything_else_is(endpoint: str) -> None:
 def test_a_list_names_scheme_host_and_port(endpoint: str, pattern: str, expected: bool) -> None:
     """S-116"""
     assert allowed(endpoint, (pattern,)) is expected
+
+
+def test_the_list_of_the_environment() -> None:
+    assert listed(" https://a, http://b:1,,\nhttps://*.c ") == ("https://a", "http://b:1", "https://*.c")
+    assert listed("") == ()
 
 
 def test_it_holds_for_users_and_not_for_the_administrators_classes() -> None:

@@ -11,7 +11,7 @@ import pytest
 from datastore.api.names import CREDENTIALS
 from datastore.controller.classes import SecretRef
 from datastore.controller.cluster import ApiError, Cluster, Resource
-from datastore.controller.rotation import Announcer, claims_of, to_tell
+from datastore.controller.rotation import Announcer, to_tell
 from datastore.controller.secretwatch import SecretWatch, Uses, recent
 
 KEYS = SecretRef(namespace="team", name="keys")
@@ -105,11 +105,6 @@ def pod(name: str = "p", *claims: str, annotation: str = "", inline: str = "", *
 def test_who_is_told(body: dict[str, Any], told: bool) -> None:
     """S-113"""
     assert bool(list(to_tell([body], frozenset({"digits"}), "keys", "7"))) is told
-
-
-def test_claims_of_a_pod_that_ended_are_nobodys() -> None:
-    assert claims_of(pod("p", "a", "b")) == {"a", "b"}
-    assert claims_of(pod("p", "a", status={"phase": "Failed"})) == frozenset()
 
 
 class Pods(Cluster):

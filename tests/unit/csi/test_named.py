@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,50 @@ def test_with_keys_it_is_mounted_as_the_datastore_is(tmp_path: Path) -> None:
         volumes(tmp_path, Unreachable("no answer")).publish(wanted(tmp_path))
 
 
+def test_one_that_is_being_deleted_is_mounted_for_no_other_pod(tmp_path: Path) -> None:
+    """S-132: a pod that has it is looked at again as before."""
+    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    made = volumes(tmp_path, Named(attributes=ATTRIBUTES, secret="keys", ending=True))
+    with pytest.raises(Refused, match="Datastore data is being deleted"):
+        made.publish(wanted(tmp_path, **keys))
+    made.holdings.get = lambda _volume_id: object()  # type: ignore[method-assign, assignment, return-value]
+    with pytest.raises(KeeperAway):
+        made.publish(wanted(tmp_path, **keys))
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "patterns", "said"),
+    [
+        ("http://169.254.169.254", (), "does not allow the endpoint http://169.254.169.254"),
+        ("http://10.0.0.1:2379", ("https://*.example.org",), "does not allow the endpoint http://10.0.0.1:2379"),
+        ("", ("https://*.example.org",), "does not allow the endpoint https://s3.amazonaws.com"),
+    ],
+)
+@pytest.mark.parametrize("whole", [True, False])
+def test_an_inline_volume_leads_a_node_nowhere_but_where_the_administrator_says(
+    tmp_path: Path, endpoint: str, patterns: tuple[str, ...], said: str, whole: bool
+) -> None:
+    """S-133"""
+    where = {"bucket": "b-1", **({"endpoint": endpoint} if endpoint else {})}
+    given = {SPEC: json.dumps({"s3": where})} if whole else where
+    inline = replace(wanted(tmp_path, AWS_ACCESS_KEY_ID="a"), context={**given, EPHEMERAL: "true"})
+    made = Volumes(Settings(node_id="n", plugin_dir=tmp_path / "plugin", endpoints=patterns))
+    with pytest.raises(Refused, match=said):
+        made.publish(inline)
+
+
+def test_what_is_allowed_or_the_administrators_own_is_mounted(tmp_path: Path) -> None:
+    """S-133: so far that the keeper is asked. Volumes that are not inline, and Datastores, are of the controller."""
+    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    given = {"bucket": "b-1", "endpoint": "https://s3.example.org", EPHEMERAL: "true"}
+    only = Settings(node_id="n", plugin_dir=tmp_path / "plugin", endpoints=("https://*.example.org",))
+    made = Volumes(only, lambda _namespace, _name: Named(attributes=ATTRIBUTES, secret="keys"))
+    staged = replace(wanted(tmp_path, **keys), context=ATTRIBUTES, staging_path=str(tmp_path / "staging"))
+    for each in (replace(wanted(tmp_path, **keys), context=given), wanted(tmp_path, **keys), staged):
+        with pytest.raises(KeeperAway):
+            made.publish(each)
+
+
 def api(monkeypatch: pytest.MonkeyPatch, **answers: dict[str, Any]) -> KubeApi:
     """One whose server has these objects; another one is NotFound."""
 
@@ -86,6 +132,8 @@ def volume(namespace: str = "team", driver: str = "csi.datastore.dev") -> dict[s
 def test_a_datastore_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     found = api(monkeypatch, datastore=datastore(), volume=volume()).named("team", "data")
     assert found == Named(attributes=ATTRIBUTES, secret="keys")
+    ending = datastore(metadata={"uid": "0001", "deletionTimestamp": "2026-01-31T12:00:00Z"})
+    assert api(monkeypatch, datastore=ending, volume=volume()).named("team", "data").ending
     of_the_administrator = api(monkeypatch, datastore=datastore(), volume=volume("admin")).named("team", "data")
     assert of_the_administrator.secret == ""
 

@@ -23,7 +23,7 @@ from datastore.csi.held import Held, Holdings, fetch
 from datastore.csi.keeper.cgroups import Cgroups
 from datastore.csi.keeper.host import KeptState
 from datastore.csi.keeper.metrics import of_mounts
-from datastore.csi.keeper.protocol import export_of, holder_handler
+from datastore.csi.keeper.protocol import Keeper, export_of, holder_handler
 from datastore.csi.locks import VolumeLocks
 from datastore.csi.status import CODES, code_of
 from datastore.csi.textformat import Family, rendered
@@ -123,6 +123,8 @@ def test_what_the_plugin_holds_is_given_to_a_host_that_asks(tmp_path: Path) -> N
         holdings.clear()
     with pytest.raises(own.KeeperAway, match="no process answers"):
         export_of(server.path)
+    with pytest.raises(own.KeeperAway, match="the datastore-keeper pod of node node-7 is starting"):
+        Keeper(server.path, node="node-7").ping()
 
 
 def test_a_command_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
@@ -186,8 +188,9 @@ def test_health_is_told_over_http() -> None:
         base = f"http://127.0.0.1:{server.port}"
         with urllib.request.urlopen(f"{base}/metrics") as answer:
             assert answer.read() == b"up 1\n"
-        with urllib.request.urlopen(f"{base}/healthz") as answer:
-            assert answer.status == 200
+        for page in ("healthz", "healthz?verbose", "metrics?x=y"):
+            with urllib.request.urlopen(f"{base}/{page}") as answer:
+                assert answer.status == 200
         with pytest.raises(urllib.error.HTTPError, match="503") as refused:
             urllib.request.urlopen(f"{base}/readyz")
         refused.value.close()

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from datastore.csi.mountinfo import parse
 from datastore.csi.plan import Bind, Unmount, publish
+from datastore.mountinfo import parse
 
 ROOT = "22 1 8:1 / / rw - ext4 /dev/sda rw"
 STAGED = "30 22 0:50 / /k/staging rw,nosuid - fuse.datastore data rw"
@@ -38,11 +38,3 @@ def test_the_steps_lead_from_what_is_mounted_to_what_is_wanted(
     """S-88"""
     table = parse("\n".join([ROOT, *lines]))
     assert publish(table, "/k/staging", "/k/target", read_only=read_only) == steps
-
-
-def test_mountinfo_of_odd_names_and_shapes() -> None:
-    table = parse(f"{STAGED}\nnonsense\n32 22 0:51 / /a\\040b\\134c rw shared:1 - fuse.datastore x\\011y rw")
-    found = table.at("/a b\\c")
-    assert found is not None
-    assert found.source == "x\ty"
-    assert table.at("/nowhere") is None

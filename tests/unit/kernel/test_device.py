@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from datastore import mountinfo
 from datastore.errors import MountFailed
 from datastore.fuse.kernel import device
 from datastore.fuse.kernel.device import MountOptions
@@ -105,3 +106,10 @@ def test_unmounting_what_is_not_mounted_is_success(tmp_path: Path) -> None:
 
 def test_names_are_quoted_for_the_option_list() -> None:
     assert device._quoted("a,b\\c") == "a\\,b\\\\c"
+
+
+def test_a_mount_below_is_what_keeps_it_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "36 35 0:9 / /m/a rw - fuse.datastore data rw\n"
+    monkeypatch.setattr(mountinfo, "read", lambda: mountinfo.parse(line))
+    assert device.busy_line("/m") == "/m is busy: /m/a is mounted below it; unmount that first"
+    assert "below" not in device.busy_line("/m/a")

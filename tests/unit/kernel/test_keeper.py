@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datastore.fuse.keeper.channel import Channel, ChannelClosed
+from datastore.frames import PeerGone
+from datastore.fuse.keeper.channel import Channel
 from datastore.fuse.keeper.process import BACKOFF_LAST_S, pause_after
 from datastore.fuse.keeper.serverprocess import ServerProcess
 
@@ -70,12 +71,12 @@ def test_who_has_read_a_message_may_answer_and_end_at_once(monkeypatch: pytest.M
 
 def test_the_other_ends_death_and_silence_are_told() -> None:
     ours, theirs = pair()
-    with pytest.raises(ChannelClosed, match="in time"):
+    with pytest.raises(PeerGone, match="in time"):
         ours.receive(0.05)
     theirs.close()
-    with pytest.raises(ChannelClosed, match="ended"):
+    with pytest.raises(PeerGone, match="ended"):
         ours.receive(5.0)
-    with pytest.raises(ChannelClosed, match="gone"):
+    with pytest.raises(PeerGone, match="gone"):
         ours.send({})
     ours.close()
 
@@ -83,7 +84,7 @@ def test_the_other_ends_death_and_silence_are_told() -> None:
 def test_a_length_that_is_not_ours_is_refused() -> None:
     one, other = socket.socketpair()
     one.sendall(b"\xff\xff\xff\xff")
-    with pytest.raises(ChannelClosed, match="not one of ours"):
+    with pytest.raises(PeerGone, match="not one of ours"):
         Channel(other).receive(5.0)
     one.close()
     other.close()
@@ -114,3 +115,18 @@ def test_a_server_whose_first_thread_is_gone_is_not_waited_for(tmp_path: Path, m
     while not server.reaped():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_what_is_no_message_is_refused_and_its_descriptor_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[int] = []
+    one, other = socket.socketpair()
+    with open(os.devnull, "rb") as null:
+        socket.send_fds(one, [b"\x03\0\0\0no!"], [null.fileno()])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", closed.append)
+        with pytest.raises(PeerGone, match="our language"):
+            Channel(other).receive(5.0)
+    assert len(closed) == 1
+    os.close(closed[0])
+    one.close()
+    other.close()

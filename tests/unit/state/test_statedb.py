@@ -143,7 +143,7 @@ def test_a_young_row_of_a_later_release_is_a_row(path: Path, db: StateDb) -> Non
 def test_a_row_that_was_moved_by_a_rename_is_young_no_more(path: Path, db: StateDb) -> None:
     """S-27 a process that died in between has either."""
     db.record_unsent(row("a"))
-    db.moved(db.begin("rename-file", "old", "new"), "etag", "a")
+    db.moved(db.begin("rename-file", "old", "new"), "etag", ["a"])
     again = StateDb(path)
     assert again.unsent() == []
     again.close()
@@ -217,7 +217,7 @@ def test_the_second_half_of_a_rename(db: StateDb) -> None:
     db.record_unsent(row("a"))
     db.record_unsent(row("b"))
     intent = db.begin("rename-file", "old", "new")
-    db.moved(intent, "etag", "a")
+    db.moved(intent, "etag", ["a"])
     assert db.intents() == [(intent, "remove", "old", "etag")]
     assert [one.staging for one in db.unsent()] == ["b"]
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable
 
 import pytest
 
-from tests.faulty import Fault, no_faults
-from tests.mounted import DOWN, WRITING, Client, World, around
+from tests.faulty import no_faults
+from tests.mounted import Client, World, around, failing, no_writes
 
 A_MOMENT_S = 0.3
 """What one who should wait is given to show that he does not."""
-
-
-def no_writes(index: int, method: str) -> Fault | None:
-    """The plan of a store that takes nothing."""
-    return Fault(DOWN) if method in WRITING else None
 
 
 @pytest.fixture
@@ -112,3 +108,38 @@ def test_discarding_what_is_being_sent_waits_for_that(left: Client, monkeypatch:
     assert left.fs.flush_all() == []
     discard.join()
     assert left.fs.uploads.unsent() == []
+
+
+def test_a_directory_does_not_go_where_unsent_files_belong(world: World) -> None:
+    """S-128 what is in it would be replaced by them, though it is newer."""
+    first = world.client()
+    first.local.mkdir("d")
+    first.local.open("d/f", os.O_WRONLY | os.O_CREAT).write(b"older")
+    again = first.again(plan=no_writes)
+    again.faulty.plan = no_faults
+    again.local.rmdir("d")
+    again.local.mkdir("t")
+    again.local.write("t/f", b"newer")
+    failing(errno.ENOTEMPTY, again.local.rename, "t", "d")
+    assert again.fs.uploads.forget("d/f") == 1
+    again.local.rename("t", "d")
+    assert again.fs.flush_all() == []
+    assert world.body("d/f") == b"newer"
+
+
+def test_a_directory_goes_where_a_conflict_waits_for_a_person(world: World) -> None:
+    """S-128 S-47 what lost against another client is never sent, so it is in nobody's way."""
+    first = world.client(conflict="fail")
+    first.local.mkdir("d")
+    file = first.local.open("d/f", os.O_WRONLY | os.O_CREAT)
+    file.write(b"loser")
+    world.put("d/f", b"winner")
+    failing(errno.ESTALE, file.close)
+    again = first.again()
+    assert [row["stuck"] for row in again.fs.uploads.unsent()] == [True]
+    again.local.unlink("d/f")
+    again.local.mkdir("t")
+    again.local.write("t/f", b"newer")
+    again.local.rename("t", "d")
+    assert again.fs.flush_all() != []
+    assert world.body("d/f") == b"newer"

@@ -13,8 +13,9 @@ import pytest
 
 from datastore.fuse.ops import NOW, ROOT_INO, Caller, Fh, OpenRequest, SetAttr, resolve
 from datastore.fuse.store.base import WriteOptions
+from tests.clock import EPOCH_NS
 from tests.localfs import LocalFs
-from tests.mounted import EPOCH_NS, Client, World, failing
+from tests.mounted import Client, World, failing
 
 THEN_NS = 1_234_567_890_123_456_789
 

@@ -9,6 +9,7 @@ import pytest
 
 from datastore.fuse.data import multipart
 from tests.faulty import Fault, from_nth, no_faults, nth
+from tests.localfs import File
 from tests.mounted import DOWN, Client, World, failing, pattern
 
 PART = 8192
@@ -129,14 +130,20 @@ def test_one_writer_never_conflicts_with_itself(world: World, one: Client, small
     assert one.fs.uploads.unsent() == []
 
 
-@pytest.mark.parametrize("size", [10, PART * 4])
-def test_a_lost_answer_is_no_conflict(world: World, one: Client, small_parts: None, size: int) -> None:
-    """S-47 the upload took effect, its answer was lost, and so it is sent again: the object is ours."""
+def sent_without_an_answer(one: Client, size: int) -> File:
+    """A file whose upload took effect; its answer was lost."""
     file = one.local.open("f", os.O_RDWR | os.O_CREAT)
     file.write(pattern(size))
     lost = Fault(DOWN, after=True)
     one.faulty.plan = lambda index, method: lost if method in ("put", "complete_upload") else None
     failing(errno.EIO, file.fsync)
+    return file
+
+
+@pytest.mark.parametrize("size", [10, PART * 4])
+def test_a_lost_answer_is_no_conflict(world: World, one: Client, small_parts: None, size: int) -> None:
+    """S-47 the upload took effect, its answer was lost, and so it is sent again: the object is ours."""
+    file = sent_without_an_answer(one, size)
     one.faulty.plan = no_faults
     file.fsync()
     file.close()
@@ -147,11 +154,7 @@ def test_a_lost_answer_is_no_conflict(world: World, one: Client, small_parts: No
 @pytest.mark.parametrize("size", [10, PART * 4])
 def test_a_crash_before_the_answer_is_no_conflict(world: World, one: Client, small_parts: None, size: int) -> None:
     """S-47 S-20 nor when the process died meanwhile."""
-    file = one.local.open("f", os.O_RDWR | os.O_CREAT)
-    file.write(pattern(size))
-    lost = Fault(DOWN, after=True)
-    one.faulty.plan = lambda index, method: lost if method in ("put", "complete_upload") else None
-    failing(errno.EIO, file.fsync)
+    sent_without_an_answer(one, size)
     again = one.again()
     assert again.fs.uploads.unsent() == []
     assert world.body("f") == pattern(size)

@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from datastore.fuse.data.multipart import OBJECT_MAX
 from datastore.fuse.ops import ROOT_INO, FSError, OpenRequest, resolve
 from tests.localfs import ME
 from tests.mounted import Client, World, failing, pattern
@@ -38,6 +39,18 @@ def test_append(world: World, one: Client) -> None:
     with one.local.opened("f", os.O_WRONLY | os.O_APPEND) as file:
         file.write(b"two\n", file.stat().size)
     assert world.body("f") == b"one\ntwo\n"
+
+
+def test_what_no_object_can_hold_is_refused_before_anything_is_sent(world: World, one: Client) -> None:
+    """S-143 EFBIG beyond 5 TiB: the holes of such a file would all be sent, and refused at the very end."""
+    world.put("f", b"old")
+    with one.local.opened("f", os.O_RDWR) as file:
+        failing(errno.EFBIG, file.truncate, OBJECT_MAX + 1)
+        failing(errno.EFBIG, file.write, b"ab", OBJECT_MAX - 1)
+        failing(errno.EFBIG, file.fallocate, 0, OBJECT_MAX, 1)
+        assert file.stat().size == 3
+    failing(errno.EFBIG, one.local.truncate, "f", OBJECT_MAX + 1)
+    assert world.body("f") == b"old"
 
 
 @pytest.mark.parametrize("size", [0, 1, 5000, 8192, 20_000])

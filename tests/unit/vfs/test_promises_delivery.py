@@ -9,8 +9,9 @@ import pytest
 
 from datastore.errors import AccessDenied
 from datastore.fuse.ops import Blocking, Fh, Ino, resolve
+from tests.clock import EPOCH_NS
 from tests.faulty import from_nth, no_faults
-from tests.mounted import DOWN, EPOCH_NS, Client, Died, World, dies_at, failing, pattern, refuse_writes
+from tests.mounted import DOWN, Client, Died, World, dies_at, failing, pattern, refuse_writes
 
 MIB = 1 << 20
 

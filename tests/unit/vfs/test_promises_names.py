@@ -193,6 +193,17 @@ def test_an_object_beside_a_link_of_its_name(world: World, one: Client, large: b
     assert not one.local.exists("x.rclonelink")
 
 
+def test_a_link_named_as_a_links_key_comes_back(world: World, one: Client) -> None:
+    """S-29 S-37 when the directory beside it goes, also where its own key has an escaped dot."""
+    one.local.symlink(b"target", "x.rclonelink")
+    world.put("x.rclonelink/")
+    world.later()
+    assert (b"x.rclonelink", stat.S_IFDIR) in one.local.scandir()
+    one.local.rmdir("x.rclonelink")
+    world.clock.advance(0.01)
+    assert one.local.scandir() == [(b"x.rclonelink", stat.S_IFLNK)]
+
+
 def test_the_file_beside_is_renamed_as_a_file(world: World, one: Client) -> None:
     """S-37 what is shown as a file does not become a link by a rename."""
     world.put("x", b"object")

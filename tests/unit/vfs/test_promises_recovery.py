@@ -64,6 +64,19 @@ STATES: dict[Begin, tuple[Contents, Contents]] = {
 }
 
 
+def cut_off(world: World, kind: Begin, top: str, number: int) -> tuple[Client, bool]:
+    """A rename below `top` by a process that dies at its numbered call: the process, and whether it was done before."""
+    client = world.client()
+    rename = kind(world, client, top)
+    client.local.stat(f"{top}/a")
+    client.faulty.plan = dies_at(len(client.faulty.calls) + number)
+    try:
+        rename()
+    except Died:
+        return client, False
+    return client, True
+
+
 @pytest.mark.parametrize("kind", STATES, ids=lambda kind: kind.__name__.strip("_"))
 def test_a_rename_that_was_cut_off_is_finished_by_the_next_mount(world: World, kind: Begin) -> None:
     """S-27 at whatever call the process dies: before the rename was written down all is old, afterwards all is new."""
@@ -71,15 +84,7 @@ def test_a_rename_that_was_cut_off_is_finished_by_the_next_mount(world: World, k
     seen = []
     for number in range(30):
         top = f"top{number}"
-        client = world.client()
-        rename = kind(world, client, top)
-        client.local.stat(f"{top}/a")
-        client.faulty.plan = dies_at(len(client.faulty.calls) + number)
-        try:
-            rename()
-            done = True
-        except Died:
-            done = False
+        client, done = cut_off(world, kind, top, number)
         again = client.again()
         found = {key[len(top) + 1 :]: body for key, body in everything(world).items() if key.startswith(top + "/")}
         assert found in (before, after), f"died at call {number}"
@@ -100,15 +105,7 @@ def test_a_name_that_is_used_anew_before_its_rename_is_finished(world: World, ki
     anew = {f"{used}/x": b"newer", f"{used}/new": b"newer"} if kind is _directory else {used: b"newer"}
     for number in range(30):
         top = f"top{number}"
-        client = world.client()
-        rename = kind(world, client, top)
-        client.local.stat(f"{top}/a")
-        client.faulty.plan = dies_at(len(client.faulty.calls) + number)
-        try:
-            rename()
-            done = True
-        except Died:
-            done = False
+        client, done = cut_off(world, kind, top, number)
         again = client.again(plan=from_nth(0, DOWN))
         world.later()
         again.faulty.plan = no_faults
@@ -126,6 +123,58 @@ def test_a_name_that_is_used_anew_before_its_rename_is_finished(world: World, ki
         if done:
             return
     raise AssertionError("a rename takes fewer calls")
+
+
+def dies_before(client: Client, last: str) -> None:
+    """The process dies before the first call of this method of its store."""
+
+    def die(index: int, method: str) -> None:
+        if method == last:
+            client.faulty.plan = dies_at(0)
+            raise Died
+
+    client.faulty.plan = die
+
+
+@pytest.mark.parametrize("skew_s", [-3600, 3600])
+@pytest.mark.parametrize("dies", ["copy", "delete_many"])
+def test_a_directory_is_put_off_by_the_stores_clock(world: World, one: Client, dies: str, skew_s: int) -> None:
+    """S-27 what was there when the rename began is moved, and what came since is not, however wrong our clock is."""
+    world.bucket._clock = lambda: world.clock.time_ns() + skew_s * 10**9
+    for name in ("x", "y/z"):
+        world.put(f"d/{name}", b"old")
+    one.local.listdir("d")
+    dies_before(one, dies)
+    with pytest.raises(Died):
+        one.local.rename("d", "e")
+    waiting = one.again(plan=from_nth(0, DOWN))
+    world.later()
+    world.put("d/x", b"newer")
+    world.put("d/came", b"newer")
+    last = waiting.again()
+    copied = {"e/x": b"old"} if dies == "delete_many" else {}
+    assert everything(world) == {"d/x": b"newer", "d/came": b"newer", "e/y/z": b"old", **copied}
+    assert last.fs.core.db.intents() == []
+
+
+@pytest.mark.parametrize("skew_s", [-3600, 3600])
+@pytest.mark.parametrize("used", [False, True])
+def test_a_replaced_file_is_put_off_by_versions(world: World, one: Client, used: bool, skew_s: int) -> None:
+    """S-27 it is used anew if it is another version than the rename was to replace, however wrong our clock is."""
+    world.bucket._clock = lambda: world.clock.time_ns() + skew_s * 10**9
+    world.put("a", b"bytes")
+    world.put("b", b"older")
+    one.local.listdir()
+    dies_before(one, "copy")
+    with pytest.raises(Died):
+        one.local.rename("a", "b")
+    waiting = one.again(plan=from_nth(0, DOWN))
+    world.later()
+    if used:
+        world.put("b", b"newer")
+    last = waiting.again()
+    assert everything(world) == ({"a": b"bytes", "b": b"newer"} if used else {"b": b"bytes"})
+    assert last.fs.core.db.intents() == []
 
 
 def test_finishing_does_not_undo_what_others_wrote_since(world: World, one: Client) -> None:

@@ -15,9 +15,10 @@ from datastore.fuse.ops import SetAttr
 from datastore.fuse.store.base import ETag, WriteOptions
 from datastore.fuse.vfs import streaming
 from datastore.fuse.vfs.streaming import Stream
+from tests.clock import ManualClock
 from tests.faulty import from_nth, no_faults, nth
 from tests.localfs import File
-from tests.mounted import DOWN, Client, ManualClock, World, failing, pattern
+from tests.mounted import DOWN, Client, World, failing, pattern
 
 PART = 8192
 

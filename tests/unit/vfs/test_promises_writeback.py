@@ -110,18 +110,23 @@ def test_what_was_closed_is_sent_by_the_next_server(world: World, one: Client, k
     assert one.local.read("f") == content
 
 
-def test_what_is_open_for_writing_at_the_next_server_waits_for_its_close(world: World, one: Client) -> None:
-    """S-48 S-58 half of it is never sent."""
-    file = one.local.open("f", os.O_WRONLY | os.O_CREAT)
-    file.write(b"ha")
-    one = one.again(resumed=True)
-    file = File(one.fs, file.ino, file._fh)
+def waits_for_its_close(world: World, one: Client, file: File) -> None:
+    """A file that holds `ha` so far and is the only one."""
     send(one)
     assert world.all_keys() == []
     file.write(b"lf", 2)
     file.close()
     send(one)
     assert world.body("f") == b"half"
+
+
+def test_what_is_open_for_writing_at_the_next_server_waits_for_its_close(world: World, one: Client) -> None:
+    """S-48 S-58 half of it is never sent."""
+    file = one.local.open("f", os.O_WRONLY | os.O_CREAT)
+    file.write(b"ha")
+    one = one.again(resumed=True)
+    file = File(one.fs, file.ino, file._fh)
+    waits_for_its_close(world, one, file)
     assert list((one.directory / "state" / "staging").iterdir()) == []
 
 
@@ -146,12 +151,7 @@ def test_a_file_that_is_being_written_again_waits(world: World, one: Client) -> 
     one.local.write("f", b"whole")
     file = one.local.open("f", os.O_WRONLY | os.O_TRUNC)
     file.write(b"ha")
-    send(one)
-    assert world.all_keys() == []
-    file.write(b"lf", 2)
-    file.close()
-    send(one)
-    assert world.body("f") == b"half"
+    waits_for_its_close(world, one, file)
 
 
 def test_names_that_change_before_they_are_sent(world: World, one: Client) -> None:

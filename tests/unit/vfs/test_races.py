@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from datastore.fuse.vfs.nodes import Directory
-from tests.mounted import Client, ManualClock, around
+from tests.clock import ManualClock
+from tests.mounted import Client, around
 
 
 def directory(client: Client, path: str) -> Directory:

@@ -1,6 +1,6 @@
-"""What is mounted where, from /proc/self/mountinfo, without touching a mount: a dead one could hang who asks. Pure.
+"""What is mounted where, from /proc/self/mountinfo, without touching a mount: a dead one could hang who asks.
 
-Format: proc(5). The driver must not import datastore.fuse, which has such a parser for its own needs.
+Format: proc(5).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 FSTYPE = "fuse.datastore"
+"""Of our mounts."""
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
@@ -19,7 +20,6 @@ class Mount(NamedTuple):
     """One line. device: major:minor, the same for all bind mounts of a file system."""
 
     device: str
-    root: str
     mountpoint: str
     read_only: bool
     fstype: str
@@ -42,22 +42,23 @@ class MountTable:
 
 
 def parse(text: str) -> MountTable:
-    """Lines of another shape are left out."""
+    """Lines of another shape are left out. Pure."""
     mounts = []
-    for line in text.splitlines():
+    for line in text.split("\n"):  # not splitlines(): the kernel writes other ends of lines in a name as they are
         left, separator, right = line.partition(" - ")
         fixed, described = left.split(" "), right.split(" ")
         if separator and len(fixed) >= 6 and len(described) >= 2:
             read_only = "ro" in fixed[5].split(",")
-            mounts.append(
-                Mount(fixed[2], _plain(fixed[3]), _plain(fixed[4]), read_only, described[0], _plain(described[1]))
-            )
+            mounts.append(Mount(fixed[2], _plain(fixed[4]), read_only, described[0], _plain(described[1])))
     return MountTable(mounts)
 
 
 def read() -> MountTable:
-    """This mount namespace's table."""
-    return parse(os.fsdecode(MOUNTINFO.read_bytes()))
+    """This mount namespace's table; empty where the system has none."""
+    try:
+        return parse(os.fsdecode(MOUNTINFO.read_bytes()))
+    except FileNotFoundError:
+        return MountTable([])
 
 
 def _plain(text: str) -> str:

@@ -1,22 +1,23 @@
-"""Talking to a mount server over `<state dir>/control.sock`: one JSON document a line, each wait bounded."""
+"""Talking to a mount server over `<state dir>/control.sock`: one JSON document a line, each wait bounded.
+
+What may be asked is in fuse/control.py.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 import select
 import socket
-import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from datastore.cli.records import SOCKET
-from datastore.cli.signals import SignalWatch
 from datastore.errors import DatastoreError
+from datastore.listening import connect
 
+SOCKET = "control.sock"
 CONNECT_TIMEOUT_S = 2.0
 STATUS_TIMEOUT_S = 3.0
 _MAX_LINE_BYTES = 64 << 20
@@ -29,12 +30,25 @@ class NotAnswering(DatastoreError):
     """The server is gone, hangs, or speaks another language."""
 
 
+class Watch(Protocol):
+    """What else may end a wait: the command's signals."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether it has come."""
+        ...
+
+    def wait(self, fds: Sequence[int], timeout_s: float) -> list[int]:
+        """Which of `fds` are readable; [] after timeout_s, and at once when it has come."""
+        ...
+
+
 class Control:
     """One connection; ask, then receive lines."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._pending = b""
+        self._pending = bytearray()
 
     def send(self, request: Mapping[str, Any]) -> None:
         """Send one request. Errors: NotAnswering."""
@@ -43,19 +57,19 @@ class Control:
         except OSError as error:
             raise NotAnswering("the mount server does not answer") from error
 
-    def receive(self, timeout_s: float, watch: SignalWatch | None = None) -> Answer | None:
-        """The next line; None when a signal came first. Errors: NotAnswering at timeout_s or the end."""
+    def receive(self, timeout_s: float, watch: Watch | None = None) -> Answer | None:
+        """The next line; None when the watch came first. Errors: NotAnswering at timeout_s or the end."""
         deadline = time.monotonic() + timeout_s
-        while b"\n" not in self._pending:
+        while (end := self._pending.find(b"\n")) < 0:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise NotAnswering(f"the mount server did not answer within {timeout_s:.0f} s")
-            if not self._readable(left_s, watch):
-                if watch and watch.pending:
-                    return None
-                continue
-            self._read()
-        line, _, self._pending = self._pending.partition(b"\n")
+                raise NotAnswering(f"the mount server does not answer: nothing came for {timeout_s:.0f} s")
+            if self._readable(left_s, watch):
+                self._read()
+            elif watch and watch.pending:
+                return None
+        line = bytes(self._pending[:end])
+        del self._pending[: end + 1]
         try:
             answer = json.loads(line)
         except ValueError as error:
@@ -64,10 +78,12 @@ class Control:
             raise NotAnswering("the mount server sent no JSON object")
         return answer
 
-    def _readable(self, timeout_s: float, watch: SignalWatch | None) -> bool:
+    def _readable(self, timeout_s: float, watch: Watch | None) -> bool:
         if watch:
             return bool(watch.wait([self._connection.fileno()], timeout_s))
-        return bool(select.select([self._connection], [], [], timeout_s)[0])
+        waiting = select.poll()  # not select(): a process may have more than 1,024 files
+        waiting.register(self._connection, select.POLLIN)
+        return bool(waiting.poll(timeout_s * 1000))
 
     def _read(self) -> None:
         try:
@@ -85,26 +101,22 @@ def connected(state_dir: Path) -> Iterator[Control]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(CONNECT_TIMEOUT_S)
         try:
-            _connect(connection, state_dir)
+            connect(connection, state_dir / SOCKET)
         except OSError as error:
             raise NotAnswering("no mount server is listening") from error
         yield Control(connection)
 
 
+def ask(state_dir: Path, request: Mapping[str, Any], timeout_s: float) -> Answer:
+    """The last line of the answer. Errors: NotAnswering, also at timeout_s."""
+    deadline = time.monotonic() + timeout_s
+    with connected(state_dir) as control:
+        control.send(request)
+        while "ok" not in (answer := control.receive(deadline - time.monotonic()) or {}):
+            pass  # progress
+        return answer
+
+
 def status(state_dir: Path) -> Answer:
     """What the server says of itself. Errors: NotAnswering."""
-    with connected(state_dir) as control:
-        control.send({"op": "status"})
-        return control.receive(STATUS_TIMEOUT_S) or {}
-
-
-def _connect(connection: socket.socket, state_dir: Path) -> None:
-    if not sys.platform.startswith("linux"):
-        connection.connect(str(state_dir / SOCKET))
-        return
-    # A socket's address holds 107 bytes (unix(7)), less than many a path; this way it is short.
-    directory = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        connection.connect(f"/proc/self/fd/{directory}/{SOCKET}")
-    finally:
-        os.close(directory)
+    return ask(state_dir, {"op": "status"}, STATUS_TIMEOUT_S)

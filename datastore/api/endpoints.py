@@ -1,9 +1,9 @@
-"""Which servers a user may have the controller ask. Pure.
+"""Which servers a user may have us ask. Pure.
 
-Whoever writes a Datastore chooses a URL, and the controller sends requests there and tells in the status what came
-back. So link-local addresses, where clouds keep the credentials of machines, are never asked unless the administrator
-names them; and with a list only what it names is. Names are not resolved: against one that leads inside, use the list,
-or a NetworkPolicy.
+Whoever writes a Datastore, or a pod with an inline volume, chooses a URL, and the controller or the node sends requests
+there and tells what came back. So link-local addresses, where clouds keep the credentials of machines, are never asked
+unless the administrator names them; and with a list only what it names is. Names are not resolved: against one that
+leads inside, use the list, or a NetworkPolicy.
 """
 
 from __future__ import annotations
@@ -16,10 +16,17 @@ from urllib.parse import urlsplit
 
 AWS = "https://s3.amazonaws.com"
 """What a left out endpoint counts as."""
+ENVIRONMENT = "ALLOW_ENDPOINTS"
+"""Variable of controller and node plugin: patterns with commas or blanks between them."""
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """The patterns of ENVIRONMENT."""
+    return tuple(text.replace(",", " ").split())
 
 
 def allowed(endpoint: str, patterns: Sequence[str]) -> bool:
-    """Whether a user's spec.s3.endpoint may be asked. patterns: SCHEME://HOST[:PORT], of which HOST may hold `*`."""
+    """Whether a user's choice of an endpoint may be asked. patterns: SCHEME://HOST[:PORT]; HOST may hold `*`."""
     if not patterns:
         return not _link_local(urlsplit(endpoint).hostname or "")
     return any(_matches(endpoint or AWS, pattern) for pattern in patterns)

@@ -1,0 +1,83 @@
+"""Messages with descriptors over a Unix stream socket, between processes of ours.
+
+Four bytes of length (little-endian), then UTF-8 JSON; the descriptors travel with the first byte (SCM_RIGHTS). The two
+ends trust each other; the length is bounded all the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from datastore.errors import MountFailed
+
+LENGTH_BYTES = 4
+LIMIT_BYTES = 16 << 20
+DESCRIPTORS = 2
+"""At most so many in a message: a device and the memory of its passthrough opens."""
+
+Message = dict[str, Any]
+
+
+class PeerGone(MountFailed):
+    """The other end is gone, is silent, or does not speak our language."""
+
+
+def send(stream: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
+    """Waits as long as the socket's timeout says. Errors: PeerGone, also when the other end takes nothing."""
+    body = json.dumps(message).encode()
+    frame = len(body).to_bytes(LENGTH_BYTES, "little") + body
+    try:
+        if descriptors:
+            frame = frame[socket.send_fds(stream, [frame], list(descriptors)) :]
+        if frame:  # who has all of it may have answered and ended: to send nothing would fail
+            stream.sendall(frame)
+    except OSError as error:
+        raise PeerGone(f"the other process is gone: {error.strerror or error}") from error
+
+
+def receive(stream: socket.socket, timeout_s: float) -> tuple[Message, list[int]]:
+    """The next message and its descriptors, which the caller closes. Errors: PeerGone, also at timeout_s.
+
+    Changes the socket's timeout.
+    """
+    end = time.monotonic() + timeout_s
+    descriptors: list[int] = []
+    try:
+        length = int.from_bytes(_exactly(stream, LENGTH_BYTES, end, descriptors), "little")
+        if length > LIMIT_BYTES:
+            raise PeerGone(f"a message of {length} bytes is not one of ours")
+        message = json.loads(_exactly(stream, length, end, descriptors))
+    except BaseException as error:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if isinstance(error, ValueError):
+            raise PeerGone("the other process does not speak our language") from None
+        raise
+    return (message if isinstance(message, dict) else {}), descriptors
+
+
+def _exactly(stream: socket.socket, count: int, end: float, descriptors: list[int]) -> bytes:
+    parts = bytearray()
+    while len(parts) < count:
+        left_s = end - time.monotonic()
+        if left_s <= 0:
+            raise PeerGone("the other process gave no answer in time")
+        stream.settimeout(left_s)
+        try:
+            piece, came, _, _ = socket.recv_fds(stream, count - len(parts), DESCRIPTORS)
+        except TimeoutError:
+            continue
+        except OSError as error:
+            raise PeerGone(f"the other process is gone: {error.strerror or error}") from error
+        descriptors += came
+        for descriptor in came:
+            os.set_inheritable(descriptor, False)
+        if not piece:
+            raise PeerGone("the other process has ended")
+        parts += piece
+    return bytes(parts)

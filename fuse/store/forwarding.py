@@ -1,0 +1,140 @@
+"""A store in front of another one: every call goes through one hook, which is all that a wrapper has to write."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from .base import (
+    Body,
+    ByteRange,
+    Capabilities,
+    DeleteFailure,
+    ETag,
+    FilePart,
+    ListPage,
+    ObjectInfo,
+    ObjectStore,
+    PartNumber,
+    PendingUpload,
+    Sink,
+    UploadId,
+    WriteOptions,
+    WriteResult,
+)
+
+T = TypeVar("T")
+
+
+class ForwardingStore(ABC):
+    """Wraps `inner`; implements ObjectStore. Threads: any, as far as the hook allows."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        self.inner = inner
+
+    @abstractmethod
+    def _around(self, method: str, call: Callable[[], T]) -> T:
+        """The answer of one call to `inner`; may call it never, once or again, and raise instead.
+
+        method: its name in ObjectStore. close() and `capabilities` ask nothing of a server and do not come here.
+        """
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this server can do."""
+        return self.inner.capabilities
+
+    def list_page(
+        self,
+        prefix: str,
+        *,
+        delimiter: str = "",
+        token: str | None = None,
+        start_after: str = "",
+        max_keys: int = 1000,
+        unless: bytes = b"",
+    ) -> ListPage:
+        """See ObjectStore."""
+        return self._around(
+            "list_page",
+            lambda: self.inner.list_page(
+                prefix, delimiter=delimiter, token=token, start_after=start_after, max_keys=max_keys, unless=unless
+            ),
+        )
+
+    def head(self, key: str) -> ObjectInfo:
+        """See ObjectStore."""
+        return self._around("head", lambda: self.inner.head(key))
+
+    def get(
+        self,
+        key: str,
+        *,
+        byte_range: ByteRange | None = None,
+        if_match: ETag | None = None,
+        sink: Sink | None = None,
+    ) -> tuple[Body, ObjectInfo]:
+        """See ObjectStore."""
+        return self._around("get", lambda: self.inner.get(key, byte_range=byte_range, if_match=if_match, sink=sink))
+
+    def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
+        """See ObjectStore."""
+        return self._around("put", lambda: self.inner.put(key, body, options))
+
+    def copy(
+        self, source: str, target: str, *, replace: WriteOptions | None = None, if_source_match: ETag | None = None
+    ) -> WriteResult:
+        """See ObjectStore."""
+        return self._around(
+            "copy", lambda: self.inner.copy(source, target, replace=replace, if_source_match=if_source_match)
+        )
+
+    def delete(self, key: str, *, if_match: ETag | None = None) -> None:
+        """See ObjectStore."""
+        self._around("delete", lambda: self.inner.delete(key, if_match=if_match))
+
+    def delete_many(self, keys: Sequence[str]) -> list[DeleteFailure]:
+        """See ObjectStore."""
+        return self._around("delete_many", lambda: self.inner.delete_many(keys))
+
+    def create_upload(self, key: str, options: WriteOptions) -> UploadId:
+        """See ObjectStore."""
+        return self._around("create_upload", lambda: self.inner.create_upload(key, options))
+
+    def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:
+        """See ObjectStore."""
+        return self._around("upload_part", lambda: self.inner.upload_part(key, upload_id, number, body))
+
+    def upload_part_copy(
+        self,
+        key: str,
+        upload_id: UploadId,
+        number: PartNumber,
+        source: str,
+        byte_range: ByteRange,
+        if_source_match: ETag | None,
+    ) -> ETag:
+        """See ObjectStore."""
+        return self._around(
+            "upload_part_copy",
+            lambda: self.inner.upload_part_copy(key, upload_id, number, source, byte_range, if_source_match),
+        )
+
+    def complete_upload(
+        self, key: str, upload_id: UploadId, parts: Sequence[tuple[PartNumber, ETag]], options: WriteOptions
+    ) -> WriteResult:
+        """See ObjectStore."""
+        return self._around("complete_upload", lambda: self.inner.complete_upload(key, upload_id, parts, options))
+
+    def abort_upload(self, key: str, upload_id: UploadId) -> None:
+        """See ObjectStore."""
+        self._around("abort_upload", lambda: self.inner.abort_upload(key, upload_id))
+
+    def pending_uploads(self, prefix: str) -> Iterator[PendingUpload]:
+        """See ObjectStore. Read to its end inside the hook, so that a failure in the middle is that of the call."""
+        return iter(self._around("pending_uploads", lambda: list(self.inner.pending_uploads(prefix))))
+
+    def close(self) -> None:
+        """See ObjectStore."""
+        self.inner.close()

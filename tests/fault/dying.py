@@ -1,0 +1,101 @@
+"""A process that dies between any two things that outlast it: store calls, the journal, staging files, the node log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from datastore.fuse.data.staging import StagedFile
+from datastore.fuse.state.nodelog import NodeLog
+from datastore.fuse.state.removed import RemovedFiles
+from datastore.fuse.state.statedb import StateDb
+from datastore.fuse.state.youngrows import YoungRows
+from tests.fault.worlds import FaultWorld
+from tests.faulty import Fault
+from tests.mounted import Died
+
+_LASTING = (
+    (StateDb, "failed_unsent"),
+    (StateDb, "upload_begun"),
+    (StateDb, "upload_ended"),
+    (YoungRows, "_append"),
+    (YoungRows, "clear"),
+    (RemovedFiles, "record"),
+    (RemovedFiles, "forget"),
+    (NodeLog, "append"),
+    (StagedFile, "write"),
+)
+
+
+class Mortal:
+    """Counts the steps of a process; from the chosen one on nothing has an effect any more."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.steps: list[str] = []
+        self._last: int | None = None
+        for owner, name in _LASTING:
+            monkeypatch.setattr(owner, name, self._counted(getattr(owner, name), name.strip("_")))
+        monkeypatch.setattr(StateDb, "_transaction", self._transaction(StateDb._transaction))
+        monkeypatch.setattr(StagedFile, "close", self._close(StagedFile.close))
+
+    @property
+    def dead(self) -> bool:
+        """Whether it came to its end."""
+        return self._last is not None and len(self.steps) > self._last
+
+    def dies_at(self, world: FaultWorld, n: int | None) -> None:
+        """Before the n-th step from now on (from 0); None: never."""
+        self.steps, self._last = [], n
+        world.faulty.plan = self._plan
+
+    def bury(self, world: FaultWorld) -> None:
+        """What the kernel does with a process that was killed. Nothing is written down."""
+        core = world.fs.core
+        world.fs.write_back._stopping.set()
+        world.fs.write_back._pool.shutdown(wait=True, cancel_futures=True)
+        core.io.shutdown(wait=True, cancel_futures=True)
+        self._last = None
+        if core.cache is not None:
+            core.cache.close()
+        core.nodelog.close()
+        core.db._young.close()
+        core.db._connection.close()
+        left = [node.staged for node in core.nodes.by_ino.values() if node.staged is not None]
+        for staged in (*left, *(one.staged for one in world.fs.uploads._leftovers.files.values())):
+            staged.close(remove=False)
+
+    def _plan(self, index: int, method: str) -> Fault | None:
+        self._step(method)
+        return None
+
+    def _step(self, name: str) -> None:
+        self.steps.append(name)
+        if self.dead:
+            raise Died
+
+    def _counted(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def counted(*arguments: Any, **options: Any) -> Any:
+            self._step(name)
+            return method(*arguments, **options)
+
+        return counted
+
+    def _transaction(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @contextmanager
+        def counted(*arguments: Any) -> Iterator[None]:
+            self._step("transaction")
+            with method(*arguments):
+                yield
+
+        return counted
+
+    def _close(self, method: Callable[..., None]) -> Callable[..., None]:
+        def counted(staged: StagedFile, *, remove: bool) -> None:
+            if remove and staged.path.exists():
+                self._step("unlink")
+            method(staged, remove=remove)
+
+        return counted

@@ -1,0 +1,92 @@
+"""Requests side by side for a larger piece of work (Core.each): one that is lost keeps nobody waiting for ever."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from datastore.errors import DeadlineExceeded
+from datastore.fuse.vfs import copies, core
+from tests.mounted import Client, World
+
+IO_THREADS = 64
+
+
+@pytest.fixture
+def over() -> Iterator[threading.Event]:
+    """Ends what the test left at work."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_a_lost_task_fails(one: Client, over: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what has not begun by then never does."""
+    monkeypatch.setattr(core, "_PATIENCE_S", 0.2)
+    begun: list[int] = []
+
+    def lost(number: int) -> None:
+        begun.append(number)
+        assert over.wait(60)
+
+    with pytest.raises(DeadlineExceeded):
+        one.fs.core.each(lost, range(IO_THREADS + 1))
+    over.set()
+    one.fs.core.io.shutdown(wait=True)
+    assert sorted(begun) == list(range(IO_THREADS))
+
+
+def test_what_goes_on_is_waited_for(one: Client, over: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first takes as long as all others together, one after the other: none of them is lost."""
+    monkeypatch.setattr(core, "_PATIENCE_S", 1.5)
+    turn = threading.Lock()
+    ended = threading.Semaphore(0)
+
+    def work(number: int) -> int:
+        if number == 0:
+            for _ in range(6):
+                assert ended.acquire(timeout=60)
+        else:
+            with turn:
+                over.wait(0.4)
+                ended.release()
+        return number
+
+    assert one.fs.core.each(work, range(7)) == list(range(7))
+
+
+def test_a_task_s_own_timeout_is_its_error(one: Client) -> None:
+    """It is raised as it is, when the others have ended."""
+
+    def fails(number: int) -> int:
+        if number == 1:
+            raise TimeoutError("of its own")
+        return number
+
+    with pytest.raises(TimeoutError, match="of its own"):
+        one.fs.core.each(fails, range(3))
+
+
+def test_large_objects_below_a_renamed_directory(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-26 their parts are copied side by side too, and each is a request of its own: none is taken for lost."""
+    monkeypatch.setattr(copies, "COPY_OBJECT_MAX", 1000)
+    monkeypatch.setattr(copies, "COPY_MAX", 5 << 20)
+    content = bytes(11 << 20)
+    world.put("d/large", content)
+    world.put("d/small", b"small")
+    threads: set[str] = set()
+    copy_part = one.faulty.upload_part_copy
+
+    def noted(*arguments: object) -> object:
+        threads.add(threading.current_thread().name)
+        both.wait(60)
+        return copy_part(*arguments)  # type: ignore[arg-type]
+
+    both = threading.Barrier(3)
+    monkeypatch.setattr(one.faulty, "upload_part_copy", noted)
+    one.local.rename("d", "e")
+    assert world.body("e/large") == content
+    assert world.body("e/small") == b"small"
+    assert len(threads) == 3
