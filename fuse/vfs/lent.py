@@ -66,11 +66,22 @@ class LentFiles:
         lent = self._lent.get(ino)
         return lent is not None and lent.right
 
-    def returned(self, ino: Ino) -> None:
-        """Nobody has the inode open any more; idempotent."""
+    def lendable(self, version: ObjectVersion) -> bool:
+        """Whether offer() would have a descriptor for whoever opens this version next."""
+        if self._cache is None or version.size < MIN_BYTES or not version.etag:
+            return False
+        fd = self._cache.lend(version)
+        if fd is None:
+            return False
+        os.close(fd)
+        return True
+
+    def returned(self, ino: Ino) -> bool:
+        """Nobody has the inode open any more; whether it was lent. Idempotent."""
         lent = self._lent.pop(ino, None)
         if lent is not None:
             os.close(lent.fd)
+        return lent is not None
 
     def write(self, ino: Ino, offset: int, payload: bytes | memoryview) -> None:
         """The node was written to."""

@@ -293,11 +293,8 @@ def eventually(check: Callable[[], T], what: str, patience_s: float = PATIENCE_S
 
 
 def settle(ttl_s: float = TTL_S) -> None:
-    """Let a metadataTTL run out: what is promised holds from then on, so polling would prove less.
-
-    Twice, as a directory that took as long to list on a busy machine is believed for (S-28).
-    """
-    time.sleep(2 * ttl_s + 0.05)
+    """Let a metadataTTL run out: what is promised holds from then on, so polling would prove less."""
+    time.sleep(ttl_s + 0.05)
 
 
 def fails(code: int, call: Callable[..., object], *arguments: Any, **named: Any) -> None:

@@ -15,6 +15,7 @@ from datastore.fuse.ops import Ino
 from datastore.fuse.store.base import ETag
 from datastore.fuse.vfs import lent
 from datastore.fuse.vfs.lent import MIN_BYTES, LentFiles
+from tests.mounted import Client, World
 
 INO = Ino(7)
 BODY = bytes(range(256)) * (MIN_BYTES // 128)
@@ -70,6 +71,19 @@ def test_small_absent_and_lent_files_are_not_offered(cache: BlockCache, pool: Th
     assert LentFiles(None, pool).offer(INO, VERSION) == -1
 
 
+def test_what_would_be_offered_is_known_before(cache: BlockCache, pool: ThreadPoolExecutor) -> None:
+    files, other = LentFiles(cache, pool), LentFiles(cache, pool)
+    assert files.lendable(VERSION)
+    assert not files.lendable(VERSION._replace(key="absent"))
+    assert not files.lendable(VERSION._replace(size=MIN_BYTES - 1))
+    assert not LentFiles(None, pool).lendable(VERSION)
+    assert files.offer(INO, VERSION) >= 0
+    assert not other.lendable(VERSION)
+    assert files.returned(INO)
+    assert not files.returned(INO)
+    assert other.lendable(VERSION)
+
+
 def test_a_cache_that_is_too_busy_to_let_go_of_it_makes_it_wrong(
     cache: BlockCache, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,3 +123,20 @@ def test_a_large_file_without_a_seal_is_checked_first_and_lent_then(
     pool.submit(int).result(10)
     assert later.offer(INO, large) >= 0
     later.close()
+
+
+def test_pages_of_what_is_lent_next_are_dropped_at_the_last_close(
+    world: World, one: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-52 the next open would wait while the kernel drops them; what is not lent next keeps its pages."""
+    monkeypatch.setattr(one.kernel, "is_local", lambda _: False)
+    monkeypatch.setattr(one.fs.core.lent, "lendable", lambda version: version.size >= MIN_BYTES)
+    world.put("large", BODY)
+    world.put("small", b"small")
+    for name, dropped in (("large", True), ("small", False)):
+        first, second = one.local.open(name), one.local.open(name)
+        first.read()
+        first.close()
+        assert (first.ino, 0) not in one.kernel.inodes
+        second.close()
+        assert ((first.ino, 0) in one.kernel.inodes) is dropped
