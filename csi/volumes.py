@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from datastore import mountinfo
 from datastore.api import volumecontext
 from datastore.api.mountspec import MountSpec
+from datastore.api.names import PODS_OF
 from datastore.errors import InvalidManifest, Unreachable
 from datastore.logs import fields
 
@@ -38,9 +39,6 @@ GIVE_UP_S = 600.0
 """How long uploads are tried at the end of a volume on this node; then it goes, and what is left stays on the disk."""
 LARGEST_BYTES = 1 << 50
 """What a volume without capacity shows, as its statfs does."""
-
-KEEPER_PODS = "app.kubernetes.io/name=datastore,app.kubernetes.io/component=keeper"
-"""By these labels, as manifests/base/keeper.yaml has them."""
 
 Lookup = Callable[[str, str], Named]
 """A Datastore's volume by its namespace and name. Errors: NotFound, Refused, AccessDenied, Unreachable."""
@@ -236,7 +234,7 @@ def _outdated(node: str, error: KeeperOld) -> str:
     """What to do about a keeper that was not replaced with the node plugin (docs/OPERATIONS.md, "Upgrade")."""
     return (
         f"the keeper of node {node} is older than its node plugin ({error}). Delete its pod, and programs on that node"
-        f" pause for seconds: kubectl delete pod -A -l {KEEPER_PODS} --field-selector spec.nodeName={node}"
+        f" pause for seconds: kubectl delete pod -A -l {PODS_OF}keeper --field-selector spec.nodeName={node}"
     )
 
 

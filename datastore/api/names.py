@@ -19,6 +19,8 @@ CREDENTIALS = "csi.datastore.dev/credentials"
 kubelet publishes the pod's volumes again at once, with the keys as they are then."""
 MARKER = ".datastore.owner"
 """Object below a Datastore's prefix that says for which Datastore the data was made; a mount does not show it."""
+PODS_OF = "app.kubernetes.io/name=datastore,app.kubernetes.io/component="
+"""Label selector of our own pods, before the component: controller, keeper or node, as manifests/base has them."""
 
 
 def volume_name(uid: str) -> str:

@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
+from datastore.api.names import PODS_OF
 from datastore.cli.findings import Finding, bad, ok, warn
 from datastore.cli.kubectl import EVERYWHERE, Forbidden
 from datastore.errors import DatastoreError
 from datastore.units import format_size
 
-SELECTOR = "app.kubernetes.io/name=datastore,app.kubernetes.io/component="
 WORKLOADS = {
     "controller": "deployment/datastore-controller",
     "keeper": "daemonset/datastore-keeper",
@@ -35,13 +35,13 @@ class Cluster(Protocol):
 
 def pods_of(cluster: Cluster, component: str) -> list[Any]:
     """In whatever namespace it was installed."""
-    return list(cluster.get("pods", selector=f"{SELECTOR}{component}", namespace=EVERYWHERE))
+    return list(cluster.get("pods", selector=f"{PODS_OF}{component}", namespace=EVERYWHERE))
 
 
 def missing(cluster: Cluster, component: str) -> Finding:
     """Why no pod of it runs, as far as the workload tells."""
     what = WORKLOADS[component]
-    found = cluster.get(what.partition("/")[0] + "s", selector=f"{SELECTOR}{component}", namespace=EVERYWHERE)
+    found = cluster.get(what.partition("/")[0] + "s", selector=f"{PODS_OF}{component}", namespace=EVERYWHERE)
     if not found:
         return bad(component, f"{what} is not installed", "kubectl apply -k manifests/")
     namespace = found[0]["metadata"].get("namespace", "")

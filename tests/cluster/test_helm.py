@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -141,9 +142,10 @@ def test_the_chart_is_installed_works_and_goes(
 ) -> None:
     for component in ("controller", "node", "keeper"):
         chosen = installed[component]
-        pods = pods_of(kube, component)
-        assert len(pods) == chosen.get("replicas", 1)
-        for pod in pods:
+        # helm's --wait takes a DaemonSet that is updated OnDelete, as the keeper's, for ready at once.
+        ready = partial(are_ready, kube, component, chosen.get("replicas", 1))
+        kube.wait_for(f"ready pods of the {component}", ready, limit_s=READY_S, namespace=SYSTEM)
+        for pod in pods_of(kube, component):
             check_pod(pod, chosen)
     environment = {each["name"]: each.get("value") for each in pods_of(kube, "node")[0]["spec"]["containers"][0]["env"]}
     assert environment["MOUNT_MEMORY"] == "256Mi"
@@ -183,6 +185,12 @@ def pods_of(kube: Kube, component: str) -> list[Manifest]:
     return kube.items("pods", namespace=SYSTEM, selector=f"app.kubernetes.io/component={component}")
 
 
+def are_ready(kube: Kube, component: str, count: int) -> bool:
+    pods = pods_of(kube, component)
+    statuses = [each for pod in pods for each in pod["status"].get("containerStatuses", [])]
+    return len(pods) == len(statuses) == count and all(each["ready"] for each in statuses)
+
+
 def check_pod(pod: Manifest, chosen: dict[str, Any]) -> None:
     """The live pod is as the values say, the numbers of its priority included."""
     spec = pod["spec"]
@@ -190,4 +198,3 @@ def check_pod(pod: Manifest, chosen: dict[str, Any]) -> None:
     assert spec["nodeSelector"] == chosen["nodeSelector"]
     assert (spec["priorityClassName"], spec["priority"]) == ("system-node-critical", 2_000_001_000)
     assert spec["containers"][0]["resources"] == chosen["resources"]
-    assert all(each["ready"] for each in pod["status"]["containerStatuses"])
