@@ -1,7 +1,8 @@
 """`python -m bench [--only W1,W5] [--peers s3fs,rclone-full] [--short]`: measure, and say which bars are met.
 
-Everything is measured in one run on one versitygw. The table goes to standard output and, with a chart, into
-bench/results/; progress goes to standard error. Exit code 1 with --short when a bar is missed, 130 after Ctrl-C.
+Everything is measured in one run on one versitygw, or on one MinIO with --server minio. The table goes to standard
+output and, with a chart, into bench/results/; progress goes to standard error. Exit code 1 with --short when a bar is
+missed, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ from bench.processes import can_drop_caches
 from bench.report import markdown
 from bench.sizes import FULL, SHORT, Sizes
 from bench.subjects import PeerMount, Subject, own_subjects
-from tests.servers import Server, make_bucket, run_versitygw
+from tests.servers import Server, make_bucket, run_minio, run_versitygw
 
+SERVERS = {"versitygw": run_versitygw, "minio": run_minio}
 RESULTS = Path(__file__).resolve().parent / "results"
 GROUPS = (*workloads.GROUPS, *memory.GROUPS, *programs_group.GROUPS)
 SHORT_WORKLOADS = ("W1", "W2", "W3", "W5", "W6", "W7", "W8")
@@ -101,14 +103,14 @@ def about(sizes: Sizes, server: Server, short: bool) -> list[str]:
 
 
 @contextlib.contextmanager
-def prepared(sizes: Sizes, results: Results, console: Console, place: str | None) -> Iterator[Bench]:
-    """The server with its data, all gone at the end."""
+def prepared(sizes: Sizes, results: Results, console: Console, place: str | None, kind: str) -> Iterator[Bench]:
+    """The server with its data, all gone at the end. kind: one of SERVERS."""
     with contextlib.ExitStack() as stack:
         folder = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=place, ignore_cleanup_errors=True))
         )
         (folder / "s3").mkdir()
-        server = stack.enter_context(run_versitygw(data_dir=str(folder / "s3")))
+        server = stack.enter_context(SERVERS[kind](data_dir=str(folder / "s3")))
         make_bucket(server, BUCKET)
         bench = Bench(server, Bucket(server), sizes, folder, results, console.print)
         console.print("filling the bucket and the disk")
@@ -145,6 +147,7 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
         "--peers", metavar="NAME,NAME", help="these peers, '' for none; default: all that are installed"
     )
     parser.add_argument("--short", action="store_true", help="small sizes, no peers, half of each bar; for CI")
+    parser.add_argument("--server", choices=SERVERS, default="versitygw", help="on which all is measured")
     parser.add_argument("--runs", type=int, help="how often each cell is measured; the better one stands")
     parser.add_argument("--dir", help="where the server's data, the caches and the local files go; default: TMPDIR")
     parser.add_argument("--out", type=Path, help="where the table and the chart go, without .md and .png")
@@ -172,7 +175,7 @@ def main(words: Sequence[str]) -> int:
     try:
         with (
             Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress,
-            prepared(sizes, results, console, options.dir) as bench,
+            prepared(sizes, results, console, options.dir, options.server) as bench,
         ):
             heading = about(sizes, bench.server, options.short)
             subjects = open_subjects(bench.server, bench.folder, options.peers, options.short)

@@ -164,9 +164,15 @@ class LocalFs:
 
     def scandir(self, path: str | bytes = "", *, plus: bool = False) -> list[tuple[bytes, int]]:
         """(name, type bits), without the dots."""
+        return [(entry.name, entry.mode & 0o170000) for entry in self._listed(self._directory(path), plus=plus)]
+
+    def told(self, path: str | bytes = "") -> int:
+        """Of how many entries a listing tells the attributes as well, so that nobody has to look them up."""
+        return sum(1 for each in self._listed(self._directory(path), plus=True) if each.entry and each.entry.attr_ttl_s)
+
+    def _directory(self, path: str | bytes) -> Ino:
         parent, name = self._split(path)
-        ino = self._child(parent, name).ino if name else parent
-        return [(entry.name, entry.mode & 0o170000) for entry in self._listed(ino, plus=plus)]
+        return self._child(parent, name).ino if name else parent
 
     def _listed(self, ino: Ino, *, plus: bool) -> list[DirEntry]:
         fh = self._call.opendir(self._caller, ino)

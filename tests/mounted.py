@@ -15,7 +15,7 @@ import pytest
 from datastore.api.mountspec import MountSpec, S3Location
 from datastore.errors import ServerFault
 from datastore.fuse.ops import Held, Ino
-from datastore.fuse.store.base import WriteOptions
+from datastore.fuse.store.base import Capabilities, WriteOptions
 from datastore.fuse.store.memory import MemoryBucket, MemoryStore
 from datastore.fuse.store.observing import ObservingStore
 from datastore.fuse.vfs.build import build_filesystem
@@ -125,9 +125,11 @@ class Client:
 class World:
     """A bucket, a clock and the clients."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, listed_metadata: bool = False) -> None:
+        """listed_metadata: the server's listings show metadata, as MinIO's do."""
         self.clock = ManualClock()
-        self.bucket = MemoryBucket(clock=self.clock.time_ns)
+        able = Capabilities(conditional_delete=True, listed_metadata=listed_metadata)
+        self.bucket = MemoryBucket(clock=self.clock.time_ns, capabilities=able)
         self.tool = MemoryStore(self.bucket)
         """Another S3 tool."""
         self._root = root
@@ -193,9 +195,9 @@ class World:
 
 
 @contextmanager
-def world(root: Path) -> Iterator[World]:
+def world(root: Path, *, listed_metadata: bool = False) -> Iterator[World]:
     """A world that is closed again."""
-    made = World(root)
+    made = World(root, listed_metadata=listed_metadata)
     try:
         yield made
     finally:

@@ -26,7 +26,8 @@ class Spoilt:
     """How an answer is spoilt. status: this one with an S3 error instead; otherwise as `way` says.
 
     before: the request never reaches the server. way: reset (connection reset), silence (no answer for stall_s),
-    truncate (half of the body, then the end), etag (that of another version).
+    truncate (half of the body, then the end), etag (that of another version), damage (not the answer: one bit of an
+    object's bytes on their way there).
     """
 
     name: str
@@ -45,6 +46,7 @@ KINDS = (
     Spoilt("503", status=503, code="SlowDown"),
     Spoilt("403", status=403, code="AccessDenied"),
     Spoilt("wrong etag", way="etag", before=False),
+    Spoilt("damaged", way="damage", before=False),
 )
 
 Plan = Callable[[int], Spoilt | None]
@@ -104,8 +106,9 @@ class _Handler(BaseHTTPRequestHandler):
         if spoilt is not None and spoilt.before:
             self._spoil(spoilt, b"", b"")
             return
-        head, answer = self._forward(body)
-        if spoilt is not None:
+        damage = spoilt is not None and spoilt.way == "damage"
+        head, answer = self._forward(_damaged(body) if damage and self.command == "PUT" else body)
+        if spoilt is not None and not damage:
             self._spoil(spoilt, head, answer)
         else:
             self.wfile.write(head + answer)
@@ -146,6 +149,11 @@ class _Handler(BaseHTTPRequestHandler):
             # linger 0: the end is a RST
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.connection.close()
+
+
+def _damaged(body: bytes) -> bytes:
+    middle = len(body) // 2
+    return body[:middle] + bytes([body[middle] ^ 1]) + body[middle + 1 :] if body else body
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ def copy(store: ObjectStore, source: ListedObject, target: str, limits: Limits) 
         return
     info = store.head(source.key)
     options = WriteOptions(metadata=info.metadata, content_type=info.content_type)
-    upload_id = store.create_upload(target, options)
+    upload_id = store.create_upload(target, options, copies=True)
     try:
         store.complete_upload(target, upload_id, _parts(store, source, target, upload_id, limits), options)
     except StoreError:

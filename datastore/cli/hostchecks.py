@@ -25,7 +25,7 @@ FAST_KERNEL = (6, 9)
 """FUSE passthrough and FUSE_NOTIFY_RESEND came with Linux 6.9."""
 OLDEST_KERNEL = (5, 4)
 """FUSE protocol 7.31; max_pages (1 MiB requests) came with 4.20."""
-PACKAGES = ("botocore", "obstore", "pydantic", "rich", "tenacity", "typer", "yaml")
+PACKAGES = ("botocore", "isal", "obstore", "pydantic", "rich", "tenacity", "typer", "yaml")
 
 
 def host_checks(cache_dir: Path, cache_size_bytes: int) -> Iterator[Finding]:

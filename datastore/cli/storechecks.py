@@ -47,7 +47,7 @@ def store_checks(name: str, location: S3Location, *, read_only: bool) -> Iterato
     """The checks of one Datastore; each network call is bounded by the S3 adapter's deadlines."""
     where = f"s3://{location.bucket}/{location.prefix} at {location.endpoint or 'AWS'}"
     try:
-        probe(location, deadline_s=PROBE_DEADLINE_S, writable=False)
+        seen = probe(location, deadline_s=PROBE_DEADLINE_S, writable=False)
     except BucketNotFound as error:
         if location.create:
             yield warn(name, f"{where}: the bucket does not exist yet", "nothing: the first mount creates it")
@@ -57,7 +57,8 @@ def store_checks(name: str, location: S3Location, *, read_only: bool) -> Iterato
     except DatastoreError as error:
         yield _failed(name, "read", error)
         return
-    yield ok(name, f"{where}: endpoint, credentials and bucket are right, listing works")
+    shown = " and shows attributes: a walk asks for no file" if seen.listed_metadata else ""
+    yield ok(name, f"{where}: endpoint, credentials and bucket are right, listing works{shown}")
     if not read_only:
         yield from _check_writes(name, location)
 

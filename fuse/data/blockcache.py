@@ -24,7 +24,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,9 +35,9 @@ from .blockfile import (
     BLOCK_BYTES,
     BlockFile,
     Identity,
-    block_records,
     create_files,
     draft_sidecar,
+    file_records,
     page_rounded,
     remove_files,
     store_joined,
@@ -87,6 +87,7 @@ class BlockCache:
         self._open: OrderedDict[ObjectVersion, BlockFile] = OrderedDict()
         self._credit_bytes = 0
         """Counted as taken and not written yet."""
+        self._place = lru_cache(maxsize=OPEN_FILES)(self._placed)
         self._off_until_s = float("-inf")
         self._tidied_s = float("-inf")
 
@@ -119,7 +120,8 @@ class BlockCache:
         if not body or self._monotonic() < self._off_until_s:
             return not body
         with self._guarded(version, writing=True):
-            entry = self._find(version)
+            # A version of one block is in one file, which is made where there is none: nobody has to look before.
+            entry = self._find(version) if version.size > BLOCK_BYTES or version in self._open else None
             if entry is None or entry.unlinked:
                 if len(body) == version.size <= STORE_WHOLE_BYTES:
                     return self._store(version, memoryview(body))
@@ -292,17 +294,19 @@ class BlockCache:
         """Put a whole small version in place; whether there was room. OSError."""
         self._let_go(version)
         place = self._place(version)
-        if not self._reserve(page_rounded(place.identity.sidecar_bytes) + page_rounded(version.size)):
+        taken_bytes = page_rounded(place.identity.sidecar_bytes) + page_rounded(version.size)
+        if not self._reserve(taken_bytes):
             return False
-        store = partial(store_whole, *place, body)
-        if version.size <= BLOCK_BYTES:
-            store = partial(store_joined, place.sidecar_path, place.identity, body)
+        joined = partial(store_joined, place.sidecar_path, place.identity, body)
+        store = joined if version.size <= BLOCK_BYTES else partial(store_whole, *place, body)
         try:
             store()
         except FileNotFoundError:
             self._space.make_directory(place.data_path)
             store()
         except FileExistsError:
+            if self._find(version) is not None:
+                return self._space.reserve(-taken_bytes)
             with self._space.exclusive():
                 remove_files(place.data_path, place.sidecar_path)
                 store()
@@ -338,7 +342,7 @@ class BlockCache:
         try:
             if copied:
                 shutil.copyfile(path, source)
-            records = _records_of(source)
+            records = file_records(source)
             with self._space.exclusive():
                 draft = draft_sidecar(sidecar_path, identity.head() + records)
                 Path(sidecar_path).unlink(missing_ok=True)
@@ -354,7 +358,7 @@ class BlockCache:
             self._remember(version, BlockFile(*place)).vouch()
         return True
 
-    def _place(self, version: ObjectVersion) -> _Place:
+    def _placed(self, version: ObjectVersion) -> _Place:
         # ASCII JSON keeps the surrogates that stand for a key's non-UTF-8 bytes.
         label = json.dumps((self._namespace, *version)).encode("ascii")
         stem = self._space.place(hashlib.blake2b(label, digest_size=16).hexdigest())
@@ -392,9 +396,3 @@ def _boot_id() -> bytes:
 
 def _same_disk(path: Path, other: Path) -> bool:
     return path.stat().st_dev == other.stat().st_dev
-
-
-def _records_of(path: Path) -> bytes:
-    """The records of a whole file, read in steps. OSError."""
-    with open(path, "rb") as file:
-        return b"".join(block_records(memoryview(part)) for part in iter(lambda: file.read(8 * BLOCK_BYTES), b""))

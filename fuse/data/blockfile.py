@@ -14,17 +14,19 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-import zlib
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
+
+from isal.isal_zlib import crc32
 
 from datastore.errors import CacheCorrupt
 
 from ..store.base import Body
 
 BLOCK_BYTES = 128 << 10
-"""What is fetched, recorded and checked at once: the kernel's usual random read; 30 us of CRC-32 (4.2 GB/s)."""
+"""What is fetched, recorded and checked at once: the kernel's usual random read; 2.5 us of CRC-32."""
 
 _MAGIC = b"DSBLOCK1"
 _HEAD = struct.Struct("<8sIIQI")
@@ -82,7 +84,7 @@ class Identity:
     def head(self, stamp: Stamp | None = None) -> bytes:
         """The sidecar up to its records. stamp: of data that is right as a whole; None: no seal."""
         fixed = _HEAD.pack(_MAGIC, BLOCK_BYTES, len(self.label), self.size, 0)
-        fixed = _HEAD.pack(_MAGIC, BLOCK_BYTES, len(self.label), self.size, zlib.crc32(fixed + self.label))
+        fixed = _HEAD.pack(_MAGIC, BLOCK_BYTES, len(self.label), self.size, crc32(fixed + self.label))
         sealed = fixed.ljust(_SEAL_AT, b"\0") + (self.seal(stamp) if stamp else b"")
         return (sealed.ljust(_IDENTITY_AT, b"\0") + self.label).ljust(self.records_at, b"\0")
 
@@ -91,14 +93,20 @@ class Identity:
         if not self.boot_id:
             return b""
         body = _SEAL.pack(self.boot_id, *stamp, 0)
-        return _SEAL.pack(self.boot_id, *stamp, zlib.crc32(body))
+        return _SEAL.pack(self.boot_id, *stamp, crc32(body))
 
 
 def block_records(body: memoryview) -> bytes:
     """The records of consecutive blocks that begin at body[0]."""
     starts = range(0, len(body), BLOCK_BYTES)
-    crcs = [zlib.crc32(body[start : start + BLOCK_BYTES]) for start in starts]
+    crcs = [crc32(body[start : start + BLOCK_BYTES]) for start in starts]
     return b"".join(_RECORD.pack(crc, crc ^ _TAG) for crc in crcs)
+
+
+def file_records(path: Path) -> bytes:
+    """The records of a whole file, read in steps. OSError."""
+    with open(path, "rb") as file:
+        return b"".join(block_records(memoryview(part)) for part in iter(lambda: file.read(8 * BLOCK_BYTES), b""))
 
 
 class BlockFile:
@@ -268,7 +276,7 @@ class BlockFile:
             start = index * BLOCK_BYTES
             size = min(BLOCK_BYTES, self._identity.size - start)
             block = os.pread(self._data_fd, size, self._data_at + start)
-            if tag != crc ^ _TAG or len(block) != size or zlib.crc32(block) != crc:
+            if tag != crc ^ _TAG or len(block) != size or crc32(block) != crc:
                 raise CacheCorrupt("a block of a cache file does not match its checksum; it will be fetched again")
             self._right[index] = 1
         if self._stamp is None and self._right.find(0) < 0:
@@ -314,12 +322,22 @@ def store_whole(data_path: str, sidecar_path: str, identity: Identity, body: mem
 
 
 def store_joined(sidecar_path: str, identity: Identity, body: memoryview) -> None:
-    """Make a version's only file, with all of its bytes, in place of what is there. OSError.
+    """Make a version's only file, with all of its bytes, where there is none. OSError, FileExistsError among them.
 
-    To create a file is what costs most of keeping a small one (ext4: 0.4 ms where many were removed lately).
+    To create a file is what costs most of keeping a small one (ext4: 0.4 ms where many were removed lately), so it is
+    made in its place: until its last byte is there its size gives it away.
     """
-    records = identity.head() + block_records(body)
-    os.replace(draft_sidecar(sidecar_path, records.ljust(identity.joined_at, b"\0"), body), sidecar_path)
+    fd = os.open(sidecar_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        head = (identity.head() + block_records(body)).ljust(identity.joined_at, b"\0")
+        written = os.pwritev(fd, (head, body), 0)
+        if written < len(head) + len(body):
+            write_fully(fd, memoryview(b"".join((head, body)))[written:], written)
+    except OSError:
+        os.unlink(sidecar_path)
+        raise
+    finally:
+        os.close(fd)
 
 
 def remove_files(data_path: str, sidecar_path: str) -> None:
@@ -329,15 +347,12 @@ def remove_files(data_path: str, sidecar_path: str) -> None:
             os.unlink(path)
 
 
-def draft_sidecar(sidecar_path: str, content: bytes, joined: Body = b"") -> str:
-    """Write a sidecar, and what is joined to it, beside its place, to be renamed into it; its path. OSError."""
+def draft_sidecar(sidecar_path: str, content: bytes) -> str:
+    """Write a sidecar beside its place, to be renamed into it; its path. OSError."""
     draft = sidecar_path.removesuffix(".blocks") + ".draft"
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        if joined and os.pwritev(fd, (content, joined), 0) == len(content) + len(joined):
-            return draft
         write_fully(fd, memoryview(content), 0)
-        write_fully(fd, memoryview(joined), len(content))
     finally:
         os.close(fd)
     return draft

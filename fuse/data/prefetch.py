@@ -70,6 +70,14 @@ class Prefetcher:
             return False
         return running is not None
 
+    def brought(self, version: ObjectVersion) -> bool:
+        """Fetch this one now, or wait for what is on its way for its key; False when that failed."""
+        with self._lock:
+            if version.key not in self._waiting and version.key not in self._running:
+                self._waiting[version.key] = version
+                self.bytes += version.size
+        return self.awaited(version.key)
+
     def _width(self) -> int:
         return max(_WIDTH_MIN, min(_WIDTH_MAX, int(self._answer_s / _SHARE_S)))
 

@@ -17,7 +17,7 @@ from typing import NamedTuple, NewType, Protocol, Self
 ETag = NewType("ETag", str)
 """As the server sent it, without the surrounding quotes."""
 PartNumber = NewType("PartNumber", int)
-"""1-based, at most 10,000."""
+"""1-based, at most 10,000, without gaps: AWS asks for that where parts have checksums."""
 UploadId = NewType("UploadId", str)
 
 Body = bytes | bytearray | memoryview
@@ -71,6 +71,8 @@ class ListedObject(NamedTuple):
     etag: ETag
     mtime_ns: int
     """LastModified, nanoseconds since the epoch (the server's resolution, often 1 ms or 1 s)."""
+    said: str | None = None
+    """Metadata and content type, packed(), just as a HEAD would show them; None: the listing does not tell."""
 
 
 class ListPage(NamedTuple):
@@ -132,6 +134,8 @@ class Capabilities:
     """`a` and `a/b` can both exist."""
     max_key_segment_bytes: int = 1024
     """Longest part of a key between slashes (255 where keys are files of a disk)."""
+    listed_metadata: bool = False
+    """Listings show the metadata of objects that may be read."""
 
 
 Sink = Callable[[ObjectInfo, int, Body], None]
@@ -228,8 +232,8 @@ class ObjectStore(Protocol):
         """Remove up to 1,000 objects; what could not be removed is returned."""
         ...
 
-    def create_upload(self, key: str, options: WriteOptions) -> UploadId:
-        """Begin a multipart upload; metadata and content type are fixed here."""
+    def create_upload(self, key: str, options: WriteOptions, *, copies: bool = False) -> UploadId:
+        """Begin a multipart upload; metadata and content type are fixed here. copies: parts may be made by copying."""
         ...
 
     def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:
@@ -245,7 +249,7 @@ class ObjectStore(Protocol):
         byte_range: ByteRange,
         if_source_match: ETag | None,
     ) -> ETag:
-        """Make a part from a range of an existing object; PreconditionFailed when that changed."""
+        """Make a part of an upload with `copies` from a range of an object; PreconditionFailed when that changed."""
         ...
 
     def complete_upload(

@@ -98,9 +98,9 @@ class ForwardingStore(ABC):
         """See ObjectStore."""
         return self._around("delete_many", lambda: self.inner.delete_many(keys))
 
-    def create_upload(self, key: str, options: WriteOptions) -> UploadId:
+    def create_upload(self, key: str, options: WriteOptions, *, copies: bool = False) -> UploadId:
         """See ObjectStore."""
-        return self._around("create_upload", lambda: self.inner.create_upload(key, options))
+        return self._around("create_upload", lambda: self.inner.create_upload(key, options, copies=copies))
 
     def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:
         """See ObjectStore."""

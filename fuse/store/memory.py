@@ -46,6 +46,7 @@ from .limits import (
     key_bytes,
     shown,
 )
+from .packed import packed
 
 MIN_PART_BYTES = 5 << 20
 _MS = 1_000_000
@@ -65,6 +66,7 @@ class _Upload:
     key: str
     options: WriteOptions
     initiated_ns: int
+    copies: bool
     parts: dict[int, _Object] = field(default_factory=dict)
 
 
@@ -233,13 +235,13 @@ class MemoryStore:
                 self.bucket.remove(key)
         return []
 
-    def create_upload(self, key: str, options: WriteOptions) -> UploadId:
+    def create_upload(self, key: str, options: WriteOptions, *, copies: bool = False) -> UploadId:
         """See ObjectStore."""
         check_key(key, self.capabilities)
         check_options(key, options)
         with self.bucket.lock:
             upload_id = UploadId(f"upload-{next(self.bucket.upload_numbers)}")
-            self.bucket.uploads[upload_id] = _Upload(key, options, self.bucket.now_ns())
+            self.bucket.uploads[upload_id] = _Upload(key, options, self.bucket.now_ns(), copies)
             return upload_id
 
     def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:
@@ -261,6 +263,8 @@ class MemoryStore:
         body, info = self.get(source, if_match=if_source_match)
         if byte_range.stop > info.size:
             raise InvalidRequest(f"{shown(source)}: {byte_range} is not inside its {info.size} bytes", key=source)
+        if not self._upload(key, upload_id).copies:  # as MinIO, of an upload whose parts have checksums
+            raise InvalidRequest(f"{shown(key)}: the upload was begun without copies", key=key)
         return self._keep_part(key, upload_id, number, bytes(body[byte_range.start : byte_range.stop]))
 
     def complete_upload(
@@ -355,7 +359,8 @@ class _Lister:
             if found is None or self._group(entry) is not None:
                 prefixes.append(text)
             else:
-                objects.append(ListedObject(text, len(found.body), found.etag, found.mtime_ns))
+                said = packed(found.metadata, found.content_type) if self._bucket.capabilities.listed_metadata else None
+                objects.append(ListedObject(text, len(found.body), found.etag, found.mtime_ns, said))
         return ListPage(objects, prefixes, None)
 
     def _entries(self, after: bytes) -> Iterator[bytes]:

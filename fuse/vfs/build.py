@@ -114,7 +114,8 @@ def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedStore:
     """
     capabilities = None if resumed else probe(spec.s3, deadline_s=5.0, writable=not spec.read_only)
     keys = StaticSource(spec.s3.credentials) if spec.s3.credentials else None
-    store = open_s3(spec.s3, capabilities=capabilities, keys=keys)
+    full = spec.attributes == "full"
+    store = open_s3(spec.s3, capabilities=capabilities, keys=keys, list_metadata=full)
     location = f"s3://{spec.s3.bucket}/{spec.s3.prefix}"
     filesystem = build_filesystem(spec, store, resumed=resumed)
     return MountedStore(filesystem, location, store.metrics.snapshot, keys)

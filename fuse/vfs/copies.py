@@ -53,7 +53,7 @@ def _same_metadata(core: Core, source: ObjectVersion) -> WriteOptions:
 def _copy_parts(core: Core, source: ObjectVersion, target: str, options: WriteOptions) -> WriteResult:
     step = max(COPY_MAX, -(-source.size // PARTS_MAX))
     note = core.db.upload_begun(target, core.now_ns())
-    upload_id = core.store.create_upload(target, options)
+    upload_id = core.store.create_upload(target, options, copies=True)
     core.db.upload_known(note, upload_id)
 
     def copy(number: int) -> tuple[PartNumber, ETag]:

@@ -134,7 +134,8 @@ class Delivery:
         parts: Iterable[Part] = scheduled_parts(staged.size)
         if not isinstance(stream, Stream) or stream.key != key or stream.failed or staged.base_size:
             self.drop_stream(staged)
-            stream, parts = self._streams.new(staged, key, options), planned
+            copies = any(part.copied for part in planned)
+            stream, parts = self._streams.new(staged, key, options, copies=copies), planned
         staged.stream = None
         parts = list(parts)
         for part in parts:

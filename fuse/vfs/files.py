@@ -81,17 +81,22 @@ class Files:
             raise FSError(errno.ESTALE)
         self.chases.caught(node, thread)
         self._part_from_readers(node, flags)
-        fh = self._handles.add(node, flags)
         reading = flags & os.O_ACCMODE == os.O_RDONLY
-        if reading and node.parent is not None and node.etag:
-            self._foresight.opened(node.parent, node.name)
+        # Without others, and without pages that are kept, nobody has anything of this version any more.
+        bound = node.pinned and (node.handles > 0 or node.pages_valid or self._core.settings.open_less)
+        node.pinned = bound or not reading
+        fh = self._handles.add(node, flags)
+        if reading:
+            self._foresight.opened(node)
         local = self._core.notifier.is_local(node.ino)
         if local:
+            node.pinned = True
             node.pages_valid = node.pages_valid and reading
             return OpenReply(fh, direct_io=not reading or not self._core.lent.right(node.ino))
         keep, node.pages_valid = node.pages_valid, True
         may_lend = local is False and reading and node.handles == 1 and node.staged is None and not node.gone
         lent_fd = self._core.lent.offer(node.ino, node.version()) if may_lend else -1
+        node.pinned = node.pinned or lent_fd >= 0
         # Who only writes, and alone, needs none of the kernel's pages: no copy into them, and no question about a
         # security label before the first write.
         alone = flags & os.O_ACCMODE == os.O_WRONLY and node.handles == 1

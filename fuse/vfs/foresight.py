@@ -17,8 +17,9 @@ from datastore.errors import StoreError
 from ..data.prefetch import Prefetcher
 from ..data.version import ObjectVersion
 from .core import Core
-from .listing import Listed, Listing
-from .nodes import Directory
+from .listing import Listing
+from .nodes import Directory, Node
+from .openings import Openings
 
 _DIRECTORIES = 64
 """Directories in which a run is followed at once."""
@@ -80,7 +81,7 @@ class _Run:
 
 
 class Foresight:
-    """All runs of a mount. Methods want the state lock held, but for awaited()."""
+    """All runs of a mount. Methods want the state lock held, but for awaited() and arrived()."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -88,19 +89,22 @@ class Foresight:
         self._lookups: OrderedDict[int, _Run] = OrderedDict()
         self._asked: dict[str, Future[None]] = {}
         self._files = Prefetcher(core.reader, core.io)
+        self._openings = Openings()
 
-    def opened(self, directory: Directory, name: bytes) -> None:
+    def opened(self, node: Node) -> None:
         """A file was opened for reading: fetch the next ones of its run."""
-        run = self._run(self._opens, directory)
-        if run is None:
+        self._openings.opened(node.ino)
+        directory = node.parent
+        run = self._run(self._opens, directory) if directory is not None and node.etag else None
+        if run is None or directory is None:
             return
-        ahead = run.step(name)
+        ahead = run.step(node.name)
         if not ahead:
             return
         prefix, wanted, room = directory.key, [], _BYTES_AHEAD - self._files.bytes
         for at in ahead:
             listed = run.listing.entries.get(run.names[at])
-            if listed is not None and listed.kind == stat.S_IFREG and self._is_small(listed) and listed.size <= room:
+            if listed is not None and self._is_small(listed.kind, listed.size) and listed.size <= room:
                 room -= listed.size
                 wanted.append(ObjectVersion(prefix + listed.tail, listed.etag, listed.size))
         self._files.add(wanted)
@@ -113,12 +117,10 @@ class Foresight:
         run = self._run(self._lookups, directory)
         if run is None:
             return
-        # What changed a moment ago may change again within that second: an answer could not be kept.
-        racy_ns = self._core.now_ns() - _RACY_NS
         prefix = ""
         for at in run.step(name):
             listed = run.listing.entries.get(run.names[at])
-            if listed is None or listed.kind == stat.S_IFDIR or listed.mtime_ns > racy_ns:
+            if listed is None or listed.kind == stat.S_IFDIR or self._may_change(listed.mtime_ns):
                 continue
             prefix = prefix or directory.key
             key = prefix + listed.tail
@@ -136,6 +138,16 @@ class Foresight:
             return False
         return True
 
+    def arrived(self, node: Node) -> bool:
+        """Whether the attributes of a file came, with its content, or the like; the state lock is not held."""
+        if self.awaited(node.key):
+            return True
+        with self._core.lock:
+            version = node.version()
+            soon = self._openings.asked(node.ino) and not self._may_change(node.mtime_ns)
+        small = version.etag != "" and self._is_small(node.listed_kind, version.size)
+        return soon and small and self._files.brought(version)
+
     def _run(self, runs: OrderedDict[int, _Run], directory: Directory) -> _Run | None:
         listing = directory.listing
         if listing is None or not _JITTER // 4 <= len(listing.entries) <= _ENTRIES_MAX:
@@ -149,8 +161,12 @@ class Foresight:
             run.follow(listing)
         return run
 
-    def _is_small(self, listed: Listed) -> bool:
-        return 0 < listed.size <= self._core.reader.settings.whole_bytes
+    def _is_small(self, kind: int, size: int) -> bool:
+        return kind == stat.S_IFREG and 0 < size <= self._core.reader.settings.whole_bytes
+
+    def _may_change(self, mtime_ns: int) -> bool:
+        """What changed a moment ago may change again within that second: an answer could not be kept."""
+        return mtime_ns > self._core.now_ns() - _RACY_NS
 
     def _start(self, key: str, future: Future[None]) -> None:
         self._asked[key] = future

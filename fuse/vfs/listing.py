@@ -21,7 +21,7 @@ NO_ETAG = ETag("")
 class Listed(NamedTuple):
     """One entry. kind: S_IFREG, S_IFDIR or S_IFLNK as the key tells; tail: what its key adds to the directory's prefix.
 
-    size, etag, mtime_ns are 0, '' and 0 for directories.
+    size, etag, mtime_ns are 0, '' and 0 for directories. said: see ListedObject.
     """
 
     kind: int
@@ -29,15 +29,20 @@ class Listed(NamedTuple):
     size: int = 0
     etag: ETag = NO_ETAG
     mtime_ns: int = 0
+    said: str | None = None
 
 
 class Stamp:
-    """When something was last confirmed (monotonic seconds), for all who were told at once."""
+    """When something was last confirmed (monotonic seconds), for all who were told at once.
 
-    __slots__ = ("at",)
+    shows: their attributes were as well, not only their versions.
+    """
 
-    def __init__(self, at: float) -> None:
+    __slots__ = ("at", "shows")
+
+    def __init__(self, at: float, *, shows: bool = False) -> None:
         self.at = at
+        self.shows = shows
 
 
 @dataclass(slots=True)
@@ -57,14 +62,20 @@ class Listing:
     """We changed a name in it: the store's pages do not say it all."""
     stamp: Stamp = field(init=False)
     """For the nodes that it has confirmed; moves with listed_at."""
+    _shown: Stamp = field(init=False)
 
     def __post_init__(self) -> None:
         """Confirmed when it was listed."""
         self.stamp = Stamp(self.listed_at)
+        self._shown = Stamp(self.listed_at, shows=True)
+
+    def stamp_of(self, listed: Listed) -> Stamp:
+        """For the node of one of its entries."""
+        return self.stamp if listed.said is None else self._shown
 
     def confirmed(self, when: float) -> None:
         """The store showed the same pages when it was asked at `when`."""
-        self.listed_at = self.stamp.at = max(self.listed_at, when)
+        self.listed_at = self.stamp.at = self._shown.at = max(self.listed_at, when)
 
 
 def listing_of(
@@ -127,4 +138,4 @@ def _free(entries: dict[bytes, Listed], name: bytes) -> bytes:
 
 
 def _listed(kind: int, tail: str, found: ListedObject) -> Listed:
-    return Listed(kind, tail, found.size, found.etag, found.mtime_ns)
+    return Listed(kind, tail, found.size, found.etag, found.mtime_ns, found.said)

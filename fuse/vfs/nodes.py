@@ -46,8 +46,8 @@ class Node:
 
     __slots__ = (
         "_checked_at", "attributes", "etag", "exact", "gone", "handles", "ino", "leaving", "listed_kind", "lock",
-        "lost", "moves", "mtime_ns", "name", "nlookup", "pages_valid", "parent", "racy", "size", "staged", "tail",
-        "told", "unlinked_key",
+        "lost", "moves", "mtime_ns", "name", "nlookup", "pages_valid", "parent", "pinned", "racy", "size", "staged",
+        "tail", "told", "unlinked_key",
     )  # fmt: skip
 
     def __init__(self, ino: Ino, parent: Directory | None, name: bytes, listed: Listed, attributes: Attributes) -> None:
@@ -81,6 +81,8 @@ class Node:
         """We remove or replace it and its bytes are not kept: an open waits for the node's lock, and so for the end."""
         self.pages_valid = False
         """The kernel's pages, if any, are of this version."""
+        self.pinned = False
+        """The kernel was given bytes of it, or somebody may write to it: open handles stay on this version (S-147)."""
         self.staged: StagedFile | None = None
         self.lock = threading.RLock()
         self.unlinked_key = ""
@@ -89,7 +91,7 @@ class Node:
     @property
     def checked_at(self) -> float:
         """Monotonic seconds at which the store last confirmed all this, by itself or in a listing."""
-        if self.told is None or self.racy:
+        if self.told is None or (self.racy and not self.told.shows):
             return self._checked_at
         return max(self._checked_at, self.told.at)
 
@@ -97,6 +99,23 @@ class Node:
     def checked_at(self, when: float) -> None:
         self._checked_at = when
         self.told = None
+
+    def follow_listing(self) -> None:
+        """From now on what confirms the listing above confirms this as well, if that shows this very version.
+
+        Not of a directory: a listing tells that it is there, but nothing of its marker. The state lock is held.
+        """
+        listing = self.parent.listing if self.parent is not None else None
+        listed = listing.entries.get(self.name) if listing is not None else None
+        if listing is None or listed is None or listed.tail != self.tail or listed.kind == stat.S_IFDIR:
+            return
+        if self.is_version(listed):
+            self.told = listing.stamp_of(listed)
+
+    def is_version(self, listed: Listed) -> bool:
+        """Whether a listing shows the version that is known. By seconds: a HEAD tells no parts of them."""
+        same_time = listed.mtime_ns // 1_000_000_000 == self.mtime_ns // 1_000_000_000
+        return listed.etag == self.etag and same_time
 
     @property
     def kind(self) -> int:
@@ -295,7 +314,7 @@ class NodeTable:
         """
         make = Directory if listed.kind == stat.S_IFDIR else Node
         node = make(ino, parent, name, listed, attributes)
-        node.nlookup = 1
+        node.nlookup, node.pinned = 1, True
         self.by_ino[ino] = node
         self.used.setdefault(parent.ino, parent)
         if name in parent.children:

@@ -1,4 +1,4 @@
-"""Reads of open files and of links: from the staging file, from the version that is open (S-17, S-30)."""
+"""Reads of open files and of links: from the staging file, from the version that is open (S-17, S-30, S-147)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import errno
 import os
 import stat
 from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from datastore.errors import CorruptBody, NotFound, PreconditionFailed
 
 from ..data.reader import ReadStream
+from ..data.version import ObjectVersion
 from ..ops import Blocking, Fh, FSError, Ino, Reply
 from .core import Core
 from .foresight import Foresight
@@ -23,6 +26,8 @@ from .uploads import Uploads
 Bytes = bytes | bytearray | memoryview
 _TARGETS = 10_000
 """Link targets kept in memory: at most 40 MB, usually one."""
+_SUPERSEDED_MAX = 3
+"""So often is a read begun again with the version that the store says it has."""
 
 
 class Reading:
@@ -53,10 +58,19 @@ class Reading:
             return self._handles.after_asking(node, lambda: self.read(ino, fh, offset, size))
         if node.staged is not None:
             return self._read_staged(node, offset, size)
-        got = self._stream(handle).read(offset, size)
+        stream = self._stream(handle)
+        got = stream.read(offset, size)
         if isinstance(got, Blocking):
-            return Blocking(partial(self._read_waiting, handle, got, offset, size), interruptible=True)
-        return got
+            return Blocking(partial(self._read_waiting, node, stream.version, got.fn, offset, size), interruptible=True)
+        return got if self._pin(node, stream.version) else self.read(ino, fh, offset, size)
+
+    def _pin(self, node: Node, version: ObjectVersion) -> bool:
+        """Whether bytes of this version may be given out, for it is the node's; then handles stay on it (S-147)."""
+        if node.pinned and node.etag == version.etag:
+            return True
+        with self._core.lock:
+            node.pinned = node.pinned or node.etag == version.etag
+            return node.etag == version.etag
 
     def _unopened(self, ino: Ino) -> Handle:
         """The handle of an inode that the kernel opened by itself, or that an earlier server opened."""
@@ -67,11 +81,11 @@ class Reading:
             if handle is None:
                 node = self._resolver.node(ino)
                 handle = self._handles.add_unopened(node)
-                if node.parent is not None and node.etag:
-                    self._foresight.opened(node.parent, node.name)
+                self._foresight.opened(node)
             return handle
 
     def _read_staged(self, node: Node, offset: int, size: int) -> Reply[Bytes]:
+        node.pinned = True
         staged = node.staged
         body = staged.read_present(offset, size) if staged is not None else None
         if body is not None:
@@ -82,7 +96,10 @@ class Reading:
         with node.lock:
             staged = node.staged
             if staged is None:
-                return self._core.reader.fetch(node.version(), offset, size)
+                version = node.version()
+                fetch = partial(self._core.reader.fetch, version, offset, size)
+                return self._read_waiting(node, version, fetch, offset, size)
+            node.pinned = True
             self._uploads.fill(staged, staged.missing(offset, min(offset + size, staged.size)))
             return staged.read(offset, size)
 
@@ -96,25 +113,31 @@ class Reading:
             handle.stream, handle.stamp = self._core.reader.open(version), stamp
         return handle.stream
 
-    def _read_waiting(self, handle: Handle, got: Blocking[bytes | memoryview], offset: int, size: int) -> Bytes:
-        try:
-            return got.fn()
-        except (PreconditionFailed, NotFound):
-            return self._read_superseded(handle, offset, size)
+    def _read_waiting(
+        self, node: Node, version: ObjectVersion, fetch: Callable[[], Bytes], offset: int, size: int
+    ) -> Bytes:
+        with suppress(PreconditionFailed, NotFound):
+            body = fetch()
+            if self._pin(node, version):
+                return body
+        return self._read_superseded(node, offset, size)
 
-    def _read_superseded(self, handle: Handle, offset: int, size: int) -> Bytes:
-        """The version that we read is not in the store any more: go on with what grew from it, else ESTALE (S-30)."""
-        node = handle.node
-        with node.lock:  # who removes or replaces the file here has kept its bytes by the end
-            kept = node.staged is not None or bool(node.unlinked_key)
-        if not kept and (node.gone or not self._remote.head(node)):
-            raise FSError(errno.ESTALE)
-        if node.staged is not None:
-            return self._read_filling(node, offset, size)
-        try:
-            return self._core.reader.fetch(node.version(), offset, size)
-        except (PreconditionFailed, NotFound) as error:
-            raise FSError(errno.ESTALE) from error
+    def _read_superseded(self, node: Node, offset: int, size: int) -> Bytes:
+        """The version that we read is not in the store any more: go on with what grew from it (S-31), or with what is
+        there if nobody has read anything (S-147), else ESTALE (S-30)."""
+        for _ in range(_SUPERSEDED_MAX):
+            with node.lock:  # who removes or replaces the file here has kept its bytes by the end
+                kept = node.staged is not None or bool(node.unlinked_key)
+            if not kept and (node.gone or not self._remote.head(node)):
+                break
+            if node.staged is not None:
+                return self._read_filling(node, offset, size)
+            version = node.version()
+            with suppress(PreconditionFailed, NotFound):
+                body = self._core.reader.fetch(version, offset, size)
+                if self._pin(node, version):
+                    return body
+        raise FSError(errno.ESTALE)
 
     def readlink(self, ino: Ino) -> Reply[bytes]:
         """The target of a link; FSError(EINVAL) of anything else."""

@@ -15,14 +15,13 @@ from ..data.version import ObjectVersion
 from ..ops import FSError
 from ..state.attributes import is_racy
 from ..store.base import ETag, ObjectInfo
-from .attrs import Attributes, from_metadata
 from .core import Core
+from .growth import grew
+from .learning import Learning
 from .listing import Listed, Listing, claim, listing_of
 from .nodes import Directory, Node
 from .pages import pages
 
-TAIL_CHECK = 65536
-"""Bytes before the old end that must be unchanged for a grown object to count as appended to."""
 FIRST_PAGES = 4
 """So many pages are asked for at once; a directory with more entries is large."""
 _SLOW_LISTING = 2.0
@@ -45,6 +44,7 @@ class Remote:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self.learning = Learning(core)
 
     def read_directory(self, directory: Directory, *, whole: bool) -> Listing:
         """Ask for the directory's entries and take them in; whole False stops after the first pages of a large one.
@@ -110,7 +110,7 @@ class Remote:
     def install(self, directory: Directory, listing: Listing) -> list[tuple[Node, Listed]]:
         """Make a listing the directory's own; returns open files that were replaced. The state lock is held."""
         if self._core.settings.full_attributes and directory.checked_at <= listing.listed_at:
-            self._learn_directory(directory, listing)
+            self.learning.directory(directory, listing)
         self._keep_own_changes(directory, listing)
         directory.listing = listing
         self._core.nodes.grown += len(listing.entries)
@@ -131,22 +131,8 @@ class Remote:
             else:
                 self.confirm(child, listed, listing.listed_at)
                 if not isinstance(child, Directory) or not self._core.settings.full_attributes:
-                    child.told = listing.stamp
+                    child.told = listing.stamp_of(listed)
         return suspects
-
-    def _learn_directory(self, directory: Directory, listing: Listing) -> None:
-        """Its own listing tells of a directory what a HEAD would: that it has no marker, or one that is known."""
-        own = listing.own
-        if own is None:
-            if listing.entries and not listing.marker and directory.parent is not None:
-                self._without_marker(directory, listing.listed_at)
-                directory.told = listing.stamp
-            return
-        known = self._core.known.known(own.key, own.etag, own.mtime_ns)
-        if known is not None:
-            self._take_in(directory, ObjectInfo(own.key, 0, own.etag, own.mtime_ns, 0, known[0], known[1]))
-            directory.racy, directory.checked_at = False, listing.listed_at
-            directory.told = listing.stamp
 
     def _keep_own_changes(self, directory: Directory, listing: Listing) -> None:
         """What we did after the listing was begun, and what the store has not seen, is right all the same."""
@@ -173,14 +159,14 @@ class Remote:
         if isinstance(node, Directory) and self._core.settings.full_attributes:
             # A listing tells that it is there, but not whether its marker's attributes are still the same.
             return
+        older = node.exact and node.checked_at > checked_at
         node.checked_at = max(node.checked_at, checked_at)
         if isinstance(node, Directory):
             return
-        same_time = listed.mtime_ns // 1_000_000_000 == node.mtime_ns // 1_000_000_000
-        if listed.etag == node.etag and same_time:
-            if node.racy and node.exact:
+        if node.is_version(listed):
+            if (listed.said is not None and not older) or (node.racy and node.exact):
                 node.exact = False
-                self.recall(node)
+                self.learning.listed(node, listed)
             return
         if listed.etag != node.etag:
             node.pages_valid = False
@@ -190,27 +176,7 @@ class Remote:
             self._core.notifier.inval_inode(node.ino, -1)
         node.size, node.etag, node.mtime_ns, node.exact = listed.size, listed.etag, listed.mtime_ns, False
         self._core.opens.moved_on(node.ino, node.etag, node.size)
-        self.recall(node)
-
-    def recall(self, node: Node) -> None:
-        """Attributes of the node's version as far as memory knows them. The state lock is held."""
-        core = self._core
-        kind = node.listed_kind
-        defaults = core.settings.defaults.of(kind, node.mtime_ns)
-        if not core.settings.full_attributes:
-            node.attributes = defaults
-            return
-        known = core.known.known(node.key, node.etag, node.mtime_ns)
-        if known is not None:
-            seen = core.settings.defaults.seen(from_metadata(known[0], kind, defaults, known[1]))
-            self._set_attributes(node, seen)
-            node.racy = False
-
-    def _set_attributes(self, node: Node, attributes: Attributes) -> None:
-        node.attributes = attributes
-        node.exact = True
-        if attributes.target is not None:
-            node.size = len(attributes.target)
+        self.learning.listed(node, listed)
 
     def lost(self, node: Node) -> None:
         """The store does not have the node's name any more, or has something else there. The state lock is held."""
@@ -257,7 +223,7 @@ class Remote:
         if replaced and not self._accept(node, listed):
             return False
         with core.lock:
-            if (node.place, node.etag) != was:
+            if (node.place, node.etag) != was or (self.is_replaced(node, listed) and not replaced):
                 return None
             self._apply(node, info, listed)
         core.known.learn(info)
@@ -278,7 +244,7 @@ class Remote:
             with core.lock:
                 shown_at = self._shown_at(node)
                 if shown_at is not None:
-                    self._without_marker(node, shown_at)
+                    self.learning.without_marker(node, shown_at)
                     return True
         page = core.store.list_page(key, max_keys=1) if isinstance(node, Directory) else None
         with core.lock:
@@ -286,7 +252,7 @@ class Remote:
                 return None
             below = page is not None and (page.objects or page.common_prefixes or node.holds_unsent())
             if isinstance(node, Directory) and below:
-                self._without_marker(node, core.clock.monotonic())
+                self.learning.without_marker(node, core.clock.monotonic())
                 return True
             self.lost(node)
         return False
@@ -306,48 +272,23 @@ class Remote:
         ttl = self._core.settings.metadata_ttl_s
         return ttl if directory.listing is None else max(ttl, _SLOW_LISTING * directory.list_s)
 
-    def _without_marker(self, node: Directory, checked_at: float) -> None:
-        own = node.attributes
-        defaults = self._core.settings.defaults.of(stat.S_IFDIR, own.mtime_ns)
-        node.attributes = defaults._replace(ctime_ns=own.ctime_ns, atime_ns=own.atime_ns)
-        node.marker = False
-        node.exact = True
-        node.checked_at = checked_at
-
     def _apply(self, node: Node, info: ObjectInfo, listed: Listed) -> None:
         if node.dirty:
             return
         self.confirm(node, listed, self._core.clock.monotonic())
         node.checked_at = self._core.clock.monotonic()
-        self._take_in(node, info)
+        self.learning.take_in(node, info)
         node.racy = is_racy(info)
-
-    def _take_in(self, node: Node, info: ObjectInfo) -> None:
-        """The attributes of the version that the store has."""
-        own, kind = node.attributes, node.listed_kind
-        defaults = self._core.settings.defaults.of(kind, info.mtime_ns)
-        attributes = from_metadata(info.metadata, kind, defaults, info.content_type)
-        attributes = self._core.settings.defaults.seen(attributes)
-        if isinstance(node, Directory):
-            if node.exact:
-                # Times move when entries come and go, which no marker records: the newest that we saw.
-                attributes = attributes._replace(
-                    mtime_ns=max(own.mtime_ns, attributes.mtime_ns), ctime_ns=max(own.ctime_ns, attributes.ctime_ns)
-                )
-            node.marker = True
-            info_size = 0
-        else:
-            info_size = info.size
-        node.size, node.etag, node.mtime_ns = info_size, info.etag, info.mtime_ns
-        self._core.opens.moved_on(node.ino, node.etag, node.size)
-        self._set_attributes(node, attributes)
+        node.follow_listing()
 
     def is_replaced(self, node: Node, listed: Listed) -> bool:
         """Whether another client wrote an object of which we hold a version open."""
         if isinstance(node, Directory) or node.dirty or not node.etag:
             return False
         in_use = node.handles > 0 or node.staged is not None or self._core.settings.open_less
-        return listed.etag != node.etag and in_use
+        # Another size would leave the kernel, and who asked for the size before he reads, with a part or with zeros.
+        free = node.staged is None and not node.pinned and listed.size == node.size
+        return listed.etag != node.etag and in_use and not free
 
     def replaced(self, node: Node, listed: Listed, checked_at: float) -> bool:
         """Take in such an object; False when the node lost its name to it."""
@@ -367,7 +308,7 @@ class Remote:
             old = node.version()
             followable = node.staged is None and old.size > 0 and listed.size > old.size
         new = ObjectVersion(old.key, listed.etag, listed.size)
-        if followable and self._same_tail(old, new) and self._lent_grows(node, new):
+        if followable and grew(self._core.reader, old, new) and self._lent_grows(node, new):
             return True
         with self._core.lock:
             if not node.gone:
@@ -380,16 +321,6 @@ class Remote:
             return True
         try:
             return self._core.lent.grow(node.ino, new, self._core.reader.fetch)
-        except (PreconditionFailed, NotFound):
-            return False
-
-    def _same_tail(self, old: ObjectVersion, new: ObjectVersion) -> bool:
-        start = max(0, old.size - TAIL_CHECK)
-        held = self._core.reader.held(old, start, old.size)
-        if held is None:
-            return False
-        try:
-            return bytes(held) == bytes(self._core.reader.fetch(new, start, old.size - start))
         except (PreconditionFailed, NotFound):
             return False
 

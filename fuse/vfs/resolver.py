@@ -101,7 +101,7 @@ class Resolver:
             return self.entry(child)._replace(
                 entry_ttl_s=self.ttl(parent) - self._age(listing.listed_at), attr_ttl_s=0.0
             )
-        if listed is not None:
+        if listed is not None and listed.said is None:
             self._foresight.looked_up(parent, name)
         if child is None and listed is None:
             return Entry(None, self.ttl(parent) - self._age(listing.listed_at))
@@ -116,8 +116,7 @@ class Resolver:
             return False
         if isinstance(child, Directory):
             return listed.kind == stat.S_IFDIR and child.exact
-        same_time = listed.mtime_ns // 1_000_000_000 == child.mtime_ns // 1_000_000_000
-        return child.racy and same_time and listed.etag == child.etag
+        return child.racy and child.is_version(listed)
 
     def shown(self, child: Node) -> bool:
         """Whether a listing that is believed has a node as it is here, whatever its attributes."""
@@ -136,8 +135,8 @@ class Resolver:
             child = self._core.nodes.add(parent, name, listed, defaults)
             child.checked_at = checked_at
             if parent.listing is not None and parent.listing.entries.get(name) is listed and self._told_by_name(child):
-                child.told = parent.listing.stamp
-            self._remote.recall(child)
+                child.told = parent.listing.stamp_of(listed)
+            self._remote.learning.listed(child, listed)
         return child
 
     def _told_by_name(self, node: Node) -> bool:
@@ -370,6 +369,7 @@ class Resolver:
             child = self.adopt(parent, name, listed, checked_at)
             if not child.dirty and not self._remote.is_replaced(child, listed):
                 self._remote.confirm(child, listed, checked_at)
+                child.follow_listing()
             inexact = not child.exact and self._core.settings.full_attributes
         if inexact and not self._arrived(child) and not self._remote.head(child):
             return None
@@ -379,7 +379,7 @@ class Resolver:
         """Whether the attributes of a node, which may be on their way, are here now."""
         if isinstance(node, Directory):
             return False
-        self._foresight.awaited(node.key)
+        self._foresight.arrived(node)
         with self._core.lock:
-            self._remote.recall(node)
+            self._remote.learning.recall(node)
             return node.exact

@@ -104,8 +104,11 @@ class SetAttrs:
         except MetadataTooLarge as error:
             raise FSError(errno.ENOSPC) from error
         except (PreconditionFailed, NotFound):
-            # Another client wrote meanwhile: what we change is what it left.
-            node.checked_at, node.exact = NEVER, False
+            # Another client wrote meanwhile: what we change is what it left, and no earlier listing shows that.
+            with self._core.lock:
+                node.checked_at, node.exact = NEVER, False
+                if node.parent is not None:
+                    node.parent.forget_listing()
             if not self._resolver.revalidate(node):
                 raise FSError(errno.ESTALE) from None
             new = change(node.attributes)

@@ -131,9 +131,12 @@ class Stream:
     bytes are read, and taken out by every later change of them.
     """
 
-    def __init__(self, core: Core, lanes: Lanes, staged: StagedFile, key: str, options: WriteOptions) -> None:
+    def __init__(
+        self, core: Core, lanes: Lanes, staged: StagedFile, key: str, options: WriteOptions, *, copies: bool
+    ) -> None:
         self.key = key
         self.options = options
+        self._copies = copies
         self._core = core
         self._store = core.store
         self._lanes = lanes
@@ -174,7 +177,7 @@ class Stream:
 
     def _create(self) -> ETag:
         self._note = self._core.db.upload_begun(self.key, self._core.now_ns())
-        upload_id = self._store.create_upload(self.key, self.options)
+        upload_id = self._store.create_upload(self.key, self.options, copies=self._copies)
         self._core.db.upload_known(self._note, upload_id)
         with self._lock:
             self._id = upload_id
@@ -289,6 +292,6 @@ class Streams:
         self._core = core
         self._lanes = Lanes(core.io.submit, core.clock.monotonic)
 
-    def new(self, staged: StagedFile, key: str, options: WriteOptions) -> Stream:
-        """An upload that is not begun yet."""
-        return Stream(self._core, self._lanes, staged, key, options)
+    def new(self, staged: StagedFile, key: str, options: WriteOptions, *, copies: bool = False) -> Stream:
+        """An upload that is not begun yet. copies: some of its parts are the base's."""
+        return Stream(self._core, self._lanes, staged, key, options, copies=copies)

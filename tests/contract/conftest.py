@@ -17,9 +17,10 @@ from tests.contract.deviations import DEVIATIONS
 from tests.servers import Server
 
 DISK_LIKE = Capabilities(conditional_delete=True, file_beside_directory=False, max_key_segment_bytes=255)
+GENEROUS = Capabilities(conditional_delete=True, listed_metadata=True)
 KNOWN = {
     "versitygw": Capabilities(conditional_delete=True, file_beside_directory=False),
-    "minio": Capabilities(conditional_delete=False),
+    "minio": Capabilities(conditional_delete=False, listed_metadata=True),
     "moto": Capabilities(conditional_delete=True),
 }
 """What these servers can do, as measured; the probe itself stays conservative."""
@@ -55,14 +56,14 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     if reason:
         request.node.add_marker(pytest.mark.xfail(reason=reason, strict=True))
     if name == "memory":
-        yield Subject(name, MemoryStore())
+        yield Subject(name, MemoryStore(MemoryBucket(capabilities=GENEROUS)))
         return
     if name == "memory-disk-like":
         yield Subject(name, MemoryStore(MemoryBucket(capabilities=DISK_LIKE)))
         return
     location = location_of(request.getfixturevalue(name), f"contract-{next(_numbers)}")
     probe(replace(location, create=True), writable=True, deadline_s=30)
-    store = open_adapter(location, capabilities=KNOWN[name])
+    store = open_adapter(location, capabilities=KNOWN[name], list_metadata=True)
     yield Subject(name, store)
     store.close()
 

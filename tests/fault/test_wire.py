@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -15,10 +16,11 @@ import pytest
 
 from datastore.api.mountspec import MountSpec, S3Location, StaticCredentials
 from datastore.fuse.data import multipart
-from datastore.fuse.store.base import Capabilities
+from datastore.fuse.store.base import Capabilities, ObjectStore
 from datastore.fuse.store.s3 import open_s3
 from datastore.fuse.store.s3.transport import TransportLimits
 from datastore.fuse.vfs.build import build_filesystem
+from datastore.fuse.vfs.filesystem import DatastoreFilesystem
 from datastore.retry import Retrier, RetryPolicy
 from datastore.secret import Secret
 from tests.fault.sweeping import same_but_markers
@@ -31,6 +33,8 @@ from tests.wireproxy import KINDS, Spoilt, WireProxy, no_faults, wire_proxy
 IDLE_S = 0.15
 """What stands for the 20 s after which a silent server is given up."""
 STALL_S = 0.6
+SLOW_MAX = 10
+"""So often may a healthy server on a busy machine be taken for a silent one."""
 LIMITS = TransportLimits(connect_s=2.0, idle_s=IDLE_S, call_s=5.0)
 PART = 5 << 20
 """The smallest that S3 takes."""
@@ -79,6 +83,39 @@ CASES = (
 )
 
 
+@dataclass(frozen=True)
+class Left:
+    """What a dead process left for the next mount. before, after: bodies by key."""
+
+    name: str
+    before: Mapping[str, bytes]
+    leave: Callable[[LocalFs], None]
+    after: Mapping[str, bytes]
+
+
+def _unsent(local: LocalFs) -> None:
+    local.open("d/f", os.O_RDWR).write(b" and new", 3)
+
+
+def _unsent_large(local: LocalFs) -> None:
+    local.open("big", os.O_RDWR | os.O_CREAT).write(LARGE)
+
+
+def _begun(local: LocalFs) -> None:
+    core = local.fs.core  # type: ignore[attr-defined]
+    root = core.nodes.root.key
+    core.store.copy(f"{root}d/f", f"{root}m/f")
+    core.db.begin("rename-directory", f"{root}d/", f"{root}m/")
+
+
+SMALL = {"d/": b"", "d/f": b"old"}
+LEFT = (
+    Left("unsent", SMALL, _unsent, {**SMALL, "d/f": b"old and new"}),
+    Left("unsent, large", {}, _unsent_large, {"big": LARGE}),
+    Left("rename directory", SMALL, _begun, {"m/": b"", "m/f": b"old"}),
+)
+
+
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """As few bytes as a multipart upload can have."""
@@ -123,9 +160,28 @@ class Wire:
         found = self._client.list_multipart_uploads(Bucket=self._bucket).get("Uploads", [])
         return [each for each in found if each["Key"].startswith(self._prefix)]
 
+    def dies(self, leave: Callable[[LocalFs], None]) -> None:
+        """A process that did something, and was killed."""
+        filesystem, store = self._built(budget_s=30)
+        leave(LocalFs(filesystem))
+        kill(filesystem)
+        store.close()
+
     @contextmanager
-    def mounted(self, budget_s: float) -> Iterator[LocalFs]:
-        """A file system over the prefix; budget_s: for how long a call is tried again."""
+    def mounted(self, budget_s: float, *, sends: bool = True) -> Iterator[LocalFs]:
+        """A file system over the prefix; budget_s: for how long a call is tried again; sends: all, before it ends."""
+        filesystem, store = self._built(budget_s)
+        try:
+            yield LocalFs(filesystem)
+            self.proxy.plan = no_faults
+            assert not sends or any(filesystem.flush_all() == [] for _ in range(SLOW_MAX))
+        finally:
+            self.proxy.plan = no_faults
+            filesystem.stop()
+            kill(filesystem)
+            store.close()
+
+    def _built(self, budget_s: float) -> tuple[DatastoreFilesystem, ObjectStore]:
         policy = RetryPolicy(first_delay_s=0.002, max_delay_s=0.02, budget_s=budget_s)
         capabilities = Capabilities(conditional_delete=True, file_beside_directory=False, max_key_segment_bytes=255)
         store = open_s3(self._s3, capabilities=capabilities, retrier=Retrier(policy), limits=LIMITS)
@@ -137,16 +193,7 @@ class Wire:
             cache_dir=str(self._directory / "cache"),
             metadata_ttl_s=0.0,
         )
-        filesystem = build_filesystem(spec, store)
-        try:
-            yield LocalFs(filesystem)
-            self.proxy.plan = no_faults
-            assert filesystem.flush_all() == []
-        finally:
-            self.proxy.plan = no_faults
-            filesystem.stop()
-            kill(filesystem)
-            store.close()
+        return build_filesystem(spec, store), store
 
 
 @pytest.fixture(scope="module")
@@ -168,14 +215,14 @@ def client(versitygw: Server) -> Any:
     return boto_client(versitygw)
 
 
-Make = Callable[[Case], Wire]
+Make = Callable[[Case | Left], Wire]
 
 
 @pytest.fixture
 def make(proxy: WireProxy, versitygw: Server, client: Any, bucket: str, tmp_path: Path) -> Make:
     """A mount of a new prefix with what a case begins with."""
 
-    def made(case: Case) -> Wire:
+    def made(case: Case | Left) -> Wire:
         wire = Wire(proxy, versitygw, client, bucket, tmp_path / str(next(_numbers)))
         wire.fill(case.before)
         return wire
@@ -192,6 +239,14 @@ def requests_of(case: Case, make: Make) -> int:
         count = len(wire.proxy.requests) - first
     assert same_but_markers(wire.keys(), case.after)
     return count
+
+
+def seen_at_last(case: Case, local: LocalFs) -> Any:
+    """What a call gives when nothing is spoilt any more; a busy machine may be silent for IDLE_S by itself."""
+    for _ in range(SLOW_MAX):
+        with contextlib.suppress(TimeoutError):
+            return case.give(local)
+    return case.give(local)
 
 
 def spoiling(wire: WireProxy, n: int, kind: Spoilt, *, lasting: bool) -> None:
@@ -221,7 +276,24 @@ def test_one_spoilt_answer_is_not_felt(case: Case, kind: Spoilt, make: Make) -> 
         assert not wire.uploads() or not kind.before, f"{where}: an upload is left"
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.status or kind.before], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("name", ["write", "write large"])
+def test_a_bit_that_changes_on_the_way_is_noticed(name: str, make: Make) -> None:
+    """S-131 At each body that is sent: the store refuses it, and it is sent once more."""
+    (case,) = (case for case in CASES if case.name == name)
+    (damaged,) = (kind for kind in KINDS if kind.way == "damage")
+    usual, noticed = requests_of(case, make), 0
+    for n in range(usual):
+        wire = make(case)
+        with wire.mounted(budget_s=30) as local:
+            first = len(wire.proxy.requests)
+            spoiling(wire.proxy, n, damaged, lasting=False)
+            case.give(local)
+            noticed += len(wire.proxy.requests) - first - usual
+        assert same_but_markers(wire.keys(), case.after), f"request {n}"
+    assert noticed == (2 if name == "write large" else 1)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_an_outage_is_an_error_and_passes(case: Case, kind: Spoilt, make: Make) -> None:
     """S-64 S-66 From every position on no answer is right: an error in time; then everything works again."""
@@ -235,10 +307,40 @@ def test_an_outage_is_an_error_and_passes(case: Case, kind: Spoilt, make: Make) 
             assert number or seen == [case.gives], where
             wire.proxy.plan = no_faults
             if case.gives is not None:
-                assert case.give(local) == case.gives, where
+                assert seen_at_last(case, local) == case.gives, where
         left = wire.keys()
         for key, body in left.items():
             states = (case.before, case.after)
             assert any(state.get(key) == body for state in states) or not body, f"{where}: {key} holds {body[:20]!r}"
         done = same_but_markers(left, case.after)
         assert done or (number and (case.moves or same_but_markers(left, case.before))), f"{where}: {sorted(left)}"
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("left", LEFT, ids=lambda left: left.name)
+def test_recovery_beside_an_outage(left: Left, kind: Spoilt, make: Make) -> None:
+    """S-20 S-27 S-66 A mount whose recovery fails at any position works, and that or the next one ends the rest."""
+    for n, lasting in itertools.product(range(recovery_of(left, make)), (False, True)):
+        where = f"request {n}: {kind.name}, {'for good' if lasting else 'once'}"
+        wire = make(left)
+        wire.dies(left.leave)
+        spoiling(wire.proxy, n, kind, lasting=lasting)
+        with wire.mounted(budget_s=0.05 if lasting else 30, sends=not lasting):
+            for key, body in wire.keys().items():
+                assert body in (left.before.get(key), left.after.get(key), b""), f"{where}: {key} holds {body[:20]!r}"
+        if wire.uploads() or not same_but_markers(wire.keys(), left.after):
+            with wire.mounted(budget_s=30):
+                pass
+        assert same_but_markers(wire.keys(), left.after), f"{where}: {sorted(wire.keys())}"
+        assert not wire.uploads() or not kind.before, f"{where}: an upload is left"
+
+
+def recovery_of(left: Left, make: Make) -> int:
+    """How many requests a healthy recovery sends, which must end what was left."""
+    wire = make(left)
+    wire.dies(left.leave)
+    first = len(wire.proxy.requests)
+    with wire.mounted(budget_s=30):
+        count = len(wire.proxy.requests) - first
+    assert same_but_markers(wire.keys(), left.after)
+    return count

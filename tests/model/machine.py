@@ -256,7 +256,11 @@ class FilesystemMachine(Steps):
             return
         inode = inode or Inode(entry.key, at, self.world.objects[entry.key])
         self.world.change_unsent(inode, resized(inode.body, size))
-        if not any(handle.writable and handle.known for handle in here.handles_of(inode)):
+        writers = [handle for handle in here.handles_of(inode) if handle.writable]
+        if writers and not writers[0].known:
+            # It is sent at the close of a writer, of which this server may know fewer: send it now.
+            self._expect(writers[0].file.fsync, set())
+        if not writers or not writers[0].known:
             self.world.send(inode)
             self._changed(here)
             self.world.tidy(here)
@@ -344,7 +348,7 @@ class FilesystemMachine(Steps):
         for inode in here.inodes.values():
             # What another client took away, or nobody else has any more, died with the server.
             inode.dead = inode.dead or inode.path is None or not inode.stands(self.world.objects)
-            inode.restarted = True
+            inode.restarted = inode.pinned = True
         here.mount.take_over([handle.file for handle in here.handles])
         for handle in here.handles:
             handle.known = False

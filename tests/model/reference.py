@@ -48,6 +48,9 @@ class Inode:
     restarted: bool = False
     """It was opened at a server that died: the new one goes by the name alone."""
 
+    pinned: bool = False
+    """Bytes of it were read, or somebody may write: until then it may go on as another version (S-147)."""
+
     def stands(self, objects: Mapping[str, Object]) -> bool:
         """Whether the version that it stands on is still what the bucket has."""
         present = objects.get(self.key)

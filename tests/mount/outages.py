@@ -10,8 +10,10 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from tests.servers import START_TIMEOUT_S, STOP_TIMEOUT_S, Server, free_port, run_versitygw
 
@@ -55,9 +57,17 @@ class Breakable:
         self._starter.kill()
 
     def freeze(self) -> None:
-        """SIGSTOP: connections are made, nothing answers."""
+        """SIGSTOP: connections are made, nothing answers.
+
+        Returns when all threads have stopped: on a busy machine they go on for some 0.1 s, which is several requests.
+        """
         os.kill(self.server.pid, signal.SIGSTOP)
         self._frozen = True
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while (states := thread_states(self.server.pid)) != {"T"}:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"versitygw was sent SIGSTOP, and its threads are in {sorted(states)}")
+            time.sleep(0.001)
 
     def thaw(self) -> None:
         """SIGCONT."""
@@ -73,6 +83,15 @@ class Breakable:
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+
+def thread_states(pid: int) -> set[str]:
+    """The letters of proc(5) for what the threads of a process do; T: stopped by a signal."""
+    seen = set()
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            seen.add(stat.read_text().rpartition(")")[2].split()[0])
+    return seen
 
 
 def _start_and_stop(data_dir: str, port: int, requests: Connection, other_end: Connection) -> None:

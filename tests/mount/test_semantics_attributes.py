@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.mount.conftest import ONE_SERVER, Mounter
-from tests.mount.mounts import Area, fails, settle
+from tests.mount.mounts import TTL, Area, eventually, fails, settle
+from tests.servers import Server
 
 pytestmark = pytest.mark.fuse
 WAYS = ONE_SERVER
@@ -119,6 +120,31 @@ def test_attributes_are_asked_for_once(mount_with: Mounter) -> None:
         mount.remount()
         assert walk() == names
         assert mount.calls().get("head", 0) <= 5
+
+
+@pytest.mark.parametrize("files", [40, 1050])
+def test_a_walk_asks_minio_for_a_listing_alone(mount_with: Mounter, minio: Server, files: int) -> None:
+    """S-129 S-130: its listing has the attributes; also one of two pages, and a change by another tool is seen."""
+    with mount_with(server=minio, metadataTTL=TTL) as mount:
+        names = [f"odd {number:04d} \N{LATIN SMALL LETTER U WITH DIAERESIS}&" for number in range(files)]
+        mount.objects.put_empty(names[1:])
+        mount.objects.put(names[0], b"", mode=str(stat.S_IFREG | 0o640), uid="7", mtime="1500000000.000000007")
+        mount.objects.put("link.rclonelink", b"target", mode=str(stat.S_IFLNK | 0o777), gid="8")
+        settle()
+
+        def walk() -> dict[str, os.stat_result]:
+            with os.scandir(mount.path) as entries:
+                return {entry.name: entry.stat(follow_symlinks=False) for entry in entries}
+
+        seen = walk()
+        assert sorted(seen) == ["link", *names]
+        assert (seen["link"].st_mode, seen["link"].st_gid) == (stat.S_IFLNK | 0o777, 8)
+        first = seen[names[0]]
+        assert (first.st_mode, first.st_uid, first.st_mtime_ns) == (stat.S_IFREG | 0o640, 7, 1_500_000_000_000_000_007)
+        mount.objects.put(names[0], b"", mode=str(stat.S_IFREG | 0o604))
+        # What took long to list is believed for longer than metadataTTL (S-28).
+        eventually(lambda: walk()[names[0]].st_mode == stat.S_IFREG | 0o604, "the other mode")
+        assert mount.calls().get("head", 0) == 0
 
 
 def test_listing_mode_asks_for_nothing(mount_with: Mounter) -> None:

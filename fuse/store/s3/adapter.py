@@ -37,8 +37,10 @@ that only http.client gets on with) before it is not asked any more: each failur
 class S3Store(ExactClient):
     """One bucket. bulk None: everything goes through the exact client."""
 
-    def __init__(self, caller: Caller, bulk: Bulk | None, capabilities: Capabilities) -> None:
-        super().__init__(caller, capabilities)
+    def __init__(
+        self, caller: Caller, bulk: Bulk | None, capabilities: Capabilities, *, list_metadata: bool = False
+    ) -> None:
+        super().__init__(caller, capabilities, list_metadata=list_metadata)
         self._bulk = bulk
         self._misfits = 0
         self._lock = threading.Lock()

@@ -7,6 +7,7 @@ adapter asks the exact client instead. Threads: any; tokio's own threads do the 
 
 from __future__ import annotations
 
+import re
 import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from ..base import (
     ObjectInfo,
     Sink,
 )
-from ..limits import key_bytes, shown
+from ..limits import shown
 from .credentials import CredentialSource
 from .endpoint import Endpoint
 from .sigv4 import SigningKeys
@@ -41,7 +42,8 @@ _STANDARD = frozenset(
     {"Cache-Control", "Content-Disposition", "Content-Encoding", "Content-Language", "Content-Type", "Storage-Class"}
 )
 """What obstore shows beside user metadata, whose names are lower-case."""
-_SPECIAL_SEGMENTS = frozenset({b"", b".", b".."})
+_EXTRAORDINARY = re.compile(r"[\ud800-\udfff\0-\x1f\x7f]|(?:^|/)\.{0,2}(?:/|$)")
+"""Half characters and control characters; segments that are empty or dots."""
 
 
 class NotForBulk(Exception):
@@ -50,9 +52,7 @@ class NotForBulk(Exception):
 
 def is_ordinary(key: str) -> bool:
     """obstore sends this key as it is."""
-    if any("\ud800" <= c <= "\udfff" or c < " " or c == "\x7f" for c in key):
-        return False
-    return not any(segment in _SPECIAL_SEGMENTS for segment in key_bytes(key).split(b"/"))
+    return _EXTRAORDINARY.search(key) is None
 
 
 class Bulk:

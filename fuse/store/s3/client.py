@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 
 from datastore.errors import CorruptBody, InvalidRequest, NotFound, PreconditionFailed, StoreError
 
@@ -30,11 +32,13 @@ from ..base import (
 )
 from ..limits import check_delete_count, check_key, check_metadata, check_options, check_part_number, shown
 from . import xml
+from .answers import META, Pouring, describe, received
 from .caller import Call, Caller
+from .checksums import Checksums
+from .lister import Lister
 from .sigv4 import encode_path
-from .transport import Answer, Outlet
+from .transport import Answer
 
-_META = "x-amz-meta-"
 _LONG_S = 300.0
 """A server copies 5 GiB, or joins 10,000 parts, before it answers: at 20 MB/s that is 250 s."""
 _RANGE_NOT_SATISFIABLE = 416
@@ -43,14 +47,18 @@ _RANGE_NOT_SATISFIABLE = 416
 class ExactClient:
     """One bucket of an S3 server; implements ObjectStore."""
 
-    def __init__(self, caller: Caller, capabilities: Capabilities) -> None:
+    def __init__(self, caller: Caller, capabilities: Capabilities, *, list_metadata: bool = False) -> None:
+        """list_metadata: listings are to show metadata where the server can do that; it costs the server some time."""
         self._caller = caller
-        self._capabilities = capabilities
+        self._checksums = Checksums()
+        self._capabilities = replace(capabilities, listed_metadata=False)
+        self._with_metadata = replace(capabilities, listed_metadata=True)
+        self._lister = Lister(caller, wanted=list_metadata, shows=capabilities.listed_metadata)
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this server can do."""
-        return self._capabilities
+        """What this server can do, as far as is known by now."""
+        return self._with_metadata if self._lister.shows else self._capabilities
 
     def list_page(
         self,
@@ -63,23 +71,15 @@ class ExactClient:
         unless: bytes = b"",
     ) -> ListPage:
         """ListObjectsV2."""
-        query = [("list-type", "2"), ("encoding-type", "url"), ("max-keys", str(max_keys)), ("prefix", prefix)]
-        if delimiter:
-            query.append(("delimiter", delimiter))
-        if token:
-            query.append(("continuation-token", token))
-        elif start_after:
-            query.append(("start-after", start_after))
-        answer = self._caller.send(Call(method="GET", query=query, expected_bytes=1 << 20))
-        body = bytes(answer.body)
-        digest = xml.list_digest(body)
-        return ListPage((), (), None, digest) if digest == unless else xml.parse_list(body)._replace(digest=digest)
+        return self._lister.page(
+            prefix, delimiter=delimiter, token=token, start_after=start_after, max_keys=max_keys, unless=unless
+        )
 
     def head(self, key: str) -> ObjectInfo:
         """HeadObject."""
         check_key(key, self._capabilities)
         answer = self._caller.send(Call(method="HEAD", key=key))
-        return _describe(key, answer.headers, int(answer.headers.get("content-length", "0")))
+        return describe(key, answer.headers, int(answer.headers.get("content-length", "0")))
 
     def get(
         self,
@@ -109,7 +109,7 @@ class ExactClient:
             return b"", self._past_end(key, byte_range, if_match)
         if pouring is not None and answer.poured:
             return b"", pouring.info(answer.headers, answer.poured)
-        return handed_over(_received(key, answer, byte_range), sink)
+        return handed_over(received(key, answer, byte_range), sink)
 
     def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
         """PutObject. With a condition it is not repeatable: the second attempt would meet the first one's object."""
@@ -118,7 +118,7 @@ class ExactClient:
         headers = {**_described(options), **_conditions(options)}
         conditional = options.if_none_match or options.if_match is not None
         call = Call(method="PUT", key=key, headers=headers, body=body, repeatable=not conditional)
-        answer = self._conditional(call, options)
+        answer = self._checksums.put(call, partial(self._conditional, options=options))
         return WriteResult(xml.unquote_etag(answer.headers.get("etag", "")), _date_ns(answer))
 
     def copy(
@@ -168,18 +168,20 @@ class ExactClient:
                 failures += self._delete_one(key)
         return failures
 
-    def create_upload(self, key: str, options: WriteOptions) -> UploadId:
-        """CreateMultipartUpload."""
+    def create_upload(self, key: str, options: WriteOptions, *, copies: bool = False) -> UploadId:
+        """CreateMultipartUpload. With copies no checksums: of those we have none, and servers none or a wrong one."""
         check_key(key, self._capabilities)
         check_options(key, options)
         call = Call(method="POST", key=key, query=[("uploads", "")], headers=_described(options), repeatable=False)
-        return xml.parse_upload_id(bytes(self._caller.send(call).body))
+        if copies:
+            return xml.parse_upload_id(bytes(self._caller.send(call).body))
+        return self._checksums.begin(call, self._caller.send, partial(self.abort_upload, key))
 
     def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:
         """UploadPart."""
         check_part_number(key, number)
-        answer = self._caller.send(Call(method="PUT", key=key, query=_part(upload_id, number), body=body))
-        return xml.unquote_etag(answer.headers.get("etag", ""))
+        call = Call(method="PUT", key=key, query=_part(upload_id, number), body=body)
+        return self._checksums.part(call, self._caller.send, upload_id, number)
 
     def upload_part_copy(
         self,
@@ -207,16 +209,17 @@ class ExactClient:
             key=key,
             query=[("uploadId", upload_id)],
             headers={**_conditions(options), "content-type": "application/xml"},
-            body=xml.build_complete(parts),
+            body=xml.build_complete(parts, self._checksums.of(upload_id, parts)),
             repeatable=False,
             patience_s=_LONG_S,
         )
-        answer = self._conditional(call, options)
+        answer = self._checksums.complete(call, partial(self._conditional, options=options), upload_id)
         etag, mtime_ns = xml.parse_copy(bytes(answer.body))
         return WriteResult(etag, mtime_ns or _date_ns(answer))
 
     def abort_upload(self, key: str, upload_id: UploadId) -> None:
         """AbortMultipartUpload."""
+        self._checksums.forget(upload_id)
         try:
             self._caller.send(Call(method="DELETE", key=key, query=[("uploadId", upload_id)]))
         except NotFound:
@@ -301,36 +304,8 @@ class ExactClient:
         return []
 
 
-class Pouring:
-    """Hands the body of one GET to a sink as it comes."""
-
-    def __init__(self, key: str, byte_range: ByteRange | None, sink: Sink) -> None:
-        self._key = key
-        self._range = byte_range
-        self._sink = sink
-        self._info: ObjectInfo | None = None
-
-    def outlet(self) -> Outlet:
-        """For the request. A server that ignores Range answers with another status, and is then read as a whole."""
-        start = self._range.start if self._range is not None else 0
-        return Outlet(200 if self._range is None else 206, start, self._take)
-
-    def info(self, headers: Mapping[str, str], length: int) -> ObjectInfo:
-        """The object's facts, from the headers of an answer with a body of `length` bytes. Errors: CorruptBody."""
-        size = length
-        if self._range is not None:
-            size = int(headers.get("content-range", "").rpartition("/")[2] or length)
-            _check_length(self._key, length, self._range, size)
-        return _describe(self._key, headers, size)
-
-    def _take(self, headers: Mapping[str, str], length: int, offset: int, body: Body) -> None:
-        if self._info is None or offset == 0:
-            self._info = self.info(headers, length)
-        self._sink(self._info, offset, body)
-
-
 def _described(options: WriteOptions) -> dict[str, str]:
-    headers = {f"{_META}{name}": value for name, value in options.metadata.items()}
+    headers = {f"{META}{name}": value for name, value in options.metadata.items()}
     if options.content_type:
         headers["content-type"] = options.content_type
     return headers
@@ -352,45 +327,3 @@ def _quoted(etag: ETag) -> str:
 
 def _date_ns(answer: Answer) -> int:
     return xml.http_date_ns(answer.headers.get("date", ""))
-
-
-def _describe(key: str, headers: Mapping[str, str], size: int) -> ObjectInfo:
-    return ObjectInfo(
-        key=key,
-        size=size,
-        etag=xml.unquote_etag(headers.get("etag", "")),
-        mtime_ns=xml.http_date_ns(headers.get("last-modified", "")),
-        server_time_ns=xml.http_date_ns(headers.get("date", "")),
-        metadata=_metadata(headers),
-        content_type=headers.get("content-type", ""),
-    )
-
-
-def _metadata(headers: Mapping[str, str]) -> dict[str, str]:
-    """User metadata. Others may have written bytes beyond ASCII: shown as an RFC 2047 word, as Amazon's S3 does."""
-    found = {name.removeprefix(_META): value for name, value in headers.items() if name.startswith(_META)}
-    return {name: value if value.isascii() else _encoded_word(value) for name, value in found.items()}
-
-
-def _encoded_word(value: str) -> str:
-    return f"=?UTF-8?B?{base64.b64encode(value.encode('latin-1', 'replace')).decode()}?="
-
-
-def _received(key: str, answer: Answer, byte_range: ByteRange | None) -> tuple[Body, ObjectInfo]:
-    """Body and facts of a GET; a server that ignores Range sends everything with 200. Errors: CorruptBody."""
-    body = answer.body
-    partial = answer.headers.get("content-range", "") if answer.status == 206 else ""
-    size = int(partial.rpartition("/")[2]) if partial else len(body)
-    if byte_range is None:
-        return body, _describe(key, answer.headers, size)
-    if not partial:
-        return memoryview(body)[byte_range.start : byte_range.stop], _describe(key, answer.headers, size)
-    _check_length(key, len(body), byte_range, size)
-    return body, _describe(key, answer.headers, size)
-
-
-def _check_length(key: str, length: int, byte_range: ByteRange, size: int) -> None:
-    if length != min(byte_range.stop, size) - byte_range.start:
-        raise CorruptBody(
-            f"GET {shown(key)}: {length} bytes came for range {byte_range.start}-{byte_range.stop}", key=key
-        )

@@ -47,13 +47,14 @@ def open_adapter(
     capabilities: Capabilities | None = None,
     limits: TransportLimits | None = None,
     keys: CredentialSource | None = None,
+    list_metadata: bool = False,
 ) -> S3Store:
     """The bare adapter: no retries, no metrics. Touches no network. Errors: InvalidRequest, CredentialsInvalid."""
     limits = limits or TransportLimits()
     parts = gather(location, limits, keys)
     caller = Caller(parts.endpoint, parts.credentials, parts.connect)
     bulk = Bulk(parts.credentials, ca_bundle=location.ca_bundle, proxy=parts.proxy, limits=limits)
-    return S3Store(caller, bulk, capabilities or Capabilities())
+    return S3Store(caller, bulk, capabilities or Capabilities(), list_metadata=list_metadata)
 
 
 def open_s3(
@@ -64,13 +65,15 @@ def open_s3(
     limits: TransportLimits | None = None,
     metrics: StoreMetrics | None = None,
     keys: CredentialSource | None = None,
+    list_metadata: bool = False,
 ) -> ObservingStore:
     """A store to work with: observe(retry(adapter)). capabilities: from probe(); conservative when not given.
 
-    keys: in place of what the location says about credentials.
+    keys: in place of what the location says about credentials. list_metadata: listings are to show the objects'
+    metadata where the server can do that.
 
     Touches no network; probe() tells whether the location is right. Errors: InvalidRequest, CredentialsInvalid.
     """
     counted = metrics or StoreMetrics()
-    adapter = open_adapter(location, capabilities=capabilities, limits=limits, keys=keys)
+    adapter = open_adapter(location, capabilities=capabilities, limits=limits, keys=keys, list_metadata=list_metadata)
     return ObservingStore(RetryingStore(adapter, retrier, counted.record_retry), counted)

@@ -1,7 +1,8 @@
 """Is this location right? One answer within a few seconds, naming what is wrong, before anything is mounted.
 
 It sends a listing of one key, which needs the endpoint, the keys, the region and the bucket to be right, and creates
-the bucket when asked to. It writes no object. What needs writes to be learned stays at its conservative value:
+the bucket when asked to. It writes no object. That listings may show metadata is seen by the answer's Server header
+(s3/lister.py makes sure of it); what needs writes to be learned stays at its conservative value:
 conditional_delete False, file_beside_directory True (a server that can't answers KeyConflict), segments of 1,024 bytes
 (a server that takes fewer answers KeyTooLong).
 """
@@ -28,6 +29,7 @@ from .caller import Call, Caller
 from .endpoint import DEFAULT_REGION, Endpoint
 from .errors import one_line
 from .factory import Parts, gather
+from .lister import may_show_metadata
 from .transport import TransportLimits
 
 _OWNED = frozenset({"BucketAlreadyOwnedByYou", "BucketAlreadyExists"})
@@ -48,7 +50,7 @@ def probe(location: S3Location, *, writable: bool, deadline_s: float = 5.0) -> C
         raise asked.error
     if not asked.done:
         raise DeadlineExceeded(f"{_name(location)}: no answer within {deadline_s:g} s while {asked.stage}")
-    return Capabilities()
+    return Capabilities(listed_metadata=asked.shows_metadata)
 
 
 class _Asked:
@@ -58,6 +60,7 @@ class _Asked:
         self.stage = "looking for credentials"
         self.done = False
         self.error: Exception | None = None
+        self.shows_metadata = False
         self._location = location
         self._writable = writable
         half = deadline_s / 2
@@ -89,7 +92,9 @@ class _Asked:
 
     def _list(self, caller: Caller) -> None:
         query = [("list-type", "2"), ("encoding-type", "url"), ("max-keys", "1"), ("prefix", self._location.prefix)]
-        xml.parse_list(bytes(caller.send(Call(method="GET", query=query)).body))
+        answer = caller.send(Call(method="GET", query=query))
+        xml.parse_list(bytes(answer.body))
+        self.shows_metadata = may_show_metadata(answer)
 
     def _create(self, parts: Parts, caller: Caller) -> None:
         region = parts.endpoint.region

@@ -20,12 +20,16 @@ from xml.sax.saxutils import escape
 from datastore.errors import CorruptBody
 
 from ..base import DeleteFailure, ETag, ListedObject, ListPage, PartNumber, PendingUpload, UploadId
+from ..packed import packed
 
 _NAMESPACE = re.compile(rb"""\sxmlns=("[^"]*"|'[^']*')""")
 _DOCTYPE = b"<!DOCTYPE"
 _ASKED = re.compile(rb"<(StartAfter|ContinuationToken|NextContinuationToken)(/>|>[^<]*</\1>)")
 """What a page of a listing says of how it was asked for, and how to go on."""
 _ITEM, _ITEM_END = b"<Contents>", b"</Contents>"
+_METADATA_END = b"</UserMetadata>"
+_ADDED = re.compile(rb"<(UserMetadata|UserTags|Internal)>.*?</\1>", re.DOTALL)
+_META = "x-amz-meta-"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -56,6 +60,7 @@ def parse_list(body: bytes) -> ListPage:
             int(item.findtext("Size") or 0),
             unquote_etag(item.findtext("ETag") or ""),
             _iso_ns(item.findtext("LastModified") or ""),
+            _said(item),
         )
         for item in root.iterfind("Contents")
     ]
@@ -65,7 +70,13 @@ def parse_list(body: bytes) -> ListPage:
 
 
 def list_digest(body: bytes) -> bytes:
-    """Of what a listing's page says, wherever it began; a twentieth of the time of parse_list()."""
+    """Of what a listing's page says, wherever it began; a twentieth of the time of parse_list().
+
+    What MinIO's ListObjectsV2M adds does not count, so that the page is known again when it is asked for without. A
+    change of metadata moves LastModified, which MinIO shows in milliseconds.
+    """
+    if _METADATA_END in body:
+        body = _ADDED.sub(b"", body)
     first, last = body.find(_ITEM), body.rfind(_ITEM_END)
     if first < 0 or last < first:
         return hashlib.blake2b(_ASKED.sub(b"", body), digest_size=16).digest()
@@ -74,6 +85,24 @@ def list_digest(body: bytes) -> bytes:
     digest.update(view[first:last])
     digest.update(_ASKED.sub(b"", body[last:]))
     return digest.digest()
+
+
+def _said(item: ElementTree.Element) -> str | None:
+    """What MinIO's ListObjectsV2M says of an object beyond S3; None where it does not, or not all that a HEAD would."""
+    listed = item.find("UserMetadata")
+    if listed is None:
+        return None
+    metadata: dict[str, str] = {}
+    content_type = ""
+    for one in listed:
+        name = one.tag.lower()
+        if name == "content-type":
+            content_type = one.text or ""
+        elif name.startswith(_META):
+            if name in metadata:
+                return None
+            metadata[name] = one.text or ""
+    return packed({name[len(_META) :]: text for name, text in metadata.items()}, content_type)
 
 
 def parse_uploads(body: bytes) -> UploadPage:
@@ -134,11 +163,11 @@ def parse_error(body: bytes) -> ErrorAnswer | None:
     return ErrorAnswer(code, message, request_id, region)
 
 
-def build_complete(parts: Sequence[tuple[PartNumber, ETag]]) -> bytes:
-    """CompleteMultipartUpload."""
+def build_complete(parts: Sequence[tuple[PartNumber, ETag]], checksums: Sequence[str]) -> bytes:
+    """CompleteMultipartUpload. checksums: an element for each part, or ''."""
     items = "".join(
-        f"<Part><PartNumber>{number}</PartNumber><ETag>&quot;{escape(etag)}&quot;</ETag></Part>"
-        for number, etag in parts
+        f"<Part><PartNumber>{number}</PartNumber><ETag>&quot;{escape(etag)}&quot;</ETag>{checksum}</Part>"
+        for (number, etag), checksum in zip(parts, checksums, strict=True)
     )
     return f"<CompleteMultipartUpload>{items}</CompleteMultipartUpload>".encode()
 

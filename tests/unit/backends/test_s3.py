@@ -147,9 +147,9 @@ def test_a_large_object_that_changes_while_it_is_archived_stays(world: World, mo
     world.store.put("a/large", bytes(11), WriteOptions())
     begin = world.store.create_upload
 
-    def changed(key: str, options: WriteOptions) -> UploadId:
+    def changed(key: str, options: WriteOptions, *, copies: bool) -> UploadId:
         world.store.put("a/large", bytes(12), WriteOptions())
-        return begin(key, options)
+        return begin(key, options, copies=copies)
 
     monkeypatch.setattr(world.store, "create_upload", changed)
     with pytest.raises(PreconditionFailed):

@@ -648,6 +648,33 @@ def test_a_version_of_one_block_is_one_file_that_is_never_half_believed(fresh: M
         assert later.read(file, 0, len(body)) == body
 
 
+def test_a_version_of_one_block_that_could_not_be_written_leaves_nothing(
+    fresh: Make, directory: Path, clock: Hand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body, file, cache = content(1000), version(1000), fresh()
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", full)
+        assert not cache.write(file, 0, body)
+    assert not list((directory / "objects").rglob("*.*"))
+    clock.now_s += blockcache.PAUSE_S
+    assert cache.write(file, 0, body)
+    assert cache.read(file, 0, len(body)) == body
+
+
+def test_a_version_of_one_block_that_is_written_in_pieces_is_whole(
+    fresh: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body, file, cache = content(1000), version(1000), fresh()
+    whole = os.pwritev
+    monkeypatch.setattr(os, "pwritev", lambda fd, parts, at: whole(fd, [parts[0][:100]], at))
+    assert cache.write(file, 0, body)
+    assert cache.read(file, 0, len(body)) == body
+
+
 def test_a_version_of_one_block_outlives_touches_and_its_eviction_for_who_reads_it(fresh: Make, clock: Hand) -> None:
     body, one, two = content(1000), fresh(), fresh()
     file = version(len(body))

@@ -152,6 +152,22 @@ def test_memory_lets_go_of_what_a_sequential_reader_has_behind_it_and_the_disk_h
     assert store.fetched_bytes == fetched == version.size
 
 
+def test_memory_lets_go_of_a_small_file_that_is_closed_and_on_the_disk(
+    store: Probe, reader: Reader, cache: BlockCache, pool: ThreadPoolExecutor
+) -> None:
+    body = content(100 * KIB)
+    version = store.add("small", body)
+    stream = reader.open(version)
+    assert read(stream, 0, MIB) == body
+    settle(pool, reader)
+    assert cache.present(version)
+    stream.close()
+
+    assert reader.held_bytes == 0
+    assert read(reader.open(version), 0, MIB) == body
+    assert store.gets == [None]
+
+
 def test_without_a_disk_cache_memory_keeps_what_was_read(store: Probe, pool: ThreadPoolExecutor) -> None:
     content_ = content(40 * MIB, 3)
     reader = Reader(store, None, pool, memory_bytes=256 * MIB)

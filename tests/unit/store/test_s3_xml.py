@@ -93,7 +93,8 @@ def test_keys_that_xml_cannot_carry_are_known(key: str) -> None:
 
 
 def test_a_completion_lists_its_parts() -> None:
-    root = ElementTree.fromstring(xml.build_complete([(PartNumber(1), ETag("a")), (PartNumber(9), ETag("b"))]))
+    parts = [(PartNumber(1), ETag("a")), (PartNumber(9), ETag("b"))]
+    root = ElementTree.fromstring(xml.build_complete(parts, ["", ""]))
 
     assert [(part.findtext("PartNumber"), part.findtext("ETag")) for part in root] == [("1", '"a"'), ("9", '"b"')]
 

@@ -10,6 +10,8 @@ from datastore.fuse.vfs.listing import listing_of
 from datastore.fuse.vfs.nodes import Directory, Node
 from tests.mounted import Client, World, around
 
+BOTH_LISTINGS = True
+
 
 def node_of(client: Client, path: str) -> Node:
     return client.fs.core.nodes.by_ino[client.local.stat(path).ino]

@@ -78,6 +78,21 @@ def test_a_file_that_was_never_read_here_is_another_inode_too(world: World, read
     assert reader.local.stat("f").ino != before
 
 
+def test_a_file_of_the_same_size_that_was_never_read_here_goes_on(world: World, reader: Client) -> None:
+    """S-51 S-147: nobody has a byte of the old version, nor another size."""
+    world.put("f", b"one")
+    before = reader.local.open("f")
+    world.put("f", b"two")
+    world.clock.advance(TTL_S + 1)
+    assert reader.local.stat("f").ino == before.ino
+    assert before.read() == reader.local.read("f") == b"two"
+    world.put("f", b"six")
+    world.clock.advance(TTL_S + 1)
+    assert reader.local.stat("f").ino != before.ino
+    assert before.read() == b"two", "held locally"
+    assert reader.local.read("f") == b"six"
+
+
 def test_a_new_server_goes_on_with_the_version_that_was_read(world: World, reader: Client) -> None:
     """S-51 S-41"""
     world.put("f", BODY[: 2 * MIB])

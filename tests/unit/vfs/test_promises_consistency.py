@@ -15,6 +15,8 @@ from datastore.fuse.store.base import ListPage, WriteOptions
 from datastore.fuse.vfs.build import believed_s
 from tests.mounted import TTL_S, Client, World, failing
 
+BOTH_LISTINGS = True
+
 SIZE = 9 << 20
 """More than is fetched in one piece, so that a client holds a part."""
 

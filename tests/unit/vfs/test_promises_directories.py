@@ -15,6 +15,8 @@ from datastore.fuse.vfs.listing import Listing
 from datastore.fuse.vfs.nodes import Directory
 from tests.mounted import Client, World, failing
 
+BOTH_LISTINGS = True
+
 CALLER = Caller(1000, 1000, 1)
 
 

@@ -7,6 +7,8 @@ import os
 from datastore.fuse.vfs.upkeep import BUSY_S, QUIET_S, Upkeep
 from tests.mounted import Client, World
 
+BOTH_LISTINGS = True
+
 APPEND = os.O_CREAT | os.O_WRONLY | os.O_APPEND
 
 

@@ -9,6 +9,8 @@ import pytest
 
 from tests.mounted import Client, World, failing, fails
 
+BOTH_LISTINGS = True
+
 SIZE = 9 << 20
 """More than is fetched in one piece, so that a client holds a part."""
 

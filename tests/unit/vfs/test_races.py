@@ -12,6 +12,8 @@ from datastore.fuse.vfs.nodes import Directory
 from tests.clock import ManualClock
 from tests.mounted import Client, around
 
+BOTH_LISTINGS = True
+
 
 def directory(client: Client, path: str) -> Directory:
     """The node of a directory."""

@@ -56,6 +56,24 @@ def test_a_walk_asks_by_the_page(world: World, one: Client, order: int, markers:
     assert one.calls("head") - heads < 8
 
 
+@pytest.mark.parametrize("top", ["top/d07", "flat"])
+def test_a_walk_tells_the_attributes_again(world: World, one: Client, top: str) -> None:
+    """S-105 a later walk looks no name up: what confirms a listing confirms what was learned of its files by HEAD."""
+    filled(world)
+    for number in range(500):
+        world.put(f"flat/f{number:04}", b"x")
+    world.later(100)
+    walked(one)
+    count = one.local.told(top)
+    assert count >= FILES
+    for _ in range(2):
+        world.later()
+        heads = one.calls("head")
+        walked(one)
+        assert one.local.told(top) == count
+        assert one.calls("head") - heads < 8
+
+
 @ORDERS
 def test_a_walk_sees_what_another_client_did(world: World, one: Client, other: Client, order: int) -> None:
     """S-28 new, changed and removed names, whole directories among them."""

@@ -1,0 +1,166 @@
+"""CRC-32 of what is sent: by it the store notices a body that arrived otherwise, and refuses it as BadDigest.
+
+An upload in parts declares the algorithm when it begins. Only where the server repeats it in its answer does each part
+carry its checksum, and the completion all of them. It must also say that the object's will be one of its parts' (as
+servers do since 2025): moto does not, and shows every reader a wrong one. A single PUT just carries its checksum: who
+does not know the header ignores it. Some refuse it (R2 and Backblaze B2 did so for years, s3proxy refuses every header
+that it does not know): then the request is repeated without, and this bucket is not offered any again.
+Source: "Checking object integrity for data uploads in Amazon S3", Amazon S3 user guide.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from isal.isal_zlib import crc32
+
+from datastore.errors import CredentialsInvalid, InvalidRequest, NotFound, StoreError, Unsupported
+from datastore.logs import fields
+
+from ..base import Body, ETag, FilePart, PartNumber, UploadId
+from . import xml
+from .caller import Call
+from .transport import Answer
+
+log = logging.getLogger(__name__)
+
+_ALGORITHM = "CRC32"
+_DECLARED = "x-amz-checksum-algorithm"
+_KIND, _OF_PARTS = "x-amz-checksum-type", "COMPOSITE"
+_SUM = "x-amz-checksum-crc32"
+_PIECE_BYTES = 256 << 10
+"""What is read of a file at once: it stays in the processor's cache."""
+
+Send = Callable[[Call], Answer]
+
+
+def crc32_of(body: Body | FilePart) -> str:
+    """CRC-32 as S3 writes it: base64 of four bytes, the highest first. OSError of a file."""
+    crc = _crc32_of_file(body) if isinstance(body, FilePart) else crc32(body)
+    return base64.b64encode(crc.to_bytes(4, "big")).decode()
+
+
+def _crc32_of_file(part: FilePart) -> int:
+    """Not by mmap(2): who shortens the file meanwhile would end this process. What it has lost counts as zeros."""
+    crc, at = 0, part.start
+    with memoryview(bytearray(min(_PIECE_BYTES, len(part)))) as piece:
+        while at < part.stop:
+            wanted = piece[: part.stop - at]
+            count = os.preadv(part.fd, [wanted], at)
+            crc = crc32(wanted[:count] if count else bytes(len(wanted)), crc)
+            at += count or len(wanted)
+    return crc
+
+
+class _Offer:
+    """A header that a server may refuse: the first refusal is the last."""
+
+    def __init__(self) -> None:
+        self._taken = self._refused = False
+
+    def send(self, call: Call, name: str, value: str, send: Send) -> Answer:
+        """The answer to a call with one more header, or else without it. Errors: those of `send`."""
+        if self._refused:
+            return send(call)
+        try:
+            answer = send(_with(call, name, value))
+        except StoreError as error:
+            if self._taken or not _may_be_header(error):
+                raise
+            answer = send(call)  # what is refused for another reason is refused again
+            self.end(str(error))
+            return answer
+        self._taken = True
+        return answer
+
+    def end(self, why: str) -> None:
+        """The server is not to have it again."""
+        self._refused = True
+        log.info("this store takes no checksums of what is sent", extra=fields(why=why))
+
+
+def _with(call: Call, name: str, value: str) -> Call:
+    return replace(call, headers={**call.headers, name: value})
+
+
+def _may_be_header(error: StoreError) -> bool:
+    """400 and 501 in the words of each server; one that leaves unknown headers out of the signature finds it wrong."""
+    if isinstance(error, CredentialsInvalid):
+        return error.code == "SignatureDoesNotMatch"
+    return isinstance(error, InvalidRequest | Unsupported)
+
+
+class Checksums:
+    """Those that one bucket's server is sent, and of the parts of uploads under way. Threads: any."""
+
+    def __init__(self) -> None:
+        self._puts = _Offer()
+        self._uploads = _Offer()
+        self._lock = threading.Lock()
+        self._parts: dict[UploadId, dict[tuple[PartNumber, ETag], str]] = {}
+        """By upload that declared the algorithm; it is forgotten when that ends."""
+
+    def put(self, call: Call, send: Send) -> Answer:
+        """PutObject with the checksum of its body."""
+        return self._puts.send(call, _SUM, crc32_of(call.body), send)
+
+    def begin(self, call: Call, send: Send, abort: Callable[[UploadId], None]) -> UploadId:
+        """CreateMultipartUpload of parts that are all sent."""
+        answer = self._uploads.send(call, _DECLARED, _ALGORITHM, send)
+        begun = xml.parse_upload_id(bytes(answer.body))
+        said = answer.headers.get(_DECLARED, ""), answer.headers.get(_KIND, "")
+        if said == (_ALGORITHM, _OF_PARTS):
+            with self._lock:
+                self._parts[begun] = {}
+        elif said[0]:
+            self._uploads.end(f"a checksum of {said[0]} would be of kind {said[1]!r}")
+            abort(begun)
+            begun = xml.parse_upload_id(bytes(send(call).body))
+        return begun
+
+    def part(self, call: Call, send: Send, upload_id: UploadId, number: PartNumber) -> ETag:
+        """UploadPart."""
+        if upload_id not in self._parts:
+            return xml.unquote_etag(send(call).headers.get("etag", ""))
+        value = crc32_of(call.body)
+        answer = self._knowing(_with(call, _SUM, value), send)
+        sent = number, xml.unquote_etag(answer.headers.get("etag", ""))
+        with self._lock:
+            if upload_id in self._parts:
+                self._parts[upload_id][sent] = value
+        return sent[1]
+
+    def complete(self, call: Call, send: Send, upload_id: UploadId) -> Answer:
+        """CompleteMultipartUpload, of which the body was built with of()."""
+        try:
+            answer = self._knowing(call, send) if upload_id in self._parts else send(call)
+        except NotFound:
+            self.forget(upload_id)
+            raise
+        self.forget(upload_id)
+        return answer
+
+    def of(self, upload_id: UploadId, parts: Sequence[tuple[PartNumber, ETag]]) -> list[str]:
+        """The parts' checksums as XML; '' where there is none."""
+        with self._lock:
+            known = self._parts.get(upload_id, {})
+            values = [known.get(part, "") for part in parts]
+        return [f"<Checksum{_ALGORITHM}>{value}</Checksum{_ALGORITHM}>" if value else "" for value in values]
+
+    def forget(self, upload_id: UploadId) -> None:
+        """An upload is at its end."""
+        with self._lock:
+            self._parts.pop(upload_id, None)
+
+    def _knowing(self, call: Call, send: Send) -> Answer:
+        """A server that repeats the algorithm and then refuses its use gets the next upload without."""
+        try:
+            return send(call)
+        except (InvalidRequest, Unsupported) as error:
+            self._uploads.end(str(error))
+            raise

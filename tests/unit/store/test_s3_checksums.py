@@ -1,0 +1,231 @@
+"""Checksums of what is sent, against scripted answers: who takes them, who ignores them, and who refuses them."""
+
+from __future__ import annotations
+
+import base64
+import os
+import random
+import re
+import zlib
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from datastore.errors import CredentialsInvalid, InvalidRequest, NotFound, StoreError
+from datastore.fuse.store.base import ByteRange, FilePart, PartNumber, WriteOptions
+from datastore.fuse.store.retrying import RetryingStore
+from datastore.fuse.store.s3.checksums import crc32_of
+from datastore.retry import Retrier, RetryPolicy
+from tests.unit.store.scripted import ScriptedServer, http
+from tests.unit.store.test_s3_client import client_of
+
+BODY = b"what is sent"
+ONE, TWO = PartNumber(1), PartNumber(2)
+PLAIN = WriteOptions()
+TAKEN = ("x-amz-checksum-algorithm: CRC32", "x-amz-checksum-type: COMPOSITE")
+PUT_DONE, PART_DONE = http(200, b"", 'ETag: "e"'), http(200, b"", 'ETag: "p"')
+COPIED = http(200, b"<CopyPartResult><ETag>c</ETag></CopyPartResult>")
+COMPLETED = http(200, b"<CompleteMultipartUploadResult><ETag>m</ETag></CompleteMultipartUploadResult>")
+
+
+def sum_of(body: bytes) -> str:
+    return base64.b64encode(zlib.crc32(body).to_bytes(4, "big")).decode()
+
+
+def begun(upload_id: str, *headers: str) -> bytes:
+    root = "InitiateMultipartUploadResult"
+    return http(200, f"<{root}><UploadId>{upload_id}</UploadId></{root}>".encode(), *headers)
+
+
+def refused(status: int, code: str) -> bytes:
+    return http(status, f"<Error><Code>{code}</Code><Message>no such header</Message></Error>".encode())
+
+
+def sent(server: ScriptedServer) -> list[list[str]]:
+    """The checksum headers of each request."""
+    return [re.findall(r"\n(x-amz-checksum[^\r]*)", request.decode()) for request in server.requests]
+
+
+DECLARED = ["x-amz-checksum-algorithm: CRC32"]
+SUMMED = [f"x-amz-checksum-crc32: {sum_of(BODY)}"]
+REFUSALS = [(400, "InvalidArgument"), (501, "NotImplemented"), (403, "SignatureDoesNotMatch")]
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 0), (0, 1), (5, 300_000), (0, 1 << 20), (262_144, 524_289)])
+def test_the_checksum_of_a_part_of_a_file(tmp_path: Path, start: int, stop: int) -> None:
+    body = random.Random(1).randbytes(1 << 20)
+    (tmp_path / "file").write_bytes(body)
+
+    with FilePart(os.open(tmp_path / "file", os.O_RDONLY), start, stop) as part:
+        assert crc32_of(part) == sum_of(body[start:stop]) == crc32_of(memoryview(body)[start:stop])
+
+
+def test_what_a_file_has_lost_meanwhile_counts_as_zeros(tmp_path: Path) -> None:
+    """As it is sent."""
+    (tmp_path / "file").write_bytes(b"left")
+    with FilePart(os.open(tmp_path / "file", os.O_RDONLY), 2, 700_000) as part:
+        assert crc32_of(part) == sum_of(part.read()) == sum_of(b"ft".ljust(699_998, b"\0"))
+
+
+def test_a_put_carries_the_checksum_of_its_body() -> None:
+    """S-131."""
+    with ScriptedServer([PUT_DONE]) as server, closing(client_of(server)) as client:
+        client.put("k", BODY, PLAIN)
+
+        assert sent(server) == [SUMMED]
+
+
+def test_where_the_algorithm_is_taken_each_part_and_the_completion_carry_it(tmp_path: Path) -> None:
+    """S-131 Of a part that was sent again the one that counts."""
+    (tmp_path / "file").write_bytes(BODY)
+    script = [begun("u", *TAKEN), http(200, b"", 'ETag: "old"'), PART_DONE, http(200, b"", 'ETag: "q"'), COMPLETED]
+    with ScriptedServer(script) as server, closing(client_of(server)) as client:
+        upload = client.create_upload("k", PLAIN)
+        client.upload_part("k", upload, ONE, b"older")
+        with FilePart(os.open(tmp_path / "file", os.O_RDONLY), 0, len(BODY)) as part:
+            tags = [(ONE, client.upload_part("k", upload, ONE, part))]
+        tags.append((TWO, client.upload_part("k", upload, TWO, b"tail")))
+        client.complete_upload("k", upload, tags, PLAIN)
+
+        older, tail = ([f"x-amz-checksum-crc32: {sum_of(body)}"] for body in (b"older", b"tail"))
+        assert sent(server) == [DECLARED, older, SUMMED, tail, []]
+        listed = re.findall("<ChecksumCRC32>(.*?)</ChecksumCRC32>", server.requests[-1].decode())
+        assert listed == [sum_of(BODY), sum_of(b"tail")]
+
+
+def test_a_part_that_changes_on_its_way_is_summed_and_sent_again(tmp_path: Path) -> None:
+    """S-131 S-45 A writer may do that: the file goes on being written."""
+    (tmp_path / "file").write_bytes(b"as it was   ")
+    script = [begun("u", *TAKEN), refused(400, "BadDigest"), PART_DONE]
+
+    def write(_method: str, _error: StoreError) -> None:
+        (tmp_path / "file").write_bytes(BODY)
+
+    with ScriptedServer(script) as server, closing(client_of(server)) as client:
+        store = RetryingStore(client, Retrier(RetryPolicy(first_delay_s=0.001)), on_retry=write)
+        upload = store.create_upload("k", PLAIN)
+        with FilePart(os.open(tmp_path / "file", os.O_RDONLY), 0, len(BODY)) as part:
+            store.upload_part("k", upload, ONE, part)
+
+        assert sent(server) == [DECLARED, [f"x-amz-checksum-crc32: {sum_of(b'as it was   ')}"], SUMMED]
+        assert server.requests[2].endswith(BODY)
+
+
+def test_where_it_is_ignored_parts_are_sent_as_ever() -> None:
+    """S-146."""
+    with ScriptedServer([begun("u"), PART_DONE, COMPLETED]) as server, closing(client_of(server)) as client:
+        upload = client.create_upload("k", PLAIN)
+        client.complete_upload("k", upload, [(ONE, client.upload_part("k", upload, ONE, BODY))], PLAIN)
+
+        assert sent(server) == [DECLARED, [], []]
+        assert b"ChecksumCRC32" not in server.requests[-1]
+
+
+@pytest.mark.parametrize("said", [TAKEN[:1], ("x-amz-checksum-algorithm: CRC32", "x-amz-checksum-type: FULL_OBJECT")])
+def test_a_server_of_another_kind_of_checksum_gets_an_upload_without(said: Sequence[str]) -> None:
+    """S-146 Of the upload that it began nothing is left."""
+    script = [begun("u", *said), http(204), begun("v"), PART_DONE, COMPLETED, begun("w")]
+    with ScriptedServer(script) as server, closing(client_of(server)) as client:
+        upload = client.create_upload("k", PLAIN)
+        client.complete_upload("k", upload, [(ONE, client.upload_part("k", upload, ONE, BODY))], PLAIN)
+        assert (upload, client.create_upload("k", PLAIN)) == ("v", "w")
+
+        assert sent(server) == [DECLARED, [], [], [], [], []]
+        assert server.requests[1].startswith(b"DELETE /data/k?uploadId=u ")
+
+
+def test_an_upload_with_copied_parts_has_no_checksums() -> None:
+    script = [begun("u"), COPIED, PART_DONE, COMPLETED]
+    with ScriptedServer(script) as server, closing(client_of(server)) as client:
+        upload = client.create_upload("k", PLAIN, copies=True)
+        tags = [(ONE, client.upload_part_copy("k", upload, ONE, "s", ByteRange(0, 5), None))]
+        tags.append((TWO, client.upload_part("k", upload, TWO, BODY)))
+        client.complete_upload("k", upload, tags, PLAIN)
+
+        assert sent(server) == [[], [], [], []]
+
+
+@pytest.mark.parametrize(("status", "code"), REFUSALS)
+def test_a_put_that_is_refused_for_its_checksum_is_sent_without(status: int, code: str) -> None:
+    """S-146 Once: the next one goes without from the start."""
+    options = WriteOptions(if_none_match=True)
+    with ScriptedServer([refused(status, code), PUT_DONE, PUT_DONE]) as server, closing(client_of(server)) as client:
+        assert client.put("k", BODY, options).etag == "e"
+        client.put("k", BODY, PLAIN)
+
+        assert sent(server) == [SUMMED, [], []]
+
+
+@pytest.mark.parametrize(("status", "code"), REFUSALS)
+def test_an_upload_that_is_refused_for_its_algorithm_is_begun_without(status: int, code: str) -> None:
+    """S-146."""
+    script = [refused(status, code), begun("u"), PART_DONE, begun("v")]
+    with ScriptedServer(script) as server, closing(client_of(server)) as client:
+        client.upload_part("k", client.create_upload("k", PLAIN), ONE, BODY)
+        client.create_upload("k", PLAIN)
+
+        assert sent(server) == [DECLARED, [], [], []]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "error"),
+    [(400, "InvalidArgument", InvalidRequest), (403, "SignatureDoesNotMatch", CredentialsInvalid)],
+)
+def test_what_is_refused_for_another_reason_says_so(status: int, code: str, error: type[Exception]) -> None:
+    """And checksums go on being sent; once one was taken, nothing is sent twice for them."""
+    no = refused(status, code)
+    with ScriptedServer([no, no, PUT_DONE, no]) as server, closing(client_of(server)) as client:
+        with pytest.raises(error):
+            client.put("k", BODY, PLAIN)
+        client.put("k", BODY, PLAIN)
+        with pytest.raises(error):
+            client.put("k", BODY, PLAIN)
+
+        assert sent(server) == [SUMMED, [], SUMMED, SUMMED]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_server_that_refuses_what_it_agreed_to_gets_the_next_upload_without(late: bool) -> None:
+    """S-146 At a part, or at the completion."""
+    no = refused(501, "NotImplemented")
+    script = [begun("u", *TAKEN), *([PART_DONE, no] if late else [no]), http(204), begun("v"), PART_DONE]
+    with ScriptedServer(script) as server, closing(client_of(server)) as client:
+        upload = client.create_upload("k", PLAIN)
+        with pytest.raises(Exception, match="NotImplemented"):
+            client.complete_upload("k", upload, [(ONE, client.upload_part("k", upload, ONE, BODY))], PLAIN)
+        client.abort_upload("k", upload)
+        client.upload_part("k", client.create_upload("k", PLAIN), ONE, BODY)
+
+        assert sent(server)[-2:] == [[], []]
+
+
+def test_what_was_sent_is_known_until_the_upload_ends() -> None:
+    """A completion may have to be repeated; an upload that is gone, dropped or done leaves nothing in memory."""
+    lost = http(500, b"<Error><Code>InternalError</Code></Error>")
+    gone = http(404, b"<Error><Code>NoSuchUpload</Code></Error>")
+    for end in (COMPLETED, gone):
+        script = [begun("u", *TAKEN), PART_DONE, lost, end]
+        with ScriptedServer(script) as server, closing(client_of(server)) as client:
+            upload = client.create_upload("k", PLAIN)
+            tags = [(ONE, client.upload_part("k", upload, ONE, BODY))]
+            with pytest.raises(Exception, match="InternalError"):
+                client.complete_upload("k", upload, tags, PLAIN)
+            try:
+                client.complete_upload("k", upload, tags, PLAIN)
+            except NotFound:
+                assert end == gone
+
+            assert b"ChecksumCRC32" in server.requests[3]
+            assert client._checksums.of(upload, tags) == [""]
+
+
+def test_parts_of_a_dropped_upload_are_forgotten() -> None:
+    with ScriptedServer([begun("u", *TAKEN), PART_DONE, http(204)]) as server, closing(client_of(server)) as client:
+        upload = client.create_upload("k", PLAIN)
+        tags = [(ONE, client.upload_part("k", upload, ONE, BODY))]
+        assert client._checksums.of(upload, tags) != [""]
+        client.abort_upload("k", upload)
+
+        assert client._checksums.of(upload, tags) == [""]

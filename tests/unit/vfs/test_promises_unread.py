@@ -1,0 +1,174 @@
+"""What holds for open files of which nobody has read yet when another client replaces them (docs/SEMANTICS.md)."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from datastore.fuse.store.base import ETag
+from tests.faulty import Fault, no_faults
+from tests.mounted import Client, World, failing
+
+SIZE = 9 << 20
+"""More than is fetched in one piece, so that a client holds a part."""
+FIRST = b"first line, not short"
+
+
+@pytest.mark.parametrize("noticed", [False, True])
+@pytest.mark.parametrize("body", [FIRST + b" and more", FIRST[::-1]])
+def test_a_handle_that_gave_no_byte_goes_on_with_the_new_version(
+    world: World, one: Client, body: bytes, noticed: bool
+) -> None:
+    """S-147 as `tail -F` does: opened, changed by another client, read; from then on it stays (S-30)."""
+    world.put("log", FIRST)
+    with one.local.opened("log") as file:
+        world.put("log", body)
+        world.later()
+        if noticed:
+            assert one.local.stat("log").ino == file.ino
+        assert resolved(one, file, len(body)) == body
+        world.put("log", body[::-1])
+        world.later()
+        assert one.local.read("log") == body[::-1]
+        assert resolved(one, file, len(body)) == body
+
+
+@pytest.mark.parametrize("body", [b"shorter", b"longer than the first, and another"])
+def test_of_another_size_it_stays(world: World, one: Client, body: bytes) -> None:
+    """S-147 S-30 the kernel, and who asked for the size, would take a part of it for the whole, or add zeros."""
+    world.put("log", FIRST)
+    with one.local.opened("log") as file:
+        world.put("log", body)
+        world.later()
+        failing(errno.ESTALE, resolved, one, file, len(FIRST))
+    assert one.local.read("log") == body
+
+
+def test_large_growth_is_followed_where_the_old_end_is_held_only(world: World, one: Client) -> None:
+    """S-31 S-147 up to 8 MiB the ETag tells; beyond, nothing does."""
+    world.put("log", b"o" * SIZE)
+    with one.local.opened("log") as file:
+        world.put("log", b"o" * SIZE + b"more")
+        failing(errno.ESTALE, resolved, one, file, 4096)
+
+
+def resolved(client: Client, file: Any, size: int) -> bytes:
+    """A read that does not ask for the size first, as the kernel's."""
+    return bytes(file._call.read(file.ino, file._fh, 0, size))
+
+
+def test_who_opens_what_others_have_read_stays_with_them(world: World, one: Client) -> None:
+    """S-147 S-30 the kernel kept pages of the old version from an earlier open."""
+    world.put("f", b"o" * SIZE)
+    with one.local.opened("f") as file:
+        assert file.read(0, 4096) == b"o" * 4096
+    with one.local.opened("f") as late:
+        world.put("f", b"n" * SIZE)
+        world.later()
+        failing(errno.ESTALE, late.read, SIZE - 4096, 4096)
+        assert late.read(0, 4096) == b"o" * 4096
+
+
+def test_what_was_read_before_the_pages_went_binds_nobody(world: World, one: Client) -> None:
+    """S-147 the kernel drops the pages at the first open of a new version."""
+    world.put("f", b"o" * SIZE)
+    assert one.local.read("f") == b"o" * SIZE
+    world.put("f", b"n" * SIZE)
+    world.later()
+    with one.local.opened("f") as file:
+        world.put("f", b"m" * SIZE)
+        world.later()
+        assert file.read(SIZE - 4096, 4096) == b"m" * 4096
+
+
+def test_an_old_version_that_arrives_late_is_not_given_out(world: World, one: Client) -> None:
+    """S-147 S-30 two handles of one inode: what one of them read of the new version binds both."""
+    world.put("f", b"old")
+    first, second = one.local.open("f"), one.local.open("f")
+
+    def overtaken(answer: Any) -> Any:
+        one.faulty.plan = no_faults
+        world.put("f", b"new")
+        world.later()
+        assert one.local.stat("f").ino == first.ino
+        assert resolved(one, second, 3) == b"new"
+        return answer
+
+    one.faulty.plan = lambda _, method: Fault(alter=overtaken) if method == "get" else None
+    assert resolved(one, first, 3) == b"new"
+    first.close()
+    second.close()
+
+
+def test_a_writer_keeps_the_version_that_it_opened(world: World) -> None:
+    """S-147 S-47 nothing was read, but who may write means the version that was there."""
+    one = world.client(conflict="fail")
+    world.put("f", b"old")
+    file = one.local.open("f", os.O_RDWR)
+    world.put("f", b"another")
+    world.later()
+    assert one.local.stat("f").ino != file.ino
+
+    def write_and_close() -> None:
+        file.write(b"mine", 0)
+        file.close()
+
+    failing(errno.ESTALE, write_and_close)
+    assert world.body("f") == b"another"
+
+
+def test_what_was_unsent_when_it_was_read_binds_as_well(world: World, one: Client) -> None:
+    """S-147 S-30 a reader that saw a truncation before it was sent."""
+    world.put("f", b"o" * SIZE)
+    with one.local.opened("f") as file:
+        assert one.local.stat("f").size == SIZE
+        with one.local.opened("f", os.O_WRONLY) as writer:
+            writer.write(b"mine", 0)
+            assert file.read(0, 4) == b"mine"
+        world.put("f", b"another")
+        world.later()
+        assert one.local.read("f") == b"another"
+        assert file.read(0, 4) == b"mine"
+
+
+def test_a_version_that_never_was_is_learned_anew(world: World, one: Client) -> None:
+    """S-147 S-66 a store that told a wrong ETag: nothing of such a version can have been read."""
+    world.put("f", b"body")
+    wrong = Fault(alter=lambda info: dataclasses.replace(info, etag=ETag("none")))
+    one.faulty.plan = lambda _, method: wrong if method == "head" else None
+    with one.local.opened("f") as file:
+        one.faulty.plan = no_faults
+        assert file.read() == b"body"
+
+
+def test_a_file_restored_after_a_death_stays_on_its_version(world: World, one: Client) -> None:
+    """S-147 S-41 a new server does not know what was read: the handle stays."""
+    world.put("f", b"o" * SIZE)
+    file = one.local.open("f")
+    assert file.read(0, 4096) == b"o" * 4096
+    after = one.again(resumed=True)
+    file.__init__(after.fs, file.ino, file._fh)  # type: ignore[misc]
+    world.put("f", b"n" * SIZE)
+    world.later()
+    failing(errno.ESTALE, file.read, SIZE - 4096, 4096)
+
+
+def counted(call: Callable[[], object], client: Client) -> int:
+    """How many requests a call took."""
+    before = client.calls("head", "get", "list_page")
+    call()
+    return client.calls("head", "get", "list_page") - before
+
+
+def test_going_on_costs_one_look(world: World, one: Client) -> None:
+    """S-147 the refused GET, a HEAD and the GET of the new version."""
+    world.put("f", b"old")
+    with one.local.opened("f") as file:
+        world.put("f", b"new")
+        assert counted(lambda: resolved(one, file, 3), one) == 3
+        assert resolved(one, file, 3) == b"new"
