@@ -59,7 +59,7 @@ class Bar:
 BARS = (
     Bar("W1.read", ">=", 1.3, Against.PEER),
     Bar("W1.read", ">=", 0.5, Against.NATIVE),
-    Bar("W2.read", ">=", 0.8, Against.LOCAL, reached=0.25),
+    Bar("W2.read", ">=", 0.8, Against.LOCAL, reached=0.3),
     Bar("W3.write", ">=", 1.1, Against.PEER),
     Bar("W3.write", ">=", 0.85, Against.NATIVE),
     Bar("W4.random_4k", ">=", 1.3, Against.PEER),
@@ -83,8 +83,8 @@ BARS = (
     Bar("W8.tree_cold", "<=", 1.0, Against.PEER),
     Bar("W8.flat_cold", "<=", 1.0, Against.PEER),
     # At least half as fast as local.
-    Bar("W8.tree_warm", "<=", 2.0, Against.LOCAL, reached=30),
-    Bar("W8.flat_warm", "<=", 2.0, Against.LOCAL, reached=30),
+    Bar("W8.tree_warm", "<=", 2.0, Against.LOCAL, reached=10),
+    Bar("W8.flat_warm", "<=", 2.0, Against.LOCAL, reached=14),
     *(Bar(f"W9.{name}", ">=", 1.0, Against.DURABLE_PEER) for name in META_OPERATIONS),
     Bar("W9.rename_dir", "<=", 1.0, Against.DURABLE_PEER),
     Bar("W10.walk", "<=", 512, Against.LIMIT),

@@ -17,6 +17,8 @@ _DOTS = 2
 """Cursors 1 and 2 follow `.` and `..`."""
 _HEAD_SHARE = 512
 """Entries of which the attributes are asked for before an answer begins: 8 rounds of 64."""
+_FIRST_SHARE = 256
+"""Before the first one: what fits it (200), for the kernel asks on only where somebody looks at the entries."""
 
 
 class Snapshot:
@@ -36,7 +38,7 @@ class Snapshot:
 
     def looked_through(self, first: int, now: float) -> bool:
         """Whether the attributes of what fits an answer from `first` on are known to be believed."""
-        enough = self.current_upto == len(self.entries or ()) or self.current_upto - first >= _HEAD_SHARE // 2
+        enough = self.current_upto == len(self.entries or ()) or self.current_upto - first >= _FIRST_SHARE
         return enough and first < self.current_upto and now < self.current_until
 
 
@@ -122,7 +124,7 @@ class Directories:
         if snapshot.looked_through(first, self._core.clock.monotonic()):
             return []
         lines = _Lines(self._core, self._resolver.ttl(snapshot.directory))
-        upto = min(first + _HEAD_SHARE, len(snapshot.entries))
+        upto = min(first + (_HEAD_SHARE if first else _FIRST_SHARE), len(snapshot.entries))
         nodes = [self._node(snapshot, name) for name, _ in snapshot.entries[first:upto]]
         found = [node for node in nodes if node is not None and not lines.current(node)]
         if not found:
