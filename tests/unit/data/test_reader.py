@@ -281,7 +281,8 @@ def test_a_failed_fetch_reaches_all_its_waiters_and_the_next_read_tries_again(
         store.gate.set()
         errors = [future.exception(10) for future in futures]
 
-    assert isinstance(errors[0], ServerFault)
+    # Any of them may have been the first, and one that came late begins anew.
+    assert any(isinstance(error, ServerFault) for error in errors)
     assert all(error is None or isinstance(error, ServerFault) for error in errors)
     assert read(reader.open(version), 0, 10) == small[:10]
     reader._table._check()
