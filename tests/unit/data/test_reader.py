@@ -242,7 +242,8 @@ def test_many_readers_of_one_version_share_its_fetches(
             return b"".join(read(stream, offset, 256 * KIB) for offset in range(0, BIG, 256 * KIB)) == body
 
         assert all(threads.map(run, streams))
-    assert store.fetched_bytes == BIG
+    # One that falls behind may find a piece gone from memory and not on the disk yet; on its own it would be 16 times.
+    assert BIG <= store.fetched_bytes < 2 * BIG
     reader._table._check()
 
 
