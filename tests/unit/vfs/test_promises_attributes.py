@@ -359,17 +359,6 @@ def test_who_may_keep_them_keeps_them(world: World, one: Client) -> None:
     assert stat.S_IMODE(one.local.stat("f").mode) == 0o6755
 
 
-def test_a_change_of_attributes_meets_a_change_by_another(world: World, one: Client, other: Client) -> None:
-    """S-11 a chmod of an object that another client just replaced goes to what it left, not to the old bytes."""
-    world.put("f", b"old")
-    one.local.stat("f")
-    other.local.write("f", b"new bytes")
-    one.local.chmod("f", 0o640)
-    assert world.body("f") == b"new bytes"
-    assert world.metadata("f")["mode"] == str(stat.S_IFREG | 0o640)
-    assert one.local.read("f") == b"new bytes"
-
-
 def test_times_that_no_clock_shows(world: World, one: Client) -> None:
     """S-11 nonsense of other tools is shown as a default, so that a stat never fails for it."""
     world.put("f", b"", mtime="9" * 30, atime="-" + "9" * 30, mode="9" * 30, uid="-1", gid="x")

@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -244,3 +244,18 @@ def test_libfuse_and_the_mount_share_the_time_to_live(one: Client) -> None:
     """S-28 S-43 libfuse gives the kernel one time for all answers: it and the mount's own add up to metadataTTL."""
     assert believed_s(replace(one.spec, transport="libfuse")) == one.spec.metadata_ttl_s / 2
     assert believed_s(one.spec) == one.spec.metadata_ttl_s
+
+
+@pytest.mark.parametrize("attributes", ["full", "listing"])
+def test_a_change_of_attributes_meets_a_change_by_another(
+    world: World, attributes: Literal["full", "listing"], other: Client
+) -> None:
+    """S-11 a listing from before does not tell what the other left, whatever it shows."""
+    one = world.client(attributes=attributes)
+    world.put("f", b"old")
+    one.local.stat("f")
+    other.local.write("f", b"new bytes")
+    one.local.chmod("f", 0o640)
+    assert world.body("f") == b"new bytes"
+    assert world.metadata("f")["mode"] == str(stat.S_IFREG | 0o640)
+    assert one.local.read("f") == b"new bytes"

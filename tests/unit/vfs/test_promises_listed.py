@@ -7,7 +7,6 @@ import stat
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
@@ -98,21 +97,6 @@ def test_metadata_of_others_survives_a_chmod(world: World, one: Client) -> None:
     info = world.tool.head("typed")
     assert (info.metadata["who"], info.content_type) == ("me", "image/png")
     assert info.metadata["mode"] == str(stat.S_IFREG | 0o601)
-
-
-@pytest.mark.parametrize("attributes", ["full", "listing"])
-def test_a_change_of_attributes_meets_a_change_by_another(
-    world: World, attributes: Literal["full", "listing"], other: Client
-) -> None:
-    """S-11 a listing from before does not tell what the other left, whatever it shows."""
-    one = world.client(attributes=attributes)
-    world.put("f", b"old")
-    one.local.stat("f")
-    other.local.write("f", b"new bytes")
-    one.local.chmod("f", 0o640)
-    assert world.body("f") == b"new bytes"
-    assert world.metadata("f")["mode"] == str(stat.S_IFREG | 0o640)
-    assert one.local.read("f") == b"new bytes"
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 5.0])
