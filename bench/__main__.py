@@ -1,8 +1,8 @@
 """`python -m bench [--only W1,W5] [--peers s3fs,rclone-full] [--short]`: measure, and say which bars are met.
 
-Everything is measured in one run on one versitygw, or on one MinIO with --server minio. The table goes to standard
-output and, with a chart, into bench/results/; progress goes to standard error. Exit code 1 with --short when a bar is
-missed, 130 after Ctrl-C.
+Everything is measured in one run on one versitygw, or on one MinIO with --server minio, and with --rtt 20 as if that
+were 20 ms away. The table goes to standard output and, with a chart, into bench/results/; progress goes to standard
+error. Exit code 1 with --short when a bar is missed, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from bench.bars import BARS, LOCAL, NATIVE, OURS, SHORT_AGAINST, SHORT_ALLOWANCE
 from bench.bucket import BUCKET, Bucket
 from bench.cell import Bench, Cell, Group
 from bench.chart import draw
+from bench.distance import distant
 from bench.metrics import WORKLOADS, Results
 from bench.peers import PEERS
 from bench.prepare import fill_bucket, fill_local
@@ -92,31 +93,34 @@ def open_subjects(server: Server, folder: Path, peers: Sequence[str], short: boo
     return [*own, *(PeerMount(peer, server, folder / peer.name) for peer in PEERS if peer.name in peers)]
 
 
-def about(sizes: Sizes, server: Server, short: bool) -> list[str]:
+def about(sizes: Sizes, server: Server, short: bool, rtt_ms: float) -> list[str]:
     """What one has to know about the figures."""
+    where = f"{server.name} {f'at {rtt_ms:g} ms of round trip' if rtt_ms else 'on the same machine'}"
     cold = "" if can_drop_caches() else " The page cache could not be dropped (not root): cold is not quite cold."
     return [
         f"{time.strftime('%Y-%m-%d %H:%M')}; {os.cpu_count()} cores, kernel {platform.release()}, Python "
-        f"{platform.python_version()}; {server.name} on the same machine; {sizes.runs} runs"
+        f"{platform.python_version()}; {where}; {sizes.runs} runs"
         f"{', short: half of each bar, or of what was reached, is asked for' if short else ''}.{cold}"
     ]
 
 
 @contextlib.contextmanager
-def prepared(sizes: Sizes, results: Results, console: Console, place: str | None, kind: str) -> Iterator[Bench]:
-    """The server with its data, all gone at the end. kind: one of SERVERS."""
+def prepared(sizes: Sizes, results: Results, console: Console, options: argparse.Namespace) -> Iterator[Bench]:
+    """The server with its data, all gone at the end."""
     with contextlib.ExitStack() as stack:
         folder = Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=place, ignore_cleanup_errors=True))
+            stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="bench-", dir=options.dir, ignore_cleanup_errors=True)
+            )
         )
         (folder / "s3").mkdir()
-        server = stack.enter_context(SERVERS[kind](data_dir=str(folder / "s3")))
+        server = stack.enter_context(SERVERS[options.server](data_dir=str(folder / "s3")))
         make_bucket(server, BUCKET)
         bench = Bench(server, Bucket(server), sizes, folder, results, console.print)
         console.print("filling the bucket and the disk")
         fill_bucket(bench)
         fill_local(bench, folder / LOCAL)
-        yield bench
+        yield replace(bench, server=stack.enter_context(distant(server, options.rtt))) if options.rtt else bench
 
 
 def finish(results: Results, heading: Sequence[str], short: bool, files: Path) -> list[Verdict]:
@@ -148,6 +152,7 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--short", action="store_true", help="small sizes, no peers, half of each bar; for CI")
     parser.add_argument("--server", choices=SERVERS, default="versitygw", help="on which all is measured")
+    parser.add_argument("--rtt", type=float, default=0.0, metavar="MS", help="put the server so far away, in ms")
     parser.add_argument("--runs", type=int, help="how often each cell is measured; the better one stands")
     parser.add_argument("--dir", help="where the server's data, the caches and the local files go; default: TMPDIR")
     parser.add_argument("--out", type=Path, help="where the table and the chart go, without .md and .png")
@@ -175,9 +180,9 @@ def main(words: Sequence[str]) -> int:
     try:
         with (
             Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress,
-            prepared(sizes, results, console, options.dir, options.server) as bench,
+            prepared(sizes, results, console, options) as bench,
         ):
-            heading = about(sizes, bench.server, options.short)
+            heading = about(sizes, bench.server, options.short, options.rtt)
             subjects = open_subjects(bench.server, bench.folder, options.peers, options.short)
             measure(bench, subjects, options.only, progress)
     except KeyboardInterrupt:

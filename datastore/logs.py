@@ -9,6 +9,7 @@ import logging
 import re
 import shlex
 import time
+from contextlib import suppress
 from pathlib import Path
 
 FIELDS = "datastore_fields"
@@ -65,8 +66,11 @@ def trim(path: Path, limit: int = LOG_LIMIT_BYTES) -> None:
     """Bound a log that processes append to (O_APPEND): past `limit` bytes it becomes `path.1` and starts anew.
 
     It is copied and truncated, not renamed, so that they keep writing to the same file. A few lines may fall between.
+    On a full disk it stays whole, until it is asked for again.
     """
-    if path.exists() and path.stat().st_size > limit:
+    with suppress(OSError):
+        if not path.exists() or path.stat().st_size <= limit:
+            return
         older = path.with_name(path.name + ".1")
         older.write_bytes(path.read_bytes())
         older.chmod(0o600)

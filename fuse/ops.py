@@ -102,6 +102,16 @@ class OpenReply(NamedTuple):
     uncached: bool = False
 
 
+class OpenDirReply(NamedTuple):
+    """An open directory. cache: the kernel may keep what it reads, so that cursors must be of one listing only. keep:
+    what it has of the directory is still right.
+    """
+
+    fh: Fh
+    cache: bool = False
+    keep: bool = False
+
+
 class SetAttr(NamedTuple):
     """The attributes to change; None leaves one as it is. NOW asks for the present time."""
 
@@ -309,7 +319,7 @@ class Filesystem(Protocol):
         """SEEK_DATA and SEEK_HOLE."""
         ...
 
-    def opendir(self, caller: Caller, ino: Ino) -> Reply[Fh]:
+    def opendir(self, caller: Caller, ino: Ino) -> Reply[OpenDirReply]:
         """Open a directory."""
         ...
 

@@ -175,7 +175,7 @@ class LocalFs:
         return self._child(parent, name).ino if name else parent
 
     def _listed(self, ino: Ino, *, plus: bool) -> list[DirEntry]:
-        fh = self._call.opendir(self._caller, ino)
+        fh = self._call.opendir(self._caller, ino).fh
         entries = self._call.readdir(ino, fh, 0, _Unlimited(), plus)
         self.fs.releasedir(ino, fh)
         return [entry for entry in entries if entry.name not in (b".", b"..")]

@@ -33,6 +33,7 @@ from datastore.fuse.ops import (
     FSError,
     Ino,
     Notifier,
+    OpenDirReply,
     OpenReply,
     OpenRequest,
     Reply,
@@ -395,8 +396,8 @@ class MemFs:
 
         return self._reply("lseek", answer)
 
-    def opendir(self, caller: Caller, ino: Ino) -> Reply[Fh]:
-        return self._reply("opendir", lambda: self._opened(ino).fh)
+    def opendir(self, caller: Caller, ino: Ino) -> Reply[OpenDirReply]:
+        return self._reply("opendir", lambda: OpenDirReply(self._opened(ino).fh))
 
     def readdir(self, ino: Ino, fh: Fh, offset: int, budget: DirBudget, plus: bool) -> Reply[Sequence[DirEntry]]:
         def answer() -> Sequence[DirEntry]:

@@ -20,7 +20,7 @@ from datastore.fuse.store.memory import MemoryBucket, MemoryStore
 from datastore.fuse.store.observing import ObservingStore
 from datastore.fuse.vfs.build import build_filesystem
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
-from datastore.fuse.vfs.nodes import Directory
+from datastore.fuse.vfs.tree.nodes import Directory
 from tests.clock import ManualClock
 from tests.faulty import Fault, FaultyStore, Plan, no_faults
 from tests.killing import kill

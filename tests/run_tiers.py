@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import shutil
 import signal
@@ -46,7 +47,7 @@ class Step:
 class Tier:
     """Steps that need the same things. obstacle: why it can't run here, or ''.
 
-    lane: tiers of different lanes run side by side, after all that have none: nothing in them is measured.
+    lane: neighbours in TIERS that have lanes run side by side, each lane in its order; nothing in them is measured.
     """
 
     name: str
@@ -68,9 +69,9 @@ class Tally:
     note: str = ""
 
 
-def pytest_step(*arguments: str, workers: int = 2) -> Step:
-    """Tests in `workers` processes, whole files each so that costly fixtures are shared."""
-    parallel = ("-n", str(workers), "--dist", "loadfile") if workers > 1 else ()
+def pytest_step(*arguments: str, workers: int = 2, share: str = "loadfile") -> Step:
+    """Tests in `workers` processes. share: by whole files, so that costly fixtures are shared, or as xdist's --dist."""
+    parallel = ("-n", str(workers), "--dist", share) if workers > 1 else ()
     return Step((sys.executable, "-m", "pytest", "-q", *parallel, *arguments), pytest=True)
 
 
@@ -79,9 +80,12 @@ def script(*arguments: str) -> Step:
     return Step((sys.executable, *arguments))
 
 
+IMAGE = script("-m", "tests.cluster.image")
+
+
 def cluster_steps(*chosen: str) -> tuple[Step, Step]:
     """The image first: it may take minutes, which are no test's."""
-    return script("-m", "tests.cluster.image"), pytest_step(*chosen, "-m", "e2e_cluster", "--durations=8", workers=1)
+    return IMAGE, pytest_step(*chosen, "-m", "e2e_cluster", "--durations=8", workers=1)
 
 
 def no_fuse() -> str:
@@ -99,6 +103,8 @@ def not_root() -> str:
 
 
 TIERS = (
+    # The clusters' tiers find it built.
+    Tier(name="image", steps=(IMAGE,), obstacle=cluster_obstacle, lane="image"),
     Tier(
         name="check",
         steps=(
@@ -109,16 +115,25 @@ TIERS = (
             script("-m", "codespell_lib"),
             pytest_step("tests/unit/test_packaging.py", workers=1),
         ),
+        lane="pure",
     ),
-    Tier(name="unit", steps=(pytest_step("tests/unit", "--ignore=tests/unit/test_packaging.py"),)),
+    Tier(name="unit", steps=(pytest_step("tests/unit", "--ignore=tests/unit/test_packaging.py"),), lane="pure"),
     Tier(name="wire", steps=(pytest_step("tests/wire"),)),
     Tier(name="contract", steps=(pytest_step("tests/contract"),)),
     Tier(name="model", steps=(pytest_step("tests/model"),)),
-    Tier(name="fault", steps=(pytest_step("tests/fault"),)),
-    Tier(name="mount", steps=(pytest_step("tests/mount"),), obstacle=not_root),
-    Tier(name="csi", steps=(pytest_step("tests/csi", workers=1),), obstacle=not_root),
+    # One file has twice the work of another, and every case makes a world of its own.
+    Tier(name="fault", steps=(pytest_step("tests/fault", share="worksteal"),)),
+    # Its tests wait for as long as outages last, the driver's for processes to start and end: half a core is enough.
+    Tier(
+        name="mount-outages",
+        steps=(pytest_step("tests/mount", "-m", "slow", workers=1),),
+        obstacle=not_root,
+        lane="waiting",
+    ),
+    Tier(name="csi", steps=(pytest_step("tests/csi", workers=1),), obstacle=not_root, lane="waiting"),
+    Tier(name="mount", steps=(pytest_step("tests/mount", "-m", "not slow"),), obstacle=not_root, lane="mount"),
     Tier(name="survival", steps=(pytest_step("tests/survival", workers=1),), obstacle=not_root),
-    Tier(name="e2e-laptop", steps=(pytest_step("tests/e2e", "-m", "e2e_laptop", workers=1),), obstacle=not_root),
+    Tier(name="e2e-laptop", steps=(pytest_step("tests/e2e", "-m", "e2e_laptop"),), obstacle=not_root),
     Tier(
         name="e2e-cluster-crowd",
         steps=cluster_steps("tests/cluster/test_controller_crowd.py"),
@@ -132,14 +147,14 @@ TIERS = (
     ),
     Tier(
         name="e2e-laptop-plain",
-        steps=(pytest_step("tests/e2e", "-m", "e2e_laptop and plain_user", workers=1),),
+        steps=(pytest_step("tests/e2e", "-m", "e2e_laptop and plain_user"),),
         obstacle=no_fuse,
         plain=True,
     ),
     Tier(name="soak", steps=(script("-m", "tests.soak", "--seconds", "75"),), obstacle=no_fuse),
     Tier(name="bench-short", steps=(script("-m", "bench", "--short"),), obstacle=not_root),
-    Tier(name="pjdfstest", steps=(script("-m", "tests.tools.pjdfstest_tier"),), obstacle=not_root, lane="tools"),
-    Tier(name="fsx", steps=(script("-m", "tests.tools.fsx_tier"),), obstacle=not_root, lane="tools"),
+    Tier(name="pjdfstest", steps=(script("-m", "tests.tools.pjdfstest_tier"),), obstacle=not_root, lane="pjdfstest"),
+    Tier(name="fsx", steps=(script("-m", "tests.tools.fsx_tier"),), obstacle=not_root, lane="fsx"),
     Tier(
         name="e2e-cluster",
         steps=cluster_steps("tests/cluster", "--ignore=tests/cluster/test_controller_crowd.py"),
@@ -242,15 +257,20 @@ def run_lane(tiers: Sequence[Tier], plain: Callable[[], Place], aside: bool) -> 
 
 
 def run_all(tiers: Sequence[Tier], plain: Callable[[], Place]) -> list[Tally]:
-    """Tiers without a lane one by one, then the lanes side by side; in the order of `tiers`."""
-    tallies = run_lane([tier for tier in tiers if not tier.lane], plain, aside=False)
-    lanes = [[tier for tier in tiers if tier.lane == lane] for lane in sorted({tier.lane for tier in tiers} - {""})]
-    with ThreadPoolExecutor(max_workers=len(lanes) or 1) as pool:
-        running = [pool.submit(run_lane, lane, plain, aside=lane is not lanes[-1]) for lane in lanes]
-        for lane in running:
-            tallies += lane.result()
+    """In the order of `tiers`: those without a lane one by one, neighbours that have lanes side by side."""
+    tallies: list[Tally] = []
+    for _, neighbours in itertools.groupby(tiers, key=lambda tier: bool(tier.lane)):
+        tallies += run_lanes(list(neighbours), plain)
     names = [tier.name for tier in tiers]
     return sorted(tallies, key=lambda tally: names.index(tally.name))
+
+
+def run_lanes(tiers: Sequence[Tier], plain: Callable[[], Place]) -> list[Tally]:
+    """Run lanes side by side; the last is shown as it goes. Tiers without a lane are one."""
+    lanes = [[tier for tier in tiers if tier.lane == lane] for lane in dict.fromkeys(tier.lane for tier in tiers)]
+    with ThreadPoolExecutor(max_workers=len(lanes)) as pool:
+        running = [pool.submit(run_lane, lane, plain, aside=lane is not lanes[-1]) for lane in lanes]
+        return [tally for lane in running for tally in lane.result()]
 
 
 def judge_strictly(tally: Tally) -> None:

@@ -121,21 +121,11 @@ class KeptMount:
         self.over.wait(GONE_TIMEOUT_S)
 
     def _launch(self, held: Held | None) -> Held:
-        ours, theirs = socket.socketpair()
         self._cgroup.make()
-        state_dir = Path(self.spec.state_dir)
-        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with theirs, (state_dir / "keeper.log").open("ab") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "datastore.fuse", "--guard", str(theirs.fileno())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=output,
-                pass_fds=(theirs.fileno(),),
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-                cwd="/",
-                start_new_session=True,
-            )
+        try:
+            process, ours = _started(Path(self.spec.state_dir))
+        except OSError as error:
+            raise MountFailed(f"the system starts no keeper: {error}") from error
         # Before it is told anything, so that the server which it starts is born there.
         self._cgroup.add(process.pid)
         self._process, self._guard = process, ours
@@ -215,6 +205,28 @@ class KeptMount:
         self._cgroup.remove()
         self.over.set()
         self._ended(self)
+
+
+def _started(state_dir: Path) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """A keeper, and our end of what guards it."""
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    ours, theirs = socket.socketpair()
+    try:
+        with theirs, (state_dir / "keeper.log").open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "datastore.fuse", "--guard", str(theirs.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                pass_fds=(theirs.fileno(),),
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+                cwd="/",
+                start_new_session=True,
+            )
+    except OSError:
+        ours.close()
+        raise
+    return process, ours
 
 
 def server_pid(spec: MountSpec) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import typer
 
@@ -45,8 +45,11 @@ app.command("crd")(crd.crd_command)
 app.command("version")(version.version_command)
 
 
-def exit_code_of(run_verb: Callable[[], object]) -> int:
-    """Run a verb; whatever it raises becomes one line on standard error. Tracebacks only with DATASTORE_DEBUG=1."""
+def exit_code_of(run_verb: Callable[[], object], came: Sequence[int] = ()) -> int:
+    """Run a verb; whatever it raises becomes one line on standard error. Tracebacks only with DATASTORE_DEBUG=1.
+
+    came: see signals.keyboard().
+    """
     try:
         code = run_verb()
         return code if isinstance(code, int) else ExitCode.OK
@@ -61,7 +64,10 @@ def exit_code_of(run_verb: Callable[[], object]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.ERROR
     except Exception as error:
-        return _failed(error)
+        if not came:
+            return _failed(error)
+        fail("interrupted")  # what a library made of it does not matter
+        return ExitCode.INTERRUPTED
 
 
 def _failed(error: Exception) -> int:

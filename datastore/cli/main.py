@@ -7,16 +7,26 @@ import sys
 from typing import NoReturn
 
 from datastore.cli import launch
+from datastore.cli.signals import keyboard
 
 _ERROR = 1
+_INTERRUPTED = 130
 
 
 def main() -> NoReturn:
     """Entry point of `datastore` and `kubectl-datastore`."""
-    launch.begin(sys.argv[1:])
-    from datastore.cli.app import app, exit_code_of
+    with keyboard() as came:
+        try:
+            launch.begin(sys.argv[1:])
+            from datastore.cli.app import app, exit_code_of
 
-    _leave(exit_code_of(lambda: app(standalone_mode=False)))
+            code = exit_code_of(lambda: app(standalone_mode=False), came)
+        except BaseException:
+            if not came:
+                raise
+            sys.stderr.write("error: interrupted\n")  # while it imported
+            code = _INTERRUPTED
+    _leave(code)
 
 
 def _leave(code: int) -> NoReturn:

@@ -79,6 +79,27 @@ class SignalWatch:
 
 
 @contextmanager
+def keyboard() -> Iterator[list[int]]:
+    """The SIGINTs that come until the block ends, outside of watching(). Each raises KeyboardInterrupt, as ever.
+
+    A library in the middle of something may make another error of that, or of an import that was cut off.
+    """
+    came: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        came.append(signum)
+        signal.default_int_handler(signum, frame)
+
+    if before is signal.default_int_handler:  # else it is ignored, as of a job in the background
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
 def watching() -> Iterator[SignalWatch]:
     """Note STOPPING signals, and wake at SIGCHLD, until the block ends; the handlers before are put back."""
     read_fd, write_fd = os.pipe()

@@ -27,7 +27,7 @@ _ZEROS = bytes(1 << 20)
 
 
 class Stream(Protocol):
-    """A multipart upload of a staging file; vfs/streaming.py."""
+    """A multipart upload of a staging file; vfs/upload/streaming.py."""
 
     def abort(self) -> None:
         """Drop it."""
@@ -218,6 +218,25 @@ class StagedFile:
                 self.fd = -1
         if remove:
             self.path.unlink(missing_ok=True)
+
+    def emptied(self, path: Path) -> bool:
+        """Close it, and leave it behind as an empty file of another name; False: it cannot be, and is as it was."""
+        try:
+            if os.fstat(self.fd).st_nlink != 1:  # it was removed, and is kept for those who have it open
+                return False
+            # First: whatever the journal has under the old name must never be found empty, nor with other bytes.
+            self.path.rename(path)
+        except OSError:
+            return False
+        with self._guard:
+            fd, self.fd = self.fd, -1
+        try:
+            os.ftruncate(fd, 0)
+        except OSError:
+            path.unlink(missing_ok=True)
+        finally:
+            os.close(fd)
+        return True
 
     def touch(self) -> None:
         """Only the attributes changed: the next upload takes them along."""

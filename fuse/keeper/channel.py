@@ -14,6 +14,7 @@ import os
 import socket
 
 from datastore import frames
+from datastore.errors import DatastoreError
 from datastore.frames import Message
 
 
@@ -44,3 +45,9 @@ class Channel:
         for more in descriptors[1:]:
             os.close(more)
         return message, descriptors[0] if descriptors else -1
+
+
+def error_in(message: Message) -> DatastoreError:
+    """The error that the server reports, under the name of its class."""
+    error: type[DatastoreError] = type(str(message.get("kind", "DatastoreError")), (DatastoreError,), {})
+    return error(str(message["error"]))

@@ -9,7 +9,6 @@ installed now. All waiting is in _wait, where they are taken synchronously; keep
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 import select
@@ -28,8 +27,10 @@ from datastore.logs import fields
 from ..kernel import abi, device
 from ..kernel.negotiate import Negotiated
 from ..kernel.passthrough import TABLE_BYTES
-from .channel import Channel
+from .channel import Channel, error_in
 from .guard import Adopted, Guard
+from .mountfile import MountFile
+from .outage import Outage
 from .refusal import Refusal
 from .serverprocess import ServerProcess
 from .standby import Standby
@@ -47,22 +48,11 @@ DOWN_LIMIT_S = 60.0
 """Callers wait for a new server for so long; then they get EIO, until one serves."""
 WATCH_S = 0.5
 """A server whose death the system does not tell (ServerProcess.code) is found after so long."""
-STABLE_S = 0.3
-"""A server that served longer than this is replaced at once: one that dies of what it is asked does so sooner."""
-QUICK_DEATHS = 3
-"""So many that served shorter, one after the other, are replaced at once too; then the pause doubles."""
-BACKOFF_FIRST_S, BACKOFF_LAST_S = 0.1, 5.0
 TICK_S = 0.1
 LOG_CHECK_S = 60.0
 UPGRADE = signal.SIGUSR2
 ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 EXIT_ERROR = 1
-
-
-def pause_after(quick_deaths: int) -> float:
-    """Seconds to wait before the next server."""
-    late = quick_deaths - QUICK_DEATHS
-    return 0.0 if late <= 0 else min(BACKOFF_FIRST_S * 2 ** min(late - 1, 10), BACKOFF_LAST_S)
 
 
 class Interrupted(DatastoreError):
@@ -84,9 +74,10 @@ class Keeper:
         self.spec = spec
         self.builder = builder
         self.guard = guard
-        self.down_limit_s = down_limit_s
+        self.outage = Outage(down_limit_s, time.monotonic())
         self.state_dir = Path(spec.state_dir)
         self.log_path = self.state_dir / "mount.log"
+        self.file = MountFile(self.state_dir)
         self.server: ServerProcess | None = None
         self.undead: list[ServerProcess] = []
         """Servers that died, until nothing is left of them."""
@@ -121,6 +112,8 @@ class Keeper:
                 self.device_fd = device.mount(options)
             self.mounted = True
             self._hand_over()
+            if self.file.trouble:
+                raise MountFailed(f"can't write to the state directory {self.state_dir}: {self.file.trouble}")
             # a guard's host removes the directory itself when a crash is cleared up
             beneath.protect(beneath_fd, self.state_dir / beneath.NOTE_FILE, immutable=self.guard is None)
             os.close(beneath_fd)
@@ -201,16 +194,17 @@ class Keeper:
         except PeerGone:
             raise MountFailed(f"the mount server ended while it started; see {self.log_path}") from None
         if "error" in message:
-            raise _remote_error(message)
+            raise error_in(message)
         return message.get(key)
 
     def _hand_over(self) -> None:
         self._open_channel().send({"serve": True, "negotiated": self.negotiated}, self.device_fd)
         settled = self._expect("negotiated", READY_TIMEOUT_S)
+        self.outage.served(time.monotonic())
         if self.negotiated is None:
             self.negotiated = settled
             device.tune_read_ahead(self.spec.mountpoint)
-        self._write_files()
+        self._note()
 
     def _open_channel(self) -> Channel:
         if self.server is None:
@@ -221,11 +215,12 @@ class Keeper:
 
     def keep(self) -> int:
         """Wait for the end, replacing servers that die; the exit code."""
-        quick_deaths = 0
-        checked = started = served = time.monotonic()
+        outage = self.outage
+        checked = time.monotonic()
+        outage.started(checked)
         while True:
             if self.server is None:
-                self._pause(pause_after(quick_deaths), down_s=time.monotonic() - served)
+                self._pause(outage.pause_s())
             else:
                 self._wait(None, WATCH_S)
             now = time.monotonic()
@@ -238,36 +233,44 @@ class Keeper:
             self.undead = [each for each in self.undead if not each.reaped()]
             if self.upgrading:
                 self._upgrade()
-                started = time.monotonic()
+                outage.started(time.monotonic())
             if self.server is None:
                 self._restart()
-                started = time.monotonic()
+                outage.started(time.monotonic())
                 continue
             code = self.server.code()
-            stable = now - started > STABLE_S
-            served = now if stable else served
+            lived_s = outage.lives(now)
             if code is None:
-                if self._can_resend():
-                    self.standby.keep(now - started)
+                self._tend(lived_s)
                 continue
             if code == 0 or self.spec.transport != "kernel":
                 return self._ended(code)
-            quick_deaths = 0 if stable else quick_deaths + 1
-            log.error("the mount server died; it is replaced", extra=fields(code=code, after_s=round(now - started, 1)))
+            outage.died(now)
+            log.error("the mount server died; it is replaced", extra=fields(code=code, after_s=round(lived_s, 1)))
             self._forget_server()
+
+    def _tend(self, lived_s: float) -> None:
+        """While a server lives."""
+        if self.file.trouble:
+            self._note()
+        if self._can_resend():
+            self.standby.keep(lived_s)
 
     def _take_news(self) -> None:
         document = self.guard.news() if self.guard else None
         if document is not None:
             self.spec = from_json(document)
 
-    def _pause(self, pause_s: float, *, down_s: float) -> None:
-        """Before another server is tried. When none served for long, callers get an error: they must not hang."""
-        if pause_s and down_s > self.down_limit_s and self.device_fd >= 0:
+    def _pause(self, pause_s: float) -> None:
+        """Before another server is tried; callers must not hang meanwhile."""
+        patience_s = self.outage.patience_s(time.monotonic(), resend=self._can_resend())
+        if patience_s is None:
+            self.refusal = None
+        elif pause_s and self.device_fd >= 0:
             if self.refusal is None:
-                log.error("no mount server can be started; every request is refused", extra=fields(down_s=int(down_s)))
+                log.error("no mount server lives; who has waited for long is refused")
                 self.refusal = Refusal(self.device_fd, resend=self._can_resend())
-            self.refusal.answer(pause_s)
+            self.refusal.answer(pause_s, older_than_s=patience_s)
             pause_s = 0.0
         self._wait(None, pause_s)
 
@@ -277,13 +280,14 @@ class Keeper:
             self._start(resumed=True, server=server or self._prepared(self.standby.take()))
             self._expect("probed", RESUME_TIMEOUT_S)
             self._hand_over()
-            self.refusal = None
             log.warning("a new mount server serves", extra=fields(pid=self.server.pid if self.server else 0))
         except DatastoreError as error:
             log.error("a new mount server could not start", extra=fields(error=error))
             self._note(trouble=f"no mount server can be started: {error}")
             if self.server is not None:
                 self.server.kill()  # keep() sees it dead and pauses
+            else:
+                self.outage.failed(time.monotonic())
 
     def _upgrade(self) -> None:
         """Let a new server, of the code that is installed now, go on in the place of the one that serves."""
@@ -292,14 +296,16 @@ class Keeper:
         if old is None:
             return  # one is about to be started
         self.standby.end()  # its code is as old as the server's
-        new = ServerProcess(self.builder, self.log_path)
+        new = None
         try:
             if not self._can_resend():
                 raise MountFailed("the kernel can't hand requests from one server to the next (Linux 6.9 can)")
+            new = ServerProcess(self.builder, self.log_path)
             new.prepare()
             self._expect("prepared", READY_TIMEOUT_S, new.channel)
         except DatastoreError as error:
-            new.kill()
+            if new is not None:
+                new.kill()
             log.error("the mount server is not replaced", extra=fields(error=error))
             self._note(refused=f"the new mount server does not start, the old one serves on: {error}")
             return
@@ -375,24 +381,12 @@ class Keeper:
             "mountpoint": self.spec.mountpoint,
         }
 
-    def _write_files(self) -> None:
-        self._note()
-
     def _note(self, **more: object) -> None:
         """Bring mount.json up to date. more: what went wrong, until the next server serves."""
         described = {**self.spec.without_secrets(), **self.report(), "started": time.time(), **more}
         described["upgradable"] = self._can_resend()
-        temporary = self.state_dir / "mount.json.new"
-        temporary.write_text(json.dumps(described, indent=1))
-        temporary.chmod(0o600)
-        temporary.replace(self.state_dir / "mount.json")
+        self.file.write(described)
 
     def _remove_files(self) -> None:
-        for name in ("mount.json", SOCKET):
-            (self.state_dir / name).unlink(missing_ok=True)
-
-
-def _remote_error(message: dict[str, Any]) -> DatastoreError:
-    """The server's error, under the name of its class."""
-    error: type[DatastoreError] = type(str(message.get("kind", "DatastoreError")), (DatastoreError,), {})
-    return error(str(message["error"]))
+        self.file.remove()
+        (self.state_dir / SOCKET).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Answers the kernel with EIO while no server can be started, so that nobody waits for ever (S-61)."""
+"""Answers the kernel with EIO while no server lives, so that nobody waits for ever (S-61)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import os
 import select
 import time
+from collections.abc import Callable
 
 from ..kernel import abi, reply
 
@@ -14,27 +15,48 @@ _BUFFER_BYTES = (1 << 20) + 2 * abi.PAGE_SIZE
 
 
 class Refusal:
-    """Made when it is needed: it holds a buffer of a megabyte. resend: the kernel can send again what a server took."""
+    """Made when it is needed: it holds a buffer of a megabyte.
 
-    def __init__(self, device_fd: int, *, resend: bool) -> None:
+    resend: the kernel can send again what somebody took. Then a request may be looked at and left to the next server.
+    """
+
+    def __init__(self, device_fd: int, *, resend: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._fd = device_fd
+        self._resend = resend
+        self._clock = clock
         self._buffer = bytearray(_BUFFER_BYTES)
-        if resend:
-            os.write(device_fd, reply.resend())
+        self._since: dict[int, float] = {}
+        """When each request that nobody has answered was first seen here."""
 
-    def answer(self, seconds: float) -> None:
-        """Refuse what comes within that time."""
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0 and select.select([self._fd], [], [], left)[0]:
-            try:
-                length = os.readv(self._fd, (self._buffer,))
-            except OSError:
-                return  # unmounted, or the caller has left
-            if length < abi.HEADER_SIZE:
+    def answer(self, seconds: float, *, older_than_s: float = 0.0) -> None:
+        """Refuse for so long what comes, and what waits; of that only what was seen here `older_than_s` ago."""
+        end = self._clock() + seconds
+        before, self._since = self._since, {}
+        if self._resend:
+            os.write(self._fd, reply.resend())
+        while (left := end - self._clock()) > 0 and select.select([self._fd], [], [], left)[0]:
+            unique = self._take()
+            if unique is None:
                 return
-            header = abi.IN_HEADER.unpack_from(self._buffer)
-            if header[1] not in _UNANSWERED:
-                self._refuse(header[2])
+            if not unique:
+                continue
+            now, request = self._clock(), unique & ~abi.UNIQUE_RESEND
+            since = before.get(request, now)
+            if now - since >= older_than_s:
+                self._refuse(unique)
+            else:
+                self._since[request] = since
+
+    def _take(self) -> int | None:
+        """The number of the next request, as it came; 0: nobody waits for an answer; None: there are no more."""
+        try:
+            length = os.readv(self._fd, (self._buffer,))
+        except OSError:
+            return None  # unmounted, or the caller has left
+        if length < abi.HEADER_SIZE:
+            return None
+        header = abi.IN_HEADER.unpack_from(self._buffer)
+        return 0 if header[1] in _UNANSWERED else header[2]
 
     def _refuse(self, unique: int) -> None:
         try:

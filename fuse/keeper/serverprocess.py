@@ -9,7 +9,9 @@ import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from socket import socketpair
+from socket import socket, socketpair
+
+from datastore.errors import MountFailed
 
 from .channel import Channel
 
@@ -29,22 +31,14 @@ class ServerProcess:
     """Started when it is made; it waits for what the channel brings. Its output goes to the log.
 
     log_path None: the log is not known yet, and its output goes where our errors go until it learns of it.
+    Errors: MountFailed when the system has no room for a process or a descriptor.
     """
 
     def __init__(self, builder: str, log_path: Path | None) -> None:
-        ours, theirs = socketpair()
-        with theirs, log_path.open("ab") if log_path else os.fdopen(os.dup(2), "ab") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "datastore.fuse", "--server", str(theirs.fileno()), "--builder", builder],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=(theirs.fileno(),),
-                # from any directory, the same modules as ours; and no directory is kept busy
-                env={**_MALLOC, **os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-                cwd="/",
-                start_new_session=True,
-            )
+        try:
+            self._process, ours = _started(builder, log_path)
+        except OSError as error:
+            raise MountFailed(f"the system starts no mount server: {error}") from error
         self.channel = Channel(ours)
         self.pid = self._process.pid
 
@@ -95,9 +89,37 @@ class ServerProcess:
         self.wait(KILLED_TIMEOUT_S)
 
 
-def first(arguments: Sequence[str]) -> ServerProcess:
-    """A server for a mount that nobody has described yet; its code is imported while ours is. Errors: PeerGone."""
+def _started(builder: str, log_path: Path | None) -> tuple[subprocess.Popen[bytes], socket]:
+    """A server, and our end of the channel."""
+    ours, theirs = socketpair()
+    try:
+        with theirs, log_path.open("ab") if log_path else os.fdopen(os.dup(2), "ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "datastore.fuse", "--server", str(theirs.fileno()), "--builder", builder],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(theirs.fileno(),),
+                # from any directory, the same modules as ours; and no directory is kept busy
+                env={**_MALLOC, **os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+                cwd="/",
+                start_new_session=True,
+            )
+    except OSError:
+        ours.close()
+        raise
+    return process, ours
+
+
+def first(arguments: Sequence[str]) -> ServerProcess | None:
+    """A server for a mount that nobody has described yet; its code is imported while ours is.
+
+    None when it can't be started: the keeper tries again, and says why it can't.
+    """
     named = [word for flag, word in pairwise((*arguments, "")) if flag == "--builder"]
-    process = ServerProcess(named[-1] if named else DEFAULT_BUILDER, None)
-    process.prepare()
+    try:
+        process = ServerProcess(named[-1] if named else DEFAULT_BUILDER, None)
+        process.prepare()
+    except MountFailed:
+        return None
     return process

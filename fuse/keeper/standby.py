@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from datastore.errors import MountFailed
 from datastore.frames import PeerGone
 
 from .serverprocess import ServerProcess
@@ -16,7 +17,7 @@ from .serverprocess import ServerProcess
 AFTER_S = 1.0
 """Started when a server has served for so long: a restart is busy enough."""
 AGAIN_S = 60.0
-"""One that died is replaced no sooner."""
+"""One that died, or could not be started, is replaced no sooner."""
 
 
 class Standby:
@@ -35,8 +36,12 @@ class Standby:
             self.end()
             self._next_at = now + AGAIN_S
         if self._waiting is None and served_s > AFTER_S and now >= self._next_at:
-            self._waiting = self._start()
-            self._prepare(self._waiting)
+            try:
+                self._waiting = self._start()
+            except MountFailed:
+                self._next_at = now + AGAIN_S
+            else:
+                self._prepare(self._waiting)
 
     def take(self) -> ServerProcess | None:
         """The one that waits, or None; its next message is {"prepared": true}."""

@@ -23,6 +23,7 @@ from ..ops import (
     Filesystem,
     FSError,
     Ino,
+    OpenDirReply,
     OpenReply,
     OpenRequest,
     Reply,
@@ -34,7 +35,7 @@ from . import abi, reply, wire
 from .passthrough import OpenModes
 from .reply import Body, Frame
 
-Header = tuple[int, int, int, int, int, int, int, int, int]
+Header = tuple[int, int, int, Ino, int, int, int, int, int]
 """len opcode unique nodeid uid gid pid total_extlen padding, as abi.IN_HEADER unpacks it."""
 
 
@@ -72,6 +73,11 @@ def _attributes(header: Header, _args: object, result: AttrReply) -> bytes:
     return reply.attributes(header[2], result)
 
 
+def _opened_directory(header: Header, _args: object, result: OpenDirReply) -> bytes:
+    flags = (abi.FOPEN_CACHE_DIR if result.cache else 0) | (abi.FOPEN_KEEP_CACHE if result.keep else 0)
+    return reply.opened(header[2], result.fh, flags, 0)
+
+
 class Operations:
     """The table for one file system."""
 
@@ -96,11 +102,11 @@ class Operations:
             abi.MKDIR: Operation(wire.mkdir, self._mkdir, _entry, forget),
             abi.SYMLINK: Operation(wire.symlink, self._symlink, _entry, forget),
             abi.LINK: Operation(wire.link, self._link, _entry, forget),
-            abi.UNLINK: Operation(wire.name, lambda h, name: fs.unlink(_caller(h), Ino(h[3]), name), _empty),
-            abi.RMDIR: Operation(wire.name, lambda h, name: fs.rmdir(_caller(h), Ino(h[3]), name), _empty),
+            abi.UNLINK: Operation(wire.name, lambda h, name: fs.unlink(_caller(h), h[3], name), _empty),
+            abi.RMDIR: Operation(wire.name, lambda h, name: fs.rmdir(_caller(h), h[3], name), _empty),
             abi.RENAME: Operation(wire.rename, self._rename, _empty),
             abi.RENAME2: Operation(wire.rename2, self._rename, _empty),
-            abi.READLINK: Operation(wire.nothing, lambda h, _: fs.readlink(Ino(h[3])), _body),
+            abi.READLINK: Operation(wire.nothing, lambda h, _: fs.readlink(h[3]), _body),
         }
 
     def _files(self) -> dict[int, Operation]:
@@ -109,11 +115,11 @@ class Operations:
             abi.CREATE: Operation(wire.create, self._create, self._created, self._uncreate),
             abi.READ: Operation(wire.read, self._read, self._content),
             abi.WRITE: Operation(wire.write, self._write, lambda h, _, count: reply.written(h[2], count)),
-            abi.FLUSH: Operation(wire.handle, lambda h, fh: self._fs.flush(Ino(h[3]), fh), _empty, shielded=True),
-            abi.FSYNC: Operation(wire.fsync, lambda h, a: self._fs.fsync(Ino(h[3]), a[0], a[1]), _empty),
-            abi.RELEASE: Operation(wire.handle, lambda h, fh: self._fs.release(Ino(h[3]), fh), _empty, shielded=True),
+            abi.FLUSH: Operation(wire.handle, lambda h, fh: self._fs.flush(h[3], fh), _empty, shielded=True),
+            abi.FSYNC: Operation(wire.fsync, lambda h, a: self._fs.fsync(h[3], a[0], a[1]), _empty),
+            abi.RELEASE: Operation(wire.handle, lambda h, fh: self._fs.release(h[3], fh), _empty, shielded=True),
             abi.FALLOCATE: Operation(
-                wire.fallocate, lambda h, a: self._fs.fallocate(Ino(h[3]), a.fh, a.offset, a.length, a.mode), _empty
+                wire.fallocate, lambda h, a: self._fs.fallocate(h[3], a.fh, a.offset, a.length, a.mode), _empty
             ),
             abi.LSEEK: Operation(wire.lseek, self._lseek, lambda h, _, offset: reply.position(h[2], offset)),
         }
@@ -122,81 +128,79 @@ class Operations:
         return {
             abi.OPENDIR: Operation(
                 wire.nothing,
-                lambda h, _: self._fs.opendir(_caller(h), Ino(h[3])),
-                lambda h, _, fh: reply.opened(h[2], fh, 0, 0),
-                lambda h, _, fh: self._fs.releasedir(Ino(h[3]), fh),
+                lambda h, _: self._fs.opendir(_caller(h), h[3]),
+                _opened_directory,
+                lambda h, _, opened: self._fs.releasedir(h[3], opened.fh),
             ),
             abi.READDIR: Operation(wire.read, self._readdir, lambda h, _, lines: reply.directory(h[2], lines)),
             abi.READDIRPLUS: Operation(
                 wire.read, self._readdirplus, lambda h, _, lines: reply.directory_plus(h[2], lines), self._forget_lines
             ),
-            abi.RELEASEDIR: Operation(
-                wire.handle, lambda h, fh: self._fs.releasedir(Ino(h[3]), fh), _empty, shielded=True
-            ),
+            abi.RELEASEDIR: Operation(wire.handle, lambda h, fh: self._fs.releasedir(h[3], fh), _empty, shielded=True),
         }
 
     def _attributes(self) -> dict[int, Operation]:
         fs = self._fs
         return {
-            abi.GETATTR: Operation(wire.getattr, lambda h, fh: fs.getattr(Ino(h[3]), fh), _attributes),
+            abi.GETATTR: Operation(wire.getattr, lambda h, fh: fs.getattr(h[3], fh), _attributes),
             abi.SETATTR: Operation(wire.setattr, self._setattr, _attributes),
             abi.STATFS: Operation(wire.nothing, self._statfs, lambda h, _, s: reply.statfs(h[2], s)),
             abi.SETXATTR: Operation(
-                wire.setxattr, lambda h, a: fs.setxattr(_caller(h), Ino(h[3]), a[0], a[1], a[2]), _empty
+                wire.setxattr, lambda h, a: fs.setxattr(_caller(h), h[3], a[0], a[1], a[2]), _empty
             ),
-            abi.GETXATTR: Operation(wire.getxattr, lambda h, a: fs.getxattr(Ino(h[3]), a[1]), self._xattr),
-            abi.LISTXATTR: Operation(wire.listxattr, lambda h, _: fs.listxattr(Ino(h[3])), self._xattr_list),
+            abi.GETXATTR: Operation(wire.getxattr, lambda h, a: fs.getxattr(h[3], a[1]), self._xattr),
+            abi.LISTXATTR: Operation(wire.listxattr, lambda h, _: fs.listxattr(h[3]), self._xattr_list),
             abi.REMOVEXATTR: Operation(
-                wire.removexattr, lambda h, name: fs.removexattr(_caller(h), Ino(h[3]), name), _empty
+                wire.removexattr, lambda h, name: fs.removexattr(_caller(h), h[3], name), _empty
             ),
         }
 
     # -- calls
 
     def _lookup(self, h: Header, name: bytes) -> Reply[Entry]:
-        return self._fs.lookup(Caller(h[4], h[5], h[6]), Ino(h[3]), name)
+        return self._fs.lookup(Caller(h[4], h[5], h[6]), h[3], name)
 
     def _mknod(self, h: Header, a: wire.MknodRequest) -> Reply[Entry]:
-        return self._fs.mknod(_caller(h), Ino(h[3]), a.name, a.mode, a.rdev)
+        return self._fs.mknod(_caller(h), h[3], a.name, a.mode, a.rdev)
 
     def _mkdir(self, h: Header, a: tuple[bytes, int]) -> Reply[Entry]:
-        return self._fs.mkdir(_caller(h), Ino(h[3]), a[0], a[1])
+        return self._fs.mkdir(_caller(h), h[3], a[0], a[1])
 
     def _symlink(self, h: Header, a: tuple[bytes, bytes]) -> Reply[Entry]:
-        return self._fs.symlink(_caller(h), Ino(h[3]), a[0], a[1])
+        return self._fs.symlink(_caller(h), h[3], a[0], a[1])
 
     def _link(self, h: Header, a: tuple[int, bytes]) -> Reply[Entry]:
-        return self._fs.link(_caller(h), Ino(a[0]), Ino(h[3]), a[1])
+        return self._fs.link(_caller(h), Ino(a[0]), h[3], a[1])
 
     def _rename(self, h: Header, a: wire.RenameRequest) -> Reply[None]:
-        return self._fs.rename(_caller(h), Ino(h[3]), a.name, Ino(a.new_parent), a.new_name, a.flags)
+        return self._fs.rename(_caller(h), h[3], a.name, Ino(a.new_parent), a.new_name, a.flags)
 
     def _setattr(self, h: Header, a: tuple[int, SetAttr]) -> Reply[AttrReply]:
-        return self._fs.setattr(_caller(h), Ino(h[3]), Fh(a[0]), a[1])
+        return self._fs.setattr(_caller(h), h[3], Fh(a[0]), a[1])
 
     def _statfs(self, h: Header, _args: tuple[()]) -> Reply[StatFs]:
-        return self._fs.statfs(Ino(h[3]))
+        return self._fs.statfs(h[3])
 
     def _open(self, h: Header, request: OpenRequest) -> Reply[OpenReply]:
-        return self._fs.open(Caller(h[4], h[5], h[6]), Ino(h[3]), request)
+        return self._fs.open(Caller(h[4], h[5], h[6]), h[3], request)
 
     def _create(self, h: Header, a: wire.CreateRequest) -> Reply[tuple[Entry, OpenReply]]:
-        return self._fs.create(_caller(h), Ino(h[3]), a.name, a.mode, a.request)
+        return self._fs.create(_caller(h), h[3], a.name, a.mode, a.request)
 
-    def _read(self, h: Header, a: tuple[int, int, int]) -> Reply[Body]:
-        return self._fs.read(Ino(h[3]), Fh(a[0]), a[1], a[2])
+    def _read(self, h: Header, a: tuple[Fh, int, int]) -> Reply[Body]:
+        return self._fs.read(h[3], a[0], a[1], a[2])
 
-    def _write(self, h: Header, a: tuple[int, int, memoryview, bool]) -> Reply[int]:
-        return self._fs.write(Ino(h[3]), Fh(a[0]), a[1], a[2], a[3])
+    def _write(self, h: Header, a: tuple[Fh, int, memoryview, bool]) -> Reply[int]:
+        return self._fs.write(h[3], a[0], a[1], a[2], a[3])
 
     def _lseek(self, h: Header, a: tuple[int, int, int]) -> Reply[int]:
-        return self._fs.lseek(Ino(h[3]), Fh(a[0]), a[1], a[2])
+        return self._fs.lseek(h[3], Fh(a[0]), a[1], a[2])
 
     def _readdir(self, h: Header, a: tuple[int, int, int]) -> Reply[Sequence[DirEntry]]:
-        return self._fs.readdir(Ino(h[3]), Fh(a[0]), a[1], reply.Budget(a[2], plus=False), False)
+        return self._fs.readdir(h[3], Fh(a[0]), a[1], reply.Budget(a[2], plus=False), False)
 
     def _readdirplus(self, h: Header, a: tuple[int, int, int]) -> Reply[Sequence[DirEntry]]:
-        return self._fs.readdir(Ino(h[3]), Fh(a[0]), a[1], reply.Budget(a[2], plus=True), True)
+        return self._fs.readdir(h[3], Fh(a[0]), a[1], reply.Budget(a[2], plus=True), True)
 
     # -- answers that need more than the result
 
@@ -237,7 +241,7 @@ class Operations:
 
     def _unopen(self, h: Header, _args: object, result: OpenReply) -> Blocking[None] | None:
         self._modes.released(h[3])
-        return self._fs.release(Ino(h[3]), result.fh)
+        return self._fs.release(h[3], result.fh)
 
     def _uncreate(self, _header: Header, _args: object, result: tuple[Entry, OpenReply]) -> Blocking[None] | None:
         entry, opened = result
@@ -282,7 +286,7 @@ def call_again(operation: Operation, header: Header, args: Any, filesystem: File
 def _found(filesystem: Filesystem, header: Header, args: Any) -> Entry:
     """What stands under the name that was to be made: args.name, or (name, ...), or for LINK (ino, name)."""
     name = args[1] if header[1] == abi.LINK else args[0]
-    entry = resolve(filesystem.lookup(_caller(header), Ino(header[3]), name))
+    entry = resolve(filesystem.lookup(_caller(header), header[3], name))
     if entry.attr is None:
         raise FSError(errno.EEXIST)
     return entry

@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from ..ops import NOW, OpenRequest, SetAttr
+from ..ops import NOW, Fh, OpenRequest, SetAttr
 from . import abi
 
 SIZE_LIMIT = 16 << 20
@@ -236,7 +236,7 @@ def create(view: memoryview, end: int) -> CreateRequest | Malformed:
     return CreateRequest(new, mode, _open_request(flags, open_flags))
 
 
-def read(view: memoryview, end: int) -> tuple[int, int, int] | Malformed:
+def read(view: memoryview, end: int) -> tuple[Fh, int, int] | Malformed:
     """READ, READDIR and READDIRPLUS: (fh, offset, size)."""
     if end < BODY + abi.READ_IN.size:
         return MALFORMED
@@ -244,7 +244,7 @@ def read(view: memoryview, end: int) -> tuple[int, int, int] | Malformed:
     return MALFORMED if size > SIZE_LIMIT or offset >= OFFSET_LIMIT else (fh, offset, size)
 
 
-def write(view: memoryview, end: int) -> tuple[int, int, memoryview, bool] | Malformed:
+def write(view: memoryview, end: int) -> tuple[Fh, int, memoryview, bool] | Malformed:
     """WRITE: (fh, offset, payload, kill_suidgid). The payload is a part of `view`, not a copy."""
     if end < WRITE_BODY:
         return MALFORMED
@@ -254,12 +254,13 @@ def write(view: memoryview, end: int) -> tuple[int, int, memoryview, bool] | Mal
     return fh, offset, view[WRITE_BODY:end], bool(flags & abi.WRITE_KILL_SUIDGID)
 
 
-def handle(view: memoryview, end: int) -> int | Malformed:
+def handle(view: memoryview, end: int) -> Fh | Malformed:
     """RELEASE, RELEASEDIR and FLUSH: the file handle."""
     if end < BODY + abi.RELEASE_IN.size:
         return MALFORMED
+    fh: Fh
     fh, _, _, _ = abi.RELEASE_IN.unpack_from(view, BODY)
-    return int(fh)
+    return fh
 
 
 def fsync(view: memoryview, end: int) -> tuple[int, bool] | Malformed:

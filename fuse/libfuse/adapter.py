@@ -303,7 +303,7 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
 
     def opendir(self, path: str) -> int:
         with self._at(path) as ino:
-            fh = self._call(self._fs.opendir, _caller(), ino)
+            fh = self._call(self._fs.opendir, _caller(), ino).fh
             self._directories[fh] = ino
             return fh
 

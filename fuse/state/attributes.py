@@ -33,13 +33,15 @@ class AttributeMemory:
         self._recent: OrderedDict[str, KnownAttributes] = OrderedDict()
         self._unsaved: dict[str, KnownAttributes | None] = {}
         """None: the object is no more."""
+        self._holds_all = db.attributes_at_most == 0
+        """What is not in _recent is not in the database either, where looking costs as much as all the rest."""
 
     def known(self, key: str, etag: ETag, mtime_ns: int) -> tuple[Mapping[str, str], str] | None:
         """Metadata and content type of this version, or None."""
         with self._lock:
             found = self._recent.get(key)
-            removed = key in self._unsaved and self._unsaved[key] is None
-        if found is None and not removed:
+            unknown = self._holds_all or (key in self._unsaved and self._unsaved[key] is None)
+        if found is None and not unknown:
             found = self._db.attributes(key)
             if found is not None:
                 self._keep(key, found)
@@ -85,3 +87,4 @@ class AttributeMemory:
             self._recent.move_to_end(key)
             if len(self._recent) > self._entries:
                 self._recent.popitem(last=False)
+                self._holds_all = False

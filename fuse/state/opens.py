@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 _SLOT = Struct("<QQIHxxq96s")
 _REST = Struct("<QIHxxq96s")
-_HANDLE = Struct("<Q")
+_HANDLE = _INO = Struct("<Q")
 _VERSION = Struct("<Hxxq96s")
 _VERSION_AT = 20
 _ETAG_MAX = 96
@@ -96,7 +96,7 @@ class OpenTable:
         if slot is None:
             return
         at = slot * _SLOT.size
-        ino = _SLOT.unpack_from(self._map, at)[1]
+        (ino,) = _INO.unpack_from(self._map, at + _HANDLE.size)
         _HANDLE.pack_into(self._map, at, 0)
         self._free.append(slot)
         others = self._by_ino[ino]

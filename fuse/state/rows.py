@@ -26,6 +26,7 @@ class Unsent(NamedTuple):
     error: str = ""
     expects: str | None = None
     stuck: bool = False
+    unsynced: bool = False
 
 
 class NotedUpload(NamedTuple):

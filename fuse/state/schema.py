@@ -16,8 +16,11 @@ create table if not exists unsent(
   since_ns integer not null,       -- when it was first changed
   error text not null default '',  -- why the last upload failed, one line
   expects text,                    -- the version to replace, '' for none at all; null: whatever is there
-  stuck integer not null default 0 -- sending it again is no use: a person saves or discards it
+  stuck integer not null default 0, -- sending it again is no use: a person saves or discards it
+  unsynced integer not null default 0 -- the machine went down before the file was sure to be on the disk
 );
+-- The kernel's start that this database was last used in; one row.
+create table if not exists boots(id text not null);
 -- A multipart upload that is neither completed nor aborted. upload_id '': no answer came, it may exist.
 create table if not exists uploads(
   id integer primary key autoincrement, key text not null, upload_id text not null default '',
@@ -44,7 +47,7 @@ create table if not exists attributes(
 """
 
 LATER_COLUMNS = {
-    "unsent": {"expects": "text", "stuck": "integer not null default 0"},
+    "unsent": {"expects": "text", "stuck": "integer not null default 0", "unsynced": "integer not null default 0"},
     "subjects": {"began_ns": "integer not null default 0", "over": "text"},
 }
 """By table; a database of an earlier release lacks them."""

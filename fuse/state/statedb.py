@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..store.base import UploadId
+from .boots import boot_id
 from .nodelog import NodeRecord
 from .rows import Intent, IntentId, NotedUpload, Subject, Unsent, UploadNote, as_stored, as_text
 from .schema import LATER_COLUMNS, SCHEMA
@@ -28,6 +29,11 @@ _LOCK_TIMEOUT_S = 2.0
 _WAL_BYTES = 4 << 20
 """The write-ahead log's size after a checkpoint, at most; SQLite makes one at every 1000 pages, which is about this."""
 _SUBJECT_OF = "select etag, put_off_ns, replaced, replaced_etag, began_ns, over from subjects where intent=?"
+_END_INTENT = (
+    "delete from intents where id=?",
+    "delete from moves where intent=?",
+    "delete from subjects where intent=?",
+)
 _FORGOTTEN_MAX = 64
 """Rows of files that are removed, before they are removed as well."""
 
@@ -55,10 +61,16 @@ class StateDb:
         self._add_columns()
         self._forgotten: set[str] = set()
         """Staging files whose rows are still there: their files are removed, or the disk had no room to remove rows."""
+        self._ended: set[IntentId] = set()
+        """Intents that the disk had no room to remove."""
         self._rows = {row[0] for row in self._connection.execute("select staging from unsent")}
         """Staging files with a row in the database."""
+        last = self._connection.execute("select id from boots").fetchone()
+        self.rebooted = last is not None and last[0] != boot_id()
+        """Whether the machine was started anew since: its last moments may be missing here. Until seen_boot()."""
         self._young = YoungRows(path.with_name(NAME))
-        self._young.rows = {row.staging: row for row in self._young.load() if row.staging not in self._rows}
+        young = (row._replace(unsynced=row.unsynced or self.rebooted) for row in self._young.load())
+        self._young.rows = {row.staging: row for row in young if row.staging not in self._rows}
         with suppress(OSError):  # the disk is full: they stay where they are
             self._take_young()
         self._wal_path = f"{path}-wal"
@@ -66,7 +78,7 @@ class StateDb:
         self._syncing = threading.Lock()
         self._synced = self._wanted = 0
         self._attribute_rows = attribute_rows
-        self._written_rows = 0
+        self.attributes_at_most = 0
         """Rows of attributes, and how often one was written since they were counted: no fewer than there are."""
         self._trim_attributes()
 
@@ -106,6 +118,13 @@ class StateDb:
             for name, kind in columns.items():
                 if name not in present:
                     self._connection.execute(f"alter table {table} add column {name} {kind}")
+
+    def seen_boot(self) -> None:
+        """What a start of the machine makes of what is here is settled. Without room for that it is settled again."""
+        with self._lock, suppress(OSError), self._transaction():
+            self._connection.execute("delete from boots")
+            self._connection.execute("insert into boots values(?)", (boot_id(),))
+            self.rebooted = False
 
     # -- unsent files
 
@@ -162,16 +181,20 @@ class StateDb:
                     self.drop_forgotten()
 
     def drop_forgotten(self) -> None:
-        """Remove the rows that are forgotten, as far as the disk lets us."""
+        """Remove the rows that are forgotten, and what has ended, as far as the disk lets us."""
         with self._lock:
-            if not self._forgotten:
+            if not self._forgotten and not self._ended:
                 return
             with suppress(OSError):
                 with self._transaction():
                     gone = [(name,) for name in self._forgotten]
                     self._connection.executemany("delete from unsent where staging=?", gone)
+                    ended = [(intent,) for intent in self._ended]
+                    for statement in _END_INTENT:
+                        self._connection.executemany(statement, ended)
                 self._rows -= self._forgotten
                 self._forgotten.clear()
+                self._ended.clear()
 
     def failed_unsent(self, staging: str, error: str, *, stuck: bool) -> None:
         """Why a file that belongs to no node could not be sent. A full disk does not keep it from being tried again."""
@@ -270,17 +293,17 @@ class StateDb:
             self._forgotten.difference_update(settled)
 
     def end(self, intent: IntentId) -> None:
-        """It is done, or was undone."""
-        with self._transaction():
-            self._connection.execute("delete from intents where id=?", (intent,))
-            self._connection.execute("delete from moves where intent=?", (intent,))
-            self._connection.execute("delete from subjects where intent=?", (intent,))
+        """It is done, or was undone. A full disk does not keep it from being so while this process lives."""
+        with self._lock:
+            self._ended.add(intent)
+            self.drop_forgotten()
 
     def intents(self) -> list[Intent]:
         """What was begun and not ended, in order."""
         with self._lock:
             rows = self._connection.execute("select id, kind, source, target from intents order by id").fetchall()
-        return [Intent(number, kind, as_text(source), as_text(target)) for number, kind, source, target in rows]
+        found = (Intent(number, kind, as_text(source), as_text(target)) for number, kind, source, target in rows)
+        return [intent for intent in found if intent.id not in self._ended]
 
     # -- attributes
 
@@ -298,8 +321,8 @@ class StateDb:
         with self._transaction():
             self._connection.executemany("insert or replace into attributes values(?,?,?,?,?)", values)
             self._connection.executemany("delete from attributes where key=?", [(as_stored(key),) for key in removed])
-            self._written_rows += len(values)
-            if self._written_rows > self._attribute_rows:
+            self.attributes_at_most += len(values)
+            if self.attributes_at_most > self._attribute_rows:
                 self._trim_attributes()
 
     def _trim_attributes(self) -> None:
@@ -311,7 +334,7 @@ class StateDb:
                 "delete from attributes where key in (select key from attributes limit ?)", (surplus,)
             )
             count -= surplus
-        self._written_rows = count
+        self.attributes_at_most = count
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -340,7 +363,11 @@ def _disk_errors() -> Iterator[None]:
 def _unsent(row: tuple[Any, ...]) -> Unsent:
     found = Unsent(*row)
     return found._replace(
-        key=as_text(found.key), base_key=as_text(found.base_key), metadata=json.loads(row[6]), stuck=bool(found.stuck)
+        key=as_text(found.key),
+        base_key=as_text(found.base_key),
+        metadata=json.loads(row[6]),
+        stuck=bool(found.stuck),
+        unsynced=bool(found.unsynced),
     )
 
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, NewType, Protocol, Self
 
+from datastore.errors import StoreError
+
 ETag = NewType("ETag", str)
 """As the server sent it, without the surrounding quotes."""
 PartNumber = NewType("PartNumber", int)
@@ -138,6 +140,19 @@ class Capabilities:
     """Listings show the metadata of objects that may be read."""
 
 
+class Shown(NamedTuple):
+    """A key that is to be asked for, and the version that a listing showed of it; "": none is known."""
+
+    key: str
+    etag: ETag = ETag("")
+
+
+HeadSink = Callable[[int, ObjectInfo | StoreError], None]
+"""Takes what is said of one of several objects, or why nothing is: its place among those asked for, and the answer.
+Called by the thread that asks, while other answers are on their way: it asks the store for nothing, and raises no
+StoreError. What else it raises ends the call."""
+
+
 Sink = Callable[[ObjectInfo, int, Body], None]
 """Takes a body as it comes: the object's facts, where in what was asked for the bytes belong, and the bytes, ascending.
 The bytes are the sink's to keep. An attempt that failed is repeated from offset 0. What a sink raises ends it."""
@@ -193,6 +208,13 @@ class ObjectStore(Protocol):
 
     def head(self, key: str) -> ObjectInfo:
         """The object's facts; NotFound when there is none."""
+        ...
+
+    def head_many(self, objects: Sequence[Shown], sink: HeadSink) -> None:
+        """The facts of up to 1,000 objects, each once, in any order: as of head(), whose errors are answers here.
+
+        What is shown of an object is no condition; where nothing is, it takes longer.
+        """
         ...
 
     def get(

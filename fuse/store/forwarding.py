@@ -13,16 +13,19 @@ from .base import (
     DeleteFailure,
     ETag,
     FilePart,
+    HeadSink,
     ListPage,
     ObjectInfo,
     ObjectStore,
     PartNumber,
     PendingUpload,
+    Shown,
     Sink,
     UploadId,
     WriteOptions,
     WriteResult,
 )
+from .oneeach import head_each
 
 T = TypeVar("T")
 
@@ -66,6 +69,10 @@ class ForwardingStore(ABC):
     def head(self, key: str) -> ObjectInfo:
         """See ObjectStore."""
         return self._around("head", lambda: self.inner.head(key))
+
+    def head_many(self, objects: Sequence[Shown], sink: HeadSink) -> None:
+        """See ObjectStore. One after the other, so that the hook is around each; who can do better overrides this."""
+        head_each(self, objects, sink)
 
     def get(
         self,

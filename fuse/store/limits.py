@@ -17,6 +17,7 @@ MAX_METADATA_BYTES = 2048
 MAX_PART_NUMBER = 10_000
 MAX_DELETE_KEYS = 1000
 MAX_LIST_KEYS = 1000
+MAX_HEAD_KEYS = 1000
 
 
 def key_bytes(key: str) -> bytes:
@@ -75,6 +76,12 @@ def check_delete_count(keys: Sequence[str]) -> None:
     """Errors: InvalidRequest."""
     if len(keys) > MAX_DELETE_KEYS:
         raise InvalidRequest(f"{len(keys)} keys in one bulk delete, S3 takes {MAX_DELETE_KEYS}")
+
+
+def check_head_count(objects: Sequence[object]) -> None:
+    """Errors: InvalidRequest."""
+    if len(objects) > MAX_HEAD_KEYS:
+        raise InvalidRequest(f"{len(objects)} keys in one call, at most {MAX_HEAD_KEYS} are taken")
 
 
 def check_part_number(key: str, number: int) -> None:

@@ -46,6 +46,7 @@ from .limits import (
     key_bytes,
     shown,
 )
+from .oneeach import head_each
 from .packed import packed
 
 MIN_PART_BYTES = 5 << 20
@@ -172,6 +173,8 @@ class MemoryStore:
         """See ObjectStore."""
         with self.bucket.lock:
             return self._describe(key, self.bucket.find(key))
+
+    head_many = head_each
 
     def get(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -17,9 +17,11 @@ from .base import (
     ByteRange,
     ETag,
     FilePart,
+    HeadSink,
     ObjectInfo,
     ObjectStore,
     PartNumber,
+    Shown,
     Sink,
     UploadId,
     WriteOptions,
@@ -52,7 +54,7 @@ class StoreMetrics:
     def record(self, method: str, seconds: float, *, sent: int = 0, received: int = 0, error: str = "") -> None:
         """One call that ended; error is the class name of what it raised."""
         with self._lock:
-            tally = self._tallies.setdefault(method, _Tally())
+            tally = self._tally(method)
             tally.calls += 1
             tally.sent_bytes += sent
             tally.received_bytes += received
@@ -65,7 +67,13 @@ class StoreMetrics:
     def record_retry(self, method: str, error: StoreError) -> None:
         """One failure inside a call that was tried again; fits RetryingStore.on_retry."""
         with self._lock:
-            self._tallies.setdefault(method, _Tally()).retries[type(error).__name__] += 1
+            self._tally(method).retries[type(error).__name__] += 1
+
+    def _tally(self, method: str) -> _Tally:
+        tally = self._tallies.get(method)
+        if tally is None:
+            tally = self._tallies[method] = _Tally()
+        return tally
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
         """By method: calls, sent_bytes, received_bytes, seconds, slowest_s, errors and retries by class name, buckets.
@@ -97,6 +105,17 @@ class ObservingStore(ForwardingStore):
         super().__init__(inner)
         self.metrics = metrics or StoreMetrics()
         self._clock = clock
+
+    def head_many(self, objects: Sequence[Shown], sink: HeadSink) -> None:
+        """See ObjectStore. Each is counted as a HEAD that took from the beginning of the call to its answer."""
+        started = self._clock()
+
+        def counted(number: int, answer: ObjectInfo | StoreError) -> None:
+            error = type(answer).__name__ if isinstance(answer, StoreError) else ""
+            self.metrics.record("head", self._clock() - started, error=error)
+            sink(number, answer)
+
+        self.inner.head_many(objects, counted)
 
     def get(
         self,

@@ -15,7 +15,18 @@ from typing import TypeVar
 from datastore.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError, Throttled
 from datastore.retry import Call, Retrier, current_call
 
-from .base import Body, ETag, ObjectStore, PartNumber, UploadId, WriteOptions, WriteResult
+from .base import (
+    Body,
+    ETag,
+    HeadSink,
+    ObjectInfo,
+    ObjectStore,
+    PartNumber,
+    Shown,
+    UploadId,
+    WriteOptions,
+    WriteResult,
+)
 from .etags import etag_of, joined_etag
 from .forwarding import ForwardingStore
 
@@ -39,6 +50,32 @@ class RetryingStore(ForwardingStore):
         self._on_retry = on_retry
         self._answered_at = self._retrier.clock()
         """When a request was last answered, be it by a refusal; the retrier's clock."""
+
+    def head_many(self, objects: Sequence[Shown], sink: HeadSink) -> None:
+        """See ObjectStore. Those that failed and may not the next time are asked for again together, in one budget."""
+        failed: dict[int, StoreError] = {}
+
+        def attempt() -> None:
+            numbers = list(failed or range(len(objects)))
+            failed.clear()
+
+            def take(at: int, answer: ObjectInfo | StoreError) -> None:
+                if isinstance(answer, StoreError) and answer.transient:
+                    failed[numbers[at]] = answer
+                else:
+                    sink(numbers[at], answer)
+
+            self.inner.head_many([objects[number] for number in numbers], take)
+            if failed:
+                raise next(iter(failed.values()))
+
+        try:
+            self._around("head", attempt)
+        except StoreError:
+            if not failed:
+                raise
+        for number, error in failed.items():
+            sink(number, error)
 
     def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
         """See ObjectStore."""

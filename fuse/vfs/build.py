@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,14 +26,14 @@ from ..state.removed import RemovedFiles
 from ..state.statedb import StateDb
 from ..store.base import ObjectStore
 from ..store.s3 import StaticSource, open_s3, probe
-from .attrs import Defaults
-from .ceiling import Shares, holdings
-from .core import Core, Settings
+from .change.finishing import finish
 from .filesystem import DatastoreFilesystem
-from .finishing import finish
-from .lent import LentFiles
-from .nodes import NodeTable
-from .restoring import nodes_by_key, restore_nodes, restore_opens
+from .opened.restoring import nodes_by_key, restore_nodes, restore_opens
+from .tree.attrs import Defaults
+from .tree.ceiling import Shares, holdings
+from .tree.core import Core, Settings
+from .tree.lent import LentFiles
+from .tree.nodes import NodeTable
 from .warm import warm
 
 log = logging.getLogger(__name__)
@@ -166,6 +167,7 @@ def build_filesystem(
             refuse_conflicts=spec.conflict == "fail",
             write_back_s=spec.write_back_s,
             open_less=spec.read_only and spec.transport == "kernel",
+            keep_directories=spec.read_only and spec.transport == "kernel",
         ),
         store=store,
         reader=Reader(store, cache, io, memory_bytes=shares.pieces, learn=known.learn),
@@ -196,6 +198,7 @@ def _recover(core: Core, filesystem: DatastoreFilesystem, *, resumed: bool) -> N
         core.opens.clear()
         core.removed.clear()
         core.listings.clear()
+        _after_a_boot(core)
     filesystem.uploads.recover(nodes_by_key(core))
     failures = [] if resumed else filesystem.uploads.retry([])
     try:
@@ -206,3 +209,12 @@ def _recover(core: Core, filesystem: DatastoreFilesystem, *, resumed: bool) -> N
         filesystem.write_back.resume()
     for line in failures:
         log.error("left from an earlier run and not yet finished", extra=fields(what=line))
+
+
+def _after_a_boot(core: Core) -> None:
+    """The machine may have gone down before the end of what was begun was on the disk: it counts as put off (S-27)."""
+    if core.db.rebooted:
+        for intent in core.db.intents():
+            with suppress(OSError):  # the disk is full
+                core.db.put_off(intent.id, core.now_ns())
+    core.db.seen_boot()

@@ -20,29 +20,31 @@ from ..ops import (
     FSError,
     Ino,
     Notifier,
+    OpenDirReply,
     OpenReply,
     OpenRequest,
     Reply,
     SetAttr,
     StatFs,
 )
-from .ceiling import Ceiling
-from .changes import Changes
-from .core import Core
-from .directories import Directories
-from .files import Files
-from .foresight import Foresight
-from .handles import Handles
-from .names import NAME_MAX
-from .reading import Bytes, Reading
-from .remote import Remote
-from .renames import Renames
-from .resolver import Resolver
-from .setattr import SetAttrs
-from .upkeep import Upkeep
-from .uploads import Uploads
-from .writeback import WriteBack
-from .writing import Writing
+from .change.changes import Changes
+from .change.renames import Renames
+from .change.setattr import SetAttrs
+from .lookup.directories import Directories
+from .lookup.foresight import Foresight
+from .lookup.kept import KeptListings
+from .lookup.remote import Remote
+from .lookup.resolver import Resolver
+from .opened.files import Files
+from .opened.handles import Handles
+from .opened.reading import Bytes, Reading
+from .opened.writeback import WriteBack
+from .opened.writing import Writing
+from .tree.ceiling import Ceiling
+from .tree.core import Core
+from .tree.names import NAME_MAX
+from .upload.upkeep import Upkeep
+from .upload.uploads import Uploads
 
 log = logging.getLogger(__name__)
 _UNLIMITED_BYTES = 1 << 50
@@ -69,15 +71,17 @@ class DatastoreFilesystem:
         self._changes = Changes(core, self.remote, self.resolver, self.uploads, self._files, self._writing)
         self.renames = Renames(core, self.resolver, self.uploads, self._changes)
         self._attrs = SetAttrs(core, self.resolver, self.uploads, self.handles, self._writing)
-        self._directories = Directories(core, self.resolver)
+        self.kept = KeptListings(core)
+        self._directories = Directories(core, self.resolver, self.kept)
         self.ceiling = Ceiling(core)
-        self.upkeep = Upkeep(core, self.uploads)
+        self.upkeep = Upkeep(core, self.uploads, self.kept)
 
     # -- life
 
     def start(self, notifier: Notifier) -> None:
         """Begin: the kernel can be told of changes, and what is due now and then is done."""
         self.core.notifier = notifier
+        self.kept.start()
         self.upkeep.start()
         self.write_back.start()
         self.ceiling.start()
@@ -119,6 +123,7 @@ class DatastoreFilesystem:
     def forget(self, ino: Ino, nlookup: int) -> None:
         """See ops.Filesystem."""
         with self.core.lock:
+            self.kept.forgotten(ino, nlookup)
             self.core.nodes.forget(ino, nlookup)
 
     def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Reply[Entry]:
@@ -240,7 +245,7 @@ class DatastoreFilesystem:
 
     # -- directories
 
-    def opendir(self, caller: Caller, ino: Ino) -> Reply[Fh]:
+    def opendir(self, caller: Caller, ino: Ino) -> Reply[OpenDirReply]:
         """See ops.Filesystem."""
         return self._directories.opendir(ino)
 

@@ -11,7 +11,7 @@ from datastore.errors import NotFound, StoreError
 
 from ..data.version import ObjectVersion
 from .filesystem import DatastoreFilesystem
-from .nodes import Directory
+from .tree.nodes import Directory
 
 _FILES_AT_ONCE = 8
 """Each file is fetched by several ranges; small ones need company to fill the line."""

@@ -29,7 +29,7 @@ from tests.cluster.kube import Kube, KubeError, NotInTime
 from tests.cluster.layout import REPOSITORY, Layout
 from tests.servers import Server, run_versitygw
 
-NAMESPACE_LIMIT_S = 60.0
+NAMESPACE_LIMIT_S = 120.0
 ROLLOUT_S = 180.0
 SYSTEM = "datastore-system"
 

@@ -24,7 +24,7 @@ from tests.cluster.kube import KubeError, Manifest
 from tests.servers import free_port
 
 REBOUND_S = 6.0
-"""About 1 s; the cluster's own look comes after up to 15."""
+"""About 1 s; the cluster's own look comes after up to 15, so that six in a row are hardly ever as quick."""
 OURS = {"component": "datastore-controller"}
 pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300, func_only=True)]
 

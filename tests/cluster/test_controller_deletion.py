@@ -96,7 +96,7 @@ def test_a_namespace_goes_with_its_datastores_and_their_data(bench: Bench) -> No
     for number in range(5):
         bench.ready(f"d{number}")
     bench.kube.delete("namespace", bench.space, wait=False)
-    bench.kube.wait_for("end of the namespace", lambda: bench.kube.get("namespace", bench.space) is None, limit_s=60)
+    bench.kube.wait_for("end of the namespace", lambda: bench.kube.get("namespace", bench.space) is None, limit_s=120)
     assert bench.objects() == []
 
 

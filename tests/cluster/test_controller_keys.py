@@ -92,6 +92,10 @@ def test_a_repaired_secret_is_seen_before_the_next_try(bench: Bench, running: Co
         found = re.search(pattern, running.metrics())
         return float(found[1]) if found else 0.0
 
+    def alone() -> bool:
+        return bench.kube.items("datastores", namespace="") == []
+
+    bench.kube.wait_for("the end of those of other tests, whose Secrets went first", alone, namespace=bench.space)
     began = failures()
     bench.apply("late", bench.spec(s3={"credentialsSecret": "later"}))
     bench.reason("late", "SecretNotFound")

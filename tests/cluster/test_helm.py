@@ -176,6 +176,7 @@ def check_upgrade_to_namespaces(kube: Kube, namespace: str) -> None:
     deployment = kube.get("deployment", "datastore-controller", namespace=SYSTEM)
     assert deployment is not None
     assert (deployment["spec"]["replicas"], deployment["spec"]["strategy"]) == (1, {"type": "Recreate"})
+    kube.wait_for("end of the last one", lambda: len(pods_of(kube, "controller")) == 1, namespace=SYSTEM)
     (pod,) = pods_of(kube, "controller")
     (container,) = pod["spec"]["containers"]
     assert {"name": "NAMESPACES", "value": namespace} in container["env"]

@@ -17,15 +17,15 @@ from datastore.csi.plugin import STARTUP_TAINT
 from datastore.csi.request import key_of
 from tests.cluster.fixtures import SYSTEM, Product, Site, Storage
 from tests.cluster.kube import Kube, KubeError, Manifest
-from tests.cluster.volumes import DRIVER, LOOP, OVERGROWN, SHOWS, Loop, Volume
+from tests.cluster.volumes import DRIVER, LOOP, OVERGROWN, SERVERS, SHOWS, Loop, Volume
 from tests.csi.accounts import run_accounts
 from tests.servers import boto_client, make_bucket
 
 pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300, func_only=True)]
 NODE, KEEPER = "node", "keeper"
 READY_S = 90.0
-ROTATED_S = 100.0
-"""The kubelet publishes again each 60 to 90 s by its default syncFrequency."""
+ROTATED_S = 150.0
+"""The kubelet publishes again each 60 to 90 s by its default syncFrequency, when it has the time."""
 
 
 @pytest.fixture(scope="module")
@@ -197,8 +197,9 @@ def test_what_a_volume_holds_is_shown_by_df_and_by_the_kubelet(kube: Kube, volum
         summary = json.loads(
             kube.kubectl("get", "--raw", f"/api/v1/nodes/{node['metadata']['name']}/proxy/stats/summary")
         )
-        (pod,) = [each for each in summary["pods"] if each["podRef"]["namespace"] == volume.namespace]
-        shown: dict[str, int] = next((each for each in pod.get("volume", []) if each["name"] == "data"), {})
+        pods = [each for each in summary["pods"] if each["podRef"]["namespace"] == volume.namespace]
+        volumes = [each for pod in pods for each in pod.get("volume", [])]
+        shown: dict[str, int] = next((each for each in volumes if each["name"] == "data"), {})
         return shown.get("usedBytes", 0), shown.get("inodesUsed", 0)
 
     kubelet_s = kube.wait_for(
@@ -254,28 +255,24 @@ def test_a_mount_that_takes_too_much_memory_ends_and_comes_back_alone(
         other.goes_on()
         (keeper,) = pods_of(kube, KEEPER)
         name = keeper["metadata"]["name"]
-        before = servers(kube, name)
+        others = servers(kube, name, bucket)["other/"]
         which = (group_name(volume.handle), key_of(volume.handle))
         told = json.loads(kube.execute(name, "python3", "-c", OVERGROWN, *which, namespace=SYSTEM))
         assert (told["limit"], told["kills"]) == (limit_of(192 << 20), 1)
         began = time.monotonic()
         loop.goes_on()
-        print(f"a mount at its limit of memory: five more rounds after {time.monotonic() - began:.1f} s")
+        took_s = time.monotonic() - began
+        print(f"a mount at its limit of memory: five more rounds after {took_s:.1f} s; {told}")
         other.goes_on()
-        after = servers(kube, name)
-        assert after[key_of(volume.handle)] not in (0, told["server"])
-        assert {**before, key_of(volume.handle): 0} == {**after, key_of(volume.handle): 0}
+        after = servers(kube, name, bucket)
+        assert after[""] not in (0, told["server"])
+        assert after["other/"] == others
 
 
-def servers(kube: Kube, keeper: str) -> dict[str, int]:
-    """The pid of each mount's server, by the name of its directory."""
-    script = (
-        "import json, pathlib\n"
-        "found = pathlib.Path('/var/lib/kubelet/plugins/csi.datastore.dev/state').glob('*/mount.json')\n"
-        "print(json.dumps({each.parent.name: json.loads(each.read_text())['serverPid'] for each in found}))"
-    )
-    said: dict[str, int] = json.loads(kube.execute(keeper, "python3", "-c", script, namespace=SYSTEM))
-    return said
+def servers(kube: Kube, keeper: str, bucket: str) -> dict[str, int]:
+    """The pid of the server of each mount of the bucket, by its prefix. Mounts of others may come and go meanwhile."""
+    said = json.loads(kube.execute(keeper, "python3", "-c", SERVERS, namespace=SYSTEM))
+    return {each["s3"]["prefix"] or "": each["serverPid"] for each in said if each["s3"]["bucket"] == bucket}
 
 
 @pytest.fixture
@@ -320,9 +317,10 @@ def test_a_mount_server_is_killed(kube: Kube, loop: Loop) -> None:
     """S-89"""
     (keeper,) = pods_of(kube, KEEPER)
     kill = (
-        "import os, pathlib\n"
+        "import contextlib, os, pathlib\n"
         "for entry in pathlib.Path('/proc').glob('[0-9]*'):\n"
-        "    if b'--server' in (entry / 'cmdline').read_bytes().split(b'\\0'): os.kill(int(entry.name), 9)"
+        "    with contextlib.suppress(OSError):  # it has just ended\n"
+        "        if b'--server' in (entry / 'cmdline').read_bytes().split(b'\\0'): os.kill(int(entry.name), 9)"
     )
     for _ in range(3):
         kube.execute(keeper["metadata"]["name"], "python3", "-c", kill, namespace=SYSTEM)

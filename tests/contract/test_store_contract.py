@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -18,9 +19,19 @@ from datastore.errors import (
     MetadataTooLarge,
     NotFound,
     PreconditionFailed,
+    StoreError,
     Throttled,
 )
-from datastore.fuse.store.base import ByteRange, ETag, ObjectStore, PartNumber, UploadId, WriteOptions
+from datastore.fuse.store.base import (
+    ByteRange,
+    ETag,
+    ObjectInfo,
+    ObjectStore,
+    PartNumber,
+    Shown,
+    UploadId,
+    WriteOptions,
+)
 from tests.contract.conftest import Subject
 from tests.contract.deviations import REFUSED
 
@@ -131,6 +142,31 @@ class TestObjects:
             store.get("missing")
         with pytest.raises(NotFound):
             store.get("missing", byte_range=ByteRange(0, 1))
+
+    @pytest.mark.parametrize("listed", [True, False])
+    def test_many_heads_say_what_each_says(self, store: ObjectStore, listed: bool) -> None:
+        """S-150 also of those that are missing, or another version by now; twice, since servers get to be known."""
+        etags: dict[str, ETag] = {}
+        for number in range(60):
+            options = WriteOptions(metadata={"n": str(number)})
+            etags[f"many/{number}"] = store.put(f"many/{number}", b"x" * (number % 3), options).etag
+        store.put("many/7", b"newer", WriteOptions(metadata={"n": "newer"}))
+        store.delete("many/8")
+        objects = [Shown(key, etag if listed else ETag("")) for key, etag in etags.items()]
+        objects[30:30] = [Shown("many/missing"), Shown("many/missing too", OTHER)]
+
+        for _ in range(3):
+            found: dict[int, ObjectInfo | StoreError] = {}
+            store.head_many(objects, found.__setitem__)
+
+            assert len(found) == len(objects)
+            for number, shown in enumerate(objects):
+                answer = found[number]
+                if isinstance(answer, StoreError):
+                    assert type(answer) is NotFound
+                    assert shown.key in {"many/8", "many/missing", "many/missing too"}
+                else:
+                    assert replace(answer, server_time_ns=0) == replace(store.head(shown.key), server_time_ns=0)
 
     @pytest.mark.parametrize(
         ("start", "stop", "expected"),

@@ -29,7 +29,7 @@ from datastore.csi.spec import csi_pb2 as csi
 from datastore.csi.spec.csi_pb2_grpc import ControllerStub, IdentityStub, NodeStub
 from tests.servers import Server
 
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 60.0
 CALL_TIMEOUT_S = 60.0
 MODES = csi.VolumeCapability.AccessMode
 
@@ -43,6 +43,15 @@ def until(
         if time.monotonic() > end:
             raise AssertionError(f"not within {timeout_s:.0f} s: {what} {log()[-4000:]}")
         time.sleep(0.02)
+
+
+def ended(pid: int) -> bool:
+    """Gone with all its threads, but for the entry that its parent has to take: init may leave it there for seconds."""
+    try:
+        process = psutil.Process(pid)
+        return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
+    except psutil.NoSuchProcess:
+        return True
 
 
 def stub(made: Callable[..., Any], channel: grpc.Channel) -> Any:
@@ -81,7 +90,7 @@ class Process:
         for process in tree:
             process.kill()
         self.popen.wait()
-        psutil.wait_procs(tree[1:], timeout=10)
+        until(lambda: all(ended(process.pid) for process in tree), f"the end of {self.module}")
         self.popen = None
 
     def end(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -10,23 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
 from datastore import mountinfo
 from datastore.csi.errors import KeeperAway
-from tests.csi.driver import Driver, Pod, until
+from tests.csi.driver import Driver, Pod, ended, until
 
 pytestmark = pytest.mark.fuse
 Pods = Callable[..., Pod]
-
-
-def ended(pid: int) -> bool:
-    """Gone but for its entry, which its parent has to take."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 class Application:
@@ -79,6 +71,21 @@ def test_a_keeper_is_killed(driver: Driver, pod: Pods, application: Application)
     before = driver.state(pod().volume_id).keeper_pid
     os.kill(before, signal.SIGKILL)
     until(lambda: driver.state(pod().volume_id).keeper_pid not in {0, before}, "another keeper")
+    application.goes_on()
+
+
+def test_a_keeper_is_killed_while_the_system_starts_no_process(
+    driver: Driver, pod: Pods, application: Application
+) -> None:
+    """S-153: a limit of descriptors stands for one of processes."""
+    assert driver.host.popen is not None
+    host, kind = driver.host.popen.pid, resource.RLIMIT_NOFILE
+    keeper = driver.state(pod().volume_id).keeper_pid
+    soft, hard = resource.prlimit(host, kind)
+    resource.prlimit(host, kind, (0, hard))
+    os.kill(keeper, signal.SIGKILL)
+    until(lambda: driver.logs().count("a keeper could not start") >= 3, "three tries")
+    resource.prlimit(host, kind, (soft, hard))
     application.goes_on()
 
 

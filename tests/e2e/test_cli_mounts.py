@@ -242,8 +242,8 @@ def test_ctrl_c_at_any_moment_leaves_no_mount(place: Place, tmp_path: Path, dela
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(delay_s)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=PATIENCE_S)
-    assert process.returncode in (130, -signal.SIGINT)
+    said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode in (130, -signal.SIGINT), said
     assert mounted_below(tmp_path) == []
     assert not place.directory.exists()
     assert place.run("list", "-o", "json").stdout == "[]\n"

@@ -13,6 +13,8 @@ from datastore.fuse.state.nodelog import NodeLog
 from datastore.fuse.state.removed import RemovedFiles
 from datastore.fuse.state.statedb import StateDb
 from datastore.fuse.state.youngrows import YoungRows
+from datastore.fuse.vfs import build
+from datastore.fuse.vfs.filesystem import DatastoreFilesystem
 from tests.fault.worlds import FaultWorld
 from tests.faulty import Fault
 from tests.mounted import Died
@@ -20,6 +22,7 @@ from tests.mounted import Died
 _LASTING = (
     (StateDb, "failed_unsent"),
     (StateDb, "upload_begun"),
+    (StateDb, "upload_known"),
     (StateDb, "upload_ended"),
     (YoungRows, "_append"),
     (YoungRows, "clear"),
@@ -27,6 +30,8 @@ _LASTING = (
     (RemovedFiles, "forget"),
     (NodeLog, "append"),
     (StagedFile, "write"),
+    (StagedFile, "emptied"),
+    (StagedFile, "emptied"),
 )
 
 
@@ -40,6 +45,14 @@ class Mortal:
             monkeypatch.setattr(owner, name, self._counted(getattr(owner, name), name.strip("_")))
         monkeypatch.setattr(StateDb, "_transaction", self._transaction(StateDb._transaction))
         monkeypatch.setattr(StagedFile, "close", self._close(StagedFile.close))
+        self._begun: DatastoreFilesystem | None = None
+        recover = build._recover
+
+        def recovering(core: Any, filesystem: DatastoreFilesystem, *, resumed: bool) -> None:
+            self._begun = filesystem
+            recover(core, filesystem, resumed=resumed)
+
+        monkeypatch.setattr(build, "_recover", recovering)
 
     @property
     def dead(self) -> bool:
@@ -53,9 +66,17 @@ class Mortal:
 
     def bury(self, world: FaultWorld) -> None:
         """What the kernel does with a process that was killed. Nothing is written down."""
-        core = world.fs.core
-        world.fs.write_back._stopping.set()
-        world.fs.write_back._pool.shutdown(wait=True, cancel_futures=True)
+        self._bury(world.fs)
+
+    def bury_unborn(self) -> None:
+        """The same of one that was killed before it served."""
+        assert self._begun is not None
+        self._bury(self._begun)
+
+    def _bury(self, fs: DatastoreFilesystem) -> None:
+        core = fs.core
+        fs.write_back._stopping.set()
+        fs.write_back._pool.shutdown(wait=True, cancel_futures=True)
         core.io.shutdown(wait=True, cancel_futures=True)
         self._last = None
         if core.cache is not None:
@@ -64,7 +85,7 @@ class Mortal:
         core.db._young.close()
         core.db._connection.close()
         left = [node.staged for node in core.nodes.by_ino.values() if node.staged is not None]
-        for staged in (*left, *(one.staged for one in world.fs.uploads._leftovers.files.values())):
+        for staged in (*left, *(one.staged for one in fs.uploads._leftovers.files.values())):
             staged.close(remove=False)
 
     def _plan(self, index: int, method: str) -> Fault | None:

@@ -77,7 +77,7 @@ MORE = (
 ALL = (*SCENARIOS, *MORE)
 
 
-def _whole(left: Mapping[str, bytes], scenario: Scenario) -> dict[str, bytes]:
+def whole(left: Mapping[str, bytes], scenario: Scenario) -> dict[str, bytes]:
     """A file of which a part was written counts as written."""
 
     def begun(key: str, body: bytes) -> bool:
@@ -148,7 +148,7 @@ def test_the_next_mount_goes_on(scenario: Scenario, tmp_path: Path, monkeypatch:
             world.check()
             left = world.keys()
             shown = {key: body[:20] for key, body in left.items()}
-            assert any(same_but_markers(_whole(left, scenario), state) for state in states), f"{where}: {shown}"
+            assert any(same_but_markers(whole(left, scenario), state) for state in states), f"{where}: {shown}"
             assert not world.fs.uploads.unsent(), where
             assert not world.fs.core.db.intents(), where
             world.release()

@@ -17,7 +17,7 @@ from datastore.fuse.store.memory import MemoryBucket, MemoryStore
 from datastore.fuse.store.retrying import RetryingStore
 from datastore.fuse.vfs.build import build_filesystem
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
-from datastore.fuse.vfs.streaming import Stream
+from datastore.fuse.vfs.upload.streaming import Stream
 from datastore.retry import Retrier, RetryPolicy
 from tests.clock import ManualClock
 from tests.faulty import FaultyStore, Plan, no_faults

@@ -1,4 +1,4 @@
-"""The written invariants of nodes, staging and journal, executed (fuse/vfs/nodes.py, fuse/data/staging.py)."""
+"""The written invariants of nodes, staging and journal, executed (fuse/vfs/tree/nodes.py, fuse/data/staging.py)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import stat
 
 from datastore.fuse.data.staging import StagedFile
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
-from datastore.fuse.vfs.nodes import Directory, Node
+from datastore.fuse.vfs.tree.nodes import Directory, Node
 
 
 def check(fs: DatastoreFilesystem, *, restarted: bool = False) -> None:
@@ -75,6 +75,7 @@ def _check_journal(fs: DatastoreFilesystem) -> None:
     left = set(fs.uploads._leftovers.files)
     rows = {row.staging for row in core.db.unsent()}
     assert rows == dirty | left, f"journal {rows} but unsent {dirty} and left {left}"
+    assert not any(path.stat().st_size for path in core.staging_dir.with_name("spare").iterdir())
     files = {path.name for path in core.staging_dir.iterdir()}
     assert files == staged | left, f"staging files {files} but in use {staged | left}"
     assert [intent for intent in core.db.intents() if intent.kind != "discard"] == []

@@ -12,10 +12,10 @@ from typing import Literal
 from datastore.api.mountspec import MountSpec, S3Location
 from datastore.fuse.store.base import ListPage
 from datastore.fuse.store.memory import MemoryBucket, MemoryStore
-from datastore.fuse.vfs.attrs import Defaults, from_metadata
 from datastore.fuse.vfs.build import build_filesystem
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
-from datastore.fuse.vfs.nodes import Node
+from datastore.fuse.vfs.tree.attrs import Defaults, from_metadata
+from datastore.fuse.vfs.tree.nodes import Node
 from tests.clock import ManualClock
 from tests.killing import kill
 from tests.localfs import File, LocalFs

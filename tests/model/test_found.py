@@ -254,3 +254,24 @@ def test_a_directory_renamed_over_one_of_another_spelling_replaces_it(bench: Ben
     bench.clock.advance(TTL_S + 0.1)
     assert bench.one.local.listdir("") == [name.encode()]
     assert bench.one.local.read(f"{name}/f") == b"f"
+
+
+@pytest.mark.parametrize("looks", [False, True])
+@pytest.mark.parametrize("change", ["unlink", "rename"])
+def test_a_name_that_goes_goes_for_what_another_client_put_there_too(bench: Bench, looks: bool, change: str) -> None:
+    """The file was never sent, so nothing was removed: the other client's file stood there after the removal."""
+    one = bench.one.local
+    file = one.open("a", os.O_RDWR | os.O_CREAT)
+    bench.put("a", b"theirs")
+    if looks:
+        one.scandir("")
+    if change == "unlink":
+        one.unlink("a")
+    else:
+        one.rename("a", "b")
+    keys = bench.keys()
+    assert "a" not in keys
+    assert b"a" not in dict(one.scandir(""))
+    file.write(b"ours", 0)
+    file.close()
+    assert bench.keys() == ({} if change == "unlink" else {"b": b"ours"})

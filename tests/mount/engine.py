@@ -27,7 +27,7 @@ BUILDER = "tests.memfs:build"
 TIMEOUT_S = 30.0
 
 
-def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
+def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> bool:
     """Poll until it holds; False after timeout_s."""
     end = time.monotonic() + timeout_s
     while not condition():
@@ -60,7 +60,7 @@ def mounted(path: Path, filesystem: MemFs, settings: Settings | None = None) -> 
     thread = threading.Thread(target=lambda: ends.append(session.serve()), name="session")
     thread.start()
     try:
-        assert ready.wait(5), "INIT was not settled"
+        assert ready.wait(TIMEOUT_S), "INIT was not settled"
         yield Mounted(path, filesystem, session)
     finally:
         unmount(path)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import stat
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from datastore import mountinfo
@@ -17,7 +20,7 @@ from datastore.api.mountspec import S3Location, StaticCredentials
 from datastore.fuse.kernel import device
 from datastore.secret import Secret
 from tests.memfs import pattern
-from tests.mount.engine import CHECKOUT, eventually, kept, spec
+from tests.mount.engine import CHECKOUT, Keeper, eventually, kept, spec
 
 pytestmark = [pytest.mark.fuse, pytest.mark.plain_user]
 KILLS = 6
@@ -213,6 +216,49 @@ def test_a_server_that_can_not_come_back_is_tried_again_until_it_can(tmp_path: P
         flag.unlink()
         assert eventually(lambda: keeper.server_pid() != before)
         assert (keeper.path / "d" / "011").read_bytes() == pattern(11)
+
+
+def test_a_full_disk_ends_no_keeper(tmp_path: Path) -> None:
+    """S-153: a limit of the size of files stands for the disk."""
+    with kept(spec(tmp_path)) as keeper:
+        before = keeper.server_pid()
+        limited(keeper, resource.RLIMIT_FSIZE, 0)
+        os.kill(before, signal.SIGKILL)
+        assert (keeper.path / "d" / "011").read_bytes() == pattern(11)
+        (status,) = keeper.ask(op="status")
+        assert status["serverPid"] != before
+        assert keeper.server_pid() == before, "the keeper could not write that down"
+        limited(keeper, resource.RLIMIT_FSIZE)
+        assert eventually(lambda: keeper.server_pid() == status["serverPid"])
+
+
+def test_a_system_that_starts_no_process_ends_no_keeper(tmp_path: Path) -> None:
+    """S-153: a limit of descriptors stands for one of processes."""
+    with kept(spec(tmp_path)) as keeper, ThreadPoolExecutor(1) as reader:
+        output = f"/proc/{keeper.process.pid}/fd/1"
+        assert eventually(lambda: os.readlink(output) == str(keeper.state / "mount.log")), "it has begun to keep"
+        limited(keeper, resource.RLIMIT_NOFILE, 0)
+        for server in psutil.Process(keeper.process.pid).children():
+            server.kill()
+        waiting = reader.submit((keeper.path / "d" / "011").read_bytes)
+        assert eventually(lambda: keeper.log().count("could not start") >= 5)
+        assert keeper.log().count("could not start") < 20, "it is not tried all the time"
+        limited(keeper, resource.RLIMIT_NOFILE)
+        assert waiting.result(30) == pattern(11)
+
+
+def test_a_state_directory_that_can_not_be_written_gives_no_mount(tmp_path: Path) -> None:
+    """S-153: nobody could find and unmount it."""
+    (tmp_path / "state" / "mount.json.new").mkdir(parents=True)
+    with kept(spec(tmp_path)) as keeper:
+        assert "can't write to the state directory" in keeper.said["error"]
+        assert keeper.wait() == 1
+
+
+def limited(keeper: Keeper, kind: int, soft: int | None = None) -> None:
+    """Change a limit of the keeper's process; None: as far as may be."""
+    _, hard = resource.prlimit(keeper.process.pid, kind)
+    resource.prlimit(keeper.process.pid, kind, (hard if soft is None else soft, hard))
 
 
 @pytest.mark.root_only  # passthrough is root's

@@ -106,15 +106,15 @@ def child(code: str, *arguments: object) -> subprocess.Popen[bytes]:
 
 
 def test_a_reader_that_is_killed_ends_at_once_though_the_storage_hangs(tmp_path: Path) -> None:
-    filesystem = filled(delay_s=3.0, blocking=["read"])
+    filesystem = filled(delay_s=6.0, blocking=["read"])
     with mounted(tmp_path / "m", filesystem) as mount:
         reader = child("import sys; open(sys.argv[1]).read()", mount.path / "d" / "000")
         assert reader.stdout is not None
         assert eventually(lambda: filesystem.calls["read"] > 0)
         started = time.monotonic()
         reader.kill()
-        reader.wait(10)
-        assert time.monotonic() - started < 2.0
+        reader.wait(30)
+        assert time.monotonic() - started < 5.0
         reader.stdout.close()
 
 

@@ -60,6 +60,19 @@ def test_a_log_over_its_limit_starts_anew_and_keeps_one_older(tmp_path: Path) ->
     assert (path.read_bytes(), (tmp_path / "mount.log.1").read_bytes()) == (b"new", b"0123456789!")
 
 
+def test_a_log_that_a_full_disk_does_not_let_move_stays_whole(tmp_path: Path) -> None:
+    """S-153"""
+    path = tmp_path / "mount.log"
+    path.write_bytes(b"0123456789!")
+    older = tmp_path / "mount.log.1"
+    older.symlink_to("/dev/full")
+    logs.trim(path, 10)
+    assert path.read_bytes() == b"0123456789!"
+    older.unlink()
+    logs.trim(path, 10)
+    assert path.read_bytes() == b""
+
+
 def test_one_line_per_key_and_interval() -> None:
     limiter = Limiter(10.0)
     assert [limiter.allows("a", now) for now in (0.0, 5.0, 10.0)] == [True, False, True]

@@ -12,7 +12,7 @@ from datastore.fuse.kernel.session import End, Session, Settings
 from datastore.fuse.ops import Filesystem
 from tests.wire import frames
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 30.0
 LIMIT = 2 << 20
 
 

@@ -48,13 +48,13 @@ class Gate:
     def hold(self, answer: Callable[[], T], *, interruptible: bool = False) -> Blocking[T]:
         def later() -> T:
             self.entered.release()
-            assert self.open.wait(10)
+            assert self.open.wait(60)
             return answer()
 
         return Blocking(later, interruptible=interruptible)
 
     def wait_entered(self) -> None:
-        assert self.entered.acquire(timeout=5)
+        assert self.entered.acquire(timeout=30)
 
 
 def test_init_is_answered_and_the_file_system_started_and_stopped_once() -> None:

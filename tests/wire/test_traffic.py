@@ -64,7 +64,7 @@ def test_failures_are_counted_by_errno_and_plain_answers_are_none() -> None:
 def test_counting_from_many_threads_loses_nothing() -> None:
     with Peer(slow()) as peer:
         peer.init()
-        traffic, header = peer.session.traffic, (40, abi.READ, 1, 1, 0, 0, 0, 0, 0)
+        traffic, header = peer.session.traffic, (40, abi.READ, 1, Ino(1), 0, 0, 0, 0, 0)
 
         def count() -> None:
             for _ in range(500):

@@ -10,7 +10,7 @@ from datastore.errors import CorruptBody
 from ..base import Body, ByteRange, ObjectInfo, Sink
 from ..limits import shown
 from . import xml
-from .transport import Answer, Outlet
+from .messages import Answer, Outlet
 
 META = "x-amz-meta-"
 """Before the names of user metadata."""
@@ -55,6 +55,11 @@ def describe(key: str, headers: Mapping[str, str], size: int) -> ObjectInfo:
         metadata=_metadata(headers),
         content_type=headers.get("content-type", ""),
     )
+
+
+def described(key: str, headers: Mapping[str, str]) -> ObjectInfo:
+    """The facts in the headers of an answer to a HEAD."""
+    return describe(key, headers, int(headers.get("content-length", "0")))
 
 
 def _metadata(headers: Mapping[str, str]) -> dict[str, str]:

@@ -6,8 +6,8 @@ from datastore.api.mountspec import S3Location
 from datastore.errors import BucketNotFound
 
 from .caller import Call, Caller
+from .connections import TransportLimits
 from .factory import gather
-from .transport import TransportLimits
 
 
 def remove_bucket(location: S3Location, deadline_s: float = 10.0) -> None:

@@ -26,10 +26,10 @@ from ..base import (
     Sink,
 )
 from ..limits import shown
+from .connections import Proxy, TransportLimits
 from .credentials import CredentialSource
 from .endpoint import Endpoint
 from .sigv4 import SigningKeys
-from .transport import Proxy, TransportLimits
 
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult

@@ -19,8 +19,9 @@ from . import xml
 from .credentials import CredentialSource
 from .endpoint import Endpoint
 from .errors import Refusal, error_class, to_error
+from .messages import Answer, Outlet, Request
 from .sigv4 import EMPTY_SHA256, UNSIGNED_PAYLOAD, SigningKeys, encode_query, sign
-from .transport import Answer, Outlet, Request, Transport
+from .transport import Transport
 
 _REDIRECTS = frozenset({301, 307, 308, 400})
 """Statuses by which S3 says that a bucket is elsewhere (400: AuthorizationHeaderMalformed)."""
@@ -67,6 +68,11 @@ class Caller:
         self._compared_at = -math.inf
 
     @property
+    def place(self) -> tuple[Endpoint, Transport]:
+        """Where the bucket is, as far as is known, and the connections to there."""
+        return self._place
+
+    @property
     def endpoint(self) -> Endpoint:
         """Where the bucket is, as far as is known."""
         return self._place[0]
@@ -103,6 +109,16 @@ class Caller:
             return None
         return self._error(self._refusal(call, answer, self.credentials.keys()), answer)
 
+    def head_request(self, key: str, keys: SigningKeys, endpoint: Endpoint) -> tuple[str, dict[str, str]]:
+        """Target and headers of a HEAD, signed."""
+        path = endpoint.path(key)
+        headers = {"host": endpoint.host_header, "x-amz-content-sha256": EMPTY_SHA256}
+        return path, sign("HEAD", path, "", headers, keys, endpoint.region, self._clock())
+
+    def error(self, call: Call, answer: Answer, keys: SigningKeys) -> StoreError:
+        """What an answer to a call that was signed with `keys` refuses."""
+        return self._error(self._refusal(call, answer, keys), answer)
+
     def close(self) -> None:
         """Close connections; idempotent."""
         with self._lock:
@@ -110,6 +126,12 @@ class Caller:
 
     def _exchange(self, call: Call, keys: SigningKeys) -> tuple[Endpoint, Answer]:
         endpoint, transport = self._place
+        answer = transport.send(self._request(call, keys, endpoint, transport))
+        self.compare_clocks(answer)
+        return endpoint, answer
+
+    def _request(self, call: Call, keys: SigningKeys, endpoint: Endpoint, transport: Transport) -> Request:
+        """The signed request of a call."""
         path, query = endpoint.path(call.key), encode_query(call.query)
         protected = endpoint.secure or (endpoint.on_this_machine and transport.route.proxy is None)
         body = call.body if protected or not isinstance(call.body, FilePart) else call.body.read()
@@ -119,7 +141,7 @@ class Caller:
             "x-amz-content-sha256": _payload_hash(body, protected=protected),
         }
         signed = sign(call.method, path, query, headers, keys, endpoint.region, self._clock())
-        request = Request(
+        return Request(
             call.method,
             f"{path}?{query}" if query else path,
             signed,
@@ -129,9 +151,6 @@ class Caller:
             call.patience_s,
             call.outlet,
         )
-        answer = transport.send(request)
-        self._compare_clocks(answer)
-        return endpoint, answer
 
     def _has_others(self, call: Call, answer: Answer, keys: SigningKeys) -> bool:
         """Whether the server does not take these keys any more, and there are others by now."""
@@ -139,7 +158,8 @@ class Caller:
         invalid = mute or error_class(self._refusal(call, answer, keys)) is CredentialsInvalid
         return invalid and self.credentials.refused(keys)
 
-    def _compare_clocks(self, answer: Answer) -> None:
+    def compare_clocks(self, answer: Answer) -> None:
+        """Of an answer that came just now."""
         now = self._clock()
         if now - self._compared_at < _COMPARE_S:
             return

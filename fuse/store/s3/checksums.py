@@ -5,6 +5,9 @@ carry its checksum, and the completion all of them. It must also say that the ob
 servers do since 2025): moto does not, and shows every reader a wrong one. A single PUT just carries its checksum: who
 does not know the header ignores it. Some refuse it (R2 and Backblaze B2 did so for years, s3proxy refuses every header
 that it does not know): then the request is repeated without, and this bucket is not offered any again.
+
+Parts that are sent beside copied ones carry their MD5, which every server has always known: of the copied ones there is
+no checksum, and servers make none of the whole, or a wrong one.
 Source: "Checking object integrity for data uploads in Amazon S3", Amazon S3 user guide.
 """
 
@@ -14,8 +17,9 @@ import base64
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from hashlib import md5
 
 from isal.isal_zlib import crc32
 
@@ -25,7 +29,7 @@ from datastore.logs import fields
 from ..base import Body, ETag, FilePart, PartNumber, UploadId
 from . import xml
 from .caller import Call
-from .transport import Answer
+from .messages import Answer
 
 log = logging.getLogger(__name__)
 
@@ -45,16 +49,30 @@ def crc32_of(body: Body | FilePart) -> str:
     return base64.b64encode(crc.to_bytes(4, "big")).decode()
 
 
+def md5_of(body: Body | FilePart) -> str:
+    """MD5 as Content-MD5 has it (RFC 1864). OSError of a file."""
+    digest = md5(usedforsecurity=False)
+    for piece in _pieces(body) if isinstance(body, FilePart) else (body,):
+        digest.update(piece)
+    return base64.b64encode(digest.digest()).decode()
+
+
 def _crc32_of_file(part: FilePart) -> int:
+    crc = 0
+    for piece in _pieces(part):
+        crc = crc32(piece, crc)
+    return crc
+
+
+def _pieces(part: FilePart) -> Iterator[Body]:
     """Not by mmap(2): who shortens the file meanwhile would end this process. What it has lost counts as zeros."""
-    crc, at = 0, part.start
+    at = part.start
     with memoryview(bytearray(min(_PIECE_BYTES, len(part)))) as piece:
         while at < part.stop:
             wanted = piece[: part.stop - at]
             count = os.preadv(part.fd, [wanted], at)
-            crc = crc32(wanted[:count] if count else bytes(len(wanted)), crc)
+            yield wanted[:count] if count else bytes(len(wanted))
             at += count or len(wanted)
-    return crc
 
 
 class _Offer:
@@ -104,6 +122,8 @@ class Checksums:
         self._lock = threading.Lock()
         self._parts: dict[UploadId, dict[tuple[PartNumber, ETag], str]] = {}
         """By upload that declared the algorithm; it is forgotten when that ends."""
+        self._mixed: set[UploadId] = set()
+        """Uploads of which some parts are copied: the others carry their MD5."""
 
     def put(self, call: Call, send: Send) -> Answer:
         """PutObject with the checksum of its body."""
@@ -123,8 +143,16 @@ class Checksums:
             begun = xml.parse_upload_id(bytes(send(call).body))
         return begun
 
+    def mixed(self, begun: UploadId) -> UploadId:
+        """An upload of which some parts are copied."""
+        with self._lock:
+            self._mixed.add(begun)
+        return begun
+
     def part(self, call: Call, send: Send, upload_id: UploadId, number: PartNumber) -> ETag:
         """UploadPart."""
+        if upload_id in self._mixed:
+            call = _with(call, "content-md5", md5_of(call.body))
         if upload_id not in self._parts:
             return xml.unquote_etag(send(call).headers.get("etag", ""))
         value = crc32_of(call.body)
@@ -156,6 +184,7 @@ class Checksums:
         """An upload is at its end."""
         with self._lock:
             self._parts.pop(upload_id, None)
+            self._mixed.discard(upload_id)
 
     def _knowing(self, call: Call, send: Send) -> Answer:
         """A server that repeats the algorithm and then refuses its use gets the next upload without."""

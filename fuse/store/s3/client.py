@@ -20,10 +20,12 @@ from ..base import (
     DeleteFailure,
     ETag,
     FilePart,
+    HeadSink,
     ListPage,
     ObjectInfo,
     PartNumber,
     PendingUpload,
+    Shown,
     Sink,
     UploadId,
     WriteOptions,
@@ -32,12 +34,13 @@ from ..base import (
 )
 from ..limits import check_delete_count, check_key, check_metadata, check_options, check_part_number, shown
 from . import xml
-from .answers import META, Pouring, describe, received
+from .answers import META, Pouring, described, received
 from .caller import Call, Caller
 from .checksums import Checksums
+from .heads import Heads
 from .lister import Lister
+from .messages import Answer
 from .sigv4 import encode_path
-from .transport import Answer
 
 _LONG_S = 300.0
 """A server copies 5 GiB, or joins 10,000 parts, before it answers: at 20 MB/s that is 250 s."""
@@ -51,6 +54,7 @@ class ExactClient:
         """list_metadata: listings are to show metadata where the server can do that; it costs the server some time."""
         self._caller = caller
         self._checksums = Checksums()
+        self._heads = Heads(caller, self.head)
         self._capabilities = replace(capabilities, listed_metadata=False)
         self._with_metadata = replace(capabilities, listed_metadata=True)
         self._lister = Lister(caller, wanted=list_metadata, shows=capabilities.listed_metadata)
@@ -79,7 +83,11 @@ class ExactClient:
         """HeadObject."""
         check_key(key, self._capabilities)
         answer = self._caller.send(Call(method="HEAD", key=key))
-        return describe(key, answer.headers, int(answer.headers.get("content-length", "0")))
+        return described(key, answer.headers)
+
+    def head_many(self, objects: Sequence[Shown], sink: HeadSink) -> None:
+        """HeadObject of each."""
+        self._heads.ask(objects, self._capabilities, sink)
 
     def get(
         self,
@@ -169,12 +177,12 @@ class ExactClient:
         return failures
 
     def create_upload(self, key: str, options: WriteOptions, *, copies: bool = False) -> UploadId:
-        """CreateMultipartUpload. With copies no checksums: of those we have none, and servers none or a wrong one."""
+        """CreateMultipartUpload. With copies none declares checksums: of those we have none (s3/checksums.py)."""
         check_key(key, self._capabilities)
         check_options(key, options)
         call = Call(method="POST", key=key, query=[("uploads", "")], headers=_described(options), repeatable=False)
         if copies:
-            return xml.parse_upload_id(bytes(self._caller.send(call).body))
+            return self._checksums.mixed(xml.parse_upload_id(bytes(self._caller.send(call).body)))
         return self._checksums.begin(call, self._caller.send, partial(self.abort_upload, key))
 
     def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:

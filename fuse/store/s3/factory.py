@@ -14,9 +14,10 @@ from ..retrying import RetryingStore
 from .adapter import S3Store
 from .bulk import Bulk
 from .caller import Caller
+from .connections import Proxy, Route, TransportLimits, proxy_for, trust
 from .credentials import CredentialSource, find_source
 from .endpoint import Endpoint, resolve
-from .transport import Proxy, Route, Transport, TransportLimits, proxy_for, trust
+from .transport import Transport
 
 
 class Parts(NamedTuple):

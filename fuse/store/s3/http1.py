@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import select
 import socket
 import ssl
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from ..base import Body, FilePart
 from .errors import one_line
@@ -19,6 +21,7 @@ _SENDFILE_BYTES = 4 << 20
 _ZEROS = bytes(1 << 16)
 _HTTP_10, _HTTP_11 = 10, 11
 _BODYLESS = frozenset({204, 304})
+_ANY_END = re.compile(rb"\r?\n\r?\n")
 
 
 class Head(http.client.HTTPResponse):
@@ -45,8 +48,7 @@ class Head(http.client.HTTPResponse):
         fields = self.fields
         self.chunked = fields.get("transfer-encoding", "").lower() == "chunked"
         self.chunk_left = None
-        said = fields.get("connection", "").lower()
-        self.will_close = "close" in said or (version < _HTTP_11 and "keep-alive" not in said)
+        self.will_close = not goes_on(version, fields)
         length = fields.get("content-length", "")
         self.length = int(length) if length.isdecimal() and not self.chunked else None
         if status in _BODYLESS or self._bodyless:
@@ -98,12 +100,7 @@ class Head(http.client.HTTPResponse):
         return body
 
     def _status(self) -> tuple[int, int, str]:
-        line = self._line(http.client.RemoteDisconnected)
-        version, _, rest = line.partition(" ")
-        code, _, reason = rest.partition(" ")
-        if not (version.startswith("HTTP/1.") and len(code) == 3 and code.isdecimal()):
-            raise http.client.BadStatusLine(one_line(line))
-        return (_HTTP_11 if version == "HTTP/1.1" else _HTTP_10), int(code), reason
+        return _status(self._line(http.client.RemoteDisconnected))
 
     def _fields(self) -> dict[str, str]:
         held = self.fp.peek()
@@ -128,6 +125,54 @@ class Head(http.client.HTTPResponse):
         if not line.endswith(b"\n"):
             raise cut("the server hung up before the end of its answer's head")
         return line.rstrip(b"\r\n").decode("latin-1")
+
+
+class Heard(NamedTuple):
+    """The head of one answer among bytes. end: where in them it ends."""
+
+    version: int
+    """10 or 11."""
+    status: int
+    fields: dict[str, str]
+    """As Head.fields."""
+    end: int
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the server leaves the connection open after this answer."""
+        return goes_on(self.version, self.fields)
+
+
+def heard(held: bytes, start: int) -> Heard | None:
+    """The head that begins at `start`; None while its end has not come. Errors: HTTPException."""
+    end = held.find(b"\r\n\r\n", start)
+    after, line_end = end + 4, "\r\n"
+    if end < 0 or held.count(b"\n", start, end) != held.count(b"\r\n", start, end):
+        found = _ANY_END.search(held, start)
+        if found is None:
+            if len(held) - start > _MAX_LINE_BYTES:
+                raise http.client.LineTooLong("header")
+            return None
+        (end, after), line_end = found.span(), "\n"
+    lines = held[start:end].decode("latin-1").split(line_end)
+    if len(lines) > _MAX_HEADERS:
+        raise http.client.HTTPException("too many headers")
+    version, status, _ = _status(lines[0].rstrip("\r"))
+    return Heard(version, status, _named(lines[1:]), after)
+
+
+def goes_on(version: int, fields: Mapping[str, str]) -> bool:
+    """Whether the server leaves the connection open after an answer (RFC 9112, section 9.3)."""
+    said = fields.get("connection", "").lower()
+    return "close" not in said and (version >= _HTTP_11 or "keep-alive" in said)
+
+
+def _status(line: str) -> tuple[int, int, str]:
+    version, _, rest = line.partition(" ")
+    code, _, reason = rest.partition(" ")
+    if not (version.startswith("HTTP/1.") and len(code) == 3 and code.isdecimal()):
+        raise http.client.BadStatusLine(one_line(line))
+    return (_HTTP_11 if version == "HTTP/1.1" else _HTTP_10), int(code), reason
 
 
 def _named(lines: list[str]) -> dict[str, str]:

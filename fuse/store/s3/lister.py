@@ -17,7 +17,7 @@ from datastore.errors import CorruptBody, StoreError
 from ..base import ListPage
 from . import xml
 from .caller import Call, Caller
-from .transport import Answer
+from .messages import Answer
 
 _ASK = ("metadata", "true")
 _REFUSALS = frozenset({400, 403, 405, 501})

@@ -26,11 +26,11 @@ from datastore.errors import (
 from ..base import Capabilities
 from . import xml
 from .caller import Call, Caller
+from .connections import TransportLimits
 from .endpoint import DEFAULT_REGION, Endpoint
 from .errors import one_line
 from .factory import Parts, gather
 from .lister import may_show_metadata
-from .transport import TransportLimits
 
 _OWNED = frozenset({"BucketAlreadyOwnedByYou", "BucketAlreadyExists"})
 

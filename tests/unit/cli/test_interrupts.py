@@ -12,13 +12,30 @@ from pathlib import Path
 
 import pytest
 
-from datastore.cli import records, signals
+from datastore.cli import app, records, signals
 
 from .conftest import asked
 
 DRIVER = Path(__file__).with_name("driver.py")
 CHECKOUT = str(Path(__file__).parents[3])
 PATIENCE_S = 60.0
+
+IMPORTS = """
+import signal, sys
+
+class Finder:
+    def find_spec(self, name, *rest):
+        if name == "typer":
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                raise ImportError("cut off")
+
+sys.meta_path.insert(0, Finder())
+from datastore.cli.main import main
+main()
+"""
+"""A library that makes an error of its own of Ctrl-C while it is imported."""
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -181,3 +198,23 @@ def test_waiting_ends_with_the_time_or_the_descriptor() -> None:
         assert watch.wait([reading], PATIENCE_S) == [reading]
     os.close(reading)
     os.close(writing)
+
+
+def test_ctrl_c_while_the_command_imports_is_an_interrupt() -> None:
+    environment = {**os.environ, "PYTHONPATH": CHECKOUT}
+    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, env=environment, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+
+
+def test_ctrl_c_is_an_interrupt_whatever_a_library_makes_of_it(capfd: pytest.CaptureFixture[str]) -> None:
+    def verb() -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ValueError("half done") from None
+
+    before = signal.getsignal(signal.SIGINT)
+    with signals.keyboard() as came:
+        assert app.exit_code_of(verb, came) == 130
+    assert signal.getsignal(signal.SIGINT) is before
+    assert capfd.readouterr() == ("", "error: interrupted\n")

@@ -6,11 +6,12 @@ from datastore.errors import NotFound, Unreachable
 from datastore.fuse.kernel import abi
 from datastore.fuse.kernel.dispatch import Header
 from datastore.fuse.kernel.followups import FollowUps
+from datastore.fuse.ops import Ino
 from datastore.retry import Call
 
 
 def header(opcode: int = abi.LOOKUP, *, node: int = 7, thread: int = 100) -> Header:
-    return (40, opcode, 1, node, 0, 0, thread, 0, 0)
+    return (40, opcode, 1, Ino(node), 0, 0, thread, 0, 0)
 
 
 def failed(which: Header, call: Call, *, error: Exception | None = None, first: bool = True) -> FollowUps:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import select
 import socket
 import time
 from pathlib import Path
@@ -12,10 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from datastore.errors import MountFailed
 from datastore.frames import PeerGone
 from datastore.fuse.keeper.channel import Channel
-from datastore.fuse.keeper.process import BACKOFF_LAST_S, pause_after
+from datastore.fuse.keeper.outage import BACKOFF_LAST_S, Outage, pause_after
+from datastore.fuse.keeper.refusal import Refusal
 from datastore.fuse.keeper.serverprocess import ServerProcess
+from datastore.fuse.keeper.standby import Standby
+from datastore.fuse.kernel import abi, reply
 
 DYING = """
 import ctypes, os, threading, time
@@ -94,6 +100,92 @@ def test_a_length_that_is_not_ours_is_refused() -> None:
 def test_pauses_grow_from_none_to_a_bound(deaths: int) -> None:
     assert 0.0 <= pause_after(deaths) <= pause_after(deaths + 1) <= BACKOFF_LAST_S
     assert pause_after(3) == 0.0
+
+
+def test_while_servers_serve_and_die_young_only_who_waited_for_long_is_refused() -> None:
+    """S-61: kills without a pause for over a minute cost no caller an error whom a next server answers."""
+    outage = Outage(60.0, 0.0)
+    for second in range(100):
+        outage.started(second)
+        outage.served(second)
+        assert outage.lives(second + 0.1) == pytest.approx(0.1)
+        outage.died(second + 0.1)
+        refused = 30.0 if second >= 30 else None
+        assert outage.patience_s(second + 0.1, resend=True) == refused
+        assert outage.patience_s(second + 0.1, resend=False) == (0.0 if second >= 60 else None)
+    assert outage.pause_s() == BACKOFF_LAST_S
+    outage.started(100.0)
+    outage.served(100.0)
+    outage.lives(101.0)
+    assert (outage.pause_s(), outage.patience_s(101.0, resend=True)) == (0.0, None)
+
+
+def test_when_the_system_starts_none_the_pauses_grow_all_the_same() -> None:
+    """S-153"""
+    outage = Outage(60.0, 0.0)
+    outage.lives(10.0)
+    outage.died(10.0)
+    now, pauses = 10.0, []
+    for _ in range(10):
+        outage.failed(now)
+        outage.started(now)
+        pauses.append(outage.pause_s())
+        now += pauses[-1]
+    assert pauses == [0.0, 0.0, 0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, BACKOFF_LAST_S]
+    assert outage.patience_s(75.0, resend=True) == 0.0
+
+
+def test_no_standby_where_the_system_starts_no_process() -> None:
+    """S-153: the server serves on, and it is tried again later."""
+    tries = []
+
+    def start() -> ServerProcess:
+        tries.append(1)
+        raise MountFailed("no room")
+
+    standby = Standby(start)
+    standby.keep(5.0)
+    standby.keep(6.0)
+    assert standby.take() is None
+    assert len(tries) == 1
+
+
+def test_when_none_can_be_started_all_are_refused() -> None:
+    """S-61: nobody waits for a mount that is dead."""
+    outage = Outage(60.0, 0.0)
+    outage.lives(10.0)
+    outage.died(10.0)
+    assert outage.patience_s(50.0, resend=True) == 30.0
+    assert outage.patience_s(61.0, resend=True) == 0.0
+
+
+def test_who_is_refused_and_who_is_left_to_the_next_server() -> None:
+    """S-61: as far as Refusal sees it the device is a socket that keeps messages apart."""
+    keeper, kernel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    now = 0.0
+    refusal = Refusal(keeper.fileno(), resend=True, clock=lambda: now)
+
+    def refused(*requests: tuple[int, int], older_than_s: float) -> list[int]:
+        for opcode, unique in requests:
+            kernel.send(abi.IN_HEADER.pack(abi.HEADER_SIZE, opcode, unique, 1, 0, 0, 1, 0, 0))
+        refusal.answer(0.02, older_than_s=older_than_s)
+        assert kernel.recv(100) == reply.resend()
+        answers = []
+        while select.select([kernel], [], [], 0)[0]:
+            _, error, unique = abi.OUT_HEADER.unpack(kernel.recv(100))
+            assert error == -errno.EIO
+            answers.append(unique)
+        return answers
+
+    again = abi.UNIQUE_RESEND
+    with keeper, kernel:
+        assert refused((abi.READ, 2), (abi.FORGET, 4), (abi.GETATTR, 6), older_than_s=30.0) == []
+        now = 20.0
+        assert refused((abi.READ, 2 | again), (abi.LOOKUP, 8), older_than_s=30.0) == [], "6 was answered meanwhile"
+        now = 30.0
+        assert refused((abi.READ, 2 | again), (abi.LOOKUP, 8 | again), older_than_s=30.0) == [2 | again]
+        now = 31.0
+        assert refused((abi.LOOKUP, 8 | again), (abi.FORGET, 10), (abi.READ, 12), older_than_s=0.0) == [8 | again, 12]
 
 
 def test_a_server_whose_first_thread_is_gone_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

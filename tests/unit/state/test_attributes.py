@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from datastore.fuse.state.attributes import AttributeMemory, is_racy
-from datastore.fuse.state.statedb import StateDb
+from datastore.fuse.state.statedb import KnownAttributes, StateDb
 from datastore.fuse.store.base import ETag, ObjectInfo
 
 S = 1_000_000_000
@@ -90,6 +90,28 @@ def test_memory_is_bounded(db: StateDb) -> None:
     assert len(memory._recent) == 10
     assert memory.known("f0", E1, 10 * S) is not None
     assert len(memory._recent) == 10
+
+
+def test_a_new_mount_does_not_look_on_disk_until_memory_is_full(db: StateDb, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-12 the first walk asks for every name, and nothing is known."""
+    looked: list[str] = []
+    look = db.attributes
+
+    def watched(key: str) -> KnownAttributes | None:
+        looked.append(key)
+        return look(key)
+
+    monkeypatch.setattr(db, "attributes", watched)
+    memory = AttributeMemory(db, entries=10)
+    for number in range(10):
+        assert memory.known(f"f{number}", E1, 10 * S) is None
+        memory.learn(info(f"f{number}"))
+    memory.save()
+    assert memory.known("f0", E1, 10 * S) is not None
+    assert looked == []
+    memory.learn(info("f10"))
+    assert memory.known("f0", E1, 10 * S) is not None, "it left the memory for f10"
+    assert looked == ["f0"]
 
 
 def test_what_was_removed_is_forgotten(db: StateDb) -> None:

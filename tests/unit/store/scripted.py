@@ -1,11 +1,12 @@
-"""A server that plays a script: the n-th request on any connection gets the n-th answer."""
+"""A server that plays a script: the n-th request on any connection gets the n-th answer, or each what a rule says."""
 
 from __future__ import annotations
 
+import itertools
 import socket
 import ssl
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -28,13 +29,26 @@ HANG_UP = Reply(b"", close=True)
 SILENCE = Reply(b"")
 
 
-class ScriptedServer:
-    """Listens while the block runs. requests: what was received, heads and bodies; connections: how many were made."""
+Rule = Callable[[bytes, int], Reply | bytes]
 
-    def __init__(self, replies: Sequence[Reply | bytes], tls: ssl.SSLContext | None = None) -> None:
+
+class ScriptedServer:
+    """Listens while the block runs. requests: what was received, heads and bodies; connections: how many were made.
+
+    together: the most requests that had come on a connection before one of them was answered. A rule is given the head
+    of a request and how many of its connection came before it.
+    """
+
+    def __init__(
+        self,
+        replies: Sequence[Reply | bytes] | Callable[[bytes, int], Reply | bytes],
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.together = 0
         self.requests: list[bytes] = []
         self.connections = 0
-        self._replies = [reply if isinstance(reply, Reply) else Reply(reply) for reply in replies]
+        self._rule = replies if callable(replies) else None
+        self._replies = [] if callable(replies) else list(replies)
         self._tls = tls
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -93,16 +107,18 @@ class ScriptedServer:
 
     def _converse(self, connection: socket.socket) -> None:
         pending = b""
-        while True:
+        for number in itertools.count():
             while b"\r\n\r\n" not in pending:
                 more = connection.recv(65536)
                 if not more:
                     connection.close()
                     return
                 pending += more
-            head, _, pending = pending.partition(b"\r\n\r\n")
             with self._lock:
-                reply = self._replies.pop(0) if self._replies else HANG_UP
+                self.together = max(self.together, pending.count(b"\r\n\r\n"))
+            head, _, pending = pending.partition(b"\r\n\r\n")
+            found = self._rule(head, number) if self._rule is not None else self._next()
+            reply = found if isinstance(found, Reply) else Reply(found)
             length = _content_length(head)
             while len(pending) < length and not reply.early:
                 pending += connection.recv(65536)
@@ -114,6 +130,10 @@ class ScriptedServer:
                 connection.shutdown(socket.SHUT_RDWR)
                 connection.close()
                 return
+
+    def _next(self) -> Reply | bytes:
+        with self._lock:
+            return self._replies.pop(0) if self._replies else HANG_UP
 
 
 def _content_length(head: bytes) -> int:

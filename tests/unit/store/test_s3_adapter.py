@@ -20,10 +20,11 @@ from datastore.fuse.store.s3 import open_adapter
 from datastore.fuse.store.s3.adapter import S3Store
 from datastore.fuse.store.s3.bulk import Bulk, is_ordinary
 from datastore.fuse.store.s3.caller import Caller
+from datastore.fuse.store.s3.connections import Route
 from datastore.fuse.store.s3.credentials import CredentialSource, StaticSource
 from datastore.fuse.store.s3.endpoint import resolve
 from datastore.fuse.store.s3.sigv4 import SigningKeys
-from datastore.fuse.store.s3.transport import Route, Transport
+from datastore.fuse.store.s3.transport import Transport
 from datastore.secret import Secret
 from tests.unit.store.scripted import ScriptedServer, http
 

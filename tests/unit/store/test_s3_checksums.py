@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import os
 import random
 import re
@@ -136,15 +137,23 @@ def test_a_server_of_another_kind_of_checksum_gets_an_upload_without(said: Seque
         assert server.requests[1].startswith(b"DELETE /data/k?uploadId=u ")
 
 
-def test_an_upload_with_copied_parts_has_no_checksums() -> None:
-    script = [begun("u"), COPIED, PART_DONE, COMPLETED]
+def test_parts_that_are_sent_beside_copied_ones_carry_their_md5(tmp_path: Path) -> None:
+    """S-131 S-146 No CRC-32: servers make none of the whole then, or a wrong one."""
+    (tmp_path / "file").write_bytes(BODY)
+    script = [begun("u"), COPIED, PART_DONE, PART_DONE, COMPLETED, PART_DONE]
     with ScriptedServer(script) as server, closing(client_of(server)) as client:
         upload = client.create_upload("k", PLAIN, copies=True)
         tags = [(ONE, client.upload_part_copy("k", upload, ONE, "s", ByteRange(0, 5), None))]
         tags.append((TWO, client.upload_part("k", upload, TWO, BODY)))
+        with FilePart(os.open(tmp_path / "file", os.O_RDONLY), 0, len(BODY)) as part:
+            client.upload_part("k", upload, TWO, part)
         client.complete_upload("k", upload, tags, PLAIN)
+        client.upload_part("k", upload, TWO, BODY)
 
-        assert sent(server) == [[], [], [], []]
+        assert sent(server) == [[]] * 6
+        digest = base64.b64encode(hashlib.md5(BODY).digest()).decode()
+        carried = [re.findall(r"\ncontent-md5: ([^\r]*)", request.decode()) for request in server.requests]
+        assert carried == [[], [], [digest], [digest], [], []]
 
 
 @pytest.mark.parametrize(("status", "code"), REFUSALS)

@@ -34,9 +34,10 @@ from datastore.fuse.store.base import (
 )
 from datastore.fuse.store.s3.caller import Caller
 from datastore.fuse.store.s3.client import ExactClient
+from datastore.fuse.store.s3.connections import Proxy, Route
 from datastore.fuse.store.s3.credentials import StaticSource
 from datastore.fuse.store.s3.endpoint import Endpoint, resolve
-from datastore.fuse.store.s3.transport import Proxy, Route, Transport
+from datastore.fuse.store.s3.transport import Transport
 from datastore.secret import Secret
 from tests.unit.store.scripted import ScriptedServer, http
 

@@ -8,7 +8,6 @@ import os
 import random
 import socket
 import ssl
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,16 +17,9 @@ from hypothesis import strategies as st
 
 from datastore.errors import CorruptBody, DeadlineExceeded, InvalidRequest, StoreError, Unreachable
 from datastore.fuse.store.base import Body, FilePart
-from datastore.fuse.store.s3.transport import (
-    Outlet,
-    Proxy,
-    Request,
-    Route,
-    Transport,
-    TransportLimits,
-    proxy_for,
-    trust,
-)
+from datastore.fuse.store.s3.connections import Proxy, Route, TransportLimits, proxy_for, trust
+from datastore.fuse.store.s3.messages import Outlet, Request
+from datastore.fuse.store.s3.transport import Transport
 from tests.servers import free_port
 from tests.unit.store.scripted import HANG_UP, SILENCE, Reply, ScriptedServer, http
 
@@ -372,28 +364,6 @@ class TestProxies:
 
         with pytest.raises(InvalidRequest, match="HTTPS_PROXY"):
             proxy_for("s3.example", secure=True)
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A self-signed certificate of 127.0.0.1 and its key."""
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    subject = ["-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1"]
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-days",
-        "2",
-    ]
-    subprocess.run([*command, *subject, "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)
-    return cert, key
 
 
 class TestTls:

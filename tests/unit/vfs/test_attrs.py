@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from datastore.fuse.ops import NOW, SetAttr
 from datastore.fuse.store.limits import check_metadata
-from datastore.fuse.vfs.attrs import (
+from datastore.fuse.vfs.tree.attrs import (
     Attributes,
     Defaults,
     changed,

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from datastore.fuse.ops import resolve
 from datastore.fuse.state.nodelog import NodeLog, NodeRecord
-from datastore.fuse.vfs import ceiling
-from datastore.fuse.vfs.ceiling import MIB, Ceiling, Shares, resident_bytes
-from datastore.fuse.vfs.nodes import Directory
+from datastore.fuse.vfs.tree import ceiling
+from datastore.fuse.vfs.tree.ceiling import MIB, Ceiling, Shares, resident_bytes
+from datastore.fuse.vfs.tree.nodes import Directory
 from tests.mounted import Client, World
 
 FOLDERS, FILES = 6, 20
@@ -68,14 +69,14 @@ def test_what_is_in_use_is_not_released(small: Client) -> None:
     file = small.local.open("d0/f00")
     small.local.scandir("d1")
     ino = small.local.stat("d1").ino
-    handle = small.fs.opendir(small.local._caller, ino)
+    handle = resolve(small.fs.opendir(small.local._caller, ino)).fh
     walk(small)
     Ceiling(small.fs.core).look(0)
     assert file.ino not in {one.ino for one in small.kernel.released}
     opened = core.nodes.by_ino[ino]
     assert isinstance(opened, Directory)
     assert opened.listing is not None
-    small.fs.releasedir(ino, handle)  # type: ignore[arg-type]
+    small.fs.releasedir(ino, handle)
     file.close()
 
 

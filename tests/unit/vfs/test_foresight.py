@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import random
 import stat
+import time
+from collections.abc import Callable
 
-from datastore.fuse.vfs.foresight import _AHEAD, _Run
-from datastore.fuse.vfs.listing import Listed, Listing
-from datastore.fuse.vfs.openings import PENDING_MAX
+import pytest
+
+from datastore.fuse.vfs.lookup.foresight import _AHEAD, _Run
+from datastore.fuse.vfs.tree.listing import Listed, Listing
+from datastore.fuse.vfs.tree.openings import PENDING_MAX
 from tests.mounted import Client, World
 
 NAMES = [b"f%04d" % number for number in range(1000)]
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def run() -> _Run:
@@ -42,6 +53,15 @@ def test_threads_that_drift_apart_are_one_run() -> None:
     assert len(asked) == len(set(asked)) > len(NAMES) * 0.9
 
 
+@pytest.mark.parametrize("jumps", [[777, 999, 111], [500], [999, 998, 997, 996]])
+def test_one_who_read_elsewhere_before_begins_a_run(jumps: list[int]) -> None:
+    made = run()
+    for at in jumps:
+        made.step(NAMES[at])
+    asked = [one for name in NAMES for one in made.step(name)]
+    assert len(set(asked) & set(range(900))) > 800
+
+
 def test_random_names_are_no_run() -> None:
     made, places = run(), random.Random(2)
     assert sum(len(made.step(places.choice(NAMES))) for _ in range(200)) < 200
@@ -56,6 +76,30 @@ def test_attributes_that_a_get_brought_along_are_not_asked_for_again(world: Worl
         assert one.local.read(f"d/f{number:03}") == b"x" * 100
         one.fs.core.io.submit(int).result(10)
     assert one.calls("head") <= 24, "the first ones, before there was a run of reads"
+
+
+def test_what_the_kernel_has_kept_is_not_fetched_ahead(world: World, one: Client) -> None:
+    """Only a read shows that it let go of the pages, and then the next ones are fetched."""
+    names = [f"d/f{number:04}" for number in range(1100)]
+    for name in names:
+        world.put(name, name.encode())
+    world.later(100)
+    one.local.listdir("d")
+    foresight, core = one.fs._reading._foresight, one.fs.core
+    for name in names:
+        one.local.open(name).close()
+    eventually(lambda: foresight._files.bytes == 0)
+    assert core.cache is not None
+    for node in core.nodes.by_ino.values():
+        core.reader.forget(node.version())
+        core.cache.drop(node.version())
+    before = one.calls("get")
+    for name in names:
+        one.local.open(name).close()
+    assert (one.calls("get") - before, foresight._files.bytes) == (0, 0)
+    for name in names[:10]:
+        assert one.local.read(name) == name.encode()
+    eventually(lambda: one.calls("get") - before >= 20)
 
 
 def shuffled(world: World, folder: str, count: int = 200) -> list[str]:

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from datastore.fuse.vfs.listing import listing_of
-from datastore.fuse.vfs.nodes import Directory, Node
+from datastore.fuse.vfs.tree.listing import listing_of
+from datastore.fuse.vfs.tree.nodes import Directory, Node
 from tests.mounted import Client, World, around
 
 BOTH_LISTINGS = True

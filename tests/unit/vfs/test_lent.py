@@ -13,8 +13,8 @@ from datastore.fuse.data.blockcache import BlockCache
 from datastore.fuse.data.version import ObjectVersion
 from datastore.fuse.ops import Ino
 from datastore.fuse.store.base import ETag
-from datastore.fuse.vfs import lent
-from datastore.fuse.vfs.lent import MIN_BYTES, LentFiles
+from datastore.fuse.vfs.tree import lent
+from datastore.fuse.vfs.tree.lent import MIN_BYTES, LentFiles
 from tests.mounted import Client, World
 
 INO = Ino(7)

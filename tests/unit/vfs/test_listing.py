@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from datastore.fuse.store.base import ETag, ListedObject, ListPage, WriteOptions
 from datastore.fuse.store.memory import MemoryStore
-from datastore.fuse.vfs.listing import Listed, claim, listing_of
+from datastore.fuse.vfs.tree.listing import Listed, claim, listing_of
 
 FILE, FOLDER, LINK = stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK
 
@@ -54,6 +54,15 @@ def test_an_object_beside_a_directory() -> None:
     second = ListPage([], ["d/a/"], None)
     entries = listing_of("d/", [first, second], 1.0).entries
     assert {name: (one.kind, one.tail) for name, one in entries.items()} == expected
+
+
+def test_a_page_that_begins_with_where_the_one_before_it_ended() -> None:
+    """S-155 as a server may answer that is asked to go on after a directory."""
+    first = ListPage([], ["d/a/", "d/b/"], "more")
+    second = ListPage([ListedObject("d/c", 1, ETag("e"), 5)], ["d/b/"], None)
+    listing = listing_of("d/", [first, second], 1.0)
+    assert sorted(listing.entries) == [b"a", b"b", b"c"]
+    assert [(span.after, span.upto) for span in listing.spans] == [("", "b/"), ("b/", "")]
 
 
 def test_an_object_beside_a_link() -> None:

@@ -17,7 +17,7 @@ import pytest
 from datastore.errors import DatastoreError
 from datastore.fuse.errnos import errno_of
 from datastore.fuse.ops import Blocking, FSError
-from datastore.fuse.vfs.nodes import Directory
+from datastore.fuse.vfs.tree.nodes import Directory
 from tests.localfs import LocalFs
 from tests.mounted import Client, World
 

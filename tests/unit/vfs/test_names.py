@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from datastore.fuse.vfs.names import LINK_SUFFIX, creatable, name_of, one_key, segment_of
+from datastore.fuse.vfs.tree.names import LINK_SUFFIX, creatable, name_of, one_key, segment_of
 
 names = (
     st.binary(min_size=1, max_size=255)

@@ -7,9 +7,9 @@ import stat
 import pytest
 
 from datastore.fuse.ops import ROOT_INO, Ino
-from datastore.fuse.vfs.attrs import Defaults
-from datastore.fuse.vfs.listing import Listed
-from datastore.fuse.vfs.nodes import Directory, Node, NodeTable
+from datastore.fuse.vfs.tree.attrs import Defaults
+from datastore.fuse.vfs.tree.listing import Listed
+from datastore.fuse.vfs.tree.nodes import Directory, Node, NodeTable
 
 DEFAULTS = Defaults(0, 0)
 
@@ -49,6 +49,17 @@ def test_ids_are_the_same_at_the_next_mount(table: NodeTable) -> None:
         assert one.ino == other.ino == table.shown_ino(table.root, name.encode())
         assert add(table, one, "f").ino == add(twin, other, "f").ino
     assert twin.shown_ino(twin.root, b"new") == table.shown_ino(table.root, b"new")
+
+
+def test_who_lets_go_of_a_node_late_leaves_the_next_of_its_id(table: NodeTable) -> None:
+    """S-41 S-48 what was written behind a close, and removed or replaced meanwhile, is let go of once more."""
+    old = add(table, table.root, "f")
+    table.detach(old)
+    new = add(table, table.root, "f")
+    new.nlookup = 1
+    assert new.ino == old.ino
+    table.drop_unused(old)
+    assert table.by_ino[new.ino] is new
 
 
 def test_ids_fit_a_double(table: NodeTable) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from datastore.fuse.ops import Caller, Fh, FSError, OpenRequest
-from datastore.fuse.vfs import handles
+from datastore.fuse.vfs.opened import handles
 from tests.mounted import TTL_S, Client, World
 
 MIB = 1 << 20

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from datastore.fuse.ops import Blocking, FSError, Ino, OpenRequest, resolve
-from datastore.fuse.vfs import chases
+from datastore.fuse.vfs.tree import chases
 from tests.faulty import Fault, no_faults
 from tests.localfs import ME
 from tests.mounted import DOWN, Client, around, failing

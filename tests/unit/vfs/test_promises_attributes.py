@@ -5,17 +5,19 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
+from datastore.errors import AccessDenied
 from datastore.fuse.ops import NOW, ROOT_INO, Caller, Fh, OpenRequest, SetAttr, resolve
-from datastore.fuse.store.base import WriteOptions
+from datastore.fuse.store.base import HeadSink, Shown, WriteOptions
 from tests.clock import EPOCH_NS
+from tests.faulty import Fault, no_faults
 from tests.localfs import LocalFs
-from tests.mounted import Client, World, failing
+from tests.mounted import Client, World, failing, fails
 
 THEN_NS = 1_234_567_890_123_456_789
 
@@ -179,14 +181,60 @@ def test_an_answer_within_the_second_of_the_change_is_asked_for_again(world: Wor
     assert stat.S_IMODE(one.local.stat("f").mode) == 0o644
 
 
-def test_a_walk_asks_for_many_at_once(world: World, one: Client) -> None:
-    """S-12 up to 64 HEADs are under way when a directory is walked."""
+def test_a_walk_asks_for_many_at_once(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-12 S-150 a directory's attributes are one call of the store, which is told the versions that are listed."""
+    calls: list[list[Shown]] = []
+    real = one.faulty.head_many
+
+    def counted(objects: Sequence[Shown], sink: HeadSink) -> None:
+        calls.append(list(objects))
+        real(objects, sink)
+
+    monkeypatch.setattr(one.faulty, "head_many", counted)
     for number in range(64):
-        world.put(f"f{number}", b"")
-    together = threading.Barrier(64, timeout=20)
-    one.faulty.plan = lambda index, method: (together.wait(), None)[1] if method == "head" else None
+        world.put(f"f{number:02}", b"%d" % number)
     assert len(one.local.scandir(plus=True)) == 64
     assert one.calls("head") == 64
+    ((*asked,),) = calls
+    assert {shown.key: shown.etag for shown in asked} == {key: world.tool.head(key).etag for key, _ in asked}
+
+
+def test_what_many_heads_find_is_what_each_would(world: World, one: Client) -> None:
+    """S-150 what is gone is not shown, what another client wrote is, and what is open keeps its version."""
+    for number in range(20):
+        world.put(f"f{number:02}", b"old", mode=str(stat.S_IFREG | 0o600))
+    names = one.local.listdir()
+    file = one.local.open("f03", os.O_RDONLY)
+    assert file.read() == b"old"
+    del world.bucket.objects[b"f01"]
+    world.bucket.sorted_keys.remove(b"f01")
+    for name in ("f02", "f03"):
+        world.put(name, b"a newer one", mode=str(stat.S_IFREG | 0o640))
+
+    one.local.scandir(plus=True)
+
+    assert names == [b"f%02d" % number for number in range(20)]
+    assert stat.S_IMODE(one.local.stat("f02").mode) == 0o640
+    assert one.local.stat("f02").size == 11
+    assert file.read() == b"old"
+    world.later()
+    assert fails(errno.ENOENT, one.local.stat, "f01")
+    assert one.local.read("f03") == b"a newer one"
+
+
+def test_one_refusal_among_many_heads_is_told_after_the_others(world: World, one: Client) -> None:
+    """S-150 the others are known from then on."""
+    for number in range(20):
+        world.put(f"f{number:02}", b"x")
+    world.later()
+    one.faulty.plan = lambda index, method: (
+        Fault(AccessDenied("no")) if method == "head" and one.calls("head") == 5 else None
+    )
+    failing(errno.EACCES, partial(one.local.scandir, plus=True))
+    assert one.calls("head") == 20
+    one.faulty.plan = no_faults
+    one.local.scandir(plus=True)
+    assert one.calls("head") == 21
 
 
 def test_listing_sends_no_head(world: World) -> None:

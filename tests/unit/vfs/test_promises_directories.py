@@ -5,30 +5,19 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from dataclasses import dataclass
 
 import pytest
 
 from datastore.fuse.ops import ROOT_INO, Caller, Fh, resolve
 from datastore.fuse.store.base import WriteOptions
-from datastore.fuse.vfs.listing import Listing
-from datastore.fuse.vfs.nodes import Directory
+from datastore.fuse.vfs.tree.listing import Listing
+from datastore.fuse.vfs.tree.nodes import Directory
+from tests.kernelkeeps import Room
 from tests.mounted import Client, World, failing
 
 BOTH_LISTINGS = True
 
 CALLER = Caller(1000, 1000, 1)
-
-
-@dataclass
-class Room:
-    """A buffer for so many entries."""
-
-    left: int
-
-    def take(self, name_length: int) -> bool:
-        self.left -= 1
-        return self.left >= 0
 
 
 def test_mkdir_writes_the_marker(world: World, one: Client) -> None:
@@ -176,7 +165,7 @@ def test_every_entry_appears_once_while_entries_are_removed(world: World, one: C
     names = [b"%02d" % number for number in range(25)]
     for name in names:
         world.put(name.decode())
-    fh = resolve(one.fs.opendir(CALLER, ROOT_INO))
+    fh = resolve(one.fs.opendir(CALLER, ROOT_INO)).fh
     assert read_pass(one, fh, step=3, remove=True) == names
     one.fs.releasedir(ROOT_INO, fh)
     assert world.all_keys() == []
@@ -186,7 +175,7 @@ def test_an_entry_that_comes_during_a_pass_does_not_move_the_others(world: World
     """S-05 one snapshot per pass; rewinddir takes a new one."""
     for name in ("b", "d"):
         world.put(name)
-    fh = resolve(one.fs.opendir(CALLER, ROOT_INO))
+    fh = resolve(one.fs.opendir(CALLER, ROOT_INO)).fh
     first = resolve(one.fs.readdir(ROOT_INO, fh, 0, Room(3), False))
     assert [line.name for line in first] == [b".", b"..", b"b"]
     one.local.write("a", b"")
@@ -201,7 +190,7 @@ def test_readdir_with_attributes_counts_lookups(world: World, one: Client) -> No
     """S-05 readdirplus gives each entry's attributes, once, and the same ids as a lookup."""
     world.put("f", b"abc", mode=str(stat.S_IFREG | 0o600))
     world.put("d/g", b"")
-    fh = resolve(one.fs.opendir(CALLER, ROOT_INO))
+    fh = resolve(one.fs.opendir(CALLER, ROOT_INO)).fh
     lines = resolve(one.fs.readdir(ROOT_INO, fh, 0, Room(10), True))
     found = {line.name: line for line in lines if line.entry is not None}
     assert sorted(found) == [b"d", b"f"]
@@ -219,7 +208,7 @@ def test_a_pass_goes_on_while_its_directory_is_dropped_from_memory(
 ) -> None:
     """S-05 a change that drops what is known of a directory does not make a pass over it empty."""
     world.put("f", b"")
-    fh = resolve(one.fs.opendir(CALLER, ROOT_INO))
+    fh = resolve(one.fs.opendir(CALLER, ROOT_INO)).fh
     read_directory = one.fs.resolver.read_directory
 
     def dropped(directory: Directory, *, whole: bool = True) -> Listing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from datastore.fuse.vfs.upkeep import BUSY_S, QUIET_S, Upkeep
+from datastore.fuse.vfs.upload.upkeep import BUSY_S, QUIET_S, Upkeep
 from tests.mounted import Client, World
 
 BOTH_LISTINGS = True

@@ -195,3 +195,21 @@ def test_finishing_does_not_undo_what_others_wrote_since(world: World, one: Clie
     world.put("e/a", b"changed by another")
     one.again()
     assert everything(world) == {"e/a": b"changed by another", "e/b": b"old"}
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("target", [True, False])
+def test_a_renamed_directory_keeps_its_own_attributes(world: World, one: Client, resumed: bool, target: bool) -> None:
+    """S-27 S-11 not those of an empty one that it replaces, which is younger: what may be private stays so."""
+    one.local.mkdir("d", 0o700)
+    world.put("d/x", b"old")
+    world.later()
+    if target:
+        one.local.mkdir("e", 0o755)
+    world.later()
+    dies_before(one, "copy")
+    with pytest.raises(Died):
+        one.local.rename("d", "e")
+    last = one.again(resumed=resumed)
+    assert last.local.stat("e").mode & 0o777 == 0o700
+    assert everything(world) == {"e/x": b"old"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import stat
 
@@ -11,7 +12,7 @@ import pytest
 from datastore.errors import ServerFault
 from datastore.fuse.data.version import ObjectVersion
 from datastore.fuse.ops import SetAttr, resolve
-from datastore.fuse.vfs import copies
+from datastore.fuse.vfs.upload import copies
 from tests.faulty import Fault, from_nth, no_faults
 from tests.localfs import ME
 from tests.mounted import Client, World, failing, fails
@@ -365,6 +366,23 @@ def test_a_directory_rename_that_fails_loses_nothing(world: World, one: Client) 
         if done:
             return
     raise AssertionError("the rename never ended")
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("number", range(3))
+def test_a_directory_rename_that_fails_leaves_no_copy(world: World, one: Client, number: int, after: bool) -> None:
+    """S-26 also of what was copied and not answered: the same rename can be asked for again."""
+    one.local.mkdir("d")
+    for each in ("x", "y/z"):
+        world.put(f"d/{each}", each.encode())
+    before = world.all_keys()
+    numbers = itertools.count()
+    one.faulty.plan = lambda _, method: Fault(DOWN, after) if method == "copy" and next(numbers) == number else None
+    failing(errno.EIO, one.local.rename, "d", "e")
+    one.faulty.plan = no_faults
+    assert world.all_keys() == before
+    one.local.rename("d", "e")
+    assert everything(world) == {"e/x": b"x", "e/y/z": b"y/z"}
 
 
 @pytest.mark.parametrize("request_name", ["list_page", "head"])

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from datastore.fuse.ops import resolve
-from datastore.fuse.vfs.renames import NOREPLACE
+from datastore.fuse.state.removed import RemovedFiles
+from datastore.fuse.vfs.change.renames import NOREPLACE
+from tests.faulty import from_nth, no_faults
 from tests.localfs import ME, File
-from tests.mounted import Client, Died, World, dies_at, pattern
+from tests.mounted import DOWN, Client, Died, World, dies_at, failing, pattern
 
 
 def taken_over(client: Client, *files: File) -> tuple[Client, list[File]]:
@@ -211,7 +215,7 @@ def test_a_directory_that_is_being_read_goes_on_over_a_restart(world: World) -> 
     for name in names:
         world.put(f"d/{name.decode()}")
     ino = client.local.lookup("d").ino
-    fh = resolve(client.fs.opendir(ME, ino))
+    fh = resolve(client.fs.opendir(ME, ino)).fh
     seen: list[bytes] = []
     cursor, pieces = 0, 0
     while piece := resolve(client.fs.readdir(ino, fh, cursor, Piecemeal(12), False)):
@@ -250,3 +254,41 @@ def test_a_changed_file_that_was_being_removed_does_not_come_back(world: World) 
         if done:
             return
     raise AssertionError("a removal takes fewer calls")
+
+
+@pytest.mark.parametrize("how", ["unlink", "rename"])
+@pytest.mark.parametrize("sent", [True, False])
+def test_a_removal_that_fails_after_a_restart_loses_nothing(
+    world: World, how: str, sent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-159 S-19 the server died while it removed an open file with unsent bytes; asked again, the store says no."""
+    client = world.client()
+    world.put("other", b"other")
+    if sent:
+        world.put("f", b"older")
+    file = client.local.open("f", os.O_RDWR | os.O_CREAT)
+    file.write(b"newest")
+
+    def remove(client: Client) -> None:
+        client.local.unlink("f") if how == "unlink" else client.local.rename("other", "f")
+
+    record = RemovedFiles.record
+
+    def recorded(*arguments: Any) -> None:
+        record(*arguments)
+        raise Died
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RemovedFiles, "record", recorded)
+        with pytest.raises(Died):
+            remove(client)
+    client, (file,) = taken_over(client, file)
+    client.faulty.plan = from_nth(0, DOWN)
+    failing(errno.EIO, remove, client)
+    client.faulty.plan = no_faults
+    file.write(b"!", 6)
+    file.close()
+    assert client.fs.flush_all() == []
+    assert world.body("f") == b"newest!"
+    assert world.body("other") == b"other"
+    assert not list((client.fs.core.staging_dir.parent / "removed").iterdir())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +15,10 @@ from datastore.errors import DeadlineExceeded, ServerFault
 from datastore.fuse.data import multipart
 from datastore.fuse.ops import SetAttr
 from datastore.fuse.store.base import ETag, WriteOptions
-from datastore.fuse.vfs import streaming
-from datastore.fuse.vfs.streaming import Stream
+from datastore.fuse.vfs.upload import streaming
+from datastore.fuse.vfs.upload.streaming import Stream
 from tests.clock import ManualClock
-from tests.faulty import from_nth, no_faults, nth
+from tests.faulty import Fault, from_nth, no_faults, nth
 from tests.localfs import File
 from tests.mounted import DOWN, Client, World, failing, pattern
 
@@ -61,6 +63,25 @@ def test_the_close_of_a_sequential_writer_sends_the_tail(world: World, one: Clie
     assert one.calls("copy", "put") == 0
     assert not world.bucket.uploads
     assert one.fs.core.db.uploads() == []
+
+
+def test_the_close_does_not_wait_before_it_sends_the_tail(world: World, one: Client) -> None:
+    """S-45 a part that was never sent can't be overtaken by another: it goes beside those that are under way."""
+    tail = threading.Event()
+
+    def plan(index: int, method: str) -> None:
+        if method == "upload_part" and next(parts) < 2:
+            in_time.append(tail.wait(10))
+        elif method == "upload_part":
+            tail.set()
+
+    parts, in_time = itertools.count(), list[bool]()
+    one.faulty.plan = plan
+    content = pattern(PART * 3 + PART // 2)
+    with one.local.opened("f", os.O_WRONLY | os.O_CREAT) as file:
+        file.write(content)
+    assert world.body("f") == content
+    assert in_time == [True, True]
 
 
 def test_a_part_that_was_changed_is_sent_again(world: World, one: Client) -> None:
@@ -309,3 +330,27 @@ def test_a_close_does_not_wait_for_a_lost_part(world: World, one: Client, monkey
     assert not world.bucket.uploads
     assert one.fs.flush_all() == []
     assert world.body("f") == pattern(PART * 4 + PART // 2)
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_the_upload_of_a_file_that_is_written_now_is_no_dead_process_s(
+    world: World, one: Client, answered: bool
+) -> None:
+    """S-158 S-46 the process died while it asked for an upload of the same key; whether our own has its id by now."""
+    one.fs.core.db.upload_begun("f", one.fs.core.now_ns())
+    world.tool.create_upload("f", WriteOptions())
+    after = one.again(resumed=True)
+    if answered:
+        file = begun(after, 3)
+        assert after.fs.uploads.retry([]) == []
+    else:
+        after.faulty.plan = lambda index, method: (
+            Fault(alter=lambda answer: (after.fs.uploads.retry([]), answer)[1]) if method == "create_upload" else None
+        )
+        file = begun(after, 3)
+        assert len(list(world.tool.pending_uploads(""))) == 2
+    file.close()
+    assert world.body("f") == pattern(PART * 4 + PART // 2)
+    assert after.fs.uploads.retry([]) == []
+    assert list(world.tool.pending_uploads("")) == []
+    assert after.fs.core.db.uploads() == []

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import itertools
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from datastore.fuse.store.base import ETag
+from datastore.fuse.store.base import ETag, PartNumber, WriteOptions
+from datastore.fuse.vfs.tree import growth
 from tests.faulty import Fault, no_faults
-from tests.mounted import Client, World, failing
+from tests.mounted import Client, World, failing, pattern
 
 SIZE = 9 << 20
 """More than is fetched in one piece, so that a client holds a part."""
@@ -49,12 +52,68 @@ def test_of_another_size_it_stays(world: World, one: Client, body: bytes) -> Non
     assert one.local.read("log") == body
 
 
-def test_large_growth_is_followed_where_the_old_end_is_held_only(world: World, one: Client) -> None:
-    """S-31 S-147 up to 8 MiB the ETag tells; beyond, nothing does."""
-    world.put("log", b"o" * SIZE)
+def put_in_parts(world: World, key: str, body: bytes, cuts: list[int]) -> None:
+    """As another tool, with an ETag of parts."""
+    upload = world.tool.create_upload(key, WriteOptions())
+    parts = [
+        (PartNumber(number), world.tool.upload_part(key, upload, PartNumber(number), body[start:stop]))
+        for number, (start, stop) in enumerate(itertools.pairwise([0, *cuts, len(body)]), 1)
+    ]
+    world.tool.complete_upload(key, upload, parts, WriteOptions())
+
+
+MIB = 1 << 20
+LAYOUTS = {"one PUT": [], "parts of 8 MiB": [8 * MIB, 16 * MIB], "appended to": [16 * MIB]}
+
+
+@pytest.mark.parametrize("noticed", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_large_growth_is_followed(world: World, one: Client, layout: str, noticed: bool) -> None:
+    """S-147 S-31 whatever made the ETag: our own uploads and appends, most tools. From then on as ever."""
+    body = pattern(17 * MIB)
+    put_in_parts(world, "log", body, cuts) if (cuts := LAYOUTS[layout]) else world.put("log", body)
     with one.local.opened("log") as file:
-        world.put("log", b"o" * SIZE + b"more")
+        for more in (b"more", b"more, and more"):
+            put_in_parts(world, "log", body + more, [16 * MIB])
+            world.later()
+            if noticed:
+                one.local.listdir()
+            assert resolved(one, file, 4096) == body[:4096]
+            assert one.local.stat("log").ino == file.ino, "it has its name still, or again"
+            assert bytes(file._call.read(file.ino, file._fh, len(body) - 4, 100)) == body[-4:] + more
+        assert file.stat().size == len(body + more)
+
+
+def test_readers_at_once_go_on_together(world: World, one: Client) -> None:
+    """S-147 the kernel reads ahead: several reads of a handle meet the new version at the same time."""
+    body = pattern(9 * MIB)
+    world.put("log", body)
+    offsets = range(0, MIB, MIB // 8)
+    with one.local.opened("log") as file, ThreadPoolExecutor(len(offsets)) as pool:
+        world.put("log", body + b"more")
+        read = list(pool.map(lambda at: bytes(file._call.read(file.ino, file._fh, at, 4096)), offsets))
+    assert read == [body[at : at + 4096] for at in offsets]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_longer_and_did_not_grow_is_not_followed(world: World, one: Client, layout: str) -> None:
+    """S-147 S-30 large, and another from its first byte on."""
+    body = pattern(17 * MIB)
+    put_in_parts(world, "log", body, cuts) if (cuts := LAYOUTS[layout]) else world.put("log", body)
+    with one.local.opened("log") as file:
+        put_in_parts(world, "log", b"!" + body[1:] + b"more", [16 * MIB])
         failing(errno.ESTALE, resolved, one, file, 4096)
+
+
+def test_growth_is_looked_into_up_to_a_size(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-147 beyond, and where nothing tells the parts, nobody can say it."""
+    monkeypatch.setattr(growth, "UNREAD_CHECK", SIZE - 1)
+    world.put("log", b"o" * SIZE)
+    put_in_parts(world, "parts", b"o" * SIZE, [7 * MIB])
+    for name in ("log", "parts"):
+        with one.local.opened(name) as file:
+            world.put(name, b"o" * SIZE + b"more")
+            failing(errno.ESTALE, resolved, one, file, 4096)
 
 
 def resolved(client: Client, file: Any, size: int) -> bytes:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from datastore.fuse.vfs import writeback
+from datastore.fuse.vfs.opened import writeback
 from tests.faulty import no_faults
 from tests.localfs import File
 from tests.mounted import Client, World, failing, fails, pattern, refuse_writes

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from datastore.fuse.vfs.nodes import Directory
+from datastore.fuse.vfs.tree.nodes import Directory
 from tests.clock import ManualClock
 from tests.mounted import Client, around
 
@@ -49,6 +49,7 @@ def test_an_answer_for_a_directory_that_was_away(monkeypatch: pytest.MonkeyPatch
     around(monkeypatch, one, "head", lambda: one.local.rename("a", "b"), lambda: one.local.rename("b", "a"))
     assert one.fs.remote.head(node)
     assert not node.gone
+    one.fs.core.nodes.root.forget_listing()
     around(monkeypatch, one, "list_page", lambda: one.local.rename("a", "b"), lambda: None)
     around(monkeypatch, one, "head", lambda: one.store.delete("a/"), lambda: None)
     assert one.fs.remote.head(node)

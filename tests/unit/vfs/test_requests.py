@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 
 import pytest
 
@@ -26,6 +27,32 @@ def test_a_rename_does_not_list_the_directory_again(world: World, one: Client) -
     assert one.calls("list_page") == listings
     assert one.calls("copy") == one.calls("delete") == FILES
     assert one.local.listdir() == [b"g%02d" % number for number in range(FILES)]
+
+
+def test_the_rename_of_a_directory_looks_below_it_twice(world: World, one: Client) -> None:
+    """S-26 what there is, and what others wrote there meanwhile; the directory above is not listed again."""
+    one.local.mkdir("d")
+    for number in range(FILES):
+        one.local.write(f"d/f{number:02}", b"")
+    one.local.listdir()
+    before = {method: one.calls(method) for method in ("head", "list_page", "copy", "delete_many", "put")}
+    one.local.rename("d", "e")
+    assert one.local.listdir() == [b"e"]
+    asked = {method: one.calls(method) - count for method, count in before.items()}
+    assert asked == {"head": 1, "list_page": 2, "copy": FILES + 1, "delete_many": 1, "put": 0}
+
+
+def test_attributes_of_files_of_our_own_are_asked_for_ahead(world: World, one: Client) -> None:
+    """S-12 who looks at one after the other of what was written here waits for few of them."""
+    for number in range(FILES):
+        one.local.write(f"f{number:02}", b"")
+    world.later(10)
+    for number in range(8):
+        one.local.stat(f"f{number:02}")
+    deadline = time.monotonic() + 20
+    while one.calls("head") < 16:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_attributes_that_were_asked_for_ahead_are_asked_for_once(world: World, one: Client) -> None:

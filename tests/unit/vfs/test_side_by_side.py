@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from datastore.errors import DeadlineExceeded
-from datastore.fuse.vfs import copies, core
+from datastore.fuse.vfs.tree import core
+from datastore.fuse.vfs.upload import copies
 from tests.mounted import Client, World
 
 IO_THREADS = 64

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from datastore.errors import DeadlineExceeded
-from datastore.fuse.vfs.treelock import TreeLock
+from datastore.fuse.vfs.tree.treelock import TreeLock
 
 WAIT_S = 10.0
 

@@ -1,0 +1,140 @@
+"""A server that is farther away: `python -m bench.distance PORT RTT_MS` relays TCP on a port of its own, later.
+
+What a client pays far from its storage is round trips, and how many bytes may be under way: a connection is a round
+trip old before its first byte passes, every byte takes half of one, and at most WINDOW bytes of a connection are under
+way in one direction. No bandwidth is taken away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import sys
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+from bench.processes import child, wait_for
+from tests.servers import Server
+
+WINDOW = 4 << 20
+"""Bytes; what Linux lets a receiver's buffer grow to is of this size (tcp_rmem: 6 MiB, of which a part is overhead)."""
+LISTENING = re.compile(r"listening on (\d+)")
+START_TIMEOUT_S = 10.0
+
+
+class Side(asyncio.Protocol):
+    """One side of a relayed connection: what it receives, the other one sends later. delay: seconds."""
+
+    def __init__(self, delay: float) -> None:
+        self._delay = delay
+        self._open_from = 0.0
+        self._transport: asyncio.Transport | None = None
+        self._other: Side | None = None
+        self._under_way: deque[tuple[float, bytes]] = deque()
+        self._bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def join(self, other: Side) -> None:
+        """Relay to it from now on, a round trip from now at the earliest: that long is a handshake."""
+        loop = asyncio.get_running_loop()
+        for one, far in ((self, other), (other, self)):
+            one._other = far
+            one._open_from = loop.time() + 2 * self._delay
+            one._forward()
+
+    def refuse(self) -> None:
+        """There is nobody to relay to."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """By asyncio."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """By asyncio. Too much under way stops the sender, as a full window does."""
+        self._append(data)
+        if self._bytes >= WINDOW and self._transport is not None:
+            self._transport.pause_reading()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        """By asyncio, also at the end of the stream; the other side ends when all before it has arrived."""
+        self._transport = None
+        self._append(b"")
+
+    def _append(self, data: bytes) -> None:
+        self._under_way.append((asyncio.get_running_loop().time() + self._delay, data))
+        self._bytes += len(data)
+        self._forward()
+
+    def _forward(self) -> None:
+        """Hand on what has arrived, and come back for the next."""
+        loop = asyncio.get_running_loop()
+        while self._other is not None and self._under_way:
+            at = max(self._under_way[0][0], self._open_from)
+            if at > loop.time():
+                if self._timer is None:
+                    self._timer = loop.call_at(at, self._wake)
+                return
+            self._arrive(self._under_way.popleft()[1])
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._forward()
+
+    def _arrive(self, data: bytes) -> None:
+        self._bytes -= len(data)
+        far = self._other._transport if self._other is not None else None
+        if far is not None:
+            far.write(data) if data else far.close()
+        if self._bytes < WINDOW and self._transport is not None:
+            self._transport.resume_reading()
+
+
+async def relay(port: int, rtt: float) -> None:
+    """Until ended by a signal. rtt: seconds."""
+    loop = asyncio.get_running_loop()
+    dialling: set[asyncio.Task[None]] = set()
+
+    async def dial(near: Side) -> None:
+        try:
+            _, far = await loop.create_connection(lambda: Side(rtt / 2), "127.0.0.1", port)
+        except OSError:
+            near.refuse()
+        else:
+            near.join(far)
+
+    def accept() -> Side:
+        near = Side(rtt / 2)
+        task = loop.create_task(dial(near))
+        dialling.add(task)
+        task.add_done_callback(dialling.discard)
+        return near
+
+    async with await loop.create_server(accept, "127.0.0.1", 0) as server:
+        print(f"listening on {server.sockets[0].getsockname()[1]}", flush=True)
+        await server.serve_forever()
+
+
+@contextlib.contextmanager
+def distant(server: Server, rtt_ms: float) -> Iterator[Server]:
+    """The same server, farther away. Errors: NotReady."""
+    port = urlsplit(server.endpoint).port
+    with child([sys.executable, "-m", "bench.distance", str(port), str(rtt_ms)]) as process:
+
+        def found() -> bool:
+            process.alive()
+            return LISTENING.search(process.log.read_text()) is not None
+
+        wait_for(found, START_TIMEOUT_S, "the relay to the server")
+        match = LISTENING.search(process.log.read_text())
+        assert match is not None
+        yield replace(server, endpoint=f"http://127.0.0.1:{match[1]}")
+
+
+if __name__ == "__main__":
+    asyncio.run(relay(int(sys.argv[1]), float(sys.argv[2]) / 1000))

@@ -1,0 +1,71 @@
+"""Connections that are made while others are used."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import threading
+
+from datastore.errors import StoreError
+
+from .connections import Connections
+
+
+class Beside:
+    """Connections made by threads of their own, so that those that are there can go on. Each has a place.
+
+    What comes after the end is kept for others.
+    """
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self._lock = threading.Lock()
+        self._arrived: list[http.client.HTTPConnection | None] = []
+        self._over = False
+        self.coming = 0
+        self.failed = False
+        self.fd = -1
+
+    def connect(self, deadline: float) -> int:
+        """Begin; the descriptor that is readable when one came or failed."""
+        if self.fd < 0:
+            self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.coming += 1
+        threading.Thread(target=self._connect, args=(deadline,), name="connect", daemon=True).start()
+        return self.fd
+
+    def arrived(self) -> list[http.client.HTTPConnection]:
+        """Those that came since."""
+        with self._lock:
+            os.eventfd_read(self.fd)
+            arrived, self._arrived = self._arrived, []
+        self.coming -= len(arrived)
+        self.failed = self.failed or None in arrived
+        return [connection for connection in arrived if connection is not None]
+
+    def end(self) -> None:
+        """Nobody waits for them any more."""
+        with self._lock:
+            self._over = True
+            if self.fd >= 0:
+                os.close(self.fd)
+        for connection in self._arrived:
+            self._keep(connection)
+
+    def _connect(self, deadline: float) -> None:
+        connection = None
+        try:
+            connection = self._connections.connect(deadline)
+        except StoreError:
+            self._connections.leave_place()
+        with self._lock:
+            if not self._over:
+                self._arrived.append(connection)
+                os.eventfd_write(self.fd, 1)
+                return
+        self._keep(connection)
+
+    def _keep(self, connection: http.client.HTTPConnection | None) -> None:
+        if connection is not None:
+            self._connections.give_back(connection, keep=True)
+            self._connections.leave_place()

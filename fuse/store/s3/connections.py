@@ -1,0 +1,186 @@
+"""The bounded pool of keep-alive connections to one route: who is connected to, through what, and for how long."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from datastore.errors import DeadlineExceeded, InvalidRequest, Unreachable
+
+from .errors import connection_words, one_line
+from .http1 import is_quiet
+from .messages import request_head
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportLimits:
+    """connections: open at once (64: more only queue in the server). connect_s: TCP and TLS. idle_s: between two
+    bytes in either direction. call_s: a whole call, and body_floor bytes per second are allowed for besides.
+    keep_s: an idle connection is not used again after this, since servers close theirs after 5 to 60 s."""
+
+    connections: int = 64
+    connect_s: float = 5.0
+    idle_s: float = 20.0
+    call_s: float = 30.0
+    body_floor: int = 256 << 10
+    keep_s: float = 55.0
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """An HTTP proxy; authorization is the header's value or ''."""
+
+    host: str
+    port: int
+    url: str
+    authorization: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Whom to connect to, and how."""
+
+    host: str
+    port: int
+    secure: bool
+    proxy: Proxy | None = None
+
+
+def trust(ca_bundle: str = "") -> ssl.SSLContext:
+    """Verifying TLS: the system's roots, and those of `ca_bundle` (PEM) besides. Errors: InvalidRequest."""
+    context = ssl.create_default_context()
+    if ca_bundle:
+        try:
+            context.load_verify_locations(cadata=ca_bundle)
+        except (ssl.SSLError, ValueError) as error:
+            raise InvalidRequest(f"caBundle holds no PEM certificate: {one_line(str(error))}") from error
+    return context
+
+
+def proxy_for(host: str, *, secure: bool) -> Proxy | None:
+    """What HTTP_PROXY, HTTPS_PROXY and NO_PROXY say about a host. Errors: InvalidRequest."""
+    url = getproxies().get("https" if secure else "http", "")
+    if not url or proxy_bypass(host):
+        return None
+    try:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        port = parts.port or 80
+    except ValueError as error:
+        raise InvalidRequest("the proxy in HTTP_PROXY or HTTPS_PROXY is not a URL") from error
+    if parts.scheme != "http" or not parts.hostname:
+        raise InvalidRequest("the proxy in HTTP_PROXY or HTTPS_PROXY must be an http:// URL")
+    authorization = ""
+    if parts.username is not None:
+        login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        authorization = "Basic " + base64.b64encode(login.encode()).decode()
+    return Proxy(parts.hostname, port, parts.geturl(), authorization)
+
+
+class Connections:
+    """The connections of one route. Threads: any; a connection that was taken belongs to one.
+
+    INVARIANT places given out + places free == limits.connections; an idle connection holds no place.
+    """
+
+    def __init__(
+        self,
+        route: Route,
+        *,
+        tls: ssl.SSLContext | None = None,
+        limits: TransportLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.route = route
+        self.limits = limits or TransportLimits()
+        self._tls = tls
+        self._clock = clock
+        self._places = threading.BoundedSemaphore(self.limits.connections)
+        self._lock = threading.Lock()
+        self._idle: list[tuple[http.client.HTTPConnection, float]] = []
+        self._closed = False
+
+    def take_place(self) -> None:
+        """Wait for the right to one connection. Errors: DeadlineExceeded."""
+        if not self._places.acquire(timeout=self.limits.call_s):
+            raise DeadlineExceeded(f"{self.where()}: all {self.limits.connections} connections stayed busy")
+
+    def try_place(self) -> bool:
+        """The same without waiting."""
+        return self._places.acquire(blocking=False)
+
+    def leave_place(self) -> None:
+        """It is free for others."""
+        self._places.release()
+
+    def close(self) -> None:
+        """Close idle connections; those in use are closed when they come back. Idempotent."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection, _ in idle:
+            connection.close()
+
+    def head(self, method: str, target: str, headers: Mapping[str, str], length: int | None = None) -> bytes:
+        """Request line and headers as this route wants them; see request_head(). Errors: InvalidRequest."""
+        proxy = None if self.route.secure else self.route.proxy
+        if proxy is None:
+            return request_head(method, target, headers, length=length)
+        whole = f"http://{headers['host']}{target}"
+        return request_head(method, whole, headers, length=length, authorization=proxy.authorization)
+
+    def connect(self, deadline: float) -> http.client.HTTPConnection:
+        """A new connection. Errors: Unreachable, DeadlineExceeded."""
+        route, proxy = self.route, self.route.proxy
+        limit = min(self.limits.connect_s, max(deadline - self._clock(), 0.001))
+        host, port = (proxy.host, proxy.port) if proxy else (route.host, route.port)
+        connection: http.client.HTTPConnection
+        if route.secure:
+            connection = http.client.HTTPSConnection(host, port, timeout=limit, context=self._tls or trust())
+            if proxy:
+                extra = {"Proxy-Authorization": proxy.authorization} if proxy.authorization else {}
+                connection.set_tunnel(route.host, route.port, headers=extra)
+        else:
+            connection = http.client.HTTPConnection(host, port, timeout=limit)
+        try:
+            connection.connect()
+        except TimeoutError as error:
+            connection.close()
+            raise DeadlineExceeded(f"{self.where()}: no connection within {limit:.0f} s") from error
+        except (http.client.HTTPException, OSError) as error:
+            connection.close()
+            raise Unreachable(f"{self.where()}: {connection_words(error)}") from error
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def take_idle(self) -> http.client.HTTPConnection | None:
+        """The connection used last that is still quiet and open."""
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                connection, since = self._idle.pop()
+            if self._clock() - since < self.limits.keep_s and is_quiet(connection.sock):
+                return connection
+            connection.close()
+
+    def give_back(self, connection: http.client.HTTPConnection, *, keep: bool) -> None:
+        """Keep it for the next one, or close it."""
+        with self._lock:
+            if keep and not self._closed:
+                self._idle.append((connection, self._clock()))
+                return
+        connection.close()
+
+    def where(self) -> str:
+        """The route, for a message."""
+        scheme = "https" if self.route.secure else "http"
+        via = f" through proxy {self.route.proxy.host}:{self.route.proxy.port}" if self.route.proxy else ""
+        return f"{scheme}://{self.route.host}:{self.route.port}{via}"

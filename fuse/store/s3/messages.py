@@ -1,0 +1,68 @@
+"""What is sent to an HTTP server and what comes back, and the head of a request as bytes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from datastore.errors import InvalidRequest
+
+from ..base import Body, FilePart
+from .errors import one_line
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """status, headers by lower-case name, and the whole body; poured: how much of it went to the request's outlet."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: Body
+    poured: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outlet:
+    """Where a large body goes while it comes. status: of the answer that is meant, others are kept whole.
+
+    start: where in the object the body begins: it is cut at whole MiB of that. take: given the headers, the body's
+    length, where in the body these bytes are, and the bytes.
+    """
+
+    status: int
+    start: int
+    take: Callable[[Mapping[str, str], int, int, Body], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to send. target: encoded path and query; repeatable: sending it twice is as good as once."""
+
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    body: Body | FilePart = b""
+    repeatable: bool = True
+    expected_bytes: int = 0
+    """About how large the answer is, for the deadline."""
+    patience_s: float = 0.0
+    """Longer than usual between two bytes: the server copies or joins objects before it answers."""
+    outlet: Outlet | None = None
+
+
+def request_head(
+    method: str, target: str, headers: Mapping[str, str], *, length: int | None = None, authorization: str = ""
+) -> bytes:
+    """Request line and headers. length: of the body, None: it has none; authorization: for a proxy that wants a login.
+
+    Errors: InvalidRequest for a value that headers can't carry.
+    """
+    lines = [f"{method} {target} HTTP/1.1", *[f"{name}: {value}" for name, value in headers.items()]]
+    if length is not None:
+        lines.append(f"content-length: {length}")
+    if authorization:
+        lines.append(f"proxy-authorization: {authorization}")
+    together = "".join(lines)
+    if not (together.isascii() and together.isprintable()):
+        raise InvalidRequest(f"{method} {one_line(target)}: a header is not printable ASCII")
+    return "\r\n".join([*lines, "", ""]).encode()

@@ -1,0 +1,378 @@
+"""Making and removing names (S-01 to S-10, S-22, S-23): mkdir, mknod, symlink, create, unlink, rmdir."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import uuid
+from contextlib import suppress
+from functools import partial
+
+from datastore.errors import AlreadyExists, KeyTooLong, StoreError
+
+from ...ops import Blocking, Caller, Entry, FSError, Ino, OpenReply, OpenRequest, Reply
+from ...store.base import ETag, WriteOptions, WriteResult
+from ..lookup.remote import HIDDEN, UNLINKED, Remote
+from ..lookup.resolver import Resolver
+from ..opened.files import Files
+from ..opened.restoring import record_removed
+from ..opened.writing import Writing
+from ..tree.attrs import DIRECTORY_TYPE, FILE_TYPE, Attributes, to_metadata
+from ..tree.core import Core
+from ..tree.listing import NO_ETAG, Listed
+from ..tree.names import KEY_MAX, LINK_SUFFIX, NAME_MAX, creatable, segment_of
+from ..tree.nodes import NEVER, Directory, Node
+from ..upload.copies import copy_object
+from ..upload.uploads import Uploads
+
+SEGMENT_SAFE = 255
+"""Bytes of a key's segment that every server takes (those that keep objects as files take no more)."""
+TARGET_MAX = 4095
+"""Bytes of a link target (PATH_MAX without its NUL)."""
+_SPECIAL = (stat.S_IFIFO, stat.S_IFSOCK)
+
+
+class Changes:
+    """Each change is in the store when the call returns, but for files that are open for writing."""
+
+    def __init__(
+        self, core: Core, remote: Remote, resolver: Resolver, uploads: Uploads, files: Files, writing: Writing
+    ) -> None:
+        self._core = core
+        self._remote = remote
+        self._resolver = resolver
+        self._uploads = uploads
+        self._files = files
+        self._writing = writing
+
+    # -- making
+
+    def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Entry:
+        """A directory and its marker. FSError(EEXIST)."""
+        attributes = self.attributes(caller, self._parent(parent, name), stat.S_IFDIR | stat.S_IMODE(mode))
+        listed = Listed(stat.S_IFDIR, segment_of(name, directory=True) + "/")
+        node = self._make(self._parent(parent, name), name, listed, attributes, b"")
+        assert isinstance(node, Directory)
+        node.marker = True
+        return self._entry(node)
+
+    def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Entry:
+        """A regular file, FIFO or socket; FSError(EPERM) for devices: an object store has none."""
+        if stat.S_IFMT(mode) not in (stat.S_IFREG, *_SPECIAL):
+            raise FSError(errno.EPERM)
+        directory = self._parent(parent, name)
+        attributes = self.attributes(caller, directory, mode)
+        return self._entry(self._make(directory, name, Listed(stat.S_IFREG, segment_of(name)), attributes, b""))
+
+    def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Entry:
+        """A link as rclone writes it; where the server refuses the longer name, as s3fs does (S-09)."""
+        if len(target) > TARGET_MAX:
+            raise FSError(errno.ENAMETOOLONG)
+        directory = self._parent(parent, name)
+        attributes = self.attributes(caller, directory, stat.S_IFLNK | 0o777)
+        segment = segment_of(name)
+        try:
+            node = self._make(directory, name, Listed(stat.S_IFLNK, segment + LINK_SUFFIX), attributes, target)
+        except KeyTooLong:
+            node = self._make(directory, name, Listed(stat.S_IFREG, segment), attributes, target)
+        return self._entry(node)
+
+    def create(
+        self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest
+    ) -> Reply[tuple[Entry, OpenReply]]:
+        """open(2) with O_CREAT: with O_EXCL the store decides who makes it; otherwise it appears there at close.
+
+        With writeBack the store decides at the upload: who is second keeps his bytes here (S-48).
+        """
+        with self._core.lock:
+            directory = self._parent(parent, name)
+            listing = self._resolver.fresh_listing(directory)
+            absent = listing is not None and name not in listing.entries and name not in directory.children
+            if absent and not self._claims(request) and not _may_be_refused(name):
+                return self._create_local(caller, directory, name, mode, request.flags)
+        return Blocking(partial(self._create, caller, directory, name, mode, request))
+
+    def _create(
+        self, caller: Caller, directory: Directory, name: bytes, mode: int, request: OpenRequest
+    ) -> tuple[Entry, OpenReply]:
+        claims = self._claims(request)
+        found = None if claims else self._resolver.find(directory, name)
+        if claims or (found is None and _may_be_refused(name)):
+            attributes = self.attributes(caller, directory, stat.S_IFREG | stat.S_IMODE(mode))
+            node = self._make(directory, name, Listed(stat.S_IFREG, segment_of(name)), attributes, b"")
+        else:
+            if found is None:
+                with self._core.lock:
+                    if name not in directory.children:
+                        return self._create_local(caller, directory, name, mode, request.flags)
+                    found = directory.children[name]
+            if request.flags & os.O_EXCL:
+                raise FSError(errno.EEXIST)
+            node = found
+            if request.flags & os.O_TRUNC and stat.S_ISREG(node.attributes.mode):
+                with node.lock:
+                    self._writing.truncate(node, 0)
+        with self._core.lock:
+            reply = self._files.opened(node, request.flags, caller.pid)
+            return self._resolver.entry(node), reply
+
+    def _claims(self, request: OpenRequest) -> bool:
+        """Whether the name must be this client's alone before open returns (S-22)."""
+        return bool(request.flags & os.O_EXCL) and not self._core.settings.write_back_s
+
+    def _create_local(
+        self, caller: Caller, directory: Directory, name: bytes, mode: int, flags: int
+    ) -> tuple[Entry, OpenReply]:
+        """A file that the store learns of at close. The state lock is held; the node is new, so its lock is free."""
+        core = self._core
+        segment = segment_of(name)
+        self._check_key(directory, segment)
+        if len(segment.encode("utf-8", "surrogateescape")) > core.store.capabilities.max_key_segment_bytes:
+            # The store would say so at close, which is too late for whoever creates.
+            raise FSError(errno.ENAMETOOLONG)
+        attributes = self.attributes(caller, directory, stat.S_IFREG | stat.S_IMODE(mode))
+        node = core.nodes.add(directory, name, Listed(stat.S_IFREG, segment), attributes)
+        node.exact = True
+        directory.pending.add(name)
+        try:
+            with node.lock:
+                staged = self._uploads.stage(node)
+                staged.touch()
+                if flags & os.O_EXCL:
+                    staged.expects = NO_ETAG
+                core.log_nodes((node,))  # first, so that a new server finds whose bytes the journal names
+                self._uploads.record(node)
+        except OSError:
+            core.nodes.detach(node)
+            directory.pending.discard(name)
+            raise
+        self._appeared(node)
+        reply = self._files.opened(node, flags)
+        return self._resolver.entry(node), reply
+
+    def _make(self, directory: Directory, name: bytes, listed: Listed, attributes: Attributes, body: bytes) -> Node:
+        """Put an object that must not be there yet, and make its node. FSError(EEXIST)."""
+        self._check_key(directory, listed.tail)
+        with self._core.lock:
+            if name in directory.children and directory.children[name].dirty:
+                raise FSError(errno.EEXIST)
+        if listed.kind != stat.S_IFREG and self._resolver.find(directory, name) is not None:
+            raise FSError(errno.EEXIST)
+        content_type = DIRECTORY_TYPE if listed.kind == stat.S_IFDIR else FILE_TYPE
+        attributes = attributes._replace(content_type=content_type)
+        options = WriteOptions(metadata=to_metadata(attributes), content_type=content_type, if_none_match=True)
+        with self._core.tree.shared():
+            key = directory.key + listed.tail
+            try:
+                with self._uploads.superseding(key):
+                    result = self._core.store.put(key, body, options)
+            except AlreadyExists as error:
+                with self._core.lock:
+                    directory.forget_listing()
+                raise FSError(errno.EEXIST) from error
+            with self._core.lock:
+                return self._made(directory, name, listed._replace(size=len(body)), attributes, result)
+
+    def _made(
+        self, directory: Directory, name: bytes, listed: Listed, attributes: Attributes, result: WriteResult
+    ) -> Node:
+        stale = directory.children.get(name)
+        if stale is not None:
+            self._core.nodes.detach(stale)
+        node = self._core.nodes.add(directory, name, listed, attributes)
+        if not isinstance(node, Directory):
+            node.etag, node.mtime_ns = result.etag, result.mtime_ns or attributes.mtime_ns
+        else:
+            node.size = 0
+            self._resolver.empty(node)
+            self._resolver.counted(directory, 1)
+        node.exact = node.racy = True
+        node.checked_at = self._core.clock.monotonic()
+        self._appeared(node)
+        return node
+
+    def _entry(self, node: Node) -> Entry:
+        with self._core.lock:
+            return self._resolver.entry(node)
+
+    def _parent(self, ino: Ino, name: bytes) -> Directory:
+        """The directory in which a name is to be made. FSError(ENAMETOOLONG, EINVAL, ENOENT)."""
+        if len(name) > NAME_MAX:
+            raise FSError(errno.ENAMETOOLONG)
+        if not creatable(name):
+            raise FSError(errno.EINVAL)
+        directory = self._resolver.directory(ino)
+        if directory.gone:
+            raise FSError(errno.ENOENT)
+        return directory
+
+    def _check_key(self, directory: Directory, tail: str) -> None:
+        key = directory.key + tail
+        if len(key.encode("utf-8", "surrogateescape")) > KEY_MAX:
+            raise FSError(errno.ENAMETOOLONG)
+        if directory is self._core.nodes.root and tail in HIDDEN:
+            raise FSError(errno.EEXIST)
+
+    def attributes(self, caller: Caller, directory: Directory, mode: int) -> Attributes:
+        """Attributes of something new: the caller's, but for the group of a setgid directory."""
+        now = self._core.now_ns()
+        gid = caller.gid
+        if directory.attributes.mode & stat.S_ISGID:
+            gid = directory.attributes.gid
+            if stat.S_ISDIR(mode):
+                mode |= stat.S_ISGID
+        return Attributes(mode, caller.uid, gid, now, now, now)
+
+    def _appeared(self, node: Node) -> None:
+        """A name of ours is new in its directory. The state lock is held."""
+        self._resolver.changed(node)
+        if node.parent is not None:
+            self._resolver.touched(node.parent)
+
+    # -- removing
+
+    def unlink(self, parent: Ino, name: bytes) -> None:
+        """Remove a name; who has the file open keeps its content."""
+        self.let_pass(parent, name)
+        directory = self._resolver.directory(parent)
+        node = self._resolver.existing(directory, name)
+        if isinstance(node, Directory):
+            raise FSError(errno.EISDIR)
+        with self._core.tree.shared():
+            self.ensure_marker(directory)
+            with node.lock:
+                key, etag = node.key, node.etag
+                self.keep_open_content(node)
+                try:
+                    with self._uploads.superseding(key):
+                        if self.may_be_stored(node):
+                            self._core.remove(key)
+                except StoreError:
+                    self.stayed(node, etag)
+                    raise
+                self.disappeared(node)
+
+    def may_be_stored(self, node: Node) -> bool:
+        """Whether the store has something of a node's name: ours, or what another client put there before ours."""
+        if node.etag or node.parent is None:
+            return bool(node.etag)
+        with self._core.lock:
+            told = self._remote.believed(node.parent, node.name)
+        return told is None or node.name in told[0].entries
+
+    def disappeared(self, node: Node) -> None:
+        """The object of a node is no more. node.lock is held."""
+        with self._core.lock:
+            self.take_out(node)
+        self.let_go(node)
+
+    def take_out(self, node: Node) -> None:
+        """The name of a node is gone; let_go() has to follow. node.lock and the state lock are held."""
+        core = self._core
+        # Who asked the store after its object went took it for another client's doing: nobody gives it its name back.
+        seen_to_be_gone, node.lost = node.lost, False
+        if node.parent is not None and (seen_to_be_gone or not node.gone):
+            self._resolver.removed(node.parent, node.name)
+            self._resolver.touched(node.parent)
+            if isinstance(node, Directory):
+                self._resolver.counted(node.parent, -1)
+        node.attributes = node.attributes._replace(ctime_ns=core.now_ns())
+        core.nodes.detach(node)
+        if node.parent is not None:
+            node.parent.pending.discard(node.name)
+
+    def let_go(self, node: Node) -> None:
+        """What was staged of a node without a name is wanted only by those who have it open. node.lock is held."""
+        core = self._core
+        with core.lock:
+            unwanted = node.handles == 0
+        if unwanted:
+            self._uploads.discard(node)
+            with core.lock:
+                core.nodes.drop_unused(node)
+        else:
+            self._uploads.forsake(node)
+
+    def let_pass(self, parent: Ino, name: bytes) -> None:
+        """Before a name is taken: see Chases."""
+        self._files.chases.let_pass(parent, name)
+
+    def keep_open_content(self, node: Node) -> None:
+        """Before the object goes: keep its bytes for those who have the file open (S-23). node.lock is held.
+
+        The node's bytes may come from another key afterwards: call stayed() when the object does not go after all.
+        """
+        if not stat.S_ISREG(node.attributes.mode):
+            return
+        with self._core.lock:
+            node.leaving, etag = node.handles == 0, node.etag
+        if node.leaving:
+            return
+        try:
+            self._keep_content(node)
+        except (StoreError, OSError):
+            self.stayed(node, etag)
+            raise
+
+    def _keep_content(self, node: Node) -> None:
+        staged = node.staged
+        needed = node.size if staged is None else staged.base_size - staged.present.total
+        if needed <= self._core.settings.silly_copy_bytes or staged is not None:
+            staged = self._uploads.stage(node)
+            self._uploads.fill(staged, staged.missing(0, staged.size))
+            record_removed(self._core, node)
+            return
+        hidden = self._core.nodes.root.key + UNLINKED + uuid.uuid4().hex
+        self._core.db.begin("discard", hidden, "")
+        result = copy_object(self._core, node.version(), hidden)
+        with self._core.lock:
+            node.unlinked_key, node.etag = hidden, result.etag
+        record_removed(self._core, node)
+
+    def stayed(self, node: Node, etag: ETag) -> None:
+        """The object, of version `etag`, could not be removed. The next mount removes the hidden copy."""
+        with self._core.lock:
+            node.unlinked_key, node.etag, node.leaving = "", etag, False
+        self._core.removed.forget(node.ino)
+
+    def rmdir(self, parent: Ino, name: bytes) -> None:
+        """Remove a directory in which nothing is. FSError(ENOTDIR, ENOTEMPTY)."""
+        directory = self._resolver.directory(parent)
+        node = self._resolver.existing(directory, name)
+        if not isinstance(node, Directory):
+            raise FSError(errno.ENOTDIR)
+        with self._core.tree.shared(), node.lock:
+            self.check_empty(node)
+            self.ensure_marker(directory)
+            self._core.remove(node.key)
+            self.disappeared(node)
+
+    def check_empty(self, node: Directory) -> None:
+        """FSError(ENOTEMPTY) if the store or this mount has anything below."""
+        with self._core.lock:
+            if any(not child.gone for child in node.children.values() if child.dirty):
+                raise FSError(errno.ENOTEMPTY)
+        page = self._core.store.list_page(node.key, max_keys=2)
+        if any(found.key != node.key for found in page.objects) or page.common_prefixes:
+            node.checked_at = NEVER
+            raise FSError(errno.ENOTEMPTY)
+
+    def ensure_marker(self, directory: Directory) -> None:
+        """Before something is taken out of a directory: it must not go with its last entry (S-02).
+
+        tree lock is held.
+        """
+        if directory.marker or directory is self._core.nodes.root or directory.gone:
+            return
+        options = WriteOptions(
+            metadata=to_metadata(directory.attributes), content_type=DIRECTORY_TYPE, if_none_match=True
+        )
+        with suppress(AlreadyExists):
+            self._core.store.put(directory.key, b"", options)
+        directory.marker = True
+
+
+def _may_be_refused(name: bytes) -> bool:
+    """Whether a server may refuse such a name (S-38): it has to be asked when the file is made, not at close."""
+    return len(segment_of(name).encode("utf-8", "surrogateescape")) > SEGMENT_SAFE

@@ -1,0 +1,143 @@
+"""What an earlier process began and did not end: renames are rolled forward, discarded copies removed (S-27, S-58).
+
+Under a live mount the kernel sends the cut-off rename again, and takes 'no such name' for done; by then the nodes have
+to stand where the kernel will believe them, and who has the file open reads and writes at its new key.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from datastore.errors import NotFound, StoreError
+
+from ...data.version import ObjectVersion
+from ...ops import FSError, Ino
+from ...state.nodelog import NodeRecord
+from ...state.rows import Intent, Subject
+from ...store.base import ObjectInfo, WriteResult
+from ..opened.restoring import record_removed
+from ..tree.core import Core
+from ..tree.nodes import Directory, Node
+from ..upload.copies import Copies, copy_object
+from ..upload.uploads import Uploads
+from .renames import CutOff, Renames
+
+
+def finish(core: Core, renames: Renames, uploads: Uploads, *, resumed: bool = False) -> list[str]:
+    """End what the journal names; a line for each that failed, which stays in the journal.
+
+    resumed: the mount lives on, and so may those who have removed files open: their copies stay.
+    """
+    failures = []
+    for intent in core.db.intents():
+        if intent.kind == "discard" and resumed:
+            continue
+        try:
+            _finish(core, renames, uploads, intent)
+        except (StoreError, OSError) as error:
+            failures.append(f"{intent.kind} {os.fsencode(intent.source)!r}: {error}")
+            with suppress(OSError):  # the disk is full
+                core.db.put_off(intent.id, core.now_ns())
+            if resumed:
+                renames.cut_off.append(
+                    CutOff(intent, core.db.move_of(intent.id), partial(_finish, core, renames, uploads, intent))
+                )
+            continue
+        core.db.end(intent.id)
+    return failures
+
+
+def _finish(core: Core, renames: Renames, uploads: Uploads, intent: Intent) -> None:
+    move, subject = core.db.move_of(intent.id), core.db.subject_of(intent.id)
+    node = core.nodes.by_ino.get(Ino(move.ino)) if move is not None else None
+    if intent.kind == "discard":
+        core.remove(intent.source)
+    elif intent.kind == "rename-directory":
+        copies = Copies(core, intent.source, intent.target, subject)
+        copies.make(keep_newer=True)
+        if _moved(core, uploads, move, node) and isinstance(node, Directory):
+            renames.follow(node, copies.made)
+        uploads.follow(intent.source, intent.target, copies.made)
+        copies.remove_originals()
+    elif intent.kind == "remove":
+        _moved(core, uploads, move, node)
+        _remove(core, intent.source, subject._replace(etag=intent.target))
+        _remove_replaced(core, subject)
+    elif node is not None and node.dirty and not node.gone:
+        renames.begun.add((intent.source, intent.target))  # its bytes are here: the rename that is sent again does it
+    elif uploads.keeps(intent.source):
+        # What is there would go to the new name, and what was meant to the old one.
+        raise FSError(errno.EBUSY, "its bytes are not sent yet: they will be, under the old name")
+    else:
+        _finish_file(core, uploads, intent, lambda: _moved(core, uploads, move, node), node)
+
+
+def _moved(core: Core, uploads: Uploads, move: NodeRecord | None, node: Node | None) -> bool:
+    """Put a node where its rename was to put it; whether there is one. What was unsent of the name before is void."""
+    parent = core.nodes.by_ino.get(Ino(move.parent)) if move is not None else None
+    if move is None or not isinstance(parent, Directory):
+        return False
+    there = parent.children.get(move.name)
+    if there is not None and there is not node:
+        if there.handles and there.staged is not None:  # who has it open keeps its bytes
+            record_removed(core, there)
+        core.nodes.detach(there)
+        uploads.forsake(there) if there.handles else uploads.discard(there)
+    if node is None or node.gone:
+        return False
+    if there is not node:
+        core.nodes.move(node, parent, move.name, move.tail)
+        core.log_nodes((node,))
+    return True
+
+
+def _finish_file(core: Core, uploads: Uploads, intent: Intent, move: Callable[[], bool], node: Node | None) -> None:
+    source, subject = intent.source, core.db.subject_of(intent.id)
+    try:
+        info = core.store.head(source)
+    except NotFound:
+        return
+    if not subject.includes(info.etag, info.mtime_ns) or _used_anew(core, intent.target, subject, info):
+        return
+    with uploads.superseding(intent.target, subject.put_off_ns or math.inf):
+        result: WriteResult = copy_object(core, ObjectVersion(source, info.etag, info.size), intent.target)
+    if move() and node is not None and node.etag == info.etag:
+        node.etag = result.etag
+        core.opens.moved_on(node.ino, node.etag, node.size)
+    core.remove(source)
+    _remove_replaced(core, subject)
+
+
+def _used_anew(core: Core, target: str, subject: Subject, source: ObjectInfo) -> bool:
+    """Whether the new name was written since the rename was put off.
+
+    By versions: what was there before, or the copy, which has another etag than its source if that is in parts.
+    """
+    if not subject.put_off_ns:
+        return False
+    try:
+        there = core.store.head(target)
+    except NotFound:
+        return False
+    if subject.over is None:  # begun by an earlier release
+        return subject.put_off_ns < there.mtime_ns
+    copied = bool(source.metadata) and there.size == source.size and dict(there.metadata) == dict(source.metadata)
+    return there.etag not in (subject.over, source.etag) and not copied
+
+
+def _remove_replaced(core: Core, subject: Subject) -> None:
+    if subject.replaced:
+        _remove(core, subject.replaced, subject._replace(etag=subject.replaced_etag))
+
+
+def _remove(core: Core, key: str, subject: Subject) -> None:
+    """Remove an object unless it was written anew."""
+    with suppress(NotFound):
+        info = core.store.head(key)
+        if subject.includes(info.etag, info.mtime_ns):
+            core.remove(key)

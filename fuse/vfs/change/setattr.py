@@ -1,0 +1,195 @@
+"""chmod, chown, utimensat, truncate and extended attributes (S-11 to S-17).
+
+Metadata of the object, by a copy onto itself.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from functools import partial
+
+from datastore.errors import MetadataTooLarge, NotFound, PreconditionFailed
+
+from ...ops import NOW, AttrReply, Blocking, Fh, FSError, Ino, Reply, SetAttr
+from ...store.base import WriteOptions, WriteResult
+from ..lookup.resolver import Resolver
+from ..opened.handles import Handles
+from ..opened.writing import Writing
+from ..tree.attrs import DIRECTORY_TYPE, METADATA_MAX, Attributes, changed, metadata_size, to_metadata
+from ..tree.core import Core
+from ..tree.nodes import NEVER, Directory, Node
+from ..upload.copies import copy_object
+from ..upload.uploads import Uploads
+
+XATTR_CREATE = 1
+XATTR_REPLACE = 2
+_USER = b"user."
+_Change = Callable[[Attributes], Attributes]
+
+
+class SetAttrs:
+    """Changes of attributes; in the store when the call returns, unless unsent bytes take them along at close."""
+
+    def __init__(self, core: Core, resolver: Resolver, uploads: Uploads, handles: Handles, writing: Writing) -> None:
+        self._core = core
+        self._resolver = resolver
+        self._uploads = uploads
+        self._handles = handles
+        self._writing = writing
+
+    def getattr(self, ino: Ino) -> Reply[AttrReply]:
+        """stat and fstat. FSError(ESTALE) when the name is gone: the kernel looks it up again."""
+        with self._core.lock:
+            node = self._resolver.node(ino)
+            if self._resolver.current(node):
+                return self._resolver.attr_reply(node)
+        return Blocking(partial(self._getattr, node), interruptible=True)
+
+    def _getattr(self, node: Node) -> AttrReply:
+        if not self._resolver.revalidate(node) and node.handles == 0:
+            raise FSError(errno.ESTALE)
+        with self._core.lock:
+            return self._resolver.attr_reply(node)
+
+    def setattr(self, ino: Ino, fh: Fh, changes: SetAttr) -> AttrReply:
+        """All that setattr can change. FSError(ESTALE, ENOSPC, EISDIR)."""
+        node = self._handles.node_of(ino, fh)
+        if not node.gone and not self._resolver.revalidate(node) and not node.handles:
+            raise FSError(errno.ESTALE)
+        if changes.size is not None:
+            self._resize(node, fh, changes)
+        if changes._replace(size=None, kill_suidgid=False) != SetAttr() or (
+            changes.size is None and changes.kill_suidgid
+        ):
+            self._change(node, lambda old: changed(old, changes, self._core.now_ns()))
+            staged = node.staged
+            if staged is not None and {changes.mtime_ns, changes.atime_ns} - {None, NOW}:
+                staged.times_set = True
+        with self._core.lock:
+            return self._resolver.attr_reply(node)
+
+    def _resize(self, node: Node, fh: Fh, changes: SetAttr) -> None:
+        assert changes.size is not None
+        if isinstance(node, Directory):
+            raise FSError(errno.EISDIR)
+        self._resolver.make_exact([node])
+        with self._core.tree.shared(), node.lock:
+            self._writing.truncate(node, changes.size)
+            if changes.kill_suidgid:
+                self._writing.drop_suidgid(node)
+            if not fh and not self._handles.writers(node):
+                self._uploads.send(node)
+                if node.handles == 0:
+                    self._uploads.settle(node)
+
+    def _change(self, node: Node, change: _Change) -> None:
+        """Compute new attributes from the present ones and make them last."""
+        if not node.gone:
+            self._resolver.make_exact([node])
+        with self._core.tree.shared(), node.lock:
+            new = change(node.attributes)
+            if metadata_size(to_metadata(new)) > METADATA_MAX:
+                raise FSError(errno.ENOSPC)
+            if node.dirty or node.gone:
+                node.attributes = new
+                self._uploads.record(node)
+            else:
+                self._save(node, change, new)
+
+    def _save(self, node: Node, change: _Change, new: Attributes) -> None:
+        """Write attributes to the store. The tree lock and node.lock are held."""
+        try:
+            result = self._write(node, new)
+        except MetadataTooLarge as error:
+            raise FSError(errno.ENOSPC) from error
+        except (PreconditionFailed, NotFound):
+            # Another client wrote meanwhile: what we change is what it left, and no earlier listing shows that.
+            with self._core.lock:
+                node.checked_at, node.exact = NEVER, False
+                if node.parent is not None:
+                    node.parent.forget_listing()
+            if not self._resolver.revalidate(node):
+                raise FSError(errno.ESTALE) from None
+            new = change(node.attributes)
+            result = self._write(node, new)
+        with self._core.lock:
+            node.attributes = new
+            node.exact = node.racy = True
+            node.checked_at = self._core.clock.monotonic()
+            if isinstance(node, Directory):
+                return
+            node.etag, node.mtime_ns = result.etag, result.mtime_ns or self._core.now_ns()
+            self._core.opens.moved_on(node.ino, node.etag, node.size)
+            self._resolver.changed(node)
+            if node.staged is not None:
+                node.staged.moved(node.version())
+
+    def _write(self, node: Node, new: Attributes) -> WriteResult:
+        options = WriteOptions(metadata=to_metadata(new), content_type=new.content_type)
+        if not isinstance(node, Directory):
+            return copy_object(self._core, node.version(), node.key, options)
+        result = WriteResult(node.etag, 0)
+        if node.key:
+            # The root of a whole bucket has no key: its attributes last as long as the mount.
+            result = self._core.store.put(
+                node.key, b"", WriteOptions(metadata=options.metadata, content_type=DIRECTORY_TYPE)
+            )
+            node.marker = True
+        return result
+
+    # -- extended attributes
+
+    def getxattr(self, ino: Ino, name: bytes) -> Reply[bytes]:
+        """FSError(ENODATA), or EOPNOTSUPP for all but user.* and where attributes are not fetched."""
+        self._check_xattr(name)
+        node = self._resolver.node(ino)
+        if node.exact or node.gone:
+            return self._xattr(node, name)
+        return Blocking(partial(self._getxattr, node, name))
+
+    def _getxattr(self, node: Node, name: bytes) -> bytes:
+        self._resolver.make_exact([node])
+        return self._xattr(node, name)
+
+    def _xattr(self, node: Node, name: bytes) -> bytes:
+        content = node.attributes.xattrs.get(name)
+        if content is None:
+            raise FSError(errno.ENODATA)
+        return content
+
+    def listxattr(self, ino: Ino) -> list[bytes]:
+        """The names."""
+        node = self._resolver.node(ino)
+        if self._core.settings.full_attributes and not node.gone:
+            self._resolver.make_exact([node])
+        return list(node.attributes.xattrs)
+
+    def setxattr(self, ino: Ino, name: bytes, content: bytes, flags: int) -> None:
+        """FSError(EEXIST, ENODATA) by flags; ENOSPC when the object's metadata would be over 2 KiB."""
+        self._check_xattr(name)
+
+        def change(old: Attributes) -> Attributes:
+            if flags & XATTR_CREATE and name in old.xattrs:
+                raise FSError(errno.EEXIST)
+            if flags & XATTR_REPLACE and name not in old.xattrs:
+                raise FSError(errno.ENODATA)
+            return old._replace(xattrs={**old.xattrs, name: content}, ctime_ns=self._core.now_ns())
+
+        self._change(self._resolver.node(ino), change)
+
+    def removexattr(self, ino: Ino, name: bytes) -> None:
+        """FSError(ENODATA)."""
+        self._check_xattr(name)
+
+        def change(old: Attributes) -> Attributes:
+            if name not in old.xattrs:
+                raise FSError(errno.ENODATA)
+            kept = {other: content for other, content in old.xattrs.items() if other != name}
+            return old._replace(xattrs=kept, ctime_ns=self._core.now_ns())
+
+        self._change(self._resolver.node(ino), change)
+
+    def _check_xattr(self, name: bytes) -> None:
+        if not name.startswith(_USER) or not self._core.settings.full_attributes:
+            raise FSError(errno.EOPNOTSUPP)

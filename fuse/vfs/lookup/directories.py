@@ -1,0 +1,243 @@
+"""Reading directories: a snapshot per open directory, with stable cursors (S-05)."""
+
+from __future__ import annotations
+
+import stat
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from ...ops import Blocking, DirBudget, DirEntry, Entry, Fh, Ino, OpenDirReply, Reply
+from ..tree.core import Core
+from ..tree.listing import Listed, Listing
+from ..tree.nodes import Directory, Node
+from .kept import Answer, KeptListings, index_of
+from .resolver import Resolver
+
+_DOTS = 2
+"""Cursors 1 and 2 follow `.` and `..`."""
+_HEAD_SHARE = 512
+"""Entries of which the attributes are asked for before an answer begins: 8 rounds of 64."""
+_FIRST_SHARE = 256
+"""Before the first one: what fits it (200), for the kernel asks on only where somebody looks at the entries."""
+
+
+class Snapshot:
+    """The entries of one open directory as they were when it was read from the start."""
+
+    __slots__ = ("base", "current_until", "current_upto", "directory", "entries", "fh", "listing")
+
+    def __init__(self, directory: Directory) -> None:
+        self.directory = directory
+        self.listing: Listing | None = None
+        """Where they come from."""
+        self.base = 0
+        """What is added to cursors."""
+        self.entries: list[tuple[bytes, Listed]] | None = None
+        self.fh = 0
+        """The open directory that reads it, once it was read from the start."""
+        self.current_upto = 0
+        """Entries below this one have attributes that are believed ..."""
+        self.current_until = 0.0
+        """... until then (monotonic seconds)."""
+
+    def looked_through(self, first: int, now: float) -> bool:
+        """Whether the attributes of what fits an answer from `first` on are known to be believed."""
+        enough = self.current_upto == len(self.entries or ()) or self.current_upto - first >= _FIRST_SHARE
+        return enough and first < self.current_upto and now < self.current_until
+
+
+class Directories:
+    """All open directories of a mount."""
+
+    def __init__(self, core: Core, resolver: Resolver, kept: KeptListings) -> None:
+        self._core = core
+        self._resolver = resolver
+        self._kept = kept
+        self._snapshots: dict[int, Snapshot] = {}
+        self._next_fh = time.time_ns()
+
+    def opendir(self, ino: Ino) -> OpenDirReply:
+        """FSError(ENOTDIR, ESTALE)."""
+        with self._core.lock:
+            directory = self._resolver.directory(ino)
+            fresh = self._resolver.fresh_listing(directory)
+            fh = Fh(self._next_fh)
+            self._next_fh += 1
+            keep = self._add(fh, Snapshot(directory), fresh)
+            self._core.nodes.use(directory)
+            return OpenDirReply(fh, cache=self._kept.enabled, keep=keep)
+
+    def _add(self, fh: Fh, snapshot: Snapshot, fresh: Listing | None) -> bool:
+        """As KeptListings.opened()."""
+        self._snapshots[fh] = snapshot
+        snapshot.directory.handles += 1
+        return self._kept.opened(snapshot.directory, fresh)
+
+    def _go_on(self, snapshot: Snapshot, cursor: int) -> None:
+        """The kernel read the beginning from what it keeps, and asks for the rest."""
+        listing = self._kept.listing_of(snapshot.directory, cursor)
+        if listing is not None:
+            self._take(snapshot, listing)
+
+    def releasedir(self, fh: Fh) -> None:
+        """Unknown handles are ignored."""
+        with self._core.lock:
+            self._core.listings.forget(fh)
+            snapshot = self._snapshots.pop(fh, None)
+            if snapshot is not None:
+                snapshot.directory.handles -= 1
+                self._kept.closed(snapshot.directory)
+                self._core.nodes.drop_unused(snapshot.directory)
+
+    def readdir(self, ino: Ino, fh: Fh, offset: int, budget: DirBudget, plus: bool) -> Reply[Sequence[DirEntry]]:
+        """Entries from a cursor. From the start the directory is listed anew, if what is known is too old."""
+        with self._core.lock:
+            snapshot = self._snapshots.get(fh) or self._of_earlier_server(ino, fh)
+            if offset == 0:
+                snapshot.fh = fh
+            if offset and offset - index_of(offset) != snapshot.base:
+                self._go_on(snapshot, offset)
+            if offset == 0 or snapshot.entries is None:
+                fresh = self._resolver.fresh_listing(snapshot.directory)
+                if fresh is None and not snapshot.directory.gone:
+                    return Blocking(partial(self._list, snapshot, offset, budget, plus))
+                self._take(snapshot, fresh)
+            if plus and self._inexact(snapshot, index_of(offset)):
+                return Blocking(partial(self._fill, snapshot, offset, budget, plus))
+            return self._answer(snapshot, offset, budget, plus)
+
+    def _of_earlier_server(self, ino: Ino, fh: Fh) -> Snapshot:
+        """A directory that is being read while the server was replaced: it goes on with the names that it had."""
+        snapshot = Snapshot(self._resolver.directory(ino))
+        saved = self._core.listings.load(fh)
+        if saved is not None:
+            # What else was known of them is old: the attributes come from what is listed now.
+            snapshot.entries = [(name, Listed(kind, "")) for kind, name in saved]
+            snapshot.base = self._kept.base(None)
+        if fh:
+            self._add(fh, snapshot, None)
+        return snapshot
+
+    def _list(self, snapshot: Snapshot, offset: int, budget: DirBudget, plus: bool) -> Sequence[DirEntry]:
+        listing = self._resolver.read_directory(snapshot.directory)
+        with self._core.lock:
+            self._take(snapshot, listing)
+        return self._fill(snapshot, offset, budget, plus)
+
+    def _take(self, snapshot: Snapshot, listing: Listing | None) -> None:
+        entries = {} if listing is None or snapshot.directory.gone else listing.entries
+        snapshot.entries = sorted(entries.items())
+        snapshot.listing, snapshot.base = listing, self._kept.base(listing)
+        snapshot.current_upto = 0
+
+    def _fill(self, snapshot: Snapshot, offset: int, budget: DirBudget, plus: bool) -> Sequence[DirEntry]:
+        if plus:
+            with self._core.lock:
+                nodes = self._inexact(snapshot, index_of(offset))
+            self._resolver.make_exact(nodes)
+        with self._core.lock:
+            return self._answer(snapshot, offset, budget, plus)
+
+    def _inexact(self, snapshot: Snapshot, index: int) -> list[Node]:
+        """Nodes of the next entries whose attributes must be asked for. The state lock is held."""
+        if not self._core.settings.full_attributes or snapshot.entries is None:
+            return []
+        first = max(0, index - _DOTS)
+        if snapshot.looked_through(first, self._core.clock.monotonic()):
+            return []
+        lines = _Lines(self._core, self._resolver.ttl(snapshot.directory))
+        upto = min(first + (_HEAD_SHARE if first else _FIRST_SHARE), len(snapshot.entries))
+        nodes = [self._node(snapshot, name) for name, _ in snapshot.entries[first:upto]]
+        found = [node for node in nodes if node is not None and not lines.current(node)]
+        if not found:
+            snapshot.current_upto = upto
+            snapshot.current_until = lines.until(node for node in nodes if node is not None)
+        return found
+
+    def _node(self, snapshot: Snapshot, name: bytes) -> Node | None:
+        directory = snapshot.directory
+        listing = directory.listing
+        if listing is None or name not in listing.entries:
+            return None
+        return self._resolver.adopt(directory, name, listing.entries[name], listing.listed_at)
+
+    def _answer(self, snapshot: Snapshot, offset: int, budget: DirBudget, plus: bool) -> list[DirEntry]:
+        """Entries from a cursor, as many as fit. The state lock is held."""
+        directory, entries, first = snapshot.directory, snapshot.entries or [], index_of(offset)
+        parent, base = directory.parent or directory, snapshot.base
+        out: list[DirEntry] = []
+        for cursor, (name, dots) in enumerate(((b".", directory), (b"..", parent)), 1):
+            if first < cursor:
+                if not budget.take(len(name)):
+                    return out
+                out.append(DirEntry(name, dots.ino, stat.S_IFDIR, base + cursor))
+        lines = _Lines(self._core, self._resolver.ttl(directory))
+        exact = True
+        for cursor in range(max(1, first - _DOTS + 1), len(entries) + 1):
+            name, listed = entries[cursor - 1]
+            if not budget.take(len(name)):
+                if snapshot.fh and first < _DOTS:
+                    self._core.listings.save(snapshot.fh, ((each.kind, name) for name, each in entries))
+                break
+            node = self._node(snapshot, name) if plus else None
+            if node is not None and lines.current(node):
+                line = DirEntry(name, node.ino, node.attributes.mode, base + cursor + _DOTS, lines.entry(node))
+            else:
+                line = self._plain(directory, name, listed, base + cursor + _DOTS)
+                exact = False
+            out.append(line)
+        lines.close()
+        until = lines.believed_until(snapshot.listing)
+        self._kept.told(directory, snapshot.listing, until, Answer(first <= _DOTS, not out, exact))
+        return out
+
+    def _plain(self, directory: Directory, name: bytes, listed: Listed, cursor: int) -> DirEntry:
+        child = directory.children.get(name)
+        kind = child.kind if child is not None and (child.exact or child.dirty) else listed.kind
+        return DirEntry(name, self._core.nodes.shown_ino(directory, name), kind, cursor)
+
+
+class _Lines:
+    """Entries of one directory with attributes, at one moment: the log of nodes is written once for all."""
+
+    __slots__ = ("_core", "_fresh", "_full", "_now", "_oldest", "_ttl")
+
+    def __init__(self, core: Core, ttl_s: float) -> None:
+        self._core = core
+        self._now = self._oldest = core.clock.monotonic()
+        self._ttl = ttl_s
+        self._full = core.settings.full_attributes
+        self._fresh: list[Node] = []
+
+    def current(self, node: Node) -> bool:
+        """As Resolver.current()."""
+        if node.dirty or node.gone:
+            return True
+        return (node.exact or not self._full) and self._now - node.checked_at < self._ttl
+
+    def entry(self, node: Node) -> Entry:
+        """As Resolver.entry()."""
+        node.nlookup += 1
+        if node.nlookup == 1:
+            self._fresh.append(node)
+        if node.dirty or node.gone:
+            rest = self._core.settings.metadata_ttl_s
+        else:
+            checked_at = node.checked_at
+            self._oldest = min(self._oldest, checked_at)
+            rest = max(0.0, self._ttl - (self._now - checked_at))
+        return Entry(node.attr(), rest, rest)
+
+    def believed_until(self, listing: Listing | None) -> float:
+        """When the first of the entries, or the listing that they are from, is too old; monotonic seconds."""
+        return self._ttl + min(self._oldest, self._now if listing is None else listing.listed_at)
+
+    def until(self, nodes: Iterable[Node]) -> float:
+        """When the first of some current nodes has to be asked about again, monotonic seconds."""
+        return min((node.checked_at for node in nodes if not node.dirty), default=self._now) + self._ttl
+
+    def close(self) -> None:
+        """Before the kernel hears of them."""
+        if self._fresh:
+            self._core.log_nodes(self._fresh)

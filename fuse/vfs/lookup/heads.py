@@ -1,0 +1,103 @@
+"""The attributes of many nodes at once: one call of the store for all, then what single ones need besides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from datastore.errors import NotFound, StoreError
+
+from ...store.base import ETag, ObjectInfo, Shown
+from ...store.limits import MAX_HEAD_KEYS
+from ..tree.core import Core
+from ..tree.nodes import Directory, Node
+from .foresight import Foresight
+from .remote import AGAIN_MAX, Remote, Was
+from .walks import Walks
+
+_MANY = 256
+"""Who wants the attributes of more at once looks through a whole directory."""
+
+
+def make_exact(
+    core: Core, remote: Remote, foresight: Foresight, walks: Walks, inexact: Callable[[], list[Node]]
+) -> None:
+    """Fetch the attributes of nodes of one directory, in its order. inexact: of which they are not known yet."""
+    wanted = inexact()
+    if walks.confirm([node for node in wanted if isinstance(node, Directory)]):
+        wanted = inexact()
+    files = [node for node in wanted if not isinstance(node, Directory)]
+    if len(files) > _MANY:
+        with core.lock:
+            parent = files[-1].parent
+            if parent is not None:
+                foresight.looked_through(parent, files[-1].name)
+    told = foresight.told(files)
+    if told:
+        with core.lock:
+            for node in told:
+                remote.learning.recall(node)
+        wanted = inexact()
+    if len(wanted) == 1:
+        remote.head(wanted[0])
+    elif wanted:
+        head_many(core, remote, wanted)
+
+
+def head_many(core: Core, remote: Remote, nodes: Sequence[Node]) -> None:
+    """Remote.head() of each. The state lock is not held. The first error is raised after all were asked for."""
+    for first in range(0, len(nodes), MAX_HEAD_KEYS):
+        left = list(nodes[first : first + MAX_HEAD_KEYS])
+        for _ in range(AGAIN_MAX):
+            left = _Asked(core, remote, left).ask()
+            if not left:
+                break
+
+
+class _Asked:
+    """Nodes as they were when the store was asked."""
+
+    def __init__(self, core: Core, remote: Remote, nodes: Sequence[Node]) -> None:
+        self._core = core
+        self._remote = remote
+        with core.lock:
+            self._nodes: list[tuple[Node, str, Was]] = [(node, node.key, (node.place, node.etag)) for node in nodes]
+        self._again: list[Node] = []
+        self._later: list[tuple[int, ObjectInfo | None]] = []
+        self._failure: StoreError | None = None
+
+    def ask(self) -> list[Node]:
+        """Take in what the store says; those that were renamed or sent meanwhile. StoreError, when all have ended."""
+        self._core.store.head_many([_shown(node, key) for node, key, _ in self._nodes], self._take)
+        if len(self._later) == 1:
+            self._settle(self._later[0])
+        elif self._later:
+            self._core.each(self._settle, self._later)
+        if self._failure is not None:
+            raise self._failure
+        return self._again
+
+    def _take(self, number: int, answer: ObjectInfo | StoreError) -> None:
+        """What needs the store for more waits until all answers are here."""
+        if isinstance(answer, NotFound):
+            self._later.append((number, None))
+        elif isinstance(answer, StoreError):
+            self._failure = self._failure or answer
+        else:
+            node, _, was = self._nodes[number]
+            applied = self._remote.found_now(node, answer, was)
+            if applied is None:
+                self._again.append(node)
+            elif not applied:
+                self._later.append((number, answer))
+
+    def _settle(self, one: tuple[int, ObjectInfo | None]) -> None:
+        number, info = one
+        node, key, was = self._nodes[number]
+        lives = self._remote.missing(node, key, was) if info is None else self._remote.found(node, info, was)
+        if lives is None:
+            self._again.append(node)
+
+
+def _shown(node: Node, key: str) -> Shown:
+    """Of a directory only its entries are listed, not what its own object is."""
+    return Shown(key, ETag("") if isinstance(node, Directory) else node.etag)

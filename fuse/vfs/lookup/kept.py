@@ -1,0 +1,177 @@
+"""What the kernel keeps of the directories that it reads, and until when it may go by that (S-151).
+
+How Linux does it (fs/fuse/readdir.c): with FOPEN_CACHE_DIR it keeps names, types and ids in the order in which it reads
+them. What is read next is added where its cursor is the one at which that ended, and what came to its end is read from
+there. It never asks whether that is still so, nor for attributes with it; it drops it when an OPENDIR is answered
+without FOPEN_KEEP_CACHE, when it is told to, and when it needs the memory.
+
+So the cursors of each listing are its own (two of them never mix), an OPENDIR is answered with FOPEN_KEEP_CACHE only
+while all that the kernel was told is believed, and who keeps a directory open for longer than that is looked after.
+What was not read to its end is kept in any case: its pages dropped, Linux would never add to it, nor begin anew.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections import deque
+from typing import NamedTuple
+
+from ...ops import Ino
+from ..tree.core import Core
+from ..tree.listing import Listing
+from ..tree.nodes import Directory
+
+_EARLY_S = 2.0
+"""So long before its time is over a listing is read again: a walk has that long, and expire() comes each second."""
+_INDEX_BITS = 27
+_NUMBER_BITS = 36
+"""Cursors are positive and have 63 bits."""
+_LISTINGS_MAX = 4
+"""So many of an open directory are remembered: the kernel asks for the rest of one when it lost what it kept."""
+
+
+def index_of(cursor: int) -> int:
+    """The place in its listing that a cursor stands for."""
+    return cursor & ((1 << _INDEX_BITS) - 1)
+
+
+class Answer(NamedTuple):
+    """What is known of one to a READDIR. exact: each line has its attributes, so that who goes by the names alone has
+    not to ask for them one by one."""
+
+    first: bool
+    last: bool
+    exact: bool
+
+
+class _Reading:
+    """A directory that is open, by all of its handles."""
+
+    __slots__ = ("handles", "listings", "mixed", "until")
+
+    def __init__(self) -> None:
+        self.handles = 0
+        self.listings: deque[Listing] = deque(maxlen=_LISTINGS_MAX)
+        """What its handles were told, or the kernel has of it; the newest last."""
+        self.mixed = False
+        """They were told different ones: which of them the kernel has is not known until all are closed."""
+        self.until = math.inf
+        """When what the kernel may have read of it has to go."""
+
+    def shows(self, listing: Listing) -> bool:
+        """This is the newest one from now on. Whether there was another."""
+        other = self.differs(listing)
+        if other or not self.listings:
+            self.listings.append(listing)
+        return other
+
+    def differs(self, listing: Listing) -> bool:
+        """Whether the newest one is another."""
+        return bool(self.listings) and self.listings[-1] is not listing
+
+
+class KeptListings:
+    """Those of a mount. The state lock is held, except where a method says otherwise."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._open: dict[int, _Reading] = {}
+        # Not one of an earlier server, whose cursors the kernel may have.
+        self._number = secrets.randbits(_NUMBER_BITS)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the kernel keeps any."""
+        return self._core.settings.keep_directories
+
+    def start(self) -> None:
+        """Drop what an earlier server told: nobody looks after that. Without the state lock."""
+        if not self.enabled:
+            return
+        with self._core.lock:
+            inos = [node.ino for node in self._core.nodes.by_ino.values() if isinstance(node, Directory)]
+        for ino in inos:
+            self._core.notifier.inval_inode(ino)
+
+    def base(self, listing: Listing | None) -> int:
+        """What the cursors of a listing begin from; None: of names that are no directory's listing any more."""
+        if not self.enabled:
+            return 0
+        if listing is not None and listing.number:
+            return listing.number << _INDEX_BITS
+        self._number = (self._number + 1) % (1 << _NUMBER_BITS) or 1
+        if listing is not None:
+            listing.number = self._number
+        return self._number << _INDEX_BITS
+
+    def listing_of(self, directory: Directory, cursor: int) -> Listing | None:
+        """That from which the kernel has a cursor, if it was told lately."""
+        number = cursor >> _INDEX_BITS
+        reading = self._open.get(directory.ino)
+        return next((one for one in reading.listings if one.number == number), None) if number and reading else None
+
+    def opened(self, directory: Directory, fresh: Listing | None) -> bool:
+        """One more handle; whether the kernel may go by what it keeps. fresh: the listing, if that is believed."""
+        if not self.enabled:
+            return False
+        reading = self._open.setdefault(directory.ino, _Reading())
+        reading.handles += 1
+        listing = directory.listing
+        if listing is None:
+            return False
+        believed = fresh is listing and self._core.clock.monotonic() < listing.kept_until
+        if believed:
+            reading.until = min(reading.until, listing.kept_until)
+        same = not reading.mixed and not reading.differs(listing) and listing.kept_until > 0
+        if same and (believed or not listing.kept_whole):
+            reading.shows(listing)
+            return True
+        listing.kept_whole = False
+        return False
+
+    def closed(self, directory: Directory) -> None:
+        """One handle less."""
+        reading = self._open.get(directory.ino)
+        if reading is not None:
+            reading.handles -= 1
+            if not reading.handles:
+                del self._open[directory.ino]
+
+    def told(self, directory: Directory, listing: Listing | None, until: float, answer: Answer) -> None:
+        """An answer is on its way. until: when the first thing that it says is too old."""
+        reading = self._open.get(directory.ino)
+        if reading is None:
+            return
+        reading.until = min(reading.until, until - _EARLY_S)
+        if listing is None or (reading.shows(listing) and reading.handles > 1):
+            reading.mixed = True
+        if listing is None:
+            return
+        listing.kept_whole = listing.kept_whole or answer.last
+        if reading.mixed or not answer.exact:
+            listing.kept_until = 0.0
+        else:
+            listing.kept_until = until - _EARLY_S if answer.first else min(listing.kept_until, until - _EARLY_S)
+
+    def forgotten(self, ino: int, nlookup: int) -> None:
+        """The kernel gives up a node. It would look up each that it lacks: better to be asked for all of them again."""
+        if not self.enabled:
+            return
+        node = self._core.nodes.by_ino.get(ino)
+        parent = node.parent if node is not None and node.nlookup <= nlookup and not node.gone else None
+        if parent is not None and parent.listing is not None:
+            parent.listing.kept_until = min(parent.listing.kept_until, self._core.clock.monotonic())
+
+    def expire(self) -> None:
+        """Have the kernel drop what it may not go by any more although it is open, each second. Without the state lock.
+
+        For rewinddir(3): nothing but a new OPENDIR would do it.
+        """
+        with self._core.lock:
+            now = self._core.clock.monotonic()
+            due = [(ino, reading) for ino, reading in self._open.items() if reading.until <= now]
+            for _, reading in due:
+                reading.until = math.inf
+        for ino, _ in due:
+            self._core.notifier.inval_inode(Ino(ino))

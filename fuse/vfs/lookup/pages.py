@@ -1,0 +1,137 @@
+"""The pages of a directory's listing. Those that are known from the last time are compared, not read (S-155)."""
+
+from __future__ import annotations
+
+import stat
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from ...store.base import ListedObject, ListPage
+from ...store.limits import key_bytes
+from ..tree.core import Core
+from ..tree.listing import Listed, Listing, Span, ends_of
+from ..tree.names import segment_of
+from ..tree.nodes import Directory
+
+_ABREAST = 8
+"""Known pages that are asked for side by side."""
+_RUN = 2.0
+"""Two names of one page that are looked up within so many times to live: more of it will be."""
+
+
+class Pages:
+    """All pages of one directory, in order. No method is called with the state lock held, but the constructor is.
+
+    Those of its last listing are asked for side by side, each from where it began. From one that differs on they come
+    one after the other, until one ends where one ended before.
+    """
+
+    def __init__(self, core: Core, directory: Directory, first: ListPage | None = None) -> None:
+        """first: what the first page says, of a directory without a listing."""
+        had = directory.listing or Listing(0.0)
+        self._core = core
+        self._prefix = directory.key
+        self._spans = [(span.after, span.upto, span.digest) for span in had.spans]
+        self._entries = list(had.entries.values())
+        self._marker = had.own
+        self._first = first
+        self._answers: dict[int, ListPage] = {}
+        """What came for pages behind one that differs."""
+        self._same = 0
+        self._differs: ListPage | None = None
+
+    def same(self) -> bool:
+        """Whether the store shows all pages as they were. StoreError."""
+        self._same, self._differs = self._compare(0, _ABREAST)
+        return self._differs is None
+
+    def __iter__(self) -> Iterator[ListPage]:
+        """After same() said no. StoreError."""
+        first, at, page = 0, self._same, self._differs
+        starts = {after: number for number, (after, _, _) in enumerate(self._spans)}
+        were = self._listed()
+        while True:
+            yield from map(self._as_it_was, range(first, at), were[first:at])
+            if page is None:
+                return
+            yield page
+            if page.next_token is None:
+                return
+            first = at = starts.get(ends_of(self._prefix, page)[1], 0)
+            if first:
+                at, page = self._compare(first, 1)
+            else:
+                page = self._core.store.list_page(self._prefix, delimiter="/", token=page.next_token)
+
+    def _compare(self, at: int, abreast: int) -> tuple[int, ListPage | None]:
+        """The first known page from `at` on that differs, and what it says now; None: none of them does."""
+        if not self._spans:
+            return 0, self._first or self._ask(0)
+        while at < len(self._spans):
+            batch = [one for one in range(at, min(at + abreast, len(self._spans))) if one not in self._answers]
+            asked = map(self._ask, batch) if len(batch) == 1 else self._core.each(self._ask, batch)
+            self._answers.update(zip(batch, asked, strict=True))
+            while at in self._answers:
+                page = self._answers.pop(at)
+                if not page.digest or page.digest != self._spans[at][2]:
+                    return at, page
+                at += 1
+            abreast = min(2 * abreast, _ABREAST)
+        return at, None
+
+    def _ask(self, number: int) -> ListPage:
+        after, _, digest = self._spans[number] if self._spans else ("", "", b"")
+        start = self._prefix + after if after else ""
+        return self._core.store.list_page(self._prefix, delimiter="/", start_after=start, unless=digest)
+
+    def _listed(self) -> list[list[Listed]]:
+        """What each known page told."""
+        ends = [key_bytes(upto) for _, upto, _ in self._spans[:-1]]
+        told: list[list[Listed]] = [[] for _ in self._spans]
+        for listed in self._entries if told else ():
+            told[bisect_left(ends, key_bytes(listed.tail))].append(listed)
+        return told
+
+    def _as_it_was(self, number: int, told: list[Listed]) -> ListPage:
+        prefix = self._prefix
+        objects = [
+            ListedObject(prefix + one.tail, one.size, one.etag, one.mtime_ns, one.said)
+            for one in told
+            if one.kind != stat.S_IFDIR
+        ]
+        if number == 0 and self._marker is not None:
+            objects.append(self._marker)
+        prefixes = [prefix + one.tail for one in told if one.kind == stat.S_IFDIR]
+        last = number == len(self._spans) - 1
+        return ListPage(objects, prefixes, None if last else "", self._spans[number][2])
+
+
+def look(core: Core, directory: Directory, name: bytes, ttl_s: float) -> None:
+    """Ask again for the page that tells of a name, if it is not the first that is looked up there. StoreError."""
+    with core.lock:
+        now, listing = core.clock.monotonic(), directory.listing
+        span = listing.span_of(segment_of(name)) if listing is not None else None
+        if span is None:
+            return
+        run, span.wanted_at = now - max(span.wanted_at, span.stamp.at) < _RUN * ttl_s, now
+    if run:
+        with span.asking:
+            _look(core, directory, span, ttl_s)
+
+
+def _look(core: Core, directory: Directory, span: Span, ttl_s: float) -> None:
+    with core.lock:
+        listing, seen, digest = directory.listing, (directory.place, directory.listings_dropped), span.digest
+        prefix, started, again = directory.key, core.clock.monotonic(), span.stamp.at
+        if listing is None or span not in listing.spans or not digest or started - again < ttl_s:
+            return
+    start = prefix + span.after if span.after else ""
+    page = core.store.list_page(prefix, delimiter="/", start_after=start, unless=digest)
+    with core.lock:
+        if again > listing.listed_at:
+            # Who comes back to its pages is served better by all of them at once.
+            directory.probe_s += core.clock.monotonic() - started
+        if page.digest != digest:
+            span.digest = b""
+        elif directory.listing is listing and span.digest and (directory.place, directory.listings_dropped) == seen:
+            span.confirmed(started)

@@ -1,0 +1,397 @@
+"""Keeps nodes in step with the store.
+
+Lists, asks, and takes in what another client did (docs/SEMANTICS.md S-28 to S-33).
+"""
+
+from __future__ import annotations
+
+import errno
+import stat
+from collections import OrderedDict
+from itertools import islice
+from typing import NamedTuple
+
+from datastore.api.names import MARKER
+from datastore.errors import NotFound, PreconditionFailed
+
+from ...data.version import ObjectVersion
+from ...ops import FSError
+from ...state.attributes import is_racy
+from ...store.base import ETag, ListPage, ObjectInfo
+from ..tree.core import Core
+from ..tree.growth import grew
+from ..tree.listing import Listed, Listing, claim, listing_of
+from ..tree.nodes import Directory, Node
+from .learning import Learning
+from .pages import Pages
+
+FIRST_PAGES = 4
+"""So many pages are asked for at once; a directory with more entries is large."""
+_SLOW_LISTING = 2.0
+"""A directory is believed for so many times as long as it took to list it, if that is more than the time to live."""
+AGAIN_MAX = 100
+"""So often is asked again what renames of directories made useless."""
+_GUESSED_COST = 4
+"""A large directory is taken to cost so many times its first pages until it was listed whole."""
+UNLINKED = ".datastore.unlinked/"
+"""Below the mount's root, not shown: copies of large files that were removed while open."""
+HIDDEN = frozenset((UNLINKED, MARKER))
+"""Not shown in the mount's root, and not made there."""
+
+_BEGUN_MAX = 64
+"""First pages that nobody has used yet."""
+
+Was = tuple[tuple[int, ...], ETag]
+"""Where a node was, and which version, when the store was asked about it."""
+
+
+class _Begun(NamedTuple):
+    """The first page of a directory that had not been listed yet. took_s: how long it took."""
+
+    page: ListPage
+    started: float
+    took_s: float
+    seen: tuple[tuple[int, ...], int]
+
+
+class Remote:
+    """The store's side of the tree. No method is called with the state lock held, but those that say so."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.learning = Learning(core)
+        self._begun: OrderedDict[int, _Begun] = OrderedDict()
+
+    def begin(self, directory: Directory) -> None:
+        """Ask for the entries of a directory that is soon read; of one that turns out to be large, the first page.
+
+        Makes one request after the other. StoreError, FSError.
+        """
+        core = self._core
+        with core.lock:
+            cold, prefix, seen = directory.listing is None, directory.key, (directory.place, directory.listings_dropped)
+        if cold:
+            started = core.clock.monotonic()
+            page = core.store.list_page(prefix, delimiter="/")
+            with core.lock:
+                self._begun[directory.ino] = _Begun(page, started, core.clock.monotonic() - started, seen)
+                if len(self._begun) > _BEGUN_MAX:
+                    self._begun.popitem(last=False)
+            if page.next_token is not None:
+                return
+        self.read_directory(directory, whole=False)
+
+    def _take_begun(self, directory: Directory, seen: tuple[tuple[int, ...], int]) -> _Begun | None:
+        """What begin() left of a directory, while it is to be believed. The state lock is held."""
+        begun = self._begun.pop(directory.ino, None)
+        fresh = begun is not None and self._core.clock.monotonic() - begun.started < self.ttl(directory)
+        return begun if begun is not None and fresh and begun.seen == seen and directory.listing is None else None
+
+    def read_directory(self, directory: Directory, *, whole: bool) -> Listing:
+        """Ask for the directory's entries and take them in; whole False stops after the first pages of a large one.
+
+        What was listed while the directory was renamed, or while an entry's old name went, is asked for again.
+        """
+        for _ in range(AGAIN_MAX):
+            with self._core.lock:
+                seen = directory.place, directory.listings_dropped
+            listing = self._read(directory, seen, whole=whole)
+            if listing is not None:
+                return listing
+        raise FSError(errno.EBUSY, f"'{directory.key}' is renamed again and again")
+
+    def _read(self, directory: Directory, seen: tuple[tuple[int, ...], int], *, whole: bool) -> Listing | None:
+        core = self._core
+        prefix = directory.key
+        with core.lock:
+            begun = self._take_begun(directory, seen)
+            had, pages = directory.listing, Pages(core, directory, begun.page if begun is not None else None)
+        began = core.clock.monotonic()
+        started = begun.started if begun is not None else began
+        if pages.same() and had is not None:
+            return self._still(directory, seen, had, started)
+        hidden = HIDDEN if directory is core.nodes.root else frozenset[str]()
+        listing = listing_of(prefix, islice(pages, None if whole else FIRST_PAGES), started, hidden)
+        took_s = core.clock.monotonic() - began + (begun.took_s if begun is not None else 0.0)
+        suspects: list[tuple[Node, Listed]] = []
+        with core.lock:
+            if (directory.place, directory.listings_dropped) != seen:
+                return None
+            newer = directory.listing
+            if newer is not None and newer.listed_at > started:
+                return newer  # a walk told of it meanwhile, and what we did before that is not kept apart any more
+            directory.large = listing.pages > FIRST_PAGES or not listing.complete
+            directory.list_s = took_s if listing.complete else took_s * _GUESSED_COST
+            directory.probe_s = 0.0
+            core.distance.listed(took_s)
+            directory.marker = listing.marker
+            if not listing.complete:
+                return listing
+            suspects = self.install(directory, listing)
+        self.settle(suspects, listing.listed_at)
+        return listing
+
+    def _still(
+        self, directory: Directory, seen: tuple[tuple[int, ...], int], listing: Listing, started: float
+    ) -> Listing | None:
+        """The store shows what it showed before; None when the directory has another listing by now."""
+        core = self._core
+        with core.lock:
+            now = directory.place, directory.listings_dropped
+            if now != seen or directory.listing is not listing or not listing.comparable:
+                return None
+            listing.confirmed(started)
+            directory.list_s, directory.probe_s = core.clock.monotonic() - started, 0.0
+            core.distance.listed(directory.list_s)
+            return listing
+
+    def settle(self, suspects: list[tuple[Node, Listed]], listed_at: float) -> None:
+        """Take in what install() found replaced while it was open."""
+        for node, listed in suspects:
+            self.replaced(node, listed, listed_at)
+
+    def install(self, directory: Directory, listing: Listing) -> list[tuple[Node, Listed]]:
+        """Make a listing the directory's own; returns open files that were replaced. The state lock is held."""
+        if self._core.settings.full_attributes and directory.checked_at <= listing.listed_at:
+            self.learning.directory(directory, listing)
+        self._keep_own_changes(directory, listing)
+        directory.listing = listing
+        self._core.nodes.grown += len(listing.entries)
+        directory.subdirectories = sum(1 for listed in listing.entries.values() if listed.kind == stat.S_IFDIR)
+        suspects: list[tuple[Node, Listed]] = []
+        for name, child in list(directory.children.items()):
+            listed = listing.entries.get(name)
+            if child.dirty:
+                continue
+            if (
+                listed is None
+                or (listed.kind == stat.S_IFDIR) != isinstance(child, Directory)
+                or listed.tail != child.tail
+            ):
+                self.lost(child)
+            elif self.is_replaced(child, listed):
+                suspects.append((child, listed))
+            else:
+                self.confirm(child, listed, listing.listed_at)
+                if not isinstance(child, Directory) or not self._core.settings.full_attributes:
+                    child.told = listing.stamp_of(listed)
+        return suspects
+
+    def _keep_own_changes(self, directory: Directory, listing: Listing) -> None:
+        """What we did after the listing was begun, and what the store has not seen, is right all the same."""
+        changed = {name: one for name, one in directory.changed.items() if one.when >= listing.listed_at}
+        directory.changed = changed
+        entries = listing.entries
+        kept = [
+            name
+            for name, child in directory.children.items()
+            if isinstance(child, Directory) and not _is_directory(entries.get(name)) and child.holds_unsent()
+        ]
+        for name in (*changed, *directory.pending, *kept):
+            child = directory.children.get(name)
+            # The kernel may have given up the node of what we made.
+            own = child.as_listed() if child is not None else changed[name].listed if name in changed else None
+            listing.edit(*(one.tail for one in (own, entries.get(name)) if one is not None))
+            if own is not None:
+                claim(entries, name, own)
+            else:
+                entries.pop(name, None)
+
+    def confirm(self, node: Node, listed: Listed, checked_at: float) -> None:
+        """The store shows this version of a node. The state lock is held."""
+        if isinstance(node, Directory) and self._core.settings.full_attributes:
+            # A listing tells that it is there, but not whether its marker's attributes are still the same.
+            return
+        older = node.exact and node.checked_at > checked_at
+        node.checked_at = max(node.checked_at, checked_at)
+        if isinstance(node, Directory):
+            return
+        if node.is_version(listed):
+            if (listed.said is not None and not older) or (node.racy and node.exact):
+                node.exact = False
+                self.learning.listed(node, listed)
+            return
+        if listed.etag != node.etag:
+            node.pages_valid = False
+            if node.nlookup:
+                self._core.notifier.inval_inode(node.ino)
+        elif node.nlookup:
+            self._core.notifier.inval_inode(node.ino, -1)
+        node.size, node.etag, node.mtime_ns, node.exact = listed.size, listed.etag, listed.mtime_ns, False
+        self._core.opens.moved_on(node.ino, node.etag, node.size)
+        self.learning.listed(node, listed)
+
+    def lost(self, node: Node) -> None:
+        """The store does not have the node's name any more, or has something else there. The state lock is held."""
+        if node.gone:
+            # Removed by ourselves while the store was asked: nobody may give it its name back.
+            return
+        parent = node.parent
+        if parent is not None and node.nlookup:
+            self._core.notifier.inval_entry(parent.ino, node.name)
+        node.lost = True
+        self._core.nodes.detach(node)
+
+    # -- single nodes
+
+    def head(self, node: Node) -> bool:
+        """Ask for a node's version and attributes; False when it is gone (it is detached then).
+
+        A directory without a marker that still has objects below lives.
+        """
+        if not node.key:
+            # The root of a whole bucket is no object, and a HEAD of '' would be one of the bucket.
+            node.exact = True
+            return True
+        for _ in range(AGAIN_MAX):
+            with self._core.lock:
+                was, key = (node.place, node.etag), node.key
+            lives = self._head(node, key, was)
+            if lives is not None:
+                return lives
+        return not node.gone
+
+    def _head(self, node: Node, key: str, was: Was) -> bool | None:
+        """As head; None when the node was renamed or sent meanwhile: then the answer may be older than that."""
+        try:
+            info = self._core.store.head(key)
+        except NotFound:
+            return self.missing(node, key, was)
+        return self.found(node, info, was)
+
+    def found(self, node: Node, info: ObjectInfo, was: Was) -> bool | None:
+        """As _head, of what the store said."""
+        applied = self.found_now(node, info, was)
+        if applied is not False:
+            return applied
+        listed = _as_listed(node, info)
+        if not self._accept(node, listed):
+            return False
+        with self._core.lock:
+            if (node.place, node.etag) != was:
+                return None
+            self._apply(node, info, listed)
+        self._core.known.learn(info)
+        return True
+
+    def found_now(self, node: Node, info: ObjectInfo, was: Was) -> bool | None:
+        """The same without asking the store again; False: that is needed, since the node is open as another version."""
+        listed = _as_listed(node, info)
+        with self._core.lock:
+            if (node.place, node.etag) != was:
+                return None
+            if self.is_replaced(node, listed):
+                return False
+            self._apply(node, info, listed)
+        self._core.known.learn(info)
+        return True
+
+    def missing(self, node: Node, key: str, was: Was) -> bool | None:
+        """As _head, when the store has no object of the key."""
+        core = self._core
+        with core.lock:
+            if (node.place, node.etag) != was:
+                return None
+            parent = node.parent
+            ours = node.dirty or parent is None or node.name in parent.pending
+            if parent is None:
+                node.exact = True
+        if ours:
+            return True
+        if isinstance(node, Directory):
+            with core.lock:
+                shown_at = self._shown_at(node)
+                if shown_at is not None:
+                    self.learning.without_marker(node, shown_at)
+                    return True
+        page = core.store.list_page(key, max_keys=1) if isinstance(node, Directory) else None
+        with core.lock:
+            if (node.place, node.etag) != was:
+                return None
+            below = page is not None and (page.objects or page.common_prefixes or node.holds_unsent())
+            if isinstance(node, Directory) and below:
+                self.learning.without_marker(node, core.clock.monotonic())
+                return True
+            self.lost(node)
+        return False
+
+    def _shown_at(self, node: Directory) -> float | None:
+        """When the listing of the directory above that is believed showed this one; None when it does not."""
+        parent = node.parent
+        told = self.believed(parent, node.name) if parent is not None else None
+        listed = told[0].entries.get(node.name) if told is not None else None
+        return told[1] if told is not None and listed is not None and listed.tail == node.tail else None
+
+    def believed(self, directory: Directory, name: bytes) -> tuple[Listing, float] | None:
+        """The listing, if it is believed of this name, and when the store last showed that. The state lock is held."""
+        listing = directory.listing
+        if listing is None:
+            return None
+        oldest = self._core.clock.monotonic() - self.ttl(directory)
+        told_at = listing.listed_at if listing.listed_at > oldest else listing.told_at(name)
+        return (listing, told_at) if told_at > oldest else None
+
+    def ttl(self, directory: Directory) -> float:
+        """How long entries are believed: a listing that takes longer than that would be stale on arrival."""
+        ttl = self._core.settings.metadata_ttl_s
+        return ttl if directory.listing is None else max(ttl, _SLOW_LISTING * directory.list_s)
+
+    def _apply(self, node: Node, info: ObjectInfo, listed: Listed) -> None:
+        if node.dirty:
+            return
+        self.confirm(node, listed, self._core.clock.monotonic())
+        node.checked_at = self._core.clock.monotonic()
+        self.learning.take_in(node, info)
+        node.racy = is_racy(info)
+        node.follow_listing()
+
+    def is_replaced(self, node: Node, listed: Listed) -> bool:
+        """Whether another client wrote an object of which we hold a version open."""
+        if isinstance(node, Directory) or node.dirty or not node.etag:
+            return False
+        in_use = node.handles > 0 or node.staged is not None or self._core.settings.open_less
+        # Another size would leave the kernel, and who asked for the size before he reads, with a part or with zeros.
+        free = node.staged is None and not node.pinned and listed.size == node.size
+        return listed.etag != node.etag and in_use and not free
+
+    def replaced(self, node: Node, listed: Listed, checked_at: float) -> bool:
+        """Take in such an object; False when the node lost its name to it."""
+        if not self._accept(node, listed):
+            return False
+        with self._core.lock:
+            self.confirm(node, listed, checked_at)
+        return True
+
+    def _accept(self, node: Node, listed: Listed) -> bool:
+        """Another client wrote an object that we have open. True: it only grew, and the node goes on as the new
+        version.
+
+        Otherwise the node keeps the old version and loses its name, as a file does that is replaced by a rename.
+        """
+        with self._core.lock:
+            old = node.version()
+            followable = node.staged is None and old.size > 0 and listed.size > old.size
+        new = ObjectVersion(old.key, listed.etag, listed.size)
+        if followable and grew(self._core.reader, old, new) and self._lent_grows(node, new):
+            return True
+        with self._core.lock:
+            if not node.gone:
+                self.lost(node)
+        return False
+
+    def _lent_grows(self, node: Node, new: ObjectVersion) -> bool:
+        """Whether those who read the node from a local file see what was appended."""
+        if not self._core.notifier.is_local(node.ino):
+            return True
+        try:
+            return self._core.lent.grow(node.ino, new, self._core.reader.fetch)
+        except (PreconditionFailed, NotFound):
+            return False
+
+
+def _as_listed(node: Node, info: ObjectInfo) -> Listed:
+    return Listed(node.listed_kind, node.tail, info.size, info.etag, info.mtime_ns)
+
+
+def _is_directory(listed: Listed | None) -> bool:
+    return listed is not None and listed.kind == stat.S_IFDIR

@@ -1,0 +1,399 @@
+"""What is behind a name: answers from memory while that is fresh, else asks the store.
+
+Freshness: what the store confirmed less than metadata_ttl_s ago is believed (docs/SEMANTICS.md S-28). The kernel is
+told only the rest of that time, so that the two do not add up.
+"""
+
+from __future__ import annotations
+
+import errno
+import stat
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from ...ops import AttrReply, Entry, FSError, Ino
+from ..tree.core import Core
+from ..tree.listing import Listed, Listing
+from ..tree.names import BESIDE_DIRECTORY, LINK_SUFFIX, one_key, segment_of
+from ..tree.nodes import Change, Directory, Node
+from .descent import Descent
+from .foresight import Foresight
+from .heads import make_exact
+from .pages import look
+from .probing import probe
+from .remote import Remote
+from .walks import Walks
+
+_CHANGED_MAX = 4096
+"""Names that we changed, kept per directory until the next listing; beyond, those that no listing is older than go."""
+_LISTING_MAX_S = 600.0
+"""No listing takes longer."""
+
+
+_OVERTAKEN_MAX = 16
+"""So often is a name asked for again that this mount changed meanwhile."""
+
+
+class _Found(NamedTuple):
+    """What the store said of a name. holds: whether nothing we did since says otherwise; wants the state lock."""
+
+    listed: Listed | None
+    checked_at: float
+    holds: Callable[[], bool]
+
+
+class _OvertakenError(Exception):
+    """This mount changed the name after the store was asked."""
+
+
+class Resolver:
+    """Looks names up. Methods above the line want the state lock held; those below must not have it."""
+
+    def __init__(self, core: Core, remote: Remote, foresight: Foresight) -> None:
+        self._core = core
+        self._foresight = foresight
+        self._remote = remote
+        self._walks = Walks(core, remote, foresight)
+        self._descent = Descent(core, remote)
+
+    def node(self, ino: Ino) -> Node:
+        """The node of an id that the kernel sent. FSError(ESTALE)."""
+        node = self._core.nodes.by_ino.get(ino)
+        if node is None:
+            raise FSError(errno.ESTALE)
+        return node
+
+    def directory(self, ino: Ino) -> Directory:
+        """The directory of an id. FSError(ESTALE, ENOTDIR)."""
+        node = self.node(ino)
+        if not isinstance(node, Directory):
+            raise FSError(errno.ENOTDIR)
+        return node
+
+    def current(self, node: Node) -> bool:
+        """Whether what is known of a node may be shown without asking."""
+        if node.dirty or node.gone:
+            return True
+        if node.parent is not None and self._age(node.checked_at) >= self.ttl(node.parent):
+            return False
+        return node.exact or not self._core.settings.full_attributes
+
+    def entry(self, node: Node) -> Entry:
+        """The answer to a lookup; counts it."""
+        node.nlookup += 1
+        if node.nlookup == 1:
+            self._core.log_nodes((node,))
+        rest = self._rest(node)
+        return Entry(node.attr(), rest, rest)
+
+    def attr_reply(self, node: Node) -> AttrReply:
+        """The answer to a getattr."""
+        return AttrReply(node.attr(), self._rest(node))
+
+    def cached(self, parent: Directory, name: bytes) -> Entry | None:
+        """The answer to a lookup if memory has it."""
+        self._core.nodes.use(parent)
+        child = parent.children.get(name)
+        if child is not None and self.current(child):
+            return self.entry(child)
+        told = self._remote.believed(parent, name)
+        if told is None:
+            return None
+        listing, told_at = told
+        listed = listing.entries.get(name)
+        if child is not None and listed is not None and self._known_before(child, listed):
+            # It is there; whoever wants the attributes asks for them. A removal or a rename does not.
+            return self.entry(child)._replace(entry_ttl_s=self.ttl(parent) - self._age(told_at), attr_ttl_s=0.0)
+        if listed is not None and listed.said is None:
+            self._foresight.looked_up(parent, name)
+        if child is None and listed is None:
+            return Entry(None, self.ttl(parent) - self._age(told_at))
+        if child is None and listed is not None:
+            child = self.adopt(parent, name, listed, told_at)
+            return self.entry(child) if self.current(child) else None
+        return None
+
+    def _known_before(self, child: Node, listed: Listed) -> bool:
+        """Whether a listing shows what a node was, but for attributes that may have changed since."""
+        if listed.tail != child.tail or child.gone:
+            return False
+        if isinstance(child, Directory):
+            return listed.kind == stat.S_IFDIR and child.exact
+        return child.racy and child.is_version(listed)
+
+    def shown(self, child: Node) -> bool:
+        """Whether a listing that is believed has a node as it is here, whatever its attributes."""
+        parent = child.parent
+        told = self._remote.believed(parent, child.name) if parent is not None else None
+        listed = told[0].entries.get(child.name) if told is not None else None
+        if listed is None or listed.tail != child.tail:
+            return False
+        return listed.kind == stat.S_IFDIR if isinstance(child, Directory) else listed.etag == child.etag
+
+    def adopt(self, parent: Directory, name: bytes, listed: Listed, checked_at: float) -> Node:
+        """The node for a listed name: the one that is there, or a new one."""
+        child = parent.children.get(name)
+        if child is None:
+            defaults = self._core.settings.defaults.of(listed.kind, listed.mtime_ns or parent.attributes.mtime_ns)
+            child = self._core.nodes.add(parent, name, listed, defaults)
+            child.checked_at = checked_at
+            if parent.listing is not None and parent.listing.entries.get(name) is listed and self._told_by_name(child):
+                child.told = parent.listing.stamp_of(listed)
+            self._remote.learning.listed(child, listed)
+        return child
+
+    def _told_by_name(self, node: Node) -> bool:
+        """Whether a listing of the directory above tells all that may change of a node, but for its metadata."""
+        return not isinstance(node, Directory) or not self._core.settings.full_attributes
+
+    def fresh_listing(self, directory: Directory) -> Listing | None:
+        """The whole listing of a directory, if it is fresh."""
+        listing = directory.listing
+        if listing is None or self._age(listing.listed_at) >= self.ttl(directory):
+            return None
+        return listing
+
+    def changed(self, node: Node) -> None:
+        """We made or changed this name: listings under way are older."""
+        parent = node.parent
+        if parent is not None:
+            self._mark(parent, node.name, node.as_listed())
+            if parent.listing is not None:
+                before = parent.listing.entries.get(node.name)
+                parent.listing.entries[node.name] = node.as_listed()
+                parent.listing.edit(node.tail, before.tail if before is not None else node.tail)
+
+    def _mark(self, directory: Directory, name: bytes, listed: Listed | None) -> None:
+        now = self._core.clock.monotonic()
+        directory.changed[name] = Change(now, listed)
+        if len(directory.changed) > _CHANGED_MAX:
+            directory.changed = {n: one for n, one in directory.changed.items() if now - one.when < _LISTING_MAX_S}
+
+    def counted(self, directory: Directory, change: int) -> None:
+        """We made (1) or removed (-1) a subdirectory."""
+        if directory.subdirectories >= 0:
+            directory.subdirectories = max(0, directory.subdirectories + change)
+
+    def removed(self, parent: Directory, name: bytes) -> None:
+        """We removed this name."""
+        self._mark(parent, name, None)
+        listing = parent.listing
+        if listing is None:
+            return
+        before = listing.entries.pop(name, None)
+        listing.edit(segment_of(name), *((before.tail,) if before is not None else ()))
+        link = (segment_of(name) + LINK_SUFFIX).encode("utf-8", "surrogateescape")
+        if name + BESIDE_DIRECTORY in listing.entries or link in listing.entries:
+            # What was shown beside it is shown as it from now on (S-37).
+            parent.forget_listing()
+
+    def touched(self, directory: Directory) -> None:
+        """An entry came or went: the directory's times follow."""
+        now = self._core.now_ns()
+        directory.attributes = directory.attributes._replace(mtime_ns=now, ctime_ns=now)
+
+    def empty(self, directory: Directory) -> None:
+        """We made this directory just now: nothing is in it."""
+        directory.listing = Listing(self._core.clock.monotonic(), marker=True)
+        directory.subdirectories = 0
+
+    def _exact(self, node: Node) -> bool:
+        """Of a file the listing tells when its attributes may have changed; of a directory only a HEAD does."""
+        return node.exact and (not isinstance(node, Directory) or self.current(node))
+
+    def _age(self, when: float) -> float:
+        return self._core.clock.monotonic() - when
+
+    def _rest(self, node: Node) -> float:
+        if node.dirty or node.gone or node.parent is None:
+            return self._core.settings.metadata_ttl_s
+        return max(0.0, self.ttl(node.parent) - self._age(node.checked_at))
+
+    def ttl(self, directory: Directory) -> float:
+        """How long entries of a directory are believed, seconds."""
+        return self._remote.ttl(directory)
+
+    # -- without the state lock: these may ask the store
+
+    def lookup(self, parent: Directory, name: bytes) -> Entry:
+        """The answer to a lookup."""
+        if self._listing_pays(parent, name):
+            self.read_directory(parent)
+            with self._core.lock:
+                entry = self.cached(parent, name)
+            if entry is not None:
+                return entry
+        node = self.find(parent, name)
+        with self._core.lock:
+            if node is not None and not node.gone:
+                return self.entry(node)
+            told = self._remote.believed(parent, name)
+            age = self._age(told[1]) if told is not None else 0.0
+            return Entry(None, max(0.0, self.ttl(parent) - age))
+
+    def find(self, parent: Directory, name: bytes) -> Node | None:
+        """The live node of a name, confirmed within the time to live; None when there is nothing."""
+        with self._core.lock:
+            child = parent.children.get(name)
+            if child is not None and self.current(child):
+                return child
+        if isinstance(child, Directory) and self._core.settings.full_attributes:
+            started = self._core.clock.monotonic()
+            lives = self._head(child)
+            parent.probe_s += self._core.clock.monotonic() - started
+            if lives:
+                return child
+        return self._find_anew(parent, name)
+
+    def _listing_pays(self, parent: Directory, name: bytes) -> bool:
+        """Whether to list a directory rather than to ask for one name that was known: it may then be _known_before.
+
+        A file needs the listing anyhow; subdirectories are asked for one by one until that has cost as much.
+        """
+        with self._core.lock:
+            child = parent.children.get(name)
+            if child is None or self.current(child) or parent.large or not one_key(name):
+                return False
+            if self.fresh_listing(parent) is not None:
+                return False
+            return child.exact and parent.probe_s > parent.list_s if isinstance(child, Directory) else child.racy
+
+    def standing(self, parent: Directory, name: bytes) -> Node | None:
+        """As find, for who does not need the attributes: they may be old."""
+        with self._core.lock:
+            child = parent.children.get(name)
+            if child is not None and not child.gone and self.shown(child):
+                return child
+        return self.find(parent, name)
+
+    def existing(self, parent: Directory, name: bytes) -> Node:
+        """As standing. FSError(ENOENT)."""
+        node = self.standing(parent, name)
+        if node is None:
+            raise FSError(errno.ENOENT)
+        return node
+
+    def revalidate(self, node: Node) -> bool:
+        """Confirm a node with the store if its time is up; False when it is gone (then it is detached)."""
+        with self._core.lock:
+            if self.current(node):
+                return not node.gone
+            parent, name = node.parent, node.name
+        if parent is None or (isinstance(node, Directory) and self._core.settings.full_attributes):
+            return self._head(node)
+        return self._find_anew(parent, name) is node
+
+    def _head(self, node: Node) -> bool:
+        """As Remote.head(), once for all who look a directory up at the same time."""
+        if isinstance(node, Directory):
+            self._descent.ahead(node)
+        with node.lock:
+            with self._core.lock:
+                if self.current(node):
+                    return not node.gone
+            return self._remote.head(node)
+
+    def read_directory(self, directory: Directory, *, whole: bool = True) -> Listing:
+        """A fresh listing; whole False: of a large directory only the first pages."""
+        with directory.listing_lock:
+            with self._core.lock:
+                fresh = self.fresh_listing(directory)
+            if fresh is None:
+                fresh = self._walks.read(directory)
+            return fresh if fresh is not None else self._remote.read_directory(directory, whole=whole)
+
+    def make_exact(self, nodes: list[Node]) -> None:
+        """Fetch the attributes that are not known, side by side. Nodes that are gone are detached."""
+        make_exact(self._core, self._remote, self._foresight, self._walks, partial(self._inexact, nodes))
+
+    def _inexact(self, nodes: list[Node]) -> list[Node]:
+        with self._core.lock:
+            return [node for node in nodes if not node.dirty and not node.gone and not self._exact(node)]
+
+    def _find_anew(self, parent: Directory, name: bytes) -> Node | None:
+        for _ in range(_OVERTAKEN_MAX):
+            try:
+                return self._settle(parent, name, self._ask(parent, name))
+            except _OvertakenError:
+                continue
+        with self._core.lock:
+            return parent.children.get(name)
+
+    def _ask(self, parent: Directory, name: bytes) -> _Found:
+        told = self._told_anew(parent, name)
+        if told is not None:
+            listing, told_at = told
+            there = listing.entries.get(name)
+            # Our own changes are written into the listing: it is right for as long as it is the directory's.
+            return _Found(there, told_at, lambda: parent.listing is listing and listing.entries.get(name) is there)
+        with self._core.lock:
+            started, mark = self._core.clock.monotonic(), parent.changed.get(name)
+            child = parent.children.get(name)
+            etag = child.etag if child is not None else None
+        found = probe(self._core, parent, name)
+        parent.probe_s += self._core.clock.monotonic() - started
+
+        def holds() -> bool:
+            """Marks are dropped with time, so what has the name counts as well: the same version, or nothing."""
+            now = parent.children.get(name)
+            if now is None or now is child:
+                return parent.changed.get(name) is mark and (now is None or now.etag == etag)
+            return parent.changed.get(name) is mark and found is not None and found.etag == now.etag
+
+        return _Found(found, started, holds)
+
+    def _told_anew(self, parent: Directory, name: bytes) -> tuple[Listing, float] | None:
+        """What the directory's listing, or a page of it, says of a name by now; None: it has to be asked for alone."""
+        with self._core.lock:
+            told = self._remote.believed(parent, name)
+        odd = not one_key(name)
+        if told is None and (odd or not parent.large or parent.probe_s >= parent.list_s):
+            listing = self.read_directory(parent, whole=odd or parent.large)
+            return (listing, listing.listed_at) if listing.complete else None
+        if told is None:
+            look(self._core, parent, name, self.ttl(parent))
+            with self._core.lock:
+                told = self._remote.believed(parent, name)
+        return told
+
+    def _settle(self, parent: Directory, name: bytes, found: _Found) -> Node | None:
+        """The node that a listing or probe speaks of, with its attributes. _OvertakenError when it is no longer so."""
+        listed, checked_at, holds = found
+        with self._core.lock:
+            if not holds():
+                raise _OvertakenError
+            child = parent.children.get(name)
+            if child is not None and (child.dirty or (not listed and child.holds_unsent())):
+                return child
+            if child is not None and (listed is None or listed.tail != child.tail):
+                self._remote.lost(child)
+                child = None
+        if listed is None:
+            return None
+        if child is not None and self._remote.is_replaced(child, listed):
+            self._remote.replaced(child, listed, checked_at)
+        with self._core.lock:
+            if not holds():
+                raise _OvertakenError
+            child = self.adopt(parent, name, listed, checked_at)
+            if not child.dirty and not self._remote.is_replaced(child, listed):
+                self._remote.confirm(child, listed, checked_at)
+                child.follow_listing()
+            inexact = not child.exact and self._core.settings.full_attributes
+            if inexact and not isinstance(child, Directory):
+                self._foresight.looked_up(parent, name)
+        if inexact and not self._arrived(child) and not self._remote.head(child):
+            return None
+        return child
+
+    def _arrived(self, node: Node) -> bool:
+        """Whether the attributes of a node, which may be on their way, are here now."""
+        if isinstance(node, Directory):
+            self._descent.ahead(node)
+            with self._core.lock:
+                return self.current(node)
+        self._foresight.arrived(node)
+        with self._core.lock:
+            self._remote.learning.recall(node)
+            return node.exact

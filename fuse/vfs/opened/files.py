@@ -1,0 +1,181 @@
+"""Opening files and their last close (S-17 to S-24)."""
+
+from __future__ import annotations
+
+import errno
+import os
+from functools import partial
+
+from datastore.errors import DatastoreError
+
+from ...ops import Blocking, Fh, FSError, Ino, OpenReply, OpenRequest, Reply
+from ..lookup.foresight import Foresight
+from ..lookup.resolver import Resolver
+from ..tree.chases import Chases
+from ..tree.core import Core
+from ..tree.lent import MIN_BYTES
+from ..tree.nodes import Directory, Node
+from ..upload.uploads import Uploads
+from .handles import Handles
+from .writing import Writing
+
+
+class Files:
+    """What open and the last close do."""
+
+    def __init__(
+        self,
+        core: Core,
+        resolver: Resolver,
+        uploads: Uploads,
+        handles: Handles,
+        writing: Writing,
+        foresight: Foresight,
+    ) -> None:
+        self._core = core
+        self._resolver = resolver
+        self._uploads = uploads
+        self._handles = handles
+        self._writing = writing
+        self._foresight = foresight
+        self.chases = Chases()
+
+    def open(self, ino: Ino, request: OpenRequest, thread: int = 0) -> Reply[OpenReply]:
+        """open(2) without O_CREAT, by a thread. FSError(ESTALE) sends the kernel to look the name up again."""
+        with self._core.lock:
+            node = self._resolver.node(ino)
+            # The upload writes the attributes too, so whoever may write must know them, also where stat does not ask.
+            known = node.exact or not node.etag or request.flags & os.O_ACCMODE == os.O_RDONLY
+            ready = known and not node.leaving and self._resolver.current(node)
+            if ready and not request.flags & os.O_TRUNC:
+                return self.opened(node, request.flags, thread)
+        return Blocking(partial(self._open, node, request, thread))
+
+    def _open(self, node: Node, request: OpenRequest, thread: int) -> OpenReply:
+        if isinstance(node, Directory):
+            raise FSError(errno.EISDIR)
+        if node.leaving:
+            with node.lock, self._core.lock:  # the removal or the rename holds it to its end
+                node.leaving = False
+        if not node.gone and not self._resolver.revalidate(node):
+            with self._core.lock:
+                self.chases.lost(node, thread)
+            raise FSError(errno.ESTALE)
+        if request.flags & os.O_ACCMODE != os.O_RDONLY and node.etag:
+            self._resolver.make_exact([node])
+        with self._core.lock:
+            self._part_from_readers(node, request.flags)
+        if request.flags & os.O_TRUNC:
+            with node.lock:
+                self._writing.truncate(node, 0)
+                if request.kill_suidgid:
+                    self._writing.drop_suidgid(node)
+        with self._core.lock:
+            return self.opened(node, request.flags, thread)
+
+    def opened(self, node: Node, flags: int, thread: int = 0) -> OpenReply:
+        """A handle for a node. FSError(ESTALE) of one whose bytes nobody has kept. The state lock is held."""
+        if isinstance(node, Directory):
+            raise FSError(errno.EISDIR)
+        if node.gone and not (node.handles or node.staged is not None or node.unlinked_key):
+            self.chases.lost(node, thread)
+            raise FSError(errno.ESTALE)
+        self.chases.caught(node, thread)
+        self._part_from_readers(node, flags)
+        reading = flags & os.O_ACCMODE == os.O_RDONLY
+        # Without others, and without pages that are kept, nobody has anything of this version any more.
+        bound = node.pinned and (node.handles > 0 or node.pages_valid or self._core.settings.open_less)
+        node.pinned = bound or not reading
+        fh = self._handles.add(node, flags)
+        if reading:
+            self._foresight.opened(node, kept=node.pages_valid)
+        local = self._core.notifier.is_local(node.ino)
+        if local:
+            node.pinned = True
+            node.pages_valid = node.pages_valid and reading
+            return OpenReply(fh, direct_io=not reading or not self._core.lent.right(node.ino))
+        keep, node.pages_valid = node.pages_valid, True
+        alone, whole = node.handles == 1, node.staged is None and not node.gone
+        may_lend = local is False and reading and alone and whole and node.size >= MIN_BYTES
+        lent_fd = self._core.lent.offer(node.ino, node.version()) if may_lend else -1
+        node.pinned = node.pinned or lent_fd >= 0
+        # Who only writes, and alone, needs none of the kernel's pages: no copy into them, and no question about a
+        # security label before the first write.
+        only_writes = flags & os.O_ACCMODE == os.O_WRONLY
+        return OpenReply(fh, keep_cache=keep, passthrough_fd=lent_fd, uncached=only_writes and alone)
+
+    def _part_from_readers(self, node: Node, flags: int) -> None:
+        """Who may map a file for writing gets an inode of its own while others read it by passthrough.
+
+        What is written to such a map would go to the lent file and nobody would learn of it; the readers keep the
+        version that they opened. FSError(ESTALE), upon which the kernel looks the name up again; FSError(ETXTBSY) when
+        it has unsent changes besides. The state lock is held.
+        """
+        if flags & os.O_ACCMODE != os.O_RDWR or not self._core.notifier.is_local(node.ino):
+            return
+        if node.staged is not None or node.parent is None or node.gone:
+            raise FSError(errno.ETXTBSY)
+        self._core.notifier.inval_entry(node.parent.ino, node.name)
+        node.lost = True
+        self._core.nodes.detach(node)
+        raise FSError(errno.ESTALE)
+
+    def release(self, ino: Ino, fh: Fh) -> Reply[None]:
+        """The last close of a handle."""
+        with self._core.lock:
+            handle = self._handles.remove(fh)
+            node = handle.node if handle is not None else self._core.nodes.by_ino.get(ino)
+            if node is None:
+                return None
+            if node.handles == 0 and not self._core.lent.returned(node.ino):
+                self._spare_pages(node)
+            if node.handles == 0 and (node.staged is not None or node.unlinked_key) and not self._is_sent_later(node):
+                return Blocking(partial(self._finish, node))
+            self._core.nodes.drop_unused(node)
+        return None
+
+    def _spare_pages(self, node: Node) -> None:
+        """Have the kernel drop the pages of a file that is read by passthrough from now on.
+
+        Its next open drops them too, but waits for that: 0.1 s for 1 GiB. The state lock is held.
+        """
+        clean = node.pages_valid and node.staged is None and not node.gone and node.size >= MIN_BYTES
+        if clean and self._core.notifier.is_local(node.ino) is False and self._core.lent.lendable(node.version()):
+            node.pages_valid = False
+            self._core.notifier.inval_inode(node.ino)
+
+    def _is_sent_later(self, node: Node) -> bool:
+        """Whether whoever sends the file behind its close (writeBack) ends it: he looks for handles when it is sent."""
+        staged = node.staged
+        return staged is not None and staged.due > 0 and not staged.stuck and not node.gone and staged.dirty
+
+    def _finish(self, node: Node) -> None:
+        """Nobody has the file open any more: send what mmap wrote late, keep what cannot be sent, drop the rest."""
+        with self._core.tree.shared(), node.lock:
+            if node.handles:
+                return
+            if node.gone:
+                self._uploads.discard(node)
+                self._core.removed.forget(node.ino)
+                if node.unlinked_key:
+                    self._discard_copy(node.unlinked_key)
+            else:
+                if node.staged is not None and node.staged.stuck:
+                    self._uploads.set_aside(node)
+                elif self._uploads.waits(node):
+                    return
+                try:
+                    self._uploads.send(node)
+                except (DatastoreError, OSError):
+                    # Recorded and tried again later; nobody hears the answer to a release.
+                    return
+                self._uploads.settle(node)
+        with self._core.lock:
+            self._core.nodes.drop_unused(node)
+
+    def _discard_copy(self, key: str) -> None:
+        """Remove the hidden copy of a file that was removed while open."""
+        self._core.remove(key)
+        for intent in self._core.db.intents():
+            if intent.source == key:
+                self._core.db.end(intent.id)

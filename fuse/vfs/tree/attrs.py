@@ -1,0 +1,200 @@
+"""Attributes of a file and their form as user metadata of an object. Pure.
+
+The headers are s3fs's (x-amz-meta-mode, uid, gid, mtime, ctime, atime, xattr), so that either tool sees what the other
+wrote: mode is decimal with the type bits, times are seconds with nanoseconds after a dot, xattr is percent-encoded
+JSON of name -> base64. geesefs's link target (`--symlink-target`, percent-encoded) is read, never written. Metadata
+that is not ours is kept.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import stat
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+from urllib.parse import quote, unquote, unquote_to_bytes
+
+from ...ops import NOW, SetAttr
+
+METADATA_MAX = 2048
+"""Bytes of user metadata, names and values together (S3 user guide, system and user metadata)."""
+DIRECTORY_TYPE = "application/x-directory"
+FILE_TYPE = "application/octet-stream"
+
+_NONE: Mapping[bytes, bytes] = MappingProxyType({})
+_NO_EXTRA: Mapping[str, str] = MappingProxyType({})
+_OURS = frozenset(("mode", "uid", "gid", "mtime", "ctime", "atime", "xattr"))
+_TIMES = frozenset(("mtime", "ctime", "atime"))
+_GEESEFS_TARGET = "--symlink-target"
+_TIME_LIMIT_NS = (1 << 63) * 1_000_000_000
+"""Seconds fit the 64 bits that the kernel has for them."""
+_TYPES = frozenset((stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFIFO, stat.S_IFSOCK))
+
+
+class Attributes(NamedTuple):
+    """What chmod, chown, utimensat and setxattr change. Times: nanoseconds since the epoch."""
+
+    mode: int
+    uid: int
+    gid: int
+    atime_ns: int
+    mtime_ns: int
+    ctime_ns: int
+    xattrs: Mapping[bytes, bytes] = _NONE
+    extra: Mapping[str, str] = _NO_EXTRA
+    """Metadata of other tools, kept as it is."""
+    target: bytes | None = None
+    """Link target where another tool put it in the metadata."""
+    content_type: str = FILE_TYPE
+
+
+class Defaults(NamedTuple):
+    """What an object without metadata looks like."""
+
+    uid: int
+    gid: int
+    file_mode: int = 0o644
+    directory_mode: int = 0o755
+    group: int | None = None
+    """Everything is of this group, and the group may do what the owner may; None: as it is."""
+
+    def of(self, kind: int, time_ns: int) -> Attributes:
+        """Attributes of an object that says nothing; kind is a type as in stat.S_IFREG."""
+        permissions = {stat.S_IFDIR: self.directory_mode, stat.S_IFLNK: 0o777}.get(kind, self.file_mode)
+        content_type = DIRECTORY_TYPE if kind == stat.S_IFDIR else FILE_TYPE
+        made = Attributes(kind | permissions, self.uid, self.gid, time_ns, time_ns, time_ns, content_type=content_type)
+        return self.seen(made)
+
+    def seen(self, attributes: Attributes) -> Attributes:
+        """Attributes of an object as this mount shows them: for the group, if there is one."""
+        if self.group is None or stat.S_ISLNK(attributes.mode):
+            return attributes
+        # As the kubelet does for an fsGroup on a disk, but without asking for every object.
+        mode = attributes.mode | (attributes.mode & stat.S_IRWXU) >> 3
+        if stat.S_ISDIR(mode):
+            mode |= stat.S_ISGID
+        return attributes._replace(gid=self.group, mode=mode)
+
+
+def to_metadata(attributes: Attributes) -> dict[str, str]:
+    """User metadata for an object with these attributes."""
+    metadata = dict(attributes.extra)
+    metadata["mode"] = str(attributes.mode)
+    metadata["uid"] = str(attributes.uid)
+    metadata["gid"] = str(attributes.gid)
+    metadata["mtime"] = _seconds(attributes.mtime_ns)
+    metadata["ctime"] = _seconds(attributes.ctime_ns)
+    metadata["atime"] = _seconds(attributes.atime_ns)
+    if attributes.xattrs:
+        encoded = {
+            name.decode("utf-8", "surrogateescape"): base64.b64encode(content).decode()
+            for name, content in attributes.xattrs.items()
+        }
+        metadata["xattr"] = quote(json.dumps(encoded, separators=(",", ":")), safe="/")
+    return metadata
+
+
+def without_times(metadata: Mapping[str, str]) -> dict[str, str]:
+    """What can be said before the last write: LastModified is the time then."""
+    return {name: text for name, text in metadata.items() if name not in _TIMES}
+
+
+def metadata_size(metadata: Mapping[str, str]) -> int:
+    """Bytes that count against METADATA_MAX."""
+    return sum(len(name) + len(text) for name, text in metadata.items())
+
+
+def from_metadata(metadata: Mapping[str, str], kind: int, defaults: Attributes, content_type: str = "") -> Attributes:
+    """Attributes of an object of which `kind` is known from its key (S_IFREG when the key says nothing more).
+
+    What is absent or does not parse comes from `defaults`.
+    """
+    mode = _number(metadata.get("mode"), defaults.mode)
+    target = None
+    if _GEESEFS_TARGET in metadata:
+        target = unquote_to_bytes(metadata[_GEESEFS_TARGET])
+    seen = stat.S_IFMT(mode)
+    if kind != stat.S_IFREG or seen not in _TYPES or seen == stat.S_IFDIR:
+        seen = kind
+    if target is not None and kind == stat.S_IFREG:
+        seen = stat.S_IFLNK
+    mtime_ns = _nanoseconds(metadata.get("mtime"), defaults.mtime_ns)
+    return Attributes(
+        mode=seen | stat.S_IMODE(mode),
+        uid=_number(metadata.get("uid"), defaults.uid),
+        gid=_number(metadata.get("gid"), defaults.gid),
+        atime_ns=_nanoseconds(metadata.get("atime"), mtime_ns),
+        mtime_ns=mtime_ns,
+        ctime_ns=_nanoseconds(metadata.get("ctime"), max(mtime_ns, defaults.ctime_ns)),
+        xattrs=_xattrs(metadata.get("xattr", "")),
+        extra={name: text for name, text in metadata.items() if name not in _OURS} or _NO_EXTRA,
+        target=target,
+        content_type=content_type or defaults.content_type,
+    )
+
+
+def changed(attributes: Attributes, changes: SetAttr, now_ns: int) -> Attributes:
+    """Attributes after a setattr (its size is not looked at); ctime becomes now."""
+    mode = attributes.mode
+    if changes.mode is not None:
+        mode = stat.S_IFMT(mode) | stat.S_IMODE(changes.mode)
+    if changes.kill_suidgid:
+        mode = without_suidgid(mode)
+    return attributes._replace(
+        mode=mode,
+        uid=attributes.uid if changes.uid is None else changes.uid,
+        gid=attributes.gid if changes.gid is None else changes.gid,
+        atime_ns=_time(changes.atime_ns, attributes.atime_ns, now_ns),
+        mtime_ns=_time(changes.mtime_ns, attributes.mtime_ns, now_ns),
+        ctime_ns=now_ns,
+    )
+
+
+def without_suidgid(mode: int) -> int:
+    """The mode after a change by one who may not keep setuid; setgid falls only where the group may execute."""
+    if stat.S_IFMT(mode) == stat.S_IFDIR:
+        return mode
+    mode &= ~stat.S_ISUID
+    return mode & ~stat.S_ISGID if mode & stat.S_IXGRP else mode
+
+
+def _time(wanted: int | None, present: int, now_ns: int) -> int:
+    if wanted is None:
+        return present
+    return now_ns if wanted == NOW else wanted
+
+
+def _seconds(time_ns: int) -> str:
+    seconds, rest = divmod(time_ns, 1_000_000_000)
+    return f"{seconds}.{rest:09d}"
+
+
+def _nanoseconds(text: str | None, default: int) -> int:
+    if not text:
+        return default
+    whole, _, rest = text.partition(".")
+    try:
+        time_ns = int(whole) * 1_000_000_000 + (int(rest[:9].ljust(9, "0")) if rest else 0)
+    except ValueError:
+        return default
+    return time_ns if -_TIME_LIMIT_NS <= time_ns < _TIME_LIMIT_NS else default
+
+
+def _number(text: str | None, default: int) -> int:
+    if text is None or not (text.isascii() and text.isdecimal()):
+        return default
+    number = int(text)
+    return number if number < 1 << 32 else default
+
+
+def _xattrs(text: str) -> Mapping[bytes, bytes]:
+    if not text:
+        return _NONE
+    try:
+        decoded = json.loads(unquote(text))
+        return {name.encode("utf-8", "surrogateescape"): base64.b64decode(value) for name, value in decoded.items()}
+    except (ValueError, AttributeError, TypeError, binascii.Error):
+        return _NONE

@@ -1,0 +1,234 @@
+"""What a listing of one directory level says: entries by local name. Pure.
+
+Rules (docs/SEMANTICS.md S-03, S-06, S-36, S-37): a common prefix is a directory; `x.rclonelink` is the link `x` unless
+`x` is there as well; an object beside a directory of its name is shown under another name; the marker of the directory
+itself is no entry.
+"""
+
+from __future__ import annotations
+
+import stat
+import threading
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ...store.base import ETag, ListedObject, ListPage
+from ...store.limits import key_bytes
+from .names import BESIDE_DIRECTORY, LINK_SUFFIX, name_of, one_key, segment_of
+
+NO_ETAG = ETag("")
+
+
+class Listed(NamedTuple):
+    """One entry. kind: S_IFREG, S_IFDIR or S_IFLNK as the key tells; tail: what its key adds to the directory's prefix.
+
+    size, etag, mtime_ns are 0, '' and 0 for directories. said: see ListedObject.
+    """
+
+    kind: int
+    tail: str
+    size: int = 0
+    etag: ETag = NO_ETAG
+    mtime_ns: int = 0
+    said: str | None = None
+
+
+class Stamp:
+    """When something was last confirmed (monotonic seconds), for all who were told at once.
+
+    shows: their attributes were as well, not only their versions.
+    """
+
+    __slots__ = ("at", "shows")
+
+    def __init__(self, at: float, *, shows: bool = False) -> None:
+        self.at = at
+        self.shows = shows
+
+
+class Span:
+    """One page of a listing: the tails that it tells of, and when the store last showed it.
+
+    Guarded by the state lock.
+    """
+
+    __slots__ = ("after", "asking", "digest", "shown", "stamp", "upto", "wanted_at")
+
+    def __init__(self, after: str, upto: str, digest: bytes, at: float) -> None:
+        self.after = after
+        """It tells of what comes after this one ..."""
+        self.upto = upto
+        """... up to this one; '' on the last page: of all others."""
+        self.digest = digest
+        """The store can be asked whether it is still so; b"": it can't, or we changed a name in it."""
+        self.stamp = Stamp(at)
+        self.shown = Stamp(at, shows=True)
+        self.wanted_at = 0.0
+        """When a name in it was last looked up, it being too old to be believed."""
+        self.asking = threading.Lock()
+        """Held while it is asked for by itself, so that it is asked for once."""
+
+    def confirmed(self, when: float) -> None:
+        """The store showed the same when it was asked at `when`."""
+        self.stamp.at = self.shown.at = max(self.stamp.at, when)
+
+
+@dataclass(slots=True)
+class Listing:
+    """One level of a directory as it was at `listed_at` (monotonic seconds, taken before the first request)."""
+
+    listed_at: float
+    entries: dict[bytes, Listed] = field(default_factory=dict)
+    marker: bool = False
+    own: ListedObject | None = None
+    """The directory's marker, where `marker` says that there is one and the store told its version."""
+    complete: bool = True
+    pages: int = 0
+    spans: list[Span] = field(default_factory=list)
+    """Its pages; none where keys are not listed in the order of their bytes."""
+    edited: bool = False
+    """We changed a name in it: the store's pages do not say it all."""
+    number: int = 0
+    """By which its cursors are told from those of others; 0: by nothing yet."""
+    kept_until: float = 0.0
+    """The kernel may go by what it keeps of it until then (monotonic seconds); 0: it may not."""
+    kept_whole: bool = False
+    """It may have kept it to its end; before that it does not go by it."""
+    stamp: Stamp = field(init=False)
+    """For the nodes that it has confirmed; moves with listed_at."""
+    shown: Stamp = field(init=False)
+    """The same for those whose attributes it shows."""
+    _ends: list[bytes] = field(default_factory=list)
+    """Where the pages but the last end."""
+
+    def __post_init__(self) -> None:
+        """Confirmed when it was listed."""
+        self.stamp = Stamp(self.listed_at)
+        self.shown = Stamp(self.listed_at, shows=True)
+
+    def stamp_of(self, listed: Listed) -> Stamp:
+        """For the node of one of its entries: of its page, if that says all about it."""
+        span = (self.span_of(listed.tail) if self._ends else None) or self
+        return span.stamp if listed.said is None else span.shown
+
+    def confirmed(self, when: float) -> None:
+        """The store showed the same pages when it was asked at `when`."""
+        self.listed_at = self.stamp.at = self.shown.at = max(self.listed_at, when)
+        for span in self.spans:
+            span.confirmed(when)
+
+    def span_of(self, tail: str) -> Span | None:
+        """The page that says all about what a key is shown as, its directory and link; None: no single one does."""
+        first, last = self._ends_around(tail)
+        return self.spans[first] if self.spans and first == last else None
+
+    def told_at(self, name: bytes) -> float:
+        """When the store last said what this name is, or that it is nothing; monotonic seconds."""
+        span = self.span_of(segment_of(name)) if self._ends and one_key(name) else None
+        return self.listed_at if span is None else max(self.listed_at, span.stamp.at)
+
+    @property
+    def comparable(self) -> bool:
+        """Whether the store can be asked if all of it is still so, without reading it."""
+        return bool(self.spans) and all(span.digest for span in self.spans)
+
+    def edit(self, *tails: str) -> None:
+        """We changed what these keys are: the store's pages do not say it all."""
+        self.edited = self.edited or bool(tails)
+        for tail in tails:
+            first, last = self._ends_around(tail)
+            for span in self.spans[first : last + 1]:
+                span.digest = b""
+
+    def add_span(self, prefix: str, page: ListPage) -> None:
+        """The next page of it."""
+        self.pages += 1
+        if self.pages > 1 and not self.spans:
+            return
+        after = self.spans[-1].upto if self.spans else ""
+        more = page.next_token is not None
+        low, high = ends_of(prefix, page) if more or self.spans else ("", "")
+        if self.spans:
+            self._ends.append(key_bytes(after))
+        if (more and not high) or (self.spans and high and key_bytes(low) < key_bytes(after)):
+            self.spans, self._ends = [], []
+            return
+        self.spans.append(Span(after, high if more else "", page.digest, self.listed_at))
+
+    def _ends_around(self, tail: str) -> tuple[int, int]:
+        base = tail.removesuffix("/").removesuffix(LINK_SUFFIX)
+        return bisect_left(self._ends, key_bytes(base)), bisect_left(self._ends, key_bytes(base + "/"))
+
+
+def ends_of(prefix: str, page: ListPage) -> tuple[str, str]:
+    """The first and the last tail of a page, by their bytes; '' and '' of an empty one."""
+    tails = [common[len(prefix) :] for common in page.common_prefixes]
+    tails += [found.key[len(prefix) :] for found in page.objects]
+    if all(map(str.isascii, tails)):
+        return min(tails, default=""), max(tails, default="")
+    return min(tails, key=key_bytes), max(tails, key=key_bytes)
+
+
+def listing_of(
+    prefix: str, pages: Iterable[ListPage], listed_at: float, hidden: frozenset[str] = frozenset()
+) -> Listing:
+    """Make a listing from pages asked with `prefix` and delimiter '/'. hidden: tails that are not shown."""
+    listing = Listing(listed_at)
+    files: list[tuple[str, ListedObject]] = []
+    for page in pages:
+        after = listing.spans[-1].upto if listing.spans else ""
+        listing.add_span(prefix, page)
+        for common in page.common_prefixes:
+            tail = common[len(prefix) :]
+            if tail != after and tail not in hidden:  # a server may begin with the directory that it was to go on after
+                listing.entries[_free(listing.entries, name_of(tail[:-1], directory=True))] = Listed(stat.S_IFDIR, tail)
+        for found in page.objects:
+            tail = found.key[len(prefix) :]
+            if tail == "":
+                listing.marker, listing.own = True, found
+            elif tail not in hidden:
+                files.append((tail, found))
+        listing.complete = page.next_token is None
+    _add_files(listing.entries, files)
+    return listing
+
+
+def _add_files(entries: dict[bytes, Listed], files: list[tuple[str, ListedObject]]) -> None:
+    links = []
+    for tail, found in files:
+        if tail.endswith(LINK_SUFFIX) and len(tail) > len(LINK_SUFFIX):
+            links.append((tail, found))
+            continue
+        entries[_free(entries, name_of(tail))] = _listed(stat.S_IFREG, tail, found)
+    for tail, found in links:
+        name = name_of(tail[: -len(LINK_SUFFIX)])
+        if name in entries:
+            own = _free(entries, tail.encode("utf-8", "surrogateescape"))
+            entries[own] = _listed(stat.S_IFREG, tail, found)
+        else:
+            entries[name] = _listed(stat.S_IFLNK, tail, found)
+
+
+def claim(entries: dict[bytes, Listed], name: bytes, own: Listed) -> None:
+    """Show an entry of ours under its name; a file or link that had it is shown beside, as _add_files() would."""
+    displaced = entries.pop(name, None)
+    for other in (name + BESIDE_DIRECTORY, name.removesuffix(BESIDE_DIRECTORY)):
+        if other in entries and entries[other].tail == own.tail:
+            del entries[other]
+    entries[name] = own
+    if displaced is not None and displaced.tail != own.tail and displaced.kind != stat.S_IFDIR:
+        raw = displaced.tail.encode("utf-8", "surrogateescape") if displaced.kind == stat.S_IFLNK else name
+        entries[_free(entries, raw)] = displaced._replace(kind=stat.S_IFREG)
+
+
+def _free(entries: dict[bytes, Listed], name: bytes) -> bytes:
+    """The name, or what is shown instead when a directory or another key has it."""
+    while name in entries:
+        name += BESIDE_DIRECTORY
+    return name
+
+
+def _listed(kind: int, tail: str, found: ListedObject) -> Listed:
+    return Listed(kind, tail, found.size, found.etag, found.mtime_ns, found.said)

@@ -1,0 +1,400 @@
+"""The nodes that the kernel knows, and how their ids are chosen. No I/O; the caller holds the state lock.
+
+A node id is a hash of the parent's id and the name, so the same name has the same id at the next mount; where that id
+is taken by a node that lives (another version of the same name is still open, or a collision) the next in a fixed
+sequence.
+
+INVARIANT: a node is reachable by its id until its lookup count is zero, nothing holds it open and no unsent bytes
+hang on it.
+INVARIANT: parent.children[name] is the live node of that name, or nothing; a node with `gone` is in no `children`.
+INVARIANT: `tail` of a directory ends with '/'; root's key is the mount's prefix.
+"""
+
+from __future__ import annotations
+
+import stat
+import threading
+from collections import OrderedDict
+from hashlib import blake2b
+from typing import TYPE_CHECKING, NamedTuple
+
+from ...data.version import ObjectVersion
+from ...ops import ROOT_INO, Attr, Ino
+from .attrs import Attributes
+from .listing import Listed, Listing, Stamp
+from .names import BESIDE_DIRECTORY
+
+if TYPE_CHECKING:
+    from ...data.staging import StagedFile
+    from .walk import Walk
+
+NEVER = -1e9
+"""A monotonic time before all others."""
+_INO_BITS = 53
+"""Ids fit an IEEE double, so that tools which read JSON keep them."""
+
+
+class Change(NamedTuple):
+    """What we did to a name: when (monotonic seconds), and what is there since; None: nothing."""
+
+    when: float
+    listed: Listed | None
+
+
+class Node:
+    """One file, link or special file. Fields are guarded by the state lock; `lock` serialises I/O on its content."""
+
+    __slots__ = (
+        "_checked_at", "attributes", "etag", "exact", "gone", "handles", "ino", "leaving", "listed_kind", "lock",
+        "lost", "moves", "mtime_ns", "name", "nlookup", "pages_valid", "parent", "pinned", "racy", "size", "staged",
+        "tail", "told", "unlinked_key",
+    )  # fmt: skip
+
+    def __init__(self, ino: Ino, parent: Directory | None, name: bytes, listed: Listed, attributes: Attributes) -> None:
+        self.ino = ino
+        self.parent = parent
+        self.name = name
+        self.tail = listed.tail
+        self.listed_kind = listed.kind
+        """What the key alone says: S_IFREG, S_IFDIR or S_IFLNK."""
+        self.attributes = attributes
+        self.exact = False
+        """attributes come from the object's metadata, of the version `etag`."""
+        self.racy = False
+        """They were learned in the very second of that version: a later change may look the same in a listing."""
+        self.size = listed.size
+        self.etag = listed.etag
+        """'' while no object of this file exists."""
+        self.mtime_ns = listed.mtime_ns
+        """LastModified of that version."""
+        self._checked_at = NEVER
+        self.told: Stamp | None = None
+        """Of the listing that has confirmed it: as long as the store shows that listing, it shows this."""
+        self.nlookup = 0
+        self.handles = 0
+        self.moves = 0
+        """How often it was renamed."""
+        self.gone = False
+        self.lost = False
+        """It is gone because another client took its name: a write takes the name back (the last close wins)."""
+        self.leaving = False
+        """We remove or replace it and its bytes are not kept: an open waits for the node's lock, and so for the end."""
+        self.pages_valid = False
+        """The kernel's pages, if any, are of this version."""
+        self.pinned = False
+        """The kernel was given bytes of it, or somebody may write to it: open handles stay on this version (S-147)."""
+        self.staged: StagedFile | None = None
+        self.lock = threading.RLock()
+        self.unlinked_key = ""
+        """Where the bytes went when the name was removed while open, '' if nowhere."""
+
+    @property
+    def checked_at(self) -> float:
+        """Monotonic seconds at which the store last confirmed all this, by itself or in a listing."""
+        if self.told is None or (self.racy and not self.told.shows):
+            return self._checked_at
+        return max(self._checked_at, self.told.at)
+
+    @checked_at.setter
+    def checked_at(self, when: float) -> None:
+        self._checked_at = when
+        self.told = None
+
+    def follow_listing(self) -> None:
+        """From now on what confirms the listing above confirms this as well, if that shows this very version.
+
+        Not of a directory: a listing tells that it is there, but nothing of its marker. The state lock is held.
+        """
+        listing = self.parent.listing if self.parent is not None else None
+        listed = listing.entries.get(self.name) if listing is not None else None
+        if listing is None or listed is None or listed.tail != self.tail or listed.kind == stat.S_IFDIR:
+            return
+        if self.is_version(listed):
+            self.told = listing.stamp_of(listed)
+
+    def is_version(self, listed: Listed) -> bool:
+        """Whether a listing shows the version that is known. By seconds: a HEAD tells no parts of them."""
+        same_time = listed.mtime_ns // 1_000_000_000 == self.mtime_ns // 1_000_000_000
+        return listed.etag == self.etag and same_time
+
+    @property
+    def kind(self) -> int:
+        """The file type, as stat.S_IFREG."""
+        return stat.S_IFMT(self.attributes.mode)
+
+    @property
+    def key(self) -> str:
+        """The object's whole key; of a directory the prefix of what is in it."""
+        if self.unlinked_key:
+            return self.unlinked_key
+        parts = []
+        node: Node | None = self
+        while node is not None:
+            parts.append(node.tail)
+            node = node.parent
+        return "".join(reversed(parts))
+
+    @property
+    def name_key(self) -> str:
+        """The key of its name, also when its bytes went to a hidden one."""
+        return self.key if self.parent is None else self.parent.key + self.tail
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """What is another after every rename of it or of a directory above, also when the key is the old one again."""
+        parts = []
+        node: Node | None = self
+        while node is not None:
+            parts += [node.ino, node.moves]
+            node = node.parent
+        return tuple(parts)
+
+    @property
+    def path(self) -> bytes:
+        """Path from the root of the mount, for messages."""
+        parts = []
+        node: Node = self
+        while node.parent is not None:
+            parts.append(node.name)
+            node = node.parent
+        return b"/".join(reversed(parts))
+
+    @property
+    def dirty(self) -> bool:
+        """Whether bytes of it are not in the store."""
+        return self.staged is not None and self.staged.dirty
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether another client took its name, or that of a directory above; not when we removed it ourselves."""
+        node: Node = self
+        while node.parent is not None:
+            if node.gone:
+                return self.lost or self is not node
+            node = node.parent
+        return False
+
+    @property
+    def unknown(self) -> bool:
+        """Handed out by a server that died, and the store was not asked about it since."""
+        asked = self.exact or self.staged is not None or self.checked_at != NEVER
+        return not (asked or self.gone or self.parent is None)
+
+    def holds_unsent(self) -> bool:
+        """Whether bytes of it, or below it, are not in the store."""
+        return self.dirty
+
+    def attr(self) -> Attr:
+        """What stat shows."""
+        a = self.attributes
+        return Attr(self.ino, a.mode, self.size, self.nlink, a.uid, a.gid, a.atime_ns, a.mtime_ns, a.ctime_ns)
+
+    @property
+    def nlink(self) -> int:
+        """Link count: one name, or none any more."""
+        return 0 if self.gone else 1
+
+    def as_listed(self) -> Listed:
+        """How a listing would show it."""
+        return Listed(self.listed_kind, self.tail, self.size, self.etag, self.mtime_ns)
+
+    def version(self) -> ObjectVersion:
+        """The version whose bytes this file has."""
+        return ObjectVersion(self.key, self.etag, self.size)
+
+
+class Directory(Node):
+    """A directory and what is known of its entries."""
+
+    __slots__ = (
+        "changed", "children", "large", "list_s", "listing", "listing_lock", "listings_dropped", "marker", "pending",
+        "probe_s", "subdirectories", "walk",
+    )  # fmt: skip
+
+    def __init__(self, ino: Ino, parent: Directory | None, name: bytes, listed: Listed, attributes: Attributes) -> None:
+        super().__init__(ino, parent, name, listed, attributes)
+        self.children: dict[bytes, Node] = {}
+        self.listing: Listing | None = None
+        self.listing_lock = threading.Lock()
+        """Held while the directory is listed, so that it is listed once."""
+        self.listings_dropped = 0
+        """How often forget_listing() was called: a listing that was under way then is not to be believed."""
+        self.changed: dict[bytes, Change] = {}
+        """Names we changed: a listing begun earlier does not know."""
+        self.pending: set[bytes] = set()
+        """Names with bytes that the store has not seen."""
+        self.marker = False
+        """Whether the directory's marker object is known to exist."""
+        self.large = False
+        """More than a few pages of entries: names are looked up one by one until that has cost as much as a listing."""
+        self.list_s = 0.0
+        """What the last whole listing took, or a guess from its first pages; seconds."""
+        self.probe_s = 0.0
+        """What single look-ups took since; seconds."""
+        self.subdirectories = -1
+        """How many there were when it was last listed; -1: it never was."""
+        self.walk: Walk | None = None
+        """How a process goes through its subdirectories, if one does."""
+
+    @property
+    def nlink(self) -> int:
+        """2 and one for each subdirectory; 1, as on btrfs, while their number is not known (find(1) relies on it)."""
+        return 0 if self.gone else 1 if self.subdirectories < 0 else 2 + self.subdirectories
+
+    def forget_listing(self) -> None:
+        """What was listed, or is being listed, may be wrong."""
+        self.listing = None
+        self.listings_dropped += 1
+
+    def has_directory(self, name: bytes) -> bool:
+        """Whether this name is a directory, as far as is known."""
+        listed = self.listing.entries.get(name) if self.listing is not None else None
+        return isinstance(self.children.get(name), Directory) or (listed is not None and listed.kind == stat.S_IFDIR)
+
+    def holds_unsent(self) -> bool:
+        """Whether bytes of a file below are not in the store."""
+        return any(child.holds_unsent() for child in self.children.values())
+
+
+class NodeTable:
+    """All nodes, by id."""
+
+    def __init__(self, root_key: str, attributes: Attributes) -> None:
+        self.root = Directory(ROOT_INO, None, b"", Listed(stat.S_IFDIR, root_key), attributes)
+        self.root.nlookup = 1
+        self.by_ino: dict[int, Node] = {ROOT_INO: self.root}
+        self.used: OrderedDict[int, Directory] = OrderedDict()
+        """Directories by the time at which they were last read or looked into, the longest ago first."""
+        self.staged: set[Node] = set()
+        """Those that have a staging file, and some that had one when unsent() was last called."""
+        self.grown = 0
+        """Nodes made and entries listed since the ceiling of memory was looked at."""
+        self.dropped: list[int] = []
+        """Nodes that are no more and that the log of node ids may still have."""
+
+    def unsent(self) -> list[Node]:
+        """Those that have a name and bytes that are not in the store; takes as long as there are staging files."""
+        self.staged = {node for node in self.staged if node.staged is not None}
+        return [node for node in self.staged if node.dirty and not node.gone]
+
+    def use(self, directory: Directory) -> None:
+        """It is read, or a name is looked up in it."""
+        self.used[directory.ino] = directory
+        self.used.move_to_end(directory.ino)
+
+    def free_ino(self, parent: Ino, name: bytes) -> Ino:
+        """The id for a new node of this name."""
+        turn = 0
+        while True:
+            digest = blake2b(b"%d/%d/" % (parent, turn) + name, digest_size=8).digest()
+            ino = Ino(int.from_bytes(digest, "little") >> (64 - _INO_BITS))
+            if ino > ROOT_INO and ino not in self.by_ino:
+                return ino
+            turn += 1
+
+    def shown_ino(self, parent: Directory, name: bytes) -> Ino:
+        """The id that readdir shows for a name: of its node, or the one it would get."""
+        child = parent.children.get(name)
+        return child.ino if child is not None else self.free_ino(parent.ino, name)
+
+    def add(self, parent: Directory, name: bytes, listed: Listed, attributes: Attributes) -> Node:
+        """Make the node of a name; the name must have none."""
+        make = Directory if listed.kind == stat.S_IFDIR else Node
+        node = make(self.free_ino(parent.ino, name), parent, name, listed, attributes)
+        self.grown += 1
+        self.used.setdefault(parent.ino, parent)
+        self.by_ino[node.ino] = node
+        parent.children[name] = node
+        return node
+
+    def restore(self, ino: Ino, parent: Directory, name: bytes, listed: Listed, attributes: Attributes) -> None:
+        """Make the node that an earlier process had; the kernel holds one reference, at least.
+
+        Later ones come later: an earlier node of the same name had lost it.
+        """
+        make = Directory if listed.kind == stat.S_IFDIR else Node
+        node = make(ino, parent, name, listed, attributes)
+        node.nlookup, node.pinned = 1, True
+        self.by_ino[ino] = node
+        self.used.setdefault(parent.ino, parent)
+        if name in parent.children:
+            self.detach(parent.children[name])
+        parent.children[name] = node
+
+    def detach(self, node: Node) -> None:
+        """Take a node out of its directory: it was removed, or another version took its name."""
+        node.gone = True
+        parent = node.parent
+        if parent is not None and parent.children.get(node.name) is node:
+            del parent.children[node.name]
+        self.drop_unused(node)
+
+    def reattach(self, node: Node) -> bool:
+        """Give a node that was cut off its name again, and its directories theirs; who has the name by now loses it.
+
+        False, and nothing has changed, when what has the name is in use here.
+        """
+        parent = node.parent
+        if parent is None or not node.cut_off:
+            return True
+        above = parent.parent
+        twin = above.children.get(parent.name) if above is not None and parent.gone else None
+        target = twin if isinstance(twin, Directory) and twin.tail == parent.tail else parent
+        name = node.name
+        if target.has_directory(name) and not isinstance(node, Directory):
+            name += BESIDE_DIRECTORY
+        holder = target.children.get(name)
+        if holder is not None and holder is not node and (holder.dirty or isinstance(holder, Directory)):
+            return False
+        if target is parent and not self.reattach(parent):
+            return False
+        if holder is not None and holder is not node:
+            holder.lost = True
+            self.detach(holder)
+        if parent is not target and parent.children.get(node.name) is node:
+            del parent.children[node.name]
+        node.parent, node.name, node.gone, node.lost = target, name, False, False
+        node.moves += 1
+        if self.by_ino.get(node.ino) is not node:
+            self.used.pop(node.ino, None)
+            node.ino = self.free_ino(target.ino, node.name)
+            self.by_ino[node.ino] = node
+        target.children[node.name] = node
+        target.forget_listing()
+        return True
+
+    def move(self, node: Node, parent: Directory, name: bytes, tail: str) -> None:
+        """Rename. Who has the target name, because a look-up saw the copies before we were done, loses it."""
+        old = node.parent
+        if old is not None and old.children.get(node.name) is node:
+            del old.children[node.name]
+        holder = parent.children.get(name)
+        if holder is not None and holder is not node:
+            holder.lost = True
+            self.detach(holder)
+        node.moves += 1
+        node.parent, node.name, node.tail = parent, name, tail
+        parent.children[name] = node
+
+    def forget(self, ino: int, nlookup: int) -> None:
+        """The kernel gives up references; unknown ids are ignored."""
+        node = self.by_ino.get(ino)
+        if node is not None:
+            node.nlookup = max(0, node.nlookup - nlookup)
+            self.drop_unused(node)
+
+    def drop_unused(self, node: Node) -> None:
+        """Remove a node, and then its parents, when nothing needs them."""
+        current: Node | None = node
+        while current is not None and current is not self.root:
+            if current.nlookup or current.handles or current.staged is not None:
+                return
+            if isinstance(current, Directory) and current.children:
+                return
+            if self.by_ino.get(current.ino) is current:  # a later node of the name may have the same id
+                self.dropped.append(self.by_ino.pop(current.ino).ino)
+                self.used.pop(current.ino, None)
+            parent = current.parent
+            if parent is not None and parent.children.get(current.name) is current:
+                del parent.children[current.name]
+            current = parent

@@ -1,0 +1,138 @@
+"""How far a process came among the subdirectories of one directory, and which pages told of them. No I/O."""
+
+from __future__ import annotations
+
+import stat
+from collections import OrderedDict
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from ...store.limits import key_bytes
+from .listing import Listed, Listing, Stamp
+from .nodes import NEVER, Directory, Node
+
+_STREAK = 3
+"""So many directories in order make a walk."""
+_PAUSE_S = 10.0
+"""A walk that rests for longer has ended."""
+_JUMP = 1000
+"""How far apart the directories may be that are still asked for: a page has told of those between them."""
+_SIBLINGS_MAX = 10_000
+"""Directories with more subdirectories are not followed: their index would cost more than it saves."""
+_ABREAST = 8
+"""Pages that are known already and asked for again side by side."""
+_AHEAD = 4
+"""Pages that are asked for ahead, side by side."""
+_PAGE_KEYS = 1000
+_FILL = 0.9
+"""Of a page that ends with the directory wanted: what is left over for directories larger than those before."""
+_SOON = 0.5
+"""Of the time that a listing is believed: what is read later than that is not asked for ahead."""
+
+
+class WalkPage(NamedTuple):
+    """A page that was. max_keys: as it was asked for; told: the directories that it listed, and their stamps."""
+
+    max_keys: int
+    digest: bytes
+    told: tuple[tuple[Directory, Stamp], ...]
+
+
+class Coming(NamedTuple):
+    """A page that was asked for ahead. first, last: the directories that it should tell of, by their places."""
+
+    first: int
+    last: int
+    page: Future[list[tuple[Node, Listed]]]
+
+
+class Walk:
+    """How far a process came among the subdirectories of one directory. Fields are guarded by the state lock."""
+
+    __slots__ = (
+        "_index", "_last", "_last_at", "_of", "_soon", "_tails", "coming", "keys_each", "max_keys", "off_until",
+        "pages", "step", "streak",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self._tails: list[str] = []
+        self._index: dict[str, int] = {}
+        self._of: Listing | None = None
+        self._last = -1
+        self._last_at = NEVER
+        self.step = 1
+        """1 or -1: onwards or backwards."""
+        self.streak = 0
+        self.keys_each = float(_PAGE_KEYS)
+        """Keys that a directory was seen to have, on average."""
+        self.max_keys = _PAGE_KEYS
+        """What can be used before it is too old, at the pace of the walk."""
+        self.off_until = NEVER
+        self._soon = 0
+        """Directories that will be read before what is asked for now is too old."""
+        self.coming: list[Coming] = []
+        self.pages: OrderedDict[str, WalkPage] = OrderedDict()
+        """By the tail that they began after."""
+
+    def follow(self, parent: Directory, tail: str, now: float, ttl_s: float) -> bool:
+        """A directory is to be listed: whether it is one of a walk, and some more will be read within ttl_s."""
+        listing = parent.listing
+        if listing is not None and listing is not self._of:
+            self._of = listing
+            self._tails = sorted((one.tail for one in listing.entries.values() if _is_directory(one)), key=key_bytes)
+            self._index = {tail: at for at, tail in enumerate(self._tails)}
+        at = self._index.get(tail, -1)
+        if at < 0 or now < self.off_until or len(self._tails) > _SIBLINGS_MAX:
+            return False
+        step = 1 if at >= self._last else -1
+        goes_on = 0 < abs(at - self._last) <= _JUMP and now - self._last_at <= _PAUSE_S
+        if goes_on and (step == self.step or self.streak == 1):
+            self.streak += 1
+        elif at != self._last:
+            self.streak = 1
+        pace_s = (now - self._last_at) / max(1, abs(at - self._last))
+        soon = int(min(ttl_s * _SOON / max(pace_s, 1e-6), _PAGE_KEYS))
+        self._soon = soon
+        self.max_keys = max(1, min(_PAGE_KEYS, int((soon + 1) * self.keys_each)))
+        self.step, self._last, self._last_at = step, at, now
+        return self.streak >= _STREAK and soon >= _STREAK
+
+    def starts(self, tail: str) -> list[str]:
+        """What to ask for a directory of a walk: where pages begin, the one that tells of it first."""
+        at = self._index[tail]
+        known = next((start for start, page in self.pages.items() if any(d.tail == tail for d, _ in page.told)), None)
+        if known is None:
+            back = 0 if self.step > 0 else max(0, int(self.max_keys * _FILL / max(self.keys_each, 1.0)) - 1)
+            return [self._tails[max(0, at - back)][:-1]]
+        starts = sorted(self.pages, key=key_bytes, reverse=self.step < 0)
+        first = starts.index(known)
+        return starts[first : first + _ABREAST]
+
+    def awaited(self, tail: str) -> list[Coming]:
+        """What was asked for ahead and has to be waited for, or is here; the others stay."""
+        at = self._index[tail]
+        wanted = [one for one in self.coming if one.first <= at <= one.last or one.page.done()]
+        self.coming = [one for one in self.coming if one not in wanted]
+        return wanted
+
+    def beyond(self, tail: str) -> list[tuple[int, int, str]]:
+        """What to ask for ahead now that a page told of a directory: first and last directory, and where it begins."""
+        told = next((page.told for page in self.pages.values() if any(one.tail == tail for one, _ in page.told)), ())
+        places = [self._index[one.tail] for one, _ in told if one.tail in self._index]
+        each = max(1, int(self.max_keys * _FILL / max(self.keys_each, 1.0)))
+        if not places or self.coming:
+            return []
+        edge = max(places) + 1 if self.step > 0 else min(places) - each
+        spans = []
+        for number in range(min(_AHEAD, self._soon // each)):
+            first = edge + number * each * self.step
+            last = min(first + each, len(self._tails)) - 1
+            first = max(0, first)
+            if last < first:
+                break
+            spans.append((first, last, self._tails[first][:-1]))
+        return spans
+
+
+def _is_directory(listed: Listed) -> bool:
+    return listed.kind == stat.S_IFDIR

@@ -1,0 +1,1 @@
+"""The way of changed files to the bucket."""

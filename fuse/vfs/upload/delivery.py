@@ -1,0 +1,181 @@
+"""How a staging file becomes an object: one PUT, or parts, and whose object it is when the answer was lost.
+
+Callers hold the lock of whoever owns the staging file, so nothing changes it meanwhile.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from threading import BoundedSemaphore
+
+from datastore.errors import AlreadyExists, NotFound, PreconditionFailed
+
+from ...data.multipart import Part, plan_upload, scheduled_parts
+from ...data.staging import StagedFile
+from ...data.version import ObjectVersion
+from ...ops import FSError
+from ...store.base import ETag, WriteOptions, WriteResult
+from ...store.etags import etag_of, joined_etag
+from ..tree.core import Core
+from .streaming import REWRITES_MAX, WIDTH, Stream, Streams
+
+SMALL = 1 << 20
+"""So many bytes in each of the pool's threads do not matter."""
+CONFLICT = "another client changed this file since it was opened (conflict: fail); what was written is kept on disk"
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where a staging file is to be written, and as what. elsewhere: not over the object that it was made from."""
+
+    key: str
+    options: WriteOptions
+    elsewhere: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A new version and the metadata that it has. body: all its bytes, where they were at hand."""
+
+    result: WriteResult
+    metadata: Mapping[str, str]
+    body: bytes = b""
+
+
+class Delivery:
+    """Sends staging files."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._streams = Streams(core)
+        self._large = BoundedSemaphore(WIDTH)
+        """Files in memory, whole, at once; each is bounded by SINGLE_MAX and the store's deadline."""
+
+    # -- the rest of the base
+
+    def fill(self, staged: StagedFile, gaps: list[tuple[int, int]]) -> None:
+        """Fetch ranges of the base into the staging file. FSError(ESTALE) when another client replaced the base."""
+        for start, stop in gaps:
+            try:
+                self._fetch(staged, start, stop)
+            except (PreconditionFailed, NotFound) as error:
+                if not self._recognised(staged):
+                    raise FSError(errno.ESTALE, "another client replaced the object that was being changed") from error
+                self._fetch(staged, start, stop)
+
+    def _fetch(self, staged: StagedFile, start: int, stop: int) -> None:
+        assert staged.base is not None
+        staged.fill(start, self._core.reader.fetch(staged.base, start, stop - start))
+
+    # -- while it is written
+
+    def stream(self, staged: StagedFile, key: str, options: WriteOptions) -> None:
+        """Send what a sequential writer has left behind (S-45)."""
+        if staged.base_size or staged.rewrites > REWRITES_MAX or staged.error:
+            staged.stream_at = float("inf")
+            return
+        if not isinstance(staged.stream, Stream):
+            staged.stream = self._streams.new(staged, key, options)
+        staged.stream_at = staged.stream.advance()
+
+    @staticmethod
+    def drop_stream(staged: StagedFile) -> None:
+        """Nobody wants what was sent ahead."""
+        stream, staged.stream = staged.stream, None
+        if stream is not None:
+            stream.abort()
+
+    # -- the whole
+
+    def write(self, staged: StagedFile, to: Destination) -> Delivered:
+        """Make the object. StoreError; FSError(ESTALE) when the base is gone, or another client was first."""
+        conditional = staged.expects is not None and not to.elsewhere
+        try:
+            return self._write(staged, to, conditional=conditional)
+        except FSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            if self._recognised(staged):
+                return self._write(staged, to, conditional=conditional)
+            found = self._already_there(staged, to) if conditional else None
+            if found is not None:
+                return found
+            if conditional:
+                staged.stuck = True
+                raise FSError(errno.ESTALE, CONFLICT) from error
+            raise
+        finally:
+            staged.attempt = to.options.metadata
+
+    def _write(self, staged: StagedFile, to: Destination, *, conditional: bool) -> Delivered:
+        options = to.options
+        if conditional:
+            options = replace(options, if_match=staged.expects or None, if_none_match=not staged.expects)
+        plan = plan_upload(staged.size, staged.base_size, staged.dirty_ranges)
+        try:
+            if plan.parts:
+                return self._write_parts(staged, to.key, options, plan.parts)
+            self.drop_stream(staged)
+            self.fill(staged, staged.missing(0, staged.size))
+            if staged.size > SMALL:
+                with self._large:
+                    return Delivered(self._core.store.put(to.key, staged.whole(), options), options.metadata)
+            body = staged.whole()
+            return Delivered(self._core.store.put(to.key, body, options), options.metadata, body)
+        except (PreconditionFailed, AlreadyExists) as error:
+            if not conditional and not plan.parts:
+                raise
+            raise FSError(errno.ESTALE, "another client replaced the object that was being changed") from error
+
+    def _write_parts(self, staged: StagedFile, key: str, options: WriteOptions, planned: tuple[Part, ...]) -> Delivered:
+        stream = staged.stream
+        parts: Iterable[Part] = scheduled_parts(staged.size)
+        if not isinstance(stream, Stream) or stream.key != key or stream.failed or staged.base_size:
+            self.drop_stream(staged)
+            copies = any(part.copied for part in planned)
+            stream, parts = self._streams.new(staged, key, options, copies=copies), planned
+        staged.stream = None
+        done = stream.finish(list(parts), options, lambda wanted: self.fill(staged, staged.missing(*wanted)))
+        return Delivered(done, stream.options.metadata)
+
+    # -- whose object is it
+
+    def _recognised(self, staged: StagedFile) -> bool:
+        """Whether the base was replaced by an upload of ours whose answer was lost; then that is the base from now on.
+
+        What is not in the staging file is the same in both; the times in the metadata set equal files apart.
+        """
+        base = staged.base
+        if base is None or staged.attempt is None:
+            return False
+        try:
+            info = self._core.store.head(base.key)
+        except NotFound:
+            return False
+        if dict(info.metadata) != dict(staged.attempt):
+            return False
+        staged.moved(ObjectVersion(base.key, ETag(info.etag), info.size))
+        return True
+
+    def _already_there(self, staged: StagedFile, to: Destination) -> Delivered | None:
+        """The object, if it is an upload of ours whose answer was lost: by the times in its metadata, or its bytes."""
+        try:
+            info = self._core.store.head(to.key)
+        except NotFound:
+            return None
+        if info.size != staged.size:
+            return None
+        attempted = staged.attempt is not None and dict(info.metadata) == dict(staged.attempt)
+        if not attempted and not (staged.complete and info.etag == _etag(staged)):
+            return None
+        return Delivered(WriteResult(info.etag, info.mtime_ns), info.metadata)
+
+
+def _etag(staged: StagedFile) -> str:
+    if not plan_upload(staged.size, 0, staged.dirty_ranges).parts:
+        return etag_of(staged.whole())
+    return joined_etag(
+        etag_of(staged.read(start, stop - start)) for _, (start, stop), _ in scheduled_parts(staged.size)
+    )

@@ -1,0 +1,382 @@
+"""Changed files on their way to the store: staging, the journal of what is unsent, and when it is sent.
+
+Promises S-18 to S-21: when close or fsync returned 0 the bytes are in the store; what could not be sent is kept on
+disk, reported, and tried again. How a file is sent: delivery.py; what a dead process left: leftovers.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+
+from datastore.errors import DatastoreError, NotFound, PreconditionFailed
+from datastore.logs import fields
+
+from ...data import multipart
+from ...data.spares import StagingFiles
+from ...data.staging import StagedFile
+from ...data.version import ObjectVersion
+from ...ops import FSError
+from ...state.rows import IntentId
+from ...store.base import WriteOptions
+from ..lookup.resolver import Resolver
+from ..tree.attrs import to_metadata, without_times
+from ..tree.core import Core
+from ..tree.nodes import NEVER, Node
+from .copies import Copy, copy_object
+from .delivery import SMALL, Delivered, Delivery, Destination
+from .leftovers import UNKNOWN, Leftovers, listed, row_of
+
+log = logging.getLogger(__name__)
+NO_OBJECT = "none"
+"""In the place of an etag; no server's."""
+
+
+class Uploads:
+    """Owns node.staged. Callers hold node.lock where it says so, and the tree lock around uploads."""
+
+    def __init__(self, core: Core, resolver: Resolver) -> None:
+        self._core = core
+        self._resolver = resolver
+        self._delivery = Delivery(core)
+        self._leftovers = Leftovers(core, self._delivery)
+        self._files = StagingFiles(core.staging_dir)
+
+    # -- staging; node.lock is held
+
+    def stage(self, node: Node, *, empty: bool = False) -> StagedFile:
+        """The node's staging file; made if need be. empty: nothing of the object's present content is kept.
+
+        A file whose name another client took gets it back: the last close wins (S-32). FSError(ESTALE) when this mount
+        has unsent bytes under that name already.
+        """
+        core = self._core
+        if node.cut_off:
+            self._take_back(node)
+        if node.staged is None:
+            base = ObjectVersion(node.key, node.etag, node.size) if node.etag and not empty else None
+            staged = self._files.new(base, core.now_ns())
+            if core.settings.refuse_conflicts and node.etag != UNKNOWN:
+                staged.expects = node.etag
+            with core.lock:
+                node.staged = staged
+                core.nodes.staged.add(node)
+        elif empty:
+            self._delivery.drop_stream(node.staged)
+            node.staged.truncate(0)
+        if not node.staged.base_size and not node.staged.size:
+            node.staged.stream_at = 2 * multipart.PART_SIZE
+        return node.staged
+
+    def _take_back(self, node: Node) -> None:
+        core = self._core
+        with core.lock:
+            if not core.nodes.reattach(node):
+                raise FSError(errno.ESTALE, "another client took the name of this file, and it is in use here")
+            if node.parent is not None:
+                core.notifier.inval_entry(node.parent.ino, node.name)
+
+    def record(self, node: Node, *, lasting: bool = False) -> None:
+        """Bring the journal's row of a node up to date. lasting: it is to outlive more than our processes."""
+        staged = node.staged
+        if staged is None or node.gone or not staged.dirty:
+            return
+        staged.journaled = True
+        staged.since_ns = self._leftovers.after(node.key, staged.since_ns)
+        self._core.db.record_unsent(row_of(staged, node.key, self._destination(node).options), lasting=lasting)
+
+    def persist(self, node: Node) -> None:
+        """Bring the staging file, and then its row, to the disk itself: they outlive a power cut (S-50). OSError."""
+        staged = node.staged
+        if staged is not None:
+            staged.sync()
+            self.record(node, lasting=True)
+            self._core.db.sync()
+
+    def fill(self, staged: StagedFile, gaps: list[tuple[int, int]]) -> None:
+        """Fetch ranges of the base into the staging file. FSError(ESTALE) when another client replaced the base."""
+        self._delivery.fill(staged, gaps)
+
+    def grown(self, node: Node) -> None:
+        """The staging file reached stream_at: what lies behind the writer can be sent. Does not wait."""
+        staged = node.staged
+        if staged is not None and not node.gone:
+            metadata = to_metadata(node.attributes)
+            options = WriteOptions(
+                metadata=metadata if staged.times_set else without_times(metadata),
+                content_type=node.attributes.content_type,
+            )
+            self._delivery.stream(staged, node.key, options)
+
+    def forsake(self, node: Node) -> None:
+        """The file has no name any more, but is open: it is never sent."""
+        staged = node.staged
+        if staged is not None:
+            self._delivery.drop_stream(staged)
+            self._core.db.forget_unsent(staged.path.name)
+
+    def discard(self, node: Node) -> None:
+        """Drop the staging file: its content is in the store, or nobody wants it."""
+        core = self._core
+        with core.lock:
+            staged, node.staged = node.staged, None
+            if node.parent is not None:
+                node.parent.pending.discard(node.name)
+        if staged is not None:
+            self._delivery.drop_stream(staged)
+            self._files.drop(staged)
+            if staged.journaled:
+                core.db.forget_removed(staged.path.name)
+
+    def set_aside(self, node: Node) -> None:
+        """Nobody has it open, and another client was first: the name shows what that wrote, ours waits for a person.
+
+        node.lock is held.
+        """
+        core = self._core
+        destination = self._destination(node)
+        with core.lock:
+            staged, node.staged = node.staged, None
+            node.checked_at, node.exact, node.pages_valid = NEVER, False, False
+            if node.parent is not None:
+                node.parent.pending.discard(node.name)
+                node.parent.listing = None
+        if staged is not None:
+            self._leftovers.add(staged, destination)
+            core.notifier.inval_inode(node.ino)
+
+    def settle(self, node: Node) -> None:
+        """The last handle is closed and the content is in the store: it stays here as a cached version.
+
+        A small one is in memory since it was sent: the cache's two files would take longer than to fetch it again.
+        """
+        staged, cache = node.staged, self._core.cache
+        if staged is not None and cache is not None and not node.gone and staged.size > SMALL and staged.complete:
+            cache.adopt(node.version(), staged.path)
+        self.discard(node)
+
+    # -- upload
+
+    def owes(self, node: Node) -> bool:
+        """Whether a close of the node has anything to send, or to make sure of."""
+        staged = node.staged
+        if staged is None or (node.gone and not node.lost):
+            return False
+        return staged.dirty or staged.published
+
+    def waits(self, node: Node) -> bool:
+        """Whether the last close leaves a node to others.
+
+        Its upload failed and said so, and is tried again later: now all who read the file would wait. Or it is on its
+        way behind the close (writeBack).
+        """
+        staged = node.staged
+        return staged is not None and staged.dirty and bool(staged.error or staged.due)
+
+    def flush(self, node: Node) -> None:
+        """Make the store have what the node has. StoreError, FSError; what was not sent stays staged."""
+        with self._core.tree.shared(), node.lock:
+            self._confirm(node)
+            self.send(node)
+
+    def close(self, node: Node) -> None:
+        """As flush, for the close of the only handle, which can't read: of a small file nothing stays here.
+
+        Its staging file goes before the close is answered, so that the journal need not be written for that.
+        """
+        with self._core.tree.shared(), node.lock:
+            self._close(node)
+
+    def _close(self, node: Node) -> None:
+        self._confirm(node)
+        staged = node.staged
+        goes = staged is not None and staged.size <= SMALL
+        self.send(node, goes=goes)
+        if goes:
+            self.discard(node)
+
+    def publish(self, node: Node) -> None:
+        """As flush, before the close: others see what was written so far."""
+        with self._core.tree.shared(), node.lock:
+            self.send(node)
+            if node.staged is not None and node.handles:
+                node.staged.published = True
+
+    def _confirm(self, node: Node) -> None:
+        """The last close wins: what was published goes out again if another client wrote the file since."""
+        staged = node.staged
+        if staged is None or not staged.published:
+            return
+        staged.published = False
+        if staged.dirty or staged.base is None or staged.expects is not None:
+            return
+        try:
+            replaced = self._core.store.head(staged.base.key).etag != staged.base.etag
+        except NotFound:
+            return
+        if replaced and staged.complete:
+            if node.lost:
+                self._take_back(node)
+            staged.touch()
+
+    def send(
+        self,
+        node: Node,
+        *,
+        key: str | None = None,
+        rename: IntentId | None = None,
+        replaced: Sequence[str] = (),
+        goes: bool = False,
+    ) -> None:
+        """As flush, with the tree lock and node.lock held; key: to write elsewhere, for a rename under way.
+
+        replaced: staging files of what it replaces there. goes: the caller discards the staging file before anybody is
+        told, and the journal's row with it.
+        """
+        staged = node.staged
+        if staged is None or not staged.dirty or node.gone:
+            return
+        if staged.stuck:
+            raise FSError(errno.ESTALE, staged.error)
+        destination = self._destination(node, key)
+        if staged.base_size or staged.expects is not None:
+            # A crash between the upload and its answer: the next mount knows the new version by this metadata.
+            self.record(node)
+        had_etag, times_set = node.etag, staged.times_set
+        try:
+            with self.superseding(destination.key):
+                done = self._delivery.write(staged, destination)
+            self._delivered(node, destination, done, exact=done.metadata == destination.options.metadata)
+            if not _same_but_times(done.metadata, destination.options.metadata, times_matter=times_set):
+                self._correct(node, destination)
+        except (DatastoreError, OSError) as error:
+            staged.error, staged.due = str(error), 0.0
+            with suppress(OSError):
+                self.persist(node)
+            log.warning("upload failed", extra=fields(path=node.path, error=staged.error))
+            raise
+        if rename is not None:
+            # There may be none under the old name: then nothing that is there later is to be removed.
+            had = had_etag.replace(UNKNOWN, "") if had_etag else NO_OBJECT
+            self._core.db.moved(rename, had, [staged.path.name, *replaced])
+        elif staged.journaled and not goes:
+            self._core.db.forget_unsent(staged.path.name)
+        staged.journaled = staged.journaled and goes
+
+    def superseding(self, key: str, before_ns: float = math.inf) -> AbstractContextManager[None]:
+        """While newer content of this key is sent; see Leftovers.superseded."""
+        return self._leftovers.superseded(key, before_ns)
+
+    def keeps(self, key: str, *, below: bool = False) -> bool:
+        """Whether something that an earlier process left is still to be sent to this key; below: or to one below."""
+        return self._leftovers.waits_for(key, below=below)
+
+    def follow(self, old: str, new: str, made: Mapping[str, Copy]) -> None:
+        """A directory was renamed by what an earlier process began; see Leftovers.follow."""
+        self._leftovers.follow(old, new, made)
+
+    def _destination(self, node: Node, key: str | None = None) -> Destination:
+        attributes = node.attributes
+        options = WriteOptions(metadata=to_metadata(attributes), content_type=attributes.content_type)
+        return Destination(key or node.key, options, elsewhere=key is not None)
+
+    def _delivered(self, node: Node, to: Destination, done: Delivered, *, exact: bool) -> None:
+        """The store has the content as this version. exact: and our attributes; else they have to be asked for."""
+        staged, result = node.staged, done.result
+        assert staged is not None
+        with self._core.lock:
+            node.size, node.etag = staged.size, result.etag
+            node.mtime_ns = result.mtime_ns or self._core.now_ns()
+            node.exact, node.racy = exact, True
+            node.checked_at = self._core.clock.monotonic()
+            staged.uploaded(ObjectVersion(to.key, result.etag, staged.size))
+            self._core.opens.moved_on(node.ino, node.etag, node.size)
+            if node.parent is not None:
+                node.parent.pending.discard(node.name)
+                self._resolver.changed(node)
+            if done.body:
+                self._core.reader.give(ObjectVersion(to.key, result.etag, staged.size), done.body)
+            if not exact and node.nlookup:
+                self._core.notifier.inval_inode(node.ino, -1)
+
+    def _correct(self, node: Node, to: Destination) -> None:
+        """The attributes changed after an upload had begun, which fixes them: set them by a copy onto itself."""
+        staged = node.staged
+        assert staged is not None
+        staged.touch()
+        version = ObjectVersion(to.key, node.etag, staged.size)
+        try:
+            result = copy_object(self._core, version, to.key, to.options)
+        except (PreconditionFailed, NotFound):
+            # Another client wrote or removed it since: that is the last word.
+            result = None
+        if result is None:
+            staged.dirty = False
+            return
+        self._delivered(node, to, Delivered(result, to.options.metadata), exact=True)
+
+    # -- what is left
+
+    def recover(self, node_of: Callable[[str], Node | None]) -> None:
+        """Read the journal of an earlier process; see Leftovers.recover."""
+        self._leftovers.recover(node_of)
+
+    def retry(self, nodes: list[Node]) -> list[str]:
+        """Send again what failed: files of this process and of earlier ones.
+
+        Returns a line for each that failed again.
+        """
+        failures = [line for line in map(self.retry_one, nodes) if line]
+        return failures + self._leftovers.send()
+
+    def retry_one(self, node: Node) -> str:
+        """Send one file; what failed, or ''. When nobody has it open it is settled."""
+        try:
+            with self._core.tree.shared(), node.lock:
+                if node.handles or node.gone:
+                    self._confirm(node)
+                    self.send(node)
+                else:
+                    self._close(node)
+                if node.handles == 0 and not node.dirty:
+                    self.settle(node)
+            with self._core.lock:
+                self._core.nodes.drop_unused(node)
+        except (DatastoreError, OSError) as error:
+            with node.lock:
+                if node.staged is not None and node.staged.stuck and not node.handles:
+                    self.set_aside(node)
+            return f"{os.fsdecode(node.path)}: {error}"
+        return ""
+
+    def forget(self, path: str) -> int:
+        """Drop unsent bytes that a person does not want: files of no open node, by key or path; how many there were."""
+        core = self._core
+        with core.lock:
+            nodes = [node for node in core.nodes.by_ino.values() if node.dirty and os.fsdecode(node.path) == path]
+        dropped = 0
+        for node in nodes:
+            with core.tree.shared(), node.lock:
+                if node.staged is not None and node.staged.error and not node.handles:
+                    self.set_aside(node)
+        for name, left in list(self._leftovers.files.items()):
+            if path in (left.to.key, left.to.key.removeprefix(core.nodes.root.key)):
+                self._leftovers.drop(name)
+                dropped += 1
+        return dropped
+
+    def unsent(self) -> list[dict[str, object]]:
+        """What is not in the store, for `datastore status`: see leftovers.listed."""
+        with self._core.lock:
+            dirty = self._core.nodes.unsent()
+        rows = [listed(node.path, node.staged) for node in dirty if node.staged is not None]
+        return rows + self._leftovers.unsent()
+
+
+def _same_but_times(has: Mapping[str, str], wanted: Mapping[str, str], *, times_matter: bool) -> bool:
+    """Whether an object's metadata need no correction: where nobody chose the times, LastModified is as good."""
+    return has == wanted or (not times_matter and has == without_times(wanted))

@@ -1,0 +1,266 @@
+"""Directories of many pages: what was listed once is compared by the page, and read where it differs (S-155, S-156)."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from datastore.fuse.store.base import ListPage
+from datastore.fuse.store.memory import MemoryStore
+from datastore.fuse.vfs.tree.listing import listing_of
+from tests.mounted import TTL_S, Client, World
+from tests.mounted import world as opened
+
+PAGE = 10
+PAGES = 20
+NAMES = [b"f%03d" % number for number in range(PAGE * PAGES)]
+
+
+class Pages:
+    """Makes a store's pages small, each takes a moment; counts those of `d/`, and of these the ones that were new."""
+
+    def __init__(self, client: Client, keys: int = PAGE) -> None:
+        self._world = client.world
+        self.asked = self.read = 0
+        self._original = client.store.list_page
+        self._keys = keys
+        client.store.list_page = self._page  # type: ignore[method-assign]
+
+    def _page(self, prefix: str, *, max_keys: int = 1000, **options: Any) -> ListPage:
+        page = self._original(prefix, max_keys=min(max_keys, self._keys), **options)
+        self._world.clock.advance(0.001)
+        if prefix == "d/" and max_keys > 1:
+            self.asked += 1
+            self.read += bool(page.objects or page.common_prefixes)
+        return page
+
+    def since(self) -> tuple[int, int]:
+        """Pages asked for, and those that were read, since this was called last."""
+        found = self.asked, self.read
+        self.asked = self.read = 0
+        return found
+
+
+@pytest.fixture
+def pages(world: World, one: Client) -> Pages:
+    """A large directory `d`, old and listed."""
+    for name in NAMES:
+        world.put(f"d/{os.fsdecode(name)}", b"x")
+    world.later(100)
+    pages = Pages(one)
+    assert one.local.listdir("d") == NAMES
+    pages.since()
+    return pages
+
+
+def test_who_looks_all_names_up_lists_no_page_twice_in_its_time(world: World, one: Client, pages: Pages) -> None:
+    """S-156 names first, then each one's attributes: `ls -l`, rsync, `du`; and a HEAD each, as before."""
+    for name in NAMES:
+        one.local.stat(b"d/" + name)
+        world.later(TTL_S / 20)
+    # Two times to live go by while a page is looked through ...
+    asked, read = pages.since()
+    assert asked <= PAGES * 3
+    assert read <= PAGES
+    assert one.calls("head") <= len(NAMES) + 4 * PAGES
+    # ... and all is known the next time, but what names are there.
+    heads = one.calls("head")
+    for name in NAMES:
+        one.local.stat(b"d/" + name)
+        world.later(TTL_S / 20)
+    asked, _ = pages.since()
+    assert asked <= PAGES * 3
+    assert one.calls("head") - heads <= 4 * PAGES
+
+
+def test_a_page_proves_that_nothing_else_is_there(world: World, one: Client, pages: Pages) -> None:
+    """S-156 also of names that do not exist; another client's are seen when its time is over."""
+    for number in range(100):
+        assert not one.local.exists(f"d/f1000{number}")
+        world.later(TTL_S / 20)
+    asked, _ = pages.since()
+    assert asked <= 12
+    world.put("d/f100050", b"x")
+    world.later(TTL_S)
+    assert one.local.exists("d/f100050")
+
+
+def test_a_single_name_costs_no_page(world: World, one: Client, pages: Pages) -> None:
+    """S-156 who looks at one name of a page now and then asks for that alone."""
+    for name in NAMES[::PAGE]:
+        world.later(10)
+        one.local.stat(b"d/" + name)
+    assert pages.since() == (0, 0)
+    assert one.calls("head") <= 3 * PAGES + 1
+
+
+def test_nothing_is_read_that_is_known(world: World, one: Client, pages: Pages) -> None:
+    """S-155 each page is asked for, and only compared."""
+    for _ in range(3):
+        world.later()
+        assert one.local.listdir("d") == NAMES
+        assert pages.since() == (PAGES, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "names", "asked", "read"),
+    [
+        (lambda w: w.put("d/f105", b"other"), [], PAGES, 1),
+        (lambda w: w.put("d/g", b""), [b"g"], PAGES + 1, 2),
+        (lambda w: w.put("d/f1055", b""), [b"f1055"], PAGES + 7, 11),
+        (lambda w: w.tool.delete("d/f105"), [b"f105"], PAGES + 7, 10),
+    ],
+    ids=["replaced", "appended", "inserted", "removed"],
+)
+def test_what_another_client_changed_is_read(
+    world: World, one: Client, pages: Pages, change: Callable[[World], None], names: list[bytes], asked: int, read: int
+) -> None:
+    """S-155 S-28 a new version and the end are one page; elsewhere those behind it begin at other keys by then."""
+    change(world)
+    world.later()
+    there = sorted({*NAMES} ^ {*names})
+    assert one.local.listdir("d") == there
+    if names != [b"f105"]:
+        assert one.local.stat("d/f105").size == len(world.body("d/f105"))
+    counted = pages.since()
+    assert counted[0] <= asked
+    assert counted[1] <= read
+    world.later()
+    assert one.local.listdir("d") == there
+    assert pages.since() == (PAGES + (len(there) > len(NAMES)), 0)
+
+
+def test_what_we_changed_ourselves_is_read(world: World, one: Client, pages: Pages) -> None:
+    """S-155 S-29 only the pages of the names."""
+    one.local.write("d/f105", b"longer")
+    one.local.write("d/zz", b"")
+    world.later()
+    assert one.local.listdir("d") == [*NAMES, b"zz"]
+    assert one.local.stat("d/f105").size == 6
+    assert pages.since()[1] <= 3
+    world.tool.delete("d/zz")
+    world.put("d/f105", b"x")
+    world.later(10)
+    assert one.local.listdir("d") == NAMES
+    assert one.local.stat("d/f105").size == 1
+
+
+def test_what_was_made_here_and_removed_elsewhere_is_not_shown(world: World, one: Client, pages: Pages) -> None:
+    """S-155 S-28 the store shows the page that it showed before the file was made, whoever asks for it."""
+    one.local.write("d/f1055", b"x")
+    world.tool.delete("d/f1055")
+    for _ in range(5):
+        world.later(0.4)
+        one.local.stat("d/f104")
+        one.local.stat("d/f106")
+    assert not one.local.exists("d/f1055")
+    assert one.local.listdir("d") == NAMES
+
+
+def test_a_name_with_keys_in_several_pages(world: World, one: Client, pages: Pages) -> None:
+    """S-156 S-28 S-37 a file stays one while nothing is below its name, and that another page tells."""
+    for number in range(2 * PAGE):
+        world.put(f"d/f100-{number:02}", b"x")
+    world.later(100)
+    one.local.listdir("d")
+    for there in (True, False):
+        one.local.stat("d/f100")
+        if there:
+            world.put("d/f100/x", b"x")
+        else:
+            world.tool.delete("d/f100/x")
+        for _ in range(3):
+            world.later(TTL_S * 0.6)
+            one.local.stat("d/f099")
+            one.local.stat("d/f100-01")
+        assert stat.S_ISDIR(one.local.stat("d/f100").mode) == there
+
+
+def test_keys_in_another_order_are_read_each_time(world: World, one: Client, pages: Pages) -> None:
+    """S-155 where pages do not follow each other by their keys none of them proves anything."""
+    node = one.fs.resolver.directory(one.local.stat("d").ino)
+    original = one.store.list_page
+
+    def shuffled(prefix: str, **options: Any) -> ListPage:
+        page = original(prefix, **options)
+        return page._replace(objects=[f._replace(key=f"d/{f.key[::-1]}".replace("/d", "")) for f in page.objects])
+
+    one.store.list_page = shuffled  # type: ignore[method-assign]
+    node.forget_listing()
+    one.local.listdir("d")
+    assert node.listing is not None
+    assert node.listing.spans == []
+
+
+TAILS = [base + end for base in ("a", "b", "c", "d", "e") for end in ("", "!", "-x", ".rclonelink", "/", "/x", "0")]
+
+OWN = ("write", "unlink", "mkdir", "symlink")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_it_shows_what_is_there_whatever_was_done_by_whom(tmp_path_factory: Any, data: st.DataObject) -> None:
+    """S-155 S-156 S-28 S-29 S-37 a directory of pages of two keys, so that a name's keys are in several."""
+    root: Path = tmp_path_factory.mktemp("large")
+    with opened(root) as world:
+        one = world.client()
+        Pages(one, 2)
+        for tail in data.draw(st.sets(st.sampled_from(TAILS), min_size=8)):
+            world.put(f"p/{tail}", b"" if tail.endswith("/") else b"1")
+        world.put("p/zz", b"")
+        world.later(100)
+        for step in range(data.draw(st.integers(1, 12))):
+            act = data.draw(st.sampled_from(["put", "delete", "look", "list", "wait", *OWN]))
+            tail = data.draw(st.sampled_from(TAILS))
+            if act == "put":
+                world.put(f"p/{tail}", b"" if tail.endswith("/") else b"x" * (step + 2))
+            elif act == "delete":
+                world.tool.delete(f"p/{tail}")
+            elif act in OWN:
+                act_here(one, tail, act)
+            elif act == "look":
+                for each in TAILS[:: data.draw(st.integers(1, 9))]:
+                    one.local.exists("p/" + each.partition("/")[0])
+            elif act == "list":
+                one.local.listdir("p")
+            world.later(data.draw(st.sampled_from([0.0, 0.3, 1.1])))
+        world.later(TTL_S + 0.01)
+        check(world, one, data.draw(st.booleans()))
+
+
+def act_here(one: Client, tail: str, how: str) -> None:
+    """Make, replace or remove what has a name; what stands in the way is none of this test's business."""
+    path = "p/" + tail.partition("/")[0].removesuffix(".rclonelink")
+    with suppress(FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError):
+        if how == "write":
+            one.local.write(path, b"own")
+        elif how == "symlink":
+            one.local.symlink(b"t", path)
+        else:
+            getattr(one.local, how)(path)
+
+
+def check(world: World, one: Client, names_first: bool) -> None:
+    """Names, kinds and sizes are those that a listing of the whole bucket shows."""
+    page = MemoryStore(world.bucket).list_page("p/", delimiter="/")
+    expected = listing_of("p/", [page], 0.0).entries
+    if names_first:
+        assert one.local.listdir("p") == sorted(expected)
+    for base in "abcde":
+        for end in ("", "!", "-x", ".rclonelink", "0"):
+            name = (base + end).encode()
+            assert one.local.exists(b"p/" + name) == (name in expected), name
+    for name, listed in expected.items():
+        attr = one.local.stat(b"p/" + name)
+        assert stat.S_ISDIR(attr.mode) == (listed.kind == stat.S_IFDIR), name
+        # What a link's object is shown as depends on its metadata as well (S-08).
+        assert stat.S_ISDIR(attr.mode) or stat.S_ISLNK(attr.mode) or attr.size == listed.size, name
+    assert one.local.listdir("p") == sorted(expected)
