@@ -11,12 +11,13 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from tests.patience import eventually
 from tests.servers import Server, boto_client, make_bucket
 
 pytestmark = [pytest.mark.e2e_laptop, pytest.mark.fuse, pytest.mark.plain_user, pytest.mark.timeout(180)]
@@ -104,13 +105,6 @@ def place(versitygw: Server, tmp_path: Path) -> Iterator[Place]:
 
 def mounted_below(path: Path) -> list[str]:
     return [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f" {path}/" in line]
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
 
 
 def test_a_directory_is_mounted_written_and_unmounted(place: Place) -> None:
@@ -358,6 +352,7 @@ def test_run_never_hides_a_failed_upload(place: Place) -> None:
     bucket = Path(place.server.data_dir, place.bucket)
     body = f"""
 import contextlib, shutil
+from tests.patience import eventually
 file = open({str(place.directory / "a.txt")!r}, "w")
 file.write("precious")
 shutil.rmtree({str(bucket)!r})

@@ -25,6 +25,7 @@ from tests.killing import kill
 from tests.localfs import LocalFs
 from tests.model.invariants import check_staged
 from tests.model.reference import HIDDEN
+from tests.patience import eventually
 
 MIN_PART = 4096
 SILLY_COPY = 16384
@@ -92,9 +93,11 @@ class FaultWorld:
         kill(self.fs)
 
     def heal(self) -> list[str]:
-        """The store works again; its calls so far."""
+        """The store works again, and what was asked for ahead while it did not has its error; the calls so far."""
         self.clock.advance(10.0)
         self.faulty.plan = no_faults
+        reader = self.fs.core.reader
+        eventually(lambda: reader._queued == 0, "what was asked for ahead ends")
         return list(self.faulty.calls)
 
     def keys(self) -> dict[str, bytes]:

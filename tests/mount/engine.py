@@ -10,8 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,20 +20,11 @@ from datastore.api.mountspec import MountSpec, S3Location
 from datastore.fuse.kernel import device
 from datastore.fuse.kernel.session import End, Session, Settings
 from tests.memfs import MemFs
+from tests.patience import eventually
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 BUILDER = "tests.memfs:build"
 TIMEOUT_S = 30.0
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> bool:
-    """Poll until it holds; False after timeout_s."""
-    end = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 @dataclass
@@ -80,7 +70,9 @@ def unmount(path: Path) -> None:
             return False
         return True
 
-    if not eventually(gone, 3.0):
+    try:
+        eventually(gone, "nothing uses the mount", patience_s=3.0)
+    except AssertionError:
         device.unmount(str(path), lazy=True)
 
 

@@ -20,6 +20,7 @@ import botocore.exceptions
 import psutil
 
 from datastore import controlclient
+from tests.patience import eventually
 from tests.servers import Server, boto_client
 from tests.tools.mounting import COMMAND, COMMAND_TIMEOUT_S, NAME, Client, give_back, manifest
 
@@ -28,7 +29,6 @@ T = TypeVar("T")
 TTL_S = 0.3
 """metadataTTL of the shared mounts, whose tests look at the bucket with other clients too."""
 TTL = f"{TTL_S * 1000:.0f}ms"
-POLL_S = 0.02
 PATIENCE_S = 60.0
 """Longest wait for what should come within a second: the machine may be busy."""
 
@@ -279,17 +279,6 @@ def rclone(server: Server, *arguments: str | Path, text: bytes = b"") -> str:
     done = subprocess.run(command, env=env, input=text, capture_output=True, timeout=COMMAND_TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode()
-
-
-def eventually(check: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T:
-    """The first true answer of `check`, asked again and again for a bounded time."""
-    deadline = time.monotonic() + patience_s
-    while True:
-        answer = check()
-        if answer:
-            return answer
-        assert time.monotonic() < deadline, f"not within {patience_s} s: {what}"
-        time.sleep(POLL_S)
 
 
 def runs(pid: int) -> bool:

@@ -20,7 +20,8 @@ from datastore.api.mountspec import S3Location, StaticCredentials
 from datastore.fuse.kernel import device
 from datastore.secret import Secret
 from tests.memfs import pattern
-from tests.mount.engine import CHECKOUT, Keeper, eventually, kept, spec
+from tests.mount.engine import CHECKOUT, Keeper, kept, spec
+from tests.patience import eventually
 
 pytestmark = [pytest.mark.fuse, pytest.mark.plain_user]
 KILLS = 6
@@ -100,7 +101,7 @@ def test_a_signal_ends_the_mount_even_when_it_is_in_use(tmp_path: Path, number: 
     with kept(spec(tmp_path)) as keeper:
         with (keeper.path / "d" / "000").open("rb") if number is signal.SIGTERM else (tmp_path / "x").open("wb"):
             keeper.process.send_signal(number)
-            assert eventually(lambda: not os.path.ismount(keeper.path))
+            eventually(lambda: not os.path.ismount(keeper.path))
         assert keeper.wait() == 0
 
 
@@ -136,11 +137,11 @@ def test_readers_notice_no_death_of_the_server(tmp_path: Path) -> None:
             thread.start()
         for _ in range(KILLS):
             before, progress = keeper.server_pid(), sum(reads)
-            assert eventually(lambda: sum(reads) > progress + 20)  # noqa: B023  (called at once)
+            eventually(lambda: sum(reads) > progress + 20)  # noqa: B023  (called at once)
             os.kill(before, signal.SIGKILL)
-            assert eventually(lambda: keeper.server_pid() != before)  # noqa: B023
+            eventually(lambda: keeper.server_pid() != before)  # noqa: B023
         progress = sum(reads)
-        assert eventually(lambda: sum(reads) > progress + 50)
+        eventually(lambda: sum(reads) > progress + 50)
         stop.set()
         for thread in threads:
             thread.join(20)
@@ -210,11 +211,11 @@ def test_a_server_that_can_not_come_back_is_tried_again_until_it_can(tmp_path: P
         flag.touch()
         before = keeper.server_pid()
         os.kill(before, signal.SIGKILL)
-        assert eventually(lambda: keeper.log().count("could not start") >= 2)
+        eventually(lambda: keeper.log().count("could not start") >= 2)
         # asked of /proc: the mount itself answers when a server is back
         assert mountinfo.read().at(str(keeper.path)), "a crash never unmounts"
         flag.unlink()
-        assert eventually(lambda: keeper.server_pid() != before)
+        eventually(lambda: keeper.server_pid() != before)
         assert (keeper.path / "d" / "011").read_bytes() == pattern(11)
 
 
@@ -229,19 +230,19 @@ def test_a_full_disk_ends_no_keeper(tmp_path: Path) -> None:
         assert status["serverPid"] != before
         assert keeper.server_pid() == before, "the keeper could not write that down"
         limited(keeper, resource.RLIMIT_FSIZE)
-        assert eventually(lambda: keeper.server_pid() == status["serverPid"])
+        eventually(lambda: keeper.server_pid() == status["serverPid"])
 
 
 def test_a_system_that_starts_no_process_ends_no_keeper(tmp_path: Path) -> None:
     """S-153: a limit of descriptors stands for one of processes."""
     with kept(spec(tmp_path)) as keeper, ThreadPoolExecutor(1) as reader:
         output = f"/proc/{keeper.process.pid}/fd/1"
-        assert eventually(lambda: os.readlink(output) == str(keeper.state / "mount.log")), "it has begun to keep"
+        eventually(lambda: os.readlink(output) == str(keeper.state / "mount.log"), "it has begun to keep")
         limited(keeper, resource.RLIMIT_NOFILE, 0)
         for server in psutil.Process(keeper.process.pid).children():
             server.kill()
         waiting = reader.submit((keeper.path / "d" / "011").read_bytes)
-        assert eventually(lambda: keeper.log().count("could not start") >= 5)
+        eventually(lambda: keeper.log().count("could not start") >= 5)
         assert keeper.log().count("could not start") < 20, "it is not tried all the time"
         limited(keeper, resource.RLIMIT_NOFILE)
         assert waiting.result(30) == pattern(11)
@@ -270,14 +271,14 @@ def test_files_open_by_passthrough_and_otherwise_go_on_after_a_death(tmp_path: P
         with by_passthrough.open("rb") as one, otherwise.open("rb") as other:
             before = keeper.server_pid()
             os.kill(before, signal.SIGKILL)
-            assert eventually(lambda: keeper.server_pid() != before)
+            eventually(lambda: keeper.server_pid() != before)
             assert one.read() == pattern(0)
             assert other.read() == pattern(1)
             # opens beside those of the dead server have to be of the same kind, or the kernel says EIO
             assert by_passthrough.read_bytes() == pattern(0)
             assert otherwise.read_bytes() == pattern(1)
             assert keeper.ask(op="status")[0]["passthroughOpen"] == 1
-        assert eventually(lambda: keeper.ask(op="status")[0]["passthroughOpen"] == 0)
+        eventually(lambda: keeper.ask(op="status")[0]["passthroughOpen"] == 0)
 
 
 def test_secrets_are_in_no_file_and_no_command_line(tmp_path: Path) -> None:
@@ -312,7 +313,7 @@ def test_the_directory_beneath_is_unwritable_until_the_end(tmp_path: Path) -> No
             keeper.process.kill()
             keeper.process.wait()
             os.kill(keeper.server_pid(), signal.SIGKILL)
-            assert eventually(lambda: fails_to_list(keeper.path)), "a dead mount is not an empty directory"
+            eventually(lambda: fails_to_list(keeper.path), "a dead mount is not an empty directory")
             device.unmount(str(keeper.path), lazy=True)
             assert stat.S_IMODE(os.fstat(beneath).st_mode) == 0o555
         with kept(spec(tmp_path)) as keeper:
@@ -364,8 +365,8 @@ def test_a_new_server_that_does_not_start_leaves_the_old_one(tmp_path: Path, mon
         broken.mkdir(parents=True)
         (broken / "__init__.py").write_text("raise ImportError('half installed')")
         keeper.process.send_signal(signal.SIGUSR2)
-        assert eventually(lambda: "half installed" in keeper.log())
-        assert eventually(lambda: "does not start" in keeper.described().get("refused", ""))
+        eventually(lambda: "half installed" in keeper.log())
+        eventually(lambda: "does not start" in keeper.described().get("refused", ""))
         assert keeper.server_pid() == before
         assert (keeper.path / "d" / "011").read_bytes() == pattern(11)
 
@@ -378,10 +379,10 @@ def test_a_mount_without_a_server_refuses_after_a_while_and_works_again(tmp_path
         flag.touch()
         before = keeper.server_pid()
         os.kill(before, signal.SIGKILL)
-        assert eventually(lambda: bool(keeper.described().get("trouble")))
-        assert eventually(lambda: fails_to_list(keeper.path / "d"), 30.0)
+        eventually(lambda: bool(keeper.described().get("trouble")))
+        eventually(lambda: fails_to_list(keeper.path / "d"), patience_s=30.0)
         assert "refused" in keeper.log()
         flag.unlink()
-        assert eventually(lambda: "trouble" not in keeper.described(), 20.0)
+        eventually(lambda: "trouble" not in keeper.described(), patience_s=20.0)
         assert held.read().encode() == pattern(11)
         assert keeper.server_pid() != before

@@ -18,7 +18,8 @@ from datastore.fuse.kernel.negotiate import Wanted
 from datastore.fuse.kernel.session import Settings
 from datastore.fuse.ops import Ino
 from tests.memfs import MemFs, pattern
-from tests.mount.engine import eventually, mounted
+from tests.mount.engine import mounted
+from tests.patience import eventually
 
 pytestmark = [pytest.mark.fuse, pytest.mark.plain_user]
 needs_root = pytest.mark.root_only  # passthrough and other users' mounts
@@ -74,10 +75,10 @@ def test_another_clients_change_is_seen_when_it_is_announced(tmp_path: Path) -> 
         assert path.read_bytes() == pattern(5), "pages are kept until they are invalidated"
         assert filesystem.notifier is not None
         filesystem.notifier.inval_inode(Ino(1005))
-        assert eventually(lambda: path.read_bytes().startswith(b"CHANGE"))
+        eventually(lambda: path.read_bytes().startswith(b"CHANGE"))
         filesystem.nodes[Ino(2)].children[b"new"] = filesystem.nodes[Ino(2)].children.pop(b"006")
         filesystem.notifier.inval_entry(Ino(2), b"006")
-        assert eventually(lambda: not (mount.path / "d" / "006").exists())
+        eventually(lambda: not (mount.path / "d" / "006").exists())
 
 
 def test_announcing_while_requests_wait_does_not_deadlock(tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ def test_lookups_and_handles_balance_after_use(tmp_path: Path) -> None:
         for number in range(20):
             (mount.path / "d" / f"{number:03d}").read_bytes()
         os.listdir(mount.path / "d")
-        assert eventually(lambda: not filesystem.open_handles), "RELEASE and RELEASEDIR come for every open"
+        eventually(lambda: not filesystem.open_handles), "RELEASE and RELEASEDIR come for every open"
 
 
 def child(code: str, *arguments: object) -> subprocess.Popen[bytes]:
@@ -110,7 +111,7 @@ def test_a_reader_that_is_killed_ends_at_once_though_the_storage_hangs(tmp_path:
     with mounted(tmp_path / "m", filesystem) as mount:
         reader = child("import sys; open(sys.argv[1]).read()", mount.path / "d" / "000")
         assert reader.stdout is not None
-        assert eventually(lambda: filesystem.calls["read"] > 0)
+        eventually(lambda: filesystem.calls["read"] > 0)
         started = time.monotonic()
         reader.kill()
         reader.wait(30)
@@ -157,7 +158,7 @@ def test_passthrough_reads_and_writes_never_reach_us(tmp_path: Path) -> None:
                 assert mount.session.modes.count() == 1
             assert backing.read_bytes().startswith(b"LOCAL")
             assert (filesystem.calls["read"], filesystem.calls["write"]) == (0, 0)
-            assert eventually(lambda: mount.session.modes.count() == 0)
+            eventually(lambda: mount.session.modes.count() == 0)
             assert (mount.path / "d" / "001").read_bytes() == pattern(1)
     finally:
         os.close(fd)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.mount.conftest import ONE_SERVER, Mounter
-from tests.mount.mounts import TTL, Area, eventually, fails, settle
+from tests.mount.mounts import TTL, Area, fails, settle
+from tests.patience import eventually
 from tests.servers import Server
 
 pytestmark = pytest.mark.fuse

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.mounts import TTL_S, Area, Mount, error_of, eventually, fails, rclone, settle
+from tests.mount.mounts import TTL_S, Area, Mount, error_of, fails, rclone, settle
+from tests.patience import eventually
 
 pytestmark = pytest.mark.fuse
 

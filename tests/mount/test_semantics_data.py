@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.mounts import Area, Mount, eventually, fails
+from tests.mount.mounts import Area, Mount, fails
+from tests.patience import eventually
 
 pytestmark = [pytest.mark.fuse, pytest.mark.plain_user]
 

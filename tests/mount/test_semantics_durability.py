@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.mount.conftest import new_bucket
-from tests.mount.mounts import PATIENCE_S, TTL, Mount, error_of, eventually, fails, mounted
+from tests.mount.mounts import PATIENCE_S, TTL, Mount, error_of, fails, mounted
 from tests.mount.outages import Breakable, breakable
+from tests.patience import eventually
 from tests.servers import Server
 
 pytestmark = pytest.mark.fuse

@@ -20,7 +20,8 @@ import yaml
 
 from datastore.fuse.kernel import device
 from tests.mount.conftest import ONE_SERVER, Mounter, new_bucket
-from tests.mount.mounts import Area, Mount, error_of, eventually, fails, runs
+from tests.mount.mounts import Area, Mount, error_of, fails, runs
+from tests.patience import eventually
 from tests.servers import Server, free_port
 from tests.tools.mounting import NAME, manifest
 

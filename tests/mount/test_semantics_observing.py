@@ -15,8 +15,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.mount.conftest import new_bucket
-from tests.mount.mounts import Mount, eventually, mounted
+from tests.mount.mounts import Mount, mounted
 from tests.mount.outages import breakable
+from tests.patience import eventually
 from tests.servers import Server
 
 pytestmark = pytest.mark.fuse

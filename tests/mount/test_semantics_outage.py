@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.mount.conftest import new_bucket
-from tests.mount.mounts import TTL, error_of, eventually, fails, mounted
+from tests.mount.mounts import TTL, error_of, fails, mounted
 from tests.mount.outages import breakable
+from tests.patience import eventually
 from tests.servers import Server
 
 pytestmark = pytest.mark.fuse

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 import pytest
 
 from tests.mount.conftest import Mounter
-from tests.mount.mounts import TTL, Mount, eventually, settle
+from tests.mount.mounts import TTL, Mount, settle
+from tests.patience import eventually
 
 pytestmark = [pytest.mark.fuse, pytest.mark.root_only]
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.mount.conftest import Mounter
-from tests.mount.mounts import Area, eventually, fails, settle
+from tests.mount.mounts import Area, fails, settle
+from tests.patience import eventually
 
 pytestmark = [pytest.mark.fuse, pytest.mark.plain_user]
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.mount.conftest import Mounter, new_bucket
-from tests.mount.mounts import Mount, Objects, eventually, runs, settle
+from tests.mount.mounts import Mount, Objects, runs, settle
+from tests.patience import eventually
 from tests.servers import Server
 
 pytestmark = [pytest.mark.fuse, pytest.mark.plain_user]

@@ -18,7 +18,8 @@ from typing import Any
 
 import psutil
 
-from tests.mount.mounts import Mount, eventually
+from tests.mount.mounts import Mount
+from tests.patience import eventually
 from tests.survival.load import KINDS
 
 CHECKOUT = Path(__file__).resolve().parents[2]

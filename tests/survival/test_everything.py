@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from tests.mount.conftest import new_bucket
-from tests.mount.mounts import Mount, eventually, mounted
+from tests.mount.mounts import Mount, mounted
+from tests.patience import eventually
 from tests.servers import Server, boto_client
 from tests.survival.load import KINDS, pattern
 from tests.survival.running import CHECKOUT, kill_server, load, server_pid

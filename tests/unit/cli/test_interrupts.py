@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from datastore.cli import app, records, signals
+from tests.patience import eventually
 
 from .conftest import asked
 
@@ -63,13 +63,6 @@ def start(root: Path) -> Iterator[Start]:
         process.communicate()
 
 
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
-
-
 def fake_pid(root: Path) -> int:
     found = [file.read_text() for file in root.glob("*/fake.pid")]
     return int(found[0]) if found and found[0] else 0
@@ -107,6 +100,7 @@ def test_a_signal_reaches_the_command_once_and_its_code_is_ours(
 ) -> None:
     body = f"""
 import pathlib, signal, sys
+from tests.patience import eventually
 count = 0
 def came(number, frame):
     global count

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import stat
-import time
-from collections.abc import Callable
 
 import pytest
 
@@ -13,15 +11,9 @@ from datastore.fuse.vfs.lookup.foresight import _AHEAD, _Run
 from datastore.fuse.vfs.tree.listing import Listed, Listing
 from datastore.fuse.vfs.tree.openings import PENDING_MAX
 from tests.mounted import Client, World
+from tests.patience import eventually
 
 NAMES = [b"f%04d" % number for number in range(1000)]
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def run() -> _Run:
