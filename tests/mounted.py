@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,7 +26,10 @@ from tests.clock import ManualClock
 from tests.faulty import Fault, FaultyStore, Plan, no_faults
 from tests.killing import kill
 from tests.localfs import LocalFs
+from tests.patience import PATIENCE_S
 
+IO_THREADS = 64
+"""As many as a mount has for single requests."""
 TTL_S = 1.0
 DOWN = ServerFault("the server is down")
 WRITING = ("put", "copy", "create_upload", "upload_part", "upload_part_copy", "complete_upload")
@@ -102,6 +106,14 @@ class Client:
     def keep_small_copies_only(self, size: int) -> None:
         """Lower the size above which a removed open file is kept in the bucket."""
         self.fs.core.settings = replace(self.fs.core.settings, silly_copy_bytes=size)
+
+    def quiet(self) -> None:
+        """Until nothing is asked for in the background."""
+        barrier = threading.Barrier(IO_THREADS + 1)
+        waiting = [self.fs.core.io.submit(barrier.wait, PATIENCE_S) for _ in range(IO_THREADS)]
+        barrier.wait(PATIENCE_S)
+        for one in waiting:
+            one.result(PATIENCE_S)
 
     def unmount(self) -> None:
         """As a person does it: what is unsent is sent. Idempotent."""

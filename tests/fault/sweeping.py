@@ -233,9 +233,9 @@ def nothing_foreign(world: FaultWorld, scenario: Scenario, where: str) -> None:
 
 def _no_orphans(world: FaultWorld, where: str, base: int) -> None:
     """No multipart upload stays behind, unless abort failed or the answer to create_upload was lost."""
+    written = world.streams()  # and none is being begun any more, whose failure would not be known yet
     failed = {world.faulty.calls[i] for i in range(base, len(world.faulty.calls)) if world.faulty.plan(i, "")}
     if not failed & {"abort_upload", "create_upload"}:
-        written = world.streams()
         orphans = set(world.bucket.uploads) - written
         assert not orphans, f"{where}: an unfinished upload stays behind"
 

@@ -276,21 +276,27 @@ def test_one_spoilt_answer_is_not_felt(case: Case, kind: Spoilt, make: Make) -> 
         assert not wire.uploads() or not kind.before, f"{where}: an upload is left"
 
 
-@pytest.mark.parametrize("name", ["write", "write large"])
-def test_a_bit_that_changes_on_the_way_is_noticed(name: str, make: Make) -> None:
+@pytest.mark.parametrize(
+    ("name", "what"), [("write", "/d/new"), ("write large", "partNumber=1"), ("write large", "partNumber=2")]
+)
+def test_a_bit_that_changes_on_the_way_is_noticed(name: str, what: str, make: Make) -> None:
     """S-131 At each body that is sent: the store refuses it, and it is sent once more."""
     (case,) = (case for case in CASES if case.name == name)
     (damaged,) = (kind for kind in KINDS if kind.way == "damage")
-    usual, noticed = requests_of(case, make), 0
-    for n in range(usual):
-        wire = make(case)
-        with wire.mounted(budget_s=30) as local:
-            first = len(wire.proxy.requests)
-            spoiling(wire.proxy, n, damaged, lasting=False)
-            case.give(local)
-            noticed += len(wire.proxy.requests) - first - usual
-        assert same_but_markers(wire.keys(), case.after), f"request {n}"
-    assert noticed == (2 if name == "write large" else 1)
+    wire, sent = make(case), list[str]()
+
+    def first(index: int) -> Spoilt | None:
+        line = wire.proxy.requests[index]
+        if not line.startswith("PUT ") or what not in line:
+            return None
+        sent.append(line)
+        return damaged if len(sent) == 1 else None
+
+    with wire.mounted(budget_s=30) as local:
+        wire.proxy.plan = first
+        case.give(local)
+    assert same_but_markers(wire.keys(), case.after)
+    assert len(sent) >= 2, "a busy machine may be taken for a silent one besides"
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)

@@ -132,7 +132,7 @@ class Delivery:
     def _write_parts(self, staged: StagedFile, key: str, options: WriteOptions, planned: tuple[Part, ...]) -> Delivered:
         stream = staged.stream
         parts: Iterable[Part] = scheduled_parts(staged.size)
-        if not isinstance(stream, Stream) or stream.key != key or stream.failed or staged.base_size:
+        if not isinstance(stream, Stream) or stream.key != key or staged.base_size or not stream.begins():
             self.drop_stream(staged)
             copies = any(part.copied for part in planned)
             stream, parts = self._streams.new(staged, key, options, copies=copies), planned

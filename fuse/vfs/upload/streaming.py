@@ -20,6 +20,7 @@ from functools import partial
 from typing import NamedTuple
 
 from datastore.errors import DatastoreError, DeadlineExceeded
+from datastore.retry import carried
 
 from ...data import multipart
 from ...data.multipart import Part
@@ -157,6 +158,10 @@ class Stream:
         created = self._created
         return created is not None and created.done() and created.exception() is not None
 
+    def begins(self) -> bool:
+        """Wait for its beginning, where that is under way; False when it could not be begun: another one has to be."""
+        return self._created is None or self._lanes.wait(self._created) is None
+
     # -- while the file is written
 
     def advance(self) -> int:
@@ -173,7 +178,7 @@ class Stream:
 
     def _begin(self) -> None:
         if self._created is None:
-            self._created = self._lanes.run(self._create)
+            self._created = self._lanes.run(carried(self._create))
 
     def _create(self) -> ETag:
         self._note = self._core.db.upload_begun(self.key, self._core.now_ns())
@@ -190,7 +195,7 @@ class Stream:
         """Hand a part in; base: the object and version that a copied part comes from."""
         done: Future[ETag] = Future()
         self._sent[part.number] = _Sent(part.byte_range, done)
-        call = partial(self._put, part) if base is None else partial(self._copy, part, *base)
+        call = carried(partial(self._put, part) if base is None else partial(self._copy, part, *base))
 
         def start() -> None:
             size = part.byte_range.stop - part.byte_range.start

@@ -29,6 +29,7 @@ from datastore.csi.status import CODES, code_of
 from datastore.csi.textformat import Family, rendered
 from datastore.csi.unixserver import UnixServer
 from datastore.secret import Secret
+from tests.patience import eventually
 from tests.servers import free_port
 
 
@@ -130,15 +131,16 @@ def test_what_the_plugin_holds_is_given_to_a_host_that_asks(tmp_path: Path) -> N
 def test_a_command_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
     """S-87"""
     note = tmp_path / "pid"
-    began = time.monotonic()
-    with pytest.raises(own.CommandTimeout):
-        mounter.run(["sh", "-c", f"sleep 60 & echo $! > {note}; wait"], timeout_s=0.5)
-    assert time.monotonic() - began < 10
+    note.touch()
+    for timeout_s in (0.5, 5.0, 20.0):  # a busy machine takes its time to start it
+        began = time.monotonic()
+        with pytest.raises(own.CommandTimeout):
+            mounter.run(["sh", "-c", f"sleep 60 & echo $! > {note}; wait"], timeout_s=timeout_s)
+        assert time.monotonic() - began < timeout_s + 30
+        if note.read_text():
+            break
     pid = int(note.read_text())
-    deadline = time.monotonic() + 10  # a busy machine takes its time to end what is killed
-    while _runs(pid) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not _runs(pid)
+    eventually(lambda: not _runs(pid), "a busy machine takes its time to end what is killed")
 
 
 def _runs(pid: int) -> bool:

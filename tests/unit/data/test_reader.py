@@ -19,6 +19,7 @@ from datastore.fuse.data.version import ObjectVersion
 from datastore.fuse.ops import Blocking
 from datastore.fuse.store.base import Body, ByteRange, ETag, ObjectInfo, Sink, WriteOptions, handed_over
 from datastore.fuse.store.memory import MemoryStore
+from tests.patience import eventually
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -37,6 +38,7 @@ class Probe(MemoryStore):
         self.gate.set()
         self.entered = threading.Semaphore(0)
         self.honours_if_match = True
+        self._counting = threading.Lock()
 
     def get(
         self,
@@ -46,8 +48,9 @@ class Probe(MemoryStore):
         if_match: ETag | None = None,
         sink: Sink | None = None,
     ) -> tuple[Body, ObjectInfo]:
-        number = len(self.gets)
-        self.gets.append(byte_range)
+        with self._counting:
+            number = len(self.gets)
+            self.gets.append(byte_range)
         self.entered.release()
         assert if_match is not None
         if not self.gate.wait(10):
@@ -403,6 +406,7 @@ def test_a_saturated_pool_is_given_no_readahead(store: Probe, big: ObjectVersion
     with ThreadPoolExecutor(1) as pool:
         reader = Reader(store, None, pool, settings=ReadSettings(fetch_limit=1))
         pool.submit(busy.wait, 10)
+        eventually(pool._work_queue.empty, "the thread is at work")
         assert read(reader.open(big), 0, 128 * KIB) == body[: 128 * KIB]
         assert read(reader.open(big), 5 * MIB, 10) == body[5 * MIB : 5 * MIB + 10]
         assert store.gets == [ByteRange(0, 128 * KIB), ByteRange(5 * MIB, 5 * MIB + 4 * KIB)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +31,7 @@ class Pages:
     def __init__(self, client: Client, keys: int = PAGE) -> None:
         self._world = client.world
         self.asked = self.read = 0
+        self._counting = threading.Lock()
         self._original = client.store.list_page
         self._keys = keys
         client.store.list_page = self._page  # type: ignore[method-assign]
@@ -38,8 +40,9 @@ class Pages:
         page = self._original(prefix, max_keys=min(max_keys, self._keys), **options)
         self._world.clock.advance(0.001)
         if prefix == "d/" and max_keys > 1:
-            self.asked += 1
-            self.read += bool(page.objects or page.common_prefixes)
+            with self._counting:
+                self.asked += 1
+                self.read += bool(page.objects or page.common_prefixes)
         return page
 
     def since(self) -> tuple[int, int]:

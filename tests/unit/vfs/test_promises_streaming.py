@@ -7,6 +7,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from datastore.fuse.ops import SetAttr
 from datastore.fuse.store.base import ETag, WriteOptions
 from datastore.fuse.vfs.upload import streaming
 from datastore.fuse.vfs.upload.streaming import Stream
+from datastore.retry import Call, current_call, one_call
 from tests.clock import ManualClock
 from tests.faulty import Fault, from_nth, no_faults, nth
 from tests.localfs import File
@@ -242,6 +244,42 @@ def test_an_upload_that_cannot_begin_is_begun_by_the_close(world: World, one: Cl
     assert len(world.bucket.uploads) == 1
     one.again()
     assert not world.bucket.uploads
+
+
+def test_an_upload_whose_beginning_fails_beside_the_close_is_begun_by_it(
+    monkeypatch: pytest.MonkeyPatch, world: World, one: Client
+) -> None:
+    """S-45 it was asked for before: the store may be back by now, as it is for parts that were sent ahead."""
+    closing, begun = threading.Event(), itertools.count()
+    wait = streaming.Lanes.wait
+
+    def plan(index: int, method: str) -> Fault | None:
+        return Fault(DOWN) if method == "create_upload" and next(begun) == 0 and closing.wait(60) else None
+
+    def waiting(lanes: streaming.Lanes, future: Future[ETag]) -> BaseException | None:
+        closing.set()
+        return wait(lanes, future)
+
+    monkeypatch.setattr(streaming.Lanes, "wait", waiting)
+    one.faulty.plan = plan
+    with one.local.opened("f", os.O_WRONLY | os.O_CREAT) as file:
+        file.write(pattern(PART * 6), 0)
+    assert world.body("f") == pattern(PART * 6)
+    assert not world.bucket.uploads
+
+
+@pytest.mark.parametrize("parts", [0, 3])
+def test_what_a_close_sends_is_a_part_of_its_call(one: Client, parts: int) -> None:
+    """S-109 its parts have its time together, on whatever threads; after an outage they do not begin it anew."""
+    file = begun(one, parts) if parts else one.local.open("f", os.O_RDWR | os.O_CREAT)
+    asked: list[tuple[str, Call | None]] = []
+    one.faulty.plan = lambda _index, method: asked.append((method, current_call()))
+    with one_call(Call(0.0)):
+        if not parts:
+            file.write(pattern(PART * 5), 0)
+        file.close()
+        assert {call for _, call in asked} == {current_call()}
+    assert {"upload_part", "complete_upload"} <= {method for method, _ in asked}
 
 
 def test_a_close_that_fails_leaves_no_upload(world: World, one: Client) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import time
 
 import pytest
 
@@ -12,6 +11,7 @@ from datastore.fuse.ops import ROOT_INO, OpenRequest, resolve
 from datastore.fuse.state.statedb import KnownAttributes
 from tests.localfs import ME
 from tests.mounted import Client, World
+from tests.patience import eventually
 
 FILES = 40
 
@@ -49,10 +49,7 @@ def test_attributes_of_files_of_our_own_are_asked_for_ahead(world: World, one: C
     world.later(10)
     for number in range(8):
         one.local.stat(f"f{number:02}")
-    deadline = time.monotonic() + 20
-    while one.calls("head") < 16:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    eventually(lambda: one.calls("head") >= 16, "the next ones are asked about")
 
 
 def test_attributes_that_were_asked_for_ahead_are_asked_for_once(world: World, one: Client) -> None:
@@ -83,6 +80,7 @@ def test_a_directory_without_a_marker_is_not_looked_into_twice(world: World, one
     before = one.calls("head")
     for folder in range(4):
         one.local.listdir(f"d{folder}")
+    one.quiet()
     heads = one.calls("head") - before
     for folder in range(4):
         one.local.stat(f"d{folder}")

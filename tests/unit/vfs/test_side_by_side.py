@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, wait
 
 import pytest
 
 from datastore.errors import DeadlineExceeded
 from datastore.fuse.vfs.tree import core
 from datastore.fuse.vfs.upload import copies
-from tests.mounted import Client, World
-
-IO_THREADS = 64
+from tests.mounted import IO_THREADS, Client, World
+from tests.patience import eventually
 
 
 @pytest.fixture
@@ -25,13 +25,17 @@ def over() -> Iterator[threading.Event]:
 
 def test_a_lost_task_fails(one: Client, over: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what has not begun by then never does."""
-    monkeypatch.setattr(core, "_PATIENCE_S", 0.2)
     begun: list[int] = []
 
     def lost(number: int) -> None:
         begun.append(number)
         assert over.wait(60)
 
+    def long_wait(waited: tuple[Future[None]], timeout: float) -> object:
+        eventually(lambda: len(begun) == IO_THREADS, "as many begin as there are threads")
+        return wait(waited, timeout=0)
+
+    monkeypatch.setattr(core, "wait", long_wait)
     with pytest.raises(DeadlineExceeded):
         one.fs.core.each(lost, range(IO_THREADS + 1))
     over.set()
@@ -39,22 +43,32 @@ def test_a_lost_task_fails(one: Client, over: threading.Event, monkeypatch: pyte
     assert sorted(begun) == list(range(IO_THREADS))
 
 
-def test_what_goes_on_is_waited_for(one: Client, over: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first takes as long as all others together, one after the other: none of them is lost."""
-    monkeypatch.setattr(core, "_PATIENCE_S", 1.5)
-    turn = threading.Lock()
+def test_what_goes_on_is_waited_for(one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first ends after all others, of which one ends in the time that is waited at a time: none of them is lost."""
+    turns = [threading.Event() for _ in range(7)]
+    order = iter((*range(1, 7), 0))
     ended = threading.Semaphore(0)
 
     def work(number: int) -> int:
-        if number == 0:
-            for _ in range(6):
-                assert ended.acquire(timeout=60)
-        else:
-            with turn:
-                over.wait(0.4)
-                ended.release()
+        assert turns[number].wait(60)
         return number
 
+    def long_wait(waited: tuple[Future[int]], timeout: float) -> object:
+        number = next(order, None)
+        if number is not None:
+            turns[number].set()
+            assert ended.acquire(timeout=60)
+        return wait(waited, timeout=0)
+
+    submit = one.fs.core.io.submit
+
+    def noted(*arguments: object) -> Future[int]:
+        future: Future[int] = submit(*arguments)  # type: ignore[arg-type]
+        future.add_done_callback(lambda _: ended.release())
+        return future
+
+    monkeypatch.setattr(one.fs.core.io, "submit", noted)
+    monkeypatch.setattr(core, "wait", long_wait)
     assert one.fs.core.each(work, range(7)) == list(range(7))
 
 
