@@ -103,8 +103,8 @@ class OpenReply(NamedTuple):
 
 
 class OpenDirReply(NamedTuple):
-    """An open directory. cache: the kernel may keep what it reads, so that cursors must be of one listing only. keep:
-    what it has of the directory is still right.
+    """An open directory. cache: the kernel may keep what it reads, so that cursors must be of one listing only, and go
+    by what it kept. keep: it need not drop that before.
     """
 
     fh: Fh

@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from datastore import ourprocess
 from datastore.api.mountspec import MountSpec
 from datastore.errors import DatastoreError, MountFailed
 from datastore.logs import fields
@@ -61,6 +61,8 @@ class KeptMount:
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: socket.socket | None = None
         self._stop = threading.Event()
+        self._launched = threading.Event()
+        """It was, or could not be."""
         self.over = threading.Event()
         self.held: Held | None = None
 
@@ -77,8 +79,12 @@ class KeptMount:
 
     def start(self, held: Held | None = None) -> Held:
         """Mount, or go on with what is held, which is ours then. Errors: what the keeper reported."""
-        self.held = self._launch(held)
-        threading.Thread(target=self._watch, name=f"keeper-{self.setting.volume_id[-24:]}", daemon=True).start()
+        watcher = threading.Thread(target=self._watch, name=f"keeper-{self.setting.volume_id[-24:]}", daemon=True)
+        _begin(watcher)  # first: a keeper without one would be nobody's
+        try:
+            self.held = self._launch(held)
+        finally:
+            self._launched.set()
         return self.held
 
     def renew(self, spec: MountSpec) -> None:
@@ -122,16 +128,18 @@ class KeptMount:
 
     def _launch(self, held: Held | None) -> Held:
         self._cgroup.make()
+        state_dir = Path(self.spec.state_dir)
         try:
-            process, ours = _started(Path(self.spec.state_dir))
+            state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            process, ours = ourprocess.start("datastore.fuse", "--guard", log_path=state_dir / "keeper.log", piped=True)
         except OSError as error:
             raise MountFailed(f"the system starts no keeper: {error}") from error
-        # Before it is told anything, so that the server which it starts is born there.
-        self._cgroup.add(process.pid)
-        self._process, self._guard = process, ours
         deadline = threading.Timer(START_TIMEOUT_S, _end_group, (process,))
-        deadline.start()
         try:
+            _begin(deadline)
+            # Before it is told anything, so that the server which it starts is born there.
+            self._cgroup.add(process.pid)
+            self._process, self._guard = process, ours
             return self._converse(process, ours, held)
         except BaseException:
             _end_group(process)
@@ -163,7 +171,11 @@ class KeptMount:
         if held is not None:
             return held
         message, (device_fd,) = frames.receive(guard, GUARD_TIMEOUT_S)
-        _, (opens_fd,) = frames.receive(guard, GUARD_TIMEOUT_S)
+        try:
+            _, (opens_fd,) = frames.receive(guard, GUARD_TIMEOUT_S)
+        except BaseException:
+            os.close(device_fd)  # else who uses the mount would wait for ever
+            raise
         return Held(
             volume_id=self.setting.volume_id,
             spec=self.spec,
@@ -175,6 +187,9 @@ class KeptMount:
 
     def _watch(self) -> None:
         """Until the mount ends: replace a keeper that died."""
+        self._launched.wait()
+        if self.held is None:
+            return
         pause_s = 0.0
         while True:
             process = self._process
@@ -207,26 +222,12 @@ class KeptMount:
         self._ended(self)
 
 
-def _started(state_dir: Path) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """A keeper, and our end of what guards it."""
-    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    ours, theirs = socket.socketpair()
+def _begin(thread: threading.Thread) -> None:
+    """Errors: MountFailed."""
     try:
-        with theirs, (state_dir / "keeper.log").open("ab") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "datastore.fuse", "--guard", str(theirs.fileno())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=output,
-                pass_fds=(theirs.fileno(),),
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-                cwd="/",
-                start_new_session=True,
-            )
-    except OSError:
-        ours.close()
-        raise
-    return process, ours
+        thread.start()
+    except RuntimeError as error:
+        raise MountFailed(f"the system starts no thread: {error}") from error
 
 
 def server_pid(spec: MountSpec) -> int:

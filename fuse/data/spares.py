@@ -26,14 +26,18 @@ class StagingFiles:
     """Those of one process. A name is never used twice: the journal may still have a row for it. Threads: any."""
 
     def __init__(self, directory: Path) -> None:
-        """directory: of what is staged; the empty files are beside it, as here is only what the journal speaks of."""
+        """directory: of what is staged; the empty files are beside it, as here is only what the journal speaks of.
+
+        Where there is no room for theirs (a full disk) none are kept.
+        """
         self._directory = directory
         self._run, self._numbers = uuid.uuid4().hex, count(1)
         self._spares: deque[Path] = deque()
         self._empty = directory.with_name("spare")
-        self._empty.mkdir(mode=0o700, exist_ok=True)
-        for left in self._empty.iterdir():
-            left.unlink()
+        with suppress(OSError):
+            self._empty.mkdir(mode=0o700, exist_ok=True)
+            for left in self._empty.iterdir():
+                left.unlink()
 
     def new(self, base: ObjectVersion | None, since_ns: int) -> StagedFile:
         """A staging file. OSError."""

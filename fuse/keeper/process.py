@@ -220,7 +220,8 @@ class Keeper:
         outage.started(checked)
         while True:
             if self.server is None:
-                self._pause(outage.pause_s())
+                if not self._pause(outage.pause_s()):
+                    return self._ended(0)
             else:
                 self._wait(None, WATCH_S)
             now = time.monotonic()
@@ -261,8 +262,8 @@ class Keeper:
         if document is not None:
             self.spec = from_json(document)
 
-    def _pause(self, pause_s: float) -> None:
-        """Before another server is tried; callers must not hang meanwhile."""
+    def _pause(self, pause_s: float) -> bool:
+        """Before another server is tried; callers must not hang meanwhile. False: somebody has unmounted by force."""
         patience_s = self.outage.patience_s(time.monotonic(), resend=self._can_resend())
         if patience_s is None:
             self.refusal = None
@@ -270,9 +271,11 @@ class Keeper:
             if self.refusal is None:
                 log.error("no mount server lives; who has waited for long is refused")
                 self.refusal = Refusal(self.device_fd, resend=self._can_resend())
-            self.refusal.answer(pause_s, older_than_s=patience_s)
+            if not self.refusal.answer(pause_s, older_than_s=patience_s):
+                return False
             pause_s = 0.0
         self._wait(None, pause_s)
+        return True
 
     def _restart(self, server: ServerProcess | None = None) -> None:
         self.restarts += 1

@@ -7,10 +7,13 @@ import os
 import select
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from ..kernel import abi, reply
 
 _UNANSWERED = {abi.FORGET, abi.BATCH_FORGET, abi.INTERRUPT}
+_GOES_ON = {errno.ENOENT, errno.EINTR, errno.EAGAIN}
+"""The caller has left before we read what he asked."""
 _BUFFER_BYTES = (1 << 20) + 2 * abi.PAGE_SIZE
 
 
@@ -28,16 +31,20 @@ class Refusal:
         self._since: dict[int, float] = {}
         """When each request that nobody has answered was first seen here."""
 
-    def answer(self, seconds: float, *, older_than_s: float = 0.0) -> None:
-        """Refuse for so long what comes, and what waits; of that only what was seen here `older_than_s` ago."""
+    def answer(self, seconds: float, *, older_than_s: float = 0.0) -> bool:
+        """Refuse for so long what comes, and what waits; of that only what was seen here `older_than_s` ago.
+
+        False, and at once, when there is no mount any more.
+        """
         end = self._clock() + seconds
         before, self._since = self._since, {}
         if self._resend:
-            os.write(self._fd, reply.resend())
+            with suppress(OSError):  # unmounted, or the kernel has no room: what waits is looked at later
+                os.write(self._fd, reply.resend())
         while (left := end - self._clock()) > 0 and select.select([self._fd], [], [], left)[0]:
             unique = self._take()
             if unique is None:
-                return
+                return False
             if not unique:
                 continue
             now, request = self._clock(), unique & ~abi.UNIQUE_RESEND
@@ -46,13 +53,14 @@ class Refusal:
                 self._refuse(unique)
             else:
                 self._since[request] = since
+        return True
 
     def _take(self) -> int | None:
-        """The number of the next request, as it came; 0: nobody waits for an answer; None: there are no more."""
+        """The number of the next request, as it came; 0: nobody waits for an answer; None: there is no mount."""
         try:
             length = os.readv(self._fd, (self._buffer,))
-        except OSError:
-            return None  # unmounted, or the caller has left
+        except OSError as error:
+            return 0 if error.errno in _GOES_ON else None  # unmounted, or the connection was aborted
         if length < abi.HEADER_SIZE:
             return None
         header = abi.IN_HEADER.unpack_from(self._buffer)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from socket import socket, socketpair
 
+from datastore import ourprocess
 from datastore.errors import MountFailed
 
 from .channel import Channel
@@ -36,7 +33,9 @@ class ServerProcess:
 
     def __init__(self, builder: str, log_path: Path | None) -> None:
         try:
-            self._process, ours = _started(builder, log_path)
+            self._process, ours = ourprocess.start(
+                "datastore.fuse", "--server", ("--builder", builder), log_path=log_path, environment=_MALLOC
+            )
         except OSError as error:
             raise MountFailed(f"the system starts no mount server: {error}") from error
         self.channel = Channel(ours)
@@ -87,28 +86,6 @@ class ServerProcess:
         """End it at once, and wait for that as long as a thread of it may take."""
         self._process.kill()
         self.wait(KILLED_TIMEOUT_S)
-
-
-def _started(builder: str, log_path: Path | None) -> tuple[subprocess.Popen[bytes], socket]:
-    """A server, and our end of the channel."""
-    ours, theirs = socketpair()
-    try:
-        with theirs, log_path.open("ab") if log_path else os.fdopen(os.dup(2), "ab") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "datastore.fuse", "--server", str(theirs.fileno()), "--builder", builder],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=(theirs.fileno(),),
-                # from any directory, the same modules as ours; and no directory is kept busy
-                env={**_MALLOC, **os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-                cwd="/",
-                start_new_session=True,
-            )
-    except OSError:
-        ours.close()
-        raise
-    return process, ours
 
 
 def first(arguments: Sequence[str]) -> ServerProcess | None:

@@ -78,11 +78,13 @@ class Descent:
         self._remote.head(directory)
 
     def _list(self, directory: Directory) -> None:
-        """Unless somebody does already; who wants the listing waits for the lock."""
+        """Unless somebody does already, or has; who wants the listing waits for the lock."""
         if not directory.listing_lock.acquire(blocking=False):
             return
         try:
-            self._remote.begin(directory)
+            listing = directory.listing
+            if self._is_old(directory, listing.listed_at if listing is not None else None):
+                self._remote.begin(directory)
         except (StoreError, FSError):
             return  # who wants it asks again, and is told
         finally:

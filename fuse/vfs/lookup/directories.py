@@ -27,15 +27,15 @@ class Snapshot:
 
     __slots__ = ("base", "current_until", "current_upto", "directory", "entries", "fh", "listing")
 
-    def __init__(self, directory: Directory) -> None:
+    def __init__(self, directory: Directory, fh: Fh) -> None:
         self.directory = directory
+        self.fh = fh
+        """The open directory that reads it; 0: none."""
         self.listing: Listing | None = None
         """Where they come from."""
         self.base = 0
         """What is added to cursors."""
         self.entries: list[tuple[bytes, Listed]] | None = None
-        self.fh = 0
-        """The open directory that reads it, once it was read from the start."""
         self.current_upto = 0
         """Entries below this one have attributes that are believed ..."""
         self.current_until = 0.0
@@ -64,15 +64,13 @@ class Directories:
             fresh = self._resolver.fresh_listing(directory)
             fh = Fh(self._next_fh)
             self._next_fh += 1
-            keep = self._add(fh, Snapshot(directory), fresh)
+            self._add(Snapshot(directory, fh))
             self._core.nodes.use(directory)
-            return OpenDirReply(fh, cache=self._kept.enabled, keep=keep)
+            return self._kept.opened(directory, fh, fresh)
 
-    def _add(self, fh: Fh, snapshot: Snapshot, fresh: Listing | None) -> bool:
-        """As KeptListings.opened()."""
-        self._snapshots[fh] = snapshot
+    def _add(self, snapshot: Snapshot) -> None:
+        self._snapshots[snapshot.fh] = snapshot
         snapshot.directory.handles += 1
-        return self._kept.opened(snapshot.directory, fresh)
 
     def _go_on(self, snapshot: Snapshot, cursor: int) -> None:
         """The kernel read the beginning from what it keeps, and asks for the rest."""
@@ -87,7 +85,7 @@ class Directories:
             snapshot = self._snapshots.pop(fh, None)
             if snapshot is not None:
                 snapshot.directory.handles -= 1
-                self._kept.closed(snapshot.directory)
+                self._kept.closed(snapshot.directory, fh)
                 self._core.nodes.drop_unused(snapshot.directory)
 
     def readdir(self, ino: Ino, fh: Fh, offset: int, budget: DirBudget, plus: bool) -> Reply[Sequence[DirEntry]]:
@@ -95,7 +93,7 @@ class Directories:
         with self._core.lock:
             snapshot = self._snapshots.get(fh) or self._of_earlier_server(ino, fh)
             if offset == 0:
-                snapshot.fh = fh
+                self._kept.begun(snapshot.directory, fh)
             if offset and offset - index_of(offset) != snapshot.base:
                 self._go_on(snapshot, offset)
             if offset == 0 or snapshot.entries is None:
@@ -109,14 +107,15 @@ class Directories:
 
     def _of_earlier_server(self, ino: Ino, fh: Fh) -> Snapshot:
         """A directory that is being read while the server was replaced: it goes on with the names that it had."""
-        snapshot = Snapshot(self._resolver.directory(ino))
+        snapshot = Snapshot(self._resolver.directory(ino), fh)
         saved = self._core.listings.load(fh)
         if saved is not None:
             # What else was known of them is old: the attributes come from what is listed now.
             snapshot.entries = [(name, Listed(kind, "")) for kind, name in saved]
             snapshot.base = self._kept.base(None)
         if fh:
-            self._add(fh, snapshot, None)
+            self._add(snapshot)
+            self._kept.resumed(snapshot.directory, fh)
         return snapshot
 
     def _list(self, snapshot: Snapshot, offset: int, budget: DirBudget, plus: bool) -> Sequence[DirEntry]:
@@ -126,8 +125,9 @@ class Directories:
         return self._fill(snapshot, offset, budget, plus)
 
     def _take(self, snapshot: Snapshot, listing: Listing | None) -> None:
-        entries = {} if listing is None or snapshot.directory.gone else listing.entries
-        snapshot.entries = sorted(entries.items())
+        if snapshot.directory.gone:
+            listing = None
+        snapshot.entries = sorted(listing.entries.items()) if listing is not None else []
         snapshot.listing, snapshot.base = listing, self._kept.base(listing)
         snapshot.current_upto = 0
 
@@ -189,7 +189,7 @@ class Directories:
             out.append(line)
         lines.close()
         until = lines.believed_until(snapshot.listing)
-        self._kept.told(directory, snapshot.listing, until, Answer(first <= _DOTS, not out, exact))
+        self._kept.told(directory, snapshot.fh, snapshot.listing, until, Answer(first <= _DOTS, not out, exact))
         return out
 
     def _plain(self, directory: Directory, name: bytes, listed: Listed, cursor: int) -> DirEntry:

@@ -8,6 +8,9 @@ without FOPEN_KEEP_CACHE, when it is told to, and when it needs the memory.
 So the cursors of each listing are its own (two of them never mix), an OPENDIR is answered with FOPEN_KEEP_CACHE only
 while all that the kernel was told is believed, and who keeps a directory open for longer than that is looked after.
 What was not read to its end is kept in any case: its pages dropped, Linux would never add to it, nor begin anew.
+
+The process whose OPENDIR has it dropped does that when it runs again. Others that open the directory before are to go
+by what is kept no more than it is, nor drop what it has read by then: they read past it, without FOPEN_CACHE_DIR.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import secrets
 from collections import deque
 from typing import NamedTuple
 
-from ...ops import Ino
+from ...ops import Fh, Ino, OpenDirReply
 from ..tree.core import Core
 from ..tree.listing import Listing
 from ..tree.nodes import Directory
@@ -29,6 +32,8 @@ _NUMBER_BITS = 36
 """Cursors are positive and have 63 bits."""
 _LISTINGS_MAX = 4
 """So many of an open directory are remembered: the kernel asks for the rest of one when it lost what it kept."""
+_ARRIVED_S = 1.0
+"""An answer is at the kernel by then."""
 
 
 def index_of(cursor: int) -> int:
@@ -46,18 +51,21 @@ class Answer(NamedTuple):
 
 
 class _Reading:
-    """A directory that is open, by all of its handles."""
+    """A directory that is open, by all of its handles that go by what is kept."""
 
-    __slots__ = ("handles", "listings", "mixed", "until")
+    __slots__ = ("dropping", "handles", "listings", "mixed", "told_at", "until")
 
     def __init__(self) -> None:
-        self.handles = 0
+        self.handles: set[int] = set()
+        self.dropping: set[int] = set()
+        """Those that have it dropped. It surely is when they are read, or closed."""
         self.listings: deque[Listing] = deque(maxlen=_LISTINGS_MAX)
         """What its handles were told, or the kernel has of it; the newest last."""
         self.mixed = False
         """They were told different ones: which of them the kernel has is not known until all are closed."""
         self.until = math.inf
         """When what the kernel may have read of it has to go."""
+        self.told_at = -math.inf
 
     def shows(self, listing: Listing) -> bool:
         """This is the newest one from now on. Whether there was another."""
@@ -111,12 +119,21 @@ class KeptListings:
         reading = self._open.get(directory.ino)
         return next((one for one in reading.listings if one.number == number), None) if number and reading else None
 
-    def opened(self, directory: Directory, fresh: Listing | None) -> bool:
-        """One more handle; whether the kernel may go by what it keeps. fresh: the listing, if that is believed."""
+    def opened(self, directory: Directory, fh: Fh, fresh: Listing | None) -> OpenDirReply:
+        """One more handle: what the kernel may do. fresh: the listing, if that is believed."""
         if not self.enabled:
-            return False
+            return OpenDirReply(fh)
         reading = self._open.setdefault(directory.ino, _Reading())
-        reading.handles += 1
+        if reading.dropping:
+            return OpenDirReply(fh, keep=True)
+        reading.handles.add(fh)
+        keep = self._is_right(directory, reading, fresh)
+        if not keep:
+            reading.dropping.add(fh)
+        return OpenDirReply(fh, cache=True, keep=keep)
+
+    def _is_right(self, directory: Directory, reading: _Reading, fresh: Listing | None) -> bool:
+        """Whether the kernel may go by what it keeps, or does not."""
         listing = directory.listing
         if listing is None:
             return False
@@ -130,23 +147,38 @@ class KeptListings:
         listing.kept_whole = False
         return False
 
-    def closed(self, directory: Directory) -> None:
+    def resumed(self, directory: Directory, fh: Fh) -> None:
+        """A handle that an earlier server gave out."""
+        if self.enabled:
+            self._open.setdefault(directory.ino, _Reading()).handles.add(fh)
+
+    def begun(self, directory: Directory, fh: Fh) -> None:
+        """It is read from the start."""
+        reading = self._open.get(directory.ino)
+        if reading is not None:
+            reading.dropping.discard(fh)
+
+    def closed(self, directory: Directory, fh: Fh) -> None:
         """One handle less."""
         reading = self._open.get(directory.ino)
         if reading is not None:
-            reading.handles -= 1
+            reading.dropping.discard(fh)
+            reading.handles.discard(fh)
             if not reading.handles:
                 del self._open[directory.ino]
 
-    def told(self, directory: Directory, listing: Listing | None, until: float, answer: Answer) -> None:
+    def told(self, directory: Directory, fh: Fh, listing: Listing | None, until: float, answer: Answer) -> None:
         """An answer is on its way. until: when the first thing that it says is too old."""
         reading = self._open.get(directory.ino)
-        if reading is None:
+        if reading is None or fh not in reading.handles:
             return
         reading.until = min(reading.until, until - _EARLY_S)
-        if listing is None or (reading.shows(listing) and reading.handles > 1):
+        reading.told_at = self._core.clock.monotonic()
+        if listing is None or (reading.shows(listing) and len(reading.handles) > 1):
             reading.mixed = True
         if listing is None:
+            if directory.listing is not None:
+                directory.listing.kept_until = 0.0
             return
         listing.kept_whole = listing.kept_whole or answer.last
         if reading.mixed or not answer.exact:
@@ -172,6 +204,7 @@ class KeptListings:
             now = self._core.clock.monotonic()
             due = [(ino, reading) for ino, reading in self._open.items() if reading.until <= now]
             for _, reading in due:
-                reading.until = math.inf
+                # What was told just now may come after this: once more then.
+                reading.until = math.inf if now - reading.told_at > _ARRIVED_S else now
         for ino, _ in due:
             self._core.notifier.inval_inode(Ino(ino))

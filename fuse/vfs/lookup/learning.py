@@ -36,8 +36,10 @@ class Learning:
         node.racy = True
 
     def recall(self, node: Node) -> None:
-        """Attributes of the node's version as far as memory knows them."""
+        """Attributes of the node's version as far as memory knows them. What was done to it here meanwhile stays."""
         core = self._core
+        if node.dirty:
+            return
         kind = node.listed_kind
         defaults = core.settings.defaults.of(kind, node.mtime_ns)
         if not core.settings.full_attributes:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import stat
-from collections import OrderedDict
 from itertools import islice
 from typing import NamedTuple
 
@@ -37,7 +36,6 @@ UNLINKED = ".datastore.unlinked/"
 """Below the mount's root, not shown: copies of large files that were removed while open."""
 HIDDEN = frozenset((UNLINKED, MARKER))
 """Not shown in the mount's root, and not made there."""
-
 _BEGUN_MAX = 64
 """First pages that nobody has used yet."""
 
@@ -60,23 +58,27 @@ class Remote:
     def __init__(self, core: Core) -> None:
         self._core = core
         self.learning = Learning(core)
-        self._begun: OrderedDict[int, _Begun] = OrderedDict()
+        self._begun: dict[int, _Begun] = {}
 
     def begin(self, directory: Directory) -> None:
         """Ask for the entries of a directory that is soon read; of one that turns out to be large, the first page.
 
-        Makes one request after the other. StoreError, FSError.
+        Makes one request after the other: known pages are left to who reads them, side by side. StoreError, FSError.
         """
         core = self._core
         with core.lock:
             cold, prefix, seen = directory.listing is None, directory.key, (directory.place, directory.listings_dropped)
+            if directory.listing is not None and len(directory.listing.spans) > 1:
+                return
         if cold:
             started = core.clock.monotonic()
             page = core.store.list_page(prefix, delimiter="/")
             with core.lock:
-                self._begun[directory.ino] = _Begun(page, started, core.clock.monotonic() - started, seen)
-                if len(self._begun) > _BEGUN_MAX:
-                    self._begun.popitem(last=False)
+                now, too_old = core.clock.monotonic(), started - core.settings.metadata_ttl_s
+                self._begun = {ino: one for ino, one in self._begun.items() if one.started > too_old}
+                if len(self._begun) >= _BEGUN_MAX:
+                    del self._begun[next(iter(self._begun))]
+                self._begun[directory.ino] = _Begun(page, started, now - started, seen)
             if page.next_token is not None:
                 return
         self.read_directory(directory, whole=False)

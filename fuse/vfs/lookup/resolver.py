@@ -29,8 +29,6 @@ _CHANGED_MAX = 4096
 """Names that we changed, kept per directory until the next listing; beyond, those that no listing is older than go."""
 _LISTING_MAX_S = 600.0
 """No listing takes longer."""
-
-
 _OVERTAKEN_MAX = 16
 """So often is a name asked for again that this mount changed meanwhile."""
 
@@ -155,7 +153,8 @@ class Resolver:
         return listing
 
     def changed(self, node: Node) -> None:
-        """We made or changed this name: listings under way are older."""
+        """We made or changed this name: listings and answers under way are older."""
+        node.moves += 1
         parent = node.parent
         if parent is not None:
             self._mark(parent, node.name, node.as_listed())

@@ -73,7 +73,7 @@ class Node:
         self.nlookup = 0
         self.handles = 0
         self.moves = 0
-        """How often it was renamed."""
+        """How often it was renamed, or its object changed, by us."""
         self.gone = False
         self.lost = False
         """It is gone because another client took its name: a write takes the name back (the last close wins)."""
@@ -141,7 +141,7 @@ class Node:
 
     @property
     def place(self) -> tuple[int, ...]:
-        """What is another after every rename of it or of a directory above, also when the key is the old one again."""
+        """Another one after every rename or change of it, or of a directory above, also when the key is the old one."""
         parts = []
         node: Node | None = self
         while node is not None:

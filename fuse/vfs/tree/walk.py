@@ -98,8 +98,12 @@ class Walk:
         return self.streak >= _STREAK and soon >= _STREAK
 
     def starts(self, tail: str) -> list[str]:
-        """What to ask for a directory of a walk: where pages begin, the one that tells of it first."""
-        at = self._index[tail]
+        """What to ask for a directory of a walk: where pages begin, the one that tells of it first. Nothing when the
+        directory above was listed without it meanwhile.
+        """
+        at = self._index.get(tail)
+        if at is None:
+            return []
         known = next((start for start, page in self.pages.items() if any(d.tail == tail for d, _ in page.told)), None)
         if known is None:
             back = 0 if self.step > 0 else max(0, int(self.max_keys * _FILL / max(self.keys_each, 1.0)) - 1)

@@ -98,3 +98,16 @@ def test_one_that_cannot_be_emptied_is_not_used_again(staging: Path, monkeypatch
     again = files.new(None, 1)
     assert os.fstat(again.fd).st_size == 0
     again.close(remove=True)
+
+
+def test_where_there_is_no_room_for_them_none_are_kept(tmp_path: Path) -> None:
+    """S-153: on a full disk a server starts without."""
+    staging = tmp_path / "staging"
+    staging.mkdir()
+    (tmp_path / "spare").write_bytes(b"no directory can be made here")
+    files = StagingFiles(staging)
+    first = files.new(None, 0)
+    first.write(0, b"x")
+    files.drop(first)
+    assert list(staging.iterdir()) == []
+    assert (tmp_path / "spare").read_bytes().startswith(b"no")

@@ -1,0 +1,91 @@
+"""A keeper that can't be started or watched over: nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from datastore import frames, ourprocess
+from datastore.api.mountspec import MountSpec, S3Location
+from datastore.csi.errors import KeeperAway
+from datastore.csi.keeper.cgroups import Cgroup
+from datastore.csi.keeper.kept import KeptMount, Setting
+from datastore.errors import MountFailed
+from tests.patience import eventually
+
+Started = list[tuple[subprocess.Popen[bytes], socket.socket]]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    """Keepers that were started, each a process that says it is ready, and the other ends of their channels."""
+    made: Started = []
+
+    def start(*_: object, **__: object) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        ours, theirs = socket.socketpair()
+        process = subprocess.Popen(
+            ["sh", "-c", "echo '{\"ready\": true}'; exec sleep 60"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        made.append((process, theirs))
+        return process, ours
+
+    monkeypatch.setattr(ourprocess, "start", start)
+    return made
+
+
+def mount_of(tmp_path: Path) -> KeptMount:
+    """A volume's mount, not started."""
+    spec = MountSpec(
+        name="v", mountpoint=str(tmp_path / "m"), s3=S3Location(bucket="b"), state_dir=str(tmp_path / "state"),
+        cache_dir=str(tmp_path / "cache"),
+    )  # fmt: skip
+    return KeptMount(Setting(volume_id="v", spec=spec), Cgroup(None), lambda _: None)
+
+
+@pytest.mark.parametrize(("kind", "keepers"), [("Thread", 0), ("Timer", 1)])
+def test_a_system_that_starts_no_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started, kind: str, keepers: int
+) -> None:
+    """S-153: a keeper that nobody watches would hold its volume for ever."""
+    original = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if type(thread).__name__ == kind:
+            raise RuntimeError("can't start new thread")
+        original(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with pytest.raises(MountFailed, match="starts no thread"):
+        mount_of(tmp_path).start()
+    assert [process.poll() for process, _ in started] == [-9] * keepers
+    for _, theirs in started:
+        theirs.close()
+
+
+def test_a_keeper_that_ends_while_it_shares_its_descriptors(tmp_path: Path, started: Started) -> None:
+    """Else the host would hold a connection that nobody serves, and who uses the mount would wait for ever."""
+    device, other = os.pipe()
+
+    def share() -> None:
+        eventually(lambda: bool(started))
+        assert frames.receive(started[0][1], 10.0) == ({"adopt": None}, [])
+        frames.send(started[0][1], {"mounted": {}}, (device,))
+        started[0][1].close()
+
+    sharing = threading.Thread(target=share)
+    sharing.start()
+    with pytest.raises(KeeperAway):
+        mount_of(tmp_path).start()
+    sharing.join()
+    os.close(device)
+    with pytest.raises(BrokenPipeError):
+        os.write(other, b"x")
+    os.close(other)

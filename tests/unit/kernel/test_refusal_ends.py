@@ -1,0 +1,35 @@
+"""A device that is no more, as the keeper's Refusal sees it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+
+import pytest
+
+from datastore.fuse.keeper.refusal import Refusal
+
+
+@pytest.mark.parametrize(
+    ("number", "goes_on"), [(errno.ENODEV, False), (errno.ECONNABORTED, False), (errno.ENOENT, True)]
+)
+def test_nobody_is_refused_where_nothing_is_mounted(
+    monkeypatch: pytest.MonkeyPatch, number: int, goes_on: bool
+) -> None:
+    """S-61: the keeper learns of it, and neither fails nor turns in circles."""
+    keeper, kernel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def refused(fd: int, frame: bytes) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "write", refused)
+    monkeypatch.setattr(os, "readv", lambda fd, buffers: _fail(number, keeper))
+    with keeper, kernel:
+        kernel.send(b"x")
+        assert Refusal(keeper.fileno(), resend=True).answer(0.02) is goes_on
+
+
+def _fail(number: int, device: socket.socket) -> int:
+    device.recv(1)
+    raise OSError(number, os.strerror(number))

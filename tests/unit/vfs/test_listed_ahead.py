@@ -1,0 +1,71 @@
+"""Directories that are listed before anybody asks for that (S-154): what it takes of the mount's threads and memory."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from datastore.fuse.vfs.tree.nodes import Directory
+from datastore.fuse.vfs.tree.walk import Walk
+from tests.mounted import TTL_S, Client, World
+
+PATIENCE_S = 20.0
+TWO_PAGES = 1500
+
+
+def directory(client: Client, path: str) -> Directory:
+    """The node of a directory."""
+    found = client.fs.core.nodes.by_ino[client.local.stat(path).ino]
+    assert isinstance(found, Directory)
+    return found
+
+
+def test_no_request_ahead_waits_for_another(world: World, one: Client) -> None:
+    """Of a directory of several known pages too: else all threads for single requests could wait for one more."""
+    for number in range(TWO_PAGES):
+        world.put(f"d/{number:04}")
+    node = directory(one, "d")
+    assert len(one.local.listdir("d")) == TWO_PAGES
+    assert len(node.listing.spans if node.listing else ()) == 2
+    world.later()
+    one.fs.core.io = ThreadPoolExecutor(1)
+    try:
+        one.fs.core.io.submit(one.fs.remote.begin, node).result(PATIENCE_S)
+    finally:
+        one.fs.core.io.shutdown(wait=False, cancel_futures=True)
+
+
+def test_a_directory_that_goes_while_a_walk_comes_to_it(world: World, one: Client) -> None:
+    """S-105 S-28: another thread found it gone, and the walk counts without it."""
+    for folder in "abcdef":
+        world.put(f"{folder}/f")
+    root, walk = one.fs.core.nodes.root, Walk()
+    one.local.listdir()
+    for at, folder in enumerate("abc"):
+        walk.follow(root, f"{folder}/", at / 100, TTL_S)
+    world.tool.delete("d/f")
+    world.later()
+    one.local.listdir()
+    walk.follow(root, "e/", 0.04, TTL_S)
+    assert walk.starts("d/") == []
+    assert walk.starts("e/")
+
+
+def test_first_pages_that_are_too_old_are_let_go_of(world: World, one: Client) -> None:
+    """What was begun and not used is no more than what can still be used."""
+    for folder in ("a", "b"):
+        for number in range(TWO_PAGES):
+            world.put(f"{folder}/{number:04}")
+    for folder in ("a", "b"):
+        one.fs.remote.begin(directory(one, folder))
+        world.later()
+    assert list(one.fs.remote._begun) == [directory(one, "b").ino]
+
+
+def test_a_directory_that_many_look_up_is_listed_once(world: World, one: Client) -> None:
+    """S-154: each of them has it listed ahead, and the first that comes to it does it for all."""
+    world.put("d/f")
+    node = directory(one, "d")
+    before = one.calls("list_page")
+    for _ in range(3):
+        one.fs.resolver._descent._list(node)
+    assert one.calls("list_page") == before + 1

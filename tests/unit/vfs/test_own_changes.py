@@ -1,0 +1,122 @@
+"""What we change while attributes are on their way is not undone by those; each race made to happen (S-29)."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import wait
+from functools import partial
+from stat import S_IMODE
+from typing import Any
+
+import pytest
+
+from datastore.fuse.ops import SetAttr
+from datastore.fuse.store.base import ObjectStore
+from datastore.fuse.vfs.lookup import foresight
+from datastore.fuse.vfs.tree.nodes import Node
+from tests.mounted import Client, World
+
+PATIENCE_S = 20.0
+
+
+def node_of(client: Client, path: str) -> Node:
+    """The node of a name."""
+    return client.fs.core.nodes.by_ino[client.local.stat(path).ino]
+
+
+def after_the_next(monkeypatch: pytest.MonkeyPatch, store: ObjectStore, method: str, do: Callable[[], object]) -> None:
+    """Between its answer and who asked for it."""
+    original, calls = getattr(store, method), iter((True,))
+
+    def answered(*arguments: Any) -> Any:
+        answer = original(*arguments)
+        if next(calls, False):
+            do()
+        return answer
+
+    monkeypatch.setattr(store, method, answered)
+
+
+def mode_of(client: Client, path: str) -> int:
+    """Its permissions."""
+    return S_IMODE(client.local.stat(path).mode)
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_an_answer_that_is_older_than_a_chmod(
+    world: World, one: Client, monkeypatch: pytest.MonkeyPatch, many: bool
+) -> None:
+    """A copy onto itself leaves the etag as it was."""
+    for name in "ab":
+        world.put(f"d/{name}", b"x", mode=str(0o100644))
+    world.later(5)
+    nodes = [node_of(one, f"d/{name}") for name in "ab"]
+    world.later(5)
+    # head_many() of this store is one head() after the other, below what counts them.
+    chmod = partial(one.local.chmod, "d/a", 0o600)
+    after_the_next(monkeypatch, one.faulty if many else one.store, "head", chmod)
+    asked = nodes if many else nodes[:1]
+    for node in asked:
+        node.exact = False
+    one.fs.resolver.make_exact(asked)
+    assert mode_of(one, "d/a") == 0o600
+    one.local.setattr("d/a", SetAttr(uid=7))
+    assert int(world.metadata("d/a")["mode"]) & 0o777 == 0o600
+
+
+def test_an_answer_that_is_older_than_the_chmod_of_a_directory(
+    world: World, one: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one.local.mkdir("d", 0o755)
+    world.later(5)
+    node = node_of(one, "d")
+    world.later(5)
+    after_the_next(monkeypatch, one.store, "head", partial(one.local.chmod, "d", 0o700))
+    one.fs.remote.head(node)
+    assert mode_of(one, "d") == 0o700
+
+
+def test_attributes_asked_for_ahead_do_not_undo_what_was_done_to_an_open_file(
+    world: World, one: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits for those of many files takes in what came for the first long after it came."""
+    for name in "ab":
+        world.put(f"d/{name}", b"x", mode=str(0o100644))
+    world.later(5)
+    nodes = [node_of(one, f"d/{name}") for name in "ab"]
+    world.later(5)
+    parent = nodes[0].parent
+    assert parent is not None
+    original, collected, asked, go_on = one.faulty.head, *(threading.Event() for _ in range(3))
+
+    def held(key: str) -> Any:
+        assert collected.wait(PATIENCE_S)
+        if key == "d/b":
+            asked.set()
+            assert go_on.wait(PATIENCE_S)
+        return original(key)
+
+    def told(*arguments: Any, **options: Any) -> Any:
+        collected.set()
+        return wait(*arguments, **options)
+
+    monkeypatch.setattr(one.faulty, "head", held)
+    monkeypatch.setattr(foresight, "wait", told)
+    for node in nodes:
+        node.exact = False
+        one.fs.core.known.forget(node.key)
+    listing = one.fs.resolver.read_directory(parent)
+    with one.fs.core.lock:
+        one.fs.resolver._foresight.coming(parent.key, sorted(listing.entries.items()))
+    reader = threading.Thread(target=one.fs.resolver.make_exact, args=(nodes,))
+    reader.start()
+    assert asked.wait(PATIENCE_S)
+    with one.local.opened("d/a", os.O_RDWR) as file:
+        file.write(b"new")
+        one.local.chmod("d/a", 0o600)
+        go_on.set()
+        reader.join(PATIENCE_S)
+        assert mode_of(one, "d/a") == 0o600
+    assert int(world.metadata("d/a")["mode"]) & 0o777 == 0o600
