@@ -1,8 +1,8 @@
 """`python -m bench [--only W1,W5] [--peers s3fs,rclone-full] [--short]`: measure, and say which bars are met.
 
-Everything is measured in one run on one versitygw, or on one MinIO with --server minio, and with --rtt 20 as if that
-were 20 ms away. The table goes to standard output and, with a chart, into bench/results/; progress goes to standard
-error. Exit code 1 with --short when a bar is missed, 130 after Ctrl-C.
+Everything is measured in one run on one versitygw, or on one MinIO with --server minio, over TLS with --tls, and with
+--rtt 20 as if that were 20 ms away. The table goes to standard output and, with a chart, into bench/results/; progress
+goes to standard error. Exit code 1 with --short when a bar is missed, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from bench.processes import can_drop_caches
 from bench.report import markdown
 from bench.sizes import FULL, SHORT, Sizes
 from bench.subjects import PeerMount, Subject, own_subjects
+from tests.authority import HERE, Authority
 from tests.servers import Server, make_bucket, run_minio, run_versitygw
 
 SERVERS = {"versitygw": run_versitygw, "minio": run_minio}
@@ -90,12 +91,14 @@ def measure(bench: Bench, subjects: Sequence[Subject], wanted: Sequence[str], pr
 def open_subjects(server: Server, folder: Path, peers: Sequence[str], short: bool) -> list[Subject]:
     """Ours and the bases first, then the peers."""
     own = [each for each in own_subjects(server, folder) if not short or each.name in SHORT_SUBJECTS]
-    return [*own, *(PeerMount(peer, server, folder / peer.name) for peer in PEERS if peer.name in peers)]
+    able = [peer for peer in PEERS if peer.name in peers and (peer.trusts or not server.ca_file)]
+    return [*own, *(PeerMount(peer, server, folder / peer.name) for peer in able)]
 
 
 def about(sizes: Sizes, server: Server, short: bool, rtt_ms: float) -> list[str]:
     """What one has to know about the figures."""
-    where = f"{server.name} {f'at {rtt_ms:g} ms of round trip' if rtt_ms else 'on the same machine'}"
+    over = " over TLS" if server.ca_file else ""
+    where = f"{server.name}{over} {f'at {rtt_ms:g} ms of round trip' if rtt_ms else 'on the same machine'}"
     cold = "" if can_drop_caches() else " The page cache could not be dropped (not root): cold is not quite cold."
     return [
         f"{time.strftime('%Y-%m-%d %H:%M')}; {os.cpu_count()} cores, kernel {platform.release()}, Python "
@@ -113,8 +116,10 @@ def prepared(sizes: Sizes, results: Results, console: Console, options: argparse
                 tempfile.TemporaryDirectory(prefix="bench-", dir=options.dir, ignore_cleanup_errors=True)
             )
         )
-        (folder / "s3").mkdir()
-        server = stack.enter_context(SERVERS[options.server](data_dir=str(folder / "s3")))
+        for name in ("s3", "tls"):
+            (folder / name).mkdir()
+        identity = Authority(folder / "tls").issue(options.server, HERE) if options.tls else None
+        server = stack.enter_context(SERVERS[options.server](data_dir=str(folder / "s3"), identity=identity))
         make_bucket(server, BUCKET)
         bench = Bench(server, Bucket(server), sizes, folder, results, console.print)
         console.print("filling the bucket and the disk")
@@ -152,6 +157,7 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--short", action="store_true", help="small sizes, no peers, half of each bar; for CI")
     parser.add_argument("--server", choices=SERVERS, default="versitygw", help="on which all is measured")
+    parser.add_argument("--tls", action="store_true", help="speak https to it; peers that take no authority stay away")
     parser.add_argument("--rtt", type=float, default=0.0, metavar="MS", help="put the server so far away, in ms")
     parser.add_argument("--runs", type=int, help="how often each cell is measured; the better one stands")
     parser.add_argument("--dir", help="where the server's data, the caches and the local files go; default: TMPDIR")

@@ -48,6 +48,7 @@ class Bench:
             "bucket": BUCKET,
             "access_key": server.access_key,
             "secret_key": server.secret_key,
+            "ca_bundle": server.ca_bundle,
         }
 
 

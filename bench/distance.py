@@ -133,7 +133,7 @@ def distant(server: Server, rtt_ms: float) -> Iterator[Server]:
         wait_for(found, START_TIMEOUT_S, "the relay to the server")
         match = LISTENING.search(process.log.read_text())
         assert match is not None
-        yield replace(server, endpoint=f"http://127.0.0.1:{match[1]}")
+        yield replace(server, endpoint=f"{urlsplit(server.endpoint).scheme}://127.0.0.1:{match[1]}")
 
 
 if __name__ == "__main__":

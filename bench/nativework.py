@@ -22,8 +22,11 @@ PART = 16 << 20
 PAGE = 1000
 
 
-def open_store(endpoint: str, region: str, bucket: str, access_key: str, secret_key: str) -> Any:
-    """One bucket of a local server, by path."""
+def open_store(endpoint: str, region: str, bucket: str, access_key: str, secret_key: str, ca_bundle: str = "") -> Any:
+    """One bucket of a local server, by path. ca_bundle: of one that speaks TLS."""
+    options: Any = {"allow_http": True, "timeout": timedelta(seconds=120)}
+    if ca_bundle:
+        options["root_certificate"] = ca_bundle
     return S3Store(
         bucket,
         endpoint=endpoint,
@@ -31,7 +34,7 @@ def open_store(endpoint: str, region: str, bucket: str, access_key: str, secret_
         access_key_id=access_key,
         secret_access_key=secret_key,
         virtual_hosted_style_request=False,
-        client_options={"allow_http": True, "timeout": timedelta(seconds=120)},
+        client_options=options,
     )
 
 

@@ -33,7 +33,8 @@ class Place:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
     """plain: it shows objects as they are (JuiceFS keeps its own blocks). late: it answers changes before S3 has them,
-    even where S3 has few of them by the first look. prepare: run once before each mount."""
+    even where S3 has few of them by the first look. prepare: run once before each mount. trusts: it can be told of a
+    certificate authority."""
 
     name: str
     binary: str
@@ -42,6 +43,7 @@ class Peer:
     prepare: Callable[[Place], None] = lambda place: None
     plain: bool = True
     late: bool = False
+    trusts: bool = True
 
     @property
     def present(self) -> bool:
@@ -158,8 +160,14 @@ PEERS = (
     Peer(name="s3fs-cache", binary="s3fs", command=_s3fs("use_cache={cache}"), prepare=_s3fs_keys),
     Peer(name="rclone-off", binary="rclone", command=_rclone("off"), prepare=_rclone_config),
     Peer(name="rclone-full", binary="rclone", command=_rclone("full"), prepare=_rclone_config, late=True),
-    Peer(name="mount-s3", binary="mount-s3", command=_mount_s3(), environment=_aws_keys),
-    Peer(name="mount-s3-cache", binary="mount-s3", command=_mount_s3("--cache", "{cache}"), environment=_aws_keys),
+    Peer(name="mount-s3", binary="mount-s3", command=_mount_s3(), environment=_aws_keys, trusts=False),
+    Peer(
+        name="mount-s3-cache",
+        binary="mount-s3",
+        command=_mount_s3("--cache", "{cache}"),
+        environment=_aws_keys,
+        trusts=False,
+    ),
     Peer(name="goofys", binary="goofys", command=_goofys("goofys"), environment=_aws_keys),
     Peer(name="geesefs", binary="geesefs", command=_goofys("geesefs"), environment=_aws_keys, late=True),
     Peer(name="juicefs", binary="juicefs", command=_juicefs, prepare=_juicefs_format, plain=False),

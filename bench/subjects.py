@@ -172,7 +172,8 @@ class PeerMount:
         self.peer.prepare(place)
         drop_caches()
         began = time.monotonic()
-        with child(self.peer.command(place), environment=self.peer.environment(place)) as started:
+        environment = {**self.peer.environment(place), **trusting(self.server)}
+        with child(self.peer.command(place), environment=environment) as started:
 
             def mounted() -> bool:
                 started.alive()
@@ -187,6 +188,12 @@ class PeerMount:
             finally:
                 unmount(place.target)
             wait_for(ended, END_TIMEOUT_S, "the process did not end after the unmount")
+
+
+def trusting(server: Server) -> Mapping[str, str]:
+    """Where curl, Go's programs and rclone look for a certificate authority."""
+    names = ("CURL_CA_BUNDLE", "SSL_CERT_FILE", "RCLONE_CA_CERT")
+    return dict.fromkeys(names, server.ca_file) if server.ca_file else {}
 
 
 def own_subjects(server: Server, folder: Path) -> list[Subject]:

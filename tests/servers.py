@@ -1,14 +1,18 @@
 """Real S3 servers for tests and scripts: versitygw, MinIO and moto, each a process of its own on a free local port.
 
-Context managers (`run_versitygw`, `run_minio`, `run_moto`) are for scripts; the session fixtures `versitygw`, `minio`
-and `moto` are for tests (`pytest_plugins = ["tests.servers"]` in the root conftest). A fixture whose binary is missing
-skips with the reason, and fails when CI=true. Servers hold their data in a temporary directory and end with the block.
+Context managers (`run_versitygw`, `run_minio`, `run_moto`) are for scripts; the session fixtures `versitygw`,
+`versitygw_tls`, `minio` and `moto` are for tests (`pytest_plugins = ["tests.servers"]` in the root conftest). A fixture
+whose binary is missing skips with the reason, and fails when CI=true. Servers hold their data in a temporary directory
+and end with the block.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -26,6 +30,8 @@ import botocore.config
 import botocore.exceptions
 import pytest
 
+from tests.authority import HERE, Authority, Identity
+
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
 
@@ -36,7 +42,10 @@ class ServerMissing(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """A running server. name: 'versitygw', 'minio' or 'moto'; data_dir: where it keeps objects ('' for moto)."""
+    """A running server. name: 'versitygw', 'minio' or 'moto'; data_dir: where it keeps objects ('' for moto).
+
+    ca_file: the certificate authority of one that speaks TLS, else ''.
+    """
 
     name: str
     endpoint: str
@@ -45,6 +54,12 @@ class Server:
     region: str = "us-east-1"
     data_dir: str = ""
     pid: int = 0
+    ca_file: str = ""
+
+    @property
+    def ca_bundle(self) -> str:
+        """The same as text, for a manifest."""
+        return Path(self.ca_file).read_text() if self.ca_file else ""
 
 
 def tools_dir() -> Path:
@@ -76,6 +91,8 @@ def boto_client(server: Server) -> Any:
         connect_timeout=5,
         read_timeout=30,
         proxies={},
+        # Of the chunks with a trailer that boto3 sends over TLS, versitygw can't parse some.
+        request_checksum_calculation="when_required" if server.ca_file else "when_supported",
     )
     return boto3.session.Session().client(
         "s3",
@@ -84,6 +101,7 @@ def boto_client(server: Server) -> Any:
         aws_secret_access_key=server.secret_key,
         region_name=server.region,
         config=config,
+        verify=server.ca_file or None,
     )
 
 
@@ -95,31 +113,42 @@ def make_bucket(server: Server, name: str) -> str:
 
 @contextmanager
 def run_versitygw(
-    *extra: str, port: int = 0, data_dir: str = "", secret_key: str = "testsecret-versitygw"
+    *extra: str,
+    port: int = 0,
+    data_dir: str = "",
+    secret_key: str = "testsecret-versitygw",
+    identity: Identity | None = None,
 ) -> Iterator[Server]:
-    """versitygw over a directory. extra: more global options; port and data_dir: to start it again in its place."""
+    """versitygw over a directory. extra: more global options; port and data_dir: to start it again in its place.
+
+    identity: it speaks TLS, and shows this.
+    """
     binary = find_tool("versitygw")
+    shown = ("--cert", str(identity.certificate), "--key", str(identity.key)) if identity else ()
     with _directory(data_dir) as root:
-        keys = _Keys("testaccess", secret_key)
+        keys = _Keys("testaccess", secret_key, str(identity.authority) if identity else "")
 
         def command(at: int) -> list[str]:
             listen = ["--port", f"127.0.0.1:{at}", "--health", "/healthz"]
-            return [binary, "--quiet", "--keep-alive", *listen, *extra, "posix", root]
+            return [binary, "--quiet", "--keep-alive", *listen, *shown, *extra, "posix", root]
 
         env = {"ROOT_ACCESS_KEY": keys.access, "ROOT_SECRET_KEY": keys.secret}
-        with _running("versitygw", command, env, "/healthz", port) as (process, at):
+        with _running("versitygw", command, env, "/healthz", port, tls=identity is not None) as (process, at):
             yield keys.server("versitygw", at, root, process.pid)
 
 
 @contextmanager
-def run_minio(*, port: int = 0, data_dir: str = "") -> Iterator[Server]:
-    """MinIO with one drive. port and data_dir: to start it again in its place."""
+def run_minio(*, port: int = 0, data_dir: str = "", identity: Identity | None = None) -> Iterator[Server]:
+    """MinIO with one drive. port, data_dir and identity: as of versitygw."""
     binary = find_tool("minio")
-    with _directory(data_dir) as root:
-        keys = _Keys("testaccess", "testsecret-minio")
+    with _directory(data_dir) as root, _directory("") as shown:
+        keys = _Keys("testaccess", "testsecret-minio", str(identity.authority) if identity else "")
+        if identity:
+            shutil.copy(identity.certificate, Path(shown, "public.crt"))
+            shutil.copy(identity.key, Path(shown, "private.key"))
 
         def command(at: int) -> list[str]:
-            listen = ["--address", f"127.0.0.1:{at}", "--console-address", "127.0.0.1:0"]
+            listen = ["--address", f"127.0.0.1:{at}", "--console-address", "127.0.0.1:0", "--certs-dir", shown]
             return [binary, "server", "--quiet", *listen, root]
 
         env = {
@@ -130,7 +159,7 @@ def run_minio(*, port: int = 0, data_dir: str = "") -> Iterator[Server]:
             "MINIO_SITE_REGION": "us-east-1",
             "HOME": root,
         }
-        with _running("minio", command, env, "/minio/health/cluster", port) as (process, at):
+        with _running("minio", command, env, "/minio/health/cluster", port, tls=identity is not None) as (process, at):
             server = keys.server("minio", at, root, process.pid)
             _wait_for_listing(server)
             yield server
@@ -155,6 +184,17 @@ def versitygw() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Nobody trusts it who is not told to."""
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="session")
+def versitygw_tls(authority: Authority) -> Iterator[Server]:
+    yield from _fixture(run_versitygw(identity=authority.issue("versitygw", HERE)))
+
+
+@pytest.fixture(scope="session")
 def minio() -> Iterator[Server]:
     yield from _fixture(run_minio())
 
@@ -174,6 +214,7 @@ def _fixture(runner: AbstractContextManager[Server]) -> Iterator[Server]:
     try:
         yield server
     finally:
+        os.kill(server.pid, signal.SIGKILL)  # versitygw would wait for each kept connection, for 10 s
         runner.__exit__(None, None, None)
 
 
@@ -181,12 +222,22 @@ def _fixture(runner: AbstractContextManager[Server]) -> Iterator[Server]:
 class _Keys:
     access: str
     secret: str
+    ca_file: str = ""
 
     def server(self, name: str, port: int, root: str, pid: int) -> Server:
-        endpoint = f"http://127.0.0.1:{port}"
         return Server(
-            name=name, endpoint=endpoint, access_key=self.access, secret_key=self.secret, data_dir=root, pid=pid
+            name=name,
+            endpoint=_url(port, tls=bool(self.ca_file)),
+            access_key=self.access,
+            secret_key=self.secret,
+            data_dir=root,
+            pid=pid,
+            ca_file=self.ca_file,
         )
+
+
+def _url(port: int, *, tls: bool) -> str:
+    return f"{'https' if tls else 'http'}://127.0.0.1:{port}"
 
 
 @contextmanager
@@ -200,7 +251,13 @@ def _directory(given: str) -> Iterator[str]:
 
 @contextmanager
 def _running(
-    name: str, command: Callable[[int], Sequence[str]], env: Mapping[str, str], health: str, port: int
+    name: str,
+    command: Callable[[int], Sequence[str]],
+    env: Mapping[str, str],
+    health: str,
+    port: int,
+    *,
+    tls: bool = False,
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """Start, wait until healthy, and stop. Another port is tried when someone took ours in between."""
     attempts = 1 if port else 5
@@ -211,7 +268,7 @@ def _running(
                 command(at), env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
             try:
-                if _healthy(process, f"http://127.0.0.1:{at}{health}"):
+                if _healthy(process, _url(at, tls=tls) + health):
                     yield process, at
                     return
             finally:
@@ -223,7 +280,9 @@ def _running(
 
 
 def _healthy(process: subprocess.Popen[bytes], url: str) -> bool:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    # Whether it is up, and not whether its certificate is right: some tests want a wrong one.
+    anyone = ssl._create_unverified_context()
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=anyone))
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
         try:

@@ -97,7 +97,7 @@ class S3(Part):
     )
     ca_bundle: Certificate = Field(
         "",
-        description="Certificates, as PEM text, that the server's certificate is checked against in place of the "
+        description="Certificates, as PEM text, that the server's certificate is checked against besides the "
         "system's. Certificates are public, so they stand here and not in a Secret.",
     )
     create: Flag = Field(False, description="Create the bucket if it does not exist.")

@@ -24,6 +24,9 @@ UploadId = NewType("UploadId", str)
 
 Body = bytes | bytearray | memoryview
 
+_PIECE_BYTES = 256 << 10
+"""What is read of a file at once: it stays in the processor's cache."""
+
 
 class FilePart:
     """Bytes of an open file as the body of a part: where nothing has to look at them, they never become ours.
@@ -51,6 +54,19 @@ class FilePart:
     def read(self) -> bytes:
         """All of it; what the file has lost meanwhile as zeros. OSError."""
         return os.pread(self.fd, len(self), self.start).ljust(len(self), b"\0")
+
+    def pieces(self) -> Iterator[memoryview]:
+        """The same, little by little; each is overwritten by the next.
+
+        Not by mmap(2): who shortens the file meanwhile would end this process.
+        """
+        at = self.start
+        with memoryview(bytearray(min(_PIECE_BYTES, len(self)))) as piece:
+            while at < self.stop:
+                wanted = piece[: self.stop - at]
+                count = os.preadv(self.fd, [wanted], at)
+                yield wanted[:count] if count else memoryview(bytes(len(wanted)))
+                at += count or len(wanted)
 
 
 def in_memory(body: Body | FilePart) -> Body:

@@ -1,4 +1,5 @@
-"""The stores under the contract: the in-memory fake, as it is and as a stricter server, and three real servers."""
+"""The stores under the contract: the in-memory fake, as it is and as a stricter server, three real servers, and one of
+them over TLS as well."""
 
 from __future__ import annotations
 
@@ -42,13 +43,14 @@ def location_of(server: Server, bucket: str) -> S3Location:
         endpoint=server.endpoint,
         region=server.region,
         force_path_style=True,
+        ca_bundle=server.ca_bundle,
         credentials=StaticCredentials(access_key_id=server.access_key, secret_access_key=Secret(server.secret_key)),
     )
 
 
-@pytest.fixture(params=["memory", "memory-disk-like", "moto", "versitygw", "minio"])
+@pytest.fixture(params=["memory", "memory-disk-like", "moto", "versitygw", "versitygw-tls", "minio"])
 def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
-    name: str = request.param
+    name = request.param.removesuffix("-tls")
     given = request.node.callspec.params
     case = str(given.get("key", given.get("max_keys", "")))
     test = request.node.originalname
@@ -61,7 +63,8 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     if name == "memory-disk-like":
         yield Subject(name, MemoryStore(MemoryBucket(capabilities=DISK_LIKE)))
         return
-    location = location_of(request.getfixturevalue(name), f"contract-{next(_numbers)}")
+    server = request.getfixturevalue(request.param.replace("-", "_"))
+    location = location_of(server, f"contract-{next(_numbers)}")
     probe(replace(location, create=True), writable=True, deadline_s=30)
     store = open_adapter(location, capabilities=KNOWN[name], list_metadata=True)
     yield Subject(name, store)

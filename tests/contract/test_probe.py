@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ from tests.servers import Server, free_port, make_bucket
 from tests.unit.store.scripted import SILENCE, ScriptedServer, http
 
 NOBODY = StaticCredentials(access_key_id="AKID", secret_access_key=Secret("s"))
+BUSY_S = 20.0
+"""So late may a busy machine be; what is silent here stays so for longer."""
 
 
 @pytest.fixture(scope="module", params=["versitygw", "minio"])
@@ -54,7 +57,7 @@ def within(seconds: float) -> Iterator[None]:
 
 
 def refused(location: S3Location, kind: type[StoreError], *words: str, deadline_s: float = 5.0) -> None:
-    with within(deadline_s + 0.5), pytest.raises(kind) as raised:
+    with within(deadline_s + BUSY_S), pytest.raises(kind) as raised:
         probe(location, writable=True, deadline_s=deadline_s)
     text = str(raised.value)
     assert type(raised.value) is kind
@@ -139,13 +142,13 @@ def test_a_host_that_does_not_resolve_is_named(location: S3Location) -> None:
 def test_https_to_a_plain_server_says_tls(location: S3Location) -> None:
     where = location.endpoint.replace("http:", "https:")
 
-    refused(replace(location, endpoint=where), Unreachable, "TLS failed")
+    refused(replace(location, endpoint=where), Unreachable, "does not speak TLS")
 
 
 def test_a_silent_server_ends_at_the_deadline() -> None:
     with ScriptedServer([SILENCE]) as silent:
         where = S3Location(bucket="data", endpoint=f"http://127.0.0.1:{silent.port}", credentials=NOBODY)
-        refused(where, DeadlineExceeded, f":{silent.port}", deadline_s=0.5)
+        refused(where, DeadlineExceeded, f":{silent.port}", deadline_s=2.0)
 
 
 @pytest.mark.parametrize(
@@ -165,10 +168,16 @@ def test_a_web_server_is_no_s3_server(answer: bytes) -> None:
 
 
 def test_a_credential_helper_that_hangs_ends_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "config").write_text("[default]\ncredential_process = sleep 2\n")
+    waits = tmp_path / "waits"
+    os.mkfifo(waits)
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = cat {waits}\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-
-    refused(S3Location(bucket="data"), DeadlineExceeded, "looking for credentials", deadline_s=0.5)
+    writer = os.open(waits, os.O_RDWR)
+    try:
+        refused(S3Location(bucket="data"), DeadlineExceeded, "looking for credentials", deadline_s=0.5)
+    finally:
+        waits.unlink()  # and the helper ends, however late it began
+        os.close(writer)
 
 
 def test_no_credentials_at_all_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

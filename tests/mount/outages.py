@@ -11,11 +11,15 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from tests.authority import Identity
 from tests.servers import START_TIMEOUT_S, STOP_TIMEOUT_S, Server, free_port, run_versitygw
+
+Run = Callable[..., contextlib.AbstractContextManager[Server]]
 
 _FORK = multiprocessing.get_context("fork")
 _ANSWER_S = START_TIMEOUT_S + 2 * STOP_TIMEOUT_S
@@ -24,9 +28,10 @@ _ANSWER_S = START_TIMEOUT_S + 2 * STOP_TIMEOUT_S
 class Breakable:
     """States: running, refusing writes (403 at once), frozen (accepts and says nothing), gone (connection refused)."""
 
-    def __init__(self, data_dir: str) -> None:
+    def __init__(self, data_dir: str, identity: Identity | None = None) -> None:
         self._asking, answering = _FORK.Pipe()
-        self._starter = _FORK.Process(target=_start_and_stop, args=(data_dir, free_port(), answering, self._asking))
+        run = partial(run_versitygw, port=free_port(), data_dir=data_dir, identity=identity)
+        self._starter = _FORK.Process(target=_start_and_stop, args=(run, answering, self._asking))
         self._starter.start()
         answering.close()
         self._frozen = False
@@ -94,7 +99,7 @@ def thread_states(pid: int) -> set[str]:
     return seen
 
 
-def _start_and_stop(data_dir: str, port: int, requests: Connection, other_end: Connection) -> None:
+def _start_and_stop(run: Run, requests: Connection, other_end: Connection) -> None:
     """The starter: options start a server, None ends it, the end of the pipe ends both."""
     other_end.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -109,16 +114,16 @@ def _start_and_stop(data_dir: str, port: int, requests: Connection, other_end: C
                 if options is None:
                     running.close()
                 else:
-                    answer = running.enter_context(run_versitygw(*options, port=port, data_dir=data_dir))
+                    answer = running.enter_context(run(*options))
             except Exception as error:  # told to who asked
                 answer = error
             requests.send(answer)
 
 
 @contextlib.contextmanager
-def breakable(data_dir: str) -> Iterator[Breakable]:
-    """A running server over a directory, ended at the end."""
-    made = Breakable(data_dir)
+def breakable(data_dir: str, identity: Identity | None = None) -> Iterator[Breakable]:
+    """A running server over a directory, ended at the end. identity: of one that speaks TLS."""
+    made = Breakable(data_dir, identity)
     try:
         yield made
     finally:

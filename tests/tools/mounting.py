@@ -66,6 +66,7 @@ def manifest(server: Server, bucket: str, **spec: Any) -> str:
                 "region": server.region,
                 "credentialsSecret": "keys",
                 "create": True,
+                **({"caBundle": server.ca_bundle} if server.ca_file else {}),
             },
             **spec,
         },

@@ -3,7 +3,9 @@
 Measured on versitygw, 100 KiB objects per second, 1 and 16 threads: GET exact 3,000 and 3,600 (then the GIL is full),
 obstore 2,500 and 6,000; PUT exact 1,080 and 1,580, obstore 1,030 and 1,660. So a small GET that is alone goes exactly,
 GETs side by side go through obstore, and writes stay exact: they need the answer's headers, and gain nothing. Large
-ranges go exactly as well where there is no TLS: obstore takes 1.4 times the processor for them.
+ranges go exactly as well: obstore takes 1.4 times the processor for them. Over TLS everything goes exactly: obstore
+takes 1.5 times the processor for ranges (2.8 ms a MB, exact 1.9) and for 100 KiB side by side (0.67 and 0.43 ms), and
+makes connections of its own, each of which is a handshake.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ _SMALL_BYTES = 1 << 20
 _LARGE_BYTES = 512 << 10
 _FEW = 2
 _MISFIT_LIMIT = 16
-"""So often in a row obstore may fail where the exact client then succeeds (a certificate that rustls refuses, a proxy
-that only http.client gets on with) before it is not asked any more: each failure costs a request."""
+"""So often in a row obstore may fail where the exact client then succeeds (a proxy that only http.client gets on
+with) before it is not asked any more: each failure costs a request."""
 
 
 class S3Store(ExactClient):
@@ -57,7 +59,7 @@ class S3Store(ExactClient):
         """GetObject. What obstore could not do is asked again exactly, for the answer or for the reason."""
         with self._counted() as alone:
             small = byte_range is not None and byte_range.stop - byte_range.start <= _SMALL_BYTES
-            exact = (alone and small) or (self._is_large(byte_range) and not self._caller.endpoint.secure)
+            exact = (alone and small) or self._is_large(byte_range)
             if self._bulk is None or self._misfits >= _MISFIT_LIMIT or exact or not is_ordinary(key):
                 return super().get(key, byte_range=byte_range, if_match=if_match, sink=sink)
             check_key(key, self._capabilities)
@@ -73,7 +75,7 @@ class S3Store(ExactClient):
 
     @staticmethod
     def _is_large(byte_range: ByteRange | None) -> bool:
-        """Without TLS the exact client receives such a body in place, and without a word of Python."""
+        """The exact client receives such a body in place, and without a word of Python."""
         return byte_range is not None and byte_range.stop - byte_range.start >= _LARGE_BYTES
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""obstore as the mover of bytes: ranges and whole objects of ordinary keys, received outside the GIL.
+"""obstore as the mover of bytes without TLS: ranges and whole objects of ordinary keys, received outside the GIL.
 
 It normalises paths, so keys with empty or dot segments, a slash at either end or bytes that are no UTF-8 are not for
 it; nor does it tell servers' refusals apart. Whatever it can't express or explain is answered by `NotForBulk`, and the
@@ -62,12 +62,11 @@ class Bulk:
         self,
         credentials: CredentialSource,
         *,
-        ca_bundle: str = "",
         proxy: Proxy | None = None,
         limits: TransportLimits | None = None,
     ) -> None:
         self._credentials = credentials
-        self._options = _client_options(limits or TransportLimits(), ca_bundle, proxy)
+        self._options = _client_options(limits or TransportLimits(), proxy)
         self._lock = threading.Lock()
         self._made: tuple[tuple[Endpoint, SigningKeys | None], ObstoreS3] | None = None
 
@@ -158,7 +157,7 @@ def _received(result: GetResult, info: ObjectInfo, sink: Sink | None) -> tuple[B
     return b"", done
 
 
-def _client_options(limits: TransportLimits, ca_bundle: str, proxy: Proxy | None) -> ClientConfig:
+def _client_options(limits: TransportLimits, proxy: Proxy | None) -> ClientConfig:
     options: dict[str, Any] = {
         "allow_http": True,
         "connect_timeout": timedelta(seconds=limits.connect_s),
@@ -167,8 +166,6 @@ def _client_options(limits: TransportLimits, ca_bundle: str, proxy: Proxy | None
         "pool_idle_timeout": _POOL_IDLE,
         "pool_max_idle_per_host": str(limits.connections),
     }
-    if ca_bundle:
-        options["root_certificate"] = ca_bundle
     if proxy is not None:
         options["proxy_url"] = proxy.url
     made: ClientConfig = options  # type: ignore[assignment]

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import base64
 import logging
-import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import md5
 
@@ -37,8 +36,6 @@ _ALGORITHM = "CRC32"
 _DECLARED = "x-amz-checksum-algorithm"
 _KIND, _OF_PARTS = "x-amz-checksum-type", "COMPOSITE"
 _SUM = "x-amz-checksum-crc32"
-_PIECE_BYTES = 256 << 10
-"""What is read of a file at once: it stays in the processor's cache."""
 
 Send = Callable[[Call], Answer]
 
@@ -52,27 +49,16 @@ def crc32_of(body: Body | FilePart) -> str:
 def md5_of(body: Body | FilePart) -> str:
     """MD5 as Content-MD5 has it (RFC 1864). OSError of a file."""
     digest = md5(usedforsecurity=False)
-    for piece in _pieces(body) if isinstance(body, FilePart) else (body,):
+    for piece in body.pieces() if isinstance(body, FilePart) else (body,):
         digest.update(piece)
     return base64.b64encode(digest.digest()).decode()
 
 
 def _crc32_of_file(part: FilePart) -> int:
     crc = 0
-    for piece in _pieces(part):
+    for piece in part.pieces():
         crc = crc32(piece, crc)
     return crc
-
-
-def _pieces(part: FilePart) -> Iterator[Body]:
-    """Not by mmap(2): who shortens the file meanwhile would end this process. What it has lost counts as zeros."""
-    at = part.start
-    with memoryview(bytearray(min(_PIECE_BYTES, len(part)))) as piece:
-        while at < part.stop:
-            wanted = piece[: part.stop - at]
-            count = os.preadv(part.fd, [wanted], at)
-            yield wanted[:count] if count else bytes(len(wanted))
-            at += count or len(wanted)
 
 
 class _Offer:

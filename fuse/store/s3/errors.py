@@ -100,6 +100,9 @@ BY_STATUS: dict[int, type[e.StoreError]] = {
 }
 """For answers without a known code: those to a HEAD have no body."""
 
+UNANNOUNCED = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+"""What TLS makes of the end of a connection while something is sent: no fault of TLS, nor of who set it up."""
+
 _SKEW_TAKEN_S = 15 * 60
 """What S3 takes; an answer to a HEAD can't say that it was more."""
 _NAME_MAX_BYTES = 255
@@ -231,14 +234,25 @@ def _why(kind: type[e.StoreError], refusal: Refusal) -> str:
     return _WHY.get(kind, "the server refuses the request")
 
 
+_BAD_CERTIFICATES = {
+    9: "its TLS certificate is not valid yet: set this machine's clock",
+    10: "its TLS certificate has expired: renew it on the server (or set this machine's clock)",
+    62: "its TLS certificate is for another host ({}): write a name that it is for into spec.s3.endpoint",
+    64: "its TLS certificate is for another host ({}): write a name that it is for into spec.s3.endpoint",
+}
+"""By OpenSSL's X509_V_ERR_ number; all others are about who signed it."""
+_NOT_TRUSTED = (
+    "its TLS certificate is not trusted ({}): put the certificate authority that signed it into spec.s3.caBundle"
+)
+
+
 def connection_words(error: Exception) -> str:
     """What went wrong at the connection, and what to do about it."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return (
-            f"its TLS certificate is not trusted ({one_line(error.verify_message)}): put the certificate authority"
-            " that signed it into caBundle"
-        )
-    if isinstance(error, ssl.SSLError):
+        return _BAD_CERTIFICATES.get(error.verify_code, _NOT_TRUSTED).format(one_line(error.verify_message))
+    if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+        return "the server does not speak TLS: write http:// in spec.s3.endpoint, or the port that does"
+    if isinstance(error, ssl.SSLError) and not isinstance(error, UNANNOUNCED):
         return f"TLS failed ({one_line(str(error.reason or error))}): check https:// in the endpoint and caBundle"
     if isinstance(error, socket.gaierror):
         return "the host name does not resolve: check the endpoint"

@@ -54,7 +54,7 @@ def open_adapter(
     limits = limits or TransportLimits()
     parts = gather(location, limits, keys)
     caller = Caller(parts.endpoint, parts.credentials, parts.connect)
-    bulk = Bulk(parts.credentials, ca_bundle=location.ca_bundle, proxy=parts.proxy, limits=limits)
+    bulk = None if parts.endpoint.secure else Bulk(parts.credentials, proxy=parts.proxy, limits=limits)
     return S3Store(caller, bulk, capabilities or Capabilities(), list_metadata=list_metadata)
 
 

@@ -21,6 +21,8 @@ _SENDFILE_BYTES = 4 << 20
 _ZEROS = bytes(1 << 16)
 _HTTP_10, _HTTP_11 = 10, 11
 _BODYLESS = frozenset({204, 304})
+NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+"""What a socket that does not wait raises instead."""
 _ANY_END = re.compile(rb"\r?\n\r?\n")
 
 
@@ -87,12 +89,17 @@ class Head(http.client.HTTPResponse):
         return self.fp.read(min(size, held))
 
     def _take_decrypted(self, size: int, pace: Callable[[], float]) -> Body:
+        """A record, of at most 16 KiB, at a time: past the layers of http.client that cost as much as decrypting."""
+        first = b"" if self._drained else self._came_with_head(size)
+        done = len(first)
+        if done == size:
+            return first
         body = bytearray(size)
-        done = 0
+        body[:done] = first
         with memoryview(body) as view:
             while done < size:
-                self._sock.settimeout(pace())
-                count = self.readinto(view[done:])
+                limit(self._sock, pace())
+                count = self._sock.recv_into(view[done:], size - done)
                 if count == 0:
                     break
                 done += count
@@ -200,12 +207,40 @@ def send_file(sock: socket.socket, part: FilePart, pace: Callable[[], float]) ->
 
 
 def is_quiet(sock: socket.socket | None) -> bool:
-    """Nothing to read: a readable idle connection was closed by the server or is out of step."""
+    """Nothing to read: an idle connection that says something was closed by the server or is out of step.
+
+    With TLS the socket does not tell: bytes may be decrypted already, and session tickets, which come when the server
+    likes, mean nothing.
+    """
     if sock is None:
         return False
     poll = select.poll()
     poll.register(sock, select.POLLIN)
-    return not poll.poll(0)
+    if not isinstance(sock, ssl.SSLSocket):
+        return not poll.poll(0)
+    if sock.pending():
+        return False
+    if not poll.poll(0):
+        return True
+    sock.setblocking(False)
+    return has_nothing(sock)
+
+
+def has_nothing(sock: socket.socket) -> bool:
+    """Whether nothing has come to a socket that does not wait. What it reads of that is lost."""
+    try:
+        sock.recv(1)
+    except NOT_NOW:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def limit(sock: socket.socket, seconds: float) -> None:
+    """How long it waits. Setting that is a system call, and it is nearly always the same."""
+    if sock.gettimeout() != seconds:
+        sock.settimeout(seconds)
 
 
 def _timeval(seconds: float) -> bytes:

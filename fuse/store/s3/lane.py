@@ -6,13 +6,14 @@ import http.client
 import ssl
 from collections.abc import Sequence
 
-from .http1 import heard
+from .http1 import NOT_NOW, has_nothing, heard
 from .messages import Answer
 
 _RECEIVED_BYTES = 256 << 10
+_RECORD_BYTES = 16 << 10
+"""What TLS hands out at once; asking for more costs the clearing of that."""
 _HELD_MAX_BYTES = 4 << 20
 """Far more than the answers to a window."""
-_NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Lane:
@@ -66,15 +67,15 @@ class Lane:
         """As much as can be sent now. Errors: OSError."""
         try:
             self.unsent = self.unsent[self._sock.send(self.unsent) :]
-        except _NOT_NOW:
+        except NOT_NOW:
             return
 
     def receive(self, now: float) -> None:
         """What has come; reads the answers that are whole. Errors: OSError, HTTPException."""
         while not self.ended:
             try:
-                piece = self._sock.recv(_RECEIVED_BYTES)
-            except _NOT_NOW:
+                piece = self._sock.recv(_RECORD_BYTES if self._secure else _RECEIVED_BYTES)
+            except NOT_NOW:
                 break
             self.ended = not piece
             self._held += piece
@@ -107,15 +108,9 @@ class Lane:
 
     @property
     def is_exact(self) -> bool:
-        """Nothing came but the answers, and the connection can be used again."""
-        return self._at == len(self._held) and self.lasts and not self.ended
+        """All was sent, nothing came but the answers, and the connection can be used again."""
+        return self._at == len(self._held) and self.lasts and not self.ended and not self.unsent
 
     def is_quiet(self) -> bool:
         """Nothing has come that nobody asked for. What it reads of that is lost."""
-        try:
-            self._sock.recv(1)
-        except _NOT_NOW:
-            return True
-        except OSError:
-            return False
-        return False
+        return has_nothing(self._sock)

@@ -280,7 +280,8 @@ class _Batch:
 
     def _progress(self, lane: Lane, now: float) -> None:
         if not lane.window:
-            self._drop(lane)
+            if not lane.is_quiet():  # a session ticket of TLS is nothing
+                self._drop(lane)
             return
         try:
             if lane.unsent:

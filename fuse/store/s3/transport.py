@@ -11,21 +11,22 @@ import http.client
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from datastore.errors import CorruptBody, DeadlineExceeded, Unreachable
 
 from ..base import Body, FilePart, in_memory
 from .connections import Connections, Route, TransportLimits
-from .errors import connection_words
-from .http1 import Head, send_file
+from .errors import UNANNOUNCED, connection_words
+from .http1 import Head, limit, send_file
 from .messages import Answer, Outlet, Request
 from .pipelining import Pipelining
 
 _PIECE_BYTES = 1 << 20
 _SMALL_BYTES = 64 << 10
 """Up to here one read is cheapest; above, the bytes are received in place."""
+_HUNG_UP = (BrokenPipeError, ConnectionResetError, *UNANNOUNCED)
 _MAX_UNSIZED_BYTES = 64 << 20
 """Bound of an answer that does not say its length: listings and errors, which are at most a few MiB."""
 
@@ -109,7 +110,7 @@ class Transport:
             all_sent = True
             try:
                 self._send(connection.sock, request, deadline)
-            except (BrokenPipeError, ConnectionResetError):
+            except _HUNG_UP:
                 all_sent = False
             self._pace(connection, deadline, request.patience_s)
             response = Head(connection.sock, method=request.method)
@@ -119,7 +120,7 @@ class Transport:
                 response.close()
                 raise
             return response, all_sent
-        except (http.client.RemoteDisconnected, ConnectionError) as error:
+        except (http.client.RemoteDisconnected, ConnectionError, *UNANNOUNCED) as error:
             raise _Stale(error) from error
 
     def _send(self, sock: socket.socket, request: Request, deadline: float) -> None:
@@ -132,21 +133,20 @@ class Transport:
             sock.sendall(head)
             send_file(sock, request.body, partial(self._left_s, deadline))
             return
-        view = memoryview(in_memory(request.body))
-        if len(view) <= _SMALL_BYTES:
-            sock.sendall(b"".join((head, view)))
+        if len(request.body) <= _SMALL_BYTES:
+            sock.sendall(b"".join((head, in_memory(request.body))))
             return
         done = 0
         if encrypted:
             sock.sendall(head)
         else:
+            view = memoryview(in_memory(request.body))
             sent = sock.sendmsg((head, view[:_PIECE_BYTES]))
             sock.sendall(head[sent:])
             done = max(0, sent - len(head))
-        while done < len(view):
-            self._limit(sock, self._left_s(deadline))
-            sock.sendall(view[done : done + _PIECE_BYTES])
-            done += _PIECE_BYTES
+        for piece in _pieces(request.body, done):
+            limit(sock, self._left_s(deadline))
+            sock.sendall(piece)
 
     def _answer(
         self, connection: http.client.HTTPConnection, response: Head, deadline: float, outlet: Outlet | None
@@ -193,19 +193,23 @@ class Transport:
 
     def _pace(self, connection: http.client.HTTPConnection, deadline: float, patience_s: float = 0.0) -> None:
         """The next wait may take idle_s (and patience_s), and no longer than the call has left."""
-        self._limit(connection.sock, self._left_s(deadline, patience_s))
-
-    @staticmethod
-    def _limit(sock: socket.socket, seconds: float) -> None:
-        """Setting a timeout is a system call, and it is nearly always idle_s."""
-        if sock.gettimeout() != seconds:
-            sock.settimeout(seconds)
+        limit(connection.sock, self._left_s(deadline, patience_s))
 
     def _left_s(self, deadline: float, patience_s: float = 0.0) -> float:
         left = deadline - self._clock()
         if left <= 0:
             raise TimeoutError
         return min(left, self.limits.idle_s + patience_s)
+
+
+def _pieces(body: Body | FilePart, start: int) -> Iterator[memoryview]:
+    """What is sent of a body under a limit of its own each; of a file from its beginning."""
+    if isinstance(body, FilePart):
+        yield from body.pieces()
+        return
+    view = memoryview(body)
+    for at in range(start, len(view), _PIECE_BYTES):
+        yield view[at : at + _PIECE_BYTES]
 
 
 class _Stale(Exception):

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bench.__main__ import GROUPS, SHORT_WORKLOADS, arguments, choose_peers, choose_workloads, plan
+from bench.__main__ import (
+    GROUPS,
+    SHORT_WORKLOADS,
+    arguments,
+    choose_peers,
+    choose_workloads,
+    open_subjects,
+    plan,
+)
 from bench.metrics import METRICS, WORKLOADS
 from bench.peers import PEERS, Place
-from bench.subjects import PeerMount, own_subjects
+from bench.subjects import PeerMount, own_subjects, trusting
 from tests.servers import Server
 
 SERVER = Server(name="versitygw", endpoint="http://127.0.0.1:9", access_key="key", secret_key="secret")
@@ -66,6 +75,16 @@ def test_a_wrong_command_line_is_told(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit, match="2"):
         arguments(["--only", "W77"])
     assert "W77" in capsys.readouterr().err
+
+
+def test_who_can_not_be_told_of_an_authority_is_not_measured_over_tls(tmp_path: Path) -> None:
+    over_tls = replace(SERVER, endpoint="https://127.0.0.1:9", ca_file="/ca.crt")
+    names = [peer.name for peer in PEERS]
+    left = {each.name for each in open_subjects(SERVER, tmp_path, names, short=False)} - {
+        each.name for each in open_subjects(over_tls, tmp_path, names, short=False)
+    }
+    assert left == {"mount-s3", "mount-s3-cache"}
+    assert (set(trusting(over_tls).values()), trusting(SERVER)) == ({"/ca.crt"}, {})
 
 
 def test_the_short_run_has_no_peers_unless_named() -> None:

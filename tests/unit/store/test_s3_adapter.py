@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ssl
-import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -26,6 +24,7 @@ from datastore.fuse.store.s3.endpoint import resolve
 from datastore.fuse.store.s3.sigv4 import SigningKeys
 from datastore.fuse.store.s3.transport import Transport
 from datastore.secret import Secret
+from tests.authority import HERE, Authority
 from tests.unit.store.scripted import ScriptedServer, http
 
 KEYS = StaticCredentials(access_key_id="AKID", secret_access_key=Secret("secret"))
@@ -104,44 +103,20 @@ def test_obstore_is_given_up_when_only_it_fails() -> None:
     assert len(server.requests) == 34
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a private authority (ca.pem) and a certificate of 127.0.0.1 that it signed (leaf.pem, leaf.key)."""
-    folder = tmp_path_factory.mktemp("tls")
-    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
-    leaf_only = ["-addext", "basicConstraints=critical,CA:FALSE", "-addext", "subjectAltName=IP:127.0.0.1"]
-    for command in (
-        ["-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.pem"],
-        [
-            "-subj",
-            "/CN=leaf",
-            *leaf_only,
-            "-CA",
-            "ca.pem",
-            "-CAkey",
-            "ca.key",
-            "-keyout",
-            "leaf.key",
-            "-out",
-            "leaf.pem",
-        ],
-    ):
-        subprocess.run(["openssl", "req", "-x509", *curve, *command], cwd=folder, check=True, capture_output=True)
-    return folder
-
-
-def test_both_clients_trust_a_private_authority_of_the_bundle(authority: Path) -> None:
+def test_over_tls_everything_goes_through_the_exact_client(authority: Authority) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(authority / "leaf.pem", authority / "leaf.key")
-    with ScriptedServer([http(200, b"bulk", *FACTS), http(200, b"exact", *FACTS)], context) as server:
-        bundle = (authority / "ca.pem").read_text()
+    identity = authority.issue("adapter", HERE)
+    context.load_cert_chain(identity.certificate, identity.key)
+    with ScriptedServer([http(200, b"exact", *FACTS)] * 2, context) as server:
+        bundle = identity.authority.read_text()
         where = f"https://127.0.0.1:{server.port}"
         store = open_adapter(S3Location(bucket="data", endpoint=where, credentials=KEYS, ca_bundle=bundle))
         bodies = [bytes(store.get(key)[0]) for key in ("ordinary", "odd//key")]
         store.close()
 
-    assert bodies == [b"bulk", b"exact"]
-    assert len(server.requests) == 2
+    assert bodies == [b"exact"] * 2
+    assert server.connections == 1
+    assert not any(b"user-agent" in request.lower() for request in server.requests)
 
 
 class Renewing:

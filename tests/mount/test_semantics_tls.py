@@ -1,0 +1,166 @@
+"""The same mount over https: a real server that speaks TLS, whose authority only the manifest names (S-160)."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from datastore.fuse.store.base import WriteOptions
+from datastore.fuse.store.s3 import open_adapter
+from tests.authority import HERE, Authority, Subject
+from tests.contract.conftest import location_of
+from tests.mount.conftest import new_bucket
+from tests.mount.mounts import TTL, Mount, mounted, settle
+from tests.mount.outages import breakable
+from tests.servers import Server, run_versitygw
+
+pytestmark = pytest.mark.fuse
+
+MIB = 1 << 20
+LARGE = random.Random(160).randbytes(72 * MIB)
+SMALL = {f"f{number:03}": random.Random(number).randbytes(100 << 10) for number in range(96)}
+FOLDERS, FILES = 20, 2000
+
+
+@pytest.fixture(scope="module")
+def shared(versitygw_tls: Server, clean_environment: Path) -> Iterator[Mount]:
+    """One mount for the tests that need no other."""
+    bucket = new_bucket(versitygw_tls)
+    with mounted(versitygw_tls, bucket, clean_environment, metadataTTL=TTL) as mount:
+        yield mount
+
+
+def put_all(mount: Mount, objects: Mapping[str, tuple[bytes, Mapping[str, str]]]) -> None:
+    """Many bodies with their metadata, side by side, as another tool."""
+    with closing(open_adapter(location_of(mount.server, mount.bucket))) as store, ThreadPoolExecutor(16) as pool:
+
+        def put(key: str) -> None:
+            body, metadata = objects[key]
+            store.put(key, body, WriteOptions(metadata=metadata))
+
+        list(pool.map(put, objects))
+
+
+def test_a_large_file_is_read_cold_by_ranges(shared: Mount) -> None:
+    """S-160 from its beginning to its end, and here and there by several at once."""
+    shared.objects.put("large", LARGE)
+    shared.objects.put("here-and-there", LARGE)
+
+    def at(offset: int) -> bool:
+        with (shared.path / "here-and-there").open("rb", buffering=0) as file:
+            return os.pread(file.fileno(), MIB, offset) == LARGE[offset : offset + MIB]
+
+    assert (shared.path / "large").read_bytes() == LARGE
+    offsets = random.Random(0).sample(range(len(LARGE) - MIB), 24)
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(at, offsets))
+
+
+def test_small_files_are_read_by_16_threads(shared: Mount) -> None:
+    """S-160"""
+    put_all(shared, {f"small/{name}": (body, {}) for name, body in SMALL.items()})
+    with ThreadPoolExecutor(16) as pool:
+        read = list(pool.map(lambda name: (shared.path / "small" / name).read_bytes(), SMALL))
+    assert read == list(SMALL.values())
+
+
+def test_a_walk_of_thousands_shows_the_attributes_of_each(shared: Mount) -> None:
+    """S-160 by as many HEADs, several at once on each connection."""
+    put_all(
+        shared,
+        {
+            f"tree/d{number % FOLDERS:02}/f{number:04}": (
+                b"x" * (number % 10),
+                {"mode": str(stat.S_IFREG | 0o600 | number % 8)},
+            )
+            for number in range(FILES)
+        },
+    )
+    settle()
+    before = shared.calls()["head"]
+
+    found = {
+        entry.name: entry.stat()
+        for folder in os.listdir(shared.path / "tree")
+        for entry in os.scandir(shared.path / "tree" / folder)
+    }
+
+    assert {name: (each.st_size, each.st_mode & 7) for name, each in found.items()} == {
+        f"f{number:04}": (number % 10, number % 8) for number in range(FILES)
+    }
+    assert shared.calls()["head"] - before >= FILES
+
+
+def test_what_is_written_arrives(shared: Mount) -> None:
+    """S-160 in parts and in one piece, renamed and appended to."""
+    with (shared.path / "written").open("wb") as file:
+        for at in range(0, len(LARGE), MIB):
+            file.write(LARGE[at : at + MIB])
+    os.rename(shared.path / "written", shared.path / "renamed")
+    for name, body in (("renamed", LARGE), ("log", b"one line\n")):
+        with (shared.path / name).open("ab") as file:
+            file.write(b"the end")
+        if name == "log":
+            with (shared.path / name).open("ab") as file:
+                file.write(body)
+
+    assert shared.objects.get("renamed") == LARGE + b"the end"
+    assert shared.objects.get("log") == b"the endone line\n"
+    assert not shared.objects.exists("written")
+
+
+def test_it_goes_on_when_the_server_was_away(authority: Authority, clean_environment: Path, tmp_path: Path) -> None:
+    """S-160 every connection is lost in the middle of a read and a write."""
+    with breakable(str(tmp_path), authority.issue("breakable", HERE)) as storage:
+        server = storage.server
+        with mounted(server, new_bucket(server), clean_environment) as mount, ThreadPoolExecutor(2) as pool:
+            mount.objects.put("large", LARGE)
+            reading = pool.submit((mount.path / "large").read_bytes)
+            with (mount.path / "written").open("wb") as file:
+                file.write(LARGE[: 40 * MIB])
+                os.kill(server.pid, signal.SIGKILL)
+                storage.run()
+                file.write(LARGE[40 * MIB :])
+            assert reading.result(60) == LARGE
+            assert mount.objects.get("written") == LARGE
+            assert mount.status()["dirty"] == []
+
+
+OTHER = Subject(common_name="other", names=("s3.example.org",))
+MINUTE, YEARS = timedelta(minutes=1), timedelta(days=3650)
+WRONG = {
+    "expired": (HERE, MINUTE, ("certificate has expired", "renew it on the server")),
+    "other": (OTHER, YEARS, ("for another host", "not valid for '127.0.0.1'", "spec.s3.endpoint")),
+    "unknown": (HERE, YEARS, ("certificate is not trusted", "spec.s3.caBundle")),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_certificate_that_is_not_right_is_refused_in_one_line(
+    authority: Authority, clean_environment: Path, tmp_path: Path, name: str
+) -> None:
+    """S-160 what is wrong with it, and what to change."""
+    subject, validity, words = WRONG[name]
+    if name == "unknown":
+        authority = Authority(tmp_path)
+    identity = authority.issue(name, subject, validity=validity)
+    with run_versitygw(identity=identity) as server:
+        told = replace(server, ca_file="") if name == "unknown" else server
+        machine = Mount(told, "data", Path(tempfile.mkdtemp(prefix="m", dir=clean_environment)))
+        done = machine.try_mount()
+    assert done.returncode != 0
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    for word in words:
+        assert word in done.stderr
+    assert not os.path.ismount(machine.path)
