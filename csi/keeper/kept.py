@@ -78,11 +78,18 @@ class KeptMount:
         return process.pid if process is not None and process.poll() is None else 0
 
     def start(self, held: Held | None = None) -> Held:
-        """Mount, or go on with what is held, which is ours then. Errors: what the keeper reported."""
+        """Mount, or go on with what is held, which is ours then: as soon as a keeper can be started.
+
+        Errors: what the keeper reported; of what is held only that nobody could watch over it.
+        """
         watcher = threading.Thread(target=self._watch, name=f"keeper-{self.setting.volume_id[-24:]}", daemon=True)
         _begin(watcher)  # first: a keeper without one would be nobody's
         try:
-            self.held = self._launch(held)
+            if held is None:
+                self.held = self._launch(None)
+            else:
+                self.held = held
+                self._relaunch(0.0)
         finally:
             self._launched.set()
         return self.held
@@ -193,11 +200,11 @@ class KeptMount:
         pause_s = 0.0
         while True:
             process = self._process
-            assert process is not None
-            code = process.wait()
+            code = process.wait() if process is not None else None
             if code == 0 or self._stop.is_set():
                 break
-            log.error("a keeper died; it is replaced", extra=fields(volume=self.setting.volume_id, code=code))
+            if code is not None:
+                log.error("a keeper died; it is replaced", extra=fields(volume=self.setting.volume_id, code=code))
             self.end_server()
             if self._stop.wait(pause_s):
                 break

@@ -12,8 +12,12 @@ from contextlib import suppress
 from ..kernel import abi, reply
 
 _UNANSWERED = {abi.FORGET, abi.BATCH_FORGET, abi.INTERRUPT}
-_GOES_ON = {errno.ENOENT, errno.EINTR, errno.EAGAIN}
+_GONE = {errno.ENODEV, errno.ECONNABORTED}
+"""Unmounted, or the connection was aborted."""
+_LEFT = {errno.ENOENT, errno.EINTR, errno.EAGAIN}
 """The caller has left before we read what he asked."""
+_AGAIN_S = 0.1
+"""Before a device is tried again that could not be read for another reason: no memory."""
 _BUFFER_BYTES = (1 << 20) + 2 * abi.PAGE_SIZE
 
 
@@ -60,7 +64,11 @@ class Refusal:
         try:
             length = os.readv(self._fd, (self._buffer,))
         except OSError as error:
-            return 0 if error.errno in _GOES_ON else None  # unmounted, or the connection was aborted
+            if error.errno in _GONE:
+                return None
+            if error.errno not in _LEFT:
+                time.sleep(_AGAIN_S)
+            return 0
         if length < abi.HEADER_SIZE:
             return None
         header = abi.IN_HEADER.unpack_from(self._buffer)

@@ -118,7 +118,7 @@ class SetAttrs:
             node.exact = node.racy = True
             node.checked_at = self._core.clock.monotonic()
             if isinstance(node, Directory):
-                node.moves += 1  # as Resolver.changed()
+                node.changes += 1  # as Resolver.changed()
                 return
             node.etag, node.mtime_ns = result.etag, result.mtime_ns or self._core.now_ns()
             self._core.opens.moved_on(node.ino, node.etag, node.size)

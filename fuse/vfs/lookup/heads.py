@@ -11,7 +11,8 @@ from ...store.limits import MAX_HEAD_KEYS
 from ..tree.core import Core
 from ..tree.nodes import Directory, Node
 from .foresight import Foresight
-from .remote import AGAIN_MAX, Remote, Was
+from .learning import Was, was_of
+from .remote import AGAIN_MAX, Remote
 from .walks import Walks
 
 _MANY = 256
@@ -60,7 +61,7 @@ class _Asked:
         self._core = core
         self._remote = remote
         with core.lock:
-            self._nodes: list[tuple[Node, str, Was]] = [(node, node.key, (node.place, node.etag)) for node in nodes]
+            self._nodes: list[tuple[Node, str, Was]] = [(node, node.key, was_of(node)) for node in nodes]
         self._again: list[Node] = []
         self._later: list[tuple[int, ObjectInfo | None]] = []
         self._failure: StoreError | None = None

@@ -53,7 +53,7 @@ class Answer(NamedTuple):
 class _Reading:
     """A directory that is open, by all of its handles that go by what is kept."""
 
-    __slots__ = ("dropping", "handles", "listings", "mixed", "told_at", "until")
+    __slots__ = ("again_at", "dropping", "handles", "listings", "mixed", "told_at", "until")
 
     def __init__(self) -> None:
         self.handles: set[int] = set()
@@ -66,6 +66,8 @@ class _Reading:
         self.until = math.inf
         """When what the kernel may have read of it has to go."""
         self.told_at = -math.inf
+        self.again_at = math.inf
+        """When it has to go once more: what was told just before it went may have come after that."""
 
     def shows(self, listing: Listing) -> bool:
         """This is the newest one from now on. Whether there was another."""
@@ -73,6 +75,14 @@ class _Reading:
         if other or not self.listings:
             self.listings.append(listing)
         return other
+
+    def goes(self, now: float) -> bool:
+        """Whether what the kernel may have read of it has to go now; it does then."""
+        if now < min(self.until, self.again_at):
+            return False
+        late = self.until <= now <= self.told_at + _ARRIVED_S
+        self.until, self.again_at = math.inf, now + _ARRIVED_S if late else math.inf
+        return True
 
     def differs(self, listing: Listing) -> bool:
         """Whether the newest one is another."""
@@ -202,9 +212,6 @@ class KeptListings:
         """
         with self._core.lock:
             now = self._core.clock.monotonic()
-            due = [(ino, reading) for ino, reading in self._open.items() if reading.until <= now]
-            for _, reading in due:
-                # What was told just now may come after this: once more then.
-                reading.until = math.inf if now - reading.told_at > _ARRIVED_S else now
-        for ino, _ in due:
+            due = [ino for ino, reading in self._open.items() if reading.goes(now)]
+        for ino in due:
             self._core.notifier.inval_inode(Ino(ino))

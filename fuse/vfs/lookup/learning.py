@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import stat
 
-from ...store.base import ObjectInfo
+from ...store.base import ETag, ObjectInfo
 from ...store.packed import unpacked
 from ..tree.attrs import Attributes, from_metadata
 from ..tree.core import Core
@@ -12,6 +12,13 @@ from ..tree.listing import Listed, Listing
 from ..tree.nodes import Directory, Node
 
 _SECOND_NS = 1_000_000_000
+
+Was = tuple[tuple[int, ...], ETag, int]
+
+
+def was_of(node: Node) -> Was:
+    """Where a node is now, and as what: an answer is of that if it is the same then, else it may be older."""
+    return node.place, node.etag, node.changes
 
 
 class Learning:

@@ -16,12 +16,12 @@ from datastore.errors import NotFound, PreconditionFailed
 from ...data.version import ObjectVersion
 from ...ops import FSError
 from ...state.attributes import is_racy
-from ...store.base import ETag, ListPage, ObjectInfo
+from ...store.base import ListPage, ObjectInfo
 from ..tree.core import Core
 from ..tree.growth import grew
 from ..tree.listing import Listed, Listing, claim, listing_of
 from ..tree.nodes import Directory, Node
-from .learning import Learning
+from .learning import Learning, Was, was_of
 from .pages import Pages
 
 FIRST_PAGES = 4
@@ -38,9 +38,6 @@ HIDDEN = frozenset((UNLINKED, MARKER))
 """Not shown in the mount's root, and not made there."""
 _BEGUN_MAX = 64
 """First pages that nobody has used yet."""
-
-Was = tuple[tuple[int, ...], ETag]
-"""Where a node was, and which version, when the store was asked about it."""
 
 
 class _Begun(NamedTuple):
@@ -247,7 +244,7 @@ class Remote:
             return True
         for _ in range(AGAIN_MAX):
             with self._core.lock:
-                was, key = (node.place, node.etag), node.key
+                was, key = was_of(node), node.key
             lives = self._head(node, key, was)
             if lives is not None:
                 return lives
@@ -270,7 +267,7 @@ class Remote:
         if not self._accept(node, listed):
             return False
         with self._core.lock:
-            if (node.place, node.etag) != was:
+            if was_of(node) != was:
                 return None
             self._apply(node, info, listed)
         self._core.known.learn(info)
@@ -280,7 +277,7 @@ class Remote:
         """The same without asking the store again; False: that is needed, since the node is open as another version."""
         listed = _as_listed(node, info)
         with self._core.lock:
-            if (node.place, node.etag) != was:
+            if was_of(node) != was:
                 return None
             if self.is_replaced(node, listed):
                 return False
@@ -292,7 +289,7 @@ class Remote:
         """As _head, when the store has no object of the key."""
         core = self._core
         with core.lock:
-            if (node.place, node.etag) != was:
+            if was_of(node) != was:
                 return None
             parent = node.parent
             ours = node.dirty or parent is None or node.name in parent.pending
@@ -308,7 +305,7 @@ class Remote:
                     return True
         page = core.store.list_page(key, max_keys=1) if isinstance(node, Directory) else None
         with core.lock:
-            if (node.place, node.etag) != was:
+            if was_of(node) != was:
                 return None
             below = page is not None and (page.objects or page.common_prefixes or node.holds_unsent())
             if isinstance(node, Directory) and below:

@@ -154,7 +154,7 @@ class Resolver:
 
     def changed(self, node: Node) -> None:
         """We made or changed this name: listings and answers under way are older."""
-        node.moves += 1
+        node.changes += 1
         parent = node.parent
         if parent is not None:
             self._mark(parent, node.name, node.as_listed())

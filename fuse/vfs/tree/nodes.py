@@ -45,9 +45,9 @@ class Node:
     """One file, link or special file. Fields are guarded by the state lock; `lock` serialises I/O on its content."""
 
     __slots__ = (
-        "_checked_at", "attributes", "etag", "exact", "gone", "handles", "ino", "leaving", "listed_kind", "lock",
-        "lost", "moves", "mtime_ns", "name", "nlookup", "pages_valid", "parent", "pinned", "racy", "size", "staged",
-        "tail", "told", "unlinked_key",
+        "_checked_at", "attributes", "changes", "etag", "exact", "gone", "handles", "ino", "leaving", "listed_kind",
+        "lock", "lost", "moves", "mtime_ns", "name", "nlookup", "pages_valid", "parent", "pinned", "racy", "size",
+        "staged", "tail", "told", "unlinked_key",
     )  # fmt: skip
 
     def __init__(self, ino: Ino, parent: Directory | None, name: bytes, listed: Listed, attributes: Attributes) -> None:
@@ -73,7 +73,9 @@ class Node:
         self.nlookup = 0
         self.handles = 0
         self.moves = 0
-        """How often it was renamed, or its object changed, by us."""
+        """How often it was renamed."""
+        self.changes = 0
+        """How often we changed its object, which may leave its ETag as it was."""
         self.gone = False
         self.lost = False
         """It is gone because another client took its name: a write takes the name back (the last close wins)."""
@@ -141,7 +143,7 @@ class Node:
 
     @property
     def place(self) -> tuple[int, ...]:
-        """Another one after every rename or change of it, or of a directory above, also when the key is the old one."""
+        """What is another after every rename of it or of a directory above, also when the key is the old one again."""
         parts = []
         node: Node | None = self
         while node is not None:
@@ -378,8 +380,7 @@ class NodeTable:
 
     def forget(self, ino: int, nlookup: int) -> None:
         """The kernel gives up references; unknown ids are ignored."""
-        node = self.by_ino.get(ino)
-        if node is not None:
+        if (node := self.by_ino.get(ino)) is not None:
             node.nlookup = max(0, node.nlookup - nlookup)
             self.drop_unused(node)
 
@@ -387,9 +388,8 @@ class NodeTable:
         """Remove a node, and then its parents, when nothing needs them."""
         current: Node | None = node
         while current is not None and current is not self.root:
-            if current.nlookup or current.handles or current.staged is not None:
-                return
-            if isinstance(current, Directory) and current.children:
+            used = current.nlookup or current.handles or current.staged is not None
+            if used or (isinstance(current, Directory) and current.children):
                 return
             if self.by_ino.get(current.ino) is current:  # a later node of the name may have the same id
                 self.dropped.append(self.by_ino.pop(current.ino).ino)

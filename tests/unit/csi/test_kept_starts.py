@@ -7,12 +7,14 @@ import socket
 import subprocess
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from datastore import frames, ourprocess
 from datastore.api.mountspec import MountSpec, S3Location
 from datastore.csi.errors import KeeperAway
+from datastore.csi.held import Held
 from datastore.csi.keeper.cgroups import Cgroup
 from datastore.csi.keeper.kept import KeptMount, Setting
 from datastore.errors import MountFailed
@@ -89,3 +91,30 @@ def test_a_keeper_that_ends_while_it_shares_its_descriptors(tmp_path: Path, star
     with pytest.raises(BrokenPipeError):
         os.write(other, b"x")
     os.close(other)
+
+
+def test_a_mount_of_an_earlier_host_is_gone_on_with_when_a_keeper_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started
+) -> None:
+    """S-153: else nobody would serve it, and it would not end either, since its descriptors are held."""
+    starts, refusals = ourprocess.start, iter((True, True))
+
+    def start(*arguments: Any, **options: Any) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        if next(refusals, False):
+            raise BlockingIOError("Resource temporarily unavailable")
+        return starts(*arguments, **options)
+
+    monkeypatch.setattr(ourprocess, "start", start)
+    mount = mount_of(tmp_path)
+    device_fd, opens_fd = (os.open(os.devnull, os.O_RDONLY) for _ in range(2))
+    held = Held(
+        volume_id="v", spec=mount.spec, ephemeral=False, negotiated={}, device_fd=device_fd, opens_fd=opens_fd
+    )  # fmt: skip
+    assert mount.start(held) is held
+    eventually(lambda: mount.keeper_pid != 0)
+    _, descriptors = frames.receive(started[0][1], 10.0)
+    assert [os.path.sameopenfile(one, device_fd) for one in descriptors] == [True]
+    os.close(descriptors[0])
+    mount.kill()
+    assert mount.over.is_set()
+    started[0][1].close()

@@ -12,7 +12,8 @@ from datastore.fuse.keeper.refusal import Refusal
 
 
 @pytest.mark.parametrize(
-    ("number", "goes_on"), [(errno.ENODEV, False), (errno.ECONNABORTED, False), (errno.ENOENT, True)]
+    ("number", "goes_on"),
+    [(errno.ENODEV, False), (errno.ECONNABORTED, False), (errno.ENOENT, True), (errno.ENOMEM, True)],
 )
 def test_nobody_is_refused_where_nothing_is_mounted(
     monkeypatch: pytest.MonkeyPatch, number: int, goes_on: bool
@@ -28,6 +29,22 @@ def test_nobody_is_refused_where_nothing_is_mounted(
     with keeper, kernel:
         kernel.send(b"x")
         assert Refusal(keeper.fileno(), resend=True).answer(0.02) is goes_on
+
+
+def test_a_device_that_can_not_be_read_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-61 S-153: a system without memory is no unmount, and is not asked in circles."""
+    keeper, kernel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    asked: list[int] = []
+
+    def failing(fd: int, buffers: object) -> int:
+        asked.append(fd)
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(os, "readv", failing)
+    with keeper, kernel:
+        kernel.send(b"x")
+        assert Refusal(keeper.fileno(), resend=False).answer(0.05)
+    assert len(asked) == 1
 
 
 def _fail(number: int, device: socket.socket) -> int:

@@ -102,6 +102,24 @@ def test_what_was_told_while_it_was_dropped_is_dropped_once_more(world: World, r
         world.clock.advance(seconds)
 
 
+def test_who_reads_it_all_the_time_does_so_from_what_is_kept(world: World, reader: Client) -> None:
+    """S-151: what was told just before it was dropped is dropped once more, what is told after that is not."""
+    ino, kept = directory(reader).ino, Kept()
+    held = OpenDirectory(reader.fs, ino, kept)
+    dropped = 0
+    for half_seconds in range(int(3 * TTL_S) * 2):
+        held.rewind()
+        assert len(names(held.read(ALL))) == 3
+        assert held.read(ALL) == []
+        if half_seconds % 2:
+            reader.fs.kept.expire()
+            if len(reader.kernel.inodes) > dropped:
+                dropped = len(reader.kernel.inodes)
+                kept.drop()
+        world.clock.advance(0.5)
+    assert dropped < 15
+
+
 def test_a_directory_that_lost_its_name_and_has_it_again(world: World, reader: Client) -> None:
     """S-151: it was told to be empty, which is no listing of it."""
     kept = kept_and_changed(world, reader)

@@ -19,6 +19,7 @@ from datastore.fuse.vfs.tree.nodes import Node
 from tests.mounted import Client, World
 
 PATIENCE_S = 20.0
+TWO_PAGES = 1500
 
 
 def node_of(client: Client, path: str) -> Node:
@@ -30,8 +31,8 @@ def after_the_next(monkeypatch: pytest.MonkeyPatch, store: ObjectStore, method: 
     """Between its answer and who asked for it."""
     original, calls = getattr(store, method), iter((True,))
 
-    def answered(*arguments: Any) -> Any:
-        answer = original(*arguments)
+    def answered(*arguments: Any, **options: Any) -> Any:
+        answer = original(*arguments, **options)
         if next(calls, False):
             do()
         return answer
@@ -76,6 +77,43 @@ def test_an_answer_that_is_older_than_the_chmod_of_a_directory(
     after_the_next(monkeypatch, one.store, "head", partial(one.local.chmod, "d", 0o700))
     one.fs.remote.head(node)
     assert mode_of(one, "d") == 0o700
+
+
+@pytest.mark.parametrize("changed", ["top", "top/d"])
+def test_a_listing_goes_on_while_attributes_of_its_directory_change(
+    world: World, one: Client, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    """Else who touches a directory again and again keeps all from reading what is below (EBUSY in the end)."""
+    for path in ("top", "top/d"):
+        one.local.mkdir(path, 0o755)
+    for number in range(TWO_PAGES):
+        world.put(f"top/d/{number:04}")
+    world.later()
+    one.local.stat("top/d")
+    before = one.calls("list_page")
+
+    def chmod() -> None:
+        world.clock.advance(0.01)
+        one.local.chmod(changed, 0o700)
+
+    after_the_next(monkeypatch, one.store, "list_page", chmod)
+    assert len(one.local.listdir("top/d")) == TWO_PAGES
+    assert one.calls("list_page") == before + 2
+    assert mode_of(one, changed) == 0o700
+
+
+def test_a_file_is_asked_for_once_while_attributes_of_its_directory_change(
+    world: World, one: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one.local.mkdir("d", 0o755)
+    world.put("d/a", b"x", mode=str(0o100640))
+    world.later()
+    node = node_of(one, "d/a")
+    before = one.calls("head")
+    after_the_next(monkeypatch, one.store, "head", partial(one.local.chmod, "d", 0o700))
+    assert one.fs.remote.head(node)
+    assert one.calls("head") == before + 1
+    assert mode_of(one, "d/a") == 0o640
 
 
 def test_attributes_asked_for_ahead_do_not_undo_what_was_done_to_an_open_file(
