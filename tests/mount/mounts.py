@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import botocore.exceptions
 import psutil
@@ -23,8 +23,6 @@ from datastore import controlclient
 from tests.patience import eventually
 from tests.servers import Server, boto_client
 from tests.tools.mounting import COMMAND, COMMAND_TIMEOUT_S, NAME, Client, give_back, manifest
-
-T = TypeVar("T")
 
 TTL_S = 0.3
 """metadataTTL of the shared mounts, whose tests look at the bucket with other clients too."""
