@@ -21,6 +21,10 @@ FROM dependencies AS stripped
 RUN /opt/datastore/bin/pip uninstall --yes --quiet setuptools pip
 
 FROM ${BASE}
+# NFS exports are mounted over libnfs where a node's kernel has no NFS client, GlusterFS volumes by their own client.
+RUN apt-get update --quiet=2 \
+ && apt-get install --quiet=2 --yes --no-install-recommends '^libnfs1[34]$' glusterfs-client \
+ && rm -rf /var/lib/apt/lists/*
 ENV PATH=/opt/datastore/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 # Nobody in particular. Only the node plugin's pod asks for root: it mounts.
 USER 65532:65532

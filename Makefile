@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 
-.PHONY: help setup setup-bench tools cluster-tools demo check test e2e-laptop e2e-cluster cluster-up cluster-down image bench soak docs proto clean
+.PHONY: help setup setup-bench setup-frameworks e2e-training e2e-nfs setup-ssh setup-examples tools cluster-tools demo check test long e2e-laptop e2e-cluster e2e-models cluster-up cluster-down image bench soak mutants docs proto clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 25
@@ -25,16 +25,40 @@ demo: setup ## train on digits kept in an embedded S3, through a mount
 check: setup ## lint, types, layers, spelling, packaging
 	@$(PY) tests/run_tiers.py check
 
-test: setup-bench tools cluster-tools ## every tier, as root and as a plain user; prints which ran
+test: setup-frameworks setup-ssh setup-examples tools cluster-tools ## every tier, as root and as a plain user; prints which ran
 	@$(PY) tests/run_tiers.py
 
-e2e-laptop: setup-bench tools ## only the laptop tier
+long: setup-bench setup-ssh tools cluster-tools ## hours: fsx of 100,000 operations (20,000 over NFS and SFTP), the soak of 20 minutes, 100 kills, Kubernetes' own tests; LONG=TIER for one
+	@$(PY) tests/run_tiers.py --long $(LONG)
+
+e2e-laptop: setup-bench setup-examples tools ## only the laptop tier
 	@$(PY) tests/run_tiers.py e2e-laptop e2e-laptop-plain
 
-e2e-cluster: setup tools cluster-tools ## only the cluster's tiers: on a node of its own, or on KUBECONFIG's cluster
-	@$(PY) tests/run_tiers.py e2e-cluster-crowd e2e-cluster
+setup-frameworks:
+	@.ci/setup bench frameworks
+	@.ci/apt openmpi-bin python3-mpi4py python3-torch podman runc busybox-static
+	@.ci/mxnet
 
-cluster-up: setup cluster-tools ## start a real single-node Kubernetes; NAME=... for another one, UP=--api-only for no node
+e2e-training: setup-frameworks tools cluster-tools ## only the tiers of TrainingJobs, with the real frameworks
+	@$(PY) tests/run_tiers.py training training-plain training-cluster
+
+setup-examples:
+	@command -v go >/dev/null || .ci/apt golang
+	@command -v mvn >/dev/null && command -v javac >/dev/null || .ci/apt maven default-jdk-headless
+
+setup-ssh:
+	@.ci/apt openssh-client openssh-server
+
+e2e-nfs: setup setup-ssh tools ## only the tiers of NFS exports (a real NFS host in a guest), GlusterFS (a real glusterd) and SFTP (a real sshd)
+	@$(PY) tests/run_tiers.py nfs nfs-libnfs glusterfs sftp sftp-plain
+
+e2e-cluster: setup tools cluster-tools ## only the cluster's tiers: on a node of its own, or on KUBECONFIG's cluster
+	@$(PY) tests/run_tiers.py e2e-cluster-crowd e2e-cluster-api e2e-cluster
+
+e2e-models: setup tools cluster-tools ## only the tier of models on a node of its own
+	@$(PY) tests/run_tiers.py e2e-models
+
+cluster-up: setup cluster-tools ## start a real Kubernetes of one node; NAME=... for another one, UP=--api-only for no node, UP="--nodes 2"
 	@$(PY) -m tests.cluster --name $(or $(NAME),e2e) up $(UP)
 
 cluster-down: ## end it and remove what it wrote
@@ -43,16 +67,20 @@ cluster-down: ## end it and remove what it wrote
 image: setup cluster-tools ## build the image from the Dockerfile, without a registry of images
 	@$(PY) -m tests.cluster.image
 
-bench: setup-bench tools ## time W1 to W12 beside other tools and local disk; BENCH='--only W1 --short' for less
+bench: setup-bench tools ## time W1 to W12, M1 and N1 beside other tools and local disk; BENCH='--only W1 --short' for less
 	@.ci/apt s3fs rclone
 	@$(PY) -m bench $(BENCH)
 
 soak: setup-bench tools ## hours of mixed work in 20 minutes while things die; SOAK='--seconds 300' for less
 	@$(PY) -m tests.soak --out bench/results/soak $(SOAK)
 
+mutants: setup ## make small changes of the engine at random for an hour, and show those that no test notices; MUTANTS='--seconds 600' for less
+	@.ci/setup mutants
+	@$(PY) -m tests.mutants $(MUTANTS)
+
 docs: setup ## write docs/reference, the CRD and the chart anew from the code
 	@$(PY) -m datastore.api.crd
-	@$(PY) -m datastore.api.reference docs/reference/datastore.md
+	@$(PY) -m datastore.api.reference docs/reference
 	@$(PY) -m datastore.manifests.chartwriter
 
 proto: setup ## generate csi/spec/*_pb2* anew from the .proto files

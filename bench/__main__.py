@@ -23,7 +23,7 @@ from types import FrameType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from bench import memory, programs_group, workloads
+from bench import exports, memory, models, programs_group, workloads
 from bench.bars import BARS, LOCAL, NATIVE, OURS, SHORT_AGAINST, SHORT_ALLOWANCE, Verdict, judge, last_line
 from bench.bucket import BUCKET, Bucket
 from bench.cell import Bench, Cell, Group
@@ -41,7 +41,7 @@ from tests.servers import Server, make_bucket, run_minio, run_versitygw
 
 SERVERS = {"versitygw": run_versitygw, "minio": run_minio}
 RESULTS = Path(__file__).resolve().parent / "results"
-GROUPS = (*workloads.GROUPS, *memory.GROUPS, *programs_group.GROUPS)
+GROUPS = (*workloads.GROUPS, *memory.GROUPS, *programs_group.GROUPS, *models.GROUPS, *exports.GROUPS)
 SHORT_WORKLOADS = ("W1", "W2", "W3", "W5", "W6", "W7", "W8")
 SHORT_SUBJECTS = frozenset({OURS, "ours-ro", NATIVE, LOCAL})
 

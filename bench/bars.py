@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
-from bench.metrics import BY_ID, META_OPERATIONS, Figure, Results
+from bench.metrics import BY_ID, EXPORT_FIGURES, META_OPERATIONS, Figure, Results
 from bench.w12 import PARTS
 
 OURS, READ_ONLY, WRITE_BACK, NATIVE, LOCAL = "ours", "ours-ro", "ours-wb", "native", "local"
@@ -95,6 +95,11 @@ BARS = (
     Bar("W11.first_byte", "<=", 1.0, Against.LIMIT),
     Bar("W11.restart", "<=", 1.0, Against.LIMIT),
     *(Bar(f"W12.{number}", "<=", math.inf, Against.SUCCESS) for number in range(1, len(PARTS) + 1)),
+    Bar("M1.large_disk", "<=", 1.0, Against.PEER),
+    Bar("M1.small_disk", "<=", 1.0, Against.PEER),
+    Bar("M1.large_bucket", "<=", 0.5, Against.PEER),
+    Bar("M1.small_bucket", "<=", 0.5, Against.PEER),
+    *(Bar(f"N1.{name}", ">=", 0.6, Against.NATIVE) for name in EXPORT_FIGURES),
 )
 SHORT_AGAINST = frozenset({Against.NATIVE, Against.LOCAL})
 SHORT_ALLOWANCE = 0.5

@@ -60,7 +60,7 @@ def _peak(cell: Cell, metric: str, subject: Ours, work: Callable[[Opened], Answe
 
 
 _STANDBY_S = 3.0
-"""Servers do not die every second: the keeper's next one has imported its code by then."""
+"""Servers do not die every second: the supervisor's next one has imported its code by then."""
 
 
 def start(cell: Cell) -> None:

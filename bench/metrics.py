@@ -36,6 +36,14 @@ META_OPERATIONS = {
     "readlink": "readlink",
     "unlink": "unlink",
 }
+EXPORT_FIGURES = {
+    "write": ("sequential write until it is committed", "MB/s"),
+    "read": ("sequential read, cold", "MB/s"),
+    "create_one": ("create files of 100 KiB until committed, 1 thread", "/s"),
+    "create_sixteen": ("create files of 100 KiB until committed, 16 threads", "/s"),
+    "read_one": ("read files of 100 KiB, cold, 1 thread", "/s"),
+    "read_sixteen": ("read files of 100 KiB, cold, 16 threads", "/s"),
+}
 METRICS = (
     Metric("W1.read", "sequential read, cold", "MB/s"),
     Metric("W2.read", "sequential read again", "MB/s"),
@@ -62,6 +70,11 @@ METRICS = (
     Metric("W11.first_byte", "from `mount` to the first byte of a file", "s", "lower"),
     Metric("W11.restart", "from kill -9 of the server to the next answer", "s", "lower"),
     *(Metric(f"W12.{number}", part, "s", "lower") for number, part in enumerate(PARTS, 1)),
+    Metric("M1.large_disk", "save a model of 20 large files from the disk", "s", "lower"),
+    Metric("M1.small_disk", "save a model of small files from the disk", "s", "lower"),
+    Metric("M1.large_bucket", "save a model of 20 large files from a bucket beside it", "s", "lower"),
+    Metric("M1.small_bucket", "save a model of small files from a bucket beside it", "s", "lower"),
+    *(Metric(f"N1.{name}", f"export: {title}", unit) for name, (title, unit) in EXPORT_FIGURES.items()),
 )
 BY_ID = {metric.id: metric for metric in METRICS}
 WORKLOADS = tuple(dict.fromkeys(metric.workload for metric in METRICS))

@@ -32,6 +32,11 @@ class Sizes:
     memory_cell_s: float = 900.0
     first_bytes: int = 5
     kills: int = 20
+    model_files: int = 20
+    model_bytes: int = 5 * GIB
+    model_small_files: int = 10_000
+    model_small_bytes: int = 10 * KIB
+    model_s: float = 900.0
 
 
 FULL = Sizes()
@@ -52,4 +57,7 @@ SHORT = Sizes(
     open_files=500,
     first_bytes=3,
     kills=3,
+    model_bytes=200 * MIB,
+    model_small_files=500,
+    model_s=120.0,
 )

@@ -1,1 +1,1 @@
-"""The CSI driver csi.datastore.dev: what the kubelet asks of volumes, answered by mounts that a keeper's host holds."""
+"""The CSI driver csi.datastore.dev: the node plugin, and the mount daemon (mountdaemon/) that outlives it."""

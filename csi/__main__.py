@@ -12,9 +12,10 @@ from importlib.metadata import PackageNotFoundError, version
 
 from datastore import logs
 from datastore.errors import InvalidManifest
+from datastore.kubeclient import in_cluster
 
+from .cluster import Cluster
 from .controller import Controller, Provisioner
-from .kubeapi import in_cluster
 from .plugin import Plugin
 from .settings import from_environment
 
@@ -41,7 +42,9 @@ def main() -> int:
     settings = from_environment(os.environ)
     if not settings.node_id:
         raise InvalidManifest("NODE_NAME is not set; the DaemonSet gives it from spec.nodeName")
-    plugin = Plugin(settings, _version(), in_cluster(os.environ), _controller(os.environ.get("PROVISIONER", "")))
+    client = in_cluster(os.environ)
+    cluster = Cluster(client) if client else None
+    plugin = Plugin(settings, _version(), cluster, _controller(os.environ.get("PROVISIONER", "")))
     asyncio.run(plugin.run())
     return 0
 

@@ -85,7 +85,7 @@ class Controller(ControllerServicer):
     async def CreateVolume(self, request: csi.CreateVolumeRequest) -> csi.CreateVolumeResponse:
         """Make a volume."""
         name = parse.needed("name", request.name)
-        parse.access(request.volume_capabilities)
+        parse.access_of_bucket(request.volume_capabilities)
         if request.HasField("volume_content_source"):
             raise InvalidManifest("volume_content_source: a Datastore can't be made from a snapshot or another volume")
         size = capacity(request.capacity_range)
@@ -110,7 +110,7 @@ class Controller(ControllerServicer):
     ) -> csi.ValidateVolumeCapabilitiesResponse:
         """Whether a volume can be used as asked; every access mode can."""
         volume_id = parse.needed("volume_id", request.volume_id)
-        parse.access(request.volume_capabilities)
+        parse.access_of_bucket(request.volume_capabilities)
         await self._check_there(volume_id, dict(request.volume_context), dict(request.secrets))
         return csi.ValidateVolumeCapabilitiesResponse(
             confirmed=csi.ValidateVolumeCapabilitiesResponse.Confirmed(

@@ -6,14 +6,15 @@ DatastoreError
  |- VolumeConflict   it is there, but not as asked for
  |- Refused          the state of things forbids it, and asking again won't help
  |- CommandTimeout   a command was given up; its processes are ended
- |- KeeperAway       the keeper's host does not answer: its pod is being replaced
- |- KeeperOld        the keeper's host is of an earlier release: its pod has to be replaced
+ |- NotAnswering     the mount daemon, a supervisor or a mount server does not answer: it is being replaced
+ |- DaemonOutdated   the mount daemon is of an earlier release: its pod has to be replaced
  '- Unsent           changes could not be uploaded; they are kept on this node's disk
 """
 
 from __future__ import annotations
 
 import datastore.errors as known
+from datastore.controlclient import NotAnswering as NotAnswering
 from datastore.errors import DatastoreError, MountFailed
 
 
@@ -37,19 +38,15 @@ class CommandTimeout(DatastoreError):
     """A command took too long."""
 
 
-class KeeperAway(DatastoreError):
-    """The keeper's host does not answer."""
-
-
-class KeeperOld(DatastoreError):
-    """The keeper's host does not know what is asked of it."""
+class DaemonOutdated(DatastoreError):
+    """The mount daemon does not know what is asked of it."""
 
 
 class Unsent(DatastoreError):
     """Changes are not in the storage yet."""
 
 
-_OURS = (VolumeBusy, VolumeNotFound, VolumeConflict, Refused, CommandTimeout, KeeperAway, KeeperOld, Unsent)
+_OURS = (VolumeBusy, VolumeNotFound, VolumeConflict, Refused, CommandTimeout, NotAnswering, DaemonOutdated, Unsent)
 
 
 def error_named(kind: str, text: str) -> DatastoreError:

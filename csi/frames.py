@@ -1,4 +1,4 @@
-"""Messages between the plugin, the keeper's host and its keepers: datastore.frames; who is gone is a KeeperAway."""
+"""Messages between plugin, mount daemon and supervisors: datastore.frames; who is gone is a NotAnswering."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections.abc import Sequence
 from datastore import frames
 from datastore.frames import Message, PeerGone
 
-from .errors import KeeperAway
+from .errors import NotAnswering
 
 __all__ = ["Message", "receive", "send"]
 
 
 def send(stream: socket.socket, message: Message, descriptors: Sequence[int] = (), timeout_s: float = 10.0) -> None:
-    """Errors: KeeperAway when the other end is gone or takes nothing."""
+    """Errors: NotAnswering when the other end is gone or takes nothing."""
     stream.settimeout(timeout_s)
     try:
         frames.send(stream, message, descriptors)
     except PeerGone as error:
-        raise KeeperAway(str(error)) from error
+        raise NotAnswering(str(error)) from error
 
 
 def receive(stream: socket.socket, timeout_s: float) -> tuple[Message, list[int]]:
-    """The next message and its descriptors, which the caller closes. Errors: KeeperAway, also at timeout_s."""
+    """The next message and its descriptors, which the caller closes. Errors: NotAnswering, also at timeout_s."""
     try:
         return frames.receive(stream, timeout_s)
     except PeerGone as error:
-        raise KeeperAway(str(error)) from error
+        raise NotAnswering(str(error)) from error

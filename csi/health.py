@@ -3,16 +3,56 @@
 from __future__ import annotations
 
 import logging
+import socket
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from datastore.errors import MountFailed
 
 log = logging.getLogger(__name__)
 
 CLIENT_TIMEOUT_S = 10.0
+CLIENTS = 16
+"""At a time. The port is open to every pod: who comes when there are as many takes the place of the oldest, so that
+nobody who only holds connections keeps the kubelet away."""
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Bounded(ThreadingHTTPServer):
+    """Serves CLIENTS at a time."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._lock = threading.Lock()
+        self._clients: dict[socket.socket, None] = {}
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """In a thread of its own."""
+        with self._lock:
+            oldest = next(iter(self._clients)) if len(self._clients) >= CLIENTS else None
+            if oldest is not None:
+                del self._clients[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread ends by that
+            self._clients[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """The end of a connection."""
+        with self._lock:
+            self._clients.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that left, or had to, is no news."""
+        if not isinstance(sys.exception(), OSError):
+            log.exception("a page could not be made")
 
 
 class HealthServer:
@@ -32,7 +72,7 @@ class HealthServer:
             "/readyz": lambda: _verdict(ready()),
             "/metrics": lambda: (200, metrics()),
         }
-        self._server: ThreadingHTTPServer | None = None
+        self._server: Bounded | None = None
 
     @property
     def port(self) -> int:
@@ -63,7 +103,7 @@ class HealthServer:
 
         try:
             # A pod's own address is not known here, and the kubelet asks from outside the pod.
-            self._server = ThreadingHTTPServer(("", self._port), Page)
+            self._server = Bounded(("", self._port), Page)
         except OSError as error:
             raise MountFailed(f"can't listen on port {self._port}: {error.strerror}") from error
         threading.Thread(target=self._server.serve_forever, name="health", daemon=True).start()

@@ -1,22 +1,33 @@
-"""The node plugin's own metrics; those of the mounts are the keeper's host's (keeper/metrics.py)."""
+"""The node plugin's own metrics, and those of the kernel's mounts; our engine's are the mount daemon's."""
 
 from __future__ import annotations
 
 from datastore import mountinfo
+from datastore.nfsclient import FSTYPES
 
-from .textformat import Family, rendered
+from .mountdaemon.metrics import FAMILIES as OF_MOUNTS
+from .textformat import Family, Sample, rendered
 from .volumes import Volumes
 
 MOUNTED = Family("datastore_csi_volume_mounted", "gauge", "Whether a volume of this node is mounted (1) or lost (0).")
+TRANSPORT = Family("datastore_csi_volume_transport", "gauge", "How a volume is mounted: by our engine or the kernel.")
+STUCK = Family(
+    "datastore_csi_stuck_processes",
+    "gauge",
+    "Commands that hang in the kernel and can't be ended.",
+)
+FAMILIES = (MOUNTED, TRANSPORT, STUCK)
 
 
 def of_volumes(volumes: Volumes) -> str:
-    """Asks the mount table and what is held; no mount and no server."""
+    """Asks the mount table, what we know, and the kernel's servers; no mount."""
     table = mountinfo.read()
-    samples = []
-    for volume_id in sorted(volumes.holdings.volumes()):
-        held = volumes.holdings.get(volume_id)
-        there = table.at(held.spec.mountpoint) if held else None
-        mounted = there is not None and there.fstype == mountinfo.FSTYPE
-        samples.append((MOUNTED.name, {"volume": volume_id}, float(mounted)))
-    return rendered([MOUNTED], samples)
+    samples: list[Sample] = [(STUCK.name, {}, float(volumes.commands.left_behind()))]
+    for volume in sorted(volumes.mounted(), key=lambda each: each.volume_id):
+        there = table.at(volume.spec.mountpoint)
+        mounted = there is not None and there.fstype in (*mountinfo.SUPERVISED, *FSTYPES)
+        samples.append((MOUNTED.name, {"volume": volume.volume_id}, float(mounted)))
+        if there is not None and mounted:
+            transport = "kernel" if there.fstype in FSTYPES else "engine"
+            samples.append((TRANSPORT.name, {"volume": volume.volume_id, "transport": transport}, 1.0))
+    return rendered([*FAMILIES, *OF_MOUNTS], [*samples, *volumes.kernel.metrics()])

@@ -1,96 +1,87 @@
-"""Bind mounts and unmounts by mount(8) and umount(8), each a process group that is killed at its deadline.
-
-A system call on a dead mount can hang its thread for good; a process can be killed. -c keeps both programs from looking
-at the paths, -i from helpers. Places are found in mountinfo, never by stat.
-"""
+"""What mounts the volumes of a node: our own engine over FUSE (fusemounter.py), or the kernel (kernelmounter.py)."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
-from datastore import mountinfo
-from datastore.errors import MountFailed
+from datastore.api.mountspec import MountSpec
 
-from .errors import CommandTimeout
+from .textformat import Sample
 
-TIMEOUT_S = 15.0
-KILLED_TIMEOUT_S = 1.0
-LAYERS = 16
-"""Mounts on one place that are taken away; more were made by a loop somewhere."""
+LARGEST_BYTES = 1 << 50
+"""What a volume without capacity shows, as the statfs of a bucket's mount does."""
+INODES = 1 << 32
+"""And of its files: a bucket has no limit."""
 
 
-def bind(source: str, target: str, *, read_only: bool) -> None:
-    """Show what is mounted at `source` also at `target`, an existing directory. Errors: MountFailed, CommandTimeout."""
-    run(["mount", "-c", "-n", "--bind", "--", source, target])
-    if read_only:
-        try:
-            # A bind mount takes its flags only when it is remounted (mount(2), MS_BIND).
-            run(["mount", "-c", "-n", "-o", "remount,bind,ro", "--", target])
-        except (MountFailed, CommandTimeout):
-            unmount_all(target)
-            raise
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountHandle:
+    """A volume that is mounted on this node. spec: as it is mounted now. ephemeral: an inline volume of a pod."""
+
+    volume_id: str
+    spec: MountSpec
+    ephemeral: bool
 
 
-def unmount_all(path: str) -> None:
-    """Take away what is mounted there, all layers, also a dead mount or one in use; nothing there is success.
+class Stats(NamedTuple):
+    """What a volume shows, as its statfs does; used may be more than total. condition: how it is mounted, for people.
 
-    Errors: MountFailed, CommandTimeout.
+    trouble: what is wrong with it, or ''.
     """
-    for _ in range(LAYERS):
-        if mountinfo.read().at(path) is None:
-            return
-        run(["umount", "-c", "-n", "-l", "--", path])
-    raise MountFailed(f"{path}: there is always another mount")
+
+    total_bytes: int
+    used_bytes: int
+    total_files: int
+    used_files: int
+    condition: str
+    trouble: str = ""
 
 
-def make_directory(path: str) -> None:
-    """Create it with its parents, for root only; one that is there stays, and is not looked into."""
-    if mountinfo.read().at(path) is not None:
-        return
-    parent = Path(path).parent
-    try:
-        parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-        with suppress(FileExistsError):
-            os.mkdir(path, 0o750)
-    except OSError as error:
-        raise MountFailed(f"can't make the directory {path}: {error.strerror}") from error
+class Mounter(Protocol):
+    """Blocking; every call ends within its deadlines, whatever has become of a mount or its server.
 
+    One call at a time for a volume (volumes.py); calls for several volumes side by side.
+    """
 
-def remove_directory(path: str) -> None:
-    """Remove the empty directory; one that is gone is success. Errors: MountFailed."""
-    try:
-        os.rmdir(path)
-    except FileNotFoundError:
-        return
-    except NotADirectoryError:
-        os.unlink(path)
-    except OSError as error:
-        raise MountFailed(f"can't remove {path}: {error.strerror}") from error
+    def volumes(self) -> list[str]:
+        """The volumes that it has mounted on this node, as far as it knows."""
+        ...
 
+    def get(self, volume_id: str) -> MountHandle | None:
+        """One of these."""
+        ...
 
-def run(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> None:
-    """Errors: MountFailed with what it said; CommandTimeout, its process group killed."""
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
-    )
-    try:
-        _, said = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):  # in the kernel's hands still: not ours to wait for
-            process.communicate(timeout=KILLED_TIMEOUT_S)
-        raise CommandTimeout(f"{' '.join(command)} took longer than {timeout_s:.0f} s") from None
-    if process.returncode:
-        reason = said.decode(errors="replace").strip().splitlines()
-        raise MountFailed(f"{' '.join(command)}: {reason[-1] if reason else f'exit code {process.returncode}'}")
+    def mount(self, volume_id: str, spec: MountSpec, *, ephemeral: bool) -> None:
+        """Mounted as the specification says, anew or already; idempotent.
+
+        A mount that stands is brought to what the specification says as far as that is possible without a remount.
+        """
+        ...
+
+    def renew(self, volume_id: str, spec: MountSpec) -> None:
+        """The same for a mount that stands; one that does not is left alone."""
+        ...
+
+    def unmount(self, volume_id: str, mountpoint: str, *, force: bool) -> None:
+        """Send what is left, unmount, forget; an unknown volume is success, and what lies at `mountpoint` goes.
+
+        force: unmount also when something could not be sent. Errors: Unsent.
+        """
+        ...
+
+    def resize(self, volume_id: str, size_bytes: int) -> None:
+        """Show it so large, where that is not the server's to say."""
+        ...
+
+    def stats(self, volume_id: str) -> Stats:
+        """What a volume shows. Never waits for a mount that does not answer."""
+        ...
+
+    def adopt(self) -> None:
+        """Go on with what an earlier process of the node plugin had mounted. Errors: NotAnswering: try again."""
+        ...
+
+    def metrics(self) -> list[Sample]:
+        """Of its volumes, for Prometheus; never waits for a mount that does not answer."""
+        ...

@@ -20,8 +20,6 @@ from .status import answered
 from .volumes import Volumes
 
 THREADS = 64
-INODES = 1 << 32
-"""What a volume's statfs shows; a bucket has no limit."""
 
 Result = TypeVar("Result")
 _RPC = csi.NodeServiceCapability.RPC
@@ -84,10 +82,10 @@ class Node(NodeServicer):
         return csi.NodeGetVolumeStatsResponse(
             usage=[
                 _usage(csi.VolumeUsage.BYTES, stats.total_bytes, stats.used_bytes),
-                _usage(csi.VolumeUsage.INODES, INODES, stats.used_files),
+                _usage(csi.VolumeUsage.INODES, stats.total_files, stats.used_files),
             ],
             volume_condition=csi.VolumeCondition(
-                abnormal=bool(stats.trouble), message=stats.trouble or "mounted and served"
+                abnormal=bool(stats.trouble), message=stats.trouble or stats.condition
             ),
         )
 

@@ -37,8 +37,7 @@ def publish(table: MountTable, source: str, target: str, *, read_only: bool) -> 
     if there is None:
         return [bind]
     shows = wanted is not None and there.device == wanted.device
-    # A read-only mount shows read-only without a flag of its own; more than was asked for is refused to nobody.
-    as_asked = there.read_only == (read_only or (wanted is not None and wanted.read_only))
-    if shows and as_asked and table.count(target) == 1:
+    # One that is read-only although it need not be stays: its volume was so when it was shown, and a pod uses it.
+    if shows and (there.read_only or not read_only) and table.count(target) == 1:
         return []
     return [Unmount(target), bind]

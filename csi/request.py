@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from datastore.api import endpoints, volumecontext
+from datastore.api import volumecontext
+from datastore.api.endpoints import AWS, EndpointPolicy
 from datastore.api.mountspec import MountSpec
 from datastore.api.resolve import Place
+from datastore.api.source import NFSLocation
 from datastore.errors import InvalidManifest
+from datastore.units import parse_umask
 
 from .errors import Refused
 from .settings import Settings
@@ -28,20 +31,21 @@ from .spec.csi_pb2 import (
 MODES = VolumeCapability.AccessMode
 READ_ONLY_MODES = frozenset({MODES.SINGLE_NODE_READER_ONLY, MODES.MULTI_NODE_READER_ONLY})
 POD_NAMESPACE = "csi.storage.k8s.io/pod.namespace"
+_NUMBERS = ("uid=", "gid=", "umask=")
 _NAME_LIMIT = 63
-_MAX_UMASK = 0o777
 _UNNAMEABLE = re.compile("[^a-z0-9-]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """How a volume is wanted. uid, gid, umask: mount options; group: the pod's fsGroup."""
+    """How a volume is wanted. uid, gid, umask: mount options; options: all others; group: the pod's fsGroup."""
 
     read_only: bool = False
     uid: int | None = None
     gid: int | None = None
     umask: int | None = None
     group: int | None = None
+    options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +88,9 @@ def publish(request: NodePublishVolumeRequest) -> Wanted:
         read_only=request.readonly,
     )
     if wanted.ephemeral:
-        if volumecontext.MEMORY in wanted.context:
-            raise InvalidManifest(f"volumeAttributes: {volumecontext.MEMORY} is the administrator's, in a StorageClass")
+        for ours in volumecontext.ADMINISTRATORS:
+            if ours in wanted.context:
+                raise InvalidManifest(f"volumeAttributes: {ours} is the administrator's, in a PersistentVolume")
         return replace(wanted, access=replace(wanted.access, read_only=request.readonly))
     staging = needed("staging_target_path", request.staging_target_path)
     return replace(wanted, staging_path=path("staging_target_path", staging))
@@ -109,10 +114,18 @@ def access(capabilities: Iterable[VolumeCapability]) -> Access:
         found = Access(
             read_only=read_only and (found is None or found.read_only),
             group=_group(capability.mount.volume_mount_group),
-            **_flags(capability.mount.mount_flags),
+            options=_others(capability.mount.mount_flags),
+            **_numbers(capability.mount.mount_flags),
         )
     if found is None:
         raise InvalidManifest("volume_capabilities are missing")
+    return found
+
+
+def access_of_bucket(capabilities: Iterable[VolumeCapability]) -> Access:
+    """The same for a volume that is a bucket's: it has no mount options but ours."""
+    found = access(capabilities)
+    _check_options(found)
     return found
 
 
@@ -149,7 +162,7 @@ def mount_spec(wanted: Wanted, mountpoint: str, settings: Settings) -> MountSpec
     place = Place(
         mountpoint=mountpoint,
         state_dir=str(settings.state_root / key_of(wanted.volume_id)),
-        cache_dir=str(settings.cache_dir),
+        cache_dir=str(settings.cache_dir / key_of(wanted.volume_id)),
     )
     access = wanted.access
     spec = volumecontext.mount_spec(
@@ -159,40 +172,68 @@ def mount_spec(wanted: Wanted, mountpoint: str, settings: Settings) -> MountSpec
         place,
         read_only=access.read_only,
         memory_bytes=settings.memory_bytes,
+        policy=settings.policy,
     )
-    return replace(spec, uid=access.uid, gid=access.gid, umask=access.umask, group=access.group)
+    source = spec.source
+    if isinstance(source, NFSLocation):
+        if (access.uid, access.gid, access.umask) != (None, None, None):
+            raise InvalidManifest("mount options uid=, gid= and umask= are not for NFS: its server says who owns what")
+        # The volume's own mount options, as of any NFS volume of Kubernetes, come after those of the export.
+        spec = replace(spec, source=replace(source, options=(*source.options, *access.options)))
+    else:
+        _check_options(access)
+    return replace(
+        spec,
+        cache_size_bytes=min(spec.cache_size_bytes, settings.cache_volume_bytes),
+        uid=access.uid,
+        gid=access.gid,
+        umask=access.umask,
+        group=access.group,
+    )
 
 
-def check_endpoint(wanted: Wanted, patterns: Sequence[str]) -> None:
-    """Whoever writes a pod with an inline volume chooses whom this node asks. patterns: Settings.endpoints.
+def check_endpoint(wanted: Wanted, policy: EndpointPolicy) -> None:
+    """Whoever writes a pod with an inline volume chooses whom this node asks.
 
-    Errors: Refused where the administrator does not allow that.
+    Errors: Refused where the administrator does not allow that; InvalidManifest for what is not in a bucket.
     """
     spec = volumecontext.from_context(wanted.context)
-    chosen = "" if isinstance(spec, volumecontext.Reference) or spec.s3 is None else spec.s3.endpoint
-    if not endpoints.allowed(chosen, patterns):
-        shown = chosen or endpoints.AWS
-        raise Refused(
-            f"volumeAttributes: the administrator does not allow the endpoint {shown} ({endpoints.ENVIRONMENT})"
+    if isinstance(spec, volumecontext.Reference) or spec.s3 is None:
+        raise InvalidManifest(
+            "an inline volume is a bucket's, or names a Datastore (volumeAttributes: {datastore: NAME})"
         )
+    chosen = spec.s3.endpoint
+    if not policy.allows(chosen):
+        raise Refused(f"volumeAttributes: the administrator does not allow {chosen or AWS} (ALLOW_ENDPOINTS)")
+
+
+def _check_options(access: Access) -> None:
+    if access.options:
+        raise InvalidManifest(f"mount option {access.options[0]!r} is unknown; there are uid=, gid= and umask=")
 
 
 def _group(text: str) -> int | None:
     return _number("volume_mount_group", text) if text else None
 
 
-def _flags(flags: Iterable[str]) -> dict[str, int]:
-    """uid, gid and umask of a PersistentVolume's mountOptions; ro and rw are said by other fields."""
+def _numbers(flags: Iterable[str]) -> dict[str, int]:
+    """uid, gid and umask of a PersistentVolume's mountOptions."""
     found: dict[str, int] = {}
-    for flag in (each for text in flags for each in text.split(",") if each):
-        name, equals, text = flag.partition("=")
-        if name in {"uid", "gid"} and equals:
+    for name, text in (each.split("=", 1) for each in _each(flags) if "=" in each):
+        if name in {"uid", "gid"}:
             found[name] = _number(f"mount option {name}", text)
-        elif name == "umask" and equals:
-            found[name] = _octal(text)
-        elif flag not in {"ro", "rw"}:
-            raise InvalidManifest(f"mount option {flag!r} is unknown; there are uid=, gid= and umask=")
+        elif name == "umask":
+            found[name] = _umask(text)
     return found
+
+
+def _others(flags: Iterable[str]) -> tuple[str, ...]:
+    """All other mount options; ro and rw are said by other fields."""
+    return tuple(each for each in _each(flags) if each not in {"ro", "rw"} and not each.startswith(_NUMBERS))
+
+
+def _each(flags: Iterable[str]) -> Iterator[str]:
+    return (each for text in flags for each in text.split(",") if each)
 
 
 def _number(what: str, text: str) -> int:
@@ -201,11 +242,8 @@ def _number(what: str, text: str) -> int:
     return int(text)
 
 
-def _octal(text: str) -> int:
+def _umask(text: str) -> int:
     try:
-        number = int(text, 8)
-    except ValueError:
-        number = -1
-    if not 0 <= number <= _MAX_UMASK:
-        raise InvalidManifest(f"mount option umask has to be octal, as 022: {text!r}")
-    return number
+        return parse_umask(text)
+    except ValueError as error:
+        raise InvalidManifest(f"mount option umask {error}") from None

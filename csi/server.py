@@ -16,7 +16,7 @@ from datastore.logs import fields
 log = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 10.0
-"""For calls under way when the process is asked to end; a mount goes on in the keeper's host anyway."""
+"""For calls under way when the process is asked to end; a mount goes on in the mount daemon anyway."""
 MESSAGE_BYTES = 4 << 20
 
 Services = Callable[[grpc.aio.Server], None]

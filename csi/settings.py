@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from datastore.api import endpoints
+from datastore.api.endpoints import EndpointPolicy, policy_from
 from datastore.api.volumecontext import DRIVER, memory_of
 from datastore.errors import InvalidManifest
+from datastore.units import parse_quantity
 
 DEFAULT_PLUGIN_DIR = f"/var/lib/kubelet/plugins/{DRIVER}"
 DEFAULT_MEMORY = "512Mi"
+DEFAULT_CACHE_VOLUME = "50Gi"
+DEFAULT_CACHE_NODE = "100Gi"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +24,9 @@ class Settings:
     node_id: the Node's name. registry_dir: where the kubelet looks for plugins; None: don't register. endpoint: where
     CSI is spoken. memory_bytes: ceiling of a mount server, for volumes that have none of their own. http_port:
     liveness, readiness and metrics; 0: none. max_volumes: what the node says it can take; each costs some memory.
-    endpoints: patterns of those that inline volumes may name; empty: all but link-local addresses.
+    policy: which servers tenants may have asked, see api/endpoints.py. cache_volume_bytes: the largest cache of one
+    volume, whatever its manifest says; cache_node_bytes: of all volumes together (cacheshares.py). pod_logs_dir: where
+    the kubelet keeps the logs of containers. host_proc, host_cgroups: the host's /proc and /sys/fs/cgroup.
     """
 
     node_id: str
@@ -31,7 +36,22 @@ class Settings:
     memory_bytes: int = 512 << 20
     http_port: int = 0
     max_volumes: int = 0
-    endpoints: tuple[str, ...] = ()
+    cache_volume_bytes: int = 50 << 30
+    cache_node_bytes: int = 100 << 30
+    policy: EndpointPolicy = field(default_factory=EndpointPolicy)
+    pod_logs_dir: Path = Path("/var/log/pods")
+    host_proc: Path = Path("/host/proc")
+    host_cgroups: Path = Path("/host/cgroup")
+
+    @property
+    def pods_dir(self) -> Path:
+        """The kubelet's directories of pods, beside its plugins'."""
+        return self.plugin_dir.parent.parent / "pods"
+
+    @property
+    def notes_dir(self) -> Path:
+        """Holds a small file for each pod whose log is written."""
+        return self.plugin_dir / "pod-logs"
 
     @property
     def csi_socket(self) -> Path:
@@ -39,14 +59,14 @@ class Settings:
         return self.endpoint or self.plugin_dir / "csi.sock"
 
     @property
-    def keeper_socket(self) -> Path:
-        """Where the keeper's host listens."""
-        return self.plugin_dir / "keeper.sock"
+    def daemon_socket(self) -> Path:
+        """Where the mount daemon listens."""
+        return self.plugin_dir / "mount-daemon.sock"
 
     @property
-    def holder_socket(self) -> Path:
-        """Where the plugin gives descriptors to a host that starts anew."""
-        return self.plugin_dir / "holder.sock"
+    def handles_socket(self) -> Path:
+        """Where the plugin gives handles to a mount daemon that starts anew."""
+        return self.plugin_dir / "handles.sock"
 
     @property
     def state_root(self) -> Path:
@@ -55,7 +75,7 @@ class Settings:
 
     @property
     def cache_dir(self) -> Path:
-        """Shared by all volumes of the node."""
+        """Holds one directory for each volume, with what was read of it."""
         return self.plugin_dir / "cache"
 
     @property
@@ -65,7 +85,8 @@ class Settings:
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
-    """By NODE_NAME, PLUGIN_DIR, REGISTRY_DIR, CSI_ENDPOINT, MOUNT_MEMORY, HTTP_PORT, MAX_VOLUMES, ALLOW_ENDPOINTS.
+    """By NODE_NAME, PLUGIN_DIR, REGISTRY_DIR, CSI_ENDPOINT, MOUNT_MEMORY, HTTP_PORT, MAX_VOLUMES, ALLOW_ENDPOINTS,
+    ALLOW_RANGES, DENY_RANGES, CACHE_SIZE_VOLUME, CACHE_SIZE_NODE.
 
     Errors: InvalidManifest.
     """
@@ -80,7 +101,9 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
             memory_bytes=memory_of(environment.get("MOUNT_MEMORY") or DEFAULT_MEMORY),
             http_port=int(environment.get("HTTP_PORT") or 0),
             max_volumes=int(environment.get("MAX_VOLUMES") or 0),
-            endpoints=endpoints.listed(environment.get(endpoints.ENVIRONMENT, "")),
+            cache_volume_bytes=parse_quantity(environment.get("CACHE_SIZE_VOLUME") or DEFAULT_CACHE_VOLUME),
+            cache_node_bytes=parse_quantity(environment.get("CACHE_SIZE_NODE") or DEFAULT_CACHE_NODE),
+            policy=policy_from(environment),
         )
     except ValueError as error:
         raise InvalidManifest(f"the environment of the driver is wrong: {error}") from error

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+Sample = tuple[str, Mapping[str, str], float]
+"""Name, labels, value."""
+
 
 class Family(NamedTuple):
     """A metric: its name, 'gauge' or 'counter', and what it tells."""
@@ -14,8 +17,8 @@ class Family(NamedTuple):
     help: str
 
 
-def rendered(families: Sequence[Family], samples: Iterable[tuple[str, Mapping[str, str], float]]) -> str:
-    """The page; samples are name, labels and value, and those of one name stand together, as the format asks."""
+def rendered(families: Sequence[Family], samples: Iterable[Sample]) -> str:
+    """The page; samples of one name stand together, as the format asks."""
     by_name: dict[str, list[str]] = {}
     for name, labels, value in samples:
         shown = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())

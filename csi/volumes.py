@@ -1,8 +1,7 @@
 """The work of the node service, without gRPC: blocking calls, one at a time per volume, each with a deadline.
 
-A volume is mounted once per node, at its staging path, by the keeper's host; pods see bind mounts of it. Every call
-computes what is missing from the mount table and may be repeated. INVARIANT: `holdings` has a copy of the descriptors
-of each mount that this process asked for or found at its start, until it is unmounted.
+A volume is mounted once per node, at its staging path, by one of the mounters (mounter.py); pods see bind mounts of it.
+Every call computes what is missing from the mount table and may be repeated.
 """
 
 from __future__ import annotations
@@ -12,175 +11,189 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from functools import partial
 
 from datastore import mountinfo
 from datastore.api import volumecontext
 from datastore.api.mountspec import MountSpec
-from datastore.api.names import PODS_OF
 from datastore.errors import InvalidManifest, Unreachable
 from datastore.logs import fields
 
-from . import mounter, plan
-from .errors import KeeperAway, KeeperOld, Refused, Unsent, VolumeBusy, VolumeNotFound
-from .held import Held, Holdings
-from .keeper import control
-from .keeper.protocol import Keeper, export_of
-from .kubeapi import Named
+from . import plan
+from .cluster import Cluster
+from .commands import Commands, make_directory, remove_directory
+from .datastores import FRESH_S, Datastores
+from .errors import Refused, Unsent, VolumeNotFound
+from .fusemounter import FuseMounter
+from .kernelmounter import KernelMounter
 from .locks import VolumeLocks
-from .request import POD_NAMESPACE, Wanted, check_endpoint, key_of, mount_spec
+from .mounter import Mounter, MountHandle, Stats
+from .podlogs import PodLogs
+from .podusage import PodUsage
+from .request import POD_NAMESPACE, Access, Wanted, check_endpoint, key_of, mount_spec
 from .settings import Settings
 
 log = logging.getLogger(__name__)
 
-STATUS_TIMEOUT_S = 2.0
 GIVE_UP_S = 600.0
 """How long uploads are tried at the end of a volume on this node; then it goes, and what is left stays on the disk."""
-LARGEST_BYTES = 1 << 50
-"""What a volume without capacity shows, as its statfs does."""
-
-Lookup = Callable[[str, str], Named]
-"""A Datastore's volume by its namespace and name. Errors: NotFound, Refused, AccessDenied, Unreachable."""
-
-
-class Stats(NamedTuple):
-    """What a volume shows, as its statfs does; used may be more than total. trouble: what is wrong with it, or ''."""
-
-    total_bytes: int
-    used_bytes: int
-    used_files: int
-    trouble: str = ""
 
 
 class Volumes:
-    """All volumes of this node, as the plugin sees them."""
+    """All volumes of this node, as the plugin sees them. cluster: None outside of one."""
 
-    def __init__(self, settings: Settings, lookup: Lookup | None = None, clock: Callable[[], float] = time.monotonic):
-        self.holdings = Holdings()
+    def __init__(
+        self, settings: Settings, cluster: Cluster | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        locks = VolumeLocks()
+        self.commands = Commands()
+        self.fuse = FuseMounter(settings, locks)
+        self.kernel = KernelMounter(settings, self.commands)
+        self.pod_logs = PodLogs(settings.pods_dir, settings.pod_logs_dir, settings.notes_dir)
+        self.pod_usage = _pod_usage(settings, cluster)
         self._settings = settings
-        self._keeper = Keeper(settings.keeper_socket, settings.node_id)
-        self._lookup = lookup
+        self._cluster = cluster
+        self._datastores = Datastores(cluster, settings.plugin_dir / "settings", clock)
         self._clock = clock
-        self._locks = VolumeLocks()
+        self._locks = locks
         self._failing_since: dict[str, float] = {}
 
-    def hold_all(self) -> int:
-        """Take copies of what the keeper's host holds, for a host to come; how many. Errors: KeeperAway."""
-        found = export_of(self._settings.keeper_socket)
-        for held in found:
-            try:
-                with self._locks.hold(held.volume_id):
-                    if mountinfo.read().at(held.spec.mountpoint) is not None:
-                        self.holdings.put(held)
-                        continue
-            except VolumeBusy:  # that call knows better
-                pass
-            held.close()
-        return len(found)
-
-    def ping(self) -> None:
-        """Errors: KeeperAway when the keeper's host does not answer."""
-        self._keeper.ping()
+    def mounted(self) -> list[MountHandle]:
+        """What is mounted on this node, as far as we know."""
+        found = [mounter.get(volume_id) for mounter in self._mounters for volume_id in mounter.volumes()]
+        return [each for each in found if each is not None]
 
     def stage(self, wanted: Wanted) -> None:
         """Mount the volume at its staging path, or make sure that it is."""
         with self._locks.hold(wanted.volume_id):
-            self._mount(wanted, wanted.staging_path)
+            self._mount(wanted, wanted.staging_path, fresh=True)
 
     def publish(self, wanted: Wanted) -> None:
         """Show the volume at the target path. Repeated by the kubelet every minute or so, with the present Secret."""
         with self._locks.hold(wanted.volume_id):
             source = self._inline(wanted.volume_id) if wanted.ephemeral else wanted.staging_path
+            read_only = wanted.read_only or wanted.access.read_only
             resolved = self._resolved(wanted)
             if resolved is not None:
-                self._mount(resolved, source)
-            mounter.make_directory(wanted.target_path)
-            read_only = wanted.read_only or wanted.access.read_only
+                spec = self._mount(resolved, source)
+                # Not of a pod that writes already: it goes on.
+                shown = mountinfo.read().at(wanted.target_path)
+                read_only |= spec.read_only and (shown is None or shown.read_only)
+            make_directory(wanted.target_path)
             for step in plan.publish(mountinfo.read(), source, wanted.target_path, read_only=read_only):
-                _take(step)
+                self._take(step)
 
     def unpublish(self, volume_id: str, target: str) -> None:
         """Take the target away; an inline volume ends with it. What is unknown or gone is success."""
+        if self.pod_usage is not None:
+            self.pod_usage.finish(target)
+        self.pod_logs.finish(target)
         with self._locks.hold(volume_id):
-            mounter.unmount_all(target)
-            mounter.remove_directory(target)
+            self.commands.unmount_all(target)
+            remove_directory(target)
             inline = self._inline(volume_id)
             if os.path.isdir(os.path.dirname(inline)):
                 self._unmount(volume_id, inline)
-                mounter.remove_directory(inline)
-                mounter.remove_directory(os.path.dirname(inline))
+                remove_directory(inline)
+                remove_directory(os.path.dirname(inline))
 
     def unstage(self, volume_id: str, staging: str) -> None:
-        """Upload what is left and unmount. What is unknown or gone is success."""
+        """Send what is left and unmount. What is unknown or gone is success."""
         with self._locks.hold(volume_id):
             self._unmount(volume_id, staging)
 
     def expand(self, volume_id: str, path: str, size_bytes: int) -> int:
-        """Show the volume larger; its size. Errors: VolumeNotFound."""
+        """Show the volume larger, where that is ours to do; its size. Errors: VolumeNotFound."""
         with self._locks.hold(volume_id):
-            held = self.holdings.get(volume_id)
-            if held is None or mountinfo.read().at(path) is None:
+            mounter = self._mounter_of(volume_id)
+            mounted = mounter.get(volume_id) if mounter else None
+            if mounter is None or mounted is None or mountinfo.read().at(path) is None:
                 raise VolumeNotFound(f"volume {volume_id} is not at {path}")
-            if held.spec.capacity_bytes and size_bytes > held.spec.capacity_bytes:
-                larger = replace(held.spec, capacity_bytes=size_bytes)
-                self.holdings.put(self._kept(volume_id, larger, ephemeral=held.ephemeral))
-            return max(size_bytes, held.spec.capacity_bytes)
+            mounter.resize(volume_id, size_bytes)
+            return max(size_bytes, mounted.spec.capacity_bytes)
 
-    def fill(self, volume_id: str, used_bytes: int, used_files: int) -> None:
-        """Show the volume as so full; one that is not mounted is left alone. Errors: VolumeBusy, KeeperAway."""
+    def refresh(self, volume_id: str) -> bool:
+        """Bring a mounted volume to what the API server says of its Datastore; False: ask again soon.
+
+        Errors: VolumeBusy, NotAnswering.
+        """
+        self._datastores.seen(volume_id, FRESH_S)  # here: the API server may take its time, and nobody waits for it
         with self._locks.hold(volume_id):
-            held = self.holdings.get(volume_id)
-            if held is None or mountinfo.read().at(held.spec.mountpoint) is None:
-                return
-            filled = replace(held.spec, used_bytes=used_bytes, used_files=used_files)
-            if filled != held.spec:
-                self.holdings.put(self._kept(volume_id, filled, ephemeral=held.ephemeral))
+            mounter = self._mounter_of(volume_id)
+            mounted = mounter.get(volume_id) if mounter else None
+            if mounter is None or mounted is None or mounted.ephemeral:
+                return True
+            current = self._datastores.again(volume_id)
+            if current is None:
+                return True
+            present = mounted.spec
+            wanted = Wanted(volume_id=volume_id, context=current.context, secrets={}, access=Access())
+            spec = mount_spec(wanted, present.mountpoint, self._settings)
+            # Of where the data is, the Secret says a part, and it comes only with a publish.
+            mounter.renew(volume_id, _filled(replace(spec, source=present.source), current.usage))
+            return current.usage is not None
 
     def stats(self, volume_id: str, path: str) -> Stats:
-        """What the volume shows. Asks the mount's server how it is, never the mount, and not for long.
+        """What the volume shows; it answers within seconds whatever has become of the mount.
 
         Errors: VolumeNotFound.
         """
-        there, held = mountinfo.read().at(path), self.holdings.get(volume_id)
-        if held is None:
+        mounter = self._mounter_of(volume_id)
+        mounted = mounter.get(volume_id) if mounter else None
+        if mounter is None or mounted is None:
             raise VolumeNotFound(f"volume {volume_id} is not mounted on this node")
+        table = mountinfo.read()
+        there, source = table.at(path), table.at(mounted.spec.mountpoint)
+        if there is None and not os.path.lexists(path):
+            raise VolumeNotFound(f"volume {volume_id} is not at {path}")
+        stats = mounter.stats(volume_id)
         if there is None:
-            if not os.path.lexists(path):
-                raise VolumeNotFound(f"volume {volume_id} is not at {path}")
-            return shown(held.spec)._replace(trouble=f"nothing is mounted at {path}")
-        source = mountinfo.read().at(held.spec.mountpoint)
+            return stats._replace(trouble=f"nothing is mounted at {path}")
         if source is None or source.device != there.device:
-            return shown(held.spec)._replace(
-                trouble=f"{path} shows a mount that has ended; the pod has to be restarted"
-            )
-        try:
-            answer = control.ask(Path(held.spec.state_dir), {"op": "status"}, STATUS_TIMEOUT_S)
-        except KeeperAway as error:
-            return shown(held.spec)._replace(trouble=f"{error}; it is being replaced")
-        return shown(held.spec)._replace(trouble=_trouble(answer))
+            return stats._replace(trouble=f"{path} shows a mount that has ended; the pod has to be restarted")
+        why_not = self.kernel.why_not(mounted.spec.source)
+        if mounter is self.fuse and mounted.spec.source.kind == "nfs" and why_not:
+            return stats._replace(condition=f"{stats.condition}: {why_not}")
+        return stats
+
+    @property
+    def _mounters(self) -> tuple[Mounter, ...]:
+        return (self.fuse, self.kernel)
+
+    def _mounter_of(self, volume_id: str) -> Mounter | None:
+        return next((mounter for mounter in self._mounters if mounter.get(volume_id) is not None), None)
+
+    def _chosen(self, volume_id: str, spec: MountSpec) -> Mounter:
+        """Who mounts it: whoever has it mounted already, else the kernel where it can, else our engine."""
+        there = mountinfo.read().at(spec.mountpoint)
+        mounter = self._mounter_of(volume_id)
+        if there is not None and mounter is not None:
+            return mounter
+        if there is not None and there.fstype in mountinfo.SUPERVISED:
+            return self.fuse  # the mount daemon knows it, or takes it away
+        return self.fuse if self.kernel.why_not(spec.source) else self.kernel
 
     # -- inside a volume's lock
 
-    def _mount(self, wanted: Wanted, mountpoint: str) -> None:
-        spec = mount_spec(wanted, mountpoint, self._settings)
-        self._settings.cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        mounter.make_directory(mountpoint)
-        self.holdings.put(self._kept(wanted.volume_id, spec, ephemeral=wanted.ephemeral))
+    def _mount(self, wanted: Wanted, mountpoint: str, *, fresh: bool = False) -> MountSpec:
+        """As it is to be mounted now. fresh: see Datastores.current."""
+        current = self._datastores.current(wanted.volume_id, wanted.context, fresh=fresh)
+        spec = mount_spec(replace(wanted, context=current.context), mountpoint, self._settings)
+        spec = _filled(spec, current.usage)
+        mounter = self._chosen(wanted.volume_id, spec)
+        make_directory(mountpoint)
+        mounter.mount(wanted.volume_id, spec, ephemeral=wanted.ephemeral)
         self._failing_since.pop(wanted.volume_id, None)
-
-    def _kept(self, volume_id: str, spec: MountSpec, *, ephemeral: bool) -> Held:
-        """Mounted by the keeper's host as the specification says."""
-        try:
-            return self._keeper.mount(volume_id, spec, ephemeral=ephemeral)
-        except KeeperOld as error:
-            raise KeeperOld(_outdated(self._settings.node_id, error)) from None
+        return spec
 
     def _unmount(self, volume_id: str, mountpoint: str) -> None:
         since = self._failing_since.get(volume_id)
         force = since is not None and self._clock() - since > GIVE_UP_S
+        mounter = self._mounter_of(volume_id) or self._owner_at(volume_id, mountpoint)
+        if mounter is None:
+            return
         try:
-            self._keeper.unmount(volume_id, mountpoint, force=force)
+            mounter.unmount(volume_id, mountpoint, force=force)
         except Unsent as error:
             self._failing_since.setdefault(volume_id, self._clock())
             log.warning("not everything is uploaded", extra=fields(volume=volume_id, reason=error))
@@ -188,7 +201,15 @@ class Volumes:
         if force:
             log.error("gave up uploading; what is left is in the state directory", extra=fields(volume=volume_id))
         self._failing_since.pop(volume_id, None)
-        self.holdings.drop(volume_id)
+        self._datastores.forget(volume_id)
+
+    def _owner_at(self, volume_id: str, mountpoint: str) -> Mounter | None:
+        """Of a volume that we don't know: who may know more of it, or of what is mounted in its place; None: nobody."""
+        there = mountinfo.read().at(mountpoint)
+        if there is not None and there.fstype not in mountinfo.SUPERVISED:
+            return self.kernel
+        of_daemon = there is not None or (self._settings.state_root / key_of(volume_id)).exists()
+        return self.fuse if of_daemon else None
 
     def _inline(self, volume_id: str) -> str:
         return str(self._settings.inline_root / key_of(volume_id) / "mount")
@@ -201,41 +222,55 @@ class Volumes:
         if not wanted.ephemeral:
             return wanted
         if volumecontext.REFERENCE not in wanted.context:
-            check_endpoint(wanted, self._settings.endpoints)
+            check_endpoint(wanted, self._settings.policy)
             return wanted
         named = volumecontext.from_context(wanted.context)
         if not isinstance(named, volumecontext.Reference):
             raise InvalidManifest(f"volumeAttributes: {volumecontext.REFERENCE} names no Datastore")
         namespace = wanted.context.get(POD_NAMESPACE, "")
-        if self._lookup is None or not namespace:
+        if self._cluster is None or not namespace:
             raise Refused(f"Datastore {named.name} can't be looked up: this driver does not run in a cluster")
+        mounted = self._mounter_of(wanted.volume_id) is not None
         try:
-            found = self._lookup(namespace, named.name)
+            found = self._cluster.named(namespace, named.name)
         except Unreachable:
-            if self.holdings.get(wanted.volume_id) is None:
+            if not mounted:
                 raise
             return None
-        if found.ending and self.holdings.get(wanted.volume_id) is None:
+        if found.ending and not mounted:
             # The controller has looked for the pods that it waits for.
             raise Refused(f"Datastore {named.name} is being deleted; no other pod gets it")
-        if not wanted.secrets:
+        rest = {name: text for name, text in wanted.context.items() if name != volumecontext.REFERENCE}
+        resolved = replace(wanted, context={**rest, **found.attributes})
+        if not wanted.secrets and needs_secret(resolved.context):
             raise InvalidManifest(_keyless(named.name, found.secret))
-        kept = {name: text for name, text in wanted.context.items() if name != volumecontext.REFERENCE}
-        return replace(wanted, context={**kept, **found.attributes})
+        return resolved
+
+    def _take(self, step: plan.Step) -> None:
+        if isinstance(step, plan.Unmount):
+            self.commands.unmount_all(step.path)
+        else:
+            self.commands.bind(step.source, step.target, read_only=step.read_only)
 
 
-def shown(spec: MountSpec) -> Stats:
-    """What the statfs of a mount shows, from what it was told."""
-    total = spec.capacity_bytes or LARGEST_BYTES
-    return Stats(total, spec.used_bytes or 0, spec.used_files or 0)
+def _pod_usage(settings: Settings, cluster: Cluster | None) -> PodUsage | None:
+    """None where there is nobody to tell."""
+    if cluster is None:
+        return None
+    recall, tell = partial(cluster.usage, settings.node_id), partial(cluster.tell_usage, settings.node_id)
+    return PodUsage(settings.pods_dir, settings.host_proc, settings.host_cgroups, recall, tell)
 
 
-def _outdated(node: str, error: KeeperOld) -> str:
-    """What to do about a keeper that was not replaced with the node plugin (docs/OPERATIONS.md, "Upgrade")."""
-    return (
-        f"the keeper of node {node} is older than its node plugin ({error}). Delete its pod, and programs on that node"
-        f" pause for seconds: kubectl delete pod -A -l {PODS_OF}keeper --field-selector spec.nodeName={node}"
-    )
+def needs_secret(context: Mapping[str, str]) -> bool:
+    """Whether a volume's storage asks who comes; an NFS server goes by the node's address."""
+    spec = volumecontext.from_context(context)
+    return isinstance(spec, volumecontext.Reference) or spec.s3 is not None or spec.sftp is not None
+
+
+def _filled(spec: MountSpec, usage: tuple[int, int] | None) -> MountSpec:
+    if usage is None:
+        return spec
+    return replace(spec, used_bytes=usage[0], used_files=usage[1])
 
 
 def _keyless(name: str, secret: str) -> str:
@@ -244,18 +279,3 @@ def _keyless(name: str, secret: str) -> str:
     if not secret:
         return f"Datastore {name} has no Secret in this namespace that an inline volume could name; use {claim}"
     return f"an inline volume of Datastore {name} needs nodePublishSecretRef: {{name: {secret}}}; or use {claim}"
-
-
-def _take(step: plan.Step) -> None:
-    if isinstance(step, plan.Unmount):
-        mounter.unmount_all(step.path)
-    else:
-        mounter.bind(step.source, step.target, read_only=step.read_only)
-
-
-def _trouble(answer: Mapping[str, Any]) -> str:
-    """What a server's status says is wrong, for people; ''."""
-    if answer.get("ok") is not True:
-        return "the mount server reports no status"
-    failed = [each for each in answer.get("dirty", []) if isinstance(each, dict) and each.get("error")]
-    return f"{len(failed)} files could not be uploaded yet: {failed[0]['error']}" if failed else ""

@@ -55,6 +55,24 @@ def restore(mountpoint: str, note: Path) -> None:
     note.unlink(missing_ok=True)
 
 
+def free(mountpoint: str) -> bool:
+    """Let the owner write to a directory of whose mount no note is left; whether it was immutable."""
+    try:
+        directory_fd = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        was_immutable = _is_immutable(directory_fd)
+        if was_immutable:
+            _set_immutable(directory_fd, on=False)
+            os.fchmod(directory_fd, os.fstat(directory_fd).st_mode & 0o7777 | 0o200)
+        return was_immutable
+    except OSError:
+        return False
+    finally:
+        os.close(directory_fd)
+
+
 def _is_immutable(directory_fd: int) -> bool:
     """No where the file system has no such flag."""
     try:

@@ -20,8 +20,11 @@ from datastore.listening import connect
 SOCKET = "control.sock"
 CONNECT_TIMEOUT_S = 2.0
 STATUS_TIMEOUT_S = 3.0
-_MAX_LINE_BYTES = 64 << 20
-"""A status names every file that is not uploaded; a line beyond this is no answer."""
+ANSWER_BYTES = 1 << 20
+"""A line beyond this is no answer. A server that somebody has taken over sends whatever it likes, and who asks on a
+node serves all tenants; what a server says in earnest has some ten KiB."""
+STATUS_BYTES = 64 << 20
+"""Of a user's own mounts, a status names every file that is not uploaded."""
 
 Answer = dict[str, Any]
 
@@ -46,8 +49,9 @@ class Watch(Protocol):
 class Control:
     """One connection; ask, then receive lines."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, limit_bytes: int = ANSWER_BYTES) -> None:
         self._connection = connection
+        self._limit_bytes = limit_bytes
         self._pending = bytearray()
 
     def send(self, request: Mapping[str, Any]) -> None:
@@ -72,7 +76,7 @@ class Control:
         del self._pending[: end + 1]
         try:
             answer = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise NotAnswering("the mount server sent no JSON") from error
         if not isinstance(answer, dict):
             raise NotAnswering("the mount server sent no JSON object")
@@ -90,13 +94,15 @@ class Control:
             chunk = self._connection.recv(1 << 16)
         except OSError as error:
             raise NotAnswering("the connection to the mount server broke") from error
-        if not chunk or len(self._pending) > _MAX_LINE_BYTES:
+        if not chunk:
             raise NotAnswering("the mount server ended the connection")
         self._pending += chunk
+        if len(self._pending) > self._limit_bytes:
+            raise NotAnswering(f"the mount server answers with more than {self._limit_bytes >> 20} MiB")
 
 
 @contextmanager
-def connected(state_dir: Path) -> Iterator[Control]:
+def connected(state_dir: Path, limit_bytes: int = ANSWER_BYTES) -> Iterator[Control]:
     """A connection to the server of a mount. Errors: NotAnswering."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(CONNECT_TIMEOUT_S)
@@ -104,13 +110,13 @@ def connected(state_dir: Path) -> Iterator[Control]:
             connect(connection, state_dir / SOCKET)
         except OSError as error:
             raise NotAnswering("no mount server is listening") from error
-        yield Control(connection)
+        yield Control(connection, limit_bytes)
 
 
-def ask(state_dir: Path, request: Mapping[str, Any], timeout_s: float) -> Answer:
-    """The last line of the answer. Errors: NotAnswering, also at timeout_s."""
+def ask(state_dir: Path, request: Mapping[str, Any], timeout_s: float, limit_bytes: int = ANSWER_BYTES) -> Answer:
+    """The last line of the answer, each of at most limit_bytes. Errors: NotAnswering, also at timeout_s."""
     deadline = time.monotonic() + timeout_s
-    with connected(state_dir) as control:
+    with connected(state_dir, limit_bytes) as control:
         control.send(request)
         while "ok" not in (answer := control.receive(deadline - time.monotonic()) or {}):
             pass  # progress
@@ -118,5 +124,10 @@ def ask(state_dir: Path, request: Mapping[str, Any], timeout_s: float) -> Answer
 
 
 def status(state_dir: Path) -> Answer:
-    """What the server says of itself. Errors: NotAnswering."""
-    return ask(state_dir, {"op": "status"}, STATUS_TIMEOUT_S)
+    """What the server says of itself, with each file that is not uploaded. Errors: NotAnswering."""
+    return ask(state_dir, {"op": "status"}, STATUS_TIMEOUT_S, STATUS_BYTES)
+
+
+def brief_status(state_dir: Path, timeout_s: float) -> Answer:
+    """What the server says of itself, where `unsent` counts the files that are not uploaded. Errors: NotAnswering."""
+    return ask(state_dir, {"op": "status", "brief": True}, timeout_s)

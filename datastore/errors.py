@@ -8,7 +8,10 @@ DatastoreError
  |   |- AlreadyExists       If-None-Match refused: the key is there
  |   |- PreconditionFailed  If-Match refused: the object is another version
  |   |- AccessDenied        signed correctly, not allowed
+ |   |   '- ObjectLocked    under an object lock, which keeps it as it is
  |   |- CredentialsInvalid  missing, unknown or expired keys, wrong signature
+ |   |- HostUntrusted       the server shows another key than is known of it
+ |   |- EndpointNotAllowed  the administrator does not let tenants have this server asked
  |   |- WrongRegion         the bucket lives in another region
  |   |- ClockSkew           our clock and the server's differ too much
  |   |- InvalidKey          the server refuses this name
@@ -22,6 +25,7 @@ DatastoreError
  |       |- Unreachable     no connection, or it broke, or TLS failed
  |       |- DeadlineExceeded  no answer in time
  |       |- Throttled       503 SlowDown, 429
+ |       |- ServerStarting  the server that was made for it does not serve yet
  |       |- ServerFault     500, 502, 503, 504
  |       '- CorruptBody     shorter than promised, or wrong checksum
  |- MountFailed             the kernel or fusermount3 refused
@@ -89,8 +93,20 @@ class AccessDenied(StoreError):
     """The caller is known but not allowed."""
 
 
+class ObjectLocked(AccessDenied):
+    """An object lock keeps the object as it is: whatever the credentials, it can't be replaced or removed."""
+
+
 class CredentialsInvalid(StoreError):
     """No keys, unknown or expired keys, or a signature that does not match."""
+
+
+class EndpointNotAllowed(StoreError):
+    """The administrator does not allow this server, or an address that its name leads to."""
+
+
+class HostUntrusted(StoreError):
+    """The server shows another key than is known of it, or none is known."""
 
 
 class WrongRegion(StoreError):
@@ -143,6 +159,10 @@ class Unreachable(TransientStoreError):
 
 class DeadlineExceeded(TransientStoreError):
     """No answer before the deadline."""
+
+
+class ServerStarting(TransientStoreError):
+    """The server that was made for the storage does not serve yet, or not again yet."""
 
 
 class Throttled(TransientStoreError):

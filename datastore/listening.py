@@ -46,7 +46,13 @@ class UnixListener:
         return self._listener is not None
 
     def start(self) -> None:
-        """Listen, in place of an earlier process that died. Errors: MountFailed."""
+        """Serve, in place of an earlier process that died. Errors: MountFailed."""
+        if self._listener is None:
+            self.bind()
+        self._acceptor.start()
+
+    def bind(self) -> None:
+        """Listen; who connects waits for start(). For a process that may make no socket later. Errors: MountFailed."""
         self.path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -58,7 +64,6 @@ class UnixListener:
             listener.close()
             raise MountFailed(f"can't listen on {self.path}: {error.strerror or error}") from error
         self._listener = listener
-        self._acceptor.start()
 
     def stop(self, timeout_s: float) -> None:
         """Take no more clients, and wait so long for the present ones to have their answer. Idempotent."""

@@ -12,18 +12,21 @@ from typing import NamedTuple
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 FSTYPE = "fuse.datastore"
-"""Of our mounts."""
+"""Of mounts that our engine serves."""
+SUPERVISED = (FSTYPE, "fuse.glusterfs")
+"""Of mounts behind which is a process that we start and replace."""
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 class Mount(NamedTuple):
-    """One line. device: major:minor, the same for all bind mounts of a file system."""
+    """One line. device: major:minor, the same for all bind mounts of a file system. options: the file system's own."""
 
     device: str
     mountpoint: str
     read_only: bool
     fstype: str
     source: str
+    options: tuple[str, ...] = ()
 
 
 class MountTable:
@@ -49,7 +52,8 @@ def parse(text: str) -> MountTable:
         fixed, described = left.split(" "), right.split(" ")
         if separator and len(fixed) >= 6 and len(described) >= 2:
             read_only = "ro" in fixed[5].split(",")
-            mounts.append(Mount(fixed[2], _plain(fixed[4]), read_only, described[0], _plain(described[1])))
+            options = tuple(described[2].split(",")) if len(described) > 2 else ()
+            mounts.append(Mount(fixed[2], _plain(fixed[4]), read_only, described[0], _plain(described[1]), options))
     return MountTable(mounts)
 
 

@@ -34,7 +34,7 @@ def start(
                 stderr=output,
                 pass_fds=(theirs.fileno(),),
                 # from any directory, the same modules as ours; and no directory is kept busy
-                env={**(environment or {}), **os.environ, "PYTHONPATH": _path()},
+                env={**(environment or {}), **os.environ, "PYTHONPATH": module_path()},
                 cwd="/",
                 start_new_session=True,
             )
@@ -44,5 +44,6 @@ def start(
     return process, ours
 
 
-def _path() -> str:
+def module_path() -> str:
+    """PYTHONPATH for a process that is to find the same modules as this one."""
     return os.pathsep.join(path or os.getcwd() for path in sys.path)

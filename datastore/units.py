@@ -19,6 +19,7 @@ QUANTITY_PATTERN = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(Ki|Mi|Gi|Ti|Pi|Ei|[numkM
 DURATION_PATTERN = r"^([0-9]+(\.[0-9]+)?|([0-9]+(\.[0-9]+)?(ns|us|ms|s|m|h))+)$"
 """RE2 and Python alike; a bare number is seconds."""
 
+MAX_UMASK = 0o777
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 _QUANTITY = re.compile(QUANTITY_PATTERN.removesuffix("$") + r"\Z")
@@ -40,11 +41,16 @@ def parse_quantity(value: str | int) -> int:
     """A Kubernetes quantity as whole bytes, fractions rounded up as Kubernetes does."""
     if isinstance(value, bool):
         raise ValueError("must be a quantity such as 10Gi")
-    exact = Fraction(value) if isinstance(value, int) else _quantity_text(value)
+    exact = exact_quantity(value)
     size_bytes = -((-exact.numerator) // exact.denominator)
     if abs(size_bytes) > MAX_BYTES:
         raise ValueError("must be less than 8Ei")
     return size_bytes
+
+
+def exact_quantity(value: str | int) -> Fraction:
+    """A Kubernetes quantity as it is: '500m' (of a processor) is a half."""
+    return Fraction(value) if isinstance(value, int) else _quantity_text(value)
 
 
 def _quantity_text(text: str) -> Fraction:
@@ -57,6 +63,13 @@ def _quantity_text(text: str) -> Fraction:
         return number * (1 << _BINARY[suffix])
     exponent = _DECIMAL[suffix] if suffix in _DECIMAL else int(suffix[1:])
     return number * Fraction(10) ** exponent
+
+
+def parse_umask(text: str) -> int:
+    """The permissions that are taken away, as mount(8) and umask(1) write them: '022'."""
+    if not re.fullmatch("[0-7]{1,4}", text) or int(text, 8) > MAX_UMASK:
+        raise ValueError(f"must be octal, as 022, not {_shown(text)}")
+    return int(text, 8)
 
 
 def format_quantity(size_bytes: int) -> str:
@@ -83,6 +96,11 @@ def format_size(size_bytes: int) -> str:
             return f"{sign}{size:.{digits}f}".removesuffix(".0") + f" {unit}"
         size /= 1024
     return f"{sign}{size:.0f} EiB"
+
+
+def format_count(number: int, what: str) -> str:
+    """A number of things for people: '1 file', '2,000 files'."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def parse_duration(value: str | int | float) -> float:
@@ -112,6 +130,14 @@ def format_duration(seconds: float) -> str:
         count, milliseconds = divmod(milliseconds, size)
         text += f"{count}{unit}" if count else ""
     return text or "0s"
+
+
+def format_roughly(seconds: float) -> str:
+    """A duration in the words of a person: '40 seconds', '7 minutes', '3 hours', '2 days'."""
+    for unit, size, until in (("second", 1, 120), ("minute", 60, 7200), ("hour", 3600, 48 * 3600)):
+        if abs(seconds) < until:
+            return format_count(round(abs(seconds) / size), unit)
+    return format_count(round(abs(seconds) / 86400), "day")
 
 
 def _shown(text: str) -> str:

@@ -1,6 +1,6 @@
-"""`python -m datastore.fuse`: the keeper of one mount; with `--server FD`, the server that the keeper starts.
+"""`python -m datastore.fuse`: the supervisor of one mount; with `--server FD`, the server that the supervisor starts.
 
-Each imports only what it needs: the keeper stays small, because it lives as long as the mount.
+Each imports only what it needs: the supervisor stays small, because it lives as long as the mount.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ def main() -> None:
 
         serve(arguments[1:])
     else:
-        from .keeper.serverprocess import first
+        from .supervisor.serverprocess import first
 
         # Not below a guard: it tells us at once what to mount, and puts us into a cgroup before we start processes.
         server = first(arguments) if not arguments or arguments[0] == "--builder" else None
-        from .keeper.command import main as keep
+        from .supervisor.command import main as keep
 
         keep(arguments, server)
 

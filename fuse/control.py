@@ -1,12 +1,14 @@
 """The mount server's control socket: one JSON request per line, one or more JSON lines back, the last one with `ok`.
 
-    {"op": "status"}                  -> {"ok": true, ...}
+    {"op": "status", "brief": false}  -> {"ok": true, ...}; `dirty` lists the files that are not uploaded, and `unsent`
+                                      counts them; a brief one only counts
     {"op": "flush"}                   -> {"ok": true, "errors": []}; ok false when something is not in S3
     {"op": "discard", "path": "f"}    -> {"ok": true, "discarded": 1}
     {"op": "warm", "path": "d"}       -> {"progress": {...}} lines, then {"ok": true, ...}
-    {"op": "credentials", "keys": {"access_key_id": "", "secret_access_key": "", "session_token": null}} -> {"ok": true}
-    {"op": "show", "group": null, "capacityBytes": 0, "usedBytes": 0, "usedFiles": 0} -> {"ok": true}
-    {"op": "stop", "force": false}    -> {"ok": true, "errors": []}; ok false when not in S3, or busy
+    {"op": "settings", "spec": text}  -> {"ok": true, "later": []}; fields of MountSpec that only a next server takes
+    {"op": "stop", "force": false, "detach": false, "withinSeconds": 600}
+                                      -> {"ok": true, "errors": []}; ok false when not in S3 in this time, or busy. With
+                                      detach a busy mount leaves the tree; "detached" says who goes on using it
 
 The socket is 0600 in a directory of 0700. Every operation has a deadline, and there are at most CLIENTS at a time.
 Threads: those of UnixListener, and one that runs each operation.
@@ -31,8 +33,10 @@ from datastore.listening import UnixListener
 log = logging.getLogger(__name__)
 
 CLIENTS = 16
-LINE_LIMIT = 64 << 10
+LINE_LIMIT = 1 << 20
+"""A specification holds certificates."""
 IDLE_S = 30.0
+ERRORS_TOLD = 50
 
 Progress = Callable[[Answer], None]
 
@@ -43,6 +47,11 @@ class Operation:
 
     run: Callable[[Answer, Progress], Answer]
     deadline_s: float
+
+
+def first_of(errors: list[str]) -> list[str]:
+    """As many as are told of failures: a bucket that is gone has one for each file."""
+    return errors if len(errors) <= ERRORS_TOLD else [*errors[:ERRORS_TOLD], f"and {len(errors) - ERRORS_TOLD:,} more"]
 
 
 def failed(*errors: str) -> Answer:
@@ -62,12 +71,17 @@ def parse(line: bytes) -> Answer | None:
 class ControlServer:
     """Listens in `directory` until stop()."""
 
-    def __init__(self, directory: Path, operations: Mapping[str, Operation]) -> None:
-        self._operations = operations
+    def __init__(self, directory: Path) -> None:
+        self._operations: Mapping[str, Operation] = {}
         self._listener = UnixListener(directory / SOCKET, self._serve, clients=CLIENTS)
 
-    def start(self) -> None:
-        """Listen. Errors: MountFailed."""
+    def bind(self) -> None:
+        """Listen, and answer after start() only. Errors: MountFailed."""
+        self._listener.bind()
+
+    def start(self, operations: Mapping[str, Operation]) -> None:
+        """Answer. Errors: MountFailed."""
+        self._operations = operations
         self._listener.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:

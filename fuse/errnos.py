@@ -19,7 +19,10 @@ TABLE: dict[type[BaseException], int] = {
     errors.AlreadyExists: errno.EEXIST,
     errors.PreconditionFailed: errno.ESTALE,
     errors.AccessDenied: errno.EACCES,
+    errors.ObjectLocked: errno.EPERM,  # as of an immutable file: unlink(2), rmdir(2)
     errors.CredentialsInvalid: errno.EACCES,
+    errors.EndpointNotAllowed: errno.EACCES,
+    errors.HostUntrusted: errno.EACCES,
     errors.WrongRegion: errno.EIO,
     errors.ClockSkew: errno.EIO,
     errors.InvalidKey: errno.EINVAL,
@@ -34,6 +37,7 @@ TABLE: dict[type[BaseException], int] = {
     errors.DeadlineExceeded: errno.ETIMEDOUT,
     errors.Throttled: errno.EIO,
     errors.ServerFault: errno.EIO,
+    errors.ServerStarting: errno.EIO,
     errors.CorruptBody: errno.EIO,
     errors.MountFailed: errno.EIO,
     errors.CacheCorrupt: errno.EIO,

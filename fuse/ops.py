@@ -2,15 +2,16 @@
 
 Knows nothing of the wire. A `Filesystem` method answers at once with its result, raises `FSError`, or returns
 `Blocking(fn)`: the adapter then runs `fn` where waiting is allowed (a pool) and answers with what it returns or raises.
-Methods are called from one loop thread; `Blocking` functions from many threads at once. Names and link targets are
-bytes. Times are nanoseconds since the epoch; `mode` has the type bits; sizes and offsets are bytes.
+Methods are called from one loop thread, or from a pool's for what waited behind an interrupted change; `Blocking`
+functions from many threads at once. Names and link targets are bytes. Times are nanoseconds since the epoch; `mode` has
+the type bits; sizes and offsets are bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, NewType, Protocol, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, NewType, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 Ino = NewType("Ino", int)
 Fh = NewType("Fh", int)
@@ -29,14 +30,13 @@ class FSError(OSError):
 class Blocking(Generic[T]):
     """A result that needs waiting: run `fn` outside the loop thread.
 
-    interruptible: the caller may give up waiting (EINTR) and let the result go unused.
+    The caller may give up waiting (EINTR); then it runs to its end, and the result goes unused.
     """
 
-    __slots__ = ("fn", "interruptible")
+    __slots__ = ("fn",)
 
-    def __init__(self, fn: Callable[[], T], *, interruptible: bool = False) -> None:
+    def __init__(self, fn: Callable[[], T]) -> None:
         self.fn = fn
-        self.interruptible = interruptible
 
 
 class Caller(NamedTuple):
@@ -217,6 +217,15 @@ class NoNotifier:
 
     def release(self, held: Sequence[Held]) -> None:
         """Nothing: whoever has no kernel to ask bounds what it holds by itself."""
+
+
+@runtime_checkable
+class KnowsFilesByName(Protocol):
+    """A Filesystem whose storage tells no file from another but by its name."""
+
+    def renamed_before(self, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes) -> Reply[None]:
+        """A server that died has carried out this rename: what is known of the old name is of the new one."""
+        ...
 
 
 class Filesystem(Protocol):

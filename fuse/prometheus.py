@@ -1,7 +1,7 @@
 """The numbers of `datastore status` as a Prometheus endpoint of this mount: text format over HTTP at HOST:PORT.
 
 Names and units follow prometheus.io/docs/practices/naming. Counters begin at 0 with each mount server, as is usual;
-datastore_server_restarts_total is the keeper's and goes on. Imported only when a mount asks for it: it costs 60 ms.
+datastore_server_restarts_total is the supervisor's and goes on. Imported only when a mount asks for it: it costs 60 ms.
 One thread serves one scrape after another, each of which has to send its request within REQUEST_S.
 """
 
@@ -20,7 +20,7 @@ from prometheus_client.exposition import MetricsHandler
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from datastore.errors import MountFailed
+from datastore.errors import InvalidManifest, MountFailed
 from datastore.histogram import EDGES_S
 
 REQUEST_S = 5.0
@@ -30,10 +30,10 @@ Status = Mapping[str, Any]
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """`127.0.0.1:9464` or `[::1]:9464`. Errors: MountFailed."""
+    """`127.0.0.1:9464` or `[::1]:9464`. Errors: InvalidManifest, as of any wrong option."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
-        raise MountFailed(f"--metrics {text}: an address and a port such as 127.0.0.1:9464 are needed")
+        raise InvalidManifest(f"--metrics {text}: an address and a port such as 127.0.0.1:9464 are needed")
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
@@ -41,7 +41,7 @@ class Endpoint:
     """Listens from start() to stop(). source: the status of the mount; until it is set, a scrape finds nothing."""
 
     def __init__(self, address: str) -> None:
-        """Binds. Errors: MountFailed naming the address."""
+        """Binds. Errors: InvalidManifest, MountFailed naming the address."""
         host, port = parse_address(address)
         registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=registry)
@@ -107,6 +107,8 @@ def families(status: Status) -> Iterator[Metric]:
     yield _counter("datastore_server_restarts", "Servers that died and were replaced.", status.get("restarts", 0))
     yield from _requests(status)
     yield from _store(status.get("store", {}))
+    silent_s = status.get("storage", {}).get("silentSeconds", 0.0)
+    yield _gauge("datastore_store_silent_seconds", "For how long the store has not answered.", silent_s)
     yield from _cache(status.get("cache", {}))
     dirty = status.get("dirty", ())
     yield _gauge("datastore_dirty_files", "Files with bytes that the store does not have.", len(dirty))

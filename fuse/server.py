@@ -1,8 +1,8 @@
 """The mount server: builds the store and the file system, serves the kernel, answers its control socket, ends in order.
 
-    python -m datastore.fuse --server FD --builder module:function     (by the keeper; FD is keeper/channel.py's)
+    python -m datastore.fuse --server FD --builder module:function     (by the supervisor; FD: supervisor/channel.py)
 
-Exit code 0 says that the mount is gone and everything that could be is in S3; anything else makes the keeper start
+Exit code 0 says that the mount is gone and everything that could be is in S3; anything else makes the supervisor start
 another one.
 Threads: the main one waits for what happens, one serves the kernel (kernel/session.py), others the control socket.
 """
@@ -28,19 +28,19 @@ from queue import Empty, SimpleQueue
 from typing import Any, NoReturn, Protocol
 
 from datastore import logs
-from datastore.api.mountspec import MountSpec, StaticCredentials, credentials_from_document, from_json
+from datastore.api.mountspec import MountSpec, from_json
 from datastore.controlclient import Answer
 from datastore.errors import DatastoreError, MountFailed
 from datastore.frames import PeerGone
 from datastore.logs import fields
 
-from .control import ControlServer, Operation, Progress, failed
-from .keeper.channel import Channel
+from .control import ControlServer, Operation, Progress, failed, first_of
 from .kernel import abi, device
 from .kernel.negotiate import Negotiated
 from .kernel.session import Session, Settings
 from .ops import Filesystem
 from .selfwatch import Metrics, own_process
+from .supervisor.channel import Channel
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ EXIT_OK, EXIT_FAILED, EXIT_LEFT = 0, 1, 3
 LEAVE_S = 5.0
 """What is under way when another server takes over may end within this time; the rest is sent to that one again."""
 PREPARED_TIMEOUT_S = 2_000_000.0
-"""23 days: a server that stands by waits for its turn, or for the end of its keeper."""
+"""23 days: a server that stands by waits for its turn, or for the end of its supervisor."""
 
 
 class MountedStore(Protocol):
@@ -69,19 +69,19 @@ class MountedStore(Protocol):
         ...
 
     def status(self) -> dict[str, object]:
-        """For `datastore status`; quick, no request to the storage."""
+        """For `datastore status`; quick, no request to the storage. `dirty`: each file that is not uploaded, with its
+        `bytes` and `error`."""
         ...
 
     def warm(self, path: str, progress: Callable[[dict[str, object]], None]) -> dict[str, object]:
         """Fetch what lies below `path` (relative to the mount); calls progress now and then."""
         ...
 
-    def renew(self, given: StaticCredentials) -> None:
-        """Use these keys from now on. Errors: CredentialsInvalid when the mount finds its keys in another way."""
-        ...
+    def apply(self, spec: MountSpec) -> list[str]:
+        """Be as this specification of the same mount says, as far as that is possible while it is mounted.
 
-    def show(self, group: int | None, capacity_bytes: int, used_bytes: int, used_files: int) -> None:
-        """Show everything as of this group (None: as it is), and the mount as so large (0: without limit) and full."""
+        The names of the fields of MountSpec that only a next server can change. Credentials change at once.
+        """
         ...
 
     def discard(self, path: str) -> int:
@@ -112,9 +112,18 @@ class Server:
     """One serving process of one mount."""
 
     def __init__(
-        self, spec: MountSpec, store: MountedStore, channel: Channel, metrics: Metrics, restarts: int = 0
+        self,
+        spec: MountSpec,
+        store: MountedStore,
+        channel: Channel,
+        metrics: Metrics,
+        control: ControlServer,
+        *,
+        restarts: int = 0,
+        unconfined: list[str] | None = None,
     ) -> None:
-        """restarts: how many servers of this mount died before this one."""
+        """restarts: how many servers of this mount died before this one. unconfined: what confinement.confine says is
+        missing; None: nobody asked for that."""
         self.spec = spec
         self.store = store
         self._channel = channel
@@ -125,25 +134,24 @@ class Server:
         self._started = time.monotonic()
         self._restarts = restarts
         self._metrics = metrics
-        self._control = ControlServer(
-            Path(spec.state_dir),
-            {
-                "status": Operation(run=self._status, deadline_s=STATUS_TIMEOUT_S),
-                "flush": Operation(run=self._flush, deadline_s=FLUSH_TIMEOUT_S),
-                "discard": Operation(run=self._discard, deadline_s=STATUS_TIMEOUT_S),
-                "warm": Operation(run=self._warm, deadline_s=WARM_TIMEOUT_S),
-                "credentials": Operation(run=self._credentials, deadline_s=STATUS_TIMEOUT_S),
-                "show": Operation(run=self._show, deadline_s=STATUS_TIMEOUT_S),
-                "stop": Operation(run=self._stop, deadline_s=FLUSH_TIMEOUT_S),
-            },
-        )
+        self._control = control
+        self._unconfined = unconfined
 
     def run(self, device_fd: int, opens_fd: int, negotiated: Negotiated | None) -> int:
         """Serve until the mount is gone; the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._events.put("terminate"))
         signal.signal(signal.SIGUSR2, lambda *_: self._events.put("leave"))
-        self._control.start()
+        self._control.start(
+            {
+                "status": Operation(run=self._status, deadline_s=STATUS_TIMEOUT_S),
+                "flush": Operation(run=self._flush, deadline_s=FLUSH_TIMEOUT_S),
+                "discard": Operation(run=self._discard, deadline_s=STATUS_TIMEOUT_S),
+                "warm": Operation(run=self._warm, deadline_s=WARM_TIMEOUT_S),
+                "settings": Operation(run=self._settings, deadline_s=STATUS_TIMEOUT_S),
+                "stop": Operation(run=self._stop, deadline_s=FLUSH_TIMEOUT_S),
+            }
+        )
         self._metrics.start(lambda: self._status({}, lambda _: None))
         if self.spec.transport == "kernel":
             self._session = Session(
@@ -166,8 +174,8 @@ class Server:
                 # Nothing is flushed: what is unsent is in the journal, and its next owner sends it.
                 self._session.leave(LEAVE_S)
                 return EXIT_LEFT
-            if event == "terminate":
-                self._terminate()
+            if event == "terminate" and not self._terminate():
+                return EXIT_LEFT
         finally:
             self._control.stop()
             self._metrics.stop()
@@ -206,10 +214,15 @@ class Server:
             ready=lambda: self._channel.send({"negotiated": {}}),
         )
 
-    def _terminate(self) -> None:
-        """A signal: flush, unmount, end, whatever is in the way; what is not uploaded stays in the state directory."""
+    def _terminate(self) -> bool:
+        """A signal: flush, unmount, end, whatever is in the way; what is not uploaded stays in the state directory.
+
+        False: it is still mounted. A confined server may not change that, and the supervisor does.
+        """
         for line in self.store.flush_all():
             log.error("not in the storage, kept on disk", extra=fields(what=line))
+        if self._unconfined is not None:
+            return False
         try:
             device.unmount(self.spec.mountpoint)
         except MountFailed as error:
@@ -220,17 +233,18 @@ class Server:
                 pass  # another signal
         except Empty:
             log.warning("processes still used the mount when it ended")
+        return True
 
     # -- control operations
 
-    def _status(self, _request: Answer, _progress: Progress) -> Answer:
+    def _status(self, request: Answer, _progress: Progress) -> Answer:
         session = self._session
         own: Answer = {
             "name": self.spec.name,
             "mountpoint": self.spec.mountpoint,
             "transport": self.spec.transport,
             "serverPid": os.getpid(),
-            "keeperPid": os.getppid(),
+            "supervisorPid": os.getppid(),
             "uptimeSeconds": round(time.monotonic() - self._started, 1),
             "restarts": self._restarts,
             "process": own_process(),
@@ -244,7 +258,14 @@ class Server:
             own["passthroughOpen"] = session.modes.count()
             own.update(session.traffic.snapshot())
         own["reads"] = self._read_path()
-        return {**own, **self.store.status()}
+        if self._unconfined is not None:
+            own["unconfined"] = self._unconfined
+        own["detached"] = not device.is_mounted(self.spec.mountpoint)
+        told = {**own, **self.store.status()}
+        told["unsent"] = _counted(told["dirty"])
+        if request.get("brief") is True:
+            del told["dirty"]
+        return told
 
     def _read_path(self) -> Answer:
         """How what is held locally gets to a reader, and why so (S-53)."""
@@ -258,7 +279,7 @@ class Server:
         return {"path": "passthrough", "why": "files of 1 MiB and more that are wholly cached; keep-cache for others"}
 
     def _flush(self, _request: Answer, _progress: Progress) -> Answer:
-        errors = self.store.flush_all()
+        errors = first_of(self.store.flush_all())
         return {"ok": not errors, "errors": errors}
 
     def _discard(self, request: Answer, _progress: Progress) -> Answer:
@@ -269,37 +290,37 @@ class Server:
         path = request.get("path", "")
         return self.store.warm(path, progress) if isinstance(path, str) else failed("path has to be a text")
 
-    def _credentials(self, request: Answer, _progress: Progress) -> Answer:
-        try:
-            given = credentials_from_document(request["keys"])
-        except (KeyError, TypeError):
-            return failed("keys have to be access_key_id, secret_access_key and session_token")
-        self.store.renew(given)
-        log.info("new credentials", extra=fields(access_key_id=given.access_key_id))
-        return {}
-
-    def _show(self, request: Answer, _progress: Progress) -> Answer:
-        group, names = request.get("group"), ("capacityBytes", "usedBytes", "usedFiles")
-        sizes = [size for size in map(request.get, names) if isinstance(size, int)]
-        if not isinstance(group, int | None) or len(sizes) != len(names):
-            return failed("group has to be a number or null, capacityBytes, usedBytes and usedFiles numbers")
-        self.store.show(group, *sizes)
-        return {}
+    def _settings(self, request: Answer, _progress: Progress) -> Answer:
+        later = self.store.apply(from_json(str(request.get("spec", ""))))
+        log.info("new settings", extra=fields(later=", ".join(later) or "none"))
+        return {"later": later}
 
     def _stop(self, request: Answer, _progress: Progress) -> Answer:
-        force = request.get("force") is True
-        errors = self.store.flush_all()
+        force, detach = request.get("force") is True, request.get("detach") is True
+        began, within_s = time.monotonic(), float(request.get("withinSeconds", FLUSH_TIMEOUT_S))
+        errors = first_of(self.store.flush_all())
+        if not errors and time.monotonic() - began > within_s:
+            errors = [f"it took longer than {within_s:.0f} s, and who asked for it has given up"]
         if errors and not force:
             return failed(*errors)
         try:
-            device.unmount(self.spec.mountpoint)
+            device.unmount(self.spec.mountpoint, retry_s=0.0 if force else device.BUSY_RETRY_S)
         except MountFailed as error:
-            if not force:
+            if not (force or (detach and isinstance(error, device.Busy))):
                 return failed(str(error))
             device.unmount(self.spec.mountpoint, lazy=True)
+            if detach:
+                return {"detached": str(error), "errors": errors}
         if not self._ended.wait(END_TIMEOUT_S) and not force:
             errors = [*errors, "unmounted, but requests still run"]
         return {"ok": force or not errors, "errors": errors}
+
+
+def _counted(dirty: list[dict[str, Any]]) -> Answer:
+    """Files that are not uploaded, as numbers; error: of the first that could not be."""
+    errors = [str(each["error"]) for each in dirty if each["error"]]
+    size = sum(each["bytes"] for each in dirty)
+    return {"files": len(dirty), "bytes": size, "failed": len(errors), "error": errors[0] if errors else ""}
 
 
 def _error_line(channel: Channel, error: BaseException) -> None:
@@ -308,8 +329,9 @@ def _error_line(channel: Channel, error: BaseException) -> None:
     channel.send({"error": line, "kind": type(error).__name__ if known else "MountFailed"})
 
 
-def run(channel: Channel, builder: str) -> int:
-    """The keeper's side of the story is keeper/channel.py; the exit code."""
+def run(channel: Channel, builder: str, *, confined: bool) -> int:
+    """The supervisor's side of the story is supervisor/channel.py; the exit code."""
+    unconfined = None
     try:
         message, opens_fd = channel.receive(SPEC_TIMEOUT_S)
         if message.get("prepare"):
@@ -318,9 +340,14 @@ def run(channel: Channel, builder: str) -> int:
             message, opens_fd = channel.receive(PREPARED_TIMEOUT_S)
         _log_to(message["log"])
         spec = from_json(message["spec"])
+        control = ControlServer(Path(spec.state_dir))
+        build = load_builder(str(message.get("builder", builder)))  # some modules start programs when they are imported
+        if confined:
+            control.bind()  # no other Unix socket is made after that
+            unconfined = _confine(spec)
         resumed, restarts = message.get("resumed") is True, int(message.get("restarts", 0))
         metrics = Metrics(spec.metrics, resumed=resumed)
-        store = load_builder(builder)(spec, resumed=resumed)
+        store = build(spec, resumed=resumed)
     except PeerGone:
         return EXIT_FAILED
     except Exception as error:
@@ -332,17 +359,26 @@ def run(channel: Channel, builder: str) -> int:
         channel.send({"probed": True})
         message, device_fd = channel.receive(DEVICE_TIMEOUT_S)
         settled: dict[str, Any] | None = message.get("negotiated")
-        server = Server(spec, store, channel, metrics, restarts)
+        server = Server(spec, store, channel, metrics, control, restarts=restarts, unconfined=unconfined)
         return server.run(device_fd, opens_fd, Negotiated(**settled) if settled else None)
-    except PeerGone:  # the keeper could not mount
+    except PeerGone:  # the supervisor could not mount
         return EXIT_FAILED
     except DatastoreError as error:
         _error_line(channel, error)
         return EXIT_FAILED
 
 
+def _confine(spec: MountSpec) -> list[str]:
+    from .confinement import confine
+
+    missing = confine(spec)
+    for line in missing:
+        log.warning("a mount server that is taken over is not kept from all others have", extra=fields(missing=line))
+    return missing
+
+
 def _log_to(path: str) -> None:
-    """From now on our output goes there; until then the keeper may not have known where."""
+    """From now on our output goes there; until then the supervisor may not have known where."""
     log_fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     for fd in (1, 2):
         os.dup2(log_fd, fd)
@@ -350,7 +386,7 @@ def _log_to(path: str) -> None:
 
 
 def _prepare_process() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the keeper has blocked some
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the supervisor has blocked some
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # all stacks into the log: what to send when a mount hangs
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -365,8 +401,9 @@ def main(arguments: list[str]) -> NoReturn:
     parser = argparse.ArgumentParser(prog="python -m datastore.fuse --server")
     parser.add_argument("channel", type=int)
     parser.add_argument("--builder", required=True)
+    parser.add_argument("--confined", metavar="STATE_DIR", help="give up what a server on a cluster's node needs not")
     options = parser.parse_args(arguments)
     _prepare_process()
-    code = run(Channel(socket.socket(fileno=options.channel)), options.builder)
+    code = run(Channel(socket.socket(fileno=options.channel)), options.builder, confined=bool(options.confined))
     logging.shutdown()
     os._exit(code)

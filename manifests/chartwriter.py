@@ -2,8 +2,7 @@
 
 `python -m datastore.manifests.chartwriter` writes manifests/chart/; a test keeps both equal. Each value stands in a
 template as `{{ toJson .Values.PATH }}`, which is YAML as well, so no indentation depends on it. SWITCHES are objects
-that are there or not; with `namespaces`, bindings are of these and the controller's own (overlays/namespaced), and one
-controller works, whose predecessor has ended before it starts: of two, neither would wait for the other there.
+that are there or not; with `namespaces`, bindings are of these and the controller's own (overlays/namespaced).
 """
 
 from __future__ import annotations
@@ -35,22 +34,59 @@ WORKLOADS: dict[str, tuple[str, dict[str, tuple[str | int, ...]]]] = {
         "controller",
         {**_SHARED, "replicas": ("spec", "replicas"), "args": (*_CONTAINER, "args")},
     ),
-    "datastore-node": ("node", {**_SHARED, "mountMemory": (*_CONTAINER, "env", 3, "value")}),
-    "datastore-keeper": ("keeper", _SHARED),
+    "datastore-training-controller": (
+        "trainingController",
+        {**_SHARED, "replicas": ("spec", "replicas"), "args": (*_CONTAINER, "args")},
+    ),
+    "datastore-node": (
+        "node",
+        {
+            **_SHARED,
+            "mountMemory": (*_CONTAINER, "env", 3, "value"),
+            "maxVolumes": (*_CONTAINER, "env", 4, "value"),
+            "cacheSizeVolume": (*_CONTAINER, "env", 5, "value"),
+            "cacheSizeNode": (*_CONTAINER, "env", 6, "value"),
+        },
+    ),
+    "datastore-servings": (
+        "servings",
+        {**_SHARED, "replicas": ("spec", "replicas"), "args": (*_CONTAINER, "args")},
+    ),
+    "datastore-mount-daemon": ("mountDaemon", _SHARED),
+    "datastore-models": ("models", {**_SHARED, "replicas": ("spec", "replicas")}),
 }
 """Workload -> its part of values.yaml, and where each value stands in it."""
 SWITCHES = {"rotation.yaml": "rotation.enabled"}
 """File of the base -> the value that says whether its objects are there."""
 CLAIM_PROBE = "claimProbe.enabled"
+MODELS = "models.enabled"
+COMPONENT = ("models.yaml", "servings.yaml")
+"""What MODELS brings, in manifests/models."""
+MANAGED_NFS = "managedNfs.enabled"
 ENVIRONMENT = {
     "WATCH_SECRETS": "{{ .Values.rotation.enabled }}",
     "PROBE_CLAIMS": "{{ .Values.claimProbe.enabled }}",
+    "SAVE_MODELS": "{{ .Values.models.enabled }}",
     "NAMESPACES": '{{ join "," .Values.namespaces }}',
     "ALLOW_ENDPOINTS": '{{ join "," .Values.endpoints }}',
+    "ALLOW_RANGES": '{{ join "," .Values.allowRanges }}',
+    "DENY_RANGES": '{{ join "," .Values.denyRanges }}',
 }
 """Variable of controller and node plugin -> what it is in the chart."""
-SERVED = {"datastore-controller": "datastore-controller-served", "datastore-controller-rotation": None}
+SERVED = {
+    "datastore-controller": "datastore-controller-served",
+    "datastore-training-controller": "datastore-training-controller-served",
+    "datastore-models": "datastore-models-served",
+    "datastore-servings": "datastore-servings-served",
+    "datastore-controller-rotation": None,
+}
 """ClusterRole that holds in the served namespaces only -> name of its RoleBindings, if not its own."""
+OF_PARTS = {
+    "datastore-models": MODELS,
+    "datastore-servings": MODELS,
+    "datastore-controller-rotation": SWITCHES["rotation.yaml"],
+}
+"""ClusterRole of a part that may be left out -> the value that says whether it is there."""
 NOT_NAMESPACED = frozenset(
     {
         "Namespace",
@@ -62,8 +98,7 @@ NOT_NAMESPACED = frozenset(
         "ValidatingAdmissionPolicyBinding",
     }
 )
-_QUOTED = re.compile(r"'(\{\{ (?:toJson|ternary) [^}]*\}\})'")
-_TERNARY = re.compile(r"\{\{ ternary (\S+) (\S+) \(not \(empty \.Values\.([\w.]+)\)\) \}\}")
+_QUOTED = re.compile(r"'(\{\{ toJson [^}]*\}\})'")
 
 
 def objects() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -74,17 +109,27 @@ def objects() -> Iterator[tuple[str, dict[str, Any]]]:
             yield name, _kustomized(document)
 
 
+def component() -> Iterator[dict[str, Any]]:
+    """Every object of the component models."""
+    for name in COMPONENT:
+        yield from yaml.safe_load_all((HERE / "models" / name).read_text())
+
+
 def values() -> dict[str, Any]:
     """values.yaml: what the base has."""
     found: dict[str, Any] = {
         "image": {},
         "namespaces": [],
         "endpoints": [],
+        "allowRanges": [],
+        "denyRanges": [],
         "rotation": {"enabled": True},
         "claimProbe": {"enabled": False},
+        "models": {"enabled": False},
+        "managedNfs": {"enabled": False},
         "podMonitor": {"enabled": False},
     }
-    for _, document in objects():
+    for document in (*component(), *(each for _, each in objects())):
         part = WORKLOADS.get(document["metadata"]["name"])
         if part is None or "template" not in document.get("spec", {}):
             continue
@@ -94,7 +139,7 @@ def values() -> dict[str, Any]:
             "tag": tag,
             "pullPolicy": _at(document, (*_CONTAINER, "imagePullPolicy")),
         }
-        found[part[0]] = {name: _at(document, path) for name, path in part[1].items()}
+        found[part[0]] = found.get(part[0], {}) | {name: _at(document, path) for name, path in part[1].items()}
     return found
 
 
@@ -117,6 +162,14 @@ def files() -> dict[str, str]:
         made[f"templates/{name}"] = HEADER + (_if(f".Values.{SWITCHES[name]}", text) if name in SWITCHES else text)
     made["templates/namespaces.yaml"] = HEADER + _if(".Values.namespaces", _served())
     made["templates/claim-probe.yaml"] = HEADER + _if(f".Values.{CLAIM_PROBE}", _parts("claim-probe/policy.yaml"))
+    parts = []
+    for document in component():
+        bound = document["kind"] == "ClusterRoleBinding" and document["roleRef"]["name"] in SERVED
+        text = _QUOTED.sub(r"\1", _dump(_templated(document)))
+        parts.append(_if("not .Values.namespaces", text) if bound else text)
+    made["templates/models.yaml"] = HEADER + _if(f".Values.{MODELS}", "---\n".join(parts))
+    nfs = _if(f".Values.{MANAGED_NFS}", _parts("managed-nfs/managed-nfs.yaml"))
+    made["templates/managed-nfs.yaml"] = HEADER + nfs
     made["templates/podmonitor.yaml"] = HEADER + _if(".Values.podMonitor.enabled", _parts("monitoring/podmonitor.yaml"))
     return made
 
@@ -127,26 +180,26 @@ def _if(condition: str, text: str) -> str:
 
 def _parts(path: str) -> str:
     documents = yaml.safe_load_all((HERE / path).read_text())
-    return "---\n".join(_dump(_templated(document)) for document in documents)
+    return "---\n".join(_QUOTED.sub(r"\1", _dump(_templated(document))) for document in documents)
 
 
 def _served() -> str:
     """The RoleBindings of the controller's own namespace, and then of each that is served."""
     bound = {
         document["roleRef"]["name"]: document
-        for _, document in objects()
+        for document in (*component(), *(each for _, each in objects()))
         if document["kind"] == "ClusterRoleBinding" and document["roleRef"]["name"] in SERVED
     }
 
     def bindings(namespace: str, subject: str) -> str:
-        texts = []
+        texts = {}
         for role, name in SERVED.items():
             document = {**bound[role], "kind": "RoleBinding"}
             document["metadata"] = {**document["metadata"], "name": name or role, "namespace": namespace}
             document["subjects"] = [{**each, "namespace": subject} for each in document["subjects"]]
-            texts.append("---\n" + _dump(document))
-        # The last is of the rotation.
-        return "".join(texts[:-1]) + _if(f"$.Values.{SWITCHES['rotation.yaml']}", texts[-1])
+            text = "---\n" + _dump(document)
+            texts[role] = _if(f"$.Values.{OF_PARTS[role]}", text) if role in OF_PARTS else text
+        return "".join(texts.values())
 
     each = f"{{{{- range .Values.namespaces }}}}\n{bindings('{{ . }}', '{{ $.Release.Namespace }}')}{{{{- end }}}}\n"
     return bindings(RELEASE_NAMESPACE, RELEASE_NAMESPACE) + each
@@ -190,12 +243,6 @@ def _filled(line: str, chosen: Mapping[str, Any], namespace: str, item: str) -> 
         at = _at(chosen, tuple(found[2].split(".")))
         return json.dumps(at) if found[1] or isinstance(at, bool) else str(at)
 
-    def chosen_of(found: re.Match[str]) -> str:
-        text = found[1] if _at(chosen, tuple(found[3].split("."))) else found[2]
-        named = text.removeprefix(".Values.")
-        return str(json.loads(text) if named == text else _at(chosen, tuple(named.split("."))))
-
-    line = _TERNARY.sub(chosen_of, line)
     line = re.sub(r"\{\{ (toJson )?\.Values\.([\w.]+) \}\}", value, line)
     line = re.sub(
         r"\{\{ join \",\" \.Values\.([\w.]+) \}\}", lambda it: ",".join(_at(chosen, tuple(it[1].split(".")))), line
@@ -216,10 +263,13 @@ def _kustomized(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _templated(document: dict[str, Any]) -> dict[str, Any]:
-    if "namespace" in document["metadata"]:
+    # The servers of managed-nfs have a namespace of their own.
+    if document["metadata"].get("namespace") == NAMESPACE:
         document["metadata"]["namespace"] = RELEASE_NAMESPACE
     for subject in document.get("subjects", []):
         subject["namespace"] = RELEASE_NAMESPACE
+    if "paramRef" in document.get("spec", {}):
+        document["spec"]["paramRef"]["namespace"] = RELEASE_NAMESPACE
     if "namespaceSelector" in document.get("spec", {}):
         document["spec"]["namespaceSelector"] = {"matchNames": [RELEASE_NAMESPACE]}
     part = WORKLOADS.get(document["metadata"]["name"])
@@ -232,16 +282,7 @@ def _templated(document: dict[str, Any]) -> dict[str, Any]:
             each["value"] = ENVIRONMENT[each["name"]]
     for name, path in part[1].items():
         _put(document, path, f"{{{{ toJson .Values.{part[0]}.{name} }}}}")
-    if document["kind"] == "Deployment":
-        replicas, strategy = ".Values.controller.replicas", json.dumps(document["spec"]["strategy"]["type"])
-        document["spec"]["replicas"] = _if_served("1", replicas)
-        document["spec"]["strategy"]["type"] = _if_served('"Recreate"', strategy)
     return document
-
-
-def _if_served(then: str, otherwise: str) -> str:
-    """One or the other, as `namespaces` are named or not."""
-    return f"{{{{ ternary {then} {otherwise} (not (empty .Values.namespaces)) }}}}"
 
 
 def _at(document: Any, path: tuple[str | int, ...]) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from datastore.fuse.store.base import ObjectStore
-from datastore.fuse.store.forwarding import ForwardingStore
+from tests.memorystore import OneByOneStore
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ def from_nth(n: int, error: BaseException, *, after: bool = False) -> Plan:
     return plan
 
 
-class FaultyStore(ForwardingStore):
+class FaultyStore(OneByOneStore):
     """Fails by plan. `calls` lists the methods called so far; `plan` may be replaced."""
 
     def __init__(self, inner: ObjectStore, plan: Plan = no_faults) -> None:

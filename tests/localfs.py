@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from datastore.errors import DatastoreError
 from datastore.fuse.errnos import errno_of
@@ -26,12 +27,14 @@ from datastore.fuse.ops import (
     SetAttr,
     resolve,
 )
+from datastore.retry import Call, current_call, one_call
 
+T = TypeVar("T")
 ME = Caller(1000, 1000, 1)
 
 
 class _Calls:
-    """The file system's methods as system calls: they wait, and raise the OSError that a process would see."""
+    """The file system's methods as system calls: each waits, has one budget of retries, raises OSError."""
 
     def __init__(self, fs: Filesystem) -> None:
         self._fs = fs
@@ -41,7 +44,8 @@ class _Calls:
 
         def call(*arguments: object) -> Any:
             try:
-                return resolve(method(*arguments))
+                with one_call(current_call() or Call(time.monotonic())):
+                    return resolve(method(*arguments))
             except FSError as error:
                 raise OSError(error.errno, error.strerror or os.strerror(error.errno or 0)) from error
             except DatastoreError as error:
@@ -119,6 +123,19 @@ class LocalFs:
         return True
 
     def open(self, path: str | bytes, flags: int = os.O_RDONLY, mode: int = 0o644) -> File:
+        return self._walked(lambda: self._open(path, flags, mode))
+
+    @staticmethod
+    def _walked(call: Callable[[], T]) -> T:
+        """Upon ESTALE the path is walked once more, as the kernel does (do_filp_open, retry_estale)."""
+        try:
+            return call()
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+        return call()
+
+    def _open(self, path: str | bytes, flags: int, mode: int) -> File:
         parent, name = self._split(path)
         if flags & os.O_CREAT:
             try:
@@ -210,8 +227,8 @@ class LocalFs:
     def mkdir(self, path: str | bytes, mode: int = 0o755) -> None:
         self._call.mkdir(self._caller, *self._new(path), mode)
 
-    def mknod(self, path: str | bytes, mode: int) -> None:
-        self._call.mknod(self._caller, *self._new(path), mode, 0)
+    def mknod(self, path: str | bytes, mode: int, rdev: int = 0) -> None:
+        self._call.mknod(self._caller, *self._new(path), mode, rdev)
 
     def symlink(self, target: bytes, path: str | bytes) -> None:
         self._call.symlink(self._caller, *self._new(path), target)
@@ -231,7 +248,8 @@ class LocalFs:
         self._call.rename(self._caller, parent, name, new_parent, new_name, flags)
 
     def setattr(self, path: str | bytes, changes: SetAttr) -> Attr:
-        return cast("Attr", self._call.setattr(self._caller, self.lookup(path).ino, Fh(0), changes).attr)
+        reply = self._walked(lambda: self._call.setattr(self._caller, self.lookup(path).ino, Fh(0), changes))
+        return cast("Attr", reply.attr)
 
     def chmod(self, path: str | bytes, mode: int) -> None:
         self.setattr(path, SetAttr(mode=mode))
@@ -240,7 +258,7 @@ class LocalFs:
         self.setattr(path, SetAttr(size=size))
 
     def setxattr(self, path: str | bytes, name: bytes, content: bytes, flags: int = 0) -> None:
-        self._call.setxattr(self._caller, self.lookup(path).ino, name, content, flags)
+        self._walked(lambda: self._call.setxattr(self._caller, self.lookup(path).ino, name, content, flags))
 
     def getxattr(self, path: str | bytes, name: bytes) -> bytes:
         return bytes(self._call.getxattr(self.lookup(path).ino, name))

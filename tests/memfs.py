@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from datastore.api.mountspec import MountSpec, StaticCredentials
+from datastore.api.mountspec import MountSpec
 from datastore.errors import CredentialsInvalid
 from datastore.fuse.ops import (
     NOW,
@@ -150,7 +150,7 @@ class MemFs:
         self.lookups[node.ino] += 1
         return Entry(node.attr(), self.ttl_s, self.ttl_s)
 
-    def _reply(self, name: str, answer: Callable[[], T], *, interruptible: bool = False) -> T | Blocking[T]:
+    def _reply(self, name: str, answer: Callable[[], T]) -> T | Blocking[T]:
         self.calls[name] += 1
         if name not in self.blocking:
             return answer()
@@ -160,7 +160,7 @@ class MemFs:
             with self._lock:
                 return answer()
 
-        return Blocking(later, interruptible=interruptible)
+        return Blocking(later)
 
     def _drop(self, node: Node) -> None:
         node.nlink -= 1
@@ -349,9 +349,7 @@ class MemFs:
         return self._reply("create", answer)
 
     def read(self, ino: Ino, fh: Fh, offset: int, size: int) -> Reply[bytes | bytearray | memoryview]:
-        return self._reply(
-            "read", lambda: memoryview(self._node(ino).content)[offset : offset + size].tobytes(), interruptible=True
-        )
+        return self._reply("read", lambda: memoryview(self._node(ino).content)[offset : offset + size].tobytes())
 
     def write(self, ino: Ino, fh: Fh, offset: int, payload: memoryview, kill_suidgid: bool) -> Reply[int]:
         def answer() -> int:
@@ -462,18 +460,15 @@ class MemMount:
     failures: list[str]
 
     def status(self) -> dict[str, object]:
-        return {"files": len(self.filesystem.nodes)}
+        return {"files": len(self.filesystem.nodes), "dirty": []}
 
     def warm(self, path: str, progress: Callable[[dict[str, object]], None]) -> dict[str, object]:
         for done in (1, 2, 3):
             progress({"path": path, "done": done, "total": 3})
         return {"files": 3}
 
-    def renew(self, given: StaticCredentials) -> None:
-        raise CredentialsInvalid(f"no store wants the key {given.access_key_id}")
-
-    def show(self, group: int | None, capacity_bytes: int, used_bytes: int, used_files: int) -> None:
-        """Nothing here depends on it."""
+    def apply(self, spec: MountSpec) -> list[str]:
+        return []
 
     def flush_all(self) -> list[str]:
         return list(self.failures)

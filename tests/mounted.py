@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 import pytest
 
-from datastore.api.mountspec import MountSpec, S3Location
+from datastore.api.mountspec import MountSpec
+from datastore.api.source import S3Location
 from datastore.errors import ServerFault
 from datastore.fuse.ops import Held, Ino
 from datastore.fuse.store.base import Capabilities, WriteOptions
-from datastore.fuse.store.memory import MemoryBucket, MemoryStore
 from datastore.fuse.store.observing import ObservingStore
 from datastore.fuse.vfs.build import build_filesystem
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
@@ -25,7 +25,8 @@ from datastore.fuse.vfs.tree.nodes import Directory
 from tests.clock import ManualClock
 from tests.faulty import Fault, FaultyStore, Plan, no_faults
 from tests.killing import kill
-from tests.localfs import LocalFs
+from tests.localfs import File, LocalFs
+from tests.memorystore import MemoryBucket, MemoryStore
 from tests.patience import PATIENCE_S
 
 IO_THREADS = 64
@@ -134,6 +135,12 @@ class Client:
         return self.world.add(Client(self.world, self.directory, self.spec, resumed=resumed, plan=plan))
 
 
+def taken_over(client: Client, *files: File) -> tuple[Client, list[File]]:
+    """The server dies; the new one, and the same open files, as the kernel goes on to use them."""
+    again = client.again(resumed=True)
+    return again, [File(again.fs, file.ino, file._fh) for file in files]
+
+
 class World:
     """A bucket, a clock and the clients."""
 
@@ -163,7 +170,7 @@ class World:
         spec = MountSpec(
             name="test",
             mountpoint=str(directory / "mountpoint"),
-            s3=S3Location(bucket="bucket", prefix=prefix),
+            source=S3Location(bucket="bucket", prefix=prefix),
             state_dir=str(directory / "state"),
             cache_dir=str(directory / "cache"),
             cache_size_bytes=64 << 20,

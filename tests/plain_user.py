@@ -64,12 +64,15 @@ def here() -> Place:
 
 
 @contextlib.contextmanager
-def plain_place() -> Iterator[Place]:
-    """The place of a plain user. Errors: OSError or CalledProcessError when it can't be made; the text says why."""
+def plain_place(user: str = USER) -> Iterator[Place]:
+    """The place of a plain user, all of whose processes end with it: who runs beside another has a user of his own.
+
+    Errors: OSError or CalledProcessError when it can't be made; the text says why.
+    """
     if os.getuid() != 0:
         yield here()
         return
-    account = _account()
+    account = _account(user)
     _open_fuse_device()
     with tempfile.TemporaryDirectory(prefix="datastore-plain-", ignore_cleanup_errors=True) as root:
         staging = Path(root)
@@ -80,14 +83,14 @@ def plain_place() -> Iterator[Place]:
             _clear_leftovers(staging, account.pw_uid)
 
 
-def _account() -> pwd.struct_passwd:
+def _account(user: str) -> pwd.struct_passwd:
     with contextlib.suppress(KeyError):
-        return pwd.getpwnam(USER)
-    print(f"note: creating the user {USER} for the tiers that run without root")
+        return pwd.getpwnam(user)
+    print(f"note: creating the user {user} for the tiers that run without root")
     subprocess.run(
-        ["useradd", "--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent", USER], check=True
+        ["useradd", "--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent", user], check=True
     )
-    return pwd.getpwnam(USER)
+    return pwd.getpwnam(user)
 
 
 def _open_fuse_device() -> None:
@@ -107,8 +110,8 @@ def _stage(staging: Path, account: pwd.struct_passwd) -> Place:
     environment = {
         "HOME": str(staging / "home"),
         "TMPDIR": str(staging / "tmp"),
-        "USER": USER,
-        "LOGNAME": USER,
+        "USER": account.pw_name,
+        "LOGNAME": account.pw_name,
         "PATH": f"{staging / 'venv' / 'bin'}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
         "KUBE_DATASTORE_TOOLS": str(_tools_for(account, staging)),
     }
@@ -158,7 +161,7 @@ def _python_for(account: pwd.struct_passwd, staging: Path) -> Path:
     for candidate in (Path(sys.base_prefix, "bin", name), Path("/usr/bin", name), Path("/usr/local/bin", name)):
         if _can(account, [candidate, "-c", NEEDED_STDLIB]):
             return candidate
-    print(f"note: copying {sys.base_prefix} for {USER}, who can't reach it")
+    print(f"note: copying {sys.base_prefix} for {account.pw_name}, who can't reach it")
     skipped = shutil.ignore_patterns("site-packages", "__pycache__", "test", "*.a", "share", "include")
     shutil.copytree(sys.base_prefix, staging / "python", symlinks=True, ignore=skipped)
     return staging / "python" / "bin" / name

@@ -1,6 +1,7 @@
-"""Run the tiers of tests and say at the end which ran: `python tests/run_tiers.py [TIER ...]`.
+"""Run the tiers of tests and say at the end which ran: `python tests/run_tiers.py [--long] [TIER ...]`.
 
-With CI=true a tier that cannot run, and a test that is skipped, is a failure. The last line is 'N passed, N failed'.
+--long: those that take hours, in place of their shorter forms. With CI=true a tier that cannot run, and a test that is
+skipped, is a failure. The last line is 'N passed, N failed'.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from typing import IO
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.cluster.fixtures import obstacle as cluster_obstacle
+from tests.glusterfs.server import obstacle as gluster_obstacle
+from tests.nfs.host.bed import obstacle as nfs_obstacle
 from tests.plain_user import FUSE_DEVICE, Place, here, plain_place
+from tests.sftp.sshd import obstacle as sshd_obstacle
 
 STEP_TIMEOUT_S = 2400.0
 """The longest step (a tier of pytest) takes a few minutes; this only ends a hang."""
@@ -81,6 +85,24 @@ def script(*arguments: str) -> Step:
 
 
 IMAGE = script("-m", "tests.cluster.image")
+MEASURED = ("tests/cluster/test_controller_crowd.py", "tests/cluster/test_controller_hostile.py")
+"""Have the machine for themselves."""
+NO_NODE = tuple(
+    f"tests/cluster/test_{each}.py"
+    for each in (
+        "accounts",
+        "controller",
+        "controller_apart",
+        "controller_deletion",
+        "controller_election",
+        "controller_keys",
+        "controller_rules",
+        "kinds",
+    )
+)
+"""An API server is enough for them."""
+LIBNFS = tuple(f"tests/nfs/test_{each}.py" for each in ("client", "filesystem", "matrix", "mount", "survival", "tools"))
+"""Of our own NFS client, and of all storages; the others are of the kernel's, and of how exports are made."""
 
 
 def cluster_steps(*chosen: str) -> tuple[Step, Step]:
@@ -102,6 +124,31 @@ def not_root() -> str:
     return no_fuse() or ("" if os.getuid() == 0 else "needs root")
 
 
+def no_nfs_host() -> str:
+    """Why there is no NFS host here, or ''."""
+    return not_root() or nfs_obstacle()
+
+
+def no_glusterd() -> str:
+    """Why there is no GlusterFS server here, or ''."""
+    return not_root() or gluster_obstacle()
+
+
+def no_sshd() -> str:
+    """Why no SSH server's directory can be mounted, or ''."""
+    return no_fuse() or sshd_obstacle()
+
+
+def no_sandbox_for_anyone() -> str:
+    """Why no job can run on this machine, or ''."""
+    return no_fuse() or ("" if shutil.which("bwrap") else "bwrap is missing: apt-get install bubblewrap")
+
+
+def no_sandbox() -> str:
+    """Why no job of root can, or ''."""
+    return no_sandbox_for_anyone() or not_root()
+
+
 TIERS = (
     # The clusters' tiers find it built.
     Tier(name="image", steps=(IMAGE,), obstacle=cluster_obstacle, lane="image"),
@@ -119,6 +166,7 @@ TIERS = (
     ),
     Tier(name="unit", steps=(pytest_step("tests/unit", "--ignore=tests/unit/test_packaging.py"),), lane="pure"),
     Tier(name="wire", steps=(pytest_step("tests/wire"),)),
+    Tier(name="hostile", steps=(pytest_step("tests/hostile"),)),
     Tier(name="contract", steps=(pytest_step("tests/contract"),)),
     Tier(name="model", steps=(pytest_step("tests/model"),)),
     # One file has twice the work of another, and every case makes a world of its own.
@@ -133,35 +181,137 @@ TIERS = (
     Tier(name="csi", steps=(pytest_step("tests/csi", workers=1),), obstacle=not_root, lane="waiting"),
     Tier(name="mount", steps=(pytest_step("tests/mount", "-m", "not slow"),), obstacle=not_root, lane="mount"),
     Tier(name="survival", steps=(pytest_step("tests/survival", workers=1),), obstacle=not_root),
-    Tier(name="e2e-laptop", steps=(pytest_step("tests/e2e", "-m", "e2e_laptop"),), obstacle=not_root),
+    # Each in one process, so that all of it shares an NFS host. Two hosts, since a guest has one processor.
     Tier(
-        name="e2e-cluster-crowd",
-        steps=cluster_steps("tests/cluster/test_controller_crowd.py"),
-        obstacle=cluster_obstacle,
+        name="nfs",
+        steps=(pytest_step("tests/nfs", "--durations=8", *(f"--ignore={each}" for each in LIBNFS), workers=1),),
+        obstacle=no_nfs_host,
+        lane="nfs",
+    ),
+    Tier(
+        name="nfs-libnfs",
+        steps=(pytest_step(*LIBNFS, "--durations=8", workers=1),),
+        obstacle=no_nfs_host,
+        lane="libnfs",
+    ),
+    Tier(
+        name="glusterfs",
+        steps=(pytest_step("tests/glusterfs", "--durations=8", workers=1),),
+        obstacle=no_glusterd,
+        lane="libnfs",
+    ),
+    Tier(name="sftp", steps=(pytest_step("tests/sftp", "--durations=8"),), obstacle=no_sshd, lane="plain"),
+    Tier(
+        name="training-plain",
+        steps=(pytest_step("tests/training", "-m", "plain_user", share="worksteal"),),
+        obstacle=no_sandbox_for_anyone,
+        plain=True,
+        lane="plain",
     ),
     Tier(
         name="mount-plain",
         steps=(pytest_step("tests/mount", "-m", "plain_user and not root_only"),),
         obstacle=no_fuse,
         plain=True,
+        lane="plain",
+    ),
+    Tier(
+        name="sftp-plain",
+        steps=(pytest_step("tests/sftp", "-m", "plain_user and not root_only and not slow"),),
+        obstacle=no_sshd,
+        plain=True,
+        lane="plain",
     ),
     Tier(
         name="e2e-laptop-plain",
         steps=(pytest_step("tests/e2e", "-m", "e2e_laptop and plain_user"),),
         obstacle=no_fuse,
         plain=True,
+        lane="plain",
     ),
+    # One file for each process: the frameworks compute, and the launcher's tests wait.
+    Tier(name="training", steps=(pytest_step("tests/training", "--durations=12"),), obstacle=no_sandbox),
+    Tier(
+        name="e2e-cluster-crowd",
+        steps=cluster_steps(*MEASURED),
+        obstacle=cluster_obstacle,
+    ),
+    Tier(
+        name="training-cluster",
+        steps=(
+            IMAGE,
+            # One file needs an API server only and plays the pods, the other waits for real ones.
+            pytest_step("tests/cluster", "-m", "e2e_training_cluster", "--durations=8"),
+        ),
+        obstacle=cluster_obstacle,
+        lane="training",
+    ),
+    Tier(name="e2e-laptop", steps=(pytest_step("tests/e2e", "-m", "e2e_laptop"),), obstacle=not_root, lane="laptop"),
     Tier(name="soak", steps=(script("-m", "tests.soak", "--seconds", "75"),), obstacle=no_fuse),
     Tier(name="bench-short", steps=(script("-m", "bench", "--short"),), obstacle=not_root),
     Tier(name="pjdfstest", steps=(script("-m", "tests.tools.pjdfstest_tier"),), obstacle=not_root, lane="pjdfstest"),
-    Tier(name="fsx", steps=(script("-m", "tests.tools.fsx_tier"),), obstacle=not_root, lane="fsx"),
+    Tier(
+        name="e2e-models",
+        steps=(IMAGE, pytest_step("tests/cluster", "-m", "e2e_models", "--durations=8", workers=1)),
+        obstacle=cluster_obstacle,
+        lane="pjdfstest",
+    ),
+    Tier(
+        name="fsx",
+        steps=(script("-m", "tests.tools.fsx_tier", "--operations", "15000", "--seeds", "2"),),
+        obstacle=not_root,
+        lane="fsx",
+    ),
+    Tier(name="e2e-cluster-api", steps=cluster_steps(*NO_NODE), obstacle=cluster_obstacle, lane="fsx"),
     Tier(
         name="e2e-cluster",
-        steps=cluster_steps("tests/cluster", "--ignore=tests/cluster/test_controller_crowd.py"),
+        steps=cluster_steps("tests/cluster", *(f"--ignore={each}" for each in (*MEASURED, *NO_NODE))),
         obstacle=cluster_obstacle,
         lane="cluster",
     ),
 )
+
+
+FSX = ("env", "FSX_OPERATIONS=20000", "FSX_SEEDS=2", sys.executable, "-m", "pytest", "-q", "-s")
+LONG_TIERS = (
+    Tier(name="fsx", steps=(script("-m", "tests.tools.fsx_tier"),), obstacle=not_root),
+    Tier(name="soak", steps=(script("-m", "tests.soak", "--seconds", "1200"),), obstacle=no_fuse),
+    Tier(
+        name="survival",
+        steps=(
+            Step(
+                ("env", "KILLS=100", "PAIRS=100", sys.executable, "-m", "pytest", "-q", "tests/survival"), pytest=True
+            ),
+        ),
+        obstacle=not_root,
+    ),
+    Tier(
+        name="fsx-nfs",
+        steps=(Step((*FSX, "tests/nfs/test_tools.py", "-k", "fsx"), pytest=True),),
+        obstacle=no_nfs_host,
+    ),
+    Tier(
+        name="fsx-sftp",
+        steps=(Step((*FSX, "tests/sftp/test_mount.py", "-k", "fsx"), pytest=True),),
+        obstacle=no_sshd,
+    ),
+    Tier(
+        name="external-storage",
+        steps=(
+            Step(("tests/cluster/build.sh", "external")),
+            IMAGE,
+            pytest_step("tests/cluster/test_external_storage.py", "-m", "e2e_external", "-s", workers=1),
+        ),
+        obstacle=cluster_obstacle,
+    ),
+    Tier(
+        name="models-nfs",
+        steps=(IMAGE, pytest_step("tests/cluster/test_models_on_nfs.py", "-m", "e2e_models_long", workers=1)),
+        obstacle=cluster_obstacle,
+    ),
+    Tier(name="scale", steps=(script("-m", "tests.scale"),), obstacle=cluster_obstacle),
+)
+"""What `make long` runs: the same promises for as long as it takes to believe them."""
 
 
 def run_step(step: Step, place: Place, tally: Tally, output: IO[bytes] | None) -> None:
@@ -295,11 +445,13 @@ def table(tallies: Sequence[Tally]) -> Iterator[str]:
 
 def main(names: Sequence[str]) -> int:
     """Run the named tiers, or all that need not be named."""
-    unknown = set(names) - {tier.name for tier in TIERS}
+    tiers = LONG_TIERS if "--long" in names else TIERS
+    names = [name for name in names if name != "--long"]
+    unknown = set(names) - {tier.name for tier in tiers}
     if unknown:
-        print(f"no such tier: {', '.join(sorted(unknown))}; there are: {', '.join(tier.name for tier in TIERS)}")
+        print(f"no such tier: {', '.join(sorted(unknown))}; there are: {', '.join(tier.name for tier in tiers)}")
         return 2
-    chosen = [tier for tier in TIERS if tier.name in names or not names]
+    chosen = [tier for tier in tiers if tier.name in names or not names]
     with contextlib.ExitStack() as places:
         tallies = run_all(chosen, functools.cache(lambda: places.enter_context(plain_place())))
     print()

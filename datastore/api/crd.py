@@ -1,49 +1,51 @@
-"""The CustomResourceDefinition, generated from the models. `python -m datastore.api.crd` writes base/crd.yaml."""
+"""The CustomResourceDefinitions, generated from the models. `python -m datastore.api.crd` writes base/crd.yaml."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from datastore import manifests
-from datastore.api.datastore import GROUP, KIND, VERSION, Datastore, DatastoreSpec
+from datastore.api.datastore import GROUP, VERSION
+from datastore.api.kinds import KINDS, Kind
 from datastore.api.schema import Schema, structural
-from datastore.api.status import DatastoreStatus
 
-PLURAL = "datastores"
-HEADER = "# Generated from datastore/api/datastore.py by `python -m datastore.api.crd`; do not edit.\n"
+HEADER = "# Generated from the models of datastore/api by `python -m datastore.api.crd`; do not edit.\n"
 _WIDTH = 120
 
 
-def definition() -> dict[str, Any]:
-    """The CustomResourceDefinition as a mapping."""
+def definition(kind: Kind) -> dict[str, Any]:
+    """The CustomResourceDefinition of a kind as a mapping."""
     version = {
         "name": VERSION,
         "served": True,
         "storage": True,
-        "schema": {"openAPIV3Schema": schema()},
+        "schema": {"openAPIV3Schema": schema(kind)},
         "subresources": {"status": {}},
-        "additionalPrinterColumns": _columns(),
+        "additionalPrinterColumns": [
+            {"name": name, "type": type_, "jsonPath": where} for name, type_, where in kind.columns
+        ],
     }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": {
-            "name": f"{PLURAL}.{GROUP}",
+            "name": f"{kind.plural}.{GROUP}",
             "labels": {"app.kubernetes.io/name": "datastore", "app.kubernetes.io/part-of": "kube-datastore"},
         },
         "spec": {
             "group": GROUP,
             "scope": "Namespaced",
             "names": {
-                "kind": KIND,
-                "listKind": f"{KIND}List",
-                "plural": PLURAL,
-                "singular": "datastore",
-                "shortNames": ["dst"],
+                "kind": kind.name,
+                "listKind": f"{kind.name}List",
+                "plural": kind.plural,
+                "singular": kind.name.lower(),
+                "shortNames": [kind.short_name],
                 "categories": ["elearn"],
             },
             "versions": [version],
@@ -51,45 +53,34 @@ def definition() -> dict[str, Any]:
     }
 
 
-def schema() -> Schema:
+def schema(kind: Kind) -> Schema:
     """The structural schema of the whole object, status included."""
-    text = {"type": "string"}
+    text = {"type": "string", "maxLength": 253}
+    extra = kind.model.model_config.get("json_schema_extra")
     return {
         "type": "object",
-        "description": Datastore.__doc__,
+        "description": kind.model.__doc__,
+        **(extra if isinstance(extra, Mapping) else {}),
         "required": ["spec"],
         "properties": {
             "apiVersion": {**text, "description": f"{GROUP}/{VERSION}"},
-            "kind": {**text, "description": KIND},
+            "kind": {**text, "description": kind.name},
             "metadata": {"type": "object"},
-            "spec": structural(DatastoreSpec),
-            "status": structural(DatastoreStatus),
+            "spec": structural(kind.spec),
+            "status": structural(kind.status),
         },
     }
 
 
 def text() -> str:
-    """The YAML document."""
-    return HEADER + yaml.safe_dump(definition(), sort_keys=False, width=_WIDTH, allow_unicode=True)
+    """One YAML document for each kind."""
+    documents = [definition(kind) for kind in KINDS]
+    return HEADER + yaml.safe_dump_all(documents, sort_keys=False, width=_WIDTH, allow_unicode=True)
 
 
 def path() -> Path:
-    """Where the document is kept."""
+    """Where the documents are kept."""
     return Path(manifests.__path__[0], "base", "crd.yaml")
-
-
-def _columns() -> list[dict[str, Any]]:
-    ready = ".status.conditions[?(@.type=='Ready')]"
-    columns = [
-        ("Backend", "string", ".status.backend"),
-        ("Location", "string", ".status.location"),
-        ("Capacity", "string", ".spec.capacity"),
-        ("Used", "string", ".status.usage.size"),
-        ("Ready", "string", f"{ready}.status"),
-        ("Reason", "string", f"{ready}.reason"),
-        ("Age", "date", ".metadata.creationTimestamp"),
-    ]
-    return [{"name": name, "type": kind, "jsonPath": where} for name, kind, where in columns]
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ check about one object the models check as well, what they check about a change 
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from datastore.api.fields import (
     AbsolutePath,
@@ -18,8 +18,12 @@ from datastore.api.fields import (
     DnsName,
     Endpoint,
     Flag,
+    Host,
+    KnownHosts,
     Line,
     Part,
+    PlainPath,
+    Port,
     Prefix,
     Region,
     Seconds,
@@ -27,45 +31,34 @@ from datastore.api.fields import (
     SizeBytes,
 )
 from datastore.api.names import GROUP as GROUP
+from datastore.api.rules import immutable, rules
+from datastore.units import format_quantity
 
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "Datastore"
-BACKENDS = ("s3", "nfs", "glusterfs", "claim", "local")
+BACKENDS = ("s3", "nfs", "sftp", "glusterfs", "claim", "local")
 CLASS = "storageClassName"
 DEFAULT_NAMESPACE = "default"
 DEFAULT_CACHE_BYTES = 10 << 30
+LEAST_UPLOAD_LIMIT_BYTES = 512 << 10
+"""Eight parts wait for the pace at once, and one is given up for lost after 900 s and 1 s for each 64 KiB of it."""
 WRITABLE_TTL_S = 1.0
 READ_ONLY_TTL_S = 60.0
 
 
+_LEAST_UPLOAD_LIMIT = format_quantity(LEAST_UPLOAD_LIMIT_BYTES)
+_OTHER_DATA = "it says which data this is; make another Datastore for other data"
+
+
 def _immutable(*fields: str, optional: tuple[str, ...] = ()) -> list[dict[str, str]]:
-    """CEL: these fields say which data it is, so they never change, and the optional ones never come or go.
-
-    Not `self.?x == oldSelf.?x`: the API server's cost estimate takes an optional for unbounded and refuses the rule.
-    """
-    rules = {name: f"self.{name} == oldSelf.{name}" for name in fields}
-    for name in optional:
-        rules[name] = f"has(self.{name}) == has(oldSelf.{name}) && (!has(self.{name}) || self.{name} == oldSelf.{name})"
-    return [
-        {
-            "rule": rule,
-            "message": f"{name} is immutable: it says which data this is; make another Datastore for other data",
-            "reason": "FieldValueForbidden",
-            "fieldPath": f".{name}",
-        }
-        for name, rule in rules.items()
-    ]
-
-
-def _rules(*rules: dict[str, str]) -> ConfigDict:
-    return ConfigDict(json_schema_extra={"x-kubernetes-validations": [{**rule} for rule in rules]})
+    return immutable(*fields, optional=optional, why=_OTHER_DATA)
 
 
 class S3(Part):
     """A bucket, or a prefix of one, on AWS S3 or any server that speaks its protocol."""
 
-    model_config = _rules(*_immutable("bucket", optional=("prefix", "endpoint")))
+    model_config = rules(*_immutable("bucket", optional=("prefix", "endpoint", "credentialsSecret")))
 
     bucket: Bucket = Field(description="Name of the bucket.")
     prefix: Prefix = Field(
@@ -104,29 +97,64 @@ class S3(Part):
 
 
 class NFS(Part):
-    """An exported directory of an NFS server."""
+    """An NFS export: `{}` is one of its own, `{server, path}` one that exists."""
 
-    model_config = _rules(*_immutable("server", "path"))
+    model_config = rules(
+        {"rule": "has(self.server) == has(self.path)", "message": "set both of server and path, or none of them"},
+        *_immutable(optional=("server", "path")),
+    )
 
-    server: Line = Field(description="Host name or address of the NFS server.")
-    path: AbsolutePath = Field(description="The exported directory, or one below it.")
+    server: Host | None = Field(
+        None,
+        description="Host name or address of the NFS server. Left out, with path: an export of its own is made, as the "
+        "administrator's default StorageClass for NFS says; storageClassName in place of nfs names another one.",
+    )
+    path: AbsolutePath | None = Field(None, description="The exported directory, or one below it.")
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> Self:
+        if (self.server is None) != (self.path is None):
+            raise ValueError("must have both of server and path, or none of them")
+        return self
+
+
+class SFTP(Part):
+    """A directory that an SSH server shows by SFTP."""
+
+    model_config = rules(*_immutable("host", "path", optional=("port", "credentialsSecret")))
+
+    host: Host = Field(description="Host name or address of the SSH server.")
+    path: AbsolutePath = Field(description="The directory on that host.")
+    port: Port = Field(22, description="Port of the SSH server.")
+    credentials_secret: SecretName | None = Field(
+        None,
+        description="Name of a Secret in the same namespace with the keys username and ssh-privatekey or password. On "
+        "a laptop the Secret stands in the same file; if the file holds no Secret at all, or this field is left out, "
+        "your own SSH configuration, agent and keys are used.",
+    )
+    known_hosts: KnownHosts | None = Field(
+        None,
+        description="The server's public keys, as lines of a known_hosts file (ssh-keyscan prints them). Left out, on "
+        "a laptop only: your own known_hosts files. A server with another key is refused.",
+    )
 
 
 class GlusterFS(Part):
     """A GlusterFS volume."""
 
-    model_config = _rules(*_immutable("endpoints", "path"))
+    model_config = rules(*_immutable("volume", optional=("path",)))
 
-    endpoints: Line = Field(
-        description="Name of the Endpoints object, in the same namespace, of the GlusterFS servers."
+    servers: Annotated[tuple[Host, ...], Field(min_length=1, max_length=16)] = Field(
+        description="Host names or addresses of GlusterFS servers; any of them tells where the volume's bricks are."
     )
-    path: Line = Field(description="Name of the GlusterFS volume.")
+    volume: Annotated[Line, Field(pattern="^[A-Za-z0-9_][A-Za-z0-9_-]*$")] = Field(description="Name of the volume.")
+    path: PlainPath = Field("/", description="The directory of the volume that is shown; without commas and blanks.")
 
 
 class Claim(Part):
     """Any other storage of the cluster: an existing PersistentVolumeClaim, or a new one of a StorageClass."""
 
-    model_config = _rules(
+    model_config = rules(
         {
             "rule": "has(self.name) != has(self.storageClassName)",
             "message": "set exactly one of name, storageClassName",
@@ -154,7 +182,7 @@ class Claim(Part):
 class Local(Part):
     """A directory of this machine, for development; in a cluster only where the administrator allows it."""
 
-    model_config = _rules(*_immutable("path"))
+    model_config = rules(*_immutable("path"))
 
     path: AbsolutePath = Field(description="The directory.")
 
@@ -165,7 +193,7 @@ class Cache(Part):
     size: SizeBytes = Field(
         DEFAULT_CACHE_BYTES,
         description="Most disk space the cache takes; the least recently used data goes first. Data that is not "
-        "uploaded yet is kept beside it and never dropped.",
+        "uploaded yet is kept beside it and never dropped. In a cluster the administrator's ceilings count as well.",
         json_schema_extra={"default": "10Gi"},
     )
     dir: AbsolutePath | None = Field(
@@ -205,16 +233,30 @@ def _spec_rules() -> list[dict[str, str]]:
         "reason": "FieldValueForbidden",
         "fieldPath": ".capacity",
     }
-    return [one, *kinds, grows]
+    limits = [
+        {
+            "rule": f"!has(self.uploadLimit) || has(self.s3) || has(self.{CLASS})",
+            "message": "uploadLimit is for s3 only",
+            "fieldPath": ".uploadLimit",
+        },
+        {
+            "rule": "!has(self.uploadLimit) || "
+            f"quantity(string(self.uploadLimit)).compareTo(quantity('{_LEAST_UPLOAD_LIMIT}')) >= 0",
+            "message": f"uploadLimit must be at least {_LEAST_UPLOAD_LIMIT}; leave it out for no limit",
+            "fieldPath": ".uploadLimit",
+        },
+    ]
+    return [one, *kinds, grows, *limits]
 
 
 class DatastoreSpec(Part):
-    """Where the data is, and how it is shown. Exactly one of s3, nfs, glusterfs, claim, local, storageClassName."""
+    """Where the data is (exactly one of s3, nfs, sftp, glusterfs, claim, local, storageClassName), how it is shown."""
 
-    model_config = _rules(*_spec_rules())
+    model_config = rules(*_spec_rules())
 
     s3: S3 | None = Field(None, description="A bucket, or a prefix of one, on AWS S3 or a compatible server.")
-    nfs: NFS | None = Field(None, description="An exported directory of an NFS server.")
+    nfs: NFS | None = Field(None, description="An NFS export, of its own ({}) or one that exists.")
+    sftp: SFTP | None = Field(None, description="A directory that an SSH server shows by SFTP.")
     glusterfs: GlusterFS | None = Field(None, description="A GlusterFS volume.")
     claim: Claim | None = Field(
         None, description="Any other storage of the cluster: an existing PersistentVolumeClaim, or a StorageClass."
@@ -256,14 +298,35 @@ class DatastoreSpec(Part):
 
     conflict: Literal["lastWriterWins", "fail"] = Field(
         "lastWriterWins",
-        description="What a close does when another client wrote the file since it was opened: lastWriterWins replaces "
-        "that whole, fail is an error (ESTALE), and what was written is kept on disk (datastore unsent).",
+        description="What a close does when another client wrote the file since it was opened. A file that was changed "
+        "in part or appended to replaces nothing of another client's: the close is an error (ESTALE), and what was "
+        "written is kept on disk (datastore unsent). Of a file that was written anew, lastWriterWins replaces theirs "
+        "as a whole; with fail that is the same error.",
     )
     write_back: WriteBack | None = Field(
         None,
         description="Let close return when the local disk has the file, and upload it behind that. Left out: close "
         "returns when the backend has it. fsync always waits for the backend.",
     )
+
+    upload_limit: SizeBytes | None = Field(
+        None,
+        description="Of s3: most bytes a second that one mount sends to the bucket, e.g. 10Mi; 512Ki at least. Left "
+        "out: as fast as it goes. Copies on the server don't count.",
+    )
+
+    @field_validator("upload_limit")
+    @classmethod
+    def _leaves_something(cls, bytes_per_s: int | None) -> int | None:
+        if bytes_per_s is not None and bytes_per_s < LEAST_UPLOAD_LIMIT_BYTES:
+            raise ValueError(f"must be at least {_LEAST_UPLOAD_LIMIT}; leave it out for no limit")
+        return bytes_per_s
+
+    @model_validator(mode="after")
+    def _limits_a_bucket(self) -> Self:
+        if self.upload_limit is not None and not (self.s3 or self.storage_class_name):
+            raise ValueError("must have uploadLimit only with s3")
+        return self
 
     @model_validator(mode="after")
     def _exactly_one_backend(self) -> Self:
@@ -276,8 +339,14 @@ class DatastoreSpec(Part):
 
     @property
     def backend(self) -> str:
-        """Which backend it is: 's3', 'nfs', 'glusterfs', 'claim' or 'local'; 'storageClassName' leaves it open."""
+        """Which backend it is, as its field is called: 's3', 'nfs', ...; 'storageClassName' leaves it open."""
         return next((name for name in BACKENDS if getattr(self, name) is not None), CLASS)
+
+    @property
+    def credentials_secret(self) -> str | None:
+        """Name of the Secret that the backend names."""
+        named = self.s3 or self.sftp
+        return named.credentials_secret if named else None
 
 
 class ObjectMeta(Part):
@@ -298,8 +367,8 @@ class Datastore(Part):
     kind: Literal["Datastore"] = Field(description="Datastore")
     metadata: ObjectMeta = Field(description="Name, namespace, labels and annotations.")
     spec: DatastoreSpec = Field(
-        description="Where the data is (exactly one of s3, nfs, glusterfs, claim, local, storageClassName), and how it "
-        "is shown."
+        description="Where the data is (exactly one of s3, nfs, sftp, glusterfs, claim, local, storageClassName), and "
+        "how it is shown."
     )
     status: dict[str, Any] | None = Field(
         None, description="Written by the controller; what a manifest says is ignored."
@@ -333,9 +402,11 @@ def location_of(spec: DatastoreSpec) -> str:
     if spec.s3:
         return f"s3://{spec.s3.bucket}/{spec.s3.prefix}"
     if spec.nfs:
-        return f"nfs://{spec.nfs.server}{spec.nfs.path}"
+        return f"nfs://{spec.nfs.server}{spec.nfs.path}" if spec.nfs.server else "nfs: an export of its own"
+    if spec.sftp:
+        return f"sftp://{spec.sftp.host}{spec.sftp.path}"
     if spec.glusterfs:
-        return f"glusterfs://{spec.glusterfs.endpoints}/{spec.glusterfs.path}"
+        return f"glusterfs://{spec.glusterfs.servers[0]}/{spec.glusterfs.volume}{spec.glusterfs.path.rstrip('/')}"
     if spec.claim:
         return f"claim:{spec.claim.name}" if spec.claim.name else f"storageclass:{spec.claim.storage_class_name}"
     return f"local:{spec.local.path}" if spec.local else f"class:{spec.storage_class_name}"

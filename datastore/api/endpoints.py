@@ -1,51 +1,183 @@
-"""Which servers a user may have us ask. Pure.
+"""Whom tenants may have us ask: by which names, and at which addresses. Pure.
 
-Whoever writes a Datastore, or a pod with an inline volume, chooses a URL, and the controller or the node sends requests
-there and tells what came back. So link-local addresses, where clouds keep the credentials of machines, are never asked
-unless the administrator names them; and with a list only what it names is. Names are not resolved: against one that
-leads inside, use the list, or a NetworkPolicy.
+Whoever writes a Datastore, or a pod with an inline volume, chooses a server, and the controller and the nodes send
+requests there and tell what came back. They reach more than a tenant's pod does: the node itself, a cloud's metadata
+service with the machine's keys, other tenants' services. So there are two questions.
+
+- May this endpoint be named? With patterns (ALLOW_ENDPOINTS) only what one of them fits.
+- May this address be connected to? It is asked of each address that a host really leads to, when it is connected to, so
+  that no way to write an address and no answer of a name server gets past it. Of all ranges that hold an address the
+  smallest decides, and of two that are alike the one that allows. A host that the administrator names in full may also
+  lead to a private address or to this machine.
+
+On a laptop the user is his own administrator: there is no policy, and nothing is denied.
 """
 
 from __future__ import annotations
 
 import ipaddress
-import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from urllib.parse import urlsplit
+from typing import Literal
+from urllib.parse import SplitResult, urlsplit
 
 AWS = "https://s3.amazonaws.com"
 """What a left out endpoint counts as."""
-ENVIRONMENT = "ALLOW_ENDPOINTS"
-"""Variable of controller and node plugin: patterns with commas or blanks between them."""
+ENVIRONMENT = ("ALLOW_ENDPOINTS", "ALLOW_RANGES", "DENY_RANGES")
+"""Variables of controller and node plugin, in the order of EndpointPolicy's fields: commas or blanks between items."""
+_API_SERVER = "KUBERNETES_SERVICE_HOST"
+_TRUSTING = ("nfs://", "glusterfs://")
+"""Of servers that ask for no keys: they trust the addresses of the nodes."""
+_PORTS = {"http": 80, "https": 443}
+
+_METADATA = "an address of a cloud's metadata service"
+_LINK_LOCAL = "a link-local address, where clouds keep the credentials of machines"
+_HERE = "an address of this machine"
+_PRIVATE = "a private address"
+_RESERVED = "not the address of one machine"
+NEVER: Mapping[str, str] = {
+    "169.254.0.0/16": _LINK_LOCAL,
+    "fe80::/10": _LINK_LOCAL,
+    "100.100.100.200/32": _METADATA,  # Alibaba
+    "168.63.129.16/32": _METADATA,  # Azure
+    "192.0.0.0/24": _METADATA,  # Oracle: 192.0.0.192; otherwise reserved
+    "fd00:ec2::/32": _METADATA,  # AWS
+    "fd00:c1::/32": _METADATA,  # Oracle
+    "fd20:ce::/32": _METADATA,  # Google
+    "fd00:42::/32": _METADATA,  # Scaleway
+    "fd00:a9fe:a9fe::/48": _METADATA,  # Akamai
+    "0.0.0.0/8": _HERE,
+    "::/128": _HERE,
+    "224.0.0.0/4": _RESERVED,
+    "240.0.0.0/4": _RESERVED,
+    "ff00::/8": _RESERVED,
+}
+"""Ranges that no name opens, only a range of the administrator's that is as small, and why."""
+INSIDE: Mapping[str, str] = {
+    "127.0.0.0/8": _HERE,
+    "::1/128": _HERE,
+    "10.0.0.0/8": _PRIVATE,
+    "172.16.0.0/12": _PRIVATE,
+    "192.168.0.0/16": _PRIVATE,
+    "100.64.0.0/10": _PRIVATE,
+    "198.18.0.0/15": _PRIVATE,
+    "fc00::/7": _PRIVATE,
+    "fec0::/10": _PRIVATE,
+    "64:ff9b:1::/48": _PRIVATE,
+}
+"""Ranges that lead to this machine or stay inside, such as those of a cluster's pods and services, and why."""
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
-def listed(text: str) -> tuple[str, ...]:
-    """The patterns of ENVIRONMENT."""
-    return tuple(text.replace(",", " ").split())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointPolicy:
+    """What an administrator allows. endpoints: SCHEME://HOST[:PORT], HOST may hold `*`; empty: any may be named.
+
+    allow_ranges, deny_ranges: addresses, as 10.1.2.3 or 10.0.0.0/8. Errors: ValueError for what is neither.
+    """
+
+    endpoints: tuple[str, ...] = ()
+    allow_ranges: tuple[str, ...] = ()
+    deny_ranges: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for text in (*self.allow_ranges, *self.deny_ranges):
+            ipaddress.ip_network(text)
+
+    def allows(self, endpoint: str) -> bool:
+        """Whether a tenant may name this endpoint; '' is AWS."""
+        patterns = [pattern for pattern in self.endpoints if not pattern.startswith(_TRUSTING)]
+        return not patterns or any(_fits(endpoint or AWS, pattern) for pattern in patterns)
+
+    def allows_export(self, server: str, kind: Literal["nfs", "glusterfs"] = "nfs") -> bool:
+        """Whether a tenant may name this NFS or GlusterFS server: only one that is listed, as nfs://HOST.
+
+        Such a server asks for no keys, it trusts the addresses of the nodes: who may name it reads what they may.
+        """
+        scheme = f"{kind}://"
+        url = f"{scheme}[{server}]" if ":" in server else scheme + server
+        return any(_fits(url, pattern) for pattern in self.endpoints if pattern.startswith(scheme))
+
+    def refusal(self, endpoint: str, address: str) -> str:
+        """Why this address may not be connected to, as 'a private address'; '': it may.
+
+        endpoint: as the manifest names it. address: one that its host, or a bucket's name before its host, really leads
+        to, as a socket has it.
+        """
+        denied = {**NEVER, **dict.fromkeys(self.deny_ranges, "an address that the administrator denies")}
+        if not self._names(endpoint):
+            denied = {**INSIDE, **denied}
+        for each in _stands_for(ipaddress.ip_address(address.partition("%")[0])):
+            size, why = max(((_size(text, each), why) for text, why in denied.items()), key=lambda found: found[0])
+            if size > max((_size(text, each) for text in self.allow_ranges), default=-1):
+                return why
+        return ""
+
+    def _names(self, endpoint: str) -> bool:
+        """Whether the administrator names just this endpoint."""
+        return any(_fits(endpoint or AWS, pattern) for pattern in self.endpoints if not set("*?") & set(pattern))
 
 
-def allowed(endpoint: str, patterns: Sequence[str]) -> bool:
-    """Whether a user's choice of an endpoint may be asked. patterns: SCHEME://HOST[:PORT]; HOST may hold `*`."""
-    if not patterns:
-        return not _link_local(urlsplit(endpoint).hostname or "")
-    return any(_matches(endpoint or AWS, pattern) for pattern in patterns)
+def policy_from(environment: Mapping[str, str], *more: Sequence[str]) -> EndpointPolicy:
+    """The policy of a process in a cluster. more: items beside those of ENVIRONMENT, in its order.
+
+    The address of the API server is denied unless it is allowed by itself. Errors: ValueError, for a person.
+    """
+    given = [environment.get(name, "").replace(",", " ").split() for name in ENVIRONMENT]
+    for items, others in zip(given, more, strict=False):
+        items += others
+    server = environment.get(_API_SERVER, "")
+    with suppress(ValueError):  # none, or a name
+        given[2].append(str(ipaddress.ip_network(server)))
+    try:
+        return EndpointPolicy(
+            endpoints=tuple(given[0]), allow_ranges=tuple(given[1]), deny_ranges=tuple(dict.fromkeys(given[2]))
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"ALLOW_RANGES and DENY_RANGES hold addresses and ranges such as 10.0.0.0/8: {error}"
+        ) from None
 
 
-def _matches(endpoint: str, pattern: str) -> bool:
+def _fits(endpoint: str, pattern: str) -> bool:
     asked, wanted = urlsplit(endpoint), urlsplit(pattern)
-    same = (asked.scheme, asked.port) == (wanted.scheme, wanted.port)
-    return same and fnmatchcase(asked.hostname or "", wanted.hostname or "")
+    same = (asked.scheme, _port(asked)) == (wanted.scheme, _port(wanted))
+    return same and fnmatchcase(_host(asked), _host(wanted))
 
 
-def _link_local(host: str) -> bool:
-    try:
-        # As clients read them: 2852039166 and 0xa9fea9fe are 169.254.169.254 too.
-        return ipaddress.IPv4Address(socket.inet_aton(host)).is_link_local
-    except (OSError, ValueError):
-        pass
-    try:
-        address = ipaddress.IPv6Address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return (address.ipv4_mapped or address).is_link_local
+def _host(parts: SplitResult) -> str:
+    return (parts.hostname or "").removesuffix(".")
+
+
+def _port(parts: SplitResult) -> int | None:
+    return parts.port or _PORTS.get(parts.scheme)
+
+
+def _size(text: str, address: Address) -> int:
+    """How small a range is that holds an address, by the length of its prefix; -1: it does not."""
+    network: Network = ipaddress.ip_network(text)
+    return network.prefixlen if address.version == network.version and address in network else -1
+
+
+def _stands_for(address: Address) -> Iterator[Address]:
+    """The address, and the IPv4 addresses that packets to it are sent on to."""
+    if not isinstance(address, ipaddress.IPv6Address):
+        yield address
+        return
+    low = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    if address.ipv4_mapped is not None:
+        yield address.ipv4_mapped
+        return
+    yield address
+    if address.sixtofour is not None:
+        yield address.sixtofour
+    if address.teredo is not None:
+        yield from address.teredo
+    compatible = int(address) >> 32 == 0 and int(address) > 1
+    isatap = (int(address) >> 32) & 0xFDFFFFFF == 0x5EFE
+    if compatible or isatap or address in ipaddress.IPv6Network("64:ff9b::/96"):
+        yield low

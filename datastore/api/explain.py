@@ -6,6 +6,7 @@ Values are shown only where a model's own check shows them; a manifest can hold 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -20,8 +21,12 @@ _WANTED = {
     "dict_type": "must be a mapping of names to text",
     "model_type": "must be a mapping of fields",
     "list_type": "must be a list",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
     "invalid_key": "must have text as names of its fields",
 }
+_INDEX = re.compile(r"\[[0-9]+\]")
 _ORDER = ("extra_forbidden", "invalid_key")
 """Reported before anything else: a misspelt field also leaves the right one missing."""
 
@@ -36,7 +41,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     if kind == "extra_forbidden":
         return f"{path} is not a field; {_meant(path, list(known))}"
     if kind == "missing":
-        return f"{path} is missing: {_first_sentence(known.get(path, ''))}"
+        return f"{path} is missing: {_first_sentence(known.get(_INDEX.sub('[]', path), ''))}"
     return f"{path or 'it'} {_complaint(kind, fault)}"
 
 
@@ -64,18 +69,20 @@ def _complaint(kind: str, fault: Any) -> str:
         return f"is empty; it {_WANTED[kind]}"
     if kind == "string_type" and isinstance(given, bool | int | float):
         return "must be text; YAML reads this as a number or a truth value, so put it in quotes"
-    return _WANTED.get(kind) or str(fault["msg"])
+    # pydantic's own: "Input should be ...", "List should have ..."
+    return _WANTED.get(kind) or re.sub(r"^\w+ should ", "must ", str(fault["msg"]))
 
 
 def _meant(path: str, known: list[str]) -> str:
     parent, _, name = path.rpartition(".")
-    beside = [each.rpartition(".")[2] for each in known if each.rpartition(".")[0] == parent]
+    within = _INDEX.sub("[]", parent)
+    beside = [each.rpartition(".")[2] for each in known if each.rpartition(".")[0] == within]
     if near := similar(name, beside):
         return f"did you mean {f'{parent}.{near}' if parent else near}?"
     elsewhere = [each for each in known if _fold(each.rpartition(".")[2]) == _fold(name)]
     if elsewhere:
         return f"did you mean {elsewhere[0]}?"
-    return f"{parent or 'a Datastore'} has {', '.join(beside)}" if beside else f"{parent} takes no fields"
+    return f"{parent or 'it'} has {', '.join(beside)}" if beside else f"{parent} takes no fields"
 
 
 def _path(location: tuple[int | str, ...]) -> str:

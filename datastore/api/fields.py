@@ -9,7 +9,16 @@ import re
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, StrictBool, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    WithJsonSchema,
+)
 from pydantic.alias_generators import to_camel
 
 from datastore.units import DURATION_PATTERN, QUANTITY_PATTERN, parse_duration, parse_quantity
@@ -20,10 +29,22 @@ PREFIX_PATTERN = r"^([^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*)?$"
 REGION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 DNS_NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$"
 PATH_PATTERN = r"^/[^\x00-\x1f\x7f]*$"
+PLAIN_PATH_PATTERN = r"^/[^\x00-\x20\x7f,()\"'`$\\]*$"
+"""Without what separates options and words anywhere on the way to a server."""
+MODEL_PATTERN = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
+"""A DNS label: the name of a model is also the name of objects in a cluster."""
+ALIAS_PATTERN = r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$"
+"""Begins with a letter, so that it is never taken for a version."""
+LATEST = "latest"
+"""Means the newest version of a model; nobody can set it."""
 CERTIFICATE_PATTERN = r"-----BEGIN CERTIFICATE-----"
+HOST_PATTERN = r"^([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*)$"
+KNOWN_HOSTS_PATTERN = r"(ssh-|ecdsa-|sk-)[a-z0-9@.-]+ [A-Za-z0-9+/]"
 
 IPV4 = re.compile(r"[0-9]+(\.[0-9]+){3}\Z")
 MAX_METADATA_TTL_S = 86_400.0
+MAX_CERTIFICATE_BYTES = 64 << 10
+"""Of all certificates of a bundle: some forty. A controller of hundreds of Datastores has each in memory."""
 MAX_PREFIX_BYTES = 900
 """Of the 1,024 bytes of a key, the rest is for the names below the prefix."""
 
@@ -98,8 +119,22 @@ def _secret_name(value: str) -> str:
 
 
 def _certificate(value: str) -> str:
+    if len(value.encode()) > MAX_CERTIFICATE_BYTES:
+        raise ValueError(f"must have at most {MAX_CERTIFICATE_BYTES} bytes: only those of the server's authority")
     if not matches(CERTIFICATE_PATTERN, value):
         raise ValueError("must be PEM text that holds -----BEGIN CERTIFICATE-----")
+    return value
+
+
+def _host(value: str) -> str:
+    if not matches(HOST_PATTERN, value) or len(value) > 253:
+        raise ValueError("must be a host name or an address, without a scheme, a port or a path")
+    return value
+
+
+def _known_hosts(value: str) -> str:
+    if not matches(KNOWN_HOSTS_PATTERN, value) or len(value) > 16384:
+        raise ValueError("must be lines of a known_hosts file: HOST TYPE KEY (ssh-keyscan HOST prints them)")
     return value
 
 
@@ -109,6 +144,12 @@ def _path(value: str) -> str:
     if ".." in value.split("/"):
         raise ValueError("must not hold '..'")
     return value
+
+
+def _plain_path(value: str) -> str:
+    if not matches(PLAIN_PATH_PATTERN, value):
+        raise ValueError("must be an absolute path without blanks, commas, brackets, quotes and backslashes")
+    return _path(value)
 
 
 def _one_line(value: str) -> str:
@@ -145,7 +186,35 @@ def _number_or_text(pattern: str, **more: Any) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": kinds, "pattern": pattern, "x-kubernetes-int-or-string": True, **more})
 
 
+def _model_name(value: str) -> str:
+    if not matches(MODEL_PATTERN, value):
+        raise ValueError(f"must have at most 63 lower-case letters, digits and '-', not {value[:80]!r}")
+    return value
+
+
+def _alias(value: str) -> str:
+    if value == LATEST:
+        raise ValueError(f"must not be {LATEST!r}, which always means the newest version")
+    if not matches(ALIAS_PATTERN, value):
+        raise ValueError(f"must have at most 63 lower-case letters, digits and '-', a letter first, not {value[:80]!r}")
+    return value
+
+
 Flag = StrictBool
+ModelName = Annotated[str, AfterValidator(_model_name), _text_schema(MODEL_PATTERN, maxLength=63)]
+Alias = Annotated[
+    str,
+    AfterValidator(_alias),
+    _text_schema(
+        ALIAS_PATTERN,
+        maxLength=63,
+        **{
+            "x-kubernetes-validations": [
+                {"rule": f"self != '{LATEST}'", "message": f"{LATEST} always means the newest version"}
+            ]
+        },
+    ),
+]
 Bucket = Annotated[
     str,
     AfterValidator(_bucket),
@@ -168,8 +237,14 @@ Endpoint = Annotated[str, AfterValidator(_endpoint), _text_schema(ENDPOINT_PATTE
 Region = Annotated[str, AfterValidator(_region), _text_schema(REGION_PATTERN, maxLength=63)]
 DnsName = Annotated[str, AfterValidator(_dns_name), _text_schema(DNS_NAME_PATTERN, maxLength=253)]
 SecretName = Annotated[str, AfterValidator(_secret_name), _text_schema(DNS_NAME_PATTERN, maxLength=253)]
-Certificate = Annotated[str, AfterValidator(_certificate), _text_schema(CERTIFICATE_PATTERN)]
+Certificate = Annotated[
+    str, AfterValidator(_certificate), _text_schema(CERTIFICATE_PATTERN, maxLength=MAX_CERTIFICATE_BYTES)
+]
 AbsolutePath = Annotated[str, AfterValidator(_path), _text_schema(PATH_PATTERN, maxLength=4095)]
+PlainPath = Annotated[str, AfterValidator(_plain_path), _text_schema(PLAIN_PATH_PATTERN, maxLength=1023)]
+Host = Annotated[str, AfterValidator(_host), _text_schema(HOST_PATTERN, maxLength=253)]
+Port = Annotated[StrictInt, Field(ge=1, le=65535)]
+KnownHosts = Annotated[str, AfterValidator(_known_hosts), _text_schema(KNOWN_HOSTS_PATTERN, maxLength=16384)]
 Line = Annotated[str, AfterValidator(_one_line), _text_schema(minLength=1, maxLength=253)]
 SizeBytes = Annotated[
     int, BeforeValidator(_quantity), _number_or_text(QUANTITY_PATTERN.replace("[+-]?", "[+]?", 1), maxLength=64)

@@ -1,25 +1,30 @@
-"""Reading a manifest file: YAML documents in, Datastores and Secrets out, or one line that says what is wrong.
+"""Reading a manifest file: YAML documents in, our objects and Secrets out, or one line that says what is wrong.
 
-Documents of other kinds are let through unread, so one file can hold a Datastore and the Job that uses it. YAML is read
-as kubectl reads it, except that a field given twice is an error and a date is text.
+Documents of other kinds are let through unread, so one file can hold a Datastore and the Deployment that uses it. YAML
+is read as kubectl reads it, except that a field given twice is an error and a date is text.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
 
-from datastore.api.datastore import API_VERSION, GROUP, KIND, Datastore
+from datastore.api import datastore, model, trainingjob
+from datastore.api.datastore import API_VERSION, GROUP, Datastore
 from datastore.api.explain import explain, similar
+from datastore.api.kinds import BY_NAME, Kind
+from datastore.api.model import DEFAULT_STORE, Model, ModelVersion, Serving
 from datastore.api.secretmanifest import SecretManifest, parse_secret
+from datastore.api.trainingjob import TrainingJob
 from datastore.errors import InvalidManifest
 
+_SECRET = "Secret"  # noqa: S105  (the kind, not one of them)
 MAX_BYTES = 4 << 20
 """A manifest is written by a person; etcd takes 1.5 MiB an object."""
 
@@ -31,26 +36,75 @@ class Manifest:
     source: str
     datastores: tuple[Datastore, ...]
     secrets: tuple[SecretManifest, ...] = ()
+    jobs: tuple[TrainingJob, ...] = ()
+    models: tuple[Model, ...] = ()
+    model_versions: tuple[ModelVersion, ...] = ()
+    servings: tuple[Serving, ...] = ()
+    text: str = field(default="", repr=False)
+    """All of the file; it may hold keys."""
 
-    def pick(self, name: str | None = None) -> Datastore:
+    def pick(self, name: str | None = None, namespace: str | None = None) -> Datastore:
         """The Datastore of this name, or the only one. Errors: InvalidManifest."""
-        names = [each.name for each in self.datastores]
-        if name is None:
-            if len(names) > 1:
-                raise InvalidManifest(f"{self.source} holds several Datastores, name one: {', '.join(names)}")
-            return self.datastores[0]
-        found = [each for each in self.datastores if each.name == name]
-        if not found:
-            near = similar(name, names)
-            hint = f"did you mean {near}?" if near else f"it holds {', '.join(names)}"
-            raise InvalidManifest(f"{self.source} holds no Datastore {name!r}; {hint}")
-        if len(found) > 1:
-            raise InvalidManifest(f"{self.source} holds Datastore {name!r} in several namespaces; keep one of them")
-        return found[0]
+        return _pick(self.datastores, datastore.KIND, self.source, name, namespace)
+
+    def pick_store(self, name: str | None = None) -> Datastore:
+        """The Datastore that holds models: this one, else the one named `models`, or the only one.
+
+        Errors: InvalidManifest.
+        """
+        if name is None and any(each.name == DEFAULT_STORE for each in self.datastores):
+            name = DEFAULT_STORE
+        if name is None and len(self.datastores) > 1:
+            names = ", ".join(each.name for each in self.datastores)
+            raise InvalidManifest(f"{self.source}: say which Datastore holds the models, --store NAME: {names}")
+        return self.pick(name)
+
+    def pick_job(self, name: str | None = None) -> TrainingJob:
+        """The TrainingJob of this name, or the only one. Errors: InvalidManifest."""
+        return _pick(self.jobs, trainingjob.KIND, self.source, name, None)
 
 
-def load(path: Path | str) -> Manifest:
-    """Read a file, or standard input for '-'. Errors: InvalidManifest."""
+Named = TypeVar("Named", Datastore, TrainingJob)
+
+
+def _pick(objects: Sequence[Named], kind: str, source: str, name: str | None, namespace: str | None) -> Named:
+    within = [each for each in objects if namespace in (None, each.metadata.namespace)]
+    names = [each.name for each in within]
+    if name is None and len(names) == 1:
+        return within[0]
+    if name is None:
+        raise InvalidManifest(f"{source} holds several {kind}s, name one: {', '.join(names)}")
+    found = [each for each in within if each.name == name]
+    if not found:
+        near = similar(name, names)
+        hint = f"did you mean {near}?" if near else f"it holds {', '.join(names) or 'none'}"
+        raise InvalidManifest(f"{source} holds no {kind} {name!r}; {hint}")
+    if len(found) > 1:
+        raise InvalidManifest(f"{source} holds {kind} {name!r} in several namespaces; keep one of them")
+    return found[0]
+
+
+def load(path: Path | str, wanted: str = datastore.KIND) -> Manifest:
+    """Read a file, or standard input for '-'; one object of the wanted kind, if any, must be there.
+
+    Errors: InvalidManifest.
+    """
+    text, source = _read(path)
+    return parse(text, source, wanted)
+
+
+def documents(path: Path | str) -> list[Mapping[str, Any]]:
+    """Every object of a file as it is, of whatever kind. Errors: InvalidManifest."""
+    return [document for _, document in _objects(*_read(path))]
+
+
+def objects_of(manifest: Manifest) -> list[Mapping[str, Any]]:
+    """Every object of a manifest as it was written."""
+    return [document for _, document in _objects(manifest.text, manifest.source)]
+
+
+def _read(path: Path | str) -> tuple[str, str]:
+    """The text of a file, and what it is called in errors."""
     source = "standard input" if str(path) == "-" else str(path)
     try:
         if str(path) == "-":
@@ -63,29 +117,37 @@ def load(path: Path | str) -> Manifest:
     if len(raw) > MAX_BYTES:
         raise InvalidManifest(f"{source}: is over {MAX_BYTES >> 20} MiB, so it is no manifest")
     try:
-        return parse(raw.decode("utf-8-sig"), source)
+        return raw.decode("utf-8-sig"), source
     except UnicodeDecodeError:
         raise InvalidManifest(f"{source}: is not UTF-8 text, so it is no manifest") from None
 
 
-def parse(text: str, source: str) -> Manifest:
-    """Parse the text of a file; `source` names it in errors. Errors: InvalidManifest."""
-    datastores: dict[tuple[str, str], Datastore] = {}
-    secrets: dict[tuple[str, str], SecretManifest] = {}
+def parse(text: str, source: str, wanted: str = datastore.KIND) -> Manifest:
+    """Parse the text of a file; `source` names it in errors; wanted: as of load. Errors: InvalidManifest."""
+    found: dict[str, dict[tuple[str, str], Any]] = {name: {} for name in (*BY_NAME, _SECRET)}
     for number, document in _objects(text, source):
         where = f"{source}, document {number}"
         try:
-            if document.get("kind") == "Secret" and document.get("apiVersion") == "v1":
+            if document.get("kind") == _SECRET and document.get("apiVersion") == "v1":
                 secret = parse_secret(document)
-                _add(secrets, (secret.namespace, secret.name), secret, "Secret")
-            elif _is_datastore(document):
-                datastore = _datastore(document)
-                _add(datastores, (datastore.metadata.namespace, datastore.name), datastore, KIND)
+                _add(found[_SECRET], (secret.namespace, secret.name), secret, _SECRET)
+            elif kind := _kind_of(document):
+                each = _validated(document, kind)
+                _add(found[kind.name], (each.metadata.namespace, each.metadata.name), each, kind.name)
         except InvalidManifest as error:
             raise InvalidManifest(f"{where}{_named(document)}: {error}") from error.__cause__
-    if not datastores:
-        raise InvalidManifest(f"{source}: holds no Datastore (apiVersion: {API_VERSION}, kind: {KIND})")
-    return Manifest(source=source, datastores=tuple(datastores.values()), secrets=tuple(secrets.values()))
+    if wanted and not found[wanted]:
+        raise InvalidManifest(f"{source}: holds no {wanted} (apiVersion: {API_VERSION}, kind: {wanted})")
+    return Manifest(
+        source=source,
+        datastores=tuple(found[datastore.KIND].values()),
+        secrets=tuple(found[_SECRET].values()),
+        jobs=tuple(found[trainingjob.KIND].values()),
+        models=tuple(found[model.MODEL].values()),
+        model_versions=tuple(found[model.VERSION_KIND].values()),
+        servings=tuple(found[model.SERVING].values()),
+        text=text,
+    )
 
 
 def _add(known: dict[tuple[str, str], Any], key: tuple[str, str], value: object, kind: str) -> None:
@@ -94,26 +156,27 @@ def _add(known: dict[tuple[str, str], Any], key: tuple[str, str], value: object,
     known[key] = value
 
 
-def _datastore(document: Mapping[str, Any]) -> Datastore:
+def _validated(document: Mapping[str, Any], kind: Kind) -> Any:
     try:
-        return Datastore.model_validate(document)
+        return kind.model.model_validate(document)
     except ValidationError as error:
         # No `from`: pydantic's text holds the input, and the input may hold a misplaced key.
-        raise InvalidManifest(explain(error, Datastore)) from None
+        raise InvalidManifest(explain(error, kind.model)) from None
 
 
-def _is_datastore(document: Mapping[str, Any]) -> bool:
-    """Whether a document is one of ours; a near miss is an error, since it would be ignored silently otherwise."""
+def _kind_of(document: Mapping[str, Any]) -> Kind | None:
+    """Which of our kinds a document is; a near miss is an error, since it would be ignored silently otherwise."""
     kind, version = document.get("kind"), document.get("apiVersion")
-    for field, value, ours in (("kind", kind, KIND), ("apiVersion", version, API_VERSION)):
+    for key, value, ours in (("kind", kind, datastore.KIND), ("apiVersion", version, API_VERSION)):
         if not isinstance(value, str):
-            raise InvalidManifest(f"{field} is missing; a Datastore has {field}: {ours}")
+            raise InvalidManifest(f"{key} is missing; a Datastore has {key}: {ours}")
     group = str(version).partition("/")[0]
-    if kind == KIND and version != API_VERSION and (group == GROUP or similar(str(version), [API_VERSION])):
+    known = BY_NAME.get(str(kind))
+    if known and version != API_VERSION and (group == GROUP or similar(str(version), [API_VERSION])):
         raise InvalidManifest(f"apiVersion must be {API_VERSION}, not {str(version)[:64]!r}")
-    if kind != KIND and group == GROUP and similar(str(kind), [KIND]):
-        raise InvalidManifest(f"kind must be {KIND}, not {str(kind)[:64]!r}")
-    return kind == KIND and version == API_VERSION
+    if not known and group == GROUP and (near := similar(str(kind), list(BY_NAME))):
+        raise InvalidManifest(f"kind must be {near}, not {str(kind)[:64]!r}")
+    return known if version == API_VERSION else None
 
 
 def _named(document: Mapping[str, Any]) -> str:

@@ -1,75 +1,65 @@
-"""docs/reference/datastore.md, generated from the models. `python -m datastore.api.reference FILE` writes it."""
+"""docs/reference/KIND.md, generated from the models. `python -m datastore.api.reference DIR` writes the pages there."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from datastore.api.datastore import API_VERSION, KIND, Datastore
+from datastore.api.kinds import KINDS, Kind
 from datastore.api.schema import Schema, fields_of, structural
 
-_HEAD = f"""# Datastore
-
-Generated from `datastore/api/datastore.py` by `python -m datastore.api.reference`; do not edit.
-
-One manifest for the laptop (`datastore mount FILE`) and the cluster (`kubectl apply -f FILE`): apiVersion
-`{API_VERSION}`, kind `{KIND}`. The smallest one:
-
-```yaml
-apiVersion: {API_VERSION}
-kind: {KIND}
-metadata:
-  name: digits
-spec:
-  s3:
-    bucket: digits
-```
-
-With a server of your own, and its keys in a Secret of the same file:
-
-```yaml
-spec:
-  s3:
-    bucket: digits
-    endpoint: https://minio.example.org
-    credentialsSecret: digits-keys
----
-apiVersion: v1
-kind: Secret
-metadata:
-  name: digits-keys
-stringData:
-  AWS_ACCESS_KEY_ID: ...
-  AWS_SECRET_ACCESS_KEY: ...
-```
-
-A field that is not listed here is an error. A size is a Kubernetes quantity (`500M`, `10Gi`, or whole bytes), a
-duration is `250ms`, `1s`, `5m`, `1h30m`, or whole seconds.
-"""
 _IMMUTABLE = "Can't be changed later in a cluster."
+_SHOWN = ("capacity", "uploadLimit")
+"""Fields with a rule that is not "never changes"; their description tells."""
 
 
-def text() -> str:
-    """The whole page."""
-    spec = structural(Datastore)["properties"]["spec"]
-    parts = [_HEAD, "## spec", spec["description"], _table("spec", spec)]
-    for name, inner in spec["properties"].items():
-        if "properties" in inner:
-            parts += [f"## spec.{name}", inner["description"], _table(f"spec.{name}", inner)]
+def text(kind: Kind) -> str:
+    """The whole page of a kind."""
+    spec = structural(kind.model)["properties"]["spec"]
+    head = f"# {kind.name}\n\nGenerated from `{kind.module}` by `python -m datastore.api.reference`; do not edit.\n\n"
+    parts = [head + kind.intro, *_sections("spec", spec)]
     return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _sections(path: str, schema: Schema) -> list[str]:
+    """A table of the fields of an object, then those of the objects in it; the same object has one table only."""
+    parts: list[str] = []
+    places: dict[str, list[str]] = {}
+    waiting = [(path, schema)]
+    while waiting:
+        where, node = waiting.pop(0)
+        places.setdefault(repr(node.get("properties")), []).append(where)
+        if len(places[repr(node.get("properties"))]) > 1:
+            continue
+        parts.append(f"## {where}\n\n{node['description']}\n\n{_table(where, node)}")
+        below = []
+        for name, inner in node["properties"].items():
+            if "properties" in (inside := inner.get("items", inner)):
+                below.append((f"{where}.{name}" + ("[]" if "items" in inner else ""), inside))
+        waiting = below + waiting
+    same = {listed[0]: listed[1:] for listed in places.values() if len(listed) > 1}
+    return [_with_others(part, same) for part in parts]
+
+
+def _with_others(part: str, same: dict[str, list[str]]) -> str:
+    where = part.partition("\n")[0].removeprefix("## ")
+    if where not in same:
+        return part
+    listed = ", ".join(f"`{each}`" for each in same[where])
+    title, _, rest = part.partition("\n\n")
+    return f"{title}\n\nThe same fields as in {listed}.\n\n{rest}"
 
 
 def _table(path: str, schema: Schema) -> str:
     rows = ["| Field | Type | Default | Description |", "|---|---|---|---|"]
-    fixed = {rule.get("fieldPath", "").lstrip(".") for rule in schema.get("x-kubernetes-validations", [])} - {
-        "capacity"
-    }
+    fixed = {rule.get("fieldPath", "").lstrip(".") for rule in schema.get("x-kubernetes-validations", [])}
     for field, inner, required in fields_of(schema):
         if "." in field:
             continue
         default = "required" if required else _default(inner)
-        description = inner.get("description", "") + (f" {_IMMUTABLE}" if field in fixed else "")
-        rows.append(f"| `{path}.{field}` | {_type(inner)} | {default} | {_cell(description)} |")
+        changes = f" {_IMMUTABLE}" if field in fixed and field not in _SHOWN else ""
+        description = _cell(inner.get("description", "")) + changes
+        rows.append(f"| `{path}.{field}` | {_type(inner)} | {default} | {description} |")
     return "\n".join(rows)
 
 
@@ -78,13 +68,15 @@ def _type(schema: Schema) -> str:
         return " or ".join(f"`{each}`" for each in schema["enum"])
     if schema.get("x-kubernetes-int-or-string"):
         return "duration" if "ms" in schema["pattern"] else "size"
+    if schema["type"] == "array":
+        return f"list of {_type(schema['items'])}"
     names = {"string": "text", "boolean": "true or false", "object": "mapping", "integer": "whole number"}
     return names[schema["type"]]
 
 
 def _default(schema: Schema) -> str:
     default = schema.get("default")
-    if default is None or default == {}:
+    if default is None or default in ({}, []):
         return ""
     return f"`{str(default).lower() if isinstance(default, bool) else default}`"
 
@@ -94,4 +86,5 @@ def _cell(description: str) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(text())
+    for each in KINDS:
+        Path(sys.argv[1], each.page).write_text(text(each))

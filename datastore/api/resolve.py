@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Literal
 
-from datastore.api.datastore import S3, Datastore
+from datastore.api.datastore import Datastore, DatastoreSpec
 from datastore.api.explain import similar
 from datastore.api.manifest import Manifest
-from datastore.api.mountspec import MountSpec, S3Location, StaticCredentials
-from datastore.api.secretmanifest import credentials_from
+from datastore.api.mountspec import MountSpec
+from datastore.api.secretmanifest import SecretManifest, certificate_from, credentials_from, ssh_credentials_from
+from datastore.api.source import GlusterFSLocation, LocalLocation, NFSLocation, S3Location, SFTPLocation, Source
 from datastore.errors import InvalidManifest
 
 Transport = Literal["kernel", "libfuse"]
@@ -27,13 +28,19 @@ class Directories:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MountOptions:
-    """What the person who mounts chooses; read_only can only tighten what the manifest says."""
+    """What the person who mounts chooses; read_only can only tighten what the manifest says.
+
+    uid, gid, umask: as in MountSpec; of a bucket only.
+    """
 
     read_only: bool = False
     allow_other: bool = False
     transport: Transport = "kernel"
     metrics: str = ""
     memory_bytes: int = 512 << 20
+    uid: int | None = None
+    gid: int | None = None
+    umask: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +56,15 @@ def mount_spec(
     manifest: Manifest, datastore: Datastore, mountpoint: str, directories: Directories, options: MountOptions
 ) -> MountSpec:
     """The whole contract for the mount server; `mountpoint` is absolute. Errors: InvalidManifest."""
-    location = s3_location(manifest, datastore)
-    where = f"{location.endpoint} {datastore.location}"
+    source = source_in(manifest, datastore)
+    endpoint = f"{source.endpoint} " if isinstance(source, S3Location) else ""
+    where = f"{endpoint}{datastore.location}"
     state_dir = PurePosixPath(directories.state_root, state_name(datastore.name, mountpoint, where))
     place = Place(mountpoint=mountpoint, state_dir=str(state_dir), cache_dir=directories.cache_dir)
-    return assemble(datastore, location, place, options)
+    return assemble(datastore, source, place, options)
 
 
-def assemble(datastore: Datastore, location: S3Location, place: Place, options: MountOptions) -> MountSpec:
+def assemble(datastore: Datastore, source: Source, place: Place, options: MountOptions) -> MountSpec:
     """The contract of one mount from its parts, every default applied; laptop and cluster alike."""
     read_only = datastore.spec.read_only or options.read_only
     # --read-only changes the defaults too: what is never written here can be seen a little later.
@@ -64,7 +72,7 @@ def assemble(datastore: Datastore, location: S3Location, place: Place, options: 
     return MountSpec(
         name=datastore.name,
         mountpoint=place.mountpoint,
-        s3=location,
+        source=source,
         state_dir=place.state_dir,
         cache_dir=datastore.spec.cache.dir or place.cache_dir,
         cache_size_bytes=datastore.spec.cache.size,
@@ -74,41 +82,67 @@ def assemble(datastore: Datastore, location: S3Location, place: Place, options: 
         metadata_ttl_s=seen.metadata_ttl_s,
         conflict=datastore.spec.conflict,
         write_back_s=datastore.spec.write_back.max_delay if datastore.spec.write_back else 0.0,
+        upload_limit_bytes=datastore.spec.upload_limit or 0,
         allow_other=options.allow_other,
         transport=options.transport,
         metrics=options.metrics,
         memory_bytes=options.memory_bytes,
+        uid=options.uid,
+        gid=options.gid,
+        umask=options.umask,
     )
 
 
-def s3_location(manifest: Manifest, datastore: Datastore) -> S3Location:
-    """Where the objects are, with the keys of the Secret. Errors: InvalidManifest, also for other backends."""
-    s3 = datastore.spec.s3
-    if s3 is None:
-        raise InvalidManifest(
-            f"{_where(manifest, datastore)}: spec.{datastore.spec.backend} is mounted in the cluster only for now; "
-            "on a laptop spec.s3 and spec.local work"
+def source_in(manifest: Manifest, datastore: Datastore) -> Source:
+    """Where the data is, with the credentials of the Secret in the same file. Errors: InvalidManifest."""
+    secret = _secret(manifest, datastore)
+    try:
+        return source_of(datastore.spec, secret)
+    except InvalidManifest as error:
+        field = f"spec.{datastore.spec.backend}"
+        about = f"{field}.credentialsSecret: " if secret is not None else ""
+        raise InvalidManifest(f"{_where(manifest, datastore)}: {about}{error}") from None
+
+
+def source_of(spec: DatastoreSpec, secret: SecretManifest | None) -> Source:
+    """Where the data is. secret: what the backend's credentialsSecret names; None: the mount finds its own.
+
+    Errors: InvalidManifest for what a Secret lacks, and for what has no place yet or is another driver's.
+    """
+    if spec.s3:
+        s3 = spec.s3
+        return S3Location(
+            bucket=s3.bucket,
+            prefix=s3.prefix,
+            endpoint=s3.endpoint,
+            region=s3.region,
+            force_path_style=s3.force_path_style,
+            ca_bundle=s3.ca_bundle or (certificate_from(secret) if secret else ""),
+            create=s3.create,
+            credentials=credentials_from(secret) if secret else None,
         )
-    return location_in(s3, _credentials(manifest, datastore, s3))
+    if spec.nfs and spec.nfs.server and spec.nfs.path:
+        return NFSLocation(server=spec.nfs.server, path=spec.nfs.path)
+    if spec.sftp:
+        return SFTPLocation(
+            host=spec.sftp.host,
+            path=spec.sftp.path,
+            port=spec.sftp.port,
+            known_hosts=spec.sftp.known_hosts or "",
+            credentials=ssh_credentials_from(secret) if secret else None,
+        )
+    if spec.glusterfs:
+        return GlusterFSLocation(servers=spec.glusterfs.servers, volume=spec.glusterfs.volume, path=spec.glusterfs.path)
+    if spec.local:
+        return LocalLocation(path=spec.local.path)
+    if spec.nfs:
+        raise InvalidManifest("spec.nfs: an export of its own is made in the cluster; here it needs server and path")
+    raise InvalidManifest(f"spec.{spec.backend} is storage of a cluster: only pods can mount it")
 
 
-def location_in(s3: S3, credentials: StaticCredentials | None) -> S3Location:
-    """Where the objects are, with these keys; None asks the default AWS chain."""
-    return S3Location(
-        bucket=s3.bucket,
-        prefix=s3.prefix,
-        endpoint=s3.endpoint,
-        region=s3.region,
-        force_path_style=s3.force_path_style,
-        ca_bundle=s3.ca_bundle,
-        create=s3.create,
-        credentials=credentials,
-    )
-
-
-def uses_default_chain(manifest: Manifest, datastore: Datastore) -> bool:
-    """Whether credentialsSecret is set, but the file holds no Secret at all and the default AWS chain is asked."""
-    return bool(datastore.spec.s3 and datastore.spec.s3.credentials_secret and not manifest.secrets)
+def uses_own_credentials(manifest: Manifest, datastore: Datastore) -> bool:
+    """Whether credentialsSecret is set, but the file holds no Secret at all: then the user's own are asked."""
+    return bool(datastore.spec.credentials_secret and not manifest.secrets)
 
 
 def state_name(name: str, mountpoint: str, location: str) -> str:
@@ -120,20 +154,17 @@ def state_name(name: str, mountpoint: str, location: str) -> str:
     return f"{name[:64]}-{digest[:16]}"
 
 
-def _credentials(manifest: Manifest, datastore: Datastore, s3: S3) -> StaticCredentials | None:
-    wanted = s3.credentials_secret
-    if wanted is None or uses_default_chain(manifest, datastore):
+def _secret(manifest: Manifest, datastore: Datastore) -> SecretManifest | None:
+    wanted = datastore.spec.credentials_secret
+    if wanted is None or uses_own_credentials(manifest, datastore):
         return None
-    names = [each.name for each in manifest.secrets if each.namespace == datastore.metadata.namespace]
-    for secret in manifest.secrets:
-        if secret.name == wanted and secret.namespace == datastore.metadata.namespace:
-            try:
-                return credentials_from(secret)
-            except InvalidManifest as error:
-                raise InvalidManifest(f"{_where(manifest, datastore)}: spec.s3.credentialsSecret: {error}") from None
-    near = similar(wanted, names)
+    beside = [each for each in manifest.secrets if each.namespace == datastore.metadata.namespace]
+    for secret in beside:
+        if secret.name == wanted:
+            return secret
+    near = similar(wanted, [each.name for each in beside])
     hint = f"did you mean {near}?" if near else f"add it in namespace {datastore.metadata.namespace}"
-    field = f"{_where(manifest, datastore)}: spec.s3.credentialsSecret"
+    field = f"{_where(manifest, datastore)}: spec.{datastore.spec.backend}.credentialsSecret"
     raise InvalidManifest(f"{field} names Secret {wanted}, which is not in this file; {hint}")
 
 

@@ -1,14 +1,15 @@
-"""A Kubernetes Secret in the same file, and the AWS keys in it. Values are hidden at once; no text shows one."""
+"""A Kubernetes Secret in the same file, and the keys in it. Values are hidden at once; no text shows one."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from datastore.api.datastore import DEFAULT_NAMESPACE
-from datastore.api.mountspec import StaticCredentials
+from datastore.api.fields import MAX_CERTIFICATE_BYTES
+from datastore.api.source import SSHCredentials, StaticCredentials
 from datastore.errors import InvalidManifest
 from datastore.secret import Secret
 
@@ -16,7 +17,23 @@ from datastore.secret import Secret
 ACCESS_KEY_NAMES = ("AWS_ACCESS_KEY_ID", "accessKeyID", "accessKeyId", "access_key_id", "access_key", "key_id")
 SECRET_KEY_NAMES = ("AWS_SECRET_ACCESS_KEY", "secretAccessKey", "secret_access_key", "secret_key", "access_secret")
 TOKEN_NAMES = ("AWS_SESSION_TOKEN", "sessionToken", "session_token")
+USERNAME_NAMES = ("username",)
+PRIVATE_KEY_NAMES = ("ssh-privatekey",)
+PASSWORD_NAMES = ("password",)
 CERTIFICATE_NAMES = ("ca.crt", "caBundle")
+_STORAGE_NAMES = frozenset(
+    {
+        *ACCESS_KEY_NAMES,
+        *SECRET_KEY_NAMES,
+        *TOKEN_NAMES,
+        *USERNAME_NAMES,
+        *PRIVATE_KEY_NAMES,
+        *PASSWORD_NAMES,
+        *CERTIFICATE_NAMES,
+    }
+)
+MAX_VALUE_BYTES = MAX_CERTIFICATE_BYTES
+"""A Secret may have 1 MiB; the longest of these are certificates and private keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +67,31 @@ def credentials_from(secret: SecretManifest) -> StaticCredentials:
     )
 
 
+def ssh_credentials_from(secret: SecretManifest) -> SSHCredentials:
+    """How to log in by SSH, with the names of kubernetes.io/ssh-auth and basic-auth. Errors: InvalidManifest."""
+    key, password = _find(secret, PRIVATE_KEY_NAMES), _find(secret, PASSWORD_NAMES)
+    if key is None and password is None:
+        raise InvalidManifest(f"Secret {secret.name} has neither {PRIVATE_KEY_NAMES[0]} nor {PASSWORD_NAMES[0]}")
+    # OpenSSH reads no private key without the newline at its end.
+    return SSHCredentials(
+        username=_needed(secret, USERNAME_NAMES).reveal(),
+        private_key=None if key is None else Secret(key.reveal() + "\n"),
+        password=password,
+    )
+
+
 def certificate_from(secret: SecretManifest) -> str:
     """The PEM text that checks the server's certificate, or '' when the Secret has none. It is public."""
     found = _find(secret, CERTIFICATE_NAMES)
     return "" if found is None else found.reveal() + "\n"
+
+
+def for_storage(secret: SecretManifest) -> SecretManifest:
+    """The Secret with only what a backend may read of it. Errors: InvalidManifest for a value that is too long."""
+    values = {name: value for name, value in secret.values.items() if name in _STORAGE_NAMES}
+    for name in values:
+        _find(secret, (name,))
+    return replace(secret, values=values)
 
 
 def _needed(secret: SecretManifest, names: tuple[str, ...]) -> Secret:
@@ -68,6 +106,8 @@ def _find(secret: SecretManifest, names: tuple[str, ...]) -> Secret | None:
         if name in secret.values:
             # `echo KEY | base64` leaves a newline at the end of the key; no AWS key holds white space.
             value = secret.values[name].reveal().strip()
+            if len(value) > MAX_VALUE_BYTES:
+                raise InvalidManifest(f"{name} of Secret {secret.name} is longer than {MAX_VALUE_BYTES} bytes")
             return Secret(value) if value else None
     return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
@@ -12,6 +12,7 @@ from datastore.api.fields import Part
 CONDITION_TYPES = ("Ready", "Provisioned", "CredentialsValid", "Degraded")
 
 Timestamp = Annotated[datetime, WithJsonSchema({"type": "string", "format": "date-time"})]
+Text = Annotated[str, WithJsonSchema({"type": "string", "maxLength": 2048})]
 Count = Annotated[int, WithJsonSchema({"type": "integer", "format": "int64", "minimum": 0}), Field(ge=0)]
 
 
@@ -32,8 +33,19 @@ class Usage(Part):
 
     bytes: Count | None = Field(None, description="Bytes stored.")
     objects: Count | None = Field(None, description="Objects or files stored.")
-    size: str | None = Field(None, description="The bytes as text for people, e.g. 1.5 GiB.")
+    size: Text | None = Field(None, description="The bytes as text for people, e.g. 1.5 GiB.")
     sampled_at: Timestamp | None = Field(None, description="When this was counted.")
+
+
+class MountSettings(Part):
+    """How the nodes mount it now; the PersistentVolume only says how it was when that was made."""
+
+    spec: Annotated[
+        dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})
+    ] = Field(description="What a mount needs of the spec that counts now, in which a StorageClass has been looked up.")
+    memory: Text | None = Field(
+        None, description="The ceiling of a mount server's memory that the StorageClass chose, e.g. 1Gi."
+    )
 
 
 class Condition(Part):
@@ -60,18 +72,26 @@ class DatastoreStatus(Part):
     phase: Literal["Pending", "Ready", "Failed", "Deleting"] | None = Field(
         None, description="A summary for people; programs read the conditions."
     )
-    claim_name: str | None = Field(None, description="The PersistentVolumeClaim that pods mount.")
-    volume_name: str | None = Field(None, description="The PersistentVolume behind the claim.")
-    backend: str | None = Field(None, description="Which backend it is: s3, nfs, glusterfs, claim or local.")
-    location: str | None = Field(None, description="Where the data is, e.g. s3://bucket/prefix.")
+    claim_name: Text | None = Field(None, description="The PersistentVolumeClaim that pods mount.")
+    storage_class_name: Text | None = Field(
+        None, description="The StorageClass of a Datastore with `nfs: {}`: the default one when it was made."
+    )
+    volume_name: Text | None = Field(None, description="The PersistentVolume behind the claim.")
+    backend: Text | None = Field(None, description="Which backend it is: s3, nfs, glusterfs, claim or local.")
+    location: Text | None = Field(None, description="Where the data is, e.g. s3://bucket/prefix.")
     capabilities: Capabilities | None = Field(None, description="What a directory on this backend can do, as probed.")
     usage: Usage | None = Field(None, description="How much is stored.")
-    on_deletion: str | None = Field(
+    on_deletion: Text | None = Field(
         None,
         description="What becomes of the data if this is deleted now: what is removed, and what stays.",
     )
+    mount: MountSettings | None = Field(None, description="How the nodes mount it now.")
     conditions: list[Condition] | None = Field(
         None,
         description=f"Conditions in the form of meta/v1: {', '.join(CONDITION_TYPES)}.",
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+        json_schema_extra={
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["type"],
+            "maxItems": 32,
+        },
     )

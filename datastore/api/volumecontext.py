@@ -1,25 +1,29 @@
 """The contract between the controller, which writes PersistentVolumes, and the CSI driver, which mounts them. Pure.
 
-docs/decisions/0006-volume-context.md. A volume of ours carries its manifest's spec as one JSON text in
-volumeAttributes: everything a mount needs except secrets, which come as the CSI request's own `secrets`, from the
-Secret that the PersistentVolume names. An inline volume names a Datastore of the pod's namespace, or has the fields
-one by one.
+docs/decisions/0006-volume-context.md. A volume of ours carries its Datastore's spec, as it was when the volume was
+made, as one JSON text in volumeAttributes: everything a mount needs except secrets, which come as the CSI request's own
+`secrets`, from the Secret that the PersistentVolume names. What the settings are now stands in the Datastore's
+`status.mount`, in the same form. An inline volume names a Datastore of the pod's namespace, or has the fields of
+spec.s3 one by one.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from pydantic import ValidationError
 
-from datastore.api.datastore import API_VERSION, BACKENDS, KIND, S3, Datastore, DatastoreSpec
+from datastore.api.datastore import API_VERSION, BACKENDS, KIND, Datastore, DatastoreSpec
+from datastore.api.endpoints import EndpointPolicy
 from datastore.api.explain import explain
-from datastore.api.mountspec import LEAST_MEMORY_BYTES, MountSpec, StaticCredentials
-from datastore.api.resolve import MountOptions, Place, assemble, location_in
-from datastore.api.secretmanifest import SecretManifest, certificate_from, credentials_from
+from datastore.api.fields import DNS_NAME_PATTERN, matches
+from datastore.api.mountspec import LEAST_MEMORY_BYTES, MountSpec
+from datastore.api.resolve import MountOptions, Place, assemble, source_of
+from datastore.api.secretmanifest import SecretManifest
+from datastore.api.source import NFSLocation, S3Location, document_of, source_from
 from datastore.errors import InvalidManifest
 from datastore.secret import Secret
 from datastore.units import format_duration, format_quantity, parse_quantity
@@ -27,13 +31,26 @@ from datastore.units import format_duration, format_quantity, parse_quantity
 DRIVER = "csi.datastore.dev"
 SPEC = "datastore.dev/spec"
 MEMORY = "datastore.dev/memory"
+SOURCE = "datastore.dev/source"
+"""The NFS export that was made for a Datastore with `nfs: {}`, as JSON of its NFSLocation (api/source.py)."""
+CLASS = "datastore.dev/class"
+"""The StorageClass whose administrator chose server and bucket: such a volume is bound by no EndpointPolicy."""
+ADMINISTRATORS = (MEMORY, SOURCE, CLASS)
+"""Said in a PersistentVolume, which only administrators make; refused from whoever writes a pod."""
 REFERENCE = "datastore"
 EPHEMERAL = "csi.storage.k8s.io/ephemeral"
 CACHE_SIZE = "cacheSize"
 
 _KUBELET = "csi.storage.k8s.io/"
 _NOT_FOR_MOUNTS = frozenset({"reclaimPolicy", "storageClassName"})
-_NOT_FOR_S3 = frozenset({"create", "credentialsSecret"})
+_NOT_FOR_BACKENDS = frozenset({"create", "credentialsSecret"})
+_IDENTITY = {
+    "s3": frozenset({"bucket", "prefix", "endpoint"}),
+    "nfs": frozenset({"server", "path"}),
+    "sftp": frozenset({"host", "path", "port"}),
+    "glusterfs": frozenset({"volume", "path"}),
+}
+"""The backends that we mount, and which of their fields say which data it is (api/datastore.py: immutable)."""
 _TRUTH = {"true": True, "false": False}
 
 
@@ -64,34 +81,77 @@ class Reference:
     name: str
 
 
-def to_context(spec: DatastoreSpec) -> dict[str, str]:
-    """volumeAttributes of a PersistentVolume; the same text for the same spec. Only what a mount needs."""
+def settings_of(spec: DatastoreSpec) -> dict[str, Any]:
+    """What a mount needs of a spec, as JSON's types: the same for the same spec. For SPEC and `status.mount.spec`."""
     document = spec.model_dump(by_alias=True, exclude_none=True, exclude_defaults=True)
-    kept = {name: value for name, value in document.items() if name not in _NOT_FOR_MOUNTS}
-    if "s3" in kept:
-        kept["s3"] = {name: value for name, value in kept["s3"].items() if name not in _NOT_FOR_S3}
-    if "metadataTTL" in kept:
-        kept["metadataTTL"] = format_duration(kept["metadataTTL"])
-    kept.pop("cache", None)
+    settings = {name: value for name, value in document.items() if name not in _NOT_FOR_MOUNTS}
+    for backend in _IDENTITY.keys() & settings.keys():
+        given = settings[backend]
+        settings[backend] = {name: value for name, value in given.items() if name not in _NOT_FOR_BACKENDS}
+    if "metadataTTL" in settings:
+        settings["metadataTTL"] = format_duration(settings["metadataTTL"])
+    settings.pop("cache", None)
     if spec.cache.size != DatastoreSpec.model_fields["cache"].get_default(call_default_factory=True).size:
-        kept["cache"] = {"size": spec.cache.size}
-    return {SPEC: json.dumps(kept, sort_keys=True, separators=(",", ":"))}
+        settings["cache"] = {"size": spec.cache.size}
+    return settings
+
+
+def to_context(
+    spec: DatastoreSpec, *, memory: str = "", source: NFSLocation | None = None, class_name: str = ""
+) -> dict[str, str]:
+    """volumeAttributes of a PersistentVolume. memory: see MEMORY; source: see SOURCE; class_name: see CLASS."""
+    context = {SPEC: _json(settings_of(spec))}
+    if class_name:
+        context[CLASS] = class_name
+    if memory:
+        context[MEMORY] = memory
+    if source is not None:
+        context[SOURCE] = _json(document_of(source))
+    return context
+
+
+def identity_of(context: Mapping[str, str]) -> dict[str, str]:
+    """The part of a volume's context that was written with it and never changes."""
+    return {name: context[name] for name in (SPEC, *ADMINISTRATORS) if name in context}
+
+
+def with_settings(context: Mapping[str, str], settings: Mapping[str, Any]) -> dict[str, str]:
+    """A volume's context with the settings of its Datastore's `status.mount`: {"spec": ..., "memory": ...}.
+
+    Which data it is, the volume says alone: what was written to it never reaches another place. Errors: InvalidManifest
+    when they are of another backend, or have another form.
+    """
+    own, spec, memory = _document(context.get(SPEC, "")), settings.get("spec"), settings.get("memory")
+    backend = next(iter(_IDENTITY.keys() & own.keys()), "")
+    if not backend or not isinstance(spec, Mapping) or not isinstance(spec.get(backend), Mapping):
+        raise InvalidManifest(f"status.mount of the Datastore is not one of a volume with spec.{backend or '?'}")
+    fixed = _IDENTITY[backend]
+    place = {name: value for name, value in own[backend].items() if name in fixed}
+    shown = {name: value for name, value in spec[backend].items() if name not in fixed}
+    rest = {name: text for name, text in context.items() if name != MEMORY}
+    chosen = {MEMORY: str(memory)} if memory else {}
+    return {**rest, **chosen, SPEC: _json({**spec, backend: {**shown, **place}})}
 
 
 def from_context(context: Mapping[str, str]) -> DatastoreSpec | Reference:
     """What a volume is, from its volumeAttributes. Errors: InvalidManifest, naming the field; never a host path.
 
-    What the kubelet adds (csi.storage.k8s.io/...) is left out. cache.dir and backends that are no volume of this
-    driver are refused: whoever writes a pod chooses no directory of the node.
+    What the kubelet adds (csi.storage.k8s.io/...) is left out, and so are ADMINISTRATORS. cache.dir and backends
+    that are no volume of this driver are refused: whoever writes a pod chooses no directory of the node.
     """
-    given = {name: value for name, value in context.items() if not name.startswith(_KUBELET) and name != MEMORY}
+    given = {
+        name: value for name, value in context.items() if not name.startswith(_KUBELET) and name not in ADMINISTRATORS
+    }
     if REFERENCE in given:
         if len(given) > 1:
             raise InvalidManifest(f"volumeAttributes has {REFERENCE}, so it can have nothing else")
-        return Reference(name=given[REFERENCE])
+        name = given[REFERENCE]
+        if not matches(DNS_NAME_PATTERN, name) or len(name) > 253:
+            raise InvalidManifest(f"volumeAttributes.{REFERENCE}: {name[:64]!r} is no name of a Datastore")
+        return Reference(name=name)
     spec = _parsed(_document(given[SPEC]) if SPEC in given else _spread(given))
-    if spec.s3 is None:
-        raise InvalidManifest(f"spec.{spec.backend} is not mounted by {DRIVER}; only s3 is")
+    if spec.backend not in _IDENTITY:
+        raise InvalidManifest(f"spec.{spec.backend} is not mounted by {DRIVER}")
     if spec.cache.dir is not None:
         raise InvalidManifest("spec.cache.dir is for laptops; in a cluster the administrator chooses it")
     return spec
@@ -116,33 +176,42 @@ def mount_spec(
     *,
     read_only: bool = False,
     memory_bytes: int = 512 << 20,
+    policy: EndpointPolicy | None = None,
 ) -> MountSpec:
     """The contract of one mount. `context` and `secrets` as in the CSI request; see from_context for a Reference.
 
     read_only: as the pod or the access mode says; it only tightens. memory_bytes: where the volume has no MEMORY of its
-    own. Without secrets the node's own identity is asked, which is the administrator's choice for a PersistentVolume
-    and refused for an inline one. Errors: InvalidManifest.
+    own. policy: where the volume is of no CLASS. Without secrets the node's own identity is asked, which is the
+    administrator's choice for a PersistentVolume and refused for an inline one. Errors: InvalidManifest.
     """
     spec = from_context(context)
     if isinstance(spec, Reference):
         raise InvalidManifest(f"Datastore {spec.name} has not been looked up")
-    if not secrets and context.get(EPHEMERAL) == "true":
-        raise InvalidManifest("an inline volume needs nodePublishSecretRef, a Secret with the keys of its bucket")
+    if context.get(EPHEMERAL) == "true" and not secrets and (spec.s3 or spec.sftp):
+        raise InvalidManifest("an inline volume needs nodePublishSecretRef, a Secret with the keys of its storage")
     if MEMORY in context:
         memory_bytes = memory_of(context[MEMORY])
     options = MountOptions(read_only=read_only, allow_other=True, memory_bytes=memory_bytes)
-    return assemble(_datastore(name, spec), location_in(*_keyed(spec, secrets)), place, options)
+    values = {key: Secret(value) for key, value in secrets.items()}
+    secret = SecretManifest(name="of the volume", namespace="", values=values) if secrets else None
+    source = _export(spec, context[SOURCE]) if SOURCE in context else source_of(spec, secret)
+    if isinstance(source, S3Location) and CLASS not in context:
+        source = replace(source, policy=policy)
+    return assemble(_datastore(name, spec), source, place, options)
 
 
-def _keyed(spec: DatastoreSpec, secrets: Mapping[str, str]) -> tuple[S3, StaticCredentials | None]:
-    assert spec.s3 is not None, "from_context lets nothing else through"
-    if not secrets:
-        return spec.s3, None
-    secret = SecretManifest(
-        name="of the volume", namespace="", values={key: Secret(value) for key, value in secrets.items()}
-    )
-    s3 = spec.s3 if spec.s3.ca_bundle else spec.s3.model_copy(update={"ca_bundle": certificate_from(secret)})
-    return s3, credentials_from(secret)
+def _export(spec: DatastoreSpec, text: str) -> NFSLocation:
+    try:
+        source = source_from(json.loads(text))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidManifest(f"volumeAttributes[{SOURCE!r}] is no source of a mount: {error}") from None
+    if not isinstance(source, NFSLocation) or spec.nfs is None:
+        raise InvalidManifest(f"volumeAttributes[{SOURCE!r}] is only for an NFS export of a spec with nfs")
+    return source
+
+
+def _json(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, sort_keys=True, separators=(",", ":"))
 
 
 def _document(text: str) -> dict[str, Any]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from datastore.api.source import Source
 from datastore.api.status import Capabilities
 from datastore.backends.base import Ensured, Measured, Owner, Policy, Released
 
@@ -9,12 +12,13 @@ from datastore.backends.base import Ensured, Measured, Owner, Policy, Released
 class ElsewhereBackend:
     """Nothing to make, to try or to remove from here: the cluster does it, or nobody. See Backend."""
 
-    def __init__(self, kept: str) -> None:
-        self._kept = kept
+    def __init__(self, source: Source | None, why: str) -> None:
+        self._source = source
+        self._why = why
 
     def ensure(self) -> Ensured:
         """See Backend."""
-        return Ensured(owner=Owner.NOBODY)
+        return Ensured(source=self._source, owner=Owner.NOBODY)
 
     def probe(self) -> Capabilities:
         """See Backend. Nothing was tried, so nothing is said."""
@@ -24,6 +28,6 @@ class ElsewhereBackend:
         """See Backend."""
         return None
 
-    def release(self, policy: Policy, deadline_s: float) -> Released:
+    def release(self, policy: Policy, go_on: Callable[[], bool]) -> Released:
         """See Backend."""
-        return Released(done=True, message=self._kept)
+        return Released(done=True, message=self._why)

@@ -7,12 +7,13 @@ endpoint percent-encoded, the capacity as it was made with. Only what carries th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
 from datastore.api.datastore import S3, DatastoreSpec
-from datastore.api.resolve import location_in
-from datastore.api.secretmanifest import SecretManifest, certificate_from, credentials_from
+from datastore.api.resolve import source_of
+from datastore.api.secretmanifest import SecretManifest
+from datastore.api.source import S3Location
 from datastore.api.volumecontext import from_context, to_context
 from datastore.backends.base import Identity, Owner, Policy
 from datastore.backends.s3 import S3Backend
@@ -24,8 +25,6 @@ from datastore.fuse.store.s3 import open_s3
 from datastore.secret import Secret
 
 KIND = "s3"
-RELEASE_DEADLINE_S = 60.0
-"""A call to remove many objects ends then, and is made again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,16 +66,16 @@ class S3Provisioner:
         if self._backend(s3, place, secrets).ensure().owner is not Owner.THIS:
             raise VolumeConflict(f"volume {name}: s3://{s3.bucket}/{s3.prefix} is taken, or of another capacity")
         shown = spec.model_copy(update={"s3": s3, "capacity": capacity_bytes})
-        return Provisioned(volume_id=str(place), context=to_context(shown), capacity_bytes=capacity_bytes)
+        return Provisioned(
+            volume_id=str(place), context=to_context(shown, class_name="its own"), capacity_bytes=capacity_bytes
+        )
 
     def delete(self, volume_id: str, secrets: Mapping[str, str]) -> None:
         """See Provisioner."""
         place = Place.parse(volume_id)
         if place is None:
             return
-        backend = self._backend(_s3(place), place, secrets)
-        while not backend.release(Policy.DELETE, RELEASE_DEADLINE_S).done:
-            pass
+        self._backend(_s3(place), place, secrets).release(Policy.DELETE, lambda: True)
 
     def exists(self, volume_id: str, context: Mapping[str, str], secrets: Mapping[str, str]) -> bool:
         """See Provisioner."""
@@ -92,9 +91,8 @@ class S3Provisioner:
     def _backend(self, s3: S3, place: Place, secrets: Mapping[str, str]) -> S3Backend:
         values = {name: Secret(text) for name, text in secrets.items()}
         secret = SecretManifest(name="of the request", namespace="", values=values)
-        location = location_in(s3, credentials_from(secret) if secrets else None)
-        if secrets and not location.ca_bundle:
-            location = replace(location, ca_bundle=certificate_from(secret))
+        location = source_of(DatastoreSpec.model_validate({"s3": s3}), secret if secrets else None)
+        assert isinstance(location, S3Location), "a spec with s3 is one"
         identity = Identity(namespace="", name=place.prefix, uid=str(place))
         return S3Backend(location, identity, self._stores, writable=True)
 

@@ -8,21 +8,24 @@ one owns. Delete and Archive read it first, each time, and touch nothing without
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from datastore.api.mountspec import S3Location
 from datastore.api.names import MARKER
+from datastore.api.source import S3Location
 from datastore.api.status import Capabilities
 from datastore.backends.base import Ensured, Identity, Measured, Owner, Policy, Released
 from datastore.backends.s3copy import Limits, copy
 from datastore.backends.s3probe import capabilities
 from datastore.backends.stores import Stores
 from datastore.errors import AlreadyExists, BucketNotFound, InvalidRequest, NotFound, StoreError
-from datastore.fuse.store.base import ListedObject, ObjectStore, WriteOptions
+from datastore.fuse.store.base import ByteRange, ListedObject, ObjectStore, WriteOptions
 from datastore.fuse.store.s3 import probe, remove_bucket
 
+LOOK_KEYS = 250
+"""Read in each look: a page of a thousand may have 4 MB, and many Datastores are looked at at once."""
+MARK_BYTES = 4096
+"""The most that is read of an owner's mark; ours has 200."""
 PAGE_KEYS = 1000
 USAGE_PAGES = 1000
 """A million objects: more are not counted, since each page is a request the owner pays for."""
@@ -44,14 +47,12 @@ class S3Backend:
         stores: Stores,
         *,
         writable: bool,
-        clock: Callable[[], float] = time.monotonic,
         limits: Limits = Limits(),  # noqa: B008  (frozen)
     ) -> None:
         self._location = location
         self._identity = identity
         self._stores = stores
         self._writable = writable
-        self._clock = clock
         self._limits = limits
         self._marker = location.prefix + MARKER
 
@@ -63,15 +64,15 @@ class S3Backend:
                 if self._location.region:
                     # The shared client follows a bucket into its region; a wrong one in the manifest is an error.
                     self._stores.prove(self._location, self._probe)
-                page = store.list_page(self._location.prefix, max_keys=PAGE_KEYS)
+                page = store.list_page(self._location.prefix, max_keys=LOOK_KEYS)
             except StoreError as error:
                 # A second look by a client of its own: it names the field to correct, and makes the bucket.
                 self._probe()
                 made_bucket = isinstance(error, BucketNotFound)
-                page = store.list_page(self._location.prefix, max_keys=PAGE_KEYS)
+                page = store.list_page(self._location.prefix, max_keys=LOOK_KEYS)
             owner = self._claim(store, page.objects, made_bucket=made_bucket)
             counted = None if page.next_token else _count(page.objects, self._marker)
-            return Ensured(owner=owner, measured=counted)
+            return Ensured(source=replace(self._location, credentials=None), owner=owner, measured=counted)
 
     def owner(self) -> Owner:
         """For whom the data was made. Errors: StoreError."""
@@ -96,7 +97,7 @@ class S3Backend:
                 objects, size_bytes = objects + counted.objects, size_bytes + counted.size_bytes
         return Measured(objects=objects, size_bytes=size_bytes)
 
-    def release(self, policy: Policy, deadline_s: float) -> Released:
+    def release(self, policy: Policy, go_on: Callable[[], bool]) -> Released:
         """See Backend."""
         if policy is Policy.RETAIN:
             return Released(done=True, message=f"{self._where()} stays as it is (reclaimPolicy Retain)")
@@ -108,10 +109,9 @@ class S3Backend:
             if mark is None or mark.uid != self._identity.uid:
                 why = "it was not made for this Datastore" if mark is None else "it belongs to another Datastore"
                 return Released(done=True, message=f"{self._where()} stays as it is: {why}")
-            until = self._clock() + deadline_s
             if policy is Policy.ARCHIVE:
-                return self._archive(store, until)
-            return self._delete(store, until, mark)
+                return self._archive(store, go_on)
+            return self._delete(store, go_on, mark)
 
     def _probe(self) -> None:
         probe(self._location, writable=self._writable)
@@ -145,7 +145,7 @@ class S3Backend:
     def _read(self, store: ObjectStore) -> _Mark | None:
         """The marker; None when there is none, or one that we did not write. Errors: StoreError."""
         try:
-            body, _ = store.get(self._marker)
+            body, _ = store.get(self._marker, byte_range=ByteRange(0, MARK_BYTES))
             document = json.loads(bytes(body))
             return _Mark(uid=str(document["uid"]), made_bucket=document["madeBucket"] is True)
         except NotFound:
@@ -153,26 +153,29 @@ class S3Backend:
         except (ValueError, KeyError, TypeError):
             return None
 
-    def _delete(self, store: ObjectStore, until: float, mark: _Mark) -> Released:
+    def _delete(self, store: ObjectStore, go_on: Callable[[], bool], mark: _Mark) -> Released:
         removed = 0
         for listed in _pages(store, self._location.prefix):
+            if not go_on():
+                return Released(done=False, message=f"removing the data of {self._where()}: {removed} objects so far")
             keys = [each.key for each in listed if each.key != self._marker]
             failures = store.delete_many(keys) if keys else []
             if failures:
                 first = failures[0]
                 raise InvalidRequest(f"removing {first.key}: {first.message}", key=first.key, code=first.code)
             removed += len(keys)
-            if self._clock() >= until:
-                return Released(done=False, message=f"removing the data of {self._where()}: {removed} objects so far")
-        for upload in store.pending_uploads(self._location.prefix):
-            store.abort_upload(upload.key, upload.upload_id)
+        while uploads := list(store.pending_uploads(self._location.prefix)):
+            for upload in uploads:
+                if not go_on():
+                    return Released(done=False, message=f"ending unfinished uploads to {self._where()}")
+                store.abort_upload(upload.key, upload.upload_id)
         # Last, so that whatever cuts this off leaves the mark by which it goes on.
         store.delete(self._marker)
         if mark.made_bucket and not self._location.prefix:
             remove_bucket(self._location)
         return Released(done=True, message=f"the data of {self._where()} was removed (reclaimPolicy Delete)")
 
-    def _archive(self, store: ObjectStore, until: float) -> Released:
+    def _archive(self, store: ObjectStore, go_on: Callable[[], bool]) -> Released:
         prefix = self._location.prefix
         target = f"{prefix.removesuffix('/')}.archived-{self._identity.uid}/".removeprefix(".")
         moved = 0
@@ -181,11 +184,11 @@ class S3Backend:
                 # A whole bucket is archived into itself; what is there already has been moved.
                 if each.key == self._marker or each.key.startswith(target):
                     continue
+                if not go_on():
+                    return Released(done=False, message=f"archiving {self._where()}: {moved} objects so far")
                 copy(store, each, target + each.key.removeprefix(prefix), self._limits)
                 store.delete(each.key)
                 moved += 1
-                if self._clock() >= until:
-                    return Released(done=False, message=f"archiving {self._where()}: {moved} objects so far")
         store.delete(self._marker)
         there = replace(self._location, prefix=target)
         return Released(done=True, message=f"{self._where()} was renamed to s3://{there.bucket}/{there.prefix}")

@@ -10,7 +10,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from datastore.errors import StoreError
-from datastore.fuse.store.base import ByteRange, ETag, ListedObject, ObjectStore, PartNumber, UploadId, WriteOptions
+from datastore.fuse.store.base import (
+    ByteRange,
+    ETag,
+    ListedObject,
+    ObjectStore,
+    PartNumber,
+    UploadId,
+    WriteOptions,
+    WriteResult,
+)
 
 SIDE_BY_SIDE = 8
 PARTS_MAX = 10_000
@@ -24,16 +33,30 @@ class Limits:
     part: int = 256 << 20
 
 
-def copy(store: ObjectStore, source: ListedObject, target: str, limits: Limits) -> None:
-    """Copy this version with its metadata and content type. Errors: StoreError; nothing of the target is there then."""
+def copy(
+    store: ObjectStore,
+    source: ListedObject,
+    target: str,
+    limits: Limits,
+    *,
+    replace: WriteOptions | None = None,
+    bucket: str = "",
+) -> WriteResult:
+    """Copy this version. Errors: StoreError; nothing of the target is there then.
+
+    replace: metadata and content type in place of the source's. bucket: the source's, another one of the same server
+    (then replace is given, too); '' is the store's.
+    """
     if source.size <= limits.whole:
-        store.copy(source.key, target, if_source_match=source.etag)
-        return
-    info = store.head(source.key)
-    options = WriteOptions(metadata=info.metadata, content_type=info.content_type)
+        return store.copy(source.key, target, replace=replace, if_source_match=source.etag, source_bucket=bucket)
+    options = replace
+    if options is None:
+        info = store.head(source.key)
+        options = WriteOptions(metadata=info.metadata, content_type=info.content_type)
     upload_id = store.create_upload(target, options, copies=True)
     try:
-        store.complete_upload(target, upload_id, _parts(store, source, target, upload_id, limits), options)
+        parts = _parts(store, source, target, upload_id, limits, bucket)
+        return store.complete_upload(target, upload_id, parts, options)
     except StoreError:
         # What can't be dropped now goes with the next Delete, or the bucket's own rule for unfinished uploads.
         with suppress(StoreError):
@@ -42,14 +65,17 @@ def copy(store: ObjectStore, source: ListedObject, target: str, limits: Limits) 
 
 
 def _parts(
-    store: ObjectStore, source: ListedObject, target: str, upload_id: UploadId, limits: Limits
+    store: ObjectStore, source: ListedObject, target: str, upload_id: UploadId, limits: Limits, bucket: str
 ) -> list[tuple[PartNumber, ETag]]:
     step = max(limits.part, -(-source.size // PARTS_MAX))
 
     def part(number: int) -> tuple[PartNumber, ETag]:
         byte_range = ByteRange((number - 1) * step, min(number * step, source.size))
         sent = PartNumber(number)
-        return sent, store.upload_part_copy(target, upload_id, sent, source.key, byte_range, source.etag)
+        etag = store.upload_part_copy(
+            target, upload_id, sent, source.key, byte_range, source.etag, source_bucket=bucket
+        )
+        return sent, etag
 
     with ThreadPoolExecutor(SIDE_BY_SIDE, thread_name_prefix="copy") as pool:
         running = [pool.submit(part, number) for number in range(1, -(-source.size // step) + 1)]

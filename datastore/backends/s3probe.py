@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from datastore.api.status import Capabilities
 from datastore.errors import AccessDenied, CredentialsInvalid, StoreError
-from datastore.fuse.store.base import ObjectStore, WriteOptions
+from datastore.fuse.store.base import ByteRange, ObjectStore, WriteOptions
 
 PROBE = ".datastore.probe-"
 
@@ -61,7 +61,7 @@ def _listed(store: ObjectStore, key: str) -> bool:
 
 def _kept(store: ObjectStore, key: str, body: bytes) -> bool:
     store.put(key, body, WriteOptions())
-    return bytes(store.get(key)[0]) == body
+    return bytes(store.get(key, byte_range=ByteRange(0, 2 * len(body)))[0]) == body
 
 
 def _copied(store: ObjectStore, source: str, target: str) -> bool:

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from datastore.api.mountspec import S3Location
+from datastore.api.source import S3Location
 from datastore.fuse.store.base import ObjectStore
+from datastore.fuse.store.s3 import open_s3
+from datastore.retry import Retrier, RetryPolicy
 
 Open = Callable[[S3Location], ObjectStore]
 
@@ -32,6 +34,11 @@ class Stores:
         self._limit = limit
         self._lock = threading.Lock()
         self._shared: OrderedDict[S3Location, _Shared] = OrderedDict()
+
+    @classmethod
+    def once(cls) -> Stores:
+        """Of clients that try each request once: the reconcile loop tries again."""
+        return cls(lambda location: open_s3(location, retrier=Retrier(RetryPolicy(budget_s=0.0))))
 
     @contextmanager
     def of(self, location: S3Location) -> Iterator[ObjectStore]:

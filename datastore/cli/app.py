@@ -9,11 +9,28 @@ from collections.abc import Callable, Sequence
 
 import typer
 
-from datastore.cli import crd, doctor, list_, mount, release, rescue, restart, run, status, top, umount, version, warm
+from datastore.cli import (
+    crd,
+    doctor,
+    list_,
+    mount,
+    removefinalizer,
+    rescue,
+    restart,
+    run,
+    serve,
+    status,
+    top,
+    umount,
+    version,
+    warm,
+)
 from datastore.cli.console import fail
 from datastore.cli.exitcodes import ExitCode, exit_code_for
-from datastore.cli.signals import Interrupted
+from datastore.cli.job.app import app as job_app
+from datastore.cli.model import app as model
 from datastore.errors import DatastoreError
+from datastore.mounting.signals import Interrupted
 
 HELP = """Every kind of data storage as one local directory.
 
@@ -39,8 +56,11 @@ app.command("top")(top.top_command)
 app.command("unsent")(rescue.unsent_command)
 app.command("warm")(warm.warm_command)
 app.command("run", context_settings={"allow_interspersed_args": False})(run.run_command)
+app.command("serve", context_settings={"allow_interspersed_args": True})(serve.serve_command)
 app.command("doctor")(doctor.doctor_command)
-app.command("release")(release.release_command)
+app.add_typer(model.app)
+app.command("remove-finalizer")(removefinalizer.remove_finalizer_command)
+app.add_typer(job_app)
 app.command("crd")(crd.crd_command)
 app.command("version")(version.version_command)
 

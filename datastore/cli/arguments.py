@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import grp
+import pwd
 import sys
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated
 
@@ -12,7 +15,7 @@ from datastore.api.mountspec import LEAST_MEMORY_BYTES
 from datastore.api.resolve import MountOptions
 from datastore.cli.console import Format
 from datastore.cli.inspection import complete_mounted
-from datastore.units import format_quantity, parse_quantity
+from datastore.units import format_quantity, parse_quantity, parse_umask
 
 
 class TransportChoice(StrEnum):
@@ -22,6 +25,8 @@ class TransportChoice(StrEnum):
     LIBFUSE = "libfuse"
 
 
+NO_ID = (1 << 32) - 1
+"""What chown(2) takes for "leave it as it is"."""
 DEFAULT_TRANSPORT = TransportChoice.KERNEL if sys.platform.startswith("linux") else TransportChoice.LIBFUSE
 
 ReadOnly = Annotated[bool, typer.Option("--read-only", "-r", help="Refuse every change, whatever the manifest says.")]
@@ -40,6 +45,13 @@ Memory = Annotated[
     str,
     typer.Option("--memory", metavar="SIZE", help="Most memory that the mount's server takes; 192Mi at least."),
 ]
+Uid = Annotated[
+    str, typer.Option("--uid", metavar="USER", help="Owner, by name or number, of what has none. Default: who mounts.")
+]
+Gid = Annotated[str, typer.Option("--gid", metavar="GROUP", help="Its group, by name or number.")]
+Umask = Annotated[
+    str, typer.Option("--umask", metavar="OCTAL", help="Permissions that it lacks, as umask(1) has it. Default: 022.")
+]
 Target = Annotated[
     str,
     typer.Argument(
@@ -55,6 +67,9 @@ def mount_options(
     transport: TransportChoice,
     metrics: str = "",
     memory: str = DEFAULT_MEMORY,
+    uid: str = "",
+    gid: str = "",
+    umask: str = "",
 ) -> MountOptions:
     """The options as the resolver takes them. Errors: typer.BadParameter."""
     kind = "kernel" if transport is TransportChoice.KERNEL else "libfuse"
@@ -64,7 +79,26 @@ def mount_options(
         transport=kind,  # type: ignore[arg-type]
         metrics=metrics,
         memory_bytes=_memory_bytes(memory),
+        uid=_id("--uid", uid, lambda name: pwd.getpwnam(name).pw_uid) if uid else None,
+        gid=_id("--gid", gid, lambda name: grp.getgrnam(name).gr_gid) if gid else None,
+        umask=_umask(umask) if umask else None,
     )
+
+
+def _id(option: str, text: str, named: Callable[[str], int]) -> int:
+    if text.isascii() and text.isdecimal() and int(text) < NO_ID:
+        return int(text)
+    try:
+        return named(text)
+    except (KeyError, ValueError):
+        raise typer.BadParameter(f"{option} must be a name of this machine or a number, not {text!r}") from None
+
+
+def _umask(text: str) -> int:
+    try:
+        return parse_umask(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"--umask {error}") from error
 
 
 def _memory_bytes(text: str) -> int:

@@ -10,15 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from datastore.api.datastore import GROUP
+from datastore.api.resources import (
+    CLAIMS,
+    DATASTORES,
+    DEFINITIONS,
+    DRIVERS,
+    EVENTS,
+    PODS,
+    SECRETS,
+)
 from datastore.api.secretmanifest import ACCESS_KEY_NAMES, SECRET_KEY_NAMES
 from datastore.api.volumecontext import DRIVER, VolumeHandle
 from datastore.cli import workloadchecks
 from datastore.cli.findings import Finding, Level, bad, ok, warn
-from datastore.cli.kubectl import EVERYWHERE, Forbidden
 from datastore.cli.workloadchecks import Cluster
+from datastore.errors import AccessDenied
+from datastore.kubeclient import EVERYWHERE
 
-DATASTORES = f"datastores.{GROUP}"
+DEFINITION = "datastores.datastore.dev"
 EVENTS_SHOWN = 3
 MOUNT_FAILURES = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 
@@ -45,8 +54,8 @@ class _Walk:
         )
 
     def definition(self) -> Iterator[Finding]:
-        if self._cluster.get("customresourcedefinitions", DATASTORES) is None:
-            yield bad("cluster", f"{DATASTORES} is not defined", "kubectl apply -k manifests/")
+        if self._cluster.get(DEFINITIONS, DEFINITION) is None:
+            yield bad("cluster", f"{DEFINITION} is not defined", "kubectl apply -k manifests/")
             return
         yield ok("cluster", "the API server answers, and Datastores are defined")
 
@@ -61,7 +70,7 @@ class _Walk:
         metadata, status = self._body["metadata"], self._body.get("status") or {}
         if "deletionTimestamp" in metadata:
             why = _condition(self._body, "Ready").get("message", "the controller has not begun")
-            todo = f"wait, or: kubectl datastore release {self._name}"
+            todo = f"wait, or: kubectl datastore remove-finalizer {self._name}"
             yield bad("object", f"Datastore {self._name} is being deleted: {why}", todo)
         elif status.get("observedGeneration") != metadata.get("generation"):
             todo = "the controller's log; and does it serve this namespace (its NAMESPACES)?"
@@ -74,7 +83,7 @@ class _Walk:
         if not name:
             yield ok("secret", "none is named: the StorageClass or the cluster's identity has the keys")
             return
-        found = self._cluster.get("secrets", name)
+        found = self._cluster.get(SECRETS, name)
         if found is None:
             yield bad("secret", f"there is no Secret {name} in the Datastore's namespace", "create it")
             return
@@ -94,7 +103,7 @@ class _Walk:
 
     def claim(self) -> Iterator[Finding]:
         name = self._claim_name()
-        found = self._cluster.get("persistentvolumeclaims", name)
+        found = self._cluster.get(CLAIMS, name)
         provisioned = _condition(self._body, "Provisioned")
         if found is None:
             yield bad("claim", f"there is no PersistentVolumeClaim {name}", provisioned.get("message", ""))
@@ -114,22 +123,22 @@ class _Walk:
         if not self._ours():
             yield ok("driver", "the claim's own driver mounts it")
             return
-        if self._cluster.get("csidrivers", DRIVER) is None:
+        if self._cluster.get(DRIVERS, DRIVER) is None:
             yield bad("driver", f"CSIDriver {DRIVER} is missing", "kubectl apply -k manifests/")
 
     def mounts(self) -> Iterator[Finding]:
-        """Keeper, node plugin and mount, on the nodes of the pods that use it."""
+        """Mount daemon, node plugin and mount, on the nodes of the pods that use it."""
         if not self._ours():
             return
         users = self._users()
         nodes = {workloadchecks.node_of(pod) for pod in users} - {""}
-        of = {each: workloadchecks.pods_of(self._cluster, each) for each in ("keeper", "node")}
+        of = {each: workloadchecks.pods_of(self._cluster, each) for each in ("mount-daemon", "node")}
         for component, pods in of.items():
             yield from workloadchecks.on_nodes(self._cluster, component, pods, nodes)
         metadata = self._body["metadata"]
         handle = VolumeHandle(namespace=metadata["namespace"], name=metadata["name"], uid=metadata["uid"])
         for node in sorted({workloadchecks.node_of(pod) for pod in users if _phase(pod) == "Running"}):
-            yield from workloadchecks.mount(self._cluster, str(handle), node, of["keeper"], of["node"])
+            yield from workloadchecks.mount(self._cluster, str(handle), node, of["mount-daemon"], of["node"])
 
     def pods(self) -> Iterator[Finding]:
         users = self._users()
@@ -161,8 +170,8 @@ class _Walk:
         """There is no such Datastore here; perhaps there is one in another namespace."""
         text = f"there is no Datastore {self._name} in this namespace"
         try:
-            found = self._cluster.get(DATASTORES, namespace=EVERYWHERE)
-        except Forbidden:
+            found = self._cluster.list(DATASTORES, namespace=EVERYWHERE)
+        except AccessDenied:
             found = []
         where = [each["metadata"]["namespace"] for each in found if each["metadata"]["name"] == self._name]
         if where:
@@ -180,11 +189,11 @@ class _Walk:
         """Pods that have not ended and mount its claim."""
         name = self._claim_name()
         ended = ("Succeeded", "Failed")
-        return [pod for pod in self._cluster.get("pods") if name in _claims(pod) and _phase(pod) not in ended]
+        return [pod for pod in self._cluster.list(PODS) if name in _claims(pod) and _phase(pod) not in ended]
 
     def _warned(self, kind: str, names: set[str]) -> list[Any]:
         """Warnings about objects of a kind, the newest last."""
-        about = [each for each in self._cluster.get("events") if each.get("type") == "Warning"]
+        about = [each for each in self._cluster.list(EVENTS) if each.get("type") == "Warning"]
         about = [each for each in about if each.get("involvedObject", {}).get("kind") == kind]
         return sorted((each for each in about if each["involvedObject"].get("name") in names), key=_when)
 
@@ -200,7 +209,7 @@ def cluster_checks(cluster: Cluster, name: str) -> Iterator[Finding]:
                 broken = finding.level is Level.FAIL
                 if broken:
                     break
-        except Forbidden as error:
+        except AccessDenied as error:
             # Without the object there is nothing to walk on.
             broken = link == walk.object
             yield (bad if broken else warn)(link.__name__, f"could not look: {error}", "ask an administrator to look")
@@ -208,7 +217,7 @@ def cluster_checks(cluster: Cluster, name: str) -> Iterator[Finding]:
             break
     try:
         yield from walk.last_errors()
-    except Forbidden as error:
+    except AccessDenied as error:
         yield warn("last errors", f"could not look: {error}", "")
 
 

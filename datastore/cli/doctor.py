@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -13,16 +15,21 @@ from rich.text import Text
 
 from datastore.api.datastore import DEFAULT_CACHE_BYTES, Datastore
 from datastore.api.manifest import Manifest, load
-from datastore.api.resolve import s3_location
+from datastore.api.resolve import source_in
+from datastore.api.source import GlusterFSLocation, S3Location
+from datastore.backends import glusterfs
 from datastore.cli.arguments import Output
 from datastore.cli.clusterchecks import cluster_checks
 from datastore.cli.console import Format, one_line, print_json
-from datastore.cli.findings import Finding, Level, bad, ok
+from datastore.cli.exitcodes import ExitCode, exit_code_for
+from datastore.cli.findings import Finding, Level, bad, ok, warn
 from datastore.cli.hostchecks import host_checks
-from datastore.cli.kubectl import Kubectl
+from datastore.cli.inspection import complete_datastores
 from datastore.cli.mount import say_credentials
-from datastore.cli.places import cache_root
-from datastore.cli.release import Namespace
+from datastore.cli.removefinalizer import Namespace
+from datastore.errors import DatastoreError
+from datastore.kubeclient import of_context
+from datastore.mounting.places import cache_root
 
 _STYLE = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 
@@ -31,14 +38,17 @@ def doctor_command(
     file: Annotated[
         str | None, typer.Argument(metavar="[FILE]", help="Check the storage of its Datastores too.")
     ] = None,
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Only this Datastore of the file.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="Only this Datastore of the file.", autocompletion=complete_datastores),
+    ] = None,
     cluster: Annotated[
         bool, typer.Option("--cluster", help="Check the Datastore of this name in the cluster of kubectl's context.")
     ] = False,
     namespace: Namespace = "",
     output: Output = Format.TABLE,
 ) -> None:
-    """Check this machine, and the storage of a manifest. Exit code 0: nothing failed; otherwise that of a mount."""
+    """Check this machine, and the storage of a manifest. The exit code is that of the last check that failed."""
     seen: list[Finding] = []
     for finding in _asked(file, name, namespace) if cluster else _here(file, name):
         seen.append(finding)
@@ -53,7 +63,7 @@ def doctor_command(
 def _asked(name: str | None, more: str | None, namespace: str) -> Iterator[Finding]:
     if name is None or more is not None:
         raise typer.BadParameter("name one Datastore: datastore doctor NAME --cluster", param_hint="--cluster")
-    return cluster_checks(Kubectl(namespace), name)
+    return cluster_checks(of_context(os.environ, namespace), name)
 
 
 def _here(file: str | None, name: str | None) -> Iterator[Finding]:
@@ -83,15 +93,31 @@ def _storage(manifest: Manifest, datastore: Datastore) -> Iterator[Finding]:
         yield (
             ok(datastore.name, f"{path} is a directory")
             if found
-            else bad(datastore.name, f"{path} is not a directory", "correct spec.local.path")
+            else bad(datastore.name, f"{path} is not a directory", "correct spec.local.path", ExitCode.MOUNT)
         )
         return
     say_credentials(manifest, datastore)
-    location = s3_location(manifest, datastore)
+    source = source_in(manifest, datastore)
+    if isinstance(source, GlusterFSLocation):
+        yield _glusterfs(datastore.name, source)
+        return
+    if not isinstance(source, S3Location):
+        yield warn(datastore.name, f"{source} is not asked yet", "mount it to find out")
+        return
     # Not at the top: the S3 libraries take a second to load, and only this verb needs them.
     from datastore.cli.storechecks import store_checks
 
-    yield from store_checks(datastore.name, location, read_only=datastore.spec.read_only)
+    yield from store_checks(datastore.name, source, read_only=datastore.spec.read_only)
+
+
+def _glusterfs(name: str, source: GlusterFSLocation) -> Finding:
+    if shutil.which("glusterfs") is None:
+        return bad(name, "glusterfs is missing", "apt-get install glusterfs-client", ExitCode.MOUNT)
+    try:
+        server = glusterfs.find(source)
+    except DatastoreError as error:
+        return bad(name, str(error), "correct spec.glusterfs; gluster volume info on a server", exit_code_for(error))
+    return ok(name, f"{source}: {server} serves the volume")
 
 
 def _print(finding: Finding) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import IntEnum
 
 from datastore import errors
+from datastore.models.errors import InvalidReference
+from datastore.mounting.errors import Unsynced
 
 
 class ExitCode(IntEnum):
@@ -18,6 +20,7 @@ class ExitCode(IntEnum):
     MOUNT = 5
     UNSYNCED = 6
     RUN_UNSYNCED = 75
+    DETACHED = 76
     NOT_EXECUTABLE = 126
     COMMAND_NOT_FOUND = 127
     INTERRUPTED = 130
@@ -26,13 +29,14 @@ class ExitCode(IntEnum):
 
 MEANING = {
     ExitCode.OK: "Done.",
-    ExitCode.ERROR: "Another failure; `doctor`: a check failed.",
+    ExitCode.ERROR: "Another failure.",
     ExitCode.USAGE: "Wrong usage, or a wrong manifest; the text names the field.",
     ExitCode.ACCESS: "The storage refused the credentials or the access, or the clocks differ too much.",
     ExitCode.STORAGE: "The bucket, region or endpoint does not exist or does not answer, or the storage failed.",
     ExitCode.MOUNT: "The mount failed: kernel, fusermount3, /dev/fuse, or the directory.",
     ExitCode.UNSYNCED: "Changes could not be uploaded; they are kept on disk, and `status` lists them.",
     ExitCode.RUN_UNSYNCED: "`run`: the command succeeded, but not every change was uploaded; they are kept on disk.",
+    ExitCode.DETACHED: "`run`, `mount --foreground`: programs still use the directory; the mount ends with them.",
     ExitCode.NOT_EXECUTABLE: "`run`: the command can't be executed.",
     ExitCode.COMMAND_NOT_FOUND: "`run`: there is no such command.",
     ExitCode.INTERRUPTED: "Interrupted by Ctrl-C; no mount is left behind.",
@@ -42,13 +46,9 @@ MEANING = {
 _ACCESS = (errors.CredentialsInvalid, errors.AccessDenied, errors.ClockSkew)
 
 
-class Unsynced(errors.DatastoreError):
-    """Changes are not uploaded; the text names them."""
-
-
 def exit_code_for(error: BaseException) -> ExitCode:
     """The exit code of an error; total."""
-    if isinstance(error, errors.InvalidManifest):
+    if isinstance(error, errors.InvalidManifest | InvalidReference):
         return ExitCode.USAGE
     if isinstance(error, _ACCESS):
         return ExitCode.ACCESS

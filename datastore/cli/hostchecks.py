@@ -5,11 +5,13 @@ Each check reads one fact through a small argument, so that tests can state the 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
 import stat
 import sys
+import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,14 +20,17 @@ from datastore import mountinfo
 from datastore.cli.exitcodes import ExitCode
 from datastore.cli.findings import Finding, bad, ok, warn
 from datastore.cli.inspection import CRASHED, HANGING, UNMOUNTED, inspect
-from datastore.cli.records import all_records
+from datastore.mounting.records import all_records
 from datastore.units import format_size
 
 FAST_KERNEL = (6, 9)
 """FUSE passthrough and FUSE_NOTIFY_RESEND came with Linux 6.9."""
 OLDEST_KERNEL = (5, 4)
 """FUSE protocol 7.31; max_pages (1 MiB requests) came with 4.20."""
-PACKAGES = ("botocore", "isal", "obstore", "pydantic", "rich", "tenacity", "typer", "yaml")
+ANSWER_S = 2.0
+"""A mount that lives answers a statfs from memory."""
+_DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
+PACKAGES = ("botocore", "isal", "pydantic", "rich", "tenacity", "typer", "yaml")
 
 
 def host_checks(cache_dir: Path, cache_size_bytes: int) -> Iterator[Finding]:
@@ -119,7 +124,8 @@ def check_disk(cache_dir: Path, wanted_bytes: int) -> Finding:
     free = shutil.disk_usage(place).free
     text = f"{format_size(free)} free for {cache_dir}, which may take {format_size(wanted_bytes)}"
     if not os.access(place, os.W_OK | os.X_OK):
-        return bad("cache", f"{place} can't be written by this user", "set spec.cache.dir to a directory of yours")
+        todo = "set spec.cache.dir to a directory of yours"
+        return bad("cache", f"{place} can't be written by this user", todo, ExitCode.MOUNT)
     if free < wanted_bytes:
         return warn("cache", text, "free some space, or set spec.cache.size or spec.cache.dir")
     return ok("cache", text)
@@ -143,7 +149,38 @@ def check_mounts() -> Iterator[Finding]:
     known = {record.mountpoint for record in records}
     for orphan in mountinfo.read().mounts:
         if orphan.fstype == mountinfo.FSTYPE and orphan.mountpoint not in known:
-            todo = f"if it is dead: datastore umount --force {orphan.mountpoint}"
-            yield warn("mount", f"{orphan.mountpoint}: a Datastore mount that this user has no record of", todo)
+            yield check_orphan(orphan.mountpoint)
     if not records:
         yield ok("mount", "nothing is mounted by this user")
+
+
+def check_orphan(mountpoint: str) -> Finding:
+    """A Datastore mount of which this user has no record: another user's, or one whose state directory is gone."""
+    text = f"{mountpoint}: a Datastore mount that this user has no record of"
+    error = _error_of(mountpoint)
+    if error == 0:
+        return ok("mount", f"{text}; it is alive")
+    if error == errno.EACCES:
+        return ok("mount", f"{text}; it is another user's")
+    why = "it does not answer" if error is None else os.strerror(error)
+    dead = "it is dead: " if error in _DEAD else ""
+    return warn("mount", f"{text}; {dead}{why}", f"if nobody needs it: datastore umount --force {mountpoint}")
+
+
+def _error_of(mountpoint: str) -> int | None:
+    """The errno of a look at a mount, 0 when it answers; None: not within ANSWER_S."""
+    seen: list[int] = []
+
+    def look() -> None:
+        try:
+            os.statvfs(mountpoint)
+        except OSError as error:
+            seen.append(error.errno or errno.EIO)
+        else:
+            seen.append(0)
+
+    # A mount that hangs keeps whoever looks at it: a thread that the command need not wait for.
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    looking.join(ANSWER_S)
+    return seen[0] if seen else None

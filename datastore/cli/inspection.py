@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from typing import Any
 
-from datastore import controlclient
-from datastore.cli import mounttable
-from datastore.cli.directory import real_path
-from datastore.cli.records import MountRecord, all_records, is_server
-from datastore.cli.unsent import unsent_files
+import typer
+
+from datastore import controlclient, nfsclient
+from datastore.api.manifest import load
 from datastore.errors import DatastoreError
+from datastore.mounting import kernelnfs, mounttable
+from datastore.mounting.directory import real_path
+from datastore.mounting.records import MountRecord, all_records, is_server
+from datastore.mounting.unsent import unsent_files
 
 MOUNTED, CRASHED, HANGING, UNMOUNTED = "mounted", "crashed", "not answering", "not mounted"
+DETACHED = "detached"
+_DAY_S = 24 * 3600.0
 
-
-KEEPER_DIED = (
-    "its keeper process has died: it serves on, but if its server dies too, programs get errors; "
+SUPERVISOR_DIED = (
+    "its supervisor process has died: it serves on, but if its server dies too, programs get errors; "
     "`datastore umount` it when it suits, and mount it again"
 )
-_WITHOUT_KEEPER = {"keeperPid": 0, "restart": "not possible: no keeper", "trouble": KEEPER_DIED}
+_WITHOUT_SUPERVISOR = {"supervisorPid": 0, "restart": "not possible: no supervisor", "trouble": SUPERVISOR_DIED}
 
 
 def inspect(record: MountRecord) -> dict[str, Any]:
-    """Everything known of one mount; `state` is one of the four words above."""
+    """Everything known of one mount; `state` is one of the five words above."""
     told: Mapping[str, Any] = {}
-    if record.bind:
+    if record.in_kernel:
         state = MOUNTED if mounttable.mounted_at(record.mountpoint) else UNMOUNTED
+        told = {"storage": kernelnfs.storage(record.mountpoint)} if record.in_kernel == "nfs" else {}
     else:
         try:
-            told, state = controlclient.status(record.state_dir), MOUNTED
+            told = controlclient.status(record.state_dir)
+            state = DETACHED if told.get("detached") else MOUNTED
         except controlclient.NotAnswering:
             told, state = {"dirty": unsent_files(record.state_dir)}, _dead_state(record)
     own = {
@@ -39,17 +46,84 @@ def inspect(record: MountRecord) -> dict[str, Any]:
         "location": record.location,
         "readOnly": record.read_only,
         "state": state,
+        "via": via(record),
     }
-    extra = {key: value for key, value in told.items() if key not in own and key != "ok"}
-    alone = _WITHOUT_KEEPER if state == MOUNTED and not record.bind and not is_server(record.keeper_pid) else {}
+    extra = {key: value for key, value in told.items() if key not in own and key not in ("ok", "detached")}
+    alone = (
+        _WITHOUT_SUPERVISOR
+        if state == MOUNTED and not record.in_kernel and not is_server(record.supervisor_pid)
+        else {}
+    )
     return {**own, **_processes(record), **extra, **alone, "dirty": dirty_files(told)}
 
 
+_WHY = {
+    "s3": "our own engine speaks S3",
+    "sftp": "spec.sftp is a directory of an SSH server",
+    "glusterfs": "a GlusterFS volume is mounted by GlusterFS's own client",
+    "local": "a directory of this machine is shown at another place",
+}
+_TRANSPORTS = {"nfs": "libnfs", "local": "bind"}
+"""Where it is not called as the scheme of the location."""
+
+
+def via(record: MountRecord) -> dict[str, str]:
+    """By which transport the storage is reached, and why by that one."""
+    scheme = record.location.partition(":")[0]
+    if record.in_kernel == "nfs":
+        which = kernelnfs.version(record.mountpoint)
+        why = f"root mounts by the kernel's NFS client, here version {which}" if which else "root mounts by the kernel"
+        return {"transport": "kernel", "why": why}
+    why = _why_libnfs() if scheme == "nfs" else _WHY.get(scheme, "")
+    return {"transport": _TRANSPORTS.get(scheme, scheme), "why": why}
+
+
+def _why_libnfs() -> str:
+    if not nfsclient.in_this_kernel():
+        return "this machine's kernel has no NFS client"
+    if os.geteuid():
+        return "only root could mount by the kernel's NFS client"
+    return "--metrics and --transport libfuse are of our own engine"
+
+
+def storage_words(seen: Mapping[str, Any]) -> str:
+    """What a person has to know of the storage of a mount; '' when it answers."""
+    silent = seen.get("storage")
+    if not silent:
+        return ""
+    words = _silence(silent)
+    if time.time() - silent["lastAsked"] > 1:
+        words += f" (last asked at {_clock(silent['lastAsked'])})"
+    return f"{words}: {silent['error']}" if silent["error"] else words
+
+
+def state_words(seen: Mapping[str, Any]) -> str:
+    """The state, and in few words whether the storage answers."""
+    silent = seen.get("storage")
+    return f"{seen['state']}, {_silence(silent)}" if silent else seen["state"]
+
+
+def _silence(silent: Mapping[str, Any]) -> str:
+    """Since when is said only where somebody watches the storage."""
+    if "since" in silent:
+        return f"storage has not answered since {_clock(silent['since'])}"
+    return "storage does not answer"
+
+
+def _clock(unix_s: float) -> str:
+    """The local time, with the day where that is not clear."""
+    form = "%H:%M:%S" if time.time() - unix_s < _DAY_S / 2 else "%Y-%m-%d %H:%M:%S"
+    return time.strftime(form, time.localtime(unix_s))
+
+
 def _processes(record: MountRecord) -> dict[str, Any]:
-    if record.bind:
+    if record.in_kernel:
         return {}
-    restart = "possible" if record.upgradable else "not possible: Linux before 6.9, or libfuse"
-    told = {"keeperPid": record.keeper_pid, "serverPid": record.server_pid, "restart": restart}
+    why_not = "mounted with --transport libfuse" if record.transport == "libfuse" else "Linux before 6.9"
+    if record.location.startswith("glusterfs:"):
+        why_not = "GlusterFS's own client serves it, and can't hand requests over"
+    restart = "possible" if record.upgradable else f"not possible: {why_not}"
+    told = {"supervisorPid": record.supervisor_pid, "serverPid": record.server_pid, "restart": restart}
     return {**told, "trouble": record.trouble} if record.trouble else told
 
 
@@ -64,7 +138,7 @@ def find(target: str) -> MountRecord:
     records = all_records()
     path = real_path(target)
     at_path = [each for each in records if each.mountpoint == path]
-    by_path = [each for each in at_path if each.pids or each.bind] or at_path
+    by_path = [each for each in at_path if each.pids or each.in_kernel] or at_path
     named = by_path or [each for each in records if each.name == target]
     # What is mounted goes before what was, and left changes behind.
     named = [each for each in named if not each.ended] or named
@@ -90,6 +164,18 @@ def complete_mounted(incomplete: str) -> list[str]:
     """For shell completion: names and directories of mounts."""
     known = {text for record in all_records() for text in (record.name, record.mountpoint)}
     return sorted(each for each in known if each.startswith(incomplete))
+
+
+def complete_datastores(context: typer.Context, incomplete: str) -> list[str]:
+    """For shell completion: the names in the file that was named before."""
+    file = context.params.get("file")
+    if not file or file == "-":  # standard input is the person's terminal now
+        return []
+    try:
+        manifest = load(file)
+    except DatastoreError:
+        return []
+    return sorted(each.name for each in manifest.datastores if each.name.startswith(incomplete))
 
 
 def _dead_state(record: MountRecord) -> str:

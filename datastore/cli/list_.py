@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datastore.cli.arguments import Output
 from datastore.cli.console import Format, print_columns, print_json
-from datastore.cli.inspection import inspect
-from datastore.cli.records import all_records
+from datastore.cli.inspection import inspect, state_words
+from datastore.mounting.records import all_records
 
 _COLUMNS = ("NAME", "MOUNTPOINT", "LOCATION", "MODE", "STATE", "UNSENT", "FAILED")
 
@@ -14,15 +14,15 @@ def list_command(output: Output = Format.TABLE) -> None:
     """List the mounts of this user, crashed ones too."""
     seen = [inspect(record) for record in all_records()]
     if output is Format.JSON:
-        kept = ("name", "mountpoint", "location", "readOnly", "state")
-        print_json([{**{key: each[key] for key in kept}, **_counts(each["dirty"])} for each in seen])
+        shown = ("name", "mountpoint", "location", "readOnly", "state", "via", "storage")
+        print_json([{**{key: each.get(key, {}) for key in shown}, **_counts(each["dirty"])} for each in seen])
         return
     rows = []
     for each in seen:
         counts = _counts(each["dirty"])
         mode = "ro" if each["readOnly"] else "rw"
         numbers = [str(counts["unsent"]), str(counts["failed"])]
-        rows.append([each["name"], each["mountpoint"], each["location"], mode, each["state"], *numbers])
+        rows.append([each["name"], each["mountpoint"], each["location"], mode, state_words(each), *numbers])
     print_columns(_COLUMNS, rows)
 
 

@@ -6,8 +6,8 @@ import os
 import sys
 from typing import NoReturn
 
-from datastore.cli import launch
-from datastore.cli.signals import keyboard
+from datastore.mounting import launch
+from datastore.mounting.signals import keyboard
 
 _ERROR = 1
 _INTERRUPTED = 130
@@ -15,21 +15,25 @@ _INTERRUPTED = 130
 
 def main() -> NoReturn:
     """Entry point of `datastore` and `kubectl-datastore`."""
+    leave(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """A verb with its arguments; the exit code."""
     with keyboard() as came:
         try:
-            launch.begin(sys.argv[1:])
+            launch.begin(arguments)
             from datastore.cli.app import app, exit_code_of
 
-            code = exit_code_of(lambda: app(standalone_mode=False), came)
+            return exit_code_of(lambda: app(arguments, standalone_mode=False), came)
         except BaseException:
             if not came:
                 raise
             sys.stderr.write("error: interrupted\n")  # while it imported
-            code = _INTERRUPTED
-    _leave(code)
+            return _INTERRUPTED
 
 
-def _leave(code: int) -> NoReturn:
+def leave(code: int) -> NoReturn:
     """End at once: taking the imported libraries apart, one object after the other, would cost another 40 ms."""
     try:
         sys.stdout.flush()

@@ -9,24 +9,29 @@ import typer
 
 from datastore.api.datastore import Datastore
 from datastore.api.manifest import Manifest, load
-from datastore.api.resolve import uses_default_chain
-from datastore.cli import lifecycle
+from datastore.api.resolve import uses_own_credentials
 from datastore.cli.arguments import (
     DEFAULT_MEMORY,
     DEFAULT_TRANSPORT,
     AllowOther,
+    Gid,
     Memory,
     Metrics,
     ReadOnly,
     Transport,
+    Uid,
+    Umask,
     mount_options,
 )
 from datastore.cli.console import note
-from datastore.cli.directory import real_path
-from datastore.cli.exitcodes import Unsynced
-from datastore.cli.records import MOUNT_FILE, MountRecord
-from datastore.cli.signals import Interrupted, SignalWatch, watching
+from datastore.cli.exitcodes import ExitCode
+from datastore.cli.inspection import complete_datastores
 from datastore.errors import MountFailed
+from datastore.mounting import lifecycle
+from datastore.mounting.directory import real_path, record_at
+from datastore.mounting.errors import Unsynced
+from datastore.mounting.records import MOUNT_FILE, MountRecord
+from datastore.mounting.signals import Interrupted, SignalWatch, watching
 
 _POLL_S = 1.0
 
@@ -34,7 +39,10 @@ _POLL_S = 1.0
 def mount_command(
     file: Annotated[str, typer.Argument(metavar="FILE", help="YAML file with the Datastore; - is standard input.")],
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Which Datastore, if the file holds several.")
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="Which Datastore, if the file holds several.", autocompletion=complete_datastores
+        ),
     ] = None,
     directory: Annotated[
         str | None, typer.Argument(metavar="[DIR]", help="Where; made if missing. Default: ./NAME.")
@@ -47,18 +55,29 @@ def mount_command(
     allow_other: AllowOther = False,
     metrics: Metrics = "",
     memory: Memory = DEFAULT_MEMORY,
+    uid: Uid = "",
+    gid: Gid = "",
+    umask: Umask = "",
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Unmount what is mounted there first, as umount does.")
+    ] = False,
 ) -> None:
     """Mount a Datastore as a directory. What was not uploaded by an earlier mount there is uploaded now."""
     manifest = load(file)
     datastore, place = choose(manifest, name, directory)
-    options = mount_options(read_only, allow_other, transport, metrics, memory)
+    options = mount_options(read_only, allow_other, transport, metrics, memory, uid, gid, umask)
     with watching() as watch:
         say_credentials(manifest, datastore)
-        record = lifecycle.mount(manifest, datastore, real_path(place), options, watch)
+        mountpoint = real_path(place)
+        before = record_at(mountpoint) if replace else None
+        if before is not None and not before.ended:
+            lifecycle.unmount(before, watch, say=note)
+            watch.check()
+        record = lifecycle.mount(manifest, datastore, mountpoint, options, watch)
         note(f"{datastore.name} ({record.location}) is mounted at {record.mountpoint}{_mode(record)}")
         if foreground:
-            _stay(record, watch)
-        elif (signum := watch.take()) is not None:
+            raise typer.Exit(_stay(record, watch))
+        if (signum := watch.take()) is not None:
             _undo(record, watch, signum)
 
 
@@ -72,9 +91,9 @@ def choose(manifest: Manifest, name: str | None, directory: str | None) -> tuple
 
 def say_credentials(manifest: Manifest, datastore: Datastore) -> None:
     """The Secret is in the cluster only: say whose keys are used here."""
-    if uses_default_chain(manifest, datastore) and datastore.spec.s3:
-        wanted = datastore.spec.s3.credentials_secret
-        note(f"{manifest.source} holds no Secret {wanted}; your own AWS credentials are used for {datastore.name}")
+    if uses_own_credentials(manifest, datastore):
+        wanted, whose = datastore.spec.credentials_secret, "AWS credentials" if datastore.spec.s3 else "SSH keys"
+        note(f"{manifest.source} holds no Secret {wanted}; your own {whose} are used for {datastore.name}")
 
 
 def _mode(record: MountRecord) -> str:
@@ -82,25 +101,34 @@ def _mode(record: MountRecord) -> str:
 
 
 def _undo(record: MountRecord, watch: SignalWatch, signum: int) -> None:
-    lifecycle.unmount(record, watch, force=True)
+    lifecycle.unmount(record, watch, force=True, say=note)
     raise Interrupted(signum)
 
 
-def _stay(record: MountRecord, watch: SignalWatch) -> None:
+def _stay(record: MountRecord, watch: SignalWatch) -> ExitCode:
     note("press Ctrl-C to unmount")
     while watch.take() is None:
         watch.wait([], _POLL_S)
         if not (record.state_dir / MOUNT_FILE).exists():
             note(f"{record.mountpoint} was unmounted")
-            return
-        if not record.bind and not record.pids:
+            return ExitCode.OK
+        if not record.in_kernel and not record.pids:
             raise MountFailed(
                 f"{record.mountpoint}: the mount server has crashed; `datastore umount` removes the mount"
             )
     note("uploading what is left and unmounting; Ctrl-C again to stop waiting")
     try:
-        lifecycle.unmount(record, watch)
+        return end_mount(record, watch)
     except Unsynced:
         # What could not be uploaded now is kept on disk; staying mounted would not send it either.
-        lifecycle.unmount(record, force=True)
+        lifecycle.unmount(record, force=True, detach=True, say=note)
         raise
+
+
+def end_mount(record: MountRecord, watch: SignalWatch) -> ExitCode:
+    """Upload and unmount what was mounted for a command; DETACHED, with a word to the person, when it is still used."""
+    users = lifecycle.unmount(record, watch, detach=True, say=note)
+    if not users:
+        return ExitCode.OK
+    note(f"{users}; it was detached, what they still write is uploaded, and the mount ends with them")
+    return ExitCode.DETACHED

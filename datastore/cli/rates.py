@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from datastore.cli.inspection import state_words
 from datastore.histogram import added, quantile_s
 from datastore.units import format_size
 
@@ -33,6 +34,7 @@ def rates(before: Seen | None, after: Seen, seconds: float) -> dict[str, Any]:
         "name": after["name"],
         "mountpoint": after["mountpoint"],
         "state": after["state"],
+        "storage": after.get("storage", {}),
         "opsPerSecond": round(max(0, ops) / seconds, 1),
         "readBytesPerSecond": round(grown("readBytes") / seconds),
         "writtenBytesPerSecond": round(grown("writtenBytes") / seconds),
@@ -62,7 +64,7 @@ def cells(row: Mapping[str, Any]) -> list[str]:
         short_time(row["p50Seconds"]),
         short_time(row["p99Seconds"]),
         format_size(row["rssBytes"]) if row["rssBytes"] else "-",
-        row["state"],
+        state_words(row),
     ]
 
 

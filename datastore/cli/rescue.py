@@ -1,23 +1,28 @@
-"""`datastore unsent DIR|NAME`: list, save elsewhere, or discard what a mount could not upload (S-47)."""
+"""`datastore unsent DIR|NAME`: list, send, save elsewhere, or discard what a mount could not upload (S-47)."""
 
 from __future__ import annotations
 
 import shutil
+import signal
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from datastore import controlclient
-from datastore.cli import unsent
 from datastore.cli.arguments import Output, Target
 from datastore.cli.console import Format, note, print_columns, print_json
 from datastore.cli.inspection import find
-from datastore.cli.records import MountRecord
 from datastore.errors import DatastoreError
+from datastore.mounting import unsent
+from datastore.mounting.errors import Unsynced
+from datastore.mounting.records import MountRecord
+from datastore.mounting.signals import Interrupted, watching
 from datastore.units import format_size
 
 DISCARD_TIMEOUT_S = 60.0
+RETRY_TIMEOUT_S = 3600.0
+"""As a mount server gives itself to send all."""
 
 
 def unsent_command(
@@ -29,13 +34,16 @@ def unsent_command(
     discard: Annotated[
         str | None, typer.Option("--discard", metavar="PATH", help="Drop this one for good; PATH as it is listed.")
     ] = None,
+    retry: Annotated[bool, typer.Option("--retry", help="Upload all now, and wait for that.")] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """List what is not uploaded and why. What another client was first with waits here for you (conflict: fail)."""
-    if save is not None and discard is not None:
-        raise typer.BadParameter("use one of --save and --discard", param_hint="--save")
+    """List what is not uploaded and why. What another client was first with waits here for you."""
+    if (save is not None) + (discard is not None) + retry > 1:
+        raise typer.BadParameter("use one of --save, --discard and --retry", param_hint="--save")
     record = find(target)
-    if save is not None:
+    if retry:
+        _retry(record)
+    elif save is not None:
         _save(record, save)
     elif discard is not None:
         _discard(record, discard)
@@ -59,6 +67,20 @@ def _state(each: dict[str, Any]) -> str:
     if each["stuck"]:
         return f"kept: {each['error']}"
     return f"tried again: {each['error']}" if each["error"] else "waiting"
+
+
+def _retry(record: MountRecord) -> None:
+    """Errors: Unsynced with what is still not uploaded; Interrupted, upon which the server goes on."""
+    if not record.pids:
+        raise DatastoreError(f"{record.mountpoint}: is not mounted; mounting it there again uploads what is left")
+    with watching() as watch, controlclient.connected(record.state_dir) as connection:
+        connection.send({"op": "flush"})
+        answer = connection.receive(RETRY_TIMEOUT_S, watch)
+        if answer is None:
+            raise Interrupted(watch.take() or signal.SIGINT)
+    if answer.get("ok") is not True:
+        raise Unsynced(f"{record.mountpoint}: {'; '.join(map(str, answer.get('errors', [])))}")
+    note(f"everything of {record.name} is uploaded")
 
 
 def _save(record: MountRecord, directory: Path) -> None:

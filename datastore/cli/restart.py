@@ -9,13 +9,14 @@ import time
 from datastore import controlclient
 from datastore.cli.arguments import Target
 from datastore.cli.console import note
-from datastore.cli.inspection import KEEPER_DIED, find
-from datastore.cli.records import MountRecord, is_server, read_record
+from datastore.cli.inspection import SUPERVISOR_DIED, find
 from datastore.errors import DatastoreError, MountFailed
+from datastore.mounting.records import MountRecord, is_server, read_record
 
 RESTART_TIMEOUT_S = 360.0
-"""The keeper gives a new server 300 s, since it first ends the renames that the old one began."""
+"""The supervisor gives a new server 300 s, since it first ends the renames that the old one began."""
 _POLL_S = 0.02
+LIBFUSE = "it is mounted with --transport libfuse, which can't hand requests from one mount server to the next"
 OLD_KERNEL = "the kernel can't hand requests from one mount server to the next; Linux 6.9 or newer can"
 
 
@@ -24,7 +25,7 @@ def restart_command(target: Target) -> None:
     record = find(target)
     _check(record)
     started = time.monotonic()
-    os.kill(record.keeper_pid, signal.SIGUSR2)
+    os.kill(record.supervisor_pid, signal.SIGUSR2)
     fresh = _replaced(record)
     note(
         f"{record.name} at {record.mountpoint}: server {fresh.server_pid} serves in the place of {record.server_pid} "
@@ -33,14 +34,16 @@ def restart_command(target: Target) -> None:
 
 
 def _check(record: MountRecord) -> None:
-    if record.bind:
-        raise DatastoreError(f"{record.mountpoint} is a local directory, no server serves it")
-    if not is_server(record.keeper_pid) and is_server(record.server_pid):
-        raise MountFailed(f"{record.mountpoint}: {KEEPER_DIED}")
-    if not is_server(record.keeper_pid):
+    if record.in_kernel:
+        raise DatastoreError(f"{record.mountpoint} is served by the kernel alone, no server of ours does")
+    if not is_server(record.supervisor_pid) and is_server(record.server_pid):
+        raise MountFailed(f"{record.mountpoint}: {SUPERVISOR_DIED}")
+    if not is_server(record.supervisor_pid):
         raise controlclient.NotAnswering(
             f"{record.mountpoint}: the mount has crashed; `datastore umount` removes it, `datastore mount` starts anew"
         )
+    if record.transport == "libfuse":
+        raise MountFailed(f"{record.mountpoint}: {LIBFUSE}. Unmount and mount again instead")
     if not record.upgradable:
         raise MountFailed(f"{record.mountpoint}: {OLD_KERNEL}. Unmount and mount again instead")
 
@@ -50,7 +53,7 @@ def _replaced(record: MountRecord) -> MountRecord:
     end = time.monotonic() + RESTART_TIMEOUT_S
     while time.monotonic() < end:
         now = read_record(record.state_dir)
-        if now is None or not is_server(now.keeper_pid):
+        if now is None or not is_server(now.supervisor_pid):
             raise MountFailed(f"{record.mountpoint}: was unmounted meanwhile")
         if now.refused and now.noted_at > record.noted_at:
             raise MountFailed(f"{record.mountpoint}: {now.refused}")

@@ -6,21 +6,32 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
 
 from datastore.api.datastore import Datastore
 from datastore.api.manifest import load
-from datastore.cli import lifecycle, mounttable
-from datastore.cli.arguments import DEFAULT_TRANSPORT, AllowOther, ReadOnly, Transport, mount_options
-from datastore.cli.console import fail
-from datastore.cli.directory import real_path
+from datastore.cli.arguments import (
+    DEFAULT_TRANSPORT,
+    AllowOther,
+    Gid,
+    ReadOnly,
+    Transport,
+    Uid,
+    Umask,
+    mount_options,
+)
+from datastore.cli.console import fail, note
 from datastore.cli.exitcodes import ExitCode
-from datastore.cli.mount import say_credentials
-from datastore.cli.records import MountRecord
-from datastore.cli.signals import SignalWatch, watching
+from datastore.cli.inspection import complete_datastores
+from datastore.cli.mount import end_mount, say_credentials
 from datastore.errors import DatastoreError
+from datastore.mounting import lifecycle, mounttable
+from datastore.mounting.directory import real_path
+from datastore.mounting.records import MountRecord
+from datastore.mounting.signals import SignalWatch, watching
 
 _WAIT_S = 60.0
 
@@ -29,20 +40,30 @@ def run_command(
     file: Annotated[str, typer.Option("--file", "-f", metavar="FILE", help="YAML file with the Datastores.")],
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="What to run, with its arguments.")],
     mount: Annotated[
-        list[str] | None, typer.Option("--mount", "-m", metavar="NAME=DIR", help="Mount this there; can be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--mount",
+            "-m",
+            metavar="NAME=DIR",
+            help="Mount this there; can be repeated.",
+            autocompletion=complete_datastores,
+        ),
     ] = None,
     read_only: ReadOnly = False,
     transport: Transport = DEFAULT_TRANSPORT,
     allow_other: AllowOther = False,
+    uid: Uid = "",
+    gid: Gid = "",
+    umask: Umask = "",
 ) -> None:
     """Mount, run a command, upload what it wrote, unmount. The command's exit code is ours (128 + N after signal N).
 
-    If the command succeeds but its changes can't be uploaded, the exit code is 75.
+    If the command succeeds, the exit code is 75 if its changes can't be uploaded, else 76 if a directory is still used.
     """
     manifest = load(file)
     wanted = [_parse_mount(each) for each in mount or []]
     chosen: list[tuple[Datastore, str]] = [(manifest.pick(name), real_path(place)) for name, place in wanted]
-    options = mount_options(read_only, allow_other, transport)
+    options = mount_options(read_only, allow_other, transport, uid=uid, gid=gid, umask=umask)
     records: list[MountRecord] = []
     with watching() as watch:
         try:
@@ -50,12 +71,12 @@ def run_command(
                 say_credentials(manifest, datastore)
                 records.append(lifecycle.mount(manifest, datastore, mountpoint, options, watch))
             watch.check()
-            code = _run(command, watch)
+            code = run_to_the_end(command, watch)
         except BaseException:
-            _unmount_all(records, watch)
+            unmount_all(records, watch)
             raise
-        synced = _unmount_all(records, watch)
-    raise typer.Exit(code if code or synced else ExitCode.RUN_UNSYNCED)
+        ended = unmount_all(records, watch)
+    raise typer.Exit(code or ended)
 
 
 def _parse_mount(text: str) -> tuple[str, str]:
@@ -65,10 +86,10 @@ def _parse_mount(text: str) -> tuple[str, str]:
     return name, place
 
 
-def _run(command: list[str], watch: SignalWatch) -> int:
-    """Run to the end, passing signals on; 128 + N when signal N ended it."""
+def run_to_the_end(command: list[str], watch: SignalWatch, variables: Mapping[str, str] | None = None) -> int:
+    """Run to the end, passing signals on; 128 + N when signal N ended it. variables: more of its environment."""
     try:
-        process = subprocess.Popen(command)
+        process = subprocess.Popen(command, env={**os.environ, **(variables or {})})
     except FileNotFoundError as error:
         # It can also be the interpreter of a script that is missing; the name says which.
         fail(f"{error.filename or command[0]}: no such command")
@@ -93,20 +114,24 @@ def _terminal_sends_sigint() -> bool:
         return False
 
 
-def _unmount_all(records: list[MountRecord], watch: SignalWatch) -> bool:
-    """Upload and unmount all, the last first; False, and every failure printed, when changes could not be uploaded."""
+def unmount_all(records: list[MountRecord], watch: SignalWatch) -> ExitCode:
+    """Upload and unmount all, the last first, and say of each what is left.
+
+    RUN_UNSYNCED when changes could not be uploaded, else DETACHED when a directory is still used.
+    """
     # A signal that ended the command is not meant for what follows; the next one is.
     while watch.take() is not None:
         pass
-    synced = True
+    ended = ExitCode.OK
     for record in reversed(records):
         try:
-            lifecycle.unmount(record, watch)
+            if end_mount(record, watch) is ExitCode.DETACHED and ended is ExitCode.OK:
+                ended = ExitCode.DETACHED
         except DatastoreError as error:
             fail(str(error))
-            synced = False
+            ended = ExitCode.RUN_UNSYNCED
             _force(record)
-    return synced
+    return ended
 
 
 def _force(record: MountRecord) -> None:
@@ -114,7 +139,7 @@ def _force(record: MountRecord) -> None:
     if not (record.pids or mounttable.mounted_at(record.mountpoint)):
         return
     try:
-        lifecycle.unmount(record, force=True)
+        lifecycle.unmount(record, force=True, detach=True, say=note)
     except DatastoreError as error:
         if mounttable.mounted_at(record.mountpoint):
             fail(str(error))

@@ -11,10 +11,10 @@ import typer
 
 from datastore.cli.arguments import Output
 from datastore.cli.console import Format, one_line, print_columns, print_json
-from datastore.cli.inspection import complete_mounted, find, inspect
+from datastore.cli.inspection import complete_mounted, find, inspect, storage_words
 from datastore.cli.rates import short_time
-from datastore.cli.records import all_records
 from datastore.histogram import quantile_s
+from datastore.mounting.records import all_records
 from datastore.units import format_duration, format_size
 
 
@@ -23,20 +23,52 @@ def status_command(
         str | None,
         typer.Argument(metavar="[DIR|NAME]", help="One mount; default: all.", autocompletion=complete_mounted),
     ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All that is known of it.")] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Show each mount: its server, its cache, its requests, and the files that are not uploaded or failed to."""
+    """Show each mount: its state, its storage, its cache, and the files that are not uploaded or failed to be."""
     records = all_records() if target is None else [find(target)]
     seen = [inspect(record) for record in records]
     if output is Format.JSON:
         print_json(seen if target is None else seen[0])
         return
     for number, each in enumerate(seen):
-        sys.stdout.write("\n" * (number > 0) + _text(each))
-        _print_requests(each)
-        _print_store(each)
+        sys.stdout.write("\n" * (number > 0) + (_text(each) if verbose else _short(each)))
+        if verbose:
+            _print_requests(each)
+            _print_store(each)
     for each in seen:
-        _print_dirty(each)
+        _print_dirty(each, None if verbose else _SHOWN_FILES)
+
+
+_SHOWN_FILES = 10
+"""Of those that are not uploaded, unless all is asked for."""
+
+
+def _short(seen: Mapping[str, Any]) -> str:
+    read_only = ", read-only" if seen["readOnly"] else ""
+    lines = [seen["name"], f"  {seen['state']} at {seen['mountpoint']}{read_only}, from {seen['location']}"]
+    lines.append(f"  via {seen['via']['transport']}: {seen['via']['why']}")
+    if seen.get("trouble"):
+        lines.append(f"  trouble: {seen['trouble']}")
+    if words := storage_words(seen):
+        lines.append(f"  {words}")
+    cache = seen.get("cache", {})
+    if "limit" in cache:
+        hits, asked = cache.get("hits", 0), cache.get("hits", 0) + cache.get("misses", 0)
+        answered = f", {hits / asked:.0%} of reads came from it" if asked else ""
+        lines.append(f"  cache: {format_size(cache['bytes'])} of {format_size(cache['limit'])}{answered}")
+    if dirty := seen["dirty"]:
+        size = sum(each["bytes"] for each in dirty if isinstance(each.get("bytes"), int))
+        failed = sum(1 for each in dirty if each.get("error"))
+        lines.append(f"  not uploaded: {len(dirty):,} files, {format_size(size)}; {failed:,} failed")
+    if seen.get("unfinished"):
+        lines.append(f"  renames begun and not ended: {len(seen['unfinished'])}")
+    return "\n".join(map(_line, lines)) + "\n"
+
+
+def _line(text: str) -> str:
+    return text[: len(text) - len(text.lstrip())] + one_line(text)
 
 
 _NO_FACTS = ("dirty", "name", "requests", "latency", "store")
@@ -99,12 +131,13 @@ def _counts(by_class: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in by_class.items())
 
 
-def _print_dirty(seen: Mapping[str, Any]) -> None:
+def _print_dirty(seen: Mapping[str, Any], most: int | None) -> None:
+    """The first `most` of them, None: all."""
     if not seen["dirty"]:
         return
     sys.stdout.write(f"\nnot uploaded yet, {seen['name']} at {seen['mountpoint']}:\n")
     rows = []
-    for each in seen["dirty"]:
+    for each in seen["dirty"][:most]:
         size = each.get("bytes")
         rows.append(
             [
@@ -115,6 +148,8 @@ def _print_dirty(seen: Mapping[str, Any]) -> None:
             ]
         )
     print_columns(("FILE", "SIZE", "AGE", "STATE"), rows)
+    if len(seen["dirty"]) > len(rows):
+        sys.stdout.write(f"and {len(seen['dirty']) - len(rows):,} more (-v shows all)\n")
 
 
 def _age(since: object) -> str:

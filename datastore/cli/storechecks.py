@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 
-from datastore.api.mountspec import S3Location
+from datastore.api.source import S3Location
 from datastore.cli.exitcodes import exit_code_for
 from datastore.cli.findings import Finding, bad, ok, warn
 from datastore.errors import (
@@ -20,19 +20,28 @@ from datastore.errors import (
     CredentialsInvalid,
     DatastoreError,
     DeadlineExceeded,
+    ObjectLocked,
     StoreError,
     Unreachable,
+    Unsupported,
     WrongRegion,
 )
 from datastore.fuse.store.base import ObjectStore, WriteOptions
 from datastore.fuse.store.s3 import open_s3, probe
+from datastore.units import format_roughly
 
 PROBE_DEADLINE_S = 5.0
 MAX_SKEW_S = 60.0
 """Servers refuse 15 minutes; a minute already makes times of files misleading."""
 OBJECT_NAME = ".datastore-doctor-"
 
+_LOCKED = (
+    "the bucket has object lock: what that keeps can't be replaced or removed, such calls fail with EPERM; nothing is "
+    "written to try"
+)
+_LOCK_ADVICE = "mount it readOnly, or use a bucket without object lock"
 _ADVICE: dict[type[StoreError], str] = {
+    ObjectLocked: _LOCK_ADVICE,
     CredentialsInvalid: "check the Secret, or `aws configure list` for the default chain",
     AccessDenied: "ask for s3:ListBucket, GetObject, PutObject and DeleteObject on this bucket and prefix",
     ClockSkew: "set this machine's clock: timedatectl set-ntp true",
@@ -68,6 +77,9 @@ def _check_writes(name: str, location: S3Location) -> Iterator[Finding]:
     action = "open"
     try:
         with closing(open_s3(location)) as store:
+            if _is_locked(store):
+                yield warn(name, _LOCKED, _LOCK_ADVICE)
+                return
             action = "put"
             store.put(key, b"written by datastore doctor; remove it\n", WriteOptions())
             action = "head"
@@ -83,6 +95,14 @@ def _check_writes(name: str, location: S3Location) -> Iterator[Finding]:
     yield skew
 
 
+def _is_locked(store: ObjectStore) -> bool:
+    """No where these keys may not ask."""
+    try:
+        return store.has_object_lock()
+    except (AccessDenied, Unsupported):
+        return False
+
+
 def check_skew(name: str, store: ObjectStore, key: str) -> Finding:
     """How far our clock is from the server's, to about a second."""
     before = time.time()
@@ -90,7 +110,8 @@ def check_skew(name: str, store: ObjectStore, key: str) -> Finding:
     if not server_s:
         return ok(name, "the server does not tell its time")
     skew_s = (before + time.time()) / 2 - server_s
-    text = f"this machine's clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} the server's"
+    side = "ahead of" if skew_s > 0 else "behind"
+    text = f"this machine's clock is {format_roughly(skew_s)} {side} the server's"
     return warn(name, text, _ADVICE[ClockSkew]) if abs(skew_s) > MAX_SKEW_S else ok(name, text)
 
 

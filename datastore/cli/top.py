@@ -19,8 +19,8 @@ from datastore.cli.arguments import Output
 from datastore.cli.console import Format, one_line, print_columns, print_json
 from datastore.cli.inspection import inspect
 from datastore.cli.rates import COLUMNS, cells, rates
-from datastore.cli.records import all_records
-from datastore.cli.signals import SignalWatch, watching
+from datastore.mounting.records import all_records
+from datastore.mounting.signals import SignalWatch, watching
 
 _RIGHT = {"OPS/s", "READ/s", "WRITE/s", "HITS", "ERRORS", "P50", "P99", "RSS"}
 

@@ -2,39 +2,78 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
 import typer
 
-from datastore.cli import lifecycle, mounttable
-from datastore.cli.arguments import Target
-from datastore.cli.console import note
-from datastore.cli.directory import real_path
-from datastore.cli.inspection import find
-from datastore.cli.records import all_records
-from datastore.cli.signals import watching
+from datastore import beneath
+from datastore.cli.console import fail, note
+from datastore.cli.exitcodes import ExitCode, exit_code_for
+from datastore.cli.inspection import complete_mounted, find
+from datastore.errors import DatastoreError
 from datastore.mountinfo import FSTYPE
+from datastore.mounting import lifecycle, mounttable
+from datastore.mounting.directory import real_path
+from datastore.mounting.records import MountRecord, all_records
+from datastore.mounting.signals import Interrupted, SignalWatch, watching
 from datastore.units import parse_duration
 
 
 def umount_command(
-    target: Target,
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="DIR|NAME", help="Directory or name of a mounted Datastore.", autocompletion=complete_mounted
+        ),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Every mount of this user.")] = False,
     force: Annotated[
         bool, typer.Option("--force", "-f", help="Unmount at once; what can't be uploaded is kept on disk.")
     ] = False,
-    timeout: Annotated[str, typer.Option("--timeout", help="Longest wait for uploads, e.g. 30s, 1h.")] = "10m",
+    timeout: Annotated[
+        str,
+        typer.Option("--timeout", help="Longest wait for uploads, e.g. 30s, 1h. Default: 10m, with --force 10s."),
+    ] = "",
 ) -> None:
     """Upload what is left and unmount. Exit code 6: changes remain; they are kept and uploaded at the next mount."""
+    if (target is None) != everything:
+        raise typer.BadParameter("name one mount, or all with --all", param_hint="DIR|NAME")
     try:
-        timeout_s = parse_duration(timeout)
+        timeout_s = parse_duration(timeout) if timeout else None
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--timeout") from error
+    if target is None:
+        raise typer.Exit(_unmount_all(force, timeout_s))
     if force and _detached_orphan(target):
         return
     record = find(target)
     with watching() as watch:
-        lifecycle.unmount(record, watch, force=force, timeout_s=timeout_s)
+        _unmount(record, watch, force, timeout_s)
+
+
+def _unmount(record: MountRecord, watch: SignalWatch, force: bool, timeout_s: float | None) -> None:
+    lifecycle.unmount(record, watch, force=force, timeout_s=timeout_s, say=note)
     note(f"{record.name} is unmounted from {record.mountpoint}")
+
+
+def _unmount_all(force: bool, timeout_s: float | None) -> ExitCode:
+    """One after the other, within timeout_s together. The code of the first that failed; each is said."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    code = ExitCode.OK
+    with watching() as watch:
+        for record in all_records():
+            if record.ended:
+                continue  # only what it could not upload is left of it
+            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                _unmount(record, watch, force, left_s)
+            except DatastoreError as error:
+                fail(str(error))
+                code = code or exit_code_for(error)
+            if (signum := watch.take()) is not None:
+                raise Interrupted(signum)
+    return code
 
 
 def _detached_orphan(target: str) -> bool:
@@ -43,6 +82,7 @@ def _detached_orphan(target: str) -> bool:
     at = mounttable.mounted_at(path)
     if at is None or at.fstype != FSTYPE or any(each.mountpoint == path for each in all_records()):
         return False
-    mounttable.detach(path)
-    note(f"{path} is unmounted; no record of this mount was found")
+    mounttable.end_dead(path)
+    freed = beneath.free(path)
+    note(f"{path} is unmounted; no record of this mount was found{', and it can be written again' if freed else ''}")
     return True

@@ -13,9 +13,9 @@ from datastore import controlclient
 from datastore.cli.arguments import Target
 from datastore.cli.console import diagnostics, note
 from datastore.cli.inspection import containing, find
-from datastore.cli.records import MountRecord
-from datastore.cli.signals import Interrupted, watching
 from datastore.errors import DatastoreError, error_named
+from datastore.mounting.records import MountRecord
+from datastore.mounting.signals import Interrupted, watching
 from datastore.units import format_size
 
 SILENCE_TIMEOUT_S = 900.0
@@ -28,8 +28,8 @@ def warm_command(
 ) -> None:
     """Fetch a mounted Datastore, or a part of it, into the cache."""
     record, inner = _locate(target, path)
-    if record.bind:
-        raise DatastoreError(f"{record.mountpoint} is a local directory, there is nothing to fetch")
+    if record.in_kernel:
+        raise DatastoreError(f"{record.mountpoint} is served by the kernel alone, there is nothing to fetch")
     started = time.monotonic()
     last = _follow(record, inner)
     files, size = _number(last, "done_files"), format_size(_number(last, "done_bytes"))

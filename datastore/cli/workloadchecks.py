@@ -7,14 +7,15 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from datastore.api.names import PODS_OF
+from datastore.api.resources import DAEMONSETS, DEPLOYMENTS, PODS, Resource
 from datastore.cli.findings import Finding, bad, ok, warn
-from datastore.cli.kubectl import EVERYWHERE, Forbidden
-from datastore.errors import DatastoreError
+from datastore.errors import AccessDenied, DatastoreError
+from datastore.kubeclient import EVERYWHERE
 from datastore.units import format_size
 
 WORKLOADS = {
     "controller": "deployment/datastore-controller",
-    "keeper": "daemonset/datastore-keeper",
+    "mount-daemon": "daemonset/datastore-mount-daemon",
     "node": "daemonset/datastore-node",
 }
 SHOWN = 3
@@ -22,26 +23,31 @@ _SAMPLE = re.compile(r'^(\w+)\{volume="([^"]*)"\} (\S+)$', re.MULTILINE)
 
 
 class Cluster(Protocol):
-    """What is asked of the cluster; datastore.cli.kubectl.Kubectl."""
+    """What is asked of the cluster; see datastore.kubeclient.KubeClient."""
 
-    def get(self, kind: str, name: str = "", *, selector: str = "", namespace: str | None = None) -> Any:
-        """An object or None; without a name a list."""
+    def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> Any:
+        """An object or None."""
         ...
 
-    def raw(self, path: str) -> str:
-        """The answer to a GET of the API server."""
+    def list(self, resource: Resource, *, namespace: str | None = None, selector: str = "") -> list[Any]:
+        """All objects, or those that the selector fits."""
+        ...
+
+    def text(self, path: str) -> str:
+        """The answer to a GET of this path."""
         ...
 
 
 def pods_of(cluster: Cluster, component: str) -> list[Any]:
     """In whatever namespace it was installed."""
-    return list(cluster.get("pods", selector=f"{PODS_OF}{component}", namespace=EVERYWHERE))
+    return cluster.list(PODS, selector=f"{PODS_OF}{component}", namespace=EVERYWHERE)
 
 
 def missing(cluster: Cluster, component: str) -> Finding:
     """Why no pod of it runs, as far as the workload tells."""
     what = WORKLOADS[component]
-    found = cluster.get(what.partition("/")[0] + "s", selector=f"{PODS_OF}{component}", namespace=EVERYWHERE)
+    kind = DEPLOYMENTS if what.startswith("deployment/") else DAEMONSETS
+    found = cluster.list(kind, selector=f"{PODS_OF}{component}", namespace=EVERYWHERE)
     if not found:
         return bad(component, f"{what} is not installed", "kubectl apply -k manifests/")
     namespace = found[0]["metadata"].get("namespace", "")
@@ -80,28 +86,28 @@ def on_nodes(cluster: Cluster, component: str, pods: list[Any], nodes: Iterable[
         yield ok(component, f"{len(pods)} of {len(pods)} pods are ready")
 
 
-def mount(cluster: Cluster, handle: str, node: str, keepers: list[Any], plugins: list[Any]) -> Iterator[Finding]:
-    """One volume on a node on which pods run with it, as keeper and node plugin tell it to Prometheus."""
-    keeper = next(pod for pod in keepers if node_of(pod) == node)
+def mount(cluster: Cluster, handle: str, node: str, daemons: list[Any], plugins: list[Any]) -> Iterator[Finding]:
+    """One volume on a node on which pods run with it, as mount daemon and node plugin tell it to Prometheus."""
+    daemon = next(pod for pod in daemons if node_of(pod) == node)
     plugin = next(pod for pod in plugins if node_of(pod) == node)
     try:
-        told = {**_numbers(cluster, plugin, handle), **_numbers(cluster, keeper, handle)}
-    except Forbidden as error:
+        told = {**_numbers(cluster, plugin, handle), **_numbers(cluster, daemon, handle)}
+    except AccessDenied as error:
         yield warn("mount", f"{node} could not be asked: {error}", "needs the right to get pods/proxy there")
         return
     except DatastoreError as error:
-        yield bad("mount", f"{node} does not answer: {error}", _look_at(keeper))
+        yield bad("mount", f"{node} does not answer: {error}", _look_at(daemon))
         return
     if told.get("datastore_csi_volume_mounted") == 0 or "datastore_mount_up" not in told:
         todo = "delete these pods: the next ones get a new mount, with what was written"
         yield bad("mount", f"{node} has lost the mount that pods run with", todo)
     elif told["datastore_mount_up"] == 0:
-        todo = f"it is replaced by itself within seconds; if it stays so: {_look_at(keeper)}"
+        todo = f"it is replaced by itself within seconds; if it stays so: {_look_at(daemon)}"
         yield bad("mount", f"the mount's server on {node} does not answer", todo)
     elif unsent := int(told.get("datastore_mount_unsent_files", 0)):
         size = format_size(int(told.get("datastore_mount_unsent_bytes", 0)))
         text = f"the mount's server on {node} answers; {unsent} files ({size}) are not in the storage yet"
-        yield warn("mount", text, f"if it stays so: {_look_at(keeper)}; keep the node until they are sent")
+        yield warn("mount", text, f"if it stays so: {_look_at(daemon)}; keep the node until they are sent")
     else:
         yield ok("mount", f"the mount's server on {node} answers")
 
@@ -111,7 +117,7 @@ def _numbers(cluster: Cluster, pod: Any, handle: str) -> dict[str, float]:
     ports = [port for each in pod["spec"].get("containers", []) for port in each.get("ports", [])]
     port = next((each["containerPort"] for each in ports if each.get("name") == "http"), "")
     where = f"{pod['metadata'].get('namespace', '')}/pods/{pod['metadata']['name']}:{port}"
-    text = cluster.raw(f"/api/v1/namespaces/{where}/proxy/metrics")
+    text = cluster.text(f"/api/v1/namespaces/{where}/proxy/metrics")
     return {name: float(value) for name, volume, value in _SAMPLE.findall(text) if volume == handle}
 
 

@@ -1,18 +1,17 @@
-"""`python -m datastore.controller`: settings from the command line and the environment, then run."""
+"""`python -m datastore.controller`: the controller of Datastores, with its command line and environment."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import logging
 import os
-import signal
 from collections.abc import Sequence
+from functools import partial
 
-from datastore import logs
-from datastore.api import endpoints
-from datastore.controller.operator import Operator
-from datastore.controller.settings import Settings
+from datastore.api.endpoints import policy_from
+from datastore.api.names import MANAGER
+from datastore.controller.datastores.kind import DatastoreKind
+from datastore.controller.datastores.settings import Settings
+from datastore.controller.runtime import process
 from datastore.units import parse_duration
 
 _DEFAULTS = Settings()
@@ -21,35 +20,14 @@ _DEFAULTS = Settings()
 def main(argv: Sequence[str] | None = None) -> None:
     """Run until SIGTERM or SIGINT."""
     given = _arguments().parse_args(argv)
-    logs.setup(logging.DEBUG if given.verbose else logging.INFO)
-    # kopf tells every event of every object at INFO and DEBUG.
-    logging.getLogger("kopf").setLevel(logging.WARNING)
-    asyncio.run(_run(_settings(given)))
-
-
-async def _run(settings: Settings) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    await Operator(settings).run(stop)
+    settings = _settings(given)
+    process.run(settings, MANAGER, partial(DatastoreKind, settings), verbose=given.verbose)
 
 
 def _arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m datastore.controller", description="The Datastore controller.")
+    parser = process.arguments("datastore.controller", "Datastores", _DEFAULTS)
     add = parser.add_argument
-    add(
-        "--namespace",
-        action="append",
-        default=[],
-        dest="namespaces",
-        help="serve only this one and its own; repeatable (also: NAMESPACES=a,b)",
-    )
-    add("--peering", default="", help="name of the ClusterKopfPeering that the replicas share")
-    add("--priority", type=int, help="of this replica; left out: by its identity, so that each has another")
-    add("--workers", type=int, default=_DEFAULTS.workers, help="Datastores worked on at once")
     add("--check", type=parse_duration, default=_DEFAULTS.check_s, help="how often a working backend is looked at")
-    add("--heartbeat", type=parse_duration, default=_DEFAULTS.heartbeat_s, help="how often the watch is tried")
     add("--allow-local", action="append", default=[], metavar="DIR", help="a directory spec.local may name; repeatable")
     add("--ambient-credentials", action="store_true", help="lend our identity to Datastores without a Secret")
     add(
@@ -63,8 +41,23 @@ def _arguments() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="PATTERN",
-        help="an endpoint that users may name, e.g. https://*.example.org; repeatable; none: all but link-local ones"
-        f" (also: {endpoints.ENVIRONMENT}=a,b, which the node plugin reads as well)",
+        help="an endpoint that users may name, e.g. https://*.example.org; repeatable; none: all"
+        " (also: ALLOW_ENDPOINTS=a,b, which the node plugin reads as well)",
+    )
+    add(
+        "--allow-range",
+        action="append",
+        default=[],
+        metavar="RANGE",
+        help="addresses that users' endpoints may lead to, e.g. 10.1.0.0/16; repeatable; none: no private ones"
+        " (also: ALLOW_RANGES=a,b, which the node plugin reads as well)",
+    )
+    add(
+        "--deny-range",
+        action="append",
+        default=[],
+        metavar="RANGE",
+        help="addresses that they may not lead to, e.g. those of pods and services; repeatable (also: DENY_RANGES=a,b)",
     )
     add(
         "--probe-claims",
@@ -73,37 +66,20 @@ def _arguments() -> argparse.ArgumentParser:
         help="make pods that try a claim's volume, where spec.claim.probe asks (also: PROBE_CLAIMS=true)",
     )
     add("--probe-image", default="", help="their image; left out: the controller's own")
-    add("--port", type=int, default=_DEFAULTS.port, help="of /livez, /readyz and /metrics")
-    add("--verbose", action="store_true", help="log every step")
     return parser
 
 
 def _settings(given: argparse.Namespace) -> Settings:
-    identity = os.environ.get("POD_NAME") or f"{_DEFAULTS.identity}-{os.getpid()}"
-    namespaces = tuple(given.namespaces) or tuple(os.environ.get("NAMESPACES", "").replace(",", " ").split())
     return Settings(
-        namespaces=namespaces,
-        namespace=os.environ.get("POD_NAMESPACE") or _DEFAULTS.namespace,
-        identity=identity,
-        # kopf's peerings of single namespaces would be one more object in each: there one replica works.
-        peering="" if namespaces else given.peering,
-        priority=_priority(identity) if given.priority is None else given.priority,
-        workers=given.workers,
+        **process.runtime_settings(given, _DEFAULTS),
         check_s=given.check,
-        heartbeat_s=given.heartbeat,
         local_paths=frozenset(given.allow_local),
         ambient_credentials=given.ambient_credentials,
         watch_secrets=given.watch_secrets,
-        endpoints=(*given.allow_endpoint, *endpoints.listed(os.environ.get(endpoints.ENVIRONMENT, ""))),
+        policy=policy_from(os.environ, given.allow_endpoint, given.allow_range, given.deny_range),
         probe_claims=given.probe_claims,
         probe_image=given.probe_image,
-        port=given.port,
     )
-
-
-def _priority(identity: str) -> int:
-    """kopf pauses all peers of one priority, so each replica has another: from its name."""
-    return int.from_bytes(identity.encode()[-6:], "big") % 1_000_000
 
 
 if __name__ == "__main__":

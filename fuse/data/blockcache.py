@@ -1,4 +1,4 @@
-"""On-disk cache of object versions, keyed by (store, key, etag, size), shared by all mounts of one user.
+"""On-disk cache of object versions, keyed by (store, credentials, key, etag, size), shared by all mounts of one user.
 
 Caching is a favour: no method raises OSError or CacheCorrupt. A version that can't be read, fails its checksum or was
 evicted is "not held"; one that can't be written (disk full, broken, busy) is "not kept", and writing pauses for
@@ -23,14 +23,14 @@ import shutil
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
 from datastore.errors import CacheCorrupt
 
-from ..store.base import Body
+from ..store.base import Body, ObjectVersion
 from .blockfile import (
     BLOCK_BYTES,
     BlockFile,
@@ -44,7 +44,6 @@ from .blockfile import (
     store_whole,
 )
 from .cachespace import CacheSpace
-from .version import ObjectVersion
 
 OPEN_FILES = 128
 """Versions kept open, two descriptors each: a quarter of the usual limit of 1,024."""
@@ -58,7 +57,7 @@ CREDIT_BYTES = 16 << 20
 """Room is reserved in advance, so that not every small file waits for the other processes; at most 1/256 of the limit,
 by which each other process may exceed it after an eviction. What is not used stays counted until the next one."""
 INLINE_VERIFY_BYTES = 4 << 20
-"""The most that lend() checks by itself: about 2 ms."""
+"""The most that open_for_passthrough() checks by itself: about 2 ms."""
 
 
 class _Place(NamedTuple):
@@ -75,7 +74,7 @@ class BlockCache:
     def __init__(
         self, directory: Path, size_bytes: int, namespace: str, *, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        """directory: made when needed, readable by its owner only. namespace: names endpoint and bucket.
+        """directory: made when needed, readable by its owner only. namespace: names endpoint, bucket and credentials.
 
         Touches no disk beyond reading the kernel's boot id.
         """
@@ -129,10 +128,11 @@ class BlockCache:
             fresh = 0 if entry is None else entry.fresh_bytes(offset, offset + len(body))
             if fresh and not self._reserve(fresh):
                 return False
-            if fresh and entry is not None and entry.unlinked:  # it was itself what had to make room
-                entry = self._create(version)
-            if entry is not None:
-                entry.write(offset, body)
+            with self._given_back(fresh):
+                if fresh and entry is not None and entry.unlinked:  # it was itself what had to make room
+                    entry = self._create(version)
+                if entry is not None:
+                    entry.write(offset, body)
             return entry is not None
         return False
 
@@ -148,10 +148,10 @@ class BlockCache:
             return self._adopt(version, path, keep=keep)
         return False
 
-    def lend(self, version: ObjectVersion) -> int | None:
+    def open_for_passthrough(self, version: ObjectVersion) -> int | None:
         """A descriptor to read and write a wholly held, checked version, the caller's; one at a time in all processes.
 
-        Who writes to it has to drop the version before. It is lent for as long as anybody, the kernel too, has the
+        Who writes to it has to drop the version before. It is in use for as long as anybody, the kernel too, has the
         descriptor or a copy. None also for a large version that this process has not checked yet and that has no valid
         seal: see verify().
         """
@@ -188,11 +188,29 @@ class BlockCache:
             self._space.remove(self._place(version).data_path)
 
     def usage(self) -> tuple[int, int]:
-        """(bytes on disk, limit in bytes); 0 bytes when the directory can't be read."""
+        """(bytes on disk, bytes that it may take there); 0 bytes when the directory can't be read.
+
+        The second is the limit, or less where the disk has no room for that.
+        """
         try:
-            return self._space.used_bytes(), self._space.limit_bytes
+            used = self._space.used_bytes()
+            return used, max(used, self._space.room_bytes(used))
         except OSError:
             return 0, self._space.limit_bytes
+
+    def resize(self, limit_bytes: int) -> None:
+        """Another limit; what is over it goes now."""
+        self._space.limit_bytes = limit_bytes
+        if self.usage()[0] > limit_bytes:
+            self.make_room(0)
+
+    def recount(self) -> None:
+        """Have usage() say what is on the disk, after much that did not fit; what is over the limit goes."""
+        with self._lock:
+            self._credit_bytes = 0
+        with contextlib.suppress(OSError):
+            self._space.recount()
+        self.resize(self._space.limit_bytes)
 
     def make_room(self, size_bytes: int) -> int:
         """Evict what was used longest ago until `size_bytes` fit beside the rest; bytes freed."""
@@ -288,7 +306,25 @@ class BlockCache:
         if self._space.reserve(size_bytes):
             return True
         self.make_room(size_bytes)
-        return self._space.reserve(size_bytes)
+        if self._space.reserve(size_bytes):
+            return True
+        if self.usage()[1] < self._space.limit_bytes:  # the disk is full of others' files, and will be for some time
+            self._off_until_s = self._monotonic() + PAUSE_S
+        return False
+
+    @contextlib.contextmanager
+    def _given_back(self, size_bytes: int) -> Iterator[None]:
+        """What was reserved for the block is not taken when the disk fails, so that the count never outgrows the disk.
+
+        What a failing write left of whole blocks counts again from the next eviction on.
+        """
+        try:
+            yield
+        except FileExistsError:
+            raise
+        except OSError:
+            self._space.reserve(-size_bytes)
+            raise
 
     def _store(self, version: ObjectVersion, body: memoryview) -> bool:
         """Put a whole small version in place; whether there was room. OSError."""
@@ -300,10 +336,12 @@ class BlockCache:
         joined = partial(store_joined, place.sidecar_path, place.identity, body)
         store = joined if version.size <= BLOCK_BYTES else partial(store_whole, *place, body)
         try:
-            store()
-        except FileNotFoundError:
-            self._space.make_directory(place.data_path)
-            store()
+            with self._given_back(taken_bytes):
+                try:
+                    store()
+                except FileNotFoundError:
+                    self._space.make_directory(place.data_path)
+                    store()
         except FileExistsError:
             if self._find(version) is not None:
                 return self._space.reserve(-taken_bytes)
@@ -316,15 +354,17 @@ class BlockCache:
         """The entry, with new files unless another process was quicker; None: no room. OSError, CacheCorrupt."""
         self._let_go(version)
         place = self._place(version)
-        if not self._reserve(page_rounded(place.identity.sidecar_bytes)):
+        taken_bytes = page_rounded(place.identity.sidecar_bytes)
+        if not self._reserve(taken_bytes):
             return None
-        self._space.make_directory(place.data_path)
-        with self._space.exclusive():
-            try:
-                entry = BlockFile(*place)
-            except (FileNotFoundError, CacheCorrupt):
-                create_files(*place)
-                entry = BlockFile(*place)
+        with self._given_back(taken_bytes):
+            self._space.make_directory(place.data_path)
+            with self._space.exclusive():
+                try:
+                    entry = BlockFile(*place)
+                except (FileNotFoundError, CacheCorrupt):
+                    create_files(*place)
+                    entry = BlockFile(*place)
         entry.touched_s = self._monotonic()
         return self._remember(version, entry)
 

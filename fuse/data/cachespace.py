@@ -12,12 +12,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from datastore import cacheusage
 
 from .scattering import scatter
 
@@ -26,7 +27,10 @@ LOCK_WAIT_S = 2.0
 DROP_WAIT_S = 0.1
 """What the loop thread may wait, which finds a broken file now and then."""
 _LOCK_POLL_S = 0.001
-_COUNT = struct.Struct("<q")
+_COUNT = cacheusage.COUNT
+KEEP_FREE_BYTES = 1 << 30
+"""Left on the disk for everything else, the bytes among it that are not uploaded yet; of a small disk a fiftieth."""
+_KEEP_FREE_SHARE = 50
 _LOW_WATER = (7, 8)
 """Eviction goes down to 7/8 of the limit, so that a scan of the directory pays for many writes."""
 
@@ -49,15 +53,11 @@ class CacheSpace:
     """INVARIANT: what reserve() granted and eviction did not find gone is counted in `usage`."""
 
     def __init__(self, directory: Path, limit_bytes: int, sleep: Callable[[float], None] = time.sleep) -> None:
+        """limit_bytes: the most that all files together may take; it may be changed at any time."""
         self._directory = directory
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._sleep = sleep
         self._threads = threading.Lock()
-
-    @property
-    def limit_bytes(self) -> int:
-        """The most that all files together may take."""
-        return self._limit_bytes
 
     def place(self, stem: str) -> str:
         """The path of a stem's files, without suffix; spread over 256 directories."""
@@ -79,14 +79,25 @@ class CacheSpace:
         with self.exclusive() as fd:
             return self._load(fd)
 
+    def room_bytes(self, used_bytes: int) -> int:
+        """The most that all files may take now: the limit, or less where the disk has little left. OSError."""
+        disk = os.statvfs(self._directory)
+        spare = min(KEEP_FREE_BYTES, disk.f_blocks * disk.f_frsize // _KEEP_FREE_SHARE)
+        return min(self.limit_bytes, used_bytes + disk.f_bavail * disk.f_frsize - spare)
+
     def reserve(self, size_bytes: int) -> bool:
         """Count `size_bytes` as taken; False when there is no room. CacheBusyError, OSError."""
         with self.exclusive() as fd:
             used = self._load(fd)
-            if used + size_bytes > self._limit_bytes:
+            if size_bytes > 0 and used + size_bytes > self.room_bytes(used):
                 return False
             os.pwrite(fd, _COUNT.pack(used + size_bytes), 0)
             return True
+
+    def recount(self) -> None:
+        """Count the files anew: threads whose writes failed while others evicted leave the count wrong. OSError."""
+        with self.exclusive() as fd:
+            os.pwrite(fd, _COUNT.pack(sum(one.size_bytes for one in self._scan().values())), 0)
 
     def evict(self, wanted_bytes: int) -> int:
         """Unlink what was used longest ago until `wanted_bytes` fit; bytes freed, 0 while another process is at it."""
@@ -129,7 +140,8 @@ class CacheSpace:
         before = self.used_bytes()
         stored = sorted(self._scan().values(), key=lambda one: one.used_ns)
         held = sum(one.size_bytes for one in stored)
-        aim = max(0, min(self._limit_bytes * _LOW_WATER[0] // _LOW_WATER[1], self._limit_bytes - wanted_bytes))
+        room = self.room_bytes(held)
+        aim = max(0, min(room * _LOW_WATER[0] // _LOW_WATER[1], room - wanted_bytes))
         freed = 0
         for one in stored:
             if held - freed <= aim:
@@ -151,7 +163,7 @@ class CacheSpace:
         return found
 
     def _open_usage(self) -> int:
-        path, flags = self._directory / "usage", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        path, flags = self._directory / cacheusage.NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             return os.open(path, flags, 0o600)
         except FileNotFoundError:
@@ -168,9 +180,9 @@ class CacheSpace:
 
     def _load(self, fd: int) -> int:
         """The figure; counted from the files when it was lost. Call inside exclusive()."""
-        noted = os.pread(fd, _COUNT.size, 0)
-        if len(noted) == _COUNT.size:
-            return max(0, int(_COUNT.unpack(noted)[0]))
+        noted = cacheusage.parsed(os.pread(fd, _COUNT.size, 0))
+        if noted is not None:
+            return noted
         used = sum(one.size_bytes for one in self._scan().values())
         os.pwrite(fd, _COUNT.pack(used), 0)
         return used

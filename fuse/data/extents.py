@@ -87,7 +87,7 @@ class Extents:
 
     def clear(self) -> None:
         """Take out everything."""
-        self._replace(0, len(self._starts), [])
+        self._starts, self._stops, self._total = [], [], 0
 
     def copy(self) -> Extents:
         """An independent equal set."""

@@ -15,8 +15,7 @@ from itertools import pairwise
 
 from datastore.errors import DeadlineExceeded
 
-from ..store.base import Body
-from .version import ObjectVersion
+from ..store.base import Body, ObjectVersion
 
 
 class Piece:

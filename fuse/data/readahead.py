@@ -1,10 +1,9 @@
 """What to fetch beside what was asked for, for one open file. Pure: reads in, ranges out; not safe for threads.
 
-Sequential, strided and random readers are told apart by where each read begins:
+Sequential and random readers are told apart by where each read begins:
  - sequential: near the end of the furthest read (the kernel's own readahead sends requests out of order, so "near" is
    two request sizes to either side). The window doubles from first_bytes to max_bytes, each time the reader has used
    half.
- - strided: the same distance from the previous read three times running; the next few strides are fetched.
  - random: anything else; the window closes. The first read of a block gets only the wanted pages, so that few bytes
    are waited for; the second one gets whole blocks, which the disk cache can keep.
 """
@@ -51,8 +50,6 @@ class WindowSettings:
     """Largest window: 10 Gbit/s times 25 ms to the first byte is 31 MB, and it is filled up when half of it is used."""
     max_range_bytes: int = 8 * MIB
     """Largest single range: long enough to amortise a request; its beginning is there long before its end."""
-    strides: int = 8
-    """Ranges fetched ahead of a strided reader."""
 
 
 class ReadAhead:
@@ -61,10 +58,7 @@ class ReadAhead:
     INVARIANT: _ahead_until is aligned or the object's size; window_bytes is 0 or between first_bytes and max_bytes.
     """
 
-    __slots__ = (
-        "_ahead_until", "_head", "_previous", "_repeats", "_run", "_settings", "_size", "_stride", "_touched",
-        "window_bytes",
-    )  # fmt: skip
+    __slots__ = ("_ahead_until", "_head", "_run", "_settings", "_size", "_touched", "window_bytes")
 
     def __init__(self, size: int, settings: WindowSettings | None = None) -> None:
         """size: of the object, bytes."""
@@ -77,22 +71,18 @@ class ReadAhead:
         """The end of what was called for in the present run."""
         self._run = RUN_READS
         """Reads since the last jump; a reader that begins at the start of the file is taken to go on."""
-        self._previous = -1
-        self._stride = 0
-        self._repeats = 0
         self._touched: set[int] = set()
         """Blocks of which only a part was fetched."""
 
     def plan(self, offset: int, size: int) -> Plan:
         """What to fetch for a read of [offset, offset + size), with 0 <= offset < the object's size and size > 0."""
         stop = min(offset + size, self._size)
-        self._note_stride(offset)
         if self.near(offset, size):
             return self._sequential(offset, stop)
         self._run = self.window_bytes = 0
         self._head = stop
         self._ahead_until = self._up(stop)
-        return Plan(self._jumped(offset, stop), self._strided(offset, stop))
+        return Plan(self._jumped(offset, stop))
 
     def near(self, offset: int, size: int) -> bool:
         """Whether such a read would go on where the furthest one ended."""
@@ -102,19 +92,12 @@ class ReadAhead:
         """For a read elsewhere: what is known of jumps goes on, the present run stays here."""
         other = ReadAhead(self._size, self._settings)
         other._head, other._ahead_until, other._run = self._head, self._ahead_until, 0
-        other._previous, other._stride, other._repeats = self._previous, self._stride, self._repeats
         other._touched = self._touched
         return other
 
     def retract(self, start: int) -> None:
         """What was called for ahead from `start` on was not begun: call for it again."""
         self._ahead_until = min(self._ahead_until, start)
-
-    def _note_stride(self, offset: int) -> None:
-        stride = offset - self._previous
-        self._repeats = self._repeats + 1 if self._previous >= 0 and stride == self._stride else 0
-        self._stride = stride
-        self._previous = offset
 
     def _jumped(self, offset: int, stop: int) -> Span:
         """What to fetch for a read that follows no other."""
@@ -126,17 +109,6 @@ class ReadAhead:
             self._touched.clear()
         self._touched.add(block)
         return Span(offset // PAGE * PAGE, min(self._size, -(-stop // PAGE) * PAGE))
-
-    def _strided(self, offset: int, stop: int) -> tuple[Span, ...]:
-        if self._repeats < 2 or self._stride == 0:
-            return ()
-        spans = []
-        for step in range(1, self._settings.strides + 1):
-            start = offset + step * self._stride
-            if not 0 <= start < self._size:
-                break
-            spans.append(Span(self._down(start), self._up(start + stop - offset)))
-        return tuple(spans)
 
     def _sequential(self, offset: int, stop: int) -> Plan:
         settings = self._settings

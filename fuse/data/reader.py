@@ -21,14 +21,13 @@ from datastore.errors import CorruptBody, DeadlineExceeded, PreconditionFailed, 
 from datastore.retry import carried, current_call
 
 from ..ops import Blocking
-from ..store.base import Body, ByteRange, ObjectInfo, ObjectStore
+from ..store.base import Body, ByteRange, ObjectInfo, ObjectStore, ObjectVersion
 from .assembly import Assembly, runs
 from .blockcache import BlockCache
 from .counts import ReadCounts
 from .keeping import Keeping
 from .pieces import Piece, PieceTable, cut
 from .readahead import Readers, Span, WindowSettings
-from .version import ObjectVersion
 
 Read = bytes | memoryview
 _BEHIND_BYTES = 8 << 20
@@ -53,6 +52,10 @@ class ReadSettings:
     window: WindowSettings = field(default_factory=WindowSettings)
 
 
+class LeftAlone(TransientStoreError):
+    """Bytes that were to be fetched ahead were not."""
+
+
 class Reader:
     """INVARIANT: a piece of the table is unclaimed only while a job for it is queued or its requester is at work."""
 
@@ -64,13 +67,13 @@ class Reader:
         *,
         memory_bytes: int = 160 << 20,
         settings: ReadSettings | None = None,
-        learn: Callable[[ObjectInfo], None] | None = None,
+        asking: Callable[[], Callable[[ObjectInfo], None]] | None = None,
     ) -> None:
         """executor: may be the one that runs the Blocking functions. memory_bytes: what is held or on its way.
 
-        learn: told what the store says of an object that is fetched whole.
+        asking: called before an object is fetched whole; gives what is told what the store says of it.
         """
-        self._learn = learn
+        self._asking = asking
         self._store = store
         self._cache = cache
         self._executor = executor
@@ -103,10 +106,10 @@ class Reader:
             offset = end
         return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
 
-    def bring(self, version: ObjectVersion, arrived: Callable[[], None], *, asked: bool) -> None:
+    def bring(self, version: ObjectVersion, arrived: Callable[[], None]) -> None:
         """Fetch a whole small version by this thread, unless it is held. arrived: called when a GET has brought it.
 
-        asked: somebody waits, so that the disk cache gets it later. Raises as ReadStream.read's function does.
+        Raises as ReadStream.read's function does.
         """
         if self.holds(version, 0, version.size):
             return
@@ -114,11 +117,55 @@ class Reader:
 
         def keep(piece: Piece) -> None:
             arrived()
-            (self._keeping.later if asked else self._keeping.now)(piece)
+            self._keeping.later(piece)
 
         self._fetch_unclaimed(pieces, keep)
         for piece in pieces:
             piece.wait(self._settings.deadline_s)
+
+    def bring_many(self, feed: Callable[[], ObjectVersion | None], arrived: Callable[[ObjectVersion], None]) -> None:
+        """Fetch whole small versions that nobody waits for yet, by this thread, until there is no other one.
+
+        arrived: called once for each, also if it did not come: who asks for it then starts anew.
+        """
+        claimed: dict[ObjectVersion, tuple[Piece, Callable[[ObjectInfo], None] | None]] = {}
+
+        def following() -> ObjectVersion | None:
+            while (version := feed()) is not None:
+                piece = None if self.holds(version, 0, version.size) else self._claimed(version)
+                if piece is not None:
+                    claimed[version] = piece, self._asking() if self._asking is not None else None
+                    return version
+                arrived(version)
+            return None
+
+        def take(version: ObjectVersion, answer: tuple[Body, ObjectInfo] | None) -> None:
+            piece, learn = claimed.pop(version)
+            if answer is None:
+                self._leave(piece)
+            else:
+                self._table.finish(piece, answer[0])
+                if learn is not None:
+                    learn(answer[1])
+            arrived(version)
+            if answer is not None:
+                self._keeping.later(piece)
+
+        try:
+            self._store.get_many(following, take)
+        finally:
+            for version, (piece, _) in claimed.items():
+                self._leave(piece)
+                arrived(version)
+
+    def _leave(self, piece: Piece) -> None:
+        """Who waits for it fetches it himself, and is told what is the matter."""
+        self._table.fail(piece, LeftAlone(f"'{piece.version.key}' was not fetched ahead", key=piece.version.key))
+
+    def _claimed(self, version: ObjectVersion) -> Piece | None:
+        """The whole version as a piece that is this thread's to fetch; None: somebody else fetches some of it."""
+        pieces, _ = self._table.request(version, 0, version.size, self._step(version))
+        return pieces[0] if len(pieces) == 1 and pieces[0].claim() else None
 
     def prefetch(self, version: ObjectVersion, progress: Callable[[int], None] | None = None) -> bool:
         """Bring the whole version into the disk cache; whether it is all there now (False: no cache, or no room).
@@ -203,6 +250,8 @@ class Reader:
         """
         try:
             return self._obtain(version, wanted, needed)
+        except LeftAlone:
+            pass
         except TransientStoreError:
             if current_call() is None:
                 raise
@@ -298,6 +347,7 @@ class Reader:
     def _get(self, version: ObjectVersion, start: int, stop: int) -> Body:
         whole = start == 0 and stop == version.size
         byte_range = None if whole else ByteRange(start, stop)
+        learn = self._asking() if whole and self._asking is not None else None
         body, answer = self._store.get(version.key, byte_range=byte_range, if_match=version.etag)
         if answer.etag and answer.etag != version.etag:  # a server that ignores If-Match
             raise PreconditionFailed(f"'{version.key}' was replaced while it was read", key=version.key)
@@ -306,8 +356,8 @@ class Reader:
                 f"bytes {start}-{stop - 1} of '{version.key}': {len(body)} bytes came instead of {stop - start}",
                 key=version.key,
             )
-        if whole and self._learn is not None:
-            self._learn(answer)
+        if learn is not None:
+            learn(answer)
         return body
 
     def _fill(
@@ -364,7 +414,7 @@ class ReadStream:
         self._closed = threading.Event()
 
     def read(self, offset: int, size: int) -> Read | Blocking[Read]:
-        """Up to `size` bytes, shorter only at the object's end: at once when held, else Blocking (interruptible).
+        """Up to `size` bytes, shorter only at the object's end: at once when held, else Blocking.
 
         The function raises as Reader.obtain does.
         """
@@ -388,7 +438,7 @@ class ReadStream:
             return body
         counts.misses += 1
         counts.miss_bytes += stop - offset
-        return Blocking(partial(self._reader.obtain, self.version, wanted, Span(offset, stop)), interruptible=True)
+        return Blocking(partial(self._reader.obtain, self.version, wanted, Span(offset, stop)))
 
     def close(self) -> None:
         """Stop reading ahead: what is queued and nobody waits for is dropped; idempotent. Reads still work."""

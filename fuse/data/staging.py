@@ -18,9 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from ..store.base import ETag, FilePart
+from ..store.base import ETag, FilePart, ObjectVersion
 from .extents import Extents
-from .version import ObjectVersion
 
 BLOCK = 4096
 _ZEROS = bytes(1 << 20)
@@ -218,25 +217,6 @@ class StagedFile:
                 self.fd = -1
         if remove:
             self.path.unlink(missing_ok=True)
-
-    def emptied(self, path: Path) -> bool:
-        """Close it, and leave it behind as an empty file of another name; False: it cannot be, and is as it was."""
-        try:
-            if os.fstat(self.fd).st_nlink != 1:  # it was removed, and is kept for those who have it open
-                return False
-            # First: whatever the journal has under the old name must never be found empty, nor with other bytes.
-            self.path.rename(path)
-        except OSError:
-            return False
-        with self._guard:
-            fd, self.fd = self.fd, -1
-        try:
-            os.ftruncate(fd, 0)
-        except OSError:
-            path.unlink(missing_ok=True)
-        finally:
-            os.close(fd)
-        return True
 
     def touch(self) -> None:
         """Only the attributes changed: the next upload takes them along."""

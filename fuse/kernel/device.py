@@ -15,6 +15,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,8 @@ DEVICE = "/dev/fuse"
 FUSE_CONF = Path("/etc/fuse.conf")
 SUBTYPE = "datastore"
 FUSERMOUNT_TIMEOUT_S = 10.0
-MS_RDONLY, MS_NOSUID, MS_NODEV = 1, 2, 4
+BUSY_RETRY_S, BUSY_POLL_S = 2.0, 0.1
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_BIND = 1, 2, 4, 4096
 MNT_DETACH, UMOUNT_NOFOLLOW = 2, 8
 MAX_READ = 1 << 20
 READ_AHEAD_KB = 1024  # measured best of 128, 1024, 4096 for one sequential reader (docs/decisions)
@@ -117,6 +119,13 @@ def _mount_as_root(options: MountOptions) -> int:
     return device_fd
 
 
+def bind(directory: str, mountpoint: str) -> None:
+    """Show what is mounted at `directory` at the mount point too; root only; looks at neither. Errors: MountFailed."""
+    if _libc().mount(os.fsencode(directory), os.fsencode(mountpoint), None, ctypes.c_ulong(MS_BIND), None):
+        number = ctypes.get_errno()
+        raise MountFailed(f"the kernel refused to bind {directory} to {mountpoint}: {os.strerror(number)}")
+
+
 def _mount_by_fusermount(options: MountOptions) -> int:
     program = _fusermount()
     if options.allow_other and not _user_allow_other():
@@ -194,12 +203,27 @@ class Busy(MountFailed):
     """Someone uses the mount; the text says who."""
 
 
-def unmount(mountpoint: str, *, lazy: bool = False) -> None:
+class _UserNotFound(Busy):
+    """No process has anything open there: one that has only looked, as `df` does, is done in a moment."""
+
+
+def unmount(mountpoint: str, *, lazy: bool = False, retry_s: float = BUSY_RETRY_S) -> None:
     """Take the mount away; nothing mounted there is success. lazy: now from the tree, later from its users.
 
-    Errors: Busy, MountFailed.
+    A user that can't be found is waited for, retry_s at most. Errors: Busy, MountFailed.
     """
     place = canonical(mountpoint)
+    until = time.monotonic() + retry_s
+    while True:
+        try:
+            return _unmount(place, lazy)
+        except _UserNotFound:
+            if time.monotonic() >= until:
+                raise
+        time.sleep(BUSY_POLL_S)
+
+
+def _unmount(place: str, lazy: bool) -> None:
     if sys.platform != "linux":
         _unmount_by(["umount", *(["-f"] if lazy else []), place], place)
     elif mountinfo.read().at(place) is None:
@@ -215,7 +239,7 @@ def _unmount_as_root(place: str, flags: int) -> None:
         return
     number = ctypes.get_errno()
     if number == errno.EBUSY:
-        raise Busy(busy_line(place))
+        raise busy(place)
     if number != errno.EINVAL:  # EINVAL: no mount any more
         raise MountFailed(f"can't unmount {place}: {os.strerror(number)}")
 
@@ -225,17 +249,19 @@ def _unmount_by(command: list[str], place: str) -> None:
     if finished.returncode:
         reason = _first_line(finished.stderr)
         if "busy" in reason.lower():
-            raise Busy(busy_line(place))
+            raise busy(place)
         raise MountFailed(f"can't unmount {place}: {reason}")
 
 
-def busy_line(place: str) -> str:
+def busy(place: str) -> Busy:
     """Who keeps it busy, for a person."""
     below = [each.mountpoint for each in mountinfo.read().mounts if each.mountpoint.startswith(f"{place}/")]
     if below:
-        return f"{place} is busy: {below[-1]} is mounted below it; unmount that first"
+        return Busy(f"{place} is busy: {below[-1]} is mounted below it; unmount that first")
     users = mountusers.users(place) if sys.platform == "linux" else []
-    return f"{place} is busy: used by {', '.join(users) if users else 'a process of another user'}"
+    if users:
+        return Busy(f"{place} is busy: used by {', '.join(users)}")
+    return _UserNotFound(f"{place} is busy: used by a process of another user")
 
 
 def tune_read_ahead(mountpoint: str, kilobytes: int = READ_AHEAD_KB) -> bool:

@@ -23,6 +23,7 @@ from ..ops import (
     Filesystem,
     FSError,
     Ino,
+    KnowsFilesByName,
     OpenDirReply,
     OpenReply,
     OpenRequest,
@@ -258,6 +259,15 @@ THERE_ALREADY = {abi.MKNOD, abi.MKDIR, abi.SYMLINK, abi.LINK}
 EXTENDED = {(abi.SETXATTR, errno.EEXIST), (abi.REMOVEXATTR, errno.ENODATA)}
 """What XATTR_CREATE and a removal answer when they were carried out before."""
 CHANGES = DONE_ALREADY | THERE_ALREADY | {abi.SETXATTR, abi.REMOVEXATTR}
+EXCLUSIVE = CHANGES | {abi.CREATE, abi.OPEN, abi.WRITE, abi.FALLOCATE, abi.SETATTR}
+"""Sent under the lock of the inode, which nobody else has then: open(2) only with O_TRUNC."""
+ORDERED = EXCLUSIVE | {abi.LOOKUP, abi.READDIR, abi.READDIRPLUS}
+"""Sent under the lock of the inode, be it one that is shared."""
+
+
+def inodes_of(header: Header, args: Any) -> set[int]:
+    """The inodes whose locks the kernel holds for a request: of names, the directories."""
+    return {header[3], getattr(args, "new_parent", header[3])}
 
 
 def call_again(operation: Operation, header: Header, args: Any, filesystem: Filesystem) -> Any:
@@ -277,6 +287,8 @@ def call_again(operation: Operation, header: Header, args: Any, filesystem: File
     except Exception as error:
         number = errno_of(error)
         if (opcode in DONE_ALREADY and number == errno.ENOENT) or (opcode, number) in EXTENDED:
+            if opcode in (abi.RENAME, abi.RENAME2) and isinstance(filesystem, KnowsFilesByName):
+                resolve(filesystem.renamed_before(Ino(header[3]), args.name, Ino(args.new_parent), args.new_name))
             return None
         if opcode in THERE_ALREADY and number == errno.EEXIST:
             return _found(filesystem, header, args)

@@ -1,7 +1,7 @@
-"""Whether an interrupted caller really wants to leave.
+"""Whether the caller of a request is being ended.
 
 The kernel sends INTERRUPT for every signal, timers and child exits included. On a local disk those don't disturb a
-read, and few programs expect EINTR from a file; so only a caller that is being ended or asked to end is let go
+call, and few programs expect EINTR from a file; so only a caller that is being ended or asked to end is let go
 (proc(5), signal(7)).
 """
 
@@ -14,14 +14,14 @@ ENDING = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.
 ENDING_MASK = sum(1 << (number - 1) for number in ENDING)
 
 
-def wants_out(pid: int, proc: Path = Path("/proc")) -> bool:
-    """pid: the thread as the kernel names it, 0 from another pid namespace. True also when it can't be told."""
+def is_ended(pid: int, proc: Path = Path("/proc")) -> bool | None:
+    """pid: the thread as the kernel names it, 0 from another pid namespace. None when it can't be told."""
     if not pid:
-        return True
+        return None
     try:
         status = (proc / str(pid) / "status").read_text()
     except OSError:
-        return True
+        return None
     masks = {line[:6]: int(line[7:], 16) for line in status.splitlines() if line[:6] in ("SigPnd", "ShdPnd", "SigBlk")}
     pending = (masks.get("SigPnd", 0) | masks.get("ShdPnd", 0)) & ~masks.get("SigBlk", 0)
     return bool(pending & ENDING_MASK)

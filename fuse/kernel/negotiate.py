@@ -1,6 +1,6 @@
 """INIT: what the kernel offers, what we want, what both then keep to. Pure; linux/fuse.h fuse_init_in and _out.
 
-The result is plain data, because a restarted server gets it from its keeper: the kernel says INIT once per mount.
+The result is plain data, because a restarted server gets it from its supervisor: the kernel says INIT once per mount.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The kernel takes one way per inode at a time; a second open that differs fails with EIO (measured, docs/decisions). So
 the first open decides, the others follow until the last release, and the backing id is closed only then: closing it
 right after the reply races with the opener. The kernel keeps all this while a server dies, so the table lies in memory
-that the keeper holds. Threads: any; one lock, held across the ioctl (microseconds).
+that the supervisor holds. Threads: any; one lock, held across the ioctl (microseconds).
 INVARIANT: an inode has a slot
 while it has opens; its backing id is 0 for 'through us'. Opens may be counted twice when a crash falls between
 counting and answering, never too few: then the way stays as it is for longer, and no open fails.

@@ -1,8 +1,11 @@
 """Requests that wait: a bounded pool, and the life of one such request.
 
-Threads: the loop submits and interrupts, workers run and answer. One lock guards every Task.state.
-INVARIANT: a task
-is QUEUED -> RUNNING -> DONE, or ABANDONED from the first two; whoever makes it DONE or ABANDONED answers, once.
+Threads: the loop submits, the loop and `callers` abandon, workers run and answer. One lock guards every Task.state.
+INVARIANT: a task is QUEUED -> RUNNING -> DONE, or ABANDONED from the first two; whoever makes it DONE or ABANDONED
+answers, once.
+
+A change that is abandoned while it runs goes on. The kernel gives up its lock on the inode with the answer, so from
+then on this pool keeps the order: what the kernel would have let wait for that lock waits for the end of the change.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Any
 from datastore.retry import Call, one_call
 
 from ..ops import Blocking
-from .dispatch import Header, Operation
+from .dispatch import EXCLUSIVE, ORDERED, Header, Operation, inodes_of
 
 
 class State(Enum):
@@ -33,9 +36,10 @@ class Task:
     """One request and what it holds. buffer: the request's bytes, when the result still needs them (WRITE).
 
     call: what the requests to the store are made for; it began earlier than this request if that is a second one.
+    followers: what waits for its end.
     """
 
-    __slots__ = ("args", "began_ns", "blocking", "buffer", "call", "header", "operation", "state")
+    __slots__ = ("args", "began_ns", "blocking", "buffer", "call", "followers", "header", "operation", "state")
 
     def __init__(
         self,
@@ -55,6 +59,7 @@ class Task:
         self.began_ns = began_ns
         self.call = call or Call(began_ns / 1e9)
         self.state = State.QUEUED
+        self.followers: list[Task] = []
 
 
 class Pool:
@@ -69,6 +74,8 @@ class Pool:
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._tasks: dict[int, Task] = {}
+        self.going_on: dict[int, Task] = {}
+        """Changes that nobody waits for any more and that still run, by the inodes that they change."""
         self._submitted = 0  # by the loop
         self._worked = 0  # under the lock; abandoned tasks keep their worker until they end, so _tasks would not do
 
@@ -85,21 +92,44 @@ class Pool:
             thread = threading.Thread(target=self._work, name=f"fuse-worker-{len(self._threads)}", daemon=True)
             self._threads.append(thread)
             thread.start()
-        self._queue.put(task)
+        with self._lock:
+            self._queue_or_follow(task)
+
+    def _queue_or_follow(self, task: Task) -> None:
+        """Behind an interrupted change of the same inode, if there is one. The lock is held."""
+        first = self.behind(task.header, task.args)
+        if first is None:
+            self._queue.put(task)
+        else:
+            first.followers.append(task)
+
+    def behind(self, header: Header, args: Any) -> Task | None:
+        """The interrupted change whose end this request has to wait for."""
+        if not self.going_on or header[1] not in ORDERED:
+            return None
+        return next(filter(None, map(self.going_on.get, inodes_of(header, args))), None)
 
     def task(self, unique: int) -> Task | None:
         """The unanswered task with this number."""
         return self._tasks.get(unique)
 
+    def unanswered(self) -> list[Task]:
+        """Those that somebody waits for."""
+        return list(self._tasks.values())
+
     def abandon(self, task: Task) -> bool:
-        """Give up waiting for it. True when the caller now has to answer (EINTR); False when it runs on."""
+        """Give up waiting for it: the caller then has to answer (EINTR). False when it has been answered.
+
+        What has begun goes on, and so does what is shielded; the rest is dropped from the queue.
+        """
         with self._lock:
-            queued = task.state is State.QUEUED and not task.operation.shielded
-            if queued or (task.state is State.RUNNING and task.blocking.interruptible):
-                task.state = State.ABANDONED
-                self._tasks.pop(task.header[2], None)
-                return True
-            return False
+            if task.state in (State.DONE, State.ABANDONED):
+                return False
+            if task.state is State.RUNNING and task.header[1] in EXCLUSIVE:
+                self.going_on |= dict.fromkeys(inodes_of(task.header, task.args), task)
+            task.state = State.ABANDONED
+            self._tasks.pop(task.header[2], None)
+            return True
 
     def finish(self, task: Task) -> bool:
         """Mark it done. False when it was abandoned: then its result is unwanted and it has been answered."""
@@ -122,9 +152,16 @@ class Pool:
     def _begin(self, task: Task) -> bool:
         with self._lock:
             if task.state is State.ABANDONED:
-                return False
+                return task.operation.shielded
             task.state = State.RUNNING
             return True
+
+    def _let_follow(self, task: Task) -> None:
+        """What waited for the end of an interrupted change goes on. The lock is held."""
+        for ino in [ino for ino, other in self.going_on.items() if other is task]:
+            del self.going_on[ino]
+        for follower in task.followers:
+            self._queue_or_follow(follower)
 
     def _work(self) -> None:
         while (task := self._queue.get()) is not None:
@@ -139,4 +176,6 @@ class Pool:
             self._answer(task, result, error if begun else InterruptedError())
             with self._lock:
                 self._worked += 1
+                if task.state is State.ABANDONED:
+                    self._let_follow(task)
             self._room.release()

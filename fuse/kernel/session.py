@@ -22,12 +22,12 @@ from datastore.errors import DatastoreError
 from datastore.logs import Limiter, fields
 
 from ..errnos import errno_of
-from ..ops import Blocking, Filesystem, FSError, Ino
+from ..ops import Blocking, Filesystem, FSError, Ino, resolve
 from . import abi, reply, wire
 from .buffers import Buffers
 from .dispatch import Header, Operation, Operations, call_again
 from .followups import FollowUps
-from .interrupts import wants_out
+from .interrupts import is_ended
 from .negotiate import Negotiated, Wanted, init_reply, negotiate, version_reply
 from .notify import DeviceNotifier
 from .passthrough import OpenModes
@@ -37,12 +37,14 @@ from .traffic import Traffic
 
 log = logging.getLogger(__name__)
 
+CALLERS_S = 0.25
+"""How often it is looked whether who waits is ended meanwhile."""
+
 
 class End(Enum):
-    """Why a session is over."""
+    """Why a session is over. An aborted connection is unmounted: the kernel has ECONNABORTED for either."""
 
     UNMOUNTED = "unmounted"
-    ABORTED = "aborted"
     CLOSED = "closed"
 
 
@@ -94,6 +96,7 @@ class Session:
         self._take: Callable[[int], None] = self._request
         self._deferred: deque[Callable[[], None]] = deque()
         self._follow_ups = FollowUps()
+        self._over = threading.Event()
         self._reported: set[str] = set()
         self._limiter = Limiter()
         self._limiter_lock = threading.Lock()
@@ -106,9 +109,11 @@ class Session:
     def serve(self) -> End:
         """Answer requests until the mount is gone; then let running ones end and stop the file system."""
         self._fs.start(self.notifier)
+        threading.Thread(target=self._watch_callers, name="fuse-callers", daemon=True).start()
         try:
             return self._converse()
         finally:
+            self._over.set()
             if not self.pool.stop(self._settings.drain_s):
                 log.warning("requests still run after the end", extra=fields(count=len(self.pool)))
             self._drain()
@@ -153,10 +158,8 @@ class Session:
             try:
                 length = os.readv(self._fd, (self._view,))
             except OSError as error:
-                if error.errno == errno.ENODEV:
+                if error.errno in (errno.ENODEV, errno.ECONNABORTED, errno.ECONNRESET):
                     return End.UNMOUNTED
-                if error.errno in (errno.ECONNABORTED, errno.ECONNRESET):
-                    return End.ABORTED
                 if error.errno in (errno.EINTR, errno.EAGAIN, errno.ENOENT):  # ENOENT: interrupted before we read it
                     continue
                 raise
@@ -212,8 +215,8 @@ class Session:
             self._send(header, reply.error(header[2], errno.EINVAL))
             return
         try:
-            if header[2] & abi.UNIQUE_RESEND:
-                result = call_again(operation, header, args, self._fs)
+            if header[2] & abi.UNIQUE_RESEND or self.pool.going_on:
+                result = self._call_in_order(operation, header, args)
             else:
                 result = operation.call(header, args)
             if type(result) is Blocking:
@@ -229,6 +232,14 @@ class Session:
         self.traffic.at_once(header, began_ns, frame)
         if not sent and operation.undo is not None:
             self._undo(operation, header, args, result)
+
+    def _call_in_order(self, operation: Operation, header: Header, args: Any) -> Any:
+        """A request that was sent again, or that may have to wait for the end of an interrupted change."""
+        if header[2] & abi.UNIQUE_RESEND:
+            return call_again(operation, header, args, self._fs)
+        if self.pool.behind(header, args):
+            return Blocking(lambda: resolve(operation.call(header, args)))
+        return operation.call(header, args)
 
     def _special(self, header: Header, end: int) -> None:
         """What is not answered, and what is not supported."""
@@ -257,8 +268,26 @@ class Session:
     def _interrupt(self, header: Header, unique: int | wire.Malformed) -> None:
         """Let go a caller that waits. A request we don't know has been answered; its INTERRUPT needs no answer."""
         task = None if isinstance(unique, wire.Malformed) else self.pool.task(unique)
-        if task is not None and wants_out(header[6] or task.header[6]) and self.pool.abandon(task):
+        if task is not None and is_ended(header[6] or task.header[6]) is not False:
+            self._let_go(task)
+
+    def _let_go(self, task: Task) -> None:
+        if self.pool.abandon(task):
             self._send(task.header, reply.error(task.header[2], errno.EINTR))
+
+    def _watch_callers(self) -> None:
+        """Let go of those of whose end no INTERRUPT tells.
+
+        The kernel sends one for a request, be it for a signal that ends nobody, and none for pages that are read ahead,
+        though their reader may wait for them.
+        """
+        while not self._over.wait(CALLERS_S):
+            before_ns = time.monotonic_ns() - int(CALLERS_S * 1e9)
+            waiting = [task for task in self.pool.unanswered() if task.header[2] and task.began_ns < before_ns]
+            ended = {pid for pid in {task.header[6] for task in waiting} if is_ended(pid)}
+            for task in waiting:
+                if task.header[6] in ended:
+                    self._let_go(task)
 
     # -- answers
 

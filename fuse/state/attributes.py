@@ -2,20 +2,24 @@
 
 A version is (etag, Last-Modified in seconds), because a change of metadata alone keeps the etag. An answer given
 within the second of Last-Modified is not kept: a second change in that second would look the same (as git's racily
-clean entries).
+clean entries). Some servers keep Last-Modified as well (versitygw): what this mount changes is forgotten, and no answer
+to what was asked before is kept.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 
 from ..store.base import ETag, ObjectInfo
 from .statedb import KnownAttributes, StateDb
 
 _BATCH = 256
+_CHANGED_MAX = 4096
+"""Objects of which is remembered when they were changed here; of what was asked before the oldest nothing is kept."""
 
 
 def is_racy(info: ObjectInfo) -> bool:
@@ -32,7 +36,13 @@ class AttributeMemory:
         self._lock = threading.Lock()
         self._recent: OrderedDict[str, KnownAttributes] = OrderedDict()
         self._unsaved: dict[str, KnownAttributes | None] = {}
-        """None: the object is no more."""
+        """None: the object is no more, or it has others now."""
+        self._changes = 0
+        """How often an object was changed here."""
+        self._changed: OrderedDict[str, int] = OrderedDict()
+        """Which of these changes was the last one of each object."""
+        self._asked_since = 0
+        """What was asked before this change may be older than one that is remembered no more."""
         self._holds_all = db.attributes_at_most == 0
         """What is not in _recent is not in the database either, where looking costs as much as all the rest."""
 
@@ -44,23 +54,36 @@ class AttributeMemory:
         if found is None and not unknown:
             found = self._db.attributes(key)
             if found is not None:
-                self._keep(key, found)
+                with self._lock:
+                    self._keep(key, found)
         if found is None or found.etag != etag or found.mtime_s != mtime_ns // 1_000_000_000:
             return None
         return found.metadata, found.content_type
 
-    def learn(self, info: ObjectInfo) -> None:
-        """Keep what a HEAD said, unless it is racy."""
+    def asking(self) -> Callable[[ObjectInfo], None]:
+        """To be called before the store is asked; what comes back keeps what it says, unless that is racy."""
+        with self._lock:
+            return partial(self._learn, self._changes)
+
+    def _learn(self, changes: int, info: ObjectInfo) -> None:
         if is_racy(info):
             return
         row = KnownAttributes(info.etag, info.mtime_ns // 1_000_000_000, dict(info.metadata), info.content_type)
-        self._keep(info.key, row)
+        with self._lock:
+            if changes < max(self._asked_since, self._changed.get(info.key, 0)):
+                return
+            self._keep(info.key, row)
         self._save_later(info.key, row)
 
     def forget(self, key: str) -> None:
-        """The object was removed here; unknown keys are ignored."""
+        """The object was removed or changed here; unknown keys are ignored."""
         with self._lock:
             self._recent.pop(key, None)
+            self._changes += 1
+            self._changed[key] = self._changes
+            self._changed.move_to_end(key)
+            if len(self._changed) > _CHANGED_MAX:
+                self._asked_since = self._changed.popitem(last=False)[1]
         self._save_later(key, None)
 
     def save(self) -> None:
@@ -82,9 +105,9 @@ class AttributeMemory:
             self.save()
 
     def _keep(self, key: str, row: KnownAttributes) -> None:
-        with self._lock:
-            self._recent[key] = row
-            self._recent.move_to_end(key)
-            if len(self._recent) > self._entries:
-                self._recent.popitem(last=False)
-                self._holds_all = False
+        """The lock is held."""
+        self._recent[key] = row
+        self._recent.move_to_end(key)
+        if len(self._recent) > self._entries:
+            self._recent.popitem(last=False)
+            self._holds_all = False

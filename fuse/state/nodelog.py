@@ -71,7 +71,8 @@ class NodeLog:
             records[ino] = NodeRecord(ino, parent, kind, tail, content[at : at + name_length])
             at += name_length
         if whole < len(content):
-            os.truncate(self._path, whole)
+            with self._path.open("r+b") as log:
+                log.truncate(whole)
         return records
 
     def rewrite(self, records: list[NodeRecord]) -> None:

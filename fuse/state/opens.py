@@ -19,17 +19,21 @@ _REST = Struct("<QIHxxq96s")
 _HANDLE = _INO = Struct("<Q")
 _VERSION = Struct("<Hxxq96s")
 _VERSION_AT = 20
-_ETAG_MAX = 96
+_TAG_MAX = 96
 _FIRST_SLOTS = 1024
 
 
 class Opened(NamedTuple):
-    """One open file: flags as open(2) has them; etag '' when no object, or an unusually long etag, was open."""
+    """One open file: flags as open(2) has them.
+
+    tag: what else its file system has to know: of objects the etag, '' when none, or an unusually long one, was open;
+    of NFS who opened it.
+    """
 
     fh: int
     ino: int
     flags: int
-    etag: str
+    tag: str
     size: int
 
 
@@ -70,8 +74,8 @@ class OpenTable:
         """All that are open, in the order of their handles."""
         found = []
         for slot in self._slots.values():
-            fh, ino, flags, length, size, etag = _SLOT.unpack_from(self._map, slot * _SLOT.size)
-            found.append(Opened(fh, ino, flags, etag[:length].decode("utf-8", "surrogateescape"), size))
+            fh, ino, flags, length, size, tag = _SLOT.unpack_from(self._map, slot * _SLOT.size)
+            found.append(Opened(fh, ino, flags, tag[:length].decode("utf-8", "surrogateescape"), size))
         return sorted(found)
 
     def clear(self) -> None:
@@ -79,15 +83,15 @@ class OpenTable:
         for fh in list(self._slots):
             self.remove(fh)
 
-    def add(self, fh: int, ino: int, flags: int, etag: str, size: int) -> None:
+    def add(self, fh: int, ino: int, flags: int, tag: str, size: int) -> None:
         """A file was opened; fh is not zero and not in use."""
         if not self._free:
             self._grow()
         slot = self._slots[fh] = self._free.pop()
         self._by_ino[ino].append(slot)
-        length, etag_bytes = _encoded(etag)
+        length, tag_bytes = _encoded(tag)
         at = slot * _SLOT.size
-        _REST.pack_into(self._map, at + _HANDLE.size, ino, flags & 0xFFFFFFFF, length, size, etag_bytes)
+        _REST.pack_into(self._map, at + _HANDLE.size, ino, flags & 0xFFFFFFFF, length, size, tag_bytes)
         _HANDLE.pack_into(self._map, at, fh)
 
     def remove(self, fh: int) -> None:
@@ -104,13 +108,13 @@ class OpenTable:
         if not others:
             del self._by_ino[ino]
 
-    def moved_on(self, ino: int, etag: str, size: int) -> None:
+    def moved_on(self, ino: int, tag: str, size: int) -> None:
         """Who has this file open goes on with another version: we wrote it, or it grew."""
         if ino not in self._by_ino:
             return
-        length, etag_bytes = _encoded(etag)
+        length, tag_bytes = _encoded(tag)
         for slot in self._by_ino[ino]:
-            _VERSION.pack_into(self._map, slot * _SLOT.size + _VERSION_AT, length, size, etag_bytes)
+            _VERSION.pack_into(self._map, slot * _SLOT.size + _VERSION_AT, length, size, tag_bytes)
 
     def close(self) -> None:
         """Idempotent."""
@@ -125,6 +129,6 @@ class OpenTable:
         self._free = list(range(count * 2 - 1, count - 1, -1))
 
 
-def _encoded(etag: str) -> tuple[int, bytes]:
-    encoded = etag.encode("utf-8", "surrogateescape")
-    return (0, b"") if len(encoded) > _ETAG_MAX else (len(encoded), encoded)
+def _encoded(tag: str) -> tuple[int, bytes]:
+    encoded = tag.encode("utf-8", "surrogateescape")
+    return (0, b"") if len(encoded) > _TAG_MAX else (len(encoded), encoded)

@@ -1,4 +1,4 @@
-"""The tables of the state database, and what later releases added to them."""
+"""The tables of the state database."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ create table if not exists unsent(
 );
 -- The kernel's start that this database was last used in; one row.
 create table if not exists boots(id text not null);
+create table if not exists readers(id text not null); -- whose credentials the attributes were told, one row
 -- A multipart upload that is neither completed nor aborted. upload_id '': no answer came, it may exist.
 create table if not exists uploads(
   id integer primary key autoincrement, key text not null, upload_id text not null default '',
@@ -45,9 +46,3 @@ create table if not exists attributes(
   key text primary key, etag text not null, mtime_s integer not null, metadata text not null, content_type text not null
 ) without rowid;
 """
-
-LATER_COLUMNS = {
-    "unsent": {"expects": "text", "stuck": "integer not null default 0", "unsynced": "integer not null default 0"},
-    "subjects": {"began_ns": "integer not null default 0", "over": "text"},
-}
-"""By table; a database of an earlier release lacks them."""

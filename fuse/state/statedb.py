@@ -22,7 +22,7 @@ from ..store.base import UploadId
 from .boots import boot_id
 from .nodelog import NodeRecord
 from .rows import Intent, IntentId, NotedUpload, Subject, Unsent, UploadNote, as_stored, as_text
-from .schema import LATER_COLUMNS, SCHEMA
+from .schema import SCHEMA
 from .youngrows import NAME, YoungRows
 
 _LOCK_TIMEOUT_S = 2.0
@@ -58,7 +58,6 @@ class StateDb:
         self._connection.execute("pragma synchronous=normal")
         self._connection.execute(f"pragma journal_size_limit={_WAL_BYTES}")
         self._connection.executescript(SCHEMA)
-        self._add_columns()
         self._forgotten: set[str] = set()
         """Staging files whose rows are still there: their files are removed, or the disk had no room to remove rows."""
         self._ended: set[IntentId] = set()
@@ -78,6 +77,8 @@ class StateDb:
         self._syncing = threading.Lock()
         self._synced = self._wanted = 0
         self._attribute_rows = attribute_rows
+        self._anothers_attributes = False
+        """Those in the database were told to other credentials, and could not be removed."""
         self.attributes_at_most = 0
         """Rows of attributes, and how often one was written since they were counted: no fewer than there are."""
         self._trim_attributes()
@@ -110,14 +111,6 @@ class StateDb:
                 self._wal = os.open(self._wal_path, os.O_RDONLY | os.O_CLOEXEC)
             os.fdatasync(self._wal)
             self._synced = reached
-
-    def _add_columns(self) -> None:
-        """A database of an earlier release lacks the newest columns."""
-        for table, columns in LATER_COLUMNS.items():
-            present = {row[1] for row in self._connection.execute(f"pragma table_info({table})")}
-            for name, kind in columns.items():
-                if name not in present:
-                    self._connection.execute(f"alter table {table} add column {name} {kind}")
 
     def seen_boot(self) -> None:
         """What a start of the machine makes of what is here is settled. Without room for that it is settled again."""
@@ -307,8 +300,23 @@ class StateDb:
 
     # -- attributes
 
+    def attributes_are_of(self, reader: str) -> None:
+        """Forget what other credentials than the reader's were told; without room for that, don't use it."""
+        with self._lock:
+            last = self._connection.execute("select id from readers").fetchone()
+            if last is not None and last[0] == reader:
+                return
+            self._anothers_attributes = True
+            with suppress(OSError), self._transaction():
+                self._connection.execute("delete from attributes")
+                self._connection.execute("delete from readers")
+                self._connection.execute("insert into readers values(?)", (reader,))
+                self._anothers_attributes, self.attributes_at_most = False, 0
+
     def attributes(self, key: str) -> KnownAttributes | None:
         """What is known of an object, of whatever version."""
+        if self._anothers_attributes:
+            return None
         with self._lock:
             row = self._connection.execute(
                 "select etag, mtime_s, metadata, content_type from attributes where key=?", (as_stored(key),)
@@ -375,7 +383,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     """Open it, also when a server that died still locks it.
 
     That one may hold its locks until a thread of it that the kernel keeps gets an answer, which only we can give
-    (keeper/serverprocess.py). It will never write again, so a copy of the files is the database from now on.
+    (supervisor/serverprocess.py). It will never write again, so a copy of the files is the database from now on.
     """
     connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=_LOCK_TIMEOUT_S)
     try:

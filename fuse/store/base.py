@@ -24,6 +24,11 @@ UploadId = NewType("UploadId", str)
 
 Body = bytes | bytearray | memoryview
 
+WHOLE_BYTES = 16 << 20
+"""The largest body that a GET without a range takes: what is larger is asked for in ranges."""
+PENDING_UPLOADS = 10_000
+"""So many unfinished uploads are shown at most; who ended these asks again."""
+
 _PIECE_BYTES = 256 << 10
 """What is read of a file at once: it stays in the processor's cache."""
 
@@ -93,6 +98,19 @@ class ListedObject(NamedTuple):
     """Metadata and content type, packed(), just as a HEAD would show them; None: the listing does not tell."""
 
 
+SYSTEM = ":"
+"""Begins the names of what S3 keeps beside user metadata, among them: no header of a user's can be named so."""
+SYSTEM_HEADERS = ("cache-control", "content-disposition", "content-encoding", "content-language")
+"""`:cache-control` and so on: they are kept as user metadata are (S3 user guide, system-defined object metadata)."""
+TAGGED = ":tagged"
+"""The object has tags, which a HEAD only counts: its key, percent-encoded. What is written in its place gets them."""
+
+
+def user_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Without what is S3's own."""
+    return {name: text for name, text in metadata.items() if not name.startswith(SYSTEM)}
+
+
 class ListPage(NamedTuple):
     """One page of a listing, in the server's key order (UTF-8 byte order on S3)."""
 
@@ -134,13 +152,15 @@ class WriteOptions:
     """How an object is written.
 
     if_none_match: create only; AlreadyExists when the key is taken. if_match: replace only this version;
-    PreconditionFailed otherwise. At most one of the two is set.
+    PreconditionFailed otherwise. At most one of the two is set. legal_hold: in a bucket with object lock nobody can
+    remove this version of the object until set_legal_hold() ends that.
     """
 
     metadata: Mapping[str, str] = field(default_factory=dict)
     content_type: str = "application/octet-stream"
     if_none_match: bool = False
     if_match: ETag | None = None
+    legal_hold: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,8 +170,12 @@ class Capabilities:
     conditional_delete: bool = False
     file_beside_directory: bool = True
     """`a` and `a/b` can both exist."""
+    hides_below_files: bool = False
+    """Both can, but no listing shows `a/b` then."""
     max_key_segment_bytes: int = 1024
     """Longest part of a key between slashes (255 where keys are files of a disk)."""
+    max_new_segment_bytes: int = 1024
+    """Longest one of what is written, and can be written again."""
     listed_metadata: bool = False
     """Listings show the metadata of objects that may be read."""
 
@@ -163,11 +187,26 @@ class Shown(NamedTuple):
     etag: ETag = ETag("")
 
 
+class ObjectVersion(NamedTuple):
+    """One version of an object, whose bytes never change; `size` is the whole object's, bytes."""
+
+    key: str
+    etag: ETag
+    size: int
+
+
+GetFeed = Callable[[], ObjectVersion | None]
+"""The next version, asked for whenever there is a connection for it; None: there is no other one now."""
+
 HeadSink = Callable[[int, ObjectInfo | StoreError], None]
 """Takes what is said of one of several objects, or why nothing is: its place among those asked for, and the answer.
 Called by the thread that asks, while other answers are on their way: it asks the store for nothing, and raises no
 StoreError. What else it raises ends the call."""
 
+
+GetSink = Callable[[ObjectVersion, tuple[Body, ObjectInfo] | None], None]
+"""Takes the bytes of one of several objects, as many as its size, which are the sink's to keep; None: it was not that
+version, or there was another failure, which get() says. Called as a HeadSink is."""
 
 Sink = Callable[[ObjectInfo, int, Body], None]
 """Takes a body as it comes: the object's facts, where in what was asked for the bytes belong, and the bytes, ascending.
@@ -241,10 +280,17 @@ class ObjectStore(Protocol):
         if_match: ETag | None = None,
         sink: Sink | None = None,
     ) -> tuple[Body, ObjectInfo]:
-        """The object's bytes, all or a range; with a sink it gets them, and the answer has b"" in their place.
+        """The object's bytes, all (up to WHOLE_BYTES) or a range; with a sink it gets them, the answer has b"" instead.
 
         A range that reaches past the end gives what there is; one that starts at or past the end gives b"".
         NotFound; PreconditionFailed when `if_match` is not the present version. ObjectInfo.metadata may be empty here.
+        """
+        ...
+
+    def get_many(self, feed: GetFeed, sink: GetSink) -> None:
+        """The whole bytes of small objects that nobody waits for yet, until there is no other one, in any order.
+
+        Nothing is tried again, and what raises leaves the rest of `feed`.
         """
         ...
 
@@ -253,12 +299,19 @@ class ObjectStore(Protocol):
         ...
 
     def copy(
-        self, source: str, target: str, *, replace: WriteOptions | None = None, if_source_match: ETag | None = None
+        self,
+        source: str,
+        target: str,
+        *,
+        replace: WriteOptions | None = None,
+        if_source_match: ETag | None = None,
+        source_bucket: str = "",
     ) -> WriteResult:
-        """Copy an object (at most 5 GiB) inside the bucket, on the server.
+        """Copy an object (at most 5 GiB) on the server, inside the bucket or from another one of the same server.
 
         replace None keeps metadata and content type; otherwise they are replaced by `replace`'s (its conditions are
-        ignored); source and target may be the same key then. NotFound, PreconditionFailed.
+        ignored); source and target may be the same key then. source_bucket: '' is this bucket; our keys must reach it.
+        NotFound, PreconditionFailed.
         """
         ...
 
@@ -286,6 +339,8 @@ class ObjectStore(Protocol):
         source: str,
         byte_range: ByteRange,
         if_source_match: ETag | None,
+        *,
+        source_bucket: str = "",
     ) -> ETag:
         """Make a part of an upload with `copies` from a range of an object; PreconditionFailed when that changed."""
         ...
@@ -301,7 +356,15 @@ class ObjectStore(Protocol):
         ...
 
     def pending_uploads(self, prefix: str) -> Iterator[PendingUpload]:
-        """Unfinished multipart uploads of keys that start with `prefix`."""
+        """Unfinished multipart uploads of keys that start with `prefix`, PENDING_UPLOADS at most."""
+        ...
+
+    def has_object_lock(self) -> bool:
+        """Whether the bucket was made with object lock. AccessDenied when these keys may not ask."""
+        ...
+
+    def set_legal_hold(self, key: str, *, on: bool) -> None:
+        """Begin or end the legal hold of an object's present version; in a bucket with object lock. NotFound."""
         ...
 
     def close(self) -> None:

@@ -13,6 +13,8 @@ from .base import (
     DeleteFailure,
     ETag,
     FilePart,
+    GetFeed,
+    GetSink,
     HeadSink,
     ListPage,
     ObjectInfo,
@@ -25,7 +27,6 @@ from .base import (
     WriteOptions,
     WriteResult,
 )
-from .oneeach import head_each
 
 T = TypeVar("T")
 
@@ -70,9 +71,9 @@ class ForwardingStore(ABC):
         """See ObjectStore."""
         return self._around("head", lambda: self.inner.head(key))
 
+    @abstractmethod
     def head_many(self, objects: Sequence[Shown], sink: HeadSink) -> None:
-        """See ObjectStore. One after the other, so that the hook is around each; who can do better overrides this."""
-        head_each(self, objects, sink)
+        """See ObjectStore. The hook takes one answer: this is each wrapper's own."""
 
     def get(
         self,
@@ -85,16 +86,29 @@ class ForwardingStore(ABC):
         """See ObjectStore."""
         return self._around("get", lambda: self.inner.get(key, byte_range=byte_range, if_match=if_match, sink=sink))
 
+    @abstractmethod
+    def get_many(self, feed: GetFeed, sink: GetSink) -> None:
+        """See ObjectStore. As head_many()."""
+
     def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
         """See ObjectStore."""
         return self._around("put", lambda: self.inner.put(key, body, options))
 
     def copy(
-        self, source: str, target: str, *, replace: WriteOptions | None = None, if_source_match: ETag | None = None
+        self,
+        source: str,
+        target: str,
+        *,
+        replace: WriteOptions | None = None,
+        if_source_match: ETag | None = None,
+        source_bucket: str = "",
     ) -> WriteResult:
         """See ObjectStore."""
         return self._around(
-            "copy", lambda: self.inner.copy(source, target, replace=replace, if_source_match=if_source_match)
+            "copy",
+            lambda: self.inner.copy(
+                source, target, replace=replace, if_source_match=if_source_match, source_bucket=source_bucket
+            ),
         )
 
     def delete(self, key: str, *, if_match: ETag | None = None) -> None:
@@ -121,11 +135,15 @@ class ForwardingStore(ABC):
         source: str,
         byte_range: ByteRange,
         if_source_match: ETag | None,
+        *,
+        source_bucket: str = "",
     ) -> ETag:
         """See ObjectStore."""
         return self._around(
             "upload_part_copy",
-            lambda: self.inner.upload_part_copy(key, upload_id, number, source, byte_range, if_source_match),
+            lambda: self.inner.upload_part_copy(
+                key, upload_id, number, source, byte_range, if_source_match, source_bucket=source_bucket
+            ),
         )
 
     def complete_upload(
@@ -141,6 +159,14 @@ class ForwardingStore(ABC):
     def pending_uploads(self, prefix: str) -> Iterator[PendingUpload]:
         """See ObjectStore. Read to its end inside the hook, so that a failure in the middle is that of the call."""
         return iter(self._around("pending_uploads", lambda: list(self.inner.pending_uploads(prefix))))
+
+    def has_object_lock(self) -> bool:
+        """See ObjectStore."""
+        return self._around("has_object_lock", self.inner.has_object_lock)
+
+    def set_legal_hold(self, key: str, *, on: bool) -> None:
+        """See ObjectStore."""
+        self._around("set_legal_hold", lambda: self.inner.set_legal_hold(key, on=on))
 
     def close(self) -> None:
         """See ObjectStore."""

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from datastore.errors import InvalidKey, InvalidRequest, KeyTooLong, MetadataTooLarge
 
-from .base import Capabilities, WriteOptions
+from .base import Capabilities, WriteOptions, user_metadata
 
 MAX_KEY_BYTES = 1024
 MAX_METADATA_BYTES = 2048
@@ -62,7 +62,7 @@ def check_metadata(key: str, metadata: Mapping[str, str]) -> None:
             raise InvalidRequest(f"{shown(key)}: metadata name {name!r} is not lower-case ASCII", key=key)
         if not (value.isascii() and (value.isprintable() or not value) and value == value.strip()):
             raise InvalidRequest(f"{shown(key)}: the value of metadata {name!r} is not printable ASCII", key=key)
-    size = sum(len(name) + len(value) for name, value in metadata.items())
+    size = sum(len(name) + len(value) for name, value in user_metadata(metadata).items())
     if size > MAX_METADATA_BYTES:
         raise MetadataTooLarge(f"{shown(key)}: {size} bytes of user metadata, S3 takes {MAX_METADATA_BYTES}", key=key)
 

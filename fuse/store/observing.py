@@ -1,4 +1,7 @@
-"""Counts what a store is asked: calls, bytes, time and errors by class, per method; for status, metrics and tests."""
+"""Counts what a store is asked: calls, bytes, time and errors by class, per method; for status, metrics and tests.
+
+Bodies wait here until they may be sent (pacing.py). That counts neither as time of the store nor as its silence.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,19 @@ from typing import Any, TypeVar
 
 from datastore.errors import StoreError
 from datastore.histogram import Histogram
+from datastore.retry import current_call
 
 from .base import (
     Body,
     ByteRange,
     ETag,
     FilePart,
+    GetFeed,
+    GetSink,
     HeadSink,
     ObjectInfo,
     ObjectStore,
+    ObjectVersion,
     PartNumber,
     Shown,
     Sink,
@@ -28,6 +35,8 @@ from .base import (
     WriteResult,
 )
 from .forwarding import ForwardingStore
+from .pacing import UploadPace
+from .silence import Silence
 
 T = TypeVar("T")
 
@@ -50,6 +59,7 @@ class StoreMetrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._tallies: dict[str, _Tally] = {}
+        self.silence = Silence()
 
     def record(self, method: str, seconds: float, *, sent: int = 0, received: int = 0, error: str = "") -> None:
         """One call that ended; error is the class name of what it raised."""
@@ -104,6 +114,7 @@ class ObservingStore(ForwardingStore):
     ) -> None:
         super().__init__(inner)
         self.metrics = metrics or StoreMetrics()
+        self.upload_pace = UploadPace()
         self._clock = clock
 
     def head_many(self, objects: Sequence[Shown], sink: HeadSink) -> None:
@@ -141,13 +152,36 @@ class ObservingStore(ForwardingStore):
             received=lambda answer: len(answer[0]) + sunk,
         )
 
+    def get_many(self, feed: GetFeed, sink: GetSink) -> None:
+        """See ObjectStore. Each is counted as a GET; what failed, as one that said nothing."""
+        begun: dict[ObjectVersion, float] = {}
+
+        def begin() -> ObjectVersion | None:
+            wanted = feed()
+            if wanted is not None:
+                begun[wanted] = self._clock()
+            return wanted
+
+        def counted(wanted: ObjectVersion, answer: tuple[Body, ObjectInfo] | None) -> None:
+            received, error = (0, "Unfetched") if answer is None else (len(answer[0]), "")
+            self.metrics.record("get", self._clock() - begun.pop(wanted), received=received, error=error)
+            sink(wanted, answer)
+
+        self.inner.get_many(begin, counted)
+
     def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
         """See ObjectStore."""
+        self._await_pace(len(body))
         return self._around("put", lambda: self.inner.put(key, body, options), sent=len(body))
 
     def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:
         """See ObjectStore."""
+        self._await_pace(len(body))
         return self._around("upload_part", lambda: self.inner.upload_part(key, upload_id, number, body), sent=len(body))
+
+    def _await_pace(self, size_bytes: int) -> None:
+        if self.upload_pace.take(size_bytes) and (call := current_call()) is not None:
+            call.began = time.monotonic()  # the store was not asked: the call has all its time to try
 
     def _around(
         self, method: str, call: Callable[[], T], *, sent: int = 0, received: Callable[[T], int] | None = None

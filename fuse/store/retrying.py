@@ -18,17 +18,22 @@ from datastore.retry import Call, Retrier, current_call
 from .base import (
     Body,
     ETag,
+    GetFeed,
+    GetSink,
     HeadSink,
     ObjectInfo,
     ObjectStore,
+    ObjectVersion,
     PartNumber,
     Shown,
     UploadId,
     WriteOptions,
     WriteResult,
+    user_metadata,
 )
 from .etags import etag_of, joined_etag
 from .forwarding import ForwardingStore
+from .silence import Silence
 
 T = TypeVar("T")
 
@@ -44,10 +49,13 @@ class RetryingStore(ForwardingStore):
         inner: ObjectStore,
         retrier: Retrier | None = None,
         on_retry: Callable[[str, StoreError], None] | None = None,
+        silence: Silence | None = None,
     ) -> None:
+        """silence: told what is answered."""
         super().__init__(inner)
         self._retrier = retrier or Retrier()
         self._on_retry = on_retry
+        self._silence = silence or Silence()
         self._answered_at = self._retrier.clock()
         """When a request was last answered, be it by a refusal; the retrier's clock."""
 
@@ -77,6 +85,16 @@ class RetryingStore(ForwardingStore):
         for number, error in failed.items():
             sink(number, error)
 
+    def get_many(self, feed: GetFeed, sink: GetSink) -> None:
+        """See ObjectStore."""
+
+        def answered(wanted: ObjectVersion, answer: tuple[Body, ObjectInfo] | None) -> None:
+            if answer is not None:
+                self._answered_at = self._retrier.clock()
+            sink(wanted, answer)
+
+        self.inner.get_many(feed, answered)
+
     def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
         """See ObjectStore."""
 
@@ -97,6 +115,7 @@ class RetryingStore(ForwardingStore):
 
     def _around(self, method: str, call: Callable[[], T], on_retry: Callable[[StoreError], None] | None = None) -> T:
         def told(error: BaseException) -> None:
+            self._silence.failed(error)
             if isinstance(error, StoreError):
                 if on_retry is not None:
                     on_retry(error)
@@ -106,18 +125,25 @@ class RetryingStore(ForwardingStore):
         asker = current_call()
         now = self._retrier.clock()
         since = now if asker is None else asker.waiting_since(now, self._answered_at)
+        self._silence.asked()
         try:
             answer = self._retrier.run(call, told, since)
         except StoreError as error:
             if not error.transient:
                 self._answered(asker)
-            elif asker is not None:
-                asker.failing_since = since
+            else:
+                self._silence.gave_up(error)
+                if asker is not None:
+                    asker.failing_since = since
+            raise
+        except BaseException:
+            self._silence.answered()  # it was not the store that failed
             raise
         self._answered(asker)
         return answer
 
     def _answered(self, call: Call | None) -> None:
+        self._silence.answered()
         self._answered_at = self._retrier.clock()
         if call is not None:
             call.failing_since = None
@@ -155,6 +181,6 @@ class RetryingStore(ForwardingStore):
             return None
         if size is not None and info.size != size:
             return None
-        if metadata is not None and dict(info.metadata) != dict(metadata):
+        if metadata is not None and user_metadata(info.metadata) != user_metadata(metadata):
             return None
         return WriteResult(info.etag, info.mtime_ns) if info.etag == etag() else None

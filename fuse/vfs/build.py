@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import fields as fields_of
 from dataclasses import replace
 from pathlib import Path
+from secrets import token_hex
+from typing import TypedDict
 
-from datastore.api.mountspec import MountSpec, StaticCredentials
+from datastore.api.mountspec import MountSpec
+from datastore.api.source import S3Location, Source, StaticCredentials, credentials_of, with_credentials
 from datastore.clock import Clock, SystemClock
-from datastore.errors import CredentialsInvalid, StoreError
+from datastore.errors import CredentialsInvalid, InvalidManifest, StoreError
 from datastore.logs import fields
 
 from ..data.blockcache import BlockCache
@@ -25,20 +29,33 @@ from ..state.opens import OpenTable
 from ..state.removed import RemovedFiles
 from ..state.statedb import StateDb
 from ..store.base import ObjectStore
-from ..store.s3 import StaticSource, open_s3, probe
+from ..store.observing import ObservingStore
+from ..store.s3 import CredentialSource, StaticSource, find_source, open_s3, probe
 from .change.finishing import finish
 from .filesystem import DatastoreFilesystem
 from .opened.restoring import nodes_by_key, restore_nodes, restore_opens
 from .tree.attrs import Defaults
-from .tree.ceiling import Shares, holdings
 from .tree.core import Core, Settings
-from .tree.lent import LentFiles
 from .tree.nodes import NodeTable
+from .tree.passthrough import PassthroughFiles
+from .tree.reclaimer import Shares, holdings
 from .warm import warm
 
 log = logging.getLogger(__name__)
 _IO_THREADS = 64
 """HEADs are sent 64 wide (issue: attributes of a directory); parts and ranges use some of the same threads."""
+_LIVE = (
+    "cache_size_bytes",
+    "capacity_bytes",
+    "conflict",
+    "group",
+    "metadata_ttl_s",
+    "upload_limit_bytes",
+    "used_bytes",
+    "used_files",
+    "write_back_s",
+)
+"""The fields of MountSpec that change while it is mounted, besides the credentials of the source."""
 
 
 class MountedStore:
@@ -47,13 +64,14 @@ class MountedStore:
     def __init__(
         self,
         filesystem: DatastoreFilesystem,
-        location: str,
-        store_status: Callable[[], Mapping[str, object]],
+        spec: MountSpec,
+        store: ObservingStore,
         keys: StaticSource | None = None,
     ) -> None:
         self.filesystem = filesystem
-        self._location = location
-        self._store_status = store_status
+        self._spec = spec
+        self._store = store
+        self._store.upload_pace.limit(spec.upload_limit_bytes)
         self._keys = keys
 
     def status(self) -> dict[str, object]:
@@ -61,39 +79,43 @@ class MountedStore:
         core = self.filesystem.core
         used, limit = core.cache.usage() if core.cache is not None else (0, 0)
         return {
-            "location": self._location,
+            "location": str(self._spec.source),
             "dirty": self.filesystem.uploads.unsent(),
             "cache": {"bytes": used, "limit": limit, **core.reader.counts.snapshot()},
-            "store": self._store_status(),
+            "store": self._store.metrics.snapshot(),
+            "storage": self._store.metrics.silence.told(),
             "nodes": len(core.nodes.by_ino),
             "memory": holdings(core),
             "unfinished": [f"{i.kind} {i.source} -> {i.target}" for i in core.db.intents() if i.kind != "discard"],
         }
 
-    def renew(self, given: StaticCredentials) -> None:
-        """Other keys from now on. Errors: CredentialsInvalid when the mount was not made with a Secret's."""
-        if self._keys is None:
-            raise CredentialsInvalid("this mount finds its credentials by the AWS chain, so it takes no others")
-        self._keys.replace(given)
-
-    def show(self, group: int | None, capacity_bytes: int, used_bytes: int, used_files: int) -> None:
-        """Show another size, or everything as of another group: then the kernel asks again for what it knew."""
+    def apply(self, spec: MountSpec) -> list[str]:
+        """See fuse.server.MountedStore. With another group the kernel asks again for what it knew."""
+        live: dict[str, object] = {name: getattr(spec, name) for name in _LIVE}
+        running = replace(self._spec, **live, source=self._renewed(spec.source))  # type: ignore[arg-type]
         core = self.filesystem.core
         with core.lock:
-            defaults = core.settings.defaults._replace(group=group)
+            defaults = core.settings.defaults._replace(group=running.group)
             same = defaults == core.settings.defaults
-            core.settings = replace(
-                core.settings,
-                defaults=defaults,
-                capacity_bytes=capacity_bytes,
-                used_bytes=used_bytes,
-                used_files=used_files,
-            )
+            core.settings = replace(core.settings, defaults=defaults, **live_settings(running))
             nodes = [] if same else list(core.nodes.by_ino.values())
             for node in nodes:
                 node.attributes = defaults.seen(node.attributes)
         for node in nodes:
             core.notifier.inval_inode(node.ino, -1)
+        if core.cache is not None:
+            core.cache.resize(running.cache_size_bytes)
+        self._store.upload_pace.limit(running.upload_limit_bytes)
+        self._spec = running
+        return [each.name for each in fields_of(MountSpec) if getattr(running, each.name) != getattr(spec, each.name)]
+
+    def _renewed(self, source: Source) -> Source:
+        """Our source with the other's keys, which count from now on; as it is when it was made without a Secret's."""
+        credentials = credentials_of(source)
+        if self._keys is None or not isinstance(credentials, StaticCredentials):
+            return self._spec.source
+        self._keys.replace(credentials)
+        return with_credentials(self._spec.source, credentials)
 
     def warm(self, path: str, progress: Callable[[dict[str, int | None]], None]) -> dict[str, object]:
         """Bring what is below a path into the cache; see warm.warm."""
@@ -113,13 +135,28 @@ def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedStore:
 
     Errors: those of probe() - wrong key, bucket, region, endpoint - within 5 s; nothing is changed then.
     """
-    capabilities = None if resumed else probe(spec.s3, deadline_s=5.0, writable=not spec.read_only)
-    keys = StaticSource(spec.s3.credentials) if spec.s3.credentials else None
+    location = s3_of(spec)
+    capabilities = None if resumed else probe(location, deadline_s=5.0, writable=not spec.read_only)
+    keys = find_source(location)
     full = spec.attributes == "full"
-    store = open_s3(spec.s3, capabilities=capabilities, keys=keys, list_metadata=full)
-    location = f"s3://{spec.s3.bucket}/{spec.s3.prefix}"
-    filesystem = build_filesystem(spec, store, resumed=resumed)
-    return MountedStore(filesystem, location, store.metrics.snapshot, keys)
+    store = open_s3(location, capabilities=capabilities, keys=keys, list_metadata=full)
+    filesystem = build_filesystem(spec, store, resumed=resumed, reader=_identity(keys))
+    return MountedStore(filesystem, spec, store, keys if isinstance(keys, StaticSource) else None)
+
+
+def _identity(keys: CredentialSource) -> str:
+    """Whose eyes see what is read here. While nobody knows, nobody else's."""
+    try:
+        return keys.identity()
+    except CredentialsInvalid:
+        return token_hex()
+
+
+def s3_of(spec: MountSpec) -> S3Location:
+    """The objects that a mount shows. Errors: InvalidManifest for any other source."""
+    if not isinstance(spec.source, S3Location):
+        raise InvalidManifest(f"{spec.source} is no bucket")
+    return spec.source
 
 
 def believed_s(spec: MountSpec) -> float:
@@ -127,6 +164,29 @@ def believed_s(spec: MountSpec) -> float:
     one time for all answers, so there the mount and the kernel have half of it each.
     """
     return spec.metadata_ttl_s / 2 if spec.transport == "libfuse" else spec.metadata_ttl_s
+
+
+class LiveSettings(TypedDict):
+    """The fields of Settings that may change while it is mounted."""
+
+    metadata_ttl_s: float
+    capacity_bytes: int
+    used_bytes: int
+    used_files: int
+    refuse_conflicts: bool
+    write_back_s: float
+
+
+def live_settings(spec: MountSpec) -> LiveSettings:
+    """What these are by a specification."""
+    return {
+        "metadata_ttl_s": believed_s(spec),
+        "capacity_bytes": spec.capacity_bytes,
+        "used_bytes": spec.used_bytes or 0,
+        "used_files": spec.used_files or 0,
+        "refuse_conflicts": spec.conflict == "fail",
+        "write_back_s": spec.write_back_s,
+    }
 
 
 def defaults_of(spec: MountSpec) -> Defaults:
@@ -142,35 +202,36 @@ def defaults_of(spec: MountSpec) -> Defaults:
 
 
 def build_filesystem(
-    spec: MountSpec, store: ObjectStore, *, clock: Clock | None = None, resumed: bool = False
+    spec: MountSpec, store: ObjectStore, *, clock: Clock | None = None, resumed: bool = False, reader: str = ""
 ) -> DatastoreFilesystem:
-    """The file system over any store; unsent files and half-done renames of an earlier process are finished first."""
+    """The file system over any store; unsent files and half-done renames of an earlier process are finished first.
+
+    reader: names the credentials; nothing of what others have read is used (S-205).
+    """
     state = Path(spec.state_dir)
     staging = state / "staging"
     staging.mkdir(mode=0o700, parents=True, exist_ok=True)
     db = StateDb(state / "state.db")
     io = ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="io")
-    cache = BlockCache(Path(spec.cache_dir), spec.cache_size_bytes, f"{spec.s3.endpoint}/{spec.s3.bucket}")
+    location = s3_of(spec)
+    db.attributes_are_of(reader)
+    namespace = f"{location.endpoint}/{location.bucket} {reader}"
+    cache = BlockCache(Path(spec.cache_dir), spec.cache_size_bytes, namespace)
     defaults = defaults_of(spec)
     clock = clock or SystemClock()
     shares = Shares.of(spec.memory_bytes)
     known = AttributeMemory(db, entries=shares.attributes)
     core = Core(
         settings=Settings(
-            metadata_ttl_s=believed_s(spec),
+            **live_settings(spec),
             full_attributes=spec.attributes == "full",
-            capacity_bytes=spec.capacity_bytes,
-            used_bytes=spec.used_bytes or 0,
-            used_files=spec.used_files or 0,
             defaults=defaults,
             memory_bytes=spec.memory_bytes,
-            refuse_conflicts=spec.conflict == "fail",
-            write_back_s=spec.write_back_s,
             open_less=spec.read_only and spec.transport == "kernel",
             keep_directories=spec.read_only and spec.transport == "kernel",
         ),
         store=store,
-        reader=Reader(store, cache, io, memory_bytes=shares.pieces, learn=known.learn),
+        reader=Reader(store, cache, io, memory_bytes=shares.pieces, asking=known.asking),
         cache=cache,
         db=db,
         known=known,
@@ -178,8 +239,8 @@ def build_filesystem(
         opens=OpenTable(state / "opens"),
         removed=RemovedFiles(state / "removed"),
         listings=SavedListings(state / "listings"),
-        nodes=NodeTable(spec.s3.prefix, defaults.of(stat.S_IFDIR, clock.time_ns())),
-        lent=LentFiles(cache, io),
+        nodes=NodeTable(location.prefix, defaults.of(stat.S_IFDIR, clock.time_ns())),
+        passthrough=PassthroughFiles(cache, io),
         io=io,
         clock=clock,
         staging_dir=staging,

@@ -31,8 +31,8 @@ from .change.changes import Changes
 from .change.renames import Renames
 from .change.setattr import SetAttrs
 from .lookup.directories import Directories
-from .lookup.foresight import Foresight
-from .lookup.kept import KeptListings
+from .lookup.kerneldircache import KernelDirCache
+from .lookup.prefetcher import Prefetcher
 from .lookup.remote import Remote
 from .lookup.resolver import Resolver
 from .opened.files import Files
@@ -40,9 +40,9 @@ from .opened.handles import Handles
 from .opened.reading import Bytes, Reading
 from .opened.writeback import WriteBack
 from .opened.writing import Writing
-from .tree.ceiling import Ceiling
 from .tree.core import Core
 from .tree.names import NAME_MAX
+from .tree.reclaimer import MemoryReclaimer
 from .upload.upkeep import Upkeep
 from .upload.uploads import Uploads
 
@@ -60,40 +60,40 @@ class DatastoreFilesystem:
     def __init__(self, core: Core) -> None:
         self.core = core
         self.remote = Remote(core)
-        foresight = Foresight(core)
-        self.resolver = Resolver(core, self.remote, foresight)
+        prefetcher = Prefetcher(core)
+        self.resolver = Resolver(core, self.remote, prefetcher)
         self.uploads = Uploads(core, self.resolver)
         self.handles = Handles(core, self.resolver)
-        self._reading = Reading(core, self.remote, self.resolver, self.uploads, self.handles, foresight)
-        self.write_back = WriteBack(core, self.uploads, self.handles)
+        self._reading = Reading(core, self.remote, self.resolver, self.uploads, self.handles, prefetcher)
+        self.write_back = WriteBack(core, self.uploads)
         self._writing = Writing(core, self.uploads, self.handles, self.write_back)
-        self._files = Files(core, self.resolver, self.uploads, self.handles, self._writing, foresight)
+        self._files = Files(core, self.resolver, self.uploads, self.handles, self._writing, prefetcher)
         self._changes = Changes(core, self.remote, self.resolver, self.uploads, self._files, self._writing)
         self.renames = Renames(core, self.resolver, self.uploads, self._changes)
         self._attrs = SetAttrs(core, self.resolver, self.uploads, self.handles, self._writing)
-        self.kept = KeptListings(core)
-        self._directories = Directories(core, self.resolver, self.kept)
-        self.ceiling = Ceiling(core)
-        self.upkeep = Upkeep(core, self.uploads, self.kept)
+        self.kernel_dir_cache = KernelDirCache(core)
+        self._directories = Directories(core, self.resolver, self.kernel_dir_cache)
+        self.reclaimer = MemoryReclaimer(core)
+        self.upkeep = Upkeep(core, self.uploads, self.kernel_dir_cache)
 
     # -- life
 
     def start(self, notifier: Notifier) -> None:
         """Begin: the kernel can be told of changes, and what is due now and then is done."""
         self.core.notifier = notifier
-        self.kept.start()
+        self.kernel_dir_cache.start()
         self.upkeep.start()
         self.write_back.start()
-        self.ceiling.start()
+        self.reclaimer.start()
 
     def stop(self) -> None:
         """Send what is unsent; what cannot be sent stays in the journal. Idempotent."""
-        self.ceiling.stop()
+        self.reclaimer.stop()
         self.upkeep.stop()
         self.write_back.stop()
         for line in self.flush_all():
             log.error("not in the store, kept on disk", extra=fields(file=line))
-        self.core.lent.close()
+        self.core.passthrough.close()
         self.core.known.save()
 
     def flush_all(self) -> list[str]:
@@ -106,7 +106,7 @@ class DatastoreFilesystem:
 
     def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Reply[Entry]:
         """See ops.Filesystem."""
-        if len(name) > NAME_MAX:
+        if len(name) > self._name_max():
             return Blocking(partial(self._lookup_long, parent, name))
         with self.core.lock:
             directory = self.resolver.directory(parent)
@@ -114,7 +114,7 @@ class DatastoreFilesystem:
         return entry if entry is not None else Blocking(partial(self.resolver.lookup, directory, name))
 
     def _lookup_long(self, parent: Ino, name: bytes) -> Entry:
-        """Names over 255 bytes exist only if another tool wrote them (S-35)."""
+        """Such names exist only if another tool wrote them (S-35)."""
         entry = self.resolver.lookup(self.resolver.directory(parent), name)
         if entry.attr is None:
             raise FSError(errno.ENAMETOOLONG)
@@ -123,12 +123,12 @@ class DatastoreFilesystem:
     def forget(self, ino: Ino, nlookup: int) -> None:
         """See ops.Filesystem."""
         with self.core.lock:
-            self.kept.forgotten(ino, nlookup)
+            self.kernel_dir_cache.forgotten(ino, nlookup)
             self.core.nodes.forget(ino, nlookup)
 
     def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Reply[Entry]:
         """See ops.Filesystem."""
-        return Blocking(partial(self._changes.mknod, caller, parent, name, mode))
+        return Blocking(partial(self._changes.mknod, caller, parent, name, mode, rdev))
 
     def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Reply[Entry]:
         """See ops.Filesystem."""
@@ -197,7 +197,11 @@ class DatastoreFilesystem:
         shown = self.core.settings
         blocks = (shown.capacity_bytes or _UNLIMITED_BYTES) // _BLOCK
         free = max(0, blocks - -(-shown.used_bytes // _BLOCK))
-        return StatFs(blocks, free, _FILES, max(0, _FILES - shown.used_files), _BLOCK, NAME_MAX)
+        return StatFs(blocks, free, _FILES, max(0, _FILES - shown.used_files), _BLOCK, self._name_max())
+
+    def _name_max(self) -> int:
+        """Bytes of a name that can be made."""
+        return min(NAME_MAX, self.core.store.capabilities.max_new_segment_bytes)
 
     # -- files
 

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Makes what the test cluster runs, into ${KUBE_DATASTORE_TOOLS:-${XDG_CACHE_HOME:-~/.cache}/kube-datastore/tools}:
 #   bin/kube (etcd, kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kube-proxy and kubectl in one),
-#   bin/coredns, bin/csi-sanity, bin/helm, bin/pause: built by Go from go/ beside this file;
+#   bin/coredns, bin/csi-sanity, bin/helm, bin/pause: built by Go from go/ beside this file; with the argument `external`
+#   also bin/e2e.test and bin/agnhost, Kubernetes' own tests of storage drivers;
 #   node/: Debian's containerd, runc and network plugins, unpacked. They are not installed: that would start services,
 #   and would drive out another containerd.
 # What is there and was made from the same sources is left alone. Each build is bounded; what can't be made is one line on
@@ -11,6 +12,7 @@ KUBE=1.35.4
 BUILD_TIMEOUT_S=2700
 DEBS="containerd runc containernetworking-plugins"
 
+external=${1:-}
 here=$(cd "$(dirname "$0")" && pwd)
 tools=${KUBE_DATASTORE_TOOLS:-${XDG_CACHE_HOME:-$HOME/.cache}/kube-datastore/tools}
 bin=$tools/bin
@@ -36,15 +38,16 @@ made() {
     [ -e "$stamps/$name" ] && [ "$(cat "$stamps/$name")" = "$hash" ]
 }
 
-# build NAME PACKAGE LDFLAGS: one program from go/NAME.
+# build NAME PACKAGE LDFLAGS [FOLDER [VERB]]: one program from go/FOLDER (NAME), by `go VERB` (build).
 build() {
-    name=$1 package=$2 flags=$3
-    if made "$name" "$package $flags" "$here/go/$name"/*.* && [ -x "$bin/$name" ]; then return; fi
+    name=$1 package=$2 flags=$3 folder=${4:-$1} verb=${5:-build}
+    if made "$name" "$package $flags" "$here/go/$folder"/*.* && [ -x "$bin/$name" ]; then return; fi
     need go golang "$name" || return
     echo "cluster: building $name (kube takes about ten minutes the first time)"
     begun=$(date +%s)
-    if (cd "$here/go/$name" && CGO_ENABLED=0 timeout "$BUILD_TIMEOUT_S" nice -n 5 \
-        go build -mod=readonly -buildvcs=false -trimpath -ldflags "-s -w $flags" -o "$scratch/$name" "$package") >"$scratch/log" 2>&1 &&
+    # shellcheck disable=SC2086 # the verb may have an option
+    if (cd "$here/go/$folder" && CGO_ENABLED=0 timeout "$BUILD_TIMEOUT_S" nice -n 5 \
+        go $verb -mod=readonly -buildvcs=false -trimpath -ldflags "-s -w $flags" -o "$scratch/$name" "$package") >"$scratch/log" 2>&1 &&
         mv -f "$scratch/$name" "$bin/$name"; then
         echo "$hash" >"$stamps/$name"
         echo "cluster: $name built in $(($(date +%s) - begun)) s"
@@ -80,9 +83,15 @@ unpack
 build pause . ""
 build csi-sanity github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity ""
 build coredns . ""
-build kube . "$*"
+kubernetes=$*
+build kube . "$kubernetes"
 # After Kubernetes: half of its packages are the same, and compiled then.
 build helm helm.sh/helm/v3/cmd/helm ""
+# Kubernetes' own suite for storage drivers, and the program of its pods: for `make long` only.
+if [ -n "$external" ]; then
+    build e2e.test . "$kubernetes" e2e "test -c"
+    build agnhost k8s.io/kubernetes/test/images/agnhost "" e2e
+fi
 if [ -x "$bin/kube" ]; then
     for name in etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl; do
         ln -sfn kube "$bin/$name"

@@ -1,13 +1,14 @@
-"""Start, end and enter a single-node cluster.
+"""Start, end and enter a cluster of one node, which another may join.
 
-It lives in network, mount, PID, IPC and UTS namespaces of its own; ending its first process ends every container, mount
-and interface in it, and what remains are a folder and cgroups.
+Each node lives in network, mount, PID, IPC and UTS namespaces of its own; ending its first process ends every
+container, mount and interface in it, and what remains are a folder and cgroups.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import shutil
 import signal
@@ -27,7 +28,6 @@ from tests.cluster.layout import (
     CGROUP_ROOT,
     CONTAINERD_SOCKET,
     NODE_IP,
-    NODE_NAME,
     REPOSITORY,
     Layout,
     Record,
@@ -94,11 +94,12 @@ def wait_until(what: str, limit_s: float, done: Callable[[], bool]) -> None:
 
 
 class Cluster:
-    """A running cluster of ours. Errors of every method: ClusterError."""
+    """A running cluster of ours, by one of its nodes: the first, or one that joined. Errors of every method:
+    ClusterError."""
 
     def __init__(self, record: Record, children: Sequence[subprocess.Popen[bytes]] = ()) -> None:
         self.record = record
-        self.layout = Layout(name=record.name)
+        self.layout = Layout(name=record.name, node=record.node)
         self._children = children
 
     @property
@@ -167,19 +168,22 @@ class Cluster:
         return self.record.init_pid != 0 and started_at(self.record.init_pid) == self.record.init_started
 
     def processes(self) -> list[psutil.Process]:
-        """Its first process and all that runs under it."""
+        """The node's first process and all that runs under it."""
         init = psutil.Process(self.record.init_pid)
         return [init, *init.children(recursive=True)]
 
     def end(self) -> None:
-        """End it and remove what it wrote."""
-        down(self.record.name)
+        """End it and remove what it wrote: of the first node the whole cluster."""
+        if self.record.node == 1:
+            down(self.record.name)
+        else:
+            _end_node(self.record)
         for child in self._children:
             child.wait(STOP_TIMEOUT_S)
 
     def node_ready(self) -> bool:
         """Whether the node says that pods can run, and the default service account is there for them."""
-        node = fetch(self.layout.pki, self.record.api_port, f"/api/v1/nodes/{NODE_NAME}")
+        node = fetch(self.layout.pki, self.record.api_port, f"/api/v1/nodes/{self.layout.node_name}")
         conditions = (node or {}).get("status", {}).get("conditions", [])
         if not any(each["type"] == "Ready" and each["status"] == "True" for each in conditions):
             return False
@@ -195,9 +199,9 @@ class Cluster:
         return "\n".join(parts)
 
 
-def find(name: str) -> Cluster | None:
-    """The running cluster of that name."""
-    record = load_record(name)
+def find(name: str, node: int = 1) -> Cluster | None:
+    """The running cluster of that name, by this node."""
+    record = load_record(name, node)
     cluster = Cluster(record) if record else None
     return cluster if cluster and cluster.alive() else None
 
@@ -231,10 +235,61 @@ def up(name: str, *, api_only: bool = False, owned: bool = False) -> Cluster:
             raise
 
 
+def join(cluster: Cluster) -> Cluster:
+    """Start a second node of a running cluster; returns when it is ready. Its end() is a power cut: its Node object and
+    its pods stay behind, and are its owner's to delete. Errors: ClusterError."""
+    name = cluster.record.name
+    layout = Layout(name=name, node=2)
+    if find(name, layout.node):
+        raise ClusterError(f"cluster {name} has its second node already")
+    record = dataclasses.replace(cluster.record, node=layout.node, init_pid=0, forward_pid=0, forward_started=0.0)
+    _write_state(layout, record)
+    try:
+        record, init = _start_init(layout, record)
+        _link(cluster, record)
+        node = Cluster(record, (init,))
+        wait_until("containerd", READY_TIMEOUT_S, _while_alive(node, lambda: _containerd_answers(node)))
+        node.load(pause_archive(layout.state))
+        wait_until("a ready node", READY_TIMEOUT_S, _while_alive(node, node.node_ready))
+    except BaseException as error:
+        tails = Cluster(record).log_tails()
+        _end_node(record)
+        if isinstance(error, ClusterError):
+            raise ClusterError(f"{error}\n{tails}") from error
+        raise
+    return node
+
+
+def _link(cluster: Cluster, node: Record) -> None:
+    """A pair of interfaces between the first node and this one. It goes with the node."""
+    layout, end = Layout(name=node.name, node=node.node), f"to-{node.node}"
+    for words in (
+        ("link", "add", end, "type", "veth", "peer", "name", "node0", "netns", str(node.init_pid)),
+        ("link", "set", end, "up"),
+        ("route", "add", f"{layout.node_ip}/32", "dev", end, "src", NODE_IP),
+        ("route", "add", layout.pod_range, "via", layout.node_ip, "dev", end, "onlink"),
+    ):
+        # The network's namespace alone: the number of the other node's process is this machine's.
+        command = ["nsenter", "--target", str(cluster.record.init_pid), "--net", "--", "ip", *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
+        if done.returncode != 0:
+            raise ClusterError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+
+
+def _end_node(record: Record) -> None:
+    """End what joined, at once, and remove what it wrote. Idempotent."""
+    layout = Layout(name=record.name, node=record.node)
+    _end(record.init_pid, record.init_started)
+    _remove_cgroups(layout.cgroup)
+    if layout.state.exists():
+        shutil.rmtree(layout.state)
+
+
 def _write_state(layout: Layout, record: Record) -> None:
     for folder in (layout.state, layout.logs, layout.pids):
         folder.mkdir(parents=True)
-    make_pki(layout.pki, record.api_port)
+    if layout.node == 1:
+        make_pki(layout.pki, layout.name, record.api_port)
     for path, text in node_files(layout).items():
         target = layout.state / path
         target.parent.mkdir(exist_ok=True)
@@ -246,15 +301,7 @@ def _start(layout: Layout, record: Record, listener: socket.socket) -> Cluster:
     record, init = _start_init(layout, record)
     record, forward = _start_forward(layout, record, listener)
     cluster = Cluster(record, (init, forward))
-
-    def still(done: Callable[[], bool]) -> Callable[[], bool]:
-        def check() -> bool:
-            if not cluster.alive():
-                raise ClusterError("the cluster's first process ended")
-            return done()
-
-        return check
-
+    still = functools.partial(_while_alive, cluster)
     if not record.api_only:
         wait_until("containerd", READY_TIMEOUT_S, still(lambda: _containerd_answers(cluster)))
         cluster.load(pause_archive(layout.state))
@@ -264,10 +311,19 @@ def _start(layout: Layout, record: Record, listener: socket.socket) -> Cluster:
     return cluster
 
 
+def _while_alive(cluster: Cluster, done: Callable[[], bool]) -> Callable[[], bool]:
+    def check() -> bool:
+        if not cluster.alive():
+            raise ClusterError("the node's first process ended")
+        return done()
+
+    return check
+
+
 def _start_init(layout: Layout, record: Record) -> tuple[Record, subprocess.Popen[bytes]]:
     """Start process 1 of the new namespaces. --kill-child: it can't outlive unshare, whose only child it is."""
     flags = [*NAMESPACES, "--fork", "--kill-child", "--mount-proc"]
-    argv = ["unshare", *flags, sys.executable, "-m", "tests.cluster.node_init", record.name]
+    argv = ["unshare", *flags, sys.executable, "-m", "tests.cluster.node_init", record.name, str(record.node)]
     process = _spawn(argv, layout.logs / "init.log", cwd=REPOSITORY)
     parent = psutil.Process(process.pid)
     children: list[psutil.Process] = []
@@ -323,6 +379,8 @@ def _containerd_answers(cluster: Cluster) -> bool:
 def down(name: str) -> None:
     """End the cluster and remove what it wrote. Without one there is nothing to do. Errors: ClusterError."""
     layout = Layout(name=name)
+    if other := load_record(name, 2):
+        _end_node(other)
     record = load_record(name)
     if record:
         _end(record.init_pid, record.init_started)

@@ -9,15 +9,11 @@ import yaml
 
 from tests.cluster.layout import (
     CONTAINERD_SOCKET,
-    DNS_SERVICE_IP,
-    NODE_IP,
-    NODE_NAME,
     Layout,
     node_root,
 )
 
 SERVICE_RANGE = "10.96.0.0/16"
-POD_RANGE = "10.244.0.0/24"
 PAUSE_IMAGE = "localhost/pause:1"
 ETCD = "http://127.0.0.1:2379"
 ETCD_PEER = "http://127.0.0.1:2380"
@@ -63,7 +59,10 @@ COREFILE = """\
 
 
 def first_components(layout: Layout, api_port: int, *, api_only: bool) -> dict[str, list[str]]:
-    """What needs nothing else to run: name to command line."""
+    """What needs nothing else to run: name to command line. The control plane is on the first node."""
+    containerd = {"containerd": ["containerd", "--config", f"{layout.state}/containerd.toml"]}
+    if layout.node > 1:
+        return containerd
     etcd = [
         "etcd",
         f"--data-dir={layout.state}/etcd",
@@ -75,14 +74,23 @@ def first_components(layout: Layout, api_port: int, *, api_only: bool) -> dict[s
         "--unsafe-no-fsync",
         "--log-level=warn",
     ]
-    found = {"etcd": etcd, "kube-apiserver": _apiserver(layout, api_port)}
-    if not api_only:
-        found["containerd"] = ["containerd", "--config", f"{layout.state}/containerd.toml"]
-    return found
+    return {"etcd": etcd, "kube-apiserver": _apiserver(layout, api_port)} | ({} if api_only else containerd)
 
 
 def later_components(layout: Layout, *, api_only: bool) -> dict[str, list[str]]:
     """What is started when the API answers: name to command line."""
+    of_each_node = {
+        "kubelet": [
+            "kubelet",
+            f"--config={layout.state}/kubelet.yaml",
+            f"--kubeconfig={layout.pki}/kubelet{layout.credentials}.kubeconfig",
+            f"--hostname-override={layout.node_name}",
+            f"--node-ip={layout.node_ip}",
+        ],
+        "kube-proxy": ["kube-proxy", f"--config={layout.state}/kube-proxy.yaml"],
+    }
+    if layout.node > 1:
+        return of_each_node
     found = {
         "kube-controller-manager": [
             "kube-controller-manager",
@@ -103,14 +111,7 @@ def later_components(layout: Layout, *, api_only: bool) -> dict[str, list[str]]:
         return found
     return found | {
         "kube-scheduler": ["kube-scheduler", *_with_kubeconfig(layout, "kube-scheduler"), "--leader-elect=false"],
-        "kubelet": [
-            "kubelet",
-            f"--config={layout.state}/kubelet.yaml",
-            f"--kubeconfig={layout.pki}/kubelet.kubeconfig",
-            f"--hostname-override={NODE_NAME}",
-            f"--node-ip={NODE_IP}",
-        ],
-        "kube-proxy": ["kube-proxy", f"--config={layout.state}/kube-proxy.yaml"],
+        **of_each_node,
         "coredns": ["coredns", "-conf", f"{layout.state}/Corefile"],
     }
 
@@ -121,7 +122,7 @@ def _apiserver(layout: Layout, port: int) -> list[str]:
         "kube-apiserver",
         f"--etcd-servers={ETCD}",
         f"--service-cluster-ip-range={SERVICE_RANGE}",
-        f"--advertise-address={NODE_IP}",
+        f"--advertise-address={layout.node_ip}",
         f"--secure-port={port}",
         f"--tls-cert-file={pki}/apiserver.crt",
         f"--tls-private-key-file={pki}/apiserver.key",
@@ -162,7 +163,7 @@ def node_files(layout: Layout) -> dict[str, str]:
         "cni/10-test.conflist": json.dumps(_network(layout)),
         "kubelet.yaml": yaml.safe_dump(_kubelet(layout)),
         "kube-proxy.yaml": yaml.safe_dump(_kube_proxy(layout)),
-        "resolv.conf": f"nameserver {DNS_SERVICE_IP}\n",
+        "resolv.conf": f"nameserver {layout.dns_ip}\n",
         "Corefile": COREFILE.format(kubeconfig=layout.kubeconfig),
     }
 
@@ -171,7 +172,7 @@ def _network(layout: Layout) -> dict[str, Any]:
     addresses = {
         "type": "host-local",
         "dataDir": f"{layout.state}/cni-addresses",
-        "ranges": [[{"subnet": POD_RANGE}]],
+        "ranges": [[{"subnet": layout.pod_range}]],
         "routes": [{"dst": "0.0.0.0/0"}],
     }
     pair = {"type": "ptp", "ipMasq": False, "mtu": 1500, "ipam": addresses}
@@ -188,15 +189,15 @@ def _kubelet(layout: Layout) -> dict[str, Any]:
             "x509": {"clientCAFile": f"{layout.pki}/ca.crt"},
         },
         "authorization": {"mode": "Webhook"},
-        "tlsCertFile": f"{layout.pki}/kubelet-server.crt",
-        "tlsPrivateKeyFile": f"{layout.pki}/kubelet-server.key",
+        "tlsCertFile": f"{layout.pki}/kubelet-server{layout.credentials}.crt",
+        "tlsPrivateKeyFile": f"{layout.pki}/kubelet-server{layout.credentials}.key",
         "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": f"/{layout.cgroup}",
         "failCgroupV1": False,
         "failSwapOn": False,
         "oomScoreAdj": NO_OOM_SCORE,
-        "clusterDNS": [DNS_SERVICE_IP],
+        "clusterDNS": [layout.dns_ip],
         "clusterDomain": "cluster.local",
         "resolvConf": f"{layout.state}/resolv.conf",
         # The machine's disk is not the node's own: it never cleans up because others filled it.
@@ -217,9 +218,9 @@ def _kube_proxy(layout: Layout) -> dict[str, Any]:
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "mode": "nftables",
-        "clusterCIDR": POD_RANGE,
-        "hostnameOverride": NODE_NAME,
-        "clientConnection": {"kubeconfig": f"{layout.pki}/kube-proxy.kubeconfig"},
+        "clusterCIDR": layout.pod_range,
+        "hostnameOverride": layout.node_name,
+        "clientConnection": {"kubeconfig": f"{layout.pki}/kube-proxy{layout.credentials}.kubeconfig"},
         "oomScoreAdj": NO_OOM_SCORE,
         # Zero leaves the machine's connection tracking limits as they are.
         "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cluster.controlled import account, api_kube, bench, ending_spaces, running, s3_server, space
+from tests.cluster.controlled import account, api_kube, bench, ending_spaces, fresh, running, s3_server, space
 from tests.cluster.fixtures import (
     api_server,
     ending_namespaces,
     kube,
+    models_controller,
     namespace,
     own_site,
     product,
@@ -16,15 +17,20 @@ from tests.cluster.fixtures import (
     storage,
     train_image,
 )
+from tests.cluster.managednfs import disk, managed
 
 __all__ = [
     "account",
     "api_kube",
     "api_server",
     "bench",
+    "disk",
     "ending_namespaces",
     "ending_spaces",
+    "fresh",
     "kube",
+    "managed",
+    "models_controller",
     "namespace",
     "product",
     "running",

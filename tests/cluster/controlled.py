@@ -24,6 +24,7 @@ import yaml
 
 from datastore.api.names import volume_name
 from datastore.api.volumecontext import DRIVER
+from tests.cluster import cluster as clusters
 from tests.cluster.cluster import Cluster
 from tests.cluster.kube import Kube, Manifest
 from tests.servers import Server, boto_client, free_port, make_bucket, run_versitygw
@@ -33,11 +34,11 @@ SYSTEM = "datastore-system"
 REASON_S = 15.0
 """10 s as promised, and what the watch of this test takes on a busy machine."""
 READY_S = 60.0
-LOW = ("--peering", "datastore-controller", "--priority", "1", "--check", "5s")
-PEERS = ("--peering", "datastore-controller")
 ACCOUNT = "datastore-controller"
 START_S = 60.0
 STOP_S = 30.0
+PAGE_S = 1.1
+"""A page of metrics is shown again for a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +64,18 @@ class Controller:
             return str(answer.read().decode())
 
     def works(self) -> bool:
-        """Whether it is this replica's turn."""
+        """Whether this replica leads."""
         return "datastore_controller_active 1.0" in self.metrics()
+
+    def changes(self) -> float:
+        """How many requests it made that change something, but for those about its Lease."""
+        time.sleep(PAGE_S)
+        found = re.findall(r'_requests_total\{resource="([^"]+)",verb="([^"]+)"\} (\S+)', self.metrics())
+        return sum(float(n) for kind, verb, n in found if kind != "leases" and verb not in ("get", "list", "watch"))
 
     def calls(self) -> set[tuple[str, str]]:
         """(resource, verb) of every request made to the API server but watches."""
+        time.sleep(PAGE_S)
         pattern = re.compile(r'^datastore_controller_api_requests_total\{resource="([^"]+)",verb="([^"]+)"\}', re.M)
         return {(found[1], found[2]) for found in pattern.finditer(self.metrics())}
 
@@ -77,12 +85,12 @@ class Controller:
         return int(text.split("VmHWM:")[1].split()[0]) / 1024
 
 
-def account_kubeconfig(admin: Path, kube: Kube, folder: Path) -> Path:
-    """A kubeconfig with the token of the controller's service account."""
-    token = kube.kubectl("create", "token", ACCOUNT, "--namespace", SYSTEM, "--duration", "2h").strip()
+def account_kubeconfig(admin: Path, kube: Kube, folder: Path, account: str = ACCOUNT) -> Path:
+    """A kubeconfig with the token of a service account, the controller's unless said."""
+    token = kube.kubectl("create", "token", account, "--namespace", SYSTEM, "--duration", "2h").strip()
     document = yaml.safe_load(admin.read_text())
     document["users"] = [{"name": user["name"], "user": {"token": token}} for user in document["users"]]
-    path = folder / "account.kubeconfig"
+    path = folder / f"{account}.kubeconfig"
     path.touch(mode=0o600)
     path.write_text(yaml.safe_dump(document))
     return path
@@ -106,27 +114,30 @@ def answer(kubeconfig: Path, method: str, path: str, body: Any, content_type: st
 
 
 @contextmanager
-def controller(kubeconfig: Path, folder: Path, *arguments: str, name: str = "c-1") -> Iterator[Controller]:
-    """Run it for the time of the block, ready at its beginning; it must end by itself when told to."""
+def controller(
+    kubeconfig: Path, folder: Path, *arguments: str, name: str = "c-1", ready: bool = True, training: bool = False
+) -> Iterator[Controller]:
+    """Run it for the time of the block, ready at its beginning unless said; it must end by itself when told to.
+
+    training: that of TrainingJobs.
+    """
     port, log = free_port(), folder / f"{name}.log"
-    environment = {**os.environ, "KUBECONFIG": str(kubeconfig), "POD_NAMESPACE": SYSTEM, "POD_NAME": name}
-    command = [
-        sys.executable,
-        "-m",
-        "datastore.controller",
-        "--port",
-        str(port),
-        "--heartbeat",
-        "2s",
-        "--watch-secrets",
-    ]
-    command += arguments
+    environment = {
+        **os.environ,
+        "KUBECONFIG": str(kubeconfig),
+        "POD_NAMESPACE": SYSTEM,
+        "POD_NAME": name,
+        "ALLOW_RANGES": "127.0.0.0/8",  # where the tests' S3 servers are
+        "SAVE_MODELS": "true",
+    }
+    module = ["datastore.controller.trainingjobs"] if training else ["datastore.controller", "--watch-secrets"]
+    command = [sys.executable, "-m", *module, "--port", str(port), *arguments]
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
     try:
         running = Controller(port, log, process.pid)
         until = time.monotonic() + START_S
-        while running.status("/readyz") != 200:
+        while running.status("/readyz") != 200 if ready else running.status("/livez") == 0:
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < until, log.read_text()
             time.sleep(0.2)
@@ -177,6 +188,18 @@ def condition(body: Manifest | None, kind: str) -> Mapping[str, str]:
     return next((each for each in conditions if each["type"] == kind), {})
 
 
+@pytest.fixture
+def fresh(nothing_stays_behind: None) -> Iterator[Kube]:
+    """A cluster without a node, and nothing in it."""
+    if reason := clusters.obstacle(api_only=True):
+        pytest.fail(reason)
+    cluster = clusters.up(f"api-{uuid.uuid4().hex[:8]}", api_only=True, owned=True)
+    try:
+        yield Kube(cluster.kubeconfig, also=(SYSTEM,))
+    finally:
+        cluster.end()
+
+
 @pytest.fixture(scope="session")
 def api_kube(api_server: Cluster) -> Kube:
     kube = Kube(api_server.kubeconfig, also=(SYSTEM,))
@@ -191,7 +214,7 @@ def account(api_server: Cluster, api_kube: Kube, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="session")
 def running(account: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
-    with controller(account, tmp_path_factory.mktemp("controller"), *LOW) as found:
+    with controller(account, tmp_path_factory.mktemp("controller"), "--check", "5s") as found:
         yield found
 
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import yaml
@@ -32,6 +32,8 @@ from tests.servers import Server, run_versitygw
 NAMESPACE_LIMIT_S = 120.0
 ROLLOUT_S = 180.0
 SYSTEM = "datastore-system"
+PRIVATE_RANGES = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "127.0.0.0/8")
+"""Where the tests' S3 servers are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,9 +151,7 @@ class Product:
 @pytest.fixture(scope="session")
 def product(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
     """Installed by one `kubectl apply -k`; at the end removed in the documented order, of which nothing may stay."""
-    kube, manifests = site.kube, REPOSITORY / "manifests"
-    if site.image != IMAGE:
-        manifests = _with_image(site.image, tmp_path_factory.mktemp("overlay"))
+    kube, manifests = site.kube, _overlay(site.image, tmp_path_factory.mktemp("overlay"))
     begun = time.monotonic()
     kube.kubectl("apply", "--kustomize", str(manifests))
     wait_rolled_out(kube)
@@ -161,9 +161,28 @@ def product(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pr
     assert kube.items("pv", selector="app.kubernetes.io/managed-by=datastore-controller") == []
 
 
+@pytest.fixture(scope="session")
+def models_controller(kube: Kube, product: Product, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The product with the component models; afterwards without."""
+    folder = tmp_path_factory.mktemp("models")
+    base, component = (
+        os.path.relpath(path, folder.resolve()) for path in (product.manifests, REPOSITORY / "manifests" / "models")
+    )
+    images = yaml.safe_load((product.manifests / "kustomization.yaml").read_text())["images"]
+    overlay = {"kind": "Kustomization", "resources": [base], "components": [component], "images": images}
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    kube.kubectl("apply", "--kustomize", str(folder))
+    for name in ("models", "servings"):
+        kube.kubectl("rollout", "status", f"deployment/datastore-{name}", f"--namespace={SYSTEM}", "--timeout=120s")
+    yield
+    files = [f"--filename={REPOSITORY / 'manifests' / 'models' / name}.yaml" for name in ("models", "servings")]
+    kube.kubectl("delete", *files)
+
+
 def wait_rolled_out(kube: Kube) -> None:
-    """Wait for the controller, and for the node plugin, which is ready when the keeper is."""
-    for workload in ("deployment/datastore-controller", "daemonset/datastore-node"):
+    """Wait for the controllers, and for the node plugin, which is ready when the mount daemon is."""
+    controllers = [f"deployment/datastore-{name}" for name in ("controller", "training-controller")]
+    for workload in (*controllers, "daemonset/datastore-node"):
         limit = f"--timeout={ROLLOUT_S:.0f}s"
         try:
             kube.kubectl("rollout", "status", workload, f"--namespace={SYSTEM}", limit, timeout_s=ROLLOUT_S + 30)
@@ -171,16 +190,32 @@ def wait_rolled_out(kube: Kube) -> None:
             raise NotInTime(f"{error}\n{kube.diagnosis(SYSTEM)}") from error
 
 
-def _with_image(image: str, folder: Path) -> Path:
-    """An overlay of manifests/ in which our workloads run this image."""
+def _overlay(image: str, folder: Path) -> Path:
+    """An overlay of manifests/ in which our workloads run this image, and the tests' S3 servers may be asked."""
     name, _, tag = image.rpartition(":")
+    allowed = {"name": "ALLOW_RANGES", "value": ",".join(PRIVATE_RANGES)}
+    patches = [
+        {"patch": yaml.safe_dump(_patch(kind, workload, container, allowed))}
+        for kind, workload, container in (
+            ("Deployment", "datastore-controller", "controller"),
+            ("DaemonSet", "datastore-node", "node"),
+        )
+    ]
     base = os.path.relpath(REPOSITORY / "manifests", folder.resolve())
     document = {
         "resources": [base],
         "images": [{"name": IMAGE.rpartition(":")[0], "newName": name, "newTag": tag}],
+        "patches": patches,
     }
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(document))
     return folder
+
+
+def _patch(kind: str, workload: str, container: str, variable: Mapping[str, str]) -> dict[str, Any]:
+    containers = [{"name": container, "env": [variable]}]
+    metadata = {"name": workload, "namespace": SYSTEM}
+    spec = {"template": {"spec": {"containers": containers}}}
+    return {"apiVersion": "apps/v1", "kind": kind, "metadata": metadata, "spec": spec}
 
 
 @pytest.fixture(scope="session")

@@ -26,16 +26,17 @@ IMAGE = "localhost/kube-datastore:latest"
 """As manifests/ name it."""
 BASE = "localhost/python:3.11-slim"
 """Stands for the public image of that name: Debian's Python on a minimal system."""
-BASE_PACKAGES = "python3,python3-venv,ca-certificates,libstdc++6,mount"
+BASE_PACKAGES = "apt,python3,python3-venv,ca-certificates,libseccomp2,libstdc++6,mount"
 LEFT_OUT = ("doc", "man", "info", "locale", "lintian", "bash-completion")
 CONTEXT = (".ci/requirements-image.lock", "pyproject.toml", "README.md", "datastore", "fuse", "csi", "manifests")
 """What .dockerignore lets through."""
 TRAIN_IMAGE = "localhost/digits-train:latest"
 """As docs/QUICKSTART.md names what its Job runs in."""
 STEP_TIMEOUT_S = 900.0
-ARCHIVES_KEPT = 3
-HOST_FILES = ("/etc/ssl/certs", "/etc/pip.conf")
-"""Lent to the build: how pip reaches the packages from this machine."""
+ARCHIVES_KEPT = 6
+"""Of each image: several checkouts may share the folder."""
+HOST_FILES = ("/etc/ssl/certs", "/etc/pip.conf", "/etc/apt/apt.conf.d")
+"""Lent to the build: how pip and apt-get reach the packages from this machine."""
 
 
 class ImageError(Exception):
@@ -58,9 +59,23 @@ class Recipe:
     folder: Path
     context: tuple[str, ...]
     archive: str
+    dockerfile: str = "Dockerfile"
 
 
 PROJECT = Recipe(IMAGE, REPOSITORY, CONTEXT, "datastore")
+SERVER = Recipe(
+    "localhost/digits-server:latest",
+    REPOSITORY / "examples" / "serving",
+    ("requirements.txt", "digits.proto", "server.py", "client.py"),
+    "server",
+)
+GANESHA = Recipe(
+    "localhost/datastore-ganesha:latest",
+    REPOSITORY,
+    ("datastore/backends/nfs/ganeshapod.py",),
+    "ganesha",
+    "manifests/managed-nfs/Dockerfile",
+)
 TRAINER = Recipe(TRAIN_IMAGE, REPOSITORY / "examples" / "digits", ("requirements.txt",), "train")
 
 
@@ -83,13 +98,37 @@ def image_archive(recipe: Recipe = PROJECT) -> Path:
         return archive
 
 
+SUITE_IMAGE = "localhost/e2e/agnhost:2.59"
+"""As Kubernetes' own suite names what its pods run in, from a registry `localhost/e2e`."""
+
+
+def suite_image() -> Path:
+    """The base with the program of the suite's pods, as a docker archive; tests/cluster/build.sh external makes that.
+
+    Errors: ImageError.
+    """
+    folder = tools_dir().parent / "images"
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder / "lock"):
+        _need_builder()
+        storage, archive = _storage(folder), folder / "suite.tar"
+        _make_base(storage)
+        container = _buildah(storage, "from", "--pull=never", BASE)
+        _buildah(storage, "add", "--quiet", container, str(tools_dir() / "agnhost"), "/agnhost")
+        _buildah(storage, "config", "--entrypoint", '["/agnhost"]', "--cmd", "pause", container)
+        _buildah(storage, "commit", "--quiet", "--rm", container, SUITE_IMAGE)
+        archive.unlink(missing_ok=True)
+        _buildah(storage, "push", "--quiet", SUITE_IMAGE, f"docker-archive:{archive}:{SUITE_IMAGE}")
+    return archive
+
+
 def _need_builder() -> None:
     if reason := obstacle():
         raise ImageError(reason)
 
 
 def _context_files(recipe: Recipe) -> list[Path]:
-    found = [recipe.folder / "Dockerfile"]
+    found = [recipe.folder / recipe.dockerfile]
     for name in recipe.context:
         root = recipe.folder / name
         found += sorted(root.rglob("*")) if root.is_dir() else [root]
@@ -157,7 +196,8 @@ def _package_sources() -> Iterator[Path]:
 def _build(storage: Path, archive: Path, recipe: Recipe) -> None:
     lent = [f"--volume={path}:{path}:ro" for path in HOST_FILES if Path(path).exists()]
     settings = ["--layers", "--pull=never", "--network=host", f"--build-arg=BASE={BASE}", *lent]
-    _buildah(storage, "build", "--quiet", *settings, f"--tag={recipe.image}", str(recipe.folder))
+    file = f"--file={recipe.folder / recipe.dockerfile}"
+    _buildah(storage, "build", "--quiet", *settings, f"--tag={recipe.image}", file, str(recipe.folder))
     unfinished = archive.with_suffix(".part")
     unfinished.unlink(missing_ok=True)
     _buildah(storage, "push", "--quiet", recipe.image, f"docker-archive:{unfinished}:{recipe.image}")
@@ -198,8 +238,10 @@ def main() -> None:
         print(f"nothing to build: E2E_IMAGE is {given}")
         return
     begun = time.monotonic()
-    archive = image_archive()
-    print(f"{IMAGE}: {archive.stat().st_size / 1e6:.0f} MB, after {time.monotonic() - begun:.1f} s\n  {archive}")
+    for recipe in (PROJECT, GANESHA):
+        archive = image_archive(recipe)
+        size = f"{archive.stat().st_size / 1e6:.0f} MB"
+        print(f"{recipe.image}: {size}, after {time.monotonic() - begun:.1f} s\n  {archive}")
 
 
 if __name__ == "__main__":

@@ -78,10 +78,13 @@ class Kube:
         found: list[Manifest] = json.loads(text)["items"]
         return found
 
-    def patch(self, kind: str, name: str, change: Manifest, *, namespace: str = "default") -> None:
+    def patch(
+        self, kind: str, name: str, change: Manifest, *, namespace: str = "default", subresource: str = ""
+    ) -> None:
         """A JSON merge patch."""
+        which = [f"--subresource={subresource}"] if subresource else []
         body = f"--patch={json.dumps(change)}"
-        self.kubectl("patch", kind, name, f"--namespace={namespace}", "--type=merge", body)
+        self.kubectl("patch", kind, name, f"--namespace={namespace}", "--type=merge", body, *which)
 
     def delete(self, kind: str, name: str, *, namespace: str = "default", wait: bool = True) -> None:
         """Delete the object; there may be none. wait: until it is gone."""

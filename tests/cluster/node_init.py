@@ -1,11 +1,12 @@
-"""The first process inside a cluster's namespaces: `python -m tests.cluster.node_init NAME`.
+"""The first process inside a node's namespaces: `python -m tests.cluster.node_init NAME NODE`.
 
 It makes the node (mounts, network, cgroups), starts the components and starts again what ends; its end ends everything
-in the cluster. Being process 1 of its PID namespace it reaps every orphan, so nothing else here waits for a child.
+on the node. Being process 1 of its PID namespace it reaps every orphan, so nothing else here waits for a child.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -21,7 +22,6 @@ from tests.cluster.layout import (
     CGROUP_ROOT,
     DNS_SERVICE_IP,
     NODE_IP,
-    NODE_NAME,
     REPOSITORY,
     Layout,
     Record,
@@ -32,7 +32,9 @@ from tests.cluster.readyz import ready
 from tests.servers import tools_dir
 
 FOREIGN = ("/tmp", "/mnt", "/media", "/run")
-"""Where other programs mount things; the clone of the mount table would keep those busy."""
+"""Where other programs mount things; the clone of the mount table would keep those busy. FUSE is foreign anywhere."""
+MNT_DETACH = 2
+"""Of umount2(2)."""
 PRIVATE_SYSCTLS = {
     "vm/overcommit_memory": "1",
     "vm/panic_on_oom": "0",
@@ -44,6 +46,7 @@ PRIVATE_SYSCTLS = {
 """The kubelet sets these for the whole machine; here it finds private files that hold what it wants."""
 RESTART_DELAY_S = 0.5
 API_TIMEOUT_S = 120.0
+LINK_TIMEOUT_S = 30.0
 
 
 def run(*argv: str) -> None:
@@ -54,10 +57,12 @@ def run(*argv: str) -> None:
 def drop_foreign_mounts(needed: Iterable[Path]) -> None:
     """Let go of what others mounted, in this mount namespace only; what `needed` stands on stays."""
     kept = {str(parent) for path in needed for parent in (path, *path.parents)}
-    points = [line.split(" ")[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    for point in reversed([point.encode().decode("unicode_escape") for point in points]):
-        if point not in kept and any(point.startswith(f"{folder}/") for folder in FOREIGN):
-            subprocess.run(("umount", "--lazy", "--", point), check=False, stderr=subprocess.DEVNULL, timeout=30)
+    for line in reversed(Path("/proc/self/mountinfo").read_text().splitlines()):
+        point = line.split(" ")[4].encode().decode("unicode_escape")
+        fuse = line.partition(" - ")[2].startswith("fuse")
+        if point not in kept and (fuse or any(point.startswith(f"{folder}/") for folder in FOREIGN)):
+            # Not umount(8), which asks the file system first: one whose server hangs would never answer.
+            ctypes.CDLL(None).umount2(point.encode("latin-1"), MNT_DETACH)
 
 
 def make_mounts(layout: Layout) -> None:
@@ -79,17 +84,30 @@ def make_mounts(layout: Layout) -> None:
     Path("/var/lib/kubelet").mkdir()
 
 
-def make_network() -> None:
-    """The node's address on one end of a pair of interfaces whose other end leads nowhere."""
+def make_network(layout: Layout) -> None:
+    """The node's address on one end of a pair of interfaces. The other end leads nowhere on the first node; that of
+    another is on the first, and whoever started this process makes the pair."""
     run("ip", "link", "set", "lo", "up")
-    run("ip", "link", "add", "node0", "type", "veth", "peer", "name", "node0-peer")
-    run("ip", "link", "set", "node0-peer", "up")
-    run("ip", "address", "add", f"{NODE_IP}/24", "dev", "node0")
+    first = layout.node == 1
+    if first:
+        run("ip", "link", "add", "node0", "type", "veth", "peer", "name", "node0-peer")
+        run("ip", "link", "set", "node0-peer", "up")
+        run("ip", "address", "add", f"{DNS_SERVICE_IP}/32", "dev", "lo")
+    else:
+        _wait_for_link("node0")
+    run("ip", "address", "add", f"{layout.node_ip}/24", "dev", "node0")
     run("ip", "link", "set", "node0", "up")
     # Without a default route the addresses of services have none.
-    run("ip", "route", "add", "default", "dev", "node0", "src", NODE_IP)
-    run("ip", "address", "add", f"{DNS_SERVICE_IP}/32", "dev", "lo")
+    run("ip", "route", "add", "default", *(() if first else ("via", NODE_IP)), "dev", "node0", "src", layout.node_ip)
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1\n")
+
+
+def _wait_for_link(name: str) -> None:
+    deadline = time.monotonic() + LINK_TIMEOUT_S
+    while name not in (each for _, each in socket.if_nameindex()):
+        if time.monotonic() > deadline:
+            sys.exit(f"no interface {name} within {LINK_TIMEOUT_S:.0f} s")
+        time.sleep(0.02)
 
 
 def make_cgroups(name: str) -> None:
@@ -155,8 +173,8 @@ class Supervisor:
 
 
 def main(record: Record) -> None:
-    """Make the node and keep it; returns never."""
-    layout = Layout(name=record.name)
+    """Make the node and supervise it; returns never."""
+    layout = Layout(name=record.name, node=record.node)
     # A signal that arrives between a look and the wait for it stays pending.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     # The tools are found from HOME otherwise.
@@ -164,15 +182,15 @@ def main(record: Record) -> None:
     os.environ["PATH"] = tool_path()
     os.environ["HOME"] = str(layout.state)
     os.chdir(layout.state)
-    socket.sethostname(NODE_NAME)
-    make_network()
+    socket.sethostname(layout.node_name)
+    make_network(layout)
     make_mounts(layout)
     if not record.api_only:
         make_cgroups(layout.cgroup)
     supervisor = Supervisor(layout)
     supervisor.start(first_components(layout, record.api_port, api_only=record.api_only))
     deadline = time.monotonic() + API_TIMEOUT_S
-    while not ready(layout.pki, record.api_port):
+    while record.node == 1 and not ready(layout.pki, record.api_port):
         if time.monotonic() > deadline:
             sys.exit(f"the API server did not answer within {API_TIMEOUT_S:.0f} s; see {layout.logs}")
         supervisor.reap()
@@ -182,7 +200,7 @@ def main(record: Record) -> None:
 
 
 if __name__ == "__main__":
-    found = load_record(sys.argv[1])
+    found = load_record(sys.argv[1], int(sys.argv[2]))
     if found is None:
-        sys.exit(f"no cluster named {sys.argv[1]}")
+        sys.exit(f"no cluster named {sys.argv[1]} with a node {sys.argv[2]}")
     main(found)

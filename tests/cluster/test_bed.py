@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
+import os
+import tempfile
 import uuid
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import yaml
@@ -12,6 +18,7 @@ from tests.cluster import cluster as clusters
 from tests.cluster.fixtures import Site, Storage
 from tests.cluster.kube import Kube, KubeError, Manifest
 from tests.cluster.layout import CGROUP_ROOT, Layout
+from tests.cluster.node_init import MNT_DETACH
 from tests.servers import boto_client, make_bucket
 
 pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300, func_only=True)]
@@ -61,9 +68,20 @@ def test_a_pod_reaches_a_service_by_its_name(site: Site, kube: Kube, namespace: 
     kube.apply(pod("web", web), service, namespace=namespace)
     kube.wait_condition("pod", "web", "Ready", namespace=namespace)
     names = ("web", f"web.{namespace}.svc.cluster.local")
-    program = (
-        f"import urllib.request as u\nfor n in {names}: print(u.urlopen(f'http://{{n}}/hostname', timeout=10).read())"
-    )
+    # The pod is ready a moment before kube-proxy lets connections through to it.
+    program = f"""
+import time, urllib.error, urllib.request
+end = time.monotonic() + 30
+for name in {names}:
+    while True:
+        try:
+            print(urllib.request.urlopen(f"http://{{name}}/hostname", timeout=10).read())
+            break
+        except urllib.error.URLError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.2)
+"""
     kube.apply(pod("client", site.container("python3", "-c", program)), namespace=namespace)
     kube.wait_phase("client", "Succeeded", namespace=namespace)
     assert kube.logs("client", namespace=namespace) == "b'web\\n'\n" * 2
@@ -152,16 +170,45 @@ def test_the_kubelet_is_started_again_and_its_pods_live_on(site: Site, kube: Kub
     assert [each["restartCount"] for each in found["status"]["containerStatuses"]] == [0]
 
 
+@contextlib.contextmanager
+def hanging_mount() -> Iterator[tuple[Path, int]]:
+    """A FUSE mount of somebody else, whose server answers nothing; and the server's end of it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        device = os.open("/dev/fuse", os.O_RDWR | os.O_NONBLOCK)
+        try:
+            options = f"fd={device},rootmode=40000,user_id=0,group_id=0".encode()
+            assert libc.mount(b"other", folder.encode(), b"fuse.datastore", 0, options) == 0, ctypes.get_errno()
+            try:
+                yield Path(folder), device
+            finally:
+                libc.umount2(folder.encode(), MNT_DETACH)
+        finally:
+            os.close(device)
+
+
+def is_gone(device: int) -> bool:
+    """Whether the file system of this server is mounted nowhere: not in any namespace."""
+    try:
+        os.read(device, 1 << 18)
+    except OSError as error:
+        return error.errno == errno.ENODEV
+    return False
+
+
 @pytest.mark.own_node
 def test_clusters_run_side_by_side_and_leave_nothing_behind(site: Site) -> None:
     name = f"beside-{uuid.uuid4().hex[:8]}"
-    other = clusters.up(name, api_only=True)
-    try:
+    with hanging_mount() as (place, device), contextlib.ExitStack() as ending:
+        other = clusters.up(name, api_only=True)
+        ending.callback(other.end)
+        assert str(place) not in Path(f"/proc/{other.record.init_pid}/mountinfo").read_text()
+        assert not is_gone(device)
+        ctypes.CDLL(None).umount2(str(place).encode(), 0)
+        site.kube.wait_for("end of a mount that the cluster found", lambda: is_gone(device), limit_s=10)
         assert Kube(other.kubeconfig).get("namespace", "default")
         processes = other.processes()
         assert len(processes) >= 4
-    finally:
-        other.end()
     assert not Layout(name=name).state.exists()
     assert not list(CGROUP_ROOT.glob(f"*/{Layout(name=name).cgroup}"))
     assert not [each for each in processes if each.is_running()]

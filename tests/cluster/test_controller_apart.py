@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,6 @@ import yaml
 
 from datastore.api.names import CREDENTIALS, MANAGED_BY, MANAGER, OWNER
 from datastore.cli.app import app, exit_code_of
-from tests.cluster import cluster as clusters
 from tests.cluster.controlled import (
     READY_S,
     ROOT,
@@ -25,23 +22,12 @@ from tests.cluster.controlled import (
     secret_of,
 )
 from tests.cluster.kube import Kube, Manifest
+from tests.promises import promise
 from tests.servers import Server, tools_dir
 
 pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300, func_only=True)]
 MANIFESTS = ROOT / "manifests"
 ALONE = ("--check", "5s")
-
-
-@pytest.fixture
-def fresh(nothing_stays_behind: None) -> Iterator[Kube]:
-    """A cluster without a node, and nothing in it."""
-    if reason := clusters.obstacle(api_only=True):
-        pytest.fail(reason)
-    cluster = clusters.up(f"api-{uuid.uuid4().hex[:8]}", api_only=True, owned=True)
-    try:
-        yield Kube(cluster.kubeconfig, also=(SYSTEM,))
-    finally:
-        cluster.end()
 
 
 def _space(kube: Kube, server: Server, name: str) -> Bench:
@@ -64,10 +50,10 @@ def _volume_of(namespace: str) -> Manifest:
     }
 
 
+@promise("S-114")
 def test_a_controller_of_one_namespace_needs_no_rights_in_others(
     fresh: Kube, s3_server: Server, tmp_path: Path
 ) -> None:
-    """S-114"""
     ours, theirs = _space(fresh, s3_server, "team"), _space(fresh, s3_server, "other")
     fresh.apply_folder(MANIFESTS / "overlays" / "namespaced")
     theirs.apply("digits", theirs.spec())
@@ -101,8 +87,8 @@ def test_a_controller_of_one_namespace_needs_no_rights_in_others(
     assert fresh.get("pv", "theirs") is not None
 
 
+@promise("S-113", "S-115")
 def test_the_components_take_rights_away_and_give_them(tmp_path: Path) -> None:
-    """S-113, S-115"""
     parts = {
         name: os.path.relpath(MANIFESTS / name, tmp_path.resolve()) for name in (".", "without-rotation", "claim-probe")
     }
@@ -111,8 +97,9 @@ def test_the_components_take_rights_away_and_give_them(tmp_path: Path) -> None:
     made = [each for each in yaml.safe_load_all(Kube(tmp_path).kubectl("kustomize", str(tmp_path))) if each]
     assert not [each for each in made if "rotation" in each["metadata"]["name"]]
     policies = [each["metadata"]["name"] for each in made if each["kind"] == "ValidatingAdmissionPolicy"]
-    assert policies == ["datastore-controller-probe"]
-    (pod,) = [each["spec"]["template"]["spec"] for each in made if each["kind"] == "Deployment"]
+    assert sorted(policies) == ["datastore-controller-probe", "datastore-node", "datastore-node-usage"]
+    deployments = {each["metadata"]["name"]: each for each in made if each["kind"] == "Deployment"}
+    pod = deployments["datastore-controller"]["spec"]["template"]["spec"]
     environment = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
     assert (environment["WATCH_SECRETS"], environment["PROBE_CLAIMS"]) == ("false", "true")
 
@@ -131,15 +118,15 @@ def _data(bench: Bench) -> None:
     bench.s3.put_object(Bucket=bench.bucket, Key="kept/x", Body=b"1")
 
 
+@promise("S-117")
 def test_removed_in_the_documented_order_nothing_stays_but_the_data(
     fresh: Kube, s3_server: Server, tmp_path: Path
 ) -> None:
-    """S-117"""
     fresh.apply_folder(MANIFESTS)
     bench = _space(fresh, s3_server, "team")
     _data(bench)
     account = account_kubeconfig(fresh.kubeconfig, fresh, tmp_path)
-    with controller(account, tmp_path, *ALONE, "--peering", "datastore-controller", "--priority", "1"):
+    with controller(account, tmp_path, *ALONE):
         bench.apply("kept", bench.spec("kept/"))
         bench.apply("made", bench.spec("made/", s3={"create": True}, reclaimPolicy="Delete"))
         bench.ready("kept")
@@ -151,19 +138,20 @@ def test_removed_in_the_documented_order_nothing_stays_but_the_data(
     assert bench.objects() == ["kept/x"]
 
 
+@promise("S-117")
 def test_removed_the_other_way_round_each_is_released_by_hand(
     fresh: Kube, s3_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S-117: the controller is gone, so nobody takes its finalizers off; the definition waits for them."""
+    """The controller is gone, so nobody takes its finalizers off; the definition waits for them."""
     fresh.apply_folder(MANIFESTS)
     bench = _space(fresh, s3_server, "team")
     _data(bench)
     account = account_kubeconfig(fresh.kubeconfig, fresh, tmp_path)
-    with controller(account, tmp_path, *ALONE, "--peering", "datastore-controller", "--priority", "1"):
+    with controller(account, tmp_path, *ALONE):
         bench.apply("kept", bench.spec("kept/", reclaimPolicy="Delete"))
         bench.ready("kept")
     removal = threading.Thread(
-        target=fresh.kubectl, args=("delete", "--kustomize", str(MANIFESTS)), kwargs={"timeout_s": 120}
+        target=fresh.kubectl, args=("delete", "--kustomize", str(MANIFESTS)), kwargs={"timeout_s": 220}
     )
     removal.start()
     try:
@@ -174,9 +162,9 @@ def test_removed_the_other_way_round_each_is_released_by_hand(
         fresh.wait_for("the Datastore waiting", going, limit_s=READY_S)
         monkeypatch.setenv("KUBECONFIG", str(fresh.kubeconfig))
         monkeypatch.setenv("PATH", str(tools_dir()), prepend=":")
-        assert exit_code_of(lambda: app(["release", "kept", "-n", "team"], standalone_mode=False)) == 0
+        assert exit_code_of(lambda: app(["remove-finalizer", "kept", "-n", "team"], standalone_mode=False)) == 0
     finally:
-        removal.join(120)
+        removal.join(220)
     assert not removal.is_alive()
     assert [each for each in _ours(fresh) if not each.startswith("persistentvolume/")] == []
     # The garbage collector does not follow owners of a kind that is gone, so the claims are left, too.

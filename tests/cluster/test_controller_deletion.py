@@ -15,13 +15,14 @@ from tests.cluster.controlled import (
     condition,
     secret_of,
 )
+from tests.promises import promise
 from tests.servers import tools_dir
 
 pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300, func_only=True)]
 
 
+@promise("S-73")
 def test_retain_leaves_everything(bench: Bench) -> None:
-    """S-73"""
     bench.s3.put_object(Bucket=bench.bucket, Key="a/x", Body=b"1")
     bench.apply("digits", bench.spec("a/", s3={"create": True}))
     bench.ready("digits")
@@ -30,8 +31,8 @@ def test_retain_leaves_everything(bench: Bench) -> None:
     assert bench.objects() == ["a/x"]
 
 
+@promise("S-73")
 def test_delete_removes_what_was_made_for_it_and_nothing_else(bench: Bench) -> None:
-    """S-73"""
     bench.s3.put_object(Bucket=bench.bucket, Key="old/x", Body=b"1")
     bench.apply("own", bench.spec("own/", s3={"create": True}, reclaimPolicy="Delete"))
     bench.apply("old", bench.spec("old/", s3={"create": True}, reclaimPolicy="Delete"))
@@ -49,8 +50,8 @@ def test_delete_removes_what_was_made_for_it_and_nothing_else(bench: Bench) -> N
     assert bench.kube.get("pvc", "own", namespace=bench.space) is None
 
 
+@promise("S-73")
 def test_delete_removes_a_bucket_that_it_made(bench: Bench) -> None:
-    """S-73"""
     name = f"made-{uuid.uuid4().hex[:8]}"
     bench.apply("digits", bench.spec(s3={"bucket": name, "create": True}, reclaimPolicy="Delete"))
     bench.ready("digits")
@@ -59,8 +60,8 @@ def test_delete_removes_a_bucket_that_it_made(bench: Bench) -> None:
     assert name not in [each["Name"] for each in bench.s3.list_buckets()["Buckets"]]
 
 
+@promise("S-73")
 def test_archive_renames(bench: Bench) -> None:
-    """S-73"""
     bench.apply("digits", bench.spec("a/", s3={"create": True}, reclaimPolicy="Archive"))
     bench.ready("digits")
     uid = (bench.get("digits") or {})["metadata"]["uid"]
@@ -69,9 +70,9 @@ def test_archive_renames(bench: Bench) -> None:
     assert bench.objects() == [f"a.archived-{uid}/d/x"]
 
 
+@promise("S-74", "S-132")
 @pytest.mark.parametrize(("inline", "shown"), [(False, "train"), (True, "train (inline)")])
 def test_deletion_waits_for_the_pods_and_names_them(bench: Bench, inline: bool, shown: str) -> None:
-    """S-74, S-132"""
     bench.apply("digits", bench.spec("a/", s3={"create": True}, reclaimPolicy="Delete"))
     bench.ready("digits")
     bench.s3.put_object(Bucket=bench.bucket, Key="a/x", Body=b"1")
@@ -89,8 +90,9 @@ def test_deletion_waits_for_the_pods_and_names_them(bench: Bench, inline: bool, 
     assert bench.objects() == []
 
 
+@promise("S-75")
 def test_a_namespace_goes_with_its_datastores_and_their_data(bench: Bench) -> None:
-    """S-75: its Secret may go first."""
+    """Its Secret may go first."""
     for number in range(5):
         bench.apply(f"d{number}", bench.spec(f"{number}/", s3={"create": True}, reclaimPolicy="Delete"))
     for number in range(5):
@@ -100,10 +102,11 @@ def test_a_namespace_goes_with_its_datastores_and_their_data(bench: Bench) -> No
     assert bench.objects() == []
 
 
+@promise("S-75")
 def test_a_datastore_released_by_hand_leaves_its_data_and_no_volume(
     bench: Bench, api_server: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S-75: its keys do not work any more, so its data can't be removed, and it says so until it is released."""
+    """Its keys do not work any more, so its data can't be removed, and it says so until its finalizer is gone."""
     bench.apply("digits", bench.spec("a/", s3={"create": True}, reclaimPolicy="Delete"))
     bench.ready("digits")
     volume = bench.volume("digits")
@@ -113,13 +116,13 @@ def test_a_datastore_released_by_hand_leaves_its_data_and_no_volume(
     bench.kube.delete("datastore", "digits", namespace=bench.space, wait=False)
     bench.kube.wait_for(
         "advice in the status",
-        lambda: "kubectl datastore release" in condition(bench.get("digits"), "Ready").get("message", ""),
+        lambda: "kubectl datastore remove-finalizer" in condition(bench.get("digits"), "Ready").get("message", ""),
         limit_s=READY_S,
         namespace=bench.space,
     )
     monkeypatch.setenv("KUBECONFIG", str(api_server.kubeconfig))
     monkeypatch.setenv("PATH", str(tools_dir()), prepend=":")
-    assert exit_code_of(lambda: app(["release", "digits", "-n", bench.space], standalone_mode=False)) == 0
+    assert exit_code_of(lambda: app(["remove-finalizer", "digits", "-n", bench.space], standalone_mode=False)) == 0
     bench.gone("digits")
     name = volume["metadata"]["name"]
     bench.kube.wait_for("end of the volume", lambda: bench.kube.get("pv", name) is None, limit_s=READY_S)

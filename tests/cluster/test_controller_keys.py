@@ -11,6 +11,7 @@ import pytest
 from datastore.api.names import CREDENTIALS
 from tests.cluster.controlled import SYSTEM, Bench, Controller, answer, secret_of
 from tests.cluster.kube import Manifest
+from tests.promises import promise
 
 pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300, func_only=True)]
 SOON_S = 10.0
@@ -22,8 +23,8 @@ def _pod(bench: Bench, name: str) -> Manifest:
     return found
 
 
+@promise("S-113")
 def test_the_pods_of_a_rotated_secret_are_annotated_with_its_version(bench: Bench) -> None:
-    """S-113"""
     bench.apply("digits", bench.spec())
     bench.ready("digits")
     bench.use("train", "digits")
@@ -45,6 +46,7 @@ def test_the_pods_of_a_rotated_secret_are_annotated_with_its_version(bench: Benc
         bench.kube.kubectl("delete", "pod", name, "--namespace", bench.space, "--grace-period=0", "--force")
 
 
+@promise("S-113")
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
@@ -63,7 +65,6 @@ def test_the_pods_of_a_rotated_secret_are_annotated_with_its_version(bench: Benc
 def test_the_cluster_lets_the_controller_change_nothing_else_of_a_pod(
     bench: Bench, account: Path, change: dict[str, Any], complaint: str
 ) -> None:
-    """S-113"""
     bench.use("train", "none")
     path = f"/api/v1/namespaces/{bench.space}/pods/train"
     merge = "application/strategic-merge-patch+json"
@@ -84,8 +85,9 @@ def test_the_cluster_lets_the_controller_change_nothing_else_of_a_pod(
     bench.kube.kubectl("delete", "pod", "train", "--namespace", bench.space, "--grace-period=0", "--force")
 
 
+@promise("S-113")
 def test_a_repaired_secret_is_seen_before_the_next_try(bench: Bench, running: Controller) -> None:
-    """S-113: after four failures the next try is a quarter of a minute away."""
+    """After four failures the next try is a quarter of a minute away."""
 
     def failures() -> float:
         pattern = r'datastore_controller_backend_failures_total\{reason="SecretNotFound"\} (\S+)'
@@ -107,8 +109,8 @@ def test_a_repaired_secret_is_seen_before_the_next_try(bench: Bench, running: Co
     assert failures() == began + 4
 
 
+@promise("S-76")
 def test_secrets_of_nobody_are_not_remembered(bench: Bench, running: Controller) -> None:
-    """S-76"""
     bench.kube.apply(secret_of(bench.server, "unused", note="CANARY"), namespace=SYSTEM)
     bench.apply("digits", bench.spec())
     bench.ready("digits")

@@ -19,6 +19,7 @@ from tests.cluster.kube import Kube, Manifest
 from tests.cluster.layout import REPOSITORY
 from tests.cluster.volumes import Volume
 from tests.csi.accounts import run_accounts
+from tests.promises import promise
 from tests.servers import make_bucket
 
 pytestmark = [pytest.mark.e2e_cluster, pytest.mark.own_node, pytest.mark.timeout(300, func_only=True)]
@@ -43,10 +44,10 @@ def says(kube: Kube, namespace: str, word: str) -> bool:
     return kube.kubectl("logs", "writer", f"--namespace={namespace}", "--tail=1").strip() == word
 
 
+@promise("S-86")
 def test_a_rotated_secret_reaches_the_mounts_of_a_datastore_within_seconds(
     site: Site, kube: Kube, product: Product, namespace: str
 ) -> None:
-    """S-86"""
     assert site.own is not None
     with run_accounts() as accounts, site.own.exposing(int(accounts.server.endpoint.rpartition(":")[2])) as address:
         bucket = make_bucket(accounts.server, f"bucket-{namespace}")
@@ -129,11 +130,12 @@ def disk(namespace: str) -> list[Manifest]:
     return [volume, claim]
 
 
+@promise("S-115", "S-135")
 @pytest.mark.parametrize("level", ["privileged", "restricted"])
 def test_what_the_volume_of_another_driver_can_do_is_tried_on_it(
     site: Site, kube: Kube, product: Product, namespace: str, tmp_path: Path, level: str
 ) -> None:
-    """S-115, S-135: where Pod Security refuses root, on a volume that others may write to."""
+    """Where Pod Security refuses root, on a volume that others may write to."""
     assert site.own is not None
     site.own.run("mkdir", "--mode", "755" if level == "privileged" else "777", f"/run/disk-{namespace}")
     kube.kubectl("label", "namespace", namespace, f"pod-security.kubernetes.io/enforce={level}")

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from typing import Any
 
 import pytest
 
 from datastore.api.datastore import API_VERSION
 from datastore.api.volumecontext import MEMORY
-from datastore.csi.keeper.cgroups import group_name, limit_of
+from datastore.csi.mountdaemon.cgroups import group_name, limit_of
 from datastore.csi.plugin import STARTUP_TAINT
 from datastore.csi.request import key_of
 from tests.cluster.fixtures import SYSTEM, Product, Site, Storage
 from tests.cluster.kube import Kube, KubeError, Manifest
-from tests.cluster.volumes import DRIVER, LOOP, OVERGROWN, SERVERS, SHOWS, Loop, Volume
+from tests.cluster.volumes import DRIVER, LOOP, OVERGROWN, SERVERS, SHOWS, Loop, SurvivalLoop, Volume
 from tests.csi.accounts import run_accounts
+from tests.promises import promise
 from tests.servers import boto_client, make_bucket
 
 pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300, func_only=True)]
-NODE, KEEPER = "node", "keeper"
+NODE, MOUNT_DAEMON = "node", "mount-daemon"
 READY_S = 90.0
 ROTATED_S = 150.0
 """The kubelet publishes again each 60 to 90 s by its default syncFrequency, when it has the time."""
@@ -30,7 +34,7 @@ ROTATED_S = 150.0
 
 @pytest.fixture(scope="module")
 def node_plugin(site: Site, product: Product) -> None:
-    """Keeper and node plugin, running."""
+    """Mount daemon and node plugin, running."""
     wait_ready(site.kube)
 
 
@@ -40,7 +44,7 @@ def pods_of(kube: Kube, component: str) -> list[Manifest]:
 
 def wait_ready(kube: Kube) -> None:
     def there() -> bool:
-        pods = [pods_of(kube, component) for component in (NODE, KEEPER)]
+        pods = [pods_of(kube, component) for component in (NODE, MOUNT_DAEMON)]
         return all(pods) and all(_is_ready(pod) for each in pods for pod in each)
 
     kube.wait_for("both DaemonSets ready", there, limit_s=READY_S, namespace=SYSTEM)
@@ -87,30 +91,34 @@ def runs(kube: Kube, volume: Volume) -> Callable[..., str]:
 Runs = Callable[..., str]
 
 
+@promise("S-80")
 def test_two_pods_use_one_volume(kube: Kube, volume: Volume, storage: Storage, runs: Runs) -> None:
-    """S-80"""
-    began = time.monotonic()
-    kube.apply(
-        volume.pod("first", "import time; open('/data/x', 'w').write('x'); time.sleep(3600)"),
-        namespace=volume.namespace,
-    )
+    boto_client(storage.here).put_object(Bucket=volume.bucket, Key="given", Body=b"given")
+    script = "import time; print(open('/data/given').read(), flush=True); open('/data/x', 'w').write('x')"
+    began = time.time()
+    kube.apply(volume.pod("first", f"{script}; time.sleep(3600)"), namespace=volume.namespace)
     kube.wait_phase("first", "Running", namespace=volume.namespace, limit_s=READY_S)
-    print(f"pod on a volume: apply to running {time.monotonic() - began:.1f} s")
+    running_s = time.time() - began
+    log = ("logs", "first", f"--namespace={volume.namespace}", "--timestamps")
+    kube.wait_for("a first read", lambda: "given" in kube.kubectl(*log), namespace=volume.namespace)
+    at = re.sub(r"(\.\d{6})\d*", r"\1", kube.kubectl(*log).split()[0])
+    read_s = datetime.fromisoformat(at).timestamp() - began
+    print(f"pod on a volume: apply to running {running_s:.1f} s, to its first read {read_s:.1f} s")
     assert runs("second", "print(open('/data/x').read()); open('/data/y', 'w').write('y')") == "x\n"
     assert boto_client(storage.here).get_object(Bucket=volume.bucket, Key="y")["Body"].read() == b"y"
     assert kube.execute("first", "cat", "/data/y", namespace=volume.namespace) == "y"
 
 
+@promise("S-82")
 def test_a_read_only_pod_can_not_write(volume: Volume, runs: Runs) -> None:
-    """S-82"""
     claim = {"persistentVolumeClaim": {"claimName": "data", "readOnly": True}}
     script = "import errno\ntry: open('/data/x', 'w')\nexcept OSError as error: print(errno.errorcode[error.errno])"
     assert runs("reader", script, volume=claim) == "EROFS\n"
     assert runs("reader-by-mount", script, mount={"readOnly": True}) == "EROFS\n"
 
 
+@promise("S-83")
 def test_a_user_who_is_not_root_writes_by_fsgroup(volume: Volume, runs: Runs) -> None:
-    """S-83"""
     script = "import os; open('/data/x', 'a').write('x'); s = os.stat('/data/x'); print(s.st_uid, s.st_gid)"
     restricted = {
         "runAsUser": 1000,
@@ -127,8 +135,8 @@ def test_a_subpath_of_a_volume(volume: Volume, runs: Runs, storage: Storage) -> 
     assert boto_client(storage.here).get_object(Bucket=volume.bucket, Key="deep/down/x")["Body"].read() == b"x"
 
 
+@promise("S-84")
 def test_an_inline_volume(volume: Volume, runs: Runs, storage: Storage) -> None:
-    """S-84"""
     attributes = {"bucket": volume.bucket, "endpoint": storage.endpoint, "prefix": "inline/"}
     inline = {"csi": {"driver": DRIVER, "volumeAttributes": attributes, "nodePublishSecretRef": {"name": "keys"}}}
     runs("inline", "open('/data/x', 'w').write('x')", volume=inline)
@@ -156,10 +164,10 @@ def by_name(name: str, **more: Any) -> Manifest:
     return {"csi": {"driver": DRIVER, "volumeAttributes": {"datastore": name}, **more}}
 
 
+@promise("S-120")
 def test_an_inline_volume_names_a_datastore(
     kube: Kube, volume: Volume, digits: str, runs: Runs, storage: Storage
 ) -> None:
-    """S-120"""
     kube.apply(volume.pod("keyless", "pass", volume=by_name(digits)), namespace=volume.namespace)
     kube.apply(volume.pod("mistaken", "pass", volume=by_name("digit")), namespace=volume.namespace)
     runs("named", "open('/data/x', 'w').write('x')", volume=by_name(digits, nodePublishSecretRef={"name": "keys"}))
@@ -177,8 +185,8 @@ def said_of(kube: Kube, pod: str, volume: Volume) -> str:
     return "\n".join(each["message"] for each in events if each["involvedObject"].get("name") == pod)
 
 
+@promise("S-121")
 def test_what_a_volume_holds_is_shown_by_df_and_by_the_kubelet(kube: Kube, volume: Volume, digits: str) -> None:
-    """S-121"""
     claim = {"persistentVolumeClaim": {"claimName": digits}}
     kube.apply(volume.pod("shows", SHOWS, volume=claim), namespace=volume.namespace)
     kube.wait_phase("shows", "Running", namespace=volume.namespace, limit_s=READY_S)
@@ -211,9 +219,9 @@ def test_what_a_volume_holds_is_shown_by_df_and_by_the_kubelet(kube: Kube, volum
     print(f"use of a volume: df after {took_s:.1f} s, the kubelet after {kubelet_s:.1f} s more; {told} bytes")
 
 
+@promise("S-119")
 @pytest.mark.own_node
 def test_the_start_up_taint_goes_when_the_plugin_is_ready(kube: Kube, volume: Volume) -> None:
-    """S-119"""
     (node,) = kube.items("nodes", namespace="")
     name = node["metadata"]["name"]
 
@@ -237,10 +245,10 @@ def test_the_start_up_taint_goes_when_the_plugin_is_ready(kube: Kube, volume: Vo
     assert STARTUP_TAINT not in [each["key"] for each in node["spec"].get("taints", [])]
 
 
+@promise("S-118")
 def test_a_mount_that_takes_too_much_memory_ends_and_comes_back_alone(
     site: Site, kube: Kube, storage: Storage, node_plugin: None, namespace: str
 ) -> None:
-    """S-118"""
     bucket = make_bucket(storage.here, f"bucket-{namespace}")
     given = Volume(site, storage, namespace, bucket, attributes={MEMORY: "192Mi"})
     inline = {"bucket": bucket, "endpoint": storage.endpoint, "prefix": "other/"}
@@ -253,8 +261,8 @@ def test_a_mount_that_takes_too_much_memory_ends_and_comes_back_alone(
         loop, other = Loop(kube, volume), Loop(kube, volume, "other")
         loop.goes_on()
         other.goes_on()
-        (keeper,) = pods_of(kube, KEEPER)
-        name = keeper["metadata"]["name"]
+        (daemon,) = pods_of(kube, MOUNT_DAEMON)
+        name = daemon["metadata"]["name"]
         others = servers(kube, name, bucket)["other/"]
         which = (group_name(volume.handle), key_of(volume.handle))
         told = json.loads(kube.execute(name, "python3", "-c", OVERGROWN, *which, namespace=SYSTEM))
@@ -269,19 +277,20 @@ def test_a_mount_that_takes_too_much_memory_ends_and_comes_back_alone(
         assert after["other/"] == others
 
 
-def servers(kube: Kube, keeper: str, bucket: str) -> dict[str, int]:
+def servers(kube: Kube, daemon: str, bucket: str) -> dict[str, int]:
     """The pid of the server of each mount of the bucket, by its prefix. Mounts of others may come and go meanwhile."""
-    said = json.loads(kube.execute(keeper, "python3", "-c", SERVERS, namespace=SYSTEM))
-    return {each["s3"]["prefix"] or "": each["serverPid"] for each in said if each["s3"]["bucket"] == bucket}
+    said = json.loads(kube.execute(daemon, "python3", "-c", SERVERS, namespace=SYSTEM))
+    of_bucket = [each for each in said if each["source"].get("bucket") == bucket]
+    return {each["source"].get("prefix", ""): each["serverPid"] for each in of_bucket}
 
 
-@pytest.fixture
-def loop(kube: Kube, volume: Volume) -> Loop:
-    kube.apply(volume.pod("loop", LOOP), namespace=volume.namespace)
-    kube.wait_phase("loop", "Running", namespace=volume.namespace, limit_s=READY_S)
-    made = Loop(kube, volume)
-    made.goes_on()
-    return made
+KILL = """
+import contextlib, json, os, pathlib, sys
+for each in pathlib.Path("/var/lib/kubelet/plugins/csi.datastore.dev/state").glob("*/mount.json"):
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # unmounted just now, or ended
+        os.kill(json.loads(each.read_text())[sys.argv[1]], 9)
+"""
+"""In the mount daemon's pod: kill -9 of each mount's process that its record has by this name."""
 
 
 def replaced(kube: Kube, name: str) -> None:
@@ -291,40 +300,43 @@ def replaced(kube: Kube, name: str) -> None:
     wait_ready(kube)
 
 
-def test_the_plugins_pod_is_deleted(kube: Kube, loop: Loop, volume: Volume, runs: Runs) -> None:
-    """S-89"""
-    replaced(kube, NODE)
-    loop.goes_on()
-    assert runs("after", "import os; print(len(os.listdir('/data/loop')) > 0)") == "True\n"
+def killed(kube: Kube, what: str) -> None:
+    """kill -9 of the supervisors or of the mount servers of the node."""
+    (daemon,) = pods_of(kube, MOUNT_DAEMON)
+    kube.execute(daemon["metadata"]["name"], "python3", "-c", KILL, what, namespace=SYSTEM)
 
 
-def test_the_keepers_pod_is_deleted(kube: Kube, loop: Loop) -> None:
-    """S-89"""
-    replaced(kube, KEEPER)
-    loop.goes_on()
+def rolled(kube: Kube) -> None:
+    where = f"--namespace={SYSTEM}"
+    kube.kubectl("rollout", "restart", "daemonset/datastore-node", where)
+    kube.kubectl("rollout", "status", "daemonset/datastore-node", where, "--timeout=60s", timeout_s=90)
 
 
-def test_the_daemonset_is_rolled(kube: Kube, loop: Loop) -> None:
-    """S-89"""
-    kube.kubectl("rollout", "restart", "daemonset/datastore-node", f"--namespace={SYSTEM}")
-    kube.kubectl(
-        "rollout", "status", "daemonset/datastore-node", f"--namespace={SYSTEM}", "--timeout=60s", timeout_s=90
-    )
-    loop.goes_on()
-
-
-def test_a_mount_server_is_killed(kube: Kube, loop: Loop) -> None:
-    """S-89"""
-    (keeper,) = pods_of(kube, KEEPER)
-    kill = (
-        "import contextlib, os, pathlib\n"
-        "for entry in pathlib.Path('/proc').glob('[0-9]*'):\n"
-        "    with contextlib.suppress(OSError):  # it has just ended\n"
-        "        if b'--server' in (entry / 'cmdline').read_bytes().split(b'\\0'): os.kill(int(entry.name), 9)"
-    )
-    for _ in range(3):
-        kube.execute(keeper["metadata"]["name"], "python3", "-c", kill, namespace=SYSTEM)
+@promise("S-89")
+@pytest.mark.timeout(600, func_only=True)
+def test_what_ends_and_comes_back_under_the_load_of_survival(
+    site: Site, kube: Kube, volume: Volume, runs: Runs
+) -> None:
+    loop = SurvivalLoop(kube, volume)
+    loop.start()
+    ends: dict[str, Callable[[], None]] = {
+        "a mount server": lambda: killed(kube, "serverPid"),
+        "its successor": lambda: killed(kube, "serverPid"),
+        "its supervisor": lambda: killed(kube, "supervisorPid"),
+        "the plugin's pod": lambda: replaced(kube, NODE),
+        "the mount daemon's pod": lambda: replaced(kube, MOUNT_DAEMON),
+        "the rolled DaemonSet": lambda: rolled(kube),
+    }
+    if (own := site.own) is not None:
+        ends["the kubelet"] = lambda: own.restart("kubelet", signal.SIGKILL)
+        ends["containerd"] = lambda: own.restart("containerd", signal.SIGKILL)
+    for what, end in ends.items():
+        began = time.monotonic()
+        end()
         loop.goes_on()
+        print(f"{what} ended: its load goes on after {time.monotonic() - began:.1f} s")
+    assert runs("after", "import os; print(len(os.listdir('/data/list')) >= 300)") == "True\n"
+    print(f"operations without an error or a wrong byte: {loop.finish()}")
 
 
 WRITER = """
@@ -339,9 +351,9 @@ while True:
 """
 
 
+@promise("S-86")
 @pytest.mark.own_node
 def test_a_rotated_secret_reaches_a_live_mount(site: Site, kube: Kube, node_plugin: None, namespace: str) -> None:
-    """S-86"""
 
     def says(word: str) -> bool:
         return kube.kubectl("logs", "writer", f"--namespace={namespace}", "--tail=1").strip() == word
@@ -364,12 +376,3 @@ def test_a_rotated_secret_reaches_a_live_mount(site: Site, kube: Kube, node_plug
             print(f"Secret changed to live mount: {time.monotonic() - began:.1f} s")
             names = [each["metadata"]["name"] for each in kube.items("pods", namespace=SYSTEM)]
             assert "canary" not in "".join(kube.logs(name, namespace=SYSTEM) for name in names)
-
-
-@pytest.mark.own_node
-def test_the_kubelet_is_restarted(kube: Kube, loop: Loop, site: Site, runs: Runs) -> None:
-    """S-89"""
-    assert site.own is not None
-    site.own.restart("kubelet")
-    loop.goes_on()
-    assert runs("after", "import os; print(len(os.listdir('/data/loop')) > 0)") == "True\n"

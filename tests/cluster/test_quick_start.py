@@ -20,6 +20,7 @@ from tests.cluster.image import IMAGE, TRAIN_IMAGE
 from tests.cluster.kube import Kube, Manifest
 from tests.cluster.layout import REPOSITORY
 from tests.cluster.volumes import LOOP, Loop, Volume
+from tests.promises import promise
 from tests.servers import boto_client, make_bucket, tools_dir
 
 pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(600, func_only=True)]
@@ -101,10 +102,10 @@ def guide(
     return Guide(kube, namespace, tmp_path, product, replaced)
 
 
+@promise("S-70")
 def test_the_quick_start_as_written(
     guide: Guide, kube: Kube, namespace: str, storage: Storage, bucket: str, product: Product
 ) -> None:
-    """S-70"""
     install, apply, train, look, clean_up = range(5)
     guide.follow(install)
     begun = time.monotonic()
@@ -147,10 +148,11 @@ def datastore(name: str, namespace: str, spec: Manifest) -> Manifest:
     return {"apiVersion": API_VERSION, "kind": "Datastore", "metadata": metadata, "spec": {"s3": s3}}
 
 
+@promise("S-89")
 def test_a_rolling_update_of_the_controller_disturbs_nobody(
     site: Site, kube: Kube, namespace: str, storage: Storage, product: Product
 ) -> None:
-    """S-89: nor do a claim and its volume change."""
+    """Nor do a claim and its volume change."""
     volume = Volume(site, storage, namespace, make_bucket(storage.here, f"bucket-{namespace}"))
     kube.apply(volume.secret(), datastore("data", namespace, volume.spec), namespace=namespace)
     kube.wait_condition("datastore", "data", "Ready", namespace=namespace, limit_s=READY_S)

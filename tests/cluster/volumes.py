@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tests.cluster.fixtures import Site, Storage
 from tests.cluster.kube import Kube, KubeError, Manifest
+from tests.servers import boto_client
+from tests.survival import load as survival
 
 DRIVER = "csi.datastore.dev"
 GOES_ON_S = 90.0
@@ -45,13 +49,13 @@ for each in pathlib.Path("/var/lib/kubelet/plugins/csi.datastore.dev/state").glo
         found.append(json.loads(each.read_text()))
 print(json.dumps(found))
 """
-"""In the keeper's pod: what each mount tells of itself."""
+"""In the mount daemon's pod: what each mount tells of itself."""
 
 OVERGROWN = """
 import glob, json, os, sys
-group_name, key = sys.argv[1:]
-state = f"/var/lib/kubelet/plugins/csi.datastore.dev/state/{key}/mount.json"
-server = json.load(open(state))["serverPid"]
+group_name, key, *folder = sys.argv[1:]
+(folder,) = folder or ["/var/lib/kubelet/plugins/csi.datastore.dev/state"]
+server = json.load(open(f"{folder}/{key}/mount.json"))["serverPid"]
 (group,) = glob.glob(f"/sys/fs/cgroup/**/{group_name}", recursive=True)
 version_2 = os.path.exists(f"{group}/memory.max")
 limit = int(open(f"{group}/" + ("memory.max" if version_2 else "memory.limit_in_bytes")).read())
@@ -73,7 +77,8 @@ _, ended = os.waitpid(child, 0)
 hoarder = int(os.WIFSIGNALED(ended))
 print(json.dumps({"limit": limit, "server": server, "kills": kills() - hoarder, "hoarder": hoarder}))
 """
-"""In the keeper's pod: bring a mount to its limit of memory, such that the kernel ends its server; what was seen.
+"""In the mount daemon's pod, or given the folder with the states of its mounts: bring a mount to its limit of memory,
+such that the kernel ends its server; what was seen.
 
 kills: without hoarder, 1 when the process that took the memory was killed as well. The kernel may do that: it no longer
 sees a victim that is ending, and chooses the next largest when the memory is not back by then.
@@ -168,6 +173,28 @@ class Volume:
         }
 
 
+DRIVER_OF_LOAD = """
+import json, pathlib, subprocess, sys, time
+kinds, control = sys.argv[1:], pathlib.Path("/tmp/control")
+control.mkdir()
+running = []
+for number, kind in enumerate(kinds):
+    pathlib.Path("/data", kind).mkdir()
+    command = [sys.executable, "/load/load.py", kind, f"/data/{kind}", str(control), str(number), "go on"]
+    running.append(subprocess.Popen(command))
+said = 0
+while any(each.poll() is None for each in running):
+    done = min(int((control / f"{kind}.count").read_text() or 0) if (control / f"{kind}.count").exists() else 0
+               for kind in kinds)
+    if done > said:
+        said = done
+        print("round", said, flush=True)
+    time.sleep(0.1)
+print(json.dumps({kind: json.loads((control / f"{kind}.json").read_text()) for kind in kinds}), flush=True)
+"""
+"""Runs the load of tests/survival on /data and says how far its slowest process is; at the end all reports."""
+
+
 class Loop:
     """A pod that writes and reads with checksums."""
 
@@ -189,3 +216,41 @@ class Loop:
         limits = {"limit_s": GOES_ON_S, "namespace": self.volume.namespace}
         self.kube.wait_for(f"round {reached}", lambda: self.rounds() >= reached, **limits)  # type: ignore[arg-type]
         self.reached = reached
+
+
+class SurvivalLoop(Loop):
+    """A pod with the load of tests/survival: open and removed files, maps, appends, renames, listings, all checked."""
+
+    def start(self) -> None:
+        """Make it, and wait until each of its processes has done something."""
+        space = self.volume.namespace
+        source = Path(survival.__file__).read_text()
+        config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "load"}, "data": {"load.py": source}}
+        pod = self.volume.pod(self.name, DRIVER_OF_LOAD)
+        (container,) = pod["spec"]["containers"]
+        container["command"] += list(survival.KINDS)
+        container["volumeMounts"].append({"name": "load", "mountPath": "/load"})
+        # One processor: the rest of the node shall come to its turn.
+        container["resources"] = {"requests": {"cpu": "100m"}, "limits": {"cpu": "1"}}
+        pod["spec"]["volumes"].append({"name": "load", "configMap": {"name": "load"}})
+        self.kube.apply(config, pod, namespace=space)
+        self.kube.wait_phase(self.name, "Running", namespace=space, limit_s=GOES_ON_S)
+        self.goes_on()
+
+    def finish(self) -> dict[str, int]:
+        """Let it end; the operations of each kind. Errors: AssertionError with what it saw or what the bucket lacks."""
+        space = self.volume.namespace
+        self.kube.execute(self.name, "touch", "/tmp/control/stop", namespace=space)
+        self.kube.wait_phase(self.name, "Succeeded", namespace=space, limit_s=GOES_ON_S)
+        # The whole log: --tail would count the pieces of a long line.
+        reports = json.loads(self.kube.logs(self.name, namespace=space).splitlines()[-1])
+        faults = {kind: report["errors"] + report["wrong"] for kind, report in reports.items()}
+        assert not any(faults.values()), faults
+        client = boto_client(self.volume.storage.here)
+        for kind, report in reports.items():
+            pages = client.get_paginator("list_objects_v2").paginate(Bucket=self.volume.bucket, Prefix=f"{kind}/")
+            keys = [each["Key"] for page in pages for each in page.get("Contents", []) if each["Key"][-1] != "/"]
+            bodies = {key: client.get_object(Bucket=self.volume.bucket, Key=key)["Body"].read() for key in keys}
+            stored = {key[len(kind) + 1 :]: hashlib.sha256(body).hexdigest() for key, body in bodies.items()}
+            assert stored == report["content"], f"{kind}: the bucket has other content than was written"
+        return {kind: report["operations"] for kind, report in reports.items()}

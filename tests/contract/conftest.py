@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from datastore.api.mountspec import S3Location, StaticCredentials
+from datastore.api.source import S3Location, StaticCredentials
 from datastore.fuse.store.base import Capabilities, ObjectStore
-from datastore.fuse.store.memory import MemoryBucket, MemoryStore
 from datastore.fuse.store.s3 import open_adapter, probe
 from datastore.secret import Secret
 from tests.contract.deviations import DEVIATIONS
+from tests.memorystore import MemoryBucket, MemoryStore
 from tests.servers import Server
 
 DISK_LIKE = Capabilities(conditional_delete=True, file_beside_directory=False, max_key_segment_bytes=255)
@@ -31,10 +31,12 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A store with an empty bucket of its own."""
+    """A store with an empty bucket of its own, and one with another bucket of the same server."""
 
     name: str
     store: ObjectStore
+    other: ObjectStore
+    other_bucket: str
 
 
 def location_of(server: Server, bucket: str) -> S3Location:
@@ -57,18 +59,19 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     reason = DEVIATIONS.get((name, test, case)) or DEVIATIONS.get((name, test, ""))
     if reason:
         request.node.add_marker(pytest.mark.xfail(reason=reason, strict=True))
-    if name == "memory":
-        yield Subject(name, MemoryStore(MemoryBucket(capabilities=GENEROUS)))
-        return
-    if name == "memory-disk-like":
-        yield Subject(name, MemoryStore(MemoryBucket(capabilities=DISK_LIKE)))
+    if name.startswith("memory"):
+        buckets = [MemoryBucket(capabilities=GENEROUS if name == "memory" else DISK_LIKE) for _ in range(2)]
+        buckets[0].others = {"other": buckets[1]}
+        yield Subject(name, MemoryStore(buckets[0]), MemoryStore(buckets[1]), "other")
         return
     server = request.getfixturevalue(request.param.replace("-", "_"))
-    location = location_of(server, f"contract-{next(_numbers)}")
-    probe(replace(location, create=True), writable=True, deadline_s=30)
-    store = open_adapter(location, capabilities=KNOWN[name], list_metadata=True)
-    yield Subject(name, store)
-    store.close()
+    locations = [location_of(server, f"contract-{next(_numbers)}") for _ in range(2)]
+    for location in locations:
+        probe(replace(location, create=True), writable=True, deadline_s=30)
+    stores = [open_adapter(location, capabilities=KNOWN[name], list_metadata=True) for location in locations]
+    yield Subject(name, stores[0], stores[1], locations[1].bucket)
+    for each in stores:
+        each.close()
 
 
 @pytest.fixture

@@ -12,13 +12,15 @@ from datastore.errors import CorruptBody
 from datastore.fuse.store.base import PartNumber, WriteOptions
 from datastore.fuse.store.s3 import checksums, open_adapter, probe
 from tests.contract.conftest import location_of
+from tests.promises import promise
 
 
+@promise("S-131")
 @pytest.mark.parametrize("name", ["versitygw", "minio"])
 def test_a_damaged_part_beside_copied_ones_is_refused(
     name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S-131 by its MD5; the same part as it is is taken."""
+    """By its MD5; the same part as it is is taken."""
     location = location_of(request.getfixturevalue(name), "damage")
     probe(replace(location, create=True), writable=True, deadline_s=30)
     with closing(open_adapter(location)) as store:

@@ -12,6 +12,7 @@ from datastore.fuse.store.base import ListPage, ObjectStore, WriteOptions
 from datastore.fuse.store.packed import unpacked
 from datastore.fuse.store.s3 import open_adapter, probe
 from tests.contract.conftest import Subject, location_of
+from tests.promises import promise
 from tests.servers import Server, boto_client, make_bucket
 
 LINK = "cadena%20de%20s%C3%ADmbolos"
@@ -21,6 +22,7 @@ OBJECTS = {
     "dir/nothing": ({}, "application/octet-stream"),
     "dir/link": ({"--symlink-target": LINK}, "application/octet-stream"),
     "odd name+ü&<>": ({"xattr": "%7B%22user.a%22%3A%22YQ%3D%3D%22%7D", "empty": "", "gaps": "a  b"}, "image/png"),
+    "headers": ({"a": "1", ":cache-control": "no-cache", ":content-encoding": "gzip"}, "text/html"),
     "signs": ({"a-b.c_d": "&<>\"'%+~"}, "application/octet-stream"),
 }
 
@@ -41,9 +43,9 @@ def agrees(store: ObjectStore, page: ListPage) -> list[str]:
     return shown
 
 
+@promise("S-129")
 @pytest.mark.parametrize(("prefix", "delimiter"), [("", ""), ("", "/"), ("dir/", "/"), ("dir/", "")])
 def test_what_a_listing_shows_is_what_a_head_shows(subject: Subject, prefix: str, delimiter: str) -> None:
-    """S-129."""
     fill(subject.store)
 
     page = subject.store.list_page(prefix, delimiter=delimiter)
@@ -52,8 +54,8 @@ def test_what_a_listing_shows_is_what_a_head_shows(subject: Subject, prefix: str
     assert agrees(subject.store, page) == (every if subject.store.capabilities.listed_metadata else [])
 
 
+@promise("S-129")
 def test_pages_show_it_too(subject: Subject) -> None:
-    """S-129."""
     fill(subject.store)
     keys: list[str] = []
     token: str | None = None
@@ -66,8 +68,9 @@ def test_pages_show_it_too(subject: Subject) -> None:
     assert len(keys) == (len(OBJECTS) if subject.store.capabilities.listed_metadata else 0)
 
 
+@promise("S-130")
 def test_the_same_page_has_the_same_digest_and_a_change_of_metadata_another(subject: Subject) -> None:
-    """S-130: MinIO shows the metadata of an object in another order each time, and nothing of it when asked plainly."""
+    """MinIO shows the metadata of an object in another order each time, and nothing of it when asked plainly."""
     store = subject.store
     fill(store)
     digests = {store.list_page("").digest for _ in range(20)}
@@ -83,9 +86,10 @@ def test_the_same_page_has_the_same_digest_and_a_change_of_metadata_another(subj
     assert agrees(store, page) == [found.key for found in page.objects]
 
 
+@promise("S-129")
 @pytest.mark.parametrize("name", ["minio", "versitygw", "moto"])
 def test_only_a_server_that_says_that_it_is_minio_is_asked(name: str, request: pytest.FixtureRequest) -> None:
-    """S-129: the probe tells it, or the first listing."""
+    """The probe tells it, or the first listing."""
     server: Server = request.getfixturevalue(name)
     location = location_of(server, make_bucket(server, f"told-{name}"))
     assert probe(location, writable=False).listed_metadata is (name == "minio")
@@ -96,8 +100,9 @@ def test_only_a_server_that_says_that_it_is_minio_is_asked(name: str, request: p
     store.close()
 
 
+@promise("S-129")
 def test_metadata_is_not_asked_for_where_nobody_wants_it(minio: Server) -> None:
-    """S-129: `attributes: listing`, and whoever only counts."""
+    """`attributes: listing`, and whoever only counts."""
     location = location_of(minio, make_bucket(minio, "unwanted"))
     store = open_adapter(location, capabilities=probe(location, writable=False))
     fill(store)
@@ -105,8 +110,9 @@ def test_metadata_is_not_asked_for_where_nobody_wants_it(minio: Server) -> None:
     store.close()
 
 
+@promise("S-129")
 def test_what_a_listing_of_minio_can_not_show_as_a_head_does_is_left_to_the_head(minio: Server) -> None:
-    """S-129: bytes beyond ASCII, which a HEAD encodes, and names that break the XML."""
+    """Bytes beyond ASCII, which a HEAD encodes, and names that break the XML."""
     bucket = make_bucket(minio, "unlike")
     allow = {"Effect": "Allow", "Principal": {"AWS": ["*"]}, "Action": ["s3:PutObject"]}
     policy = {"Version": "2012-10-17", "Statement": [{**allow, "Resource": [f"arn:aws:s3:::{bucket}/*"]}]}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from datastore.api.mountspec import S3Location, StaticCredentials
+from datastore.api.source import S3Location, StaticCredentials
 from datastore.errors import (
     BucketNotFound,
     CredentialsInvalid,
@@ -24,8 +24,9 @@ from datastore.errors import (
 from datastore.fuse.store.base import ByteRange, Capabilities, WriteOptions
 from datastore.fuse.store.s3 import open_adapter, open_s3, probe
 from datastore.secret import Secret
+from tests.authority import HERE, Authority
 from tests.contract.conftest import location_of
-from tests.servers import Server, free_port, make_bucket
+from tests.servers import Server, free_port, make_bucket, run_minio, run_versitygw
 from tests.unit.store.scripted import SILENCE, ScriptedServer, http
 
 NOBODY = StaticCredentials(access_key_id="AKID", secret_access_key=Secret("s"))
@@ -46,7 +47,9 @@ def location(server: Server) -> S3Location:
 
 def seen(server: Server) -> Capabilities:
     """What the probe finds out."""
-    return Capabilities(listed_metadata=server.name == "minio")
+    longest = 227 if server.name == "versitygw" else 1024
+    minio = server.name == "minio"
+    return Capabilities(listed_metadata=minio, hides_below_files=minio, max_new_segment_bytes=longest)
 
 
 @contextmanager
@@ -213,3 +216,21 @@ def test_virtual_hosts_and_a_proxy_reach_the_bucket(monkeypatch: pytest.MonkeyPa
     assert bytes(body) == b"body"
     assert server.requests[0].startswith(b"GET http://data.s3.lab.example:9000/?encoding-type=url")
     assert server.requests[1].startswith(b"GET http://data.s3.lab.example:9000/a/b%20c ")
+
+
+@pytest.mark.parametrize("name", ["versitygw", "minio"])
+def test_http_to_a_port_that_speaks_tls_says_try_https(name: str, authority: Authority) -> None:
+    with {"versitygw": run_versitygw, "minio": run_minio}[name](identity=authority.issue("probed", HERE)) as server:
+        plain = server.endpoint.replace("https://", "http://")
+        location = S3Location(bucket="bucket", endpoint=plain, force_path_style=True, credentials=NOBODY)
+        refused(location, InvalidRequest, f"this port speaks TLS: try {server.endpoint}")
+
+
+def test_what_is_no_http_is_said_without_its_bytes() -> None:
+    with ScriptedServer([b"\x00\xff\xfe\x80 raw\r\n\r\n"] * 3) as server:
+        location = S3Location(bucket="bucket", endpoint=f"http://127.0.0.1:{server.port}", credentials=NOBODY)
+        with pytest.raises(Unreachable) as raised:
+            probe(location, writable=False)
+    assert "what it answers is no HTTP: check the endpoint's host and port" in str(raised.value)
+    assert "raw" not in str(raised.value)
+    assert str(raised.value).isascii()

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from datastore.api.mountspec import S3Location
+from datastore.api.source import S3Location
 from datastore.fuse.store.base import ObjectStore, WriteOptions
 from datastore.fuse.store.s3 import open_s3
+from tests.promises import promise
 from tests.servers import Server, free_port, make_bucket, run_versitygw
 
 CALLS: dict[str, Callable[[ObjectStore], object]] = {
@@ -25,11 +26,12 @@ def write_keys(home: Path, server: Server) -> None:
     (home / "credentials").write_text(text)
 
 
+@promise("S-65")
 @pytest.mark.parametrize("name", CALLS)
 def test_renewed_keys_are_found_when_the_old_ones_are_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, versitygw: Server
 ) -> None:
-    """S-65 The first call after the change succeeds, whatever it is."""
+    """The first call after the change succeeds, whatever it is."""
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     data = tmp_path / "data"

@@ -7,6 +7,7 @@ import itertools
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -23,10 +24,12 @@ from datastore.errors import (
     Throttled,
 )
 from datastore.fuse.store.base import (
+    Body,
     ByteRange,
     ETag,
     ObjectInfo,
     ObjectStore,
+    ObjectVersion,
     PartNumber,
     Shown,
     UploadId,
@@ -34,6 +37,7 @@ from datastore.fuse.store.base import (
 )
 from tests.contract.conftest import Subject
 from tests.contract.deviations import REFUSED
+from tests.promises import promise
 
 PLAIN = WriteOptions()
 OTHER = ETag("0123456789abcdef0123456789abcdef")
@@ -143,9 +147,10 @@ class TestObjects:
         with pytest.raises(NotFound):
             store.get("missing", byte_range=ByteRange(0, 1))
 
+    @promise("S-150")
     @pytest.mark.parametrize("listed", [True, False])
     def test_many_heads_say_what_each_says(self, store: ObjectStore, listed: bool) -> None:
-        """S-150 also of those that are missing, or another version by now; twice, since servers get to be known."""
+        """Also of those that are missing, or another version by now; twice, since servers get to be known."""
         etags: dict[str, ETag] = {}
         for number in range(60):
             options = WriteOptions(metadata={"n": str(number)})
@@ -167,6 +172,24 @@ class TestObjects:
                     assert shown.key in {"many/8", "many/missing", "many/missing too"}
                 else:
                     assert replace(answer, server_time_ns=0) == replace(store.head(shown.key), server_time_ns=0)
+
+    @promise("S-150")
+    def test_many_gets_bring_what_each_brings(self, store: ObjectStore) -> None:
+        """Nothing of those that are missing, or another version by now; also what comes in many pieces."""
+        bodies = {f"many/{number}": bytes([number]) * (1 + number * 9000) for number in range(60)}
+        versions = [ObjectVersion(key, store.put(key, body, PLAIN).etag, len(body)) for key, body in bodies.items()]
+        store.put("many/7", b"newer", PLAIN)
+        store.delete("many/8")
+        found: dict[str, bytes | None] = {}
+
+        def take(version: ObjectVersion, answer: tuple[Body, ObjectInfo] | None) -> None:
+            assert version.key not in found
+            found[version.key] = bytes(answer[0]) if answer is not None else None
+
+        for _ in range(2):
+            found.clear()
+            store.get_many(partial(next, iter(versions), None), take)
+            assert found == {**bodies, "many/7": None, "many/8": None}
 
     @pytest.mark.parametrize(
         ("start", "stop", "expected"),
@@ -451,6 +474,25 @@ class TestCopy:
         assert (dict(info.metadata), info.content_type, info.etag) == ({"a": "1"}, "text/x-test", copied.etag)
         assert store.head("from +%/key").size == 7
 
+    def test_headers_of_s3s_own_are_kept_beside_user_metadata(self, store: ObjectStore) -> None:
+        headers = {
+            ":cache-control": "no-cache",
+            ":content-disposition": 'attachment; filename="a b.txt"',
+            ":content-encoding": "gzip",
+            ":content-language": "de",
+        }
+        store.put("key", b"content", WriteOptions(metadata={"a": "1", "cache-control": "a user's", **headers}))
+        store.copy("key", "copied")
+        store.copy("copied", "copied", replace=WriteOptions(metadata={"b": "2", **headers}))
+        upload = store.create_upload("parts", WriteOptions(metadata=headers))
+        part = store.upload_part("parts", upload, PartNumber(1), b"content")
+        store.complete_upload("parts", upload, [(PartNumber(1), part)], PLAIN)
+
+        assert dict(store.head("key").metadata) == {"a": "1", "cache-control": "a user's", **headers}
+        assert dict(store.get("key")[1].metadata) == dict(store.head("key").metadata)
+        assert dict(store.head("copied").metadata) == {"b": "2", **headers}
+        assert dict(store.head("parts").metadata) == headers
+
     def test_a_copy_can_replace_metadata_also_in_place(self, store: ObjectStore) -> None:
         store.put("key", b"content", WriteOptions(metadata={"a": "1"}))
 
@@ -478,6 +520,25 @@ class TestCopy:
             store.copy("key", "bad", if_source_match=OTHER)
 
         assert all_pages(store, "")[0] == ["good", "key"]
+
+    def test_a_copy_comes_from_another_bucket(self, subject: Subject) -> None:
+        store, other, bucket = subject.store, subject.other, subject.other_bucket
+        body = bytes(range(256)) * 24_000
+        etag = other.put("dir/key", body, WriteOptions(metadata={"mode": "33188"})).etag
+        kept = WriteOptions(metadata={"mode": "33152"})
+
+        store.copy("dir/key", "whole", if_source_match=etag, replace=kept, source_bucket=bucket)
+        upload_id = store.create_upload("parts", kept, copies=True)
+        part = store.upload_part_copy(
+            "parts", upload_id, PartNumber(1), "dir/key", ByteRange(0, len(body)), etag, source_bucket=bucket
+        )
+        store.complete_upload("parts", upload_id, [(PartNumber(1), part)], kept)
+
+        for key in ("whole", "parts"):
+            assert bytes(store.get(key)[0]) == body
+            assert store.head(key).metadata["mode"] == "33152"
+        with pytest.raises(NotFound):
+            store.copy("dir/key", "none")
 
     def test_a_directory_marker_can_be_copied(self, store: ObjectStore) -> None:
         etag = store.put("dir/", b"", WriteOptions(metadata={"mode": "16877"})).etag

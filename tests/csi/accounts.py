@@ -21,8 +21,9 @@ class Accounts:
         command = [find_tool("versitygw"), "admin", *login, "--endpoint-url", self.server.endpoint, *arguments]
         subprocess.run(command, check=True, capture_output=True, timeout=30)
 
-    def create(self, name: str, secret: str) -> dict[str, str]:
-        self.admin("create-user", "--access", name, "--secret", secret, "--role", "admin")
+    def create(self, name: str, secret: str, role: str = "admin") -> dict[str, str]:
+        """role: 'user' may do what policies of buckets allow him."""
+        self.admin("create-user", "--access", name, "--secret", secret, "--role", role)
         return {"AWS_ACCESS_KEY_ID": name, "AWS_SECRET_ACCESS_KEY": secret}
 
     def remove(self, name: str) -> None:

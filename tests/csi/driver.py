@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,9 +23,9 @@ import grpc
 import psutil
 
 from datastore import mountinfo
-from datastore.csi import mounter
-from datastore.csi.keeper.host import KeptState
-from datastore.csi.keeper.protocol import Keeper
+from datastore.csi.commands import Commands
+from datastore.csi.mountdaemon.daemon import MountState
+from datastore.csi.mountdaemon.protocol import DaemonClient
 from datastore.csi.settings import Settings
 from datastore.csi.spec import csi_pb2 as csi
 from datastore.csi.spec.csi_pb2_grpc import ControllerStub, IdentityStub, NodeStub
@@ -119,13 +121,14 @@ class Driver:
             "PLUGIN_DIR": str(self.settings.plugin_dir),
             "REGISTRY_DIR": str(self.settings.registry_dir),
             "PROVISIONER": "datastore.backends.provisioner:S3Provisioner",
+            "ALLOW_RANGES": "127.0.0.0/8",  # where the tests' S3 servers are
             **self.extra,
         }
-        self.host = Process("datastore.csi.keeper", environment, self.directory / "host.log")
+        self.mount_daemon = Process("datastore.csi.mountdaemon", environment, self.directory / "mount-daemon.log")
         self.plugin = Process("datastore.csi", environment, self.directory / "plugin.log")
 
     def start(self) -> None:
-        self.host.start()
+        self.mount_daemon.start()
         self.plugin.start()
         self.wait()
 
@@ -155,20 +158,28 @@ class Driver:
         with self.channel() as channel:
             return getattr(stub(ControllerStub, channel), method)(request, timeout=CALL_TIMEOUT_S, wait_for_ready=True)
 
-    def keeper(self) -> Keeper:
-        return Keeper(self.settings.keeper_socket)
+    def daemon(self) -> DaemonClient:
+        return DaemonClient(self.settings.daemon_socket)
 
-    def state(self, volume_id: str) -> KeptState:
-        return next(each for each in self.keeper().states() if each.volume_id == volume_id)
+    def state(self, volume_id: str) -> MountState:
+        return next(each for each in self.daemon().states() if each.volume_id == volume_id)
+
+    def mounted_client(self, volume_id: str) -> int:
+        """The pid that serves a volume, by the state that its supervisor writes; 0: none."""
+        try:
+            told = json.loads(Path(self.state(volume_id).state_dir, "mount.json").read_bytes())
+        except (OSError, ValueError):
+            return 0
+        return int(told["serverPid"])
 
     def logs(self) -> str:
         """Everything that the driver and its mounts have written."""
-        files = [self.host.log, self.plugin.log, *self.settings.plugin_dir.glob("state/*/*.log")]
+        files = [self.mount_daemon.log, self.plugin.log, *self.settings.plugin_dir.glob("state/*/[ms]*.log")]
         return "\n".join(path.read_text(errors="replace") for path in files if path.exists())
 
     def close_processes(self) -> None:
         """Everything of ours on the node ends at once."""
-        for process in (self.plugin, self.host):
+        for process in (self.plugin, self.mount_daemon):
             process.kill()
 
     def close(self) -> None:
@@ -176,7 +187,7 @@ class Driver:
         below = f"{self.directory}/"
         for mount in reversed(mountinfo.read().mounts):
             if mount.mountpoint.startswith(below):
-                mounter.unmount_all(mount.mountpoint)
+                Commands().unmount_all(mount.mountpoint)
 
 
 @dataclass
@@ -248,8 +259,38 @@ class Pod:
         return self.publish()
 
     def end(self) -> None:
-        self.unpublish()
-        self.unstage()
+        """As the kubelet does: what another call is at work on is asked for again."""
+        until(lambda: answered(self.unpublish, grpc.StatusCode.ABORTED), "the volume is unpublished")
+        until(lambda: answered(self.unstage, grpc.StatusCode.ABORTED), "the volume is unstaged")
+
+    def condition(self) -> str:
+        """What NodeGetVolumeStats says of it."""
+        request = csi.NodeGetVolumeStatsRequest(volume_id=self.volume_id, volume_path=str(self.target))
+        return str(self.driver.node("NodeGetVolumeStats", request).volume_condition.message)
+
+
+@contextmanager
+def running() -> Iterator[Driver]:
+    """Both processes, in a short directory of their own, since sockets are in it."""
+    directory = Path(tempfile.mkdtemp(prefix="csi-", dir="/tmp"))
+    driver = Driver(directory)
+    try:
+        driver.start()
+        yield driver
+    finally:
+        driver.close()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def answered(call: Callable[[], object], unless: grpc.StatusCode) -> bool:
+    """Once more, as the kubelet does; False when the answer is `unless`. Errors: grpc.RpcError for any other one."""
+    try:
+        call()
+    except grpc.RpcError as refused:
+        if refused.code() is not unless:
+            raise
+        return False
+    return True
 
 
 def context_of(server: Server, bucket: str, **more: Any) -> dict[str, str]:

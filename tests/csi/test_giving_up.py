@@ -13,8 +13,9 @@ import grpc
 import pytest
 
 from datastore import mountinfo
-from datastore.csi.keeper.protocol import export_of
-from tests.csi.driver import Driver, Pod, until
+from datastore.csi.mountdaemon.protocol import handles_of
+from tests.csi.driver import Driver, Pod, answered, until
+from tests.promises import promise
 
 pytestmark = pytest.mark.fuse
 Pods = Callable[..., Pod]
@@ -34,37 +35,28 @@ def unavailable(said: str, within_s: float) -> Iterator[None]:
     assert time.monotonic() - began < within_s
 
 
-def repeated(call: Callable[[], object]) -> bool:
-    """Once more, as the kubelet does; whether it went well."""
-    try:
-        call()
-    except grpc.RpcError as refused:
-        if refused.code() is not grpc.StatusCode.UNAVAILABLE:
-            raise
-        return False
-    return True
-
-
-def test_while_the_keeper_is_away_calls_end_at_once_and_work_when_it_is_back(driver: Driver, pod: Pods) -> None:
-    """S-122"""
+@promise("S-122")
+def test_while_the_mount_daemon_is_away_calls_end_at_once_and_work_when_it_is_back(driver: Driver, pod: Pods) -> None:
     first, second = pod("pod-a"), pod("pod-b")
     (first.start() / "x").write_text("x")
-    driver.host.kill()
+    driver.mount_daemon.kill()
     for call in (second.publish, first.unstage, first.stage):
-        with unavailable("the datastore-keeper pod of node node-1 is starting, or is not there", AT_ONCE_S):
+        with unavailable("the datastore-mount-daemon pod of node node-1 is starting, or is not there", AT_ONCE_S):
             call()
     first.unpublish()  # needs nobody
     assert not first.target.exists()
-    driver.host.start()
-    until(lambda: repeated(second.publish), "the keeper answers again", log=driver.logs)
+    driver.mount_daemon.start()
+    until(
+        lambda: answered(second.publish, grpc.StatusCode.UNAVAILABLE), "the mount daemon answers again", log=driver.logs
+    )
     assert (second.target / "x").read_text() == "x"
     second.end()
     assert mountinfo.read().at(first.staging) is None
-    assert driver.keeper().states() == []
+    assert driver.daemon().states() == []
 
 
+@promise("S-122")
 def test_a_server_that_hangs_keeps_its_volume_and_lets_it_go_when_it_answers(driver: Driver, pod: Pods) -> None:
-    """S-122"""
     first = pod()
     (first.start() / "x").write_text("x")
     server = driver.state(first.volume_id).server_pid
@@ -81,14 +73,14 @@ def test_a_server_that_hangs_keeps_its_volume_and_lets_it_go_when_it_answers(dri
     assert mountinfo.read().at(first.staging) is None
 
 
+@promise("S-121")
 def test_how_full_a_volume_is_outlives_its_server(driver: Driver, pod: Pods) -> None:
-    """S-121"""
     first = pod()
     first.start()
-    (held,) = export_of(driver.settings.holder_socket)
-    held.close()
-    filled = replace(held.spec, used_bytes=5_000_000, used_files=3)
-    driver.keeper().mount(held.volume_id, filled, ephemeral=False).close()
+    (handle,) = handles_of(driver.settings.daemon_socket)
+    handle.close()
+    filled = replace(handle.spec, used_bytes=5_000_000, used_files=3)
+    driver.daemon().mount(handle.volume_id, filled, ephemeral=False).close()
 
     def shown() -> tuple[int, int]:
         found = os.statvfs(first.target)

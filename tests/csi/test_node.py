@@ -11,32 +11,33 @@ import pytest
 from datastore import mountinfo
 from datastore.csi.spec import csi_pb2 as csi
 from tests.csi.driver import MODES, Driver, Pod
+from tests.promises import promise
 
 pytestmark = pytest.mark.fuse
 Pods = Callable[..., Pod]
 Stored = Callable[[str], bytes]
 
 
+@promise("S-80")
 def test_two_pods_share_one_mount_and_the_bucket_has_what_they_wrote(driver: Driver, pod: Pods, stored: Stored) -> None:
-    """S-80"""
     first, second = pod("pod-a"), pod("pod-b")
     (first.start() / "from-a").write_bytes(b"a" * 100_000)
     assert (second.start() / "from-a").read_bytes() == b"a" * 100_000
     (second.target / "from-b").write_text("b")
     assert (first.target / "from-b").read_text() == "b"
     assert stored("from-b") == b"b"
-    assert len(driver.keeper().states()) == 1
+    assert len(driver.daemon().states()) == 1
     first.unpublish()
     assert (second.target / "from-b").read_text() == "b"
     second.unpublish()
     assert not second.target.exists()
     second.unstage()
     assert mountinfo.read().at(first.staging) is None
-    assert driver.keeper().states() == []
+    assert driver.daemon().states() == []
 
 
+@promise("S-81")
 def test_every_call_may_be_repeated(driver: Driver, pod: Pods) -> None:
-    """S-81"""
     first = pod()
     for _ in range(2):
         first.stage()
@@ -53,8 +54,8 @@ def test_every_call_may_be_repeated(driver: Driver, pod: Pods) -> None:
     stranger.unstage()
 
 
+@promise("S-82")
 def test_a_read_only_pod_sees_what_a_writing_pod_writes(pod: Pods) -> None:
-    """S-82"""
     writer, reader = pod("writer"), pod("reader", read_only=True)
     (writer.start() / "x").write_text("x")
     reader.start()
@@ -94,8 +95,8 @@ def as_user(uid: int, gid: int, place: Path, work: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+@promise("S-83")
 def test_a_pod_with_an_fsgroup_writes_what_root_and_others_made(pod: Pods, stored: Stored) -> None:
-    """S-83"""
     plain = pod("plain")
     plain.start()
     (plain.target / "of-root").mkdir(mode=0o755)
@@ -130,15 +131,15 @@ def test_mount_options_choose_the_owner_of_what_has_none(
     assert (owned.target.stat().st_mode & 0o777) == 0o750
 
 
+@promise("S-84")
 def test_an_inline_volume_comes_and_goes_with_its_pod(driver: Driver, pod: Pods, bucket: str, stored: Stored) -> None:
-    """S-84"""
     inline = pod(context=inline_context(pod(), bucket))
     inline.volume_id = "csi-0123456789abcdef"
     (inline.publish() / "x").write_text("x")
     assert stored("scratch/x") == b"x"
     inline.unpublish()
     assert not inline.target.exists()
-    assert driver.keeper().states() == []
+    assert driver.daemon().states() == []
     assert [mount for mount in mountinfo.read().mounts if str(driver.directory) in mount.mountpoint] == []
 
 
@@ -155,6 +156,7 @@ def inline_context(like: Pod, bucket: str) -> dict[str, str]:
     }
 
 
+@promise("S-85")
 @pytest.mark.parametrize(
     ("attributes", "said"),
     [
@@ -164,7 +166,6 @@ def inline_context(like: Pod, bucket: str) -> dict[str, str]:
     ],
 )
 def test_no_pod_reaches_a_directory_of_the_node(pod: Pods, attributes: dict[str, str], said: str) -> None:
-    """S-85"""
     with pytest.raises(grpc.RpcError) as refused:
         pod(context=attributes).stage()
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -181,8 +182,8 @@ def test_wrong_keys_are_said_with_the_servers_words_and_nothing_is_left(driver: 
     assert "canary" not in str(refused.value.details()) + driver.logs()
 
 
+@promise("S-86")
 def test_stats_answer_at_once_and_say_what_is_wrong(driver: Driver, pod: Pods) -> None:
-    """S-86"""
     first = pod()
     first.start()
     request = csi.NodeGetVolumeStatsRequest(volume_id=first.volume_id, volume_path=str(first.target))
@@ -190,19 +191,19 @@ def test_stats_answer_at_once_and_say_what_is_wrong(driver: Driver, pod: Pods) -
     assert not well.volume_condition.abnormal
     assert {usage.unit for usage in well.usage} == {csi.VolumeUsage.BYTES, csi.VolumeUsage.INODES}
     state = driver.state(first.volume_id)
-    for pid in (state.keeper_pid, state.server_pid):
+    for pid in (state.supervisor_pid, state.server_pid):
         os.kill(pid, 19)  # SIGSTOP: they hang
     try:
         hanging = driver.node("NodeGetVolumeStats", request, timeout_s=10)
     finally:
-        for pid in (state.server_pid, state.keeper_pid):
+        for pid in (state.server_pid, state.supervisor_pid):
             os.kill(pid, 18)
     assert hanging.volume_condition.abnormal
     assert "does not answer" in hanging.volume_condition.message
 
 
+@promise("S-87")
 def test_a_volume_that_hangs_keeps_no_other_waiting(driver: Driver, pod: Pods, bucket: str) -> None:
-    """S-87"""
     hanging, other = pod("one"), pod("two")
     other.volume_id = "team/other/5678"
     hanging.start()
@@ -216,8 +217,8 @@ def test_a_volume_that_hangs_keeps_no_other_waiting(driver: Driver, pod: Pods, b
         os.kill(state.server_pid, 18)
 
 
+@promise("S-88")
 def test_a_dead_mount_is_found_and_replaced_before_publish(driver: Driver, pod: Pods) -> None:
-    """S-88"""
     first = pod()
     (first.start() / "x").write_text("x")
     driver.close_processes()

@@ -11,6 +11,7 @@ import pytest
 
 from tests.csi.accounts import Accounts, run_accounts
 from tests.csi.driver import Driver, Pod, context_of, until
+from tests.promises import promise
 from tests.servers import make_bucket
 
 pytestmark = pytest.mark.fuse
@@ -24,8 +25,8 @@ def accounts() -> Iterator[Accounts]:
         yield made
 
 
+@promise("S-86")
 def test_rotated_keys_reach_the_live_mount_and_no_text_shows_one(driver: Driver, accounts: Accounts) -> None:
-    """S-86"""
     bucket = make_bucket(accounts.server, "rotated")
     first, second = (accounts.create(f"user-{number}", canary) for number, canary in enumerate(CANARIES))
     pod = Pod(driver=driver, volume_id="team/rotated/1", context=context_of(accounts.server, bucket), secrets=first)
@@ -55,16 +56,16 @@ def everything_said(driver: Driver) -> Iterator[str]:
     for path in driver.settings.plugin_dir.rglob("*"):
         if path.is_file() and "cache" not in path.parts:
             yield path.read_bytes().decode(errors="replace")
-    state = driver.keeper().states()[0]
-    assert driver.host.popen is not None
+    state = driver.daemon().states()[0]
+    assert driver.mount_daemon.popen is not None
     assert driver.plugin.popen is not None
-    for pid in (driver.host.popen.pid, driver.plugin.popen.pid, state.keeper_pid, state.server_pid):
+    for pid in (driver.mount_daemon.popen.pid, driver.plugin.popen.pid, state.supervisor_pid, state.server_pid):
         for name in ("cmdline", "environ"):
             yield Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="replace")
 
 
+@promise("S-85")
 def test_an_unsent_file_keeps_the_volume_on_the_node_until_it_is_sent(driver: Driver, accounts: Accounts) -> None:
-    """S-85"""
     bucket = make_bucket(accounts.server, "unsent")
     first, second = (accounts.create(f"user-{number}", canary) for number, canary in enumerate(CANARIES))
     pod = Pod(driver=driver, volume_id="team/unsent/1", context=context_of(accounts.server, bucket), secrets=first)

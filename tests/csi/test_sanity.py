@@ -13,6 +13,7 @@ import yaml
 
 from datastore.csi.spec import csi_pb2 as csi
 from tests.csi.driver import Driver, secrets_of
+from tests.promises import promise
 from tests.servers import Server, ServerMissing, find_tool
 
 pytestmark = [pytest.mark.fuse, pytest.mark.slow]
@@ -60,8 +61,8 @@ def test_csi_sanity_passes(driver: Driver, versitygw: Server, bucket: str, direc
     assert states.count("passed") >= LEAST_PASSED, re.findall(r"Ran .*", done.stdout)
 
 
+@promise("S-137")
 def test_how_much_room_is_left_is_not_made_up(driver: Driver) -> None:
-    """S-137"""
     found = driver.controller("ControllerGetCapabilities", csi.ControllerGetCapabilitiesRequest()).capabilities
     assert csi.ControllerServiceCapability.RPC.GET_CAPACITY not in [each.rpc.type for each in found]
     with pytest.raises(grpc.RpcError) as refused:

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from datastore import mountinfo
-from datastore.csi.errors import KeeperAway
+from datastore.csi.errors import NotAnswering
 from tests.csi.driver import Driver, Pod, ended, until
+from tests.promises import promise
 
 pytestmark = pytest.mark.fuse
 Pods = Callable[..., Pod]
@@ -57,8 +58,8 @@ def application(pod: Pods, tmp_path: Path) -> Iterator[Application]:
         yield running
 
 
+@promise("S-89")
 def test_a_mount_server_is_killed(driver: Driver, pod: Pods, application: Application) -> None:
-    """S-89"""
     for _ in range(3):
         before = driver.state(pod().volume_id).server_pid
         os.kill(before, signal.SIGKILL)
@@ -66,32 +67,33 @@ def test_a_mount_server_is_killed(driver: Driver, pod: Pods, application: Applic
         application.goes_on()
 
 
-def test_a_keeper_is_killed(driver: Driver, pod: Pods, application: Application) -> None:
-    """S-89"""
-    before = driver.state(pod().volume_id).keeper_pid
+@promise("S-89")
+def test_a_supervisor_is_killed(driver: Driver, pod: Pods, application: Application) -> None:
+    before = driver.state(pod().volume_id).supervisor_pid
     os.kill(before, signal.SIGKILL)
-    until(lambda: driver.state(pod().volume_id).keeper_pid not in {0, before}, "another keeper")
+    until(lambda: driver.state(pod().volume_id).supervisor_pid not in {0, before}, "another supervisor")
     application.goes_on()
 
 
-def test_a_keeper_is_killed_while_the_system_starts_no_process(
+@promise("S-153")
+def test_a_supervisor_is_killed_while_the_system_starts_no_process(
     driver: Driver, pod: Pods, application: Application
 ) -> None:
-    """S-153: a limit of descriptors stands for one of processes."""
-    assert driver.host.popen is not None
-    host, kind = driver.host.popen.pid, resource.RLIMIT_NOFILE
-    keeper = driver.state(pod().volume_id).keeper_pid
-    soft, hard = resource.prlimit(host, kind)
-    resource.prlimit(host, kind, (0, hard))
-    os.kill(keeper, signal.SIGKILL)
-    until(lambda: driver.logs().count("a keeper could not start") >= 3, "three tries")
-    resource.prlimit(host, kind, (soft, hard))
+    """A limit of descriptors stands for one of processes."""
+    assert driver.mount_daemon.popen is not None
+    daemon, kind = driver.mount_daemon.popen.pid, resource.RLIMIT_NOFILE
+    supervisor = driver.state(pod().volume_id).supervisor_pid
+    soft, hard = resource.prlimit(daemon, kind)
+    resource.prlimit(daemon, kind, (0, hard))
+    os.kill(supervisor, signal.SIGKILL)
+    until(lambda: driver.logs().count("a supervisor could not start") >= 3, "three tries")
+    resource.prlimit(daemon, kind, (soft, hard))
     application.goes_on()
 
 
+@promise("S-89")
 @pytest.mark.parametrize("how", ["end", "kill"])
 def test_the_plugin_is_replaced(driver: Driver, pod: Pods, application: Application, how: str) -> None:
-    """S-89"""
     getattr(driver.plugin, how)()
     application.goes_on()
     driver.plugin.start()
@@ -100,49 +102,50 @@ def test_the_plugin_is_replaced(driver: Driver, pod: Pods, application: Applicat
     application.goes_on()
 
 
+@promise("S-89")
 @pytest.mark.parametrize("how", ["end", "kill"])
-def test_the_keepers_host_is_replaced(driver: Driver, pod: Pods, application: Application, how: str) -> None:
-    """S-89"""
+def test_the_mount_daemon_is_replaced(driver: Driver, pod: Pods, application: Application, how: str) -> None:
     state = driver.state(pod().volume_id)
-    getattr(driver.host, how)()
+    getattr(driver.mount_daemon, how)()
     until(lambda: ended(state.server_pid), "the server ends too")
-    driver.host.start()
+    driver.mount_daemon.start()
     application.goes_on()
     driver.wait()
     pod().publish()
     assert mountinfo.read().count(str(pod().target)) == 1
 
 
-def test_first_the_plugin_is_replaced_then_the_keepers_host(
+@promise("S-89")
+def test_first_the_plugin_is_replaced_then_the_mount_daemon(
     driver: Driver, pod: Pods, application: Application
 ) -> None:
-    """S-89"""
     driver.plugin.kill()
     driver.plugin.start()
     driver.wait()
-    driver.host.kill()
-    driver.host.start()
+    driver.mount_daemon.kill()
+    driver.mount_daemon.start()
     application.goes_on()
     pod().publish()
 
 
-@pytest.mark.parametrize("replaced", ["host", "server"])
+@promise("S-139")
+@pytest.mark.parametrize("replaced", ["mount_daemon", "server"])
 def test_what_changes_while_a_server_is_replaced_reaches_the_next_one(driver: Driver, pod: Pods, replaced: str) -> None:
-    """S-139: that one was started with what is old, and nobody would tell it later."""
+    """That one was started with what is old, and nobody would tell it later."""
     first = pod()
     (first.start() / "x").write_text("x")
     state = driver.state(first.volume_id)
     if replaced == "server":
         os.kill(state.server_pid, signal.SIGKILL)
     else:
-        driver.host.end()
-        driver.host.start()
+        driver.mount_daemon.end()
+        driver.mount_daemon.start()
         until(lambda: _keeps_one(driver), "the mount is adopted", log=driver.logs)
     assert (pod("pod-b", group="2000").publish() / "x").stat().st_gid == 2000
 
 
 def _keeps_one(driver: Driver) -> bool:
     try:
-        return len(driver.keeper().states()) == 1
-    except KeeperAway:
+        return len(driver.daemon().states()) == 1
+    except NotAnswering:
         return False

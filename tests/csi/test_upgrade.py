@@ -1,4 +1,4 @@
-"""A node plugin of a later release beside the keeper's host of an earlier one, which is replaced by hand."""
+"""A node plugin of a later release beside the mount daemon of an earlier one, which is replaced by hand."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from pathlib import Path
 import grpc
 import pytest
 
-from datastore.csi.errors import KeeperAway
+from datastore.csi.errors import NotAnswering
 from tests.csi.driver import Driver, Pod, until
+from tests.promises import promise
 
 pytestmark = pytest.mark.fuse
 
 
 @pytest.fixture
 def driver(directory: Path) -> Iterator[Driver]:
-    """With an older keeper's host."""
+    """With an older mount daemon."""
     made = Driver(directory)
-    made.host.module = "tests.csi.older_keeper"
+    made.mount_daemon.module = "tests.csi.older_daemon"
     try:
         made.start()
         yield made
@@ -28,15 +29,15 @@ def driver(directory: Path) -> Iterator[Driver]:
 
 def serves(driver: Driver) -> bool:
     try:
-        return len(driver.keeper().states()) == 1
-    except KeeperAway:
+        return len(driver.daemon().states()) == 1
+    except NotAnswering:
         return False
 
 
-def test_an_older_keeper_takes_what_it_knows_and_what_it_does_not_names_the_remedy(
+@promise("S-136")
+def test_an_older_mount_daemon_takes_what_it_knows_and_what_it_does_not_names_the_remedy(
     driver: Driver, pod: Callable[..., Pod]
 ) -> None:
-    """S-136"""
     old = pod("old")
     (old.start() / "x").write_text("by the older")
     newer = pod("newer", group="2000")
@@ -44,13 +45,13 @@ def test_an_older_keeper_takes_what_it_knows_and_what_it_does_not_names_the_reme
         newer.publish()
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     said = str(refused.value.details())
-    assert "the keeper of node node-1 is older than its node plugin" in said
+    assert "the mount daemon of node node-1 is older than its node plugin" in said
     assert "'group'" in said
-    assert "kubectl delete pod -A -l app.kubernetes.io/name=datastore,app.kubernetes.io/component=keeper" in said
+    assert "kubectl delete pod -A -l app.kubernetes.io/name=datastore,app.kubernetes.io/component=mount-daemon" in said
     assert said.endswith("--field-selector spec.nodeName=node-1")
-    driver.host.end()
-    driver.host.module = "datastore.csi.keeper"
-    driver.host.start()
-    until(lambda: serves(driver), "the new keeper has adopted the mount", log=driver.logs)
+    driver.mount_daemon.end()
+    driver.mount_daemon.module = "datastore.csi.mountdaemon"
+    driver.mount_daemon.start()
+    until(lambda: serves(driver), "the new mount daemon has adopted the mount", log=driver.logs)
     assert (newer.publish() / "x").read_text() == "by the older"
     assert (old.target / "x").stat().st_gid == 2000, "one mount, which knows of groups now"

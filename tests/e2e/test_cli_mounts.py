@@ -128,7 +128,70 @@ def test_a_mount_through_libfuse_is_the_same_to_its_user(place: Place) -> None:
     assert place.run("mount", "--transport", "libfuse", place.manifest, "data", place.directory).returncode == 0
     (place.directory / "a.txt").write_text("hello")
     assert (place.directory / "a.txt").read_text() == "hello"
+    refused = place.run("restart", "data")
+    assert (refused.returncode, "it is mounted with --transport libfuse" in refused.stderr) == (5, True), refused.stderr
     assert place.run("umount", place.directory).returncode == 0
+    assert place.stored() == ["a.txt"]
+
+
+def test_metrics_at_what_is_no_address_is_wrong_usage(place: Place) -> None:
+    done = place.run("mount", "--metrics", "nonsense", place.manifest, "data", place.directory)
+    assert (done.returncode, "--metrics nonsense: an address and a port" in done.stderr) == (2, True), done.stderr
+    assert not place.directory.exists()
+
+
+def test_all_mounts_end_at_once_but_for_what_is_used(place: Place, tmp_path: Path) -> None:
+    """Of two, one with an open file: the other one goes, and the first says who uses it."""
+    place.run("mount", place.manifest, "data", place.directory)
+    place.run("mount", place.manifest, "again", tmp_path / "two")
+    (place.directory / "a.txt").write_text("hello")
+    with (place.directory / "a.txt").open():
+        done = place.run("umount", "--all")
+        assert (done.returncode, f"pid {os.getpid()}" in done.stderr) == (5, True), done.stderr
+        assert not (tmp_path / "two").exists()
+    assert place.run("umount", "--all").returncode == 0
+    assert place.run("umount", "--all").returncode == 0, "there is none left"
+    assert mounted_below(tmp_path) == []
+    assert place.run("list", "-o", "json").stdout == "[]\n"
+
+
+@pytest.mark.parametrize("crashed", [False, True])
+def test_a_mount_takes_the_place_of_another_one(place: Place, tmp_path: Path, crashed: bool) -> None:
+    """What was there is uploaded first; a dead one, which alone would be refused, is removed."""
+    place.run("mount", place.manifest, "data", place.directory)
+    (place.directory / "a.txt").write_text("hello")
+    if crashed:
+        told = json.loads(place.run("status", "data", "-o", "json").stdout)
+        for pid in (told["supervisorPid"], told["serverPid"]):
+            os.kill(pid, signal.SIGKILL)
+    refused = place.run("mount", place.manifest, "again", place.directory)
+    assert (refused.returncode, "is mounted there already" in refused.stderr) == (5, not crashed), refused.stderr
+    done = place.run("mount", "--replace", place.manifest, "again", place.directory)
+    assert done.returncode == 0, done.stderr
+    assert (place.directory / "a.txt").read_text() == "hello"
+    with pytest.raises(OSError, match="Read-only"):
+        (place.directory / "b.txt").touch()
+    assert len(mounted_below(tmp_path)) == 1
+
+
+def test_what_is_not_uploaded_is_sent_on_demand(place: Place) -> None:
+    """By `unsent --retry`: 6 while the bucket is gone; when it is back at once, not at the next try of each 30 s."""
+    place.run("mount", place.manifest, "data", place.directory)
+    file = (place.directory / "a.txt").open("w")
+    file.write("precious")
+    shutil.rmtree(Path(place.server.data_dir, place.bucket))
+    with pytest.raises(OSError, match="Input/output error"):
+        file.close()
+    failed = place.run("unsent", "--retry", "data")
+    assert (failed.returncode, "NoSuchBucket" in failed.stderr) == (6, True), failed.stderr
+    found = json.loads(place.run("doctor", "-o", "json").stdout)
+    assert [each["code"] for each in found if "1 files are not uploaded" in each["text"]] == [6]
+    make_bucket(place.server, place.bucket)
+    began = time.monotonic()
+    done = place.run("unsent", "--retry", "data")
+    print(f"unsent --retry: {time.monotonic() - began:.1f} s")
+    assert (done.returncode, "everything of data is uploaded" in done.stderr) == (0, True), done.stderr
+    assert time.monotonic() - began < 20
     assert place.stored() == ["a.txt"]
 
 
@@ -137,7 +200,9 @@ def test_the_secret_key_is_in_no_file_argument_or_environment(place: Place, tmp_
     (place.directory / "a.txt").write_text("hello")
     told = json.loads(place.run("status", "data", "-o", "json").stdout)
     kept = [each for each in (*tmp_path.glob("state/**/*"), *tmp_path.glob("cache/**/*")) if each.is_file()]
-    facts = [Path(f"/proc/{told[pid]}", name) for pid in ("keeperPid", "serverPid") for name in ("cmdline", "environ")]
+    facts = [
+        Path(f"/proc/{told[pid]}", name) for pid in ("supervisorPid", "serverPid") for name in ("cmdline", "environ")
+    ]
     secret = place.server.secret_key.encode()
     assert kept
     assert [path for path in (*kept, *facts) if secret in path.read_bytes()] == []
@@ -148,7 +213,7 @@ def test_status_tells_what_the_server_does(place: Place) -> None:
     (place.directory / "a.txt").write_text("hello")
     told = json.loads(place.run("status", place.directory, "-o", "json").stdout)
     assert (told["name"], told["state"], told["dirty"]) == ("data", "mounted", [])
-    assert {"keeperPid", "serverPid", "cache", "store"} <= set(told)
+    assert {"supervisorPid", "serverPid", "cache", "store"} <= set(told)
     documented = (Path(CHECKOUT) / "docs/reference/cli.md").read_text()
     assert {key for key in told if f"`{key}`" not in documented} == set()
     assert place.run("status").stdout.startswith("data\n")
@@ -257,7 +322,7 @@ def test_a_busy_directory_is_not_unmounted_behind_its_user(place: Place) -> None
 def test_a_crashed_mount_is_listed_and_can_be_removed(place: Place) -> None:
     place.run("mount", place.manifest, "data", place.directory)
     told = json.loads(place.run("status", "data", "-o", "json").stdout)
-    for pid in (told["keeperPid"], told["serverPid"]):
+    for pid in (told["supervisorPid"], told["serverPid"]):
         os.kill(pid, signal.SIGKILL)
     eventually(lambda: json.loads(place.run("list", "-o", "json").stdout)[0]["state"] == "crashed")
     refused = place.run("mount", place.manifest, "data", place.directory)

@@ -82,7 +82,7 @@ def test_every_verb_that_is_named_exists(document: str) -> None:
     help_text = subprocess.run(
         [sys.executable, "-m", "datastore.cli", "--help"], capture_output=True, text=True, check=True
     ).stdout
-    verbs = set(re.findall(r"(?:`|\$ |kubectl )datastore ([a-z]+)", (README.parent / document).read_text()))
+    verbs = set(re.findall(r"(?:`|\$ |kubectl )datastore ([a-z-]+)", (README.parent / document).read_text()))
     assert verbs
     assert {verb for verb in verbs if not re.search(rf"^\W*{verb} ", help_text, re.MULTILINE)} == set()
 

@@ -1,4 +1,4 @@
-"""The server dies at a store call; as the kernel and the keeper have it, a new one takes over and is asked again."""
+"""The server dies at a store call; as the kernel and the supervisor have it, a new one takes over, asked again."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from tests.fault.test_killed_between import ALL, MORE, whole
 from tests.fault.worlds import FaultWorld, fault_world
 from tests.faulty import from_nth, no_faults, nth
 from tests.mounted import Died
+from tests.promises import promise
 
 __all__ = ["small_parts"]
 pytestmark = pytest.mark.timeout(900)
@@ -54,11 +55,12 @@ def _settled(world: FaultWorld, scenario: Scenario, where: str, *, failed: bool 
     assert not world.bucket.uploads, where
 
 
+@promise("S-20", "S-27", "S-62")
 @pytest.mark.parametrize("scenario", CHOSEN, ids=lambda scenario: scenario.name)
 def test_a_start_that_is_killed_is_made_good(
     scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S-20 S-27 S-62 The process dies, and the next one before the m-th lasting step of its start."""
+    """The process dies, and the next one before the m-th lasting step of its start."""
     mortal = Mortal(monkeypatch)
     for n in range(_steps(scenario, mortal, tmp_path / "healthy")):
         for m in itertools.count():
@@ -79,9 +81,10 @@ def test_a_start_that_is_killed_is_made_good(
                 break
 
 
+@promise("S-159", "S-20", "S-27", "S-66")
 @pytest.mark.parametrize("scenario", CHOSEN, ids=lambda scenario: scenario.name)
 def test_a_start_that_fails_is_made_good(scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-159 S-20 S-27 S-66 The process dies, and the m-th store call of the next start fails, once or for good."""
+    """The process dies, and the m-th store call of the next start fails, once or for good."""
     mortal = Mortal(monkeypatch)
     for n, make in itertools.product(range(_steps(scenario, mortal, tmp_path / "healthy")), (nth, from_nth)):
         for m in itertools.count():

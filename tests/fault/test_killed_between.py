@@ -19,6 +19,7 @@ from tests.fault.sweeping import mend, same_but_markers, small_parts
 from tests.fault.worlds import FaultWorld, fault_world
 from tests.localfs import LocalFs
 from tests.mounted import Died, no_writes
+from tests.promises import promise
 
 __all__ = ["small_parts"]
 pytestmark = pytest.mark.timeout(600)
@@ -110,9 +111,10 @@ def _steps(scenario: Scenario, mortal: Mortal, directory: Path) -> list[str]:
         return list(mortal.steps)
 
 
+@promise("S-41", "S-58")
 @pytest.mark.parametrize("scenario", ALL, ids=lambda scenario: scenario.name)
 def test_a_new_server_goes_on(scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-41 S-58 Nobody sees an error, and what was replaced or removed never comes back."""
+    """Nobody sees an error, and what was replaced or removed never comes back."""
     mortal = Mortal(monkeypatch)
     for n, step in enumerate(_steps(scenario, mortal, tmp_path / "healthy")):
         where = f"killed before step {n} ({step})"
@@ -131,9 +133,10 @@ def test_a_new_server_goes_on(scenario: Scenario, tmp_path: Path, monkeypatch: p
             mend(world, scenario, prepared, where, failed=False, new_process=False, killed=True)
 
 
+@promise("S-20", "S-27", "S-62")
 @pytest.mark.parametrize("scenario", ALL, ids=lambda scenario: scenario.name)
 def test_the_next_mount_goes_on(scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-20 S-27 S-62 After the death of every process all is as before, as after, or as what was written."""
+    """After the death of every process all is as before, as after, or as what was written."""
     mortal = Mortal(monkeypatch)
     states = (scenario.before, scenario.after, *scenario.halfway, *scenario.when_killed)
     for n, step in enumerate(_steps(scenario, mortal, tmp_path / "healthy")):
@@ -202,12 +205,13 @@ STAYS = (_removed, _made_anew)
 """Nothing has their place in the end: killed at the wrong moment, what was left comes back rather than is lost."""
 
 
+@promise("S-128")
 @pytest.mark.parametrize("resumed", [False, True], ids=["all", "server"])
 @pytest.mark.parametrize("act", BESIDE, ids=lambda act: act.__name__.strip("_"))
 def test_what_was_left_before_never_replaces_what_is_newer(
     act: Callable[[LocalFs], None], resumed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S-128 The kill comes between the newer content and the end of the older one, or anywhere else."""
+    """The kill comes between the newer content and the end of the older one, or anywhere else."""
     mortal = Mortal(monkeypatch)
     name, results = BESIDE[act]
     for n in itertools.count():

@@ -23,6 +23,7 @@ from tests.fault.scenarios import BIG, LARGE, MOVED, NEW, PART, PATCHED, TREE, w
 from tests.fault.sweeping import Tried, other_version, plan_of, shown
 from tests.fault.worlds import MIN_PART, FaultWorld, fault_world
 from tests.faulty import Fault, from_nth
+from tests.promises import promise
 
 
 @pytest.fixture(autouse=True)
@@ -82,10 +83,11 @@ KINDS: dict[str, tuple[Fault, ...]] = {
 """What a call ends with."""
 
 
+@promise("S-20", "S-27")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("left", LEFT)
 def test_recovery_survives_faults(left: str, kind: str, tmp_path: Path) -> None:
-    """S-20 S-27 A mount whose recovery fails at its n-th call works, and the next one finishes the rest."""
+    """A mount whose recovery fails at its n-th call works, and the next one finishes the rest."""
     before, leave, after = LEFT[left]
     for n, method in enumerate(_calls(left, tmp_path / "healthy")):
         tried = Tried()
@@ -131,8 +133,9 @@ def _calls(left: str, directory: Path) -> list[str]:
         return list(world.faulty.calls)
 
 
+@promise("S-20")
 def test_unsent_bytes_are_read_before_they_are_sent(tmp_path: Path) -> None:
-    """S-20 What recovery could not send yet is sent by flush_all."""
+    """What recovery could not send yet is sent by flush_all."""
     with fault_world(tmp_path, BIG) as world:
         unsent_large(world)
         world.release()

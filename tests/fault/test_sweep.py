@@ -8,13 +8,15 @@ import pytest
 
 from tests.fault.scenarios import SCENARIOS, Scenario
 from tests.fault.sweeping import small_parts, sweep
+from tests.promises import promise
 
 __all__ = ["small_parts"]
 KINDS = ("unreachable",)
 
 
+@promise("S-18", "S-19", "S-27")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_nth_call_fails(scenario: Scenario, kind: str, tmp_path: Path) -> None:
-    """S-18 S-19 S-27 Whatever call fails, because of the line."""
+    """Whatever call fails, because of the line."""
     sweep(scenario, kind, tmp_path)

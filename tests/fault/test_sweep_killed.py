@@ -19,6 +19,7 @@ from tests.faulty import Plan, from_nth, no_faults, nth
 from tests.localfs import LocalFs
 from tests.model.world import outcome
 from tests.mounted import Died
+from tests.promises import promise
 
 __all__ = ["small_parts"]
 pytestmark = pytest.mark.timeout(600)
@@ -49,10 +50,11 @@ class Survivor:
             self.followed = self._world.heal()
 
 
+@promise("S-41", "S-58")
 @BEFORE_AFTER
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_a_kill_is_not_felt(scenario: Scenario, after: bool, tmp_path: Path) -> None:
-    """S-41 S-58 What was in flight is done once, nobody sees an error, and nothing is left behind."""
+    """What was in flight is done once, nobody sees an error, and nothing is left behind."""
     for n, method in enumerate(calls_of(scenario, tmp_path / "healthy")):
         if after and method in LOOKING:
             continue
@@ -64,10 +66,11 @@ def test_a_kill_is_not_felt(scenario: Scenario, after: bool, tmp_path: Path) -> 
             mend(world, scenario, survivor.prepared, where, failed=False, new_process=False, killed=True)
 
 
+@promise("S-27", "S-58", "S-66")
 @BEFORE_AFTER
 @pytest.mark.parametrize("scenario", [one for one in SCENARIOS if one.moves], ids=lambda scenario: scenario.name)
 def test_resuming_survives_faults(scenario: Scenario, after: bool, tmp_path: Path) -> None:
-    """S-27 S-58 S-66 The server that resumes fails at its m-th call, once or for good: an error at the most.
+    """The server that resumes fails at its m-th call, once or for good: an error at the most.
 
     In each way at each call after the kill that leaves the most to do;
     after the others at one, because of the line.

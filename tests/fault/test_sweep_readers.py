@@ -31,6 +31,7 @@ from tests.fault.worlds import FaultWorld, fault_world
 from tests.faulty import Fault
 from tests.localfs import LocalFs
 from tests.model.world import outcome
+from tests.promises import promise
 
 BLOCK = 4096
 HUGE = bytes(range(256)) * 1024
@@ -127,10 +128,11 @@ def calls_of(look: Look, directory: Path) -> tuple[list[str], Any]:
         return world.faulty.calls[first:], seen
 
 
+@promise("S-30", "S-66")
 @pytest.mark.parametrize("kind", FAULTS)
 @pytest.mark.parametrize("look", LOOKS, ids=lambda look: look.name)
 def test_what_is_seen_is_right_or_an_error(look: Look, kind: str, tmp_path: Path) -> None:
-    """S-30 S-66 Whatever call fails, once or for good: never wrong bytes, never a wrong name; and it passes."""
+    """Whatever call fails, once or for good: never wrong bytes, never a wrong name; and it passes."""
     calls, right = calls_of(look, tmp_path / "healthy")
     for n, method in enumerate(calls):
         if kind in BODIES and method != "get":
@@ -170,10 +172,11 @@ REFUSED: dict[str, tuple[Mapping[str, bytes], Callable[[LocalFs], None], int]] =
 SEEN = {name: fault.error for name, fault in FAULTS.items() if isinstance(fault.error, StoreError)}
 
 
+@promise("S-04", "S-66")
 @pytest.mark.parametrize("kind", SEEN)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused_stays_refused(name: str, kind: str, tmp_path: Path) -> None:
-    """S-04 S-66 A fault never makes a directory that is not empty look empty."""
+    """A fault never makes a directory that is not empty look empty."""
     objects, act, code = REFUSED[name]
     with fault_world(tmp_path / "healthy", objects) as world:
         first = len(world.faulty.calls)

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from datastore.api.mountspec import MountSpec, S3Location, StaticCredentials
+from datastore.api.mountspec import MountSpec
+from datastore.api.source import S3Location, StaticCredentials
 from datastore.fuse.data import multipart
 from datastore.fuse.store.base import Capabilities, ObjectStore
 from datastore.fuse.store.s3 import open_s3
@@ -27,6 +28,7 @@ from tests.fault.sweeping import same_but_markers
 from tests.killing import kill
 from tests.localfs import LocalFs
 from tests.model.world import outcome
+from tests.promises import promise
 from tests.servers import Server, boto_client, make_bucket
 from tests.wireproxy import KINDS, Spoilt, WireProxy, no_faults, wire_proxy
 
@@ -188,7 +190,7 @@ class Wire:
         spec = MountSpec(
             name="wire",
             mountpoint="",
-            s3=self._s3,
+            source=self._s3,
             state_dir=str(self._directory / "state"),
             cache_dir=str(self._directory / "cache"),
             metadata_ttl_s=0.0,
@@ -255,10 +257,11 @@ def spoiling(wire: WireProxy, n: int, kind: Spoilt, *, lasting: bool) -> None:
     wire.plan = lambda index: kind if index == base or (lasting and index > base) else None
 
 
+@promise("S-66")
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_one_spoilt_answer_is_not_felt(case: Case, kind: Spoilt, make: Make) -> None:
-    """S-66 At every position: the same result as without, and nothing left; a refusal and another version are told."""
+    """At every position: the same result as without, and nothing left; a refusal and another version are told."""
     for n in range(requests_of(case, make)):
         where = f"request {n}: {kind.name}"
         wire = make(case)
@@ -276,11 +279,12 @@ def test_one_spoilt_answer_is_not_felt(case: Case, kind: Spoilt, make: Make) -> 
         assert not wire.uploads() or not kind.before, f"{where}: an upload is left"
 
 
+@promise("S-131")
 @pytest.mark.parametrize(
     ("name", "what"), [("write", "/d/new"), ("write large", "partNumber=1"), ("write large", "partNumber=2")]
 )
 def test_a_bit_that_changes_on_the_way_is_noticed(name: str, what: str, make: Make) -> None:
-    """S-131 At each body that is sent: the store refuses it, and it is sent once more."""
+    """At each body that is sent: the store refuses it, and it is sent once more."""
     (case,) = (case for case in CASES if case.name == name)
     (damaged,) = (kind for kind in KINDS if kind.way == "damage")
     wire, sent = make(case), list[str]()
@@ -299,10 +303,11 @@ def test_a_bit_that_changes_on_the_way_is_noticed(name: str, what: str, make: Ma
     assert len(sent) >= 2, "a busy machine may be taken for a silent one besides"
 
 
+@promise("S-64", "S-66")
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_an_outage_is_an_error_and_passes(case: Case, kind: Spoilt, make: Make) -> None:
-    """S-64 S-66 From every position on no answer is right: an error in time; then everything works again."""
+    """From every position on no answer is right: an error in time; then everything works again."""
     for n in range(requests_of(case, make)):
         where = f"from request {n} on: {kind.name}"
         wire = make(case)
@@ -322,10 +327,11 @@ def test_an_outage_is_an_error_and_passes(case: Case, kind: Spoilt, make: Make) 
         assert done or (number and (case.moves or same_but_markers(left, case.before))), f"{where}: {sorted(left)}"
 
 
+@promise("S-20", "S-27", "S-66")
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("left", LEFT, ids=lambda left: left.name)
 def test_recovery_beside_an_outage(left: Left, kind: Spoilt, make: Make) -> None:
-    """S-20 S-27 S-66 A mount whose recovery fails at any position works, and that or the next one ends the rest."""
+    """A mount whose recovery fails at any position works, and that or the next one ends the rest."""
     for n, lasting in itertools.product(range(recovery_of(left, make)), (False, True)):
         where = f"request {n}: {kind.name}, {'for good' if lasting else 'once'}"
         wire = make(left)

@@ -10,10 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from datastore.api.mountspec import MountSpec, S3Location
+from datastore.api.mountspec import MountSpec
+from datastore.api.source import S3Location
 from datastore.fuse.ops import Reply, resolve
 from datastore.fuse.store.base import ObjectStore, WriteOptions
-from datastore.fuse.store.memory import MemoryBucket, MemoryStore
 from datastore.fuse.store.retrying import RetryingStore
 from datastore.fuse.vfs.build import build_filesystem
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
@@ -23,6 +23,7 @@ from tests.clock import ManualClock
 from tests.faulty import FaultyStore, Plan, no_faults
 from tests.killing import kill
 from tests.localfs import LocalFs
+from tests.memorystore import MemoryBucket, MemoryStore
 from tests.model.invariants import check_staged
 from tests.model.reference import HIDDEN
 from tests.patience import eventually
@@ -67,7 +68,7 @@ class FaultWorld:
         spec = MountSpec(
             name="fault",
             mountpoint="",
-            s3=S3Location(bucket="memory"),
+            source=S3Location(bucket="memory"),
             state_dir=str(self._directory / "state"),
             cache_dir=str(self._directory / "cache"),
             metadata_ttl_s=0.0,
@@ -131,7 +132,7 @@ class FaultWorld:
             for node in self.fs.core.nodes.by_ino.values()
             if node.staged is not None and node.dirty and not node.gone
         }
-        assert rows == dirty | set(self.fs.uploads._leftovers.files), f"journal {rows}, unsent {dirty}"
+        assert rows == dirty | set(self.fs.uploads._orphans.files), f"journal {rows}, unsent {dirty}"
 
 
 @contextmanager

@@ -16,8 +16,8 @@ from hypothesis.stateful import initialize, invariant, rule
 from datastore.fuse.data import multipart
 from datastore.fuse.ops import SetAttr
 from datastore.fuse.store.base import WriteOptions
-from datastore.fuse.store.memory import MemoryBucket, MemoryStore
 from tests.clock import EPOCH_NS, ManualClock
+from tests.memorystore import MemoryBucket, MemoryStore
 from tests.model.invariants import check
 from tests.model.mounts import Mount
 from tests.model.reference import HIDDEN, Inode, Object, children
@@ -33,6 +33,8 @@ sides = st.integers(0, 1)
 indices = st.integers(0, 40)
 names = st.sampled_from(NAMES)
 bodies = st.builds(lambda byte, size: bytes([byte]) * size, st.integers(97, 102), st.sampled_from(SIZES))
+surprises = st.none() | bodies
+"""What another client puts there between a look of this mount and what it does."""
 keys = st.lists(st.sampled_from(SEGMENTS), min_size=1, max_size=3).map("/".join)
 
 
@@ -47,6 +49,7 @@ class FilesystemMachine(Steps):
         part_size=st.sampled_from([multipart.PART_SIZE, 2048]),
         refuses=st.sampled_from([False, False, True]),
         behind=st.sampled_from([False, False, True]),
+        gives_up=st.booleans(),
     )
     def mount(
         self,
@@ -57,8 +60,9 @@ class FilesystemMachine(Steps):
         part_size: int,
         refuses: bool,
         behind: bool,
+        gives_up: bool,
     ) -> None:
-        self.refuses, self.behind = refuses, behind
+        self.refuses, self.behind, self.gives_up = refuses, behind, gives_up
         if refuses:
             part_size = multipart.PART_SIZE  # equal bytes are one version then, as the model has it
         self.whole = part_size == multipart.PART_SIZE
@@ -90,6 +94,7 @@ class FilesystemMachine(Steps):
             return
         try:
             for side in self.sides:
+                self._all_sent()
                 self._turn(side)
                 self._look(side)
                 self._close_all(side)
@@ -173,11 +178,16 @@ class FilesystemMachine(Steps):
                 inode.dead = inode.dead or (inode.path is not None and inode.key.startswith(entry.key))
             self._changed(here)
 
-    @rule(side=sides, old=indices, parent=indices, name=st.none() | names)
-    def rename(self, side: int, old: int, parent: int, name: bytes | None) -> None:
+    @rule(side=sides, old=indices, parent=indices, name=st.none() | names, surprises=st.tuples(surprises, surprises))
+    def rename(
+        self, side: int, old: int, parent: int, name: bytes | None, surprises: tuple[bytes | None, bytes | None]
+    ) -> None:
         here, shown = self._turn_of(side)
         source = self._existing(shown, old, None)
         target = self._existing(shown, parent, None) if name is None else self._below(shown, parent, name)
+        if shown[source].kind != DIRECTORY:
+            for path, body in zip((source, target), surprises, strict=True):
+                shown = self._surprise(here, path, body)
         entry = shown.get(source)
         if entry is None or not source or not target:
             return
@@ -204,10 +214,15 @@ class FilesystemMachine(Steps):
         flags=st.sampled_from([0, os.O_TRUNC, os.O_EXCL]),
         body=bodies,
         close=st.booleans(),
+        surprise=surprises,
     )
-    def create(self, side: int, parent: int, name: bytes | None, flags: int, body: bytes, close: bool) -> None:
+    def create(
+        self, side: int, parent: int, name: bytes | None, flags: int, body: bytes, close: bool, surprise: bytes | None
+    ) -> None:
         here, shown = self._turn_of(side)
         path = self._existing(shown, parent, None) if name is None else self._below(shown, parent, name)
+        if not (self.behind and path not in shown):  # where the upload finds out (S-48)
+            shown = self._surprise(here, path, surprise)
         if self.behind:
             flags &= ~os.O_EXCL  # which asks the store at the upload only (S-48)
         handle = self._open(here, shown, path, os.O_RDWR | os.O_CREAT | flags)
@@ -216,10 +231,18 @@ class FilesystemMachine(Steps):
             if close:
                 self._close(here, handle)
 
-    @rule(side=sides, path=indices, flags=st.sampled_from([os.O_RDONLY, os.O_RDWR, os.O_RDWR | os.O_TRUNC]))
-    def open(self, side: int, path: int, flags: int) -> None:
+    @rule(
+        side=sides,
+        path=indices,
+        flags=st.sampled_from([os.O_RDONLY, os.O_RDWR, os.O_RDWR | os.O_TRUNC]),
+        surprise=surprises,
+    )
+    def open(self, side: int, path: int, flags: int, surprise: bytes | None) -> None:
         here, shown = self._turn_of(side)
-        self._open(here, shown, self._existing(shown, path, None), flags)
+        at = self._existing(shown, path, None)
+        if flags != os.O_RDONLY:
+            shown = self._surprise(here, at, surprise)
+        self._open(here, shown, at, flags)
 
     @rule(side=sides, handle=indices, offset=st.sampled_from(OFFSETS) | st.none(), body=bodies)
     def write(self, side: int, handle: int, offset: int | None, body: bytes) -> None:
@@ -237,24 +260,26 @@ class FilesystemMachine(Steps):
             return
         inode = open_file.inode
         if self._expect(lambda: open_file.file.truncate(size), set(), self._may_be_stale(inode)):
+            inode.anew = inode.anew or not size
             self._wrote(open_file, lambda body: resized(body, size))
 
-    @rule(side=sides, path=indices, size=st.sampled_from(SIZES))
-    def truncate(self, side: int, path: int, size: int) -> None:
+    @rule(side=sides, path=indices, size=st.sampled_from(SIZES), surprise=surprises)
+    def truncate(self, side: int, path: int, size: int, surprise: bytes | None) -> None:
         here, shown = self._turn_of(side)
         at = self._existing(shown, path, None)
-        entry = shown.get(at)
+        entry = self._surprise(here, at, surprise).get(at)
         if entry is None or entry.kind != REGULAR:
             return
         inode = here.inodes.get(here.mount.local.stat(at).ino)
         if inode is not None:
             self._check_same(inode, entry)
-            if self.refuses and not self._stands(inode):
+            if size and not self._stands(inode):
                 return
         may = self._may_be_stale(inode) if inode is not None else set()
         if not self._expect(lambda: here.mount.local.truncate(at, size), set(), may):
             return
         inode = inode or Inode(entry.key, at, self.world.objects[entry.key])
+        inode.anew = inode.anew or not size
         self.world.change_unsent(inode, resized(inode.body, size))
         writers = [handle for handle in here.handles_of(inode) if handle.writable]
         if writers and not writers[0].known:
@@ -271,7 +296,7 @@ class FilesystemMachine(Steps):
         open_file = self._pick(here, handle)
         if open_file is None or open_file.inode.dead:
             return
-        if self.refuses and open_file.inode.unsent is not None and not self._stands(open_file.inode):
+        if open_file.inode.unsent is not None and not self._stands(open_file.inode):
             self._mend(here, open_file)
         elif self._expect(open_file.file.fsync, set(), self._may_be_stale(open_file.inode)):
             self.world.send(open_file.inode)
@@ -295,22 +320,29 @@ class FilesystemMachine(Steps):
 
     # -- attributes
 
-    @rule(side=sides, path=indices, mode=st.sampled_from([0o600, 0o755, 0o444]))
-    def chmod(self, side: int, path: int, mode: int) -> None:
+    @rule(side=sides, path=indices, mode=st.sampled_from([0o600, 0o755, 0o444]), surprise=surprises)
+    def chmod(self, side: int, path: int, mode: int, surprise: bytes | None) -> None:
         here, shown = self._turn_of(side)
-        self._set(here, shown, path, lambda at: here.mount.local.chmod(at, mode), mode=mode)
+        self._set(here, shown, path, lambda at: here.mount.local.chmod(at, mode), surprise, mode=mode)
 
-    @rule(side=sides, path=indices, seconds=st.integers(1, 1000))
-    def utimens(self, side: int, path: int, seconds: int) -> None:
+    @rule(side=sides, path=indices, seconds=st.integers(1, 1000), surprise=surprises)
+    def utimens(self, side: int, path: int, seconds: int, surprise: bytes | None) -> None:
         here, shown = self._turn_of(side)
         when = EPOCH_NS - seconds * 10**9 + 123
         change = SetAttr(mtime_ns=when, atime_ns=when)
-        self._set(here, shown, path, lambda at: here.mount.local.setattr(at, change), mtime_ns=when)
+        self._set(here, shown, path, lambda at: here.mount.local.setattr(at, change), surprise, mtime_ns=when)
 
-    @rule(side=sides, path=indices, name=st.sampled_from([b"user.a", b"user.\xff"]), content=st.binary(max_size=4))
-    def setxattr(self, side: int, path: int, name: bytes, content: bytes) -> None:
+    @rule(
+        side=sides,
+        path=indices,
+        name=st.sampled_from([b"user.a", b"user.\xff"]),
+        content=st.binary(max_size=4),
+        surprise=surprises,
+    )
+    def setxattr(self, side: int, path: int, name: bytes, content: bytes, surprise: bytes | None) -> None:
         here, shown = self._turn_of(side)
-        self._set(here, shown, path, lambda at: here.mount.local.setxattr(at, name, content), xattr=(name, content))
+        call = lambda at: here.mount.local.setxattr(at, name, content)  # noqa: E731
+        self._set(here, shown, path, call, surprise, xattr=(name, content))
 
     # -- lives of the mounts
 
@@ -347,8 +379,10 @@ class FilesystemMachine(Steps):
         here.mount.build(resumed=True)
         for inode in here.inodes.values():
             # What another client took away, or nobody else has any more, died with the server.
-            inode.dead = inode.dead or inode.path is None or not inode.stands(self.world.objects)
+            taken = inode.unsent is None and not inode.stands(self.world.objects)
+            inode.dead = inode.dead or inode.path is None or taken
             inode.restarted = inode.pinned = True
+            inode.anew = inode.anew and inode.unsent is not None
         here.mount.take_over([handle.file for handle in here.handles])
         for handle in here.handles:
             handle.known = False
@@ -397,10 +431,6 @@ class FilesystemMachine(Steps):
         MemoryStore(self.bucket).put(key, body, WriteOptions())
         self.world.objects[key] = Object(body)
         self._changed(None)
-
-    def _all_sent(self) -> None:
-        for side in self.sides:
-            self._send_behind(side)
 
     @rule(index=indices)
     def foreign_append(self, index: int) -> None:

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from datastore.api.mountspec import MountSpec, S3Location
+from datastore.api.mountspec import MountSpec
+from datastore.api.source import S3Location
 from datastore.fuse.store.base import ListPage
-from datastore.fuse.store.memory import MemoryBucket, MemoryStore
 from datastore.fuse.vfs.build import build_filesystem
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
 from datastore.fuse.vfs.tree.attrs import Defaults, from_metadata
@@ -19,6 +19,7 @@ from datastore.fuse.vfs.tree.nodes import Node
 from tests.clock import ManualClock
 from tests.killing import kill
 from tests.localfs import File, LocalFs
+from tests.memorystore import MemoryBucket, MemoryStore
 from tests.model.reference import Object
 
 _DEFAULTS = Defaults(os.getuid(), os.getgid()).of(stat.S_IFREG, 0)
@@ -69,7 +70,7 @@ class Mount:
         self._spec = MountSpec(
             name="model",
             mountpoint="",
-            s3=S3Location(bucket="memory"),
+            source=S3Location(bucket="memory"),
             state_dir=str(directory / "state"),
             cache_dir=str(directory / "cache"),
             attributes=attributes,

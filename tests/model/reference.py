@@ -48,6 +48,9 @@ class Inode:
     restarted: bool = False
     """It was opened at a server that died: the new one goes by the name alone."""
 
+    anew: bool = False
+    """Its content was made from nothing (O_TRUNC, truncate): whatever is there is replaced (S-32)."""
+
     pinned: bool = False
     """Bytes of it were read, or somebody may write: until then it may go on as another version (S-147)."""
 

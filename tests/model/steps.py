@@ -10,8 +10,9 @@ from pathlib import Path
 
 from hypothesis.stateful import RuleBasedStateMachine
 
-from datastore.fuse.store.memory import MemoryBucket
+from datastore.fuse.store.base import WriteOptions
 from tests.clock import ManualClock
+from tests.memorystore import MemoryBucket, MemoryStore
 from tests.model.reference import Inode, Object, Shown, children
 from tests.model.world import DIRECTORY, LINK, REGULAR, Handle, Side, World, named, outcome, patched
 
@@ -31,6 +32,8 @@ class Steps(RuleBasedStateMachine):
     """`conflict: fail`."""
     behind: bool
     """`writeBack`."""
+    gives_up: bool
+    """Who is told of another client's version (ESTALE) closes the file; else it writes it anew."""
     whole: bool
     """Files go in one piece, at their close."""
 
@@ -107,6 +110,35 @@ class Steps(RuleBasedStateMachine):
         files = tuple(f"{inode.key}/" for inode in side.inodes.values() if inode.path is not None)
         return any(key.startswith(files) for key in self.world.objects)
 
+    def _surprise(self, side: Side, path: bytes, body: bytes | None) -> dict[bytes, Shown]:
+        """S-161 Another client replaces what this mount has just looked at; what it must show now. body None: nothing.
+
+        What somebody has open here is left to the other rules.
+        """
+        shown = self.world.tree(side)
+        if (
+            body is None
+            or not path
+            or self.world.refusal(shown, path)
+            or (path not in shown and self.world.refuses_new(shown, path))
+        ):
+            return shown
+        self._all_sent()
+        shown = self.world.tree(side)
+        entry = shown.get(path)
+        key = entry.key if entry is not None else self.world.new_key(shown, path)
+        opened = any(inode.key == key for inode in side.inodes.values() if inode.path is not None)
+        if opened or (entry is not None and entry.kind != REGULAR):
+            return shown
+        # What this mount made itself a moment ago it does not ask for: then the upload finds out (S-162).
+        self.clock.advance(self.ttl_s + 0.001)
+        side.mount.local.listdir(path.rpartition(b"/")[0])
+        assert side.mount.local.exists(path) == (entry is not None)
+        MemoryStore(self.bucket).put(key, body, WriteOptions())
+        self.world.objects[key] = Object(body)
+        self._changed(None)
+        return self.world.tree(side)
+
     def _existing(self, shown: dict[bytes, Shown], index: int, name: bytes | None) -> bytes:
         paths = sorted(shown)
         path = paths[index % len(paths)]
@@ -135,9 +167,21 @@ class Steps(RuleBasedStateMachine):
         return {errno.ESTALE} if rival or not self._stands(inode) else set()
 
     def _stands(self, inode: Inode) -> bool:
-        """Whether an upload would replace what the file was made from: with `conflict: fail` also that of a new one."""
-        taken = self.refuses and inode.seen is None and inode.key in self.world.objects
-        return inode.stands(self.world.objects) and not taken
+        """Whether an upload would replace what the file was made from, and nothing that another client closed since."""
+        present = self.world.objects.get(inode.key)
+        if inode.anew and not self.refuses:
+            return True
+        if inode.seen is None or present is None or present is inode.seen:
+            return present is inode.seen
+        return self.whole and present.body == inode.seen.body  # in parts equal bytes may be two versions
+
+    def _gave_way(self, inode: Inode) -> bool:
+        """S-162 A new file to which nothing was written leaves the name to who closed it first."""
+        present = self.world.objects.get(inode.key)
+        if self.refuses or inode.anew or inode.seen is not None or inode.body or present is None:
+            return False
+        inode.seen, inode.unsent = present, None
+        return True
 
     def _open(self, side: Side, shown: dict[bytes, Shown], path: bytes, flags: int) -> Handle | None:
         entry = shown.get(path)
@@ -167,6 +211,7 @@ class Steps(RuleBasedStateMachine):
         handle = Handle(file, inode, flags & os.O_ACCMODE != os.O_RDONLY)
         side.handles.append(handle)
         inode.pinned = inode.pinned or handle.writable
+        inode.anew = inode.anew or bool(flags & os.O_TRUNC)
         if flags & os.O_TRUNC and entry is not None:
             self.world.change_unsent(inode, b"")
         if flags & os.O_EXCL:
@@ -276,12 +321,16 @@ class Steps(RuleBasedStateMachine):
                 self._changed(side)
         self.world.tidy(side)
 
+    def _all_sent(self) -> None:
+        for side in self.sides:
+            self._send_behind(side)
+
     def _mend(self, side: Side, handle: Handle) -> None:
         """A file whose unchanged bytes are gone (S-33) says ESTALE and stays listed; whole new content is accepted."""
         inode = handle.inode
         if inode.dead or inode.path is None or inode.unsent is None or self._stands(inode):
             return
-        if self.refuses:
+        if self.refuses or self.gives_up:
             self._lose(side, handle)
             return
         number = outcome(handle.file.fsync)
@@ -289,21 +338,32 @@ class Steps(RuleBasedStateMachine):
             assert number == errno.ESTALE, named(number)
             assert any(row["error"] for row in side.mount.fs.uploads.unsent()), "not sent and not listed"
             handle.file.truncate(0)
+            inode.anew = True
             self.world.change_unsent(inode, b"")
             self._expect(handle.file.fsync, set())
+        elif self._gave_way(inode):
+            return
+        else:
+            self._check_sent(inode)
         self.world.send(inode)
         self._changed(side)
+
+    def _check_sent(self, inode: Inode) -> None:
+        """An upload over what another client did since is right where that removed the file, or wrote the same."""
+        present = self.world.objects.get(inode.key)
+        assert present is not None or not self.refuses, "what another client removed was replaced"
+        same = present is None or inode.body == present.body or (inode.seen and inode.seen.body == present.body)
+        assert same, "another client's version was replaced"
 
     def _lose(self, side: Side, handle: Handle) -> None:
         """S-47 The second writer is told, and its bytes are kept; the name shows the first one's once it is closed."""
         inode = handle.inode
-        present = self.world.objects.get(inode.key)
         number = outcome(handle.file.fsync)
         if number == 0:
-            assert present is not None, "what another client removed was replaced"
-            assert present.body == inode.body, "another client's version was replaced"
-            self.world.send(inode)
-            self._changed(side)
+            if not self._gave_way(inode):
+                self._check_sent(inode)
+                self.world.send(inode)
+                self._changed(side)
             return
         assert number == errno.ESTALE, named(number)
         for one in side.handles_of(inode):
@@ -337,13 +397,14 @@ class Steps(RuleBasedStateMachine):
         shown: dict[bytes, Shown],
         index: int,
         call: Callable[[bytes], object],
+        surprise: bytes | None,
         *,
         mode: int | None = None,
         mtime_ns: int | None = None,
         xattr: tuple[bytes, bytes] | None = None,
     ) -> None:
         at = self._existing(shown, index, None)
-        entry = shown[at]
+        entry = self._surprise(side, at, surprise)[at]
         if not at or entry.kind not in (REGULAR, DIRECTORY):
             return
         self._expect(lambda: call(at), set())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +12,12 @@ import pytest
 
 from datastore.fuse.ops import Fh, OpenRequest
 from datastore.fuse.store.base import WriteOptions
-from datastore.fuse.store.memory import MemoryBucket, MemoryStore
 from tests.clock import ManualClock
 from tests.localfs import ME
+from tests.memorystore import MemoryBucket, MemoryStore
 from tests.model.invariants import check
 from tests.model.mounts import Mount
+from tests.promises import promise
 
 TTL_S = 1.0
 
@@ -60,24 +62,27 @@ def test_a_directory_is_not_opened_with_truncation(bench: Bench) -> None:
     assert not bench.one.fs.uploads.unsent()
 
 
+@promise("S-37")
 def test_a_link_does_not_hide_a_directory_of_its_key(bench: Bench) -> None:
-    """S-37 The object `a.rclonelink` beside the directories `a` and `a.rclonelink` took the place of the latter."""
+    """The object `a.rclonelink` beside the directories `a` and `a.rclonelink` took the place of the latter."""
     for key in ("a/", "a.rclonelink/f", "a.rclonelink"):
         bench.put(key)
     assert bench.one.local.listdir() == [b"a", b"a.rclonelink", "a.rclonelink\uf000".encode()]
     assert bench.one.local.listdir("a.rclonelink") == [b"f"]
 
 
+@promise("S-37")
 def test_a_directory_named_like_a_link_has_its_own_key(bench: Bench) -> None:
-    """S-37 mkdir escaped the name, so that two directories `x.rclonelink` could be shown."""
+    """Mkdir escaped the name, so that two directories `x.rclonelink` could be shown."""
     bench.one.local.mkdir("x.rclonelink")
     assert list(bench.keys()) == ["x.rclonelink/"]
     bench.one.local.rename("x.rclonelink", "y.rclonelink")
     assert list(bench.keys()) == ["y.rclonelink/"]
 
 
+@promise("S-28")
 def test_attributes_of_a_directory_are_not_believed_for_ever(bench: Bench) -> None:
-    """S-28 Each listing of the parent confirmed the attributes too, which it does not show."""
+    """Each listing of the parent confirmed the attributes too, which it does not show."""
     bench.one.local.mkdir("d", 0o700)
     assert bench.two.local.stat("d").mode & 0o777 == 0o700
     bench.one.local.chmod("d", 0o755)
@@ -86,8 +91,9 @@ def test_attributes_of_a_directory_are_not_believed_for_ever(bench: Bench) -> No
     assert bench.two.local.stat("d").mode & 0o777 == 0o755
 
 
+@promise("S-03")
 def test_a_directory_whose_marker_went_has_default_attributes(bench: Bench) -> None:
-    """S-03 It kept what the marker had said."""
+    """It kept what the marker had said."""
     bench.one.local.mkdir("d", 0o700)
     bench.put("d/f")
     assert bench.one.local.stat("d").mode & 0o777 == 0o700
@@ -95,22 +101,29 @@ def test_a_directory_whose_marker_went_has_default_attributes(bench: Bench) -> N
     assert bench.one.local.stat("d").mode & 0o777 == 0o755
 
 
+@promise("S-162")
 @pytest.mark.parametrize("looked", [False, True])
-def test_the_last_close_wins_also_over_a_replaced_file(bench: Bench, looked: bool) -> None:
-    """S-32 What was written after this mount had seen the replacement was dropped, and close returned 0."""
+def test_a_change_of_a_replaced_file_is_told_and_kept(bench: Bench, looked: bool) -> None:
+    """What was written after this mount had seen the replacement was dropped, and close returned 0."""
     bench.put("f", b"old")
-    with bench.one.local.opened("f", os.O_RDWR) as file:
-        file.read()
-        bench.put("f", b"theirs")
-        if looked:
-            assert bench.one.local.read("f") == b"theirs"
-        file.write(b"ours", 0)
-        assert bench.one.local.read("f") == b"ours"
-    assert bench.keys()["f"] == b"ours"
+    file = bench.one.local.open("f", os.O_RDWR)
+    file.read()
+    bench.put("f", b"theirs")
+    if looked:
+        assert bench.one.local.read("f") == b"theirs"
+    file.write(b"ours", 0)
+    assert bench.one.local.read("f") == b"ours"
+    with pytest.raises(OSError, match="another client changed this file") as told:
+        file.close()
+    assert told.value.errno == errno.ESTALE
+    assert bench.keys()["f"] == bench.one.local.read("f") == b"theirs"
+    (row,) = bench.one.fs.uploads.unsent()
+    assert (bench.one.fs.core.staging_dir / str(row["staging"])).read_bytes() == b"ours"
 
 
+@promise("S-18")
 def test_a_file_removed_elsewhere_is_written_again(bench: Bench) -> None:
-    """S-18 The same for a file that another client had removed, and its directory with it."""
+    """The same for a file that another client had removed, and its directory with it."""
     bench.put("d/f", b"old")
     with bench.one.local.opened("d/f", os.O_RDWR) as file:
         file.read()
@@ -121,8 +134,9 @@ def test_a_file_removed_elsewhere_is_written_again(bench: Bench) -> None:
     assert bench.keys() == {"d/f": b"our"}
 
 
+@promise("S-29")
 def test_a_directory_with_unsent_files_stays(bench: Bench) -> None:
-    """S-29 It vanished from this mount, with the unsent files in it, when another client removed its marker."""
+    """It vanished from this mount, with the unsent files in it, when another client removed its marker."""
     bench.put("d/")
     with bench.one.local.opened("d/f", os.O_RDWR | os.O_CREAT) as file:
         file.write(b"x")
@@ -133,9 +147,10 @@ def test_a_directory_with_unsent_files_stays(bench: Bench) -> None:
     assert bench.keys() == {"d/f": b"x"}
 
 
+@promise("S-37")
 def test_an_unsent_file_is_shown_once(bench: Bench) -> None:
-    """S-37 Its key was listed a second time under the name that an object beside a directory has."""
-    with bench.one.local.opened("a", os.O_RDWR | os.O_CREAT) as file:
+    """Its key was listed a second time under the name that an object beside a directory has."""
+    with bench.one.local.opened("a", os.O_RDWR | os.O_CREAT | os.O_TRUNC) as file:
         file.write(b"x")
         bench.put("a", b"theirs")
         bench.put("a/b")
@@ -144,8 +159,9 @@ def test_an_unsent_file_is_shown_once(bench: Bench) -> None:
     assert bench.one.local.listdir() == [b"a", "a\uf000".encode()]
 
 
+@promise("S-37")
 def test_an_open_file_goes_on_beside_a_directory_of_its_name(bench: Bench) -> None:
-    """S-37 ftruncate was ESTALE, and a write stayed unsent, once another client had made its name a directory."""
+    """Ftruncate was ESTALE, and a write stayed unsent, once another client had made its name a directory."""
     bench.put("a", b"old")
     with bench.one.local.opened("a", os.O_RDWR) as file:
         file.read()
@@ -157,8 +173,9 @@ def test_an_open_file_goes_on_beside_a_directory_of_its_name(bench: Bench) -> No
     assert bench.keys() == {"a": b"ox", "a/b": b""}
 
 
+@promise("S-29", "S-37")
 def test_what_was_shown_beside_a_name_is_shown_as_it_when_that_goes(bench: Bench) -> None:
-    """S-29 S-37 The cached listing went on to show it under the other name."""
+    """The cached listing went on to show it under the other name."""
     for key in ("a", "a/", "x", "x.rclonelink"):
         bench.put(key, b"" if key.endswith("/") else b"t")
     bench.one.local.listdir()
@@ -168,8 +185,9 @@ def test_what_was_shown_beside_a_name_is_shown_as_it_when_that_goes(bench: Bench
     assert bench.one.local.read("a") == bench.one.local.readlink("x") == b"t"
 
 
+@promise("S-29")
 def test_a_listing_knows_what_was_sent(bench: Bench) -> None:
-    """S-29 The cached listing kept the size of before, and a node that the kernel had forgotten was made from it."""
+    """The cached listing kept the size of before, and a node that the kernel had forgotten was made from it."""
     bench.put("f", b"old")
     bench.one.local.listdir()
     bench.one.local.write("f", b"newer")
@@ -177,8 +195,9 @@ def test_a_listing_knows_what_was_sent(bench: Bench) -> None:
     assert bench.one.local.read("f") == b"newer"
 
 
+@promise("S-37")
 def test_odd_names_are_found_in_large_directories(tmp_path: Path) -> None:
-    """S-37 A single HEAD can't tell what is shown under them: the look-up failed where the listing had the name."""
+    """A single HEAD can't tell what is shown under them: the look-up failed where the listing had the name."""
     bench = Bench(tmp_path, page_keys=3)
     for key in ("a", "b", "c", "x", "x.rclonelink", "d.rclonelink/f", "\uf0c3\uf0a9"):
         bench.put(key, b"1")
@@ -188,8 +207,9 @@ def test_odd_names_are_found_in_large_directories(tmp_path: Path) -> None:
     bench.two.crash()
 
 
+@promise("S-37")
 def test_a_link_that_became_a_file_is_seen_in_a_large_directory(tmp_path: Path) -> None:
-    """S-37 A known link was only asked for as a link."""
+    """A known link was only asked for as a link."""
     bench = Bench(tmp_path, page_keys=3)
     for key in ("a", "b", "c", "x.rclonelink"):
         bench.put(key, b"a")
@@ -200,9 +220,10 @@ def test_a_link_that_became_a_file_is_seen_in_a_large_directory(tmp_path: Path) 
     bench.two.crash()
 
 
+@promise("S-41")
 @pytest.mark.parametrize("offset", [5, 10_000])
 def test_writes_go_on_at_a_new_server(bench: Bench, offset: int) -> None:
-    """S-41 A file that was open when the server died was taken for empty: reads gave nothing, a write destroyed it."""
+    """A file that was open when the server died was taken for empty: reads gave nothing, a write destroyed it."""
     body = b"0123456789" * 1000
     bench.one.local.write("f", body)
     file = bench.one.local.open("f", os.O_RDWR)
@@ -215,8 +236,9 @@ def test_writes_go_on_at_a_new_server(bench: Bench, offset: int) -> None:
     assert bench.keys() == {"f": body[:offset] + b"XY" + body[offset + 2 :]}
 
 
+@promise("S-41")
 def test_names_of_an_earlier_server_are_restored_once(bench: Bench) -> None:
-    """S-41 Two nodes that had the same name one after the other both had it at the new server."""
+    """Two nodes that had the same name one after the other both had it at the new server."""
     bench.one.local.write("f", b"1")
     held = bench.one.local.open("f")
     bench.one.local.unlink("f")
@@ -228,8 +250,9 @@ def test_names_of_an_earlier_server_are_restored_once(bench: Bench) -> None:
     assert bench.one.local.stat("f").ino != held.ino
 
 
+@promise("S-20", "S-41")
 def test_what_a_new_server_sent_is_not_sent_again(bench: Bench) -> None:
-    """S-20 S-41 It stayed in the journal, so that the next mount wrote it over what another client wrote later."""
+    """It stayed in the journal, so that the next mount wrote it over what another client wrote later."""
     file = bench.one.local.open("f", os.O_RDWR | os.O_CREAT)
     file.write(b"ours")
     bench.one.crash()
@@ -244,8 +267,9 @@ def test_what_a_new_server_sent_is_not_sent_again(bench: Bench) -> None:
     assert bench.keys() == {"f": b"theirs"}
 
 
+@promise("S-36")
 def test_a_directory_renamed_over_one_of_another_spelling_replaces_it(bench: Bench) -> None:
-    """S-36 Its key is one that we would spell another way: it stayed, and was shown beside the renamed one."""
+    """Its key is one that we would spell another way: it stayed, and was shown beside the renamed one."""
     name = "\uf0c3\uf0a9"
     bench.put(f"{name}/", b"")
     bench.one.local.mkdir("d")

@@ -1,4 +1,4 @@
-"""Mounts of tests.memfs for the engine's tests: in this process, or through the keeper."""
+"""Mounts of tests.memfs for the engine's tests: in this process, or through the supervisor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from datastore import beneath
-from datastore.api.mountspec import MountSpec, S3Location
+from datastore.api.mountspec import MountSpec
+from datastore.api.source import S3Location
 from datastore.fuse.kernel import device
 from datastore.fuse.kernel.session import End, Session, Settings
 from tests.memfs import MemFs
@@ -56,7 +57,7 @@ def mounted(path: Path, filesystem: MemFs, settings: Settings | None = None) -> 
         unmount(path)
         thread.join(TIMEOUT_S)
         os.close(fd)
-    assert ends == [End.UNMOUNTED]
+    assert ends == [End.UNMOUNTED], ends
     assert filesystem.stopped == 1
 
 
@@ -83,15 +84,15 @@ def spec(base: Path, **changes: Any) -> MountSpec:
     fixed: dict[str, Any] = {
         "name": "memory",
         "mountpoint": str(place),
-        "s3": S3Location(bucket="none"),
+        "source": S3Location(bucket="none"),
         "state_dir": str(base / "state"),
         "cache_dir": str(base / "cache"),
     }
     return MountSpec(**{**fixed, **changes})
 
 
-class Keeper:
-    """A keeper's process. said: its one line. options: of its command."""
+class Supervisor:
+    """A supervisor's process. said: its one line. options: of its command."""
 
     def __init__(self, wanted: MountSpec, *options: str) -> None:
         self.spec = wanted
@@ -148,19 +149,19 @@ class Keeper:
 
 
 @contextlib.contextmanager
-def kept(wanted: MountSpec, *options: str, mounted_after: bool = False) -> Iterator[Keeper]:
-    """A mount through the keeper; ended by SIGTERM if the test has not ended it."""
-    keeper = Keeper(wanted, *options)
+def kept(wanted: MountSpec, *options: str, mounted_after: bool = False) -> Iterator[Supervisor]:
+    """A mount through the supervisor; ended by SIGTERM if the test has not ended it."""
+    supervisor = Supervisor(wanted, *options)
     try:
-        yield keeper
+        yield supervisor
     finally:
-        if keeper.process.poll() is None:
-            keeper.process.send_signal(signal.SIGTERM)
+        if supervisor.process.poll() is None:
+            supervisor.process.send_signal(signal.SIGTERM)
             try:
-                keeper.wait()
+                supervisor.wait()
             except subprocess.TimeoutExpired:
-                keeper.process.kill()
-                keeper.wait()
+                supervisor.process.kill()
+                supervisor.wait()
                 device.unmount(wanted.mountpoint, lazy=True)
                 beneath.restore(wanted.mountpoint, Path(wanted.state_dir) / beneath.NOTE_FILE)
                 raise

@@ -31,41 +31,37 @@ PATIENCE_S = 60.0
 """Longest wait for what should come within a second: the machine may be busy."""
 
 
-@dataclass
-class Mount:
-    """One mount of one machine, which keeps its state in `folder` from one mount to the next."""
+class CommandMount:
+    """A mount that the real command makes on one machine, which keeps its state in `folder` from one to the next."""
 
-    server: Server
-    bucket: str
     folder: Path
-    transport: str = "kernel"
-    spec: dict[str, Any] = field(default_factory=dict)
-    options: tuple[str, ...] = ()
-    pids: list[int] = field(default_factory=list)
+    transport: str
+    spec: dict[str, Any]
+    options: tuple[str, ...]
+    pids: list[int]
+
+    def manifest(self) -> str:
+        """Of the Datastore."""
+        raise NotImplementedError
 
     @property
     def path(self) -> Path:
         """Where it is mounted."""
         return self.folder / "mnt"
 
-    @property
-    def objects(self) -> Objects:
-        """The same bucket for another tool."""
-        return Objects(self.server, self.bucket)
-
     def mount(self) -> None:
         """Mount. Errors: AssertionError with what the command said."""
         done = self.try_mount()
         assert done.returncode == 0, done.stderr
         told = self.told()
-        self.pids = [told["keeperPid"], told["serverPid"]]
+        self.pids = [told["supervisorPid"], told["serverPid"]]
 
     def try_mount(self, *options: str, text: str = "") -> subprocess.CompletedProcess[str]:
         """Mount, whatever comes of it. text: another manifest."""
         for directory in (self.folder, self.folder / "run"):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = self.folder / "datastore.yaml"
-        file.write_text(text or manifest(self.server, self.bucket, **self.spec))
+        file.write_text(text or self.manifest())
         chosen = ("--transport", self.transport, *self.options, *options)
         return self.command("mount", *chosen, file, NAME, self.path)
 
@@ -98,14 +94,6 @@ class Mount:
         (state_dir,) = (self.folder / "state/kube-datastore/mounts").iterdir()
         return dict(controlclient.status(state_dir))
 
-    def sent_bytes(self) -> int:
-        """Bytes that this mount uploaded so far."""
-        return sum(tally["sent_bytes"] for tally in self.told()["store"].values())
-
-    def calls(self) -> dict[str, int]:
-        """Requests to the store so far, by method."""
-        return {name: tally["calls"] for name, tally in self.told()["store"].items()}
-
     def umount(self, *options: str) -> subprocess.CompletedProcess[str]:
         """`datastore umount`."""
         return self.command("umount", *options, self.path)
@@ -117,7 +105,7 @@ class Mount:
         self.mount()
 
     def kill_server(self) -> None:
-        """kill -9 of the serving process; the keeper starts another."""
+        """kill -9 of the serving process; the supervisor starts another."""
         os.kill(self.pids[1], signal.SIGKILL)
 
     def kill(self) -> None:
@@ -137,6 +125,36 @@ class Mount:
         if any(_serves(pid) for pid in self.pids):
             self.kill()
         give_back(self.folder, self.path)
+
+
+@dataclass
+class Mount(CommandMount):
+    """One of a bucket."""
+
+    server: Server
+    bucket: str
+    folder: Path
+    transport: str = "kernel"
+    spec: dict[str, Any] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+    pids: list[int] = field(default_factory=list)
+
+    def manifest(self) -> str:
+        """Of the Datastore, with its Secret."""
+        return manifest(self.server, self.bucket, **self.spec)
+
+    @property
+    def objects(self) -> Objects:
+        """The same bucket for another tool."""
+        return Objects(self.server, self.bucket)
+
+    def sent_bytes(self) -> int:
+        """Bytes that this mount uploaded so far."""
+        return sum(tally["sent_bytes"] for tally in self.told()["store"].values())
+
+    def calls(self) -> dict[str, int]:
+        """Requests to the store so far, by method."""
+        return {name: tally["calls"] for name, tally in self.told()["store"].items()}
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,9 @@ WAYS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module", params=WAYS)
 def root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Served by another process: a page fault of ours waits for it with our interpreter's lock held."""
-    with kept(spec(tmp_path_factory.mktemp("engine"), **WAYS[request.param])) as keeper:
-        assert keeper.said.get("ready"), keeper.said
-        yield keeper.path
+    with kept(spec(tmp_path_factory.mktemp("engine"), **WAYS[request.param])) as supervisor:
+        assert supervisor.said.get("ready"), supervisor.said
+        yield supervisor.path
 
 
 @pytest.fixture

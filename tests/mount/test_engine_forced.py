@@ -1,4 +1,4 @@
-"""A mount without a server that somebody takes away by force: its keeper ends in order."""
+"""A mount without a server that somebody takes away by force: its supervisor ends in order."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ import pytest
 
 from tests.mount.engine import kept, spec
 from tests.patience import eventually
+from tests.promises import promise
 
 pytestmark = [pytest.mark.fuse]
 
 
+@promise("S-61")
 def test_a_forced_unmount_while_callers_are_refused(tmp_path: Path) -> None:
-    """S-61: what it has told and kept is taken away, as after any other unmount, and no server is tried any more."""
+    """What it has told and kept is taken away, as after any other unmount, and no server is tried any more."""
     flag = tmp_path / "broken"
     unlucky = spec(tmp_path, labels={"broken while": str(flag)})
-    with kept(unlucky, "--down-limit", "1") as keeper:
+    with kept(unlucky, "--down-limit", "1") as supervisor:
         flag.touch()
-        os.kill(keeper.server_pid(), signal.SIGKILL)
-        eventually(lambda: "is refused" in keeper.log(), "callers are refused")
-        subprocess.run(["umount", "-f", str(keeper.path)], check=False)
-        subprocess.run(["umount", "-f", "-l", str(keeper.path)], check=False)
-        assert keeper.wait() == 0
-        assert "Traceback" not in keeper.log()
-        assert sorted(os.listdir(keeper.state)) == ["lock", "mount.log"]
+        os.kill(supervisor.server_pid(), signal.SIGKILL)
+        eventually(lambda: "is refused" in supervisor.log(), "callers are refused")
+        subprocess.run(["umount", "-f", str(supervisor.path)], check=False)
+        subprocess.run(["umount", "-f", "-l", str(supervisor.path)], check=False)
+        assert supervisor.wait() == 0
+        assert "Traceback" not in supervisor.log()
+        assert sorted(os.listdir(supervisor.state)) == ["lock", "mount.log"]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,7 @@ from datastore.fuse.ops import Ino
 from tests.memfs import MemFs, pattern
 from tests.mount.engine import mounted
 from tests.patience import eventually
+from tests.promises import promise
 
 pytestmark = [pytest.mark.fuse, pytest.mark.plain_user]
 needs_root = pytest.mark.root_only  # passthrough and other users' mounts
@@ -213,6 +217,22 @@ def test_a_busy_mount_says_who_uses_it(tmp_path: Path) -> None:
             device.unmount(str(mount.path))
         with pytest.raises(MountFailed, match="already a mount of memory"):
             device.mount(MountOptions(mountpoint=str(mount.path), name="again"))
+
+
+@promise("S-197")
+def test_who_only_looks_at_a_mount_does_not_keep_it(tmp_path: Path) -> None:
+    """A file on its way through a socket: the mount is in use, and no process can be found that uses it."""
+    with mounted(tmp_path / "m", filled()) as mount, ExitStack() as ends:
+        sending, receiving = map(ends.enter_context, socket.socketpair())
+        with (mount.path / "d" / "000").open("rb") as opened:
+            socket.send_fds(sending, [b"-"], [opened.fileno()])
+        with pytest.raises(device.Busy):
+            device.unmount(str(mount.path), retry_s=0.0)
+        looked = threading.Timer(0.3, receiving.close)
+        ends.callback(looked.join)
+        looked.start()
+        device.unmount(str(mount.path))
+        assert not os.path.ismount(mount.path)
 
 
 def test_counts_of_requests_are_kept(tmp_path: Path) -> None:

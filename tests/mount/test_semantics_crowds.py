@@ -13,6 +13,7 @@ import pytest
 
 from tests.mount.conftest import Mounter, new_bucket
 from tests.mount.mounts import Mount, Objects, settle
+from tests.promises import promise
 from tests.servers import Server
 
 pytestmark = [pytest.mark.fuse, pytest.mark.plain_user]
@@ -48,8 +49,9 @@ def walk(top: Path) -> None:
                 entry.stat()
 
 
+@promise("S-151", "S-28")
 def test_all_of_them_see_what_another_client_made(mount: Mount) -> None:
-    """S-151 S-28: one of them makes the kernel drop what it keeps, and none goes by that meanwhile."""
+    """One of them makes the kernel drop what it keeps, and none goes by that meanwhile."""
     stale: list[int] = []
     with ProcessPoolExecutor(READERS, mp_context=get_context("fork")) as pool:
         for turn in range(TURNS):

@@ -18,6 +18,7 @@ import pytest
 
 from tests.mount.mounts import Area, Mount, fails
 from tests.patience import eventually
+from tests.promises import promise
 
 pytestmark = [pytest.mark.fuse, pytest.mark.plain_user]
 
@@ -62,9 +63,10 @@ def change(fd: int, action: str, offset: int, size: int, body: bytes) -> tuple[o
     return answer, os.fstat(fd).st_size
 
 
+@promise("S-17", "S-18")
 @pytest.mark.parametrize("seed", [1, 2])
 def test_random_changes_against_a_shadow(area: Area, tmp_path: Path, seed: int) -> None:
-    """S-17 S-18: writes, truncates, reads and reopenings in any order as on a disk; the object is the same."""
+    """Writes, truncates, reads and reopenings in any order as on a disk; the object is the same."""
     rng = random.Random(seed)
     flags = os.O_RDWR | os.O_CREAT
     fds = [os.open(place / "file", flags) for place in (area.path, tmp_path)]
@@ -85,16 +87,18 @@ def test_random_changes_against_a_shadow(area: Area, tmp_path: Path, seed: int) 
     assert (area.path / "file").read_bytes() == expected
 
 
+@promise("S-17")
 def test_append(area: Area) -> None:
-    """S-17: again and again, each time a new close."""
+    """Again and again, each time a new close."""
     for number in range(5):
         with (area.path / "log").open("a") as log:
             log.write(f"{number}\n")
         assert area.get("log") == "".join(f"{each}\n" for each in range(number + 1)).encode()
 
 
+@promise("S-17", "S-29")
 def test_two_processes_append(area: Area) -> None:
-    """S-17 S-29: O_APPEND of two processes loses no line."""
+    """O_APPEND of two processes loses no line."""
     script = """
 import os, sys
 fd = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -110,8 +114,9 @@ os.close(fd)
         assert [line for line in lines if line.startswith(name)] == [f"{name} {number}" for number in range(200)]
 
 
+@promise("S-29")
 def test_a_reader_beside_a_writer_sees_what_was_written(area: Area) -> None:
-    """S-29 also where what one writes goes past the kernel's pages while another fills them."""
+    """Also where what one writes goes past the kernel's pages while another fills them."""
     path, done = area.path / "log", threading.Event()
     wrong: list[str] = []
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -140,8 +145,9 @@ def test_a_reader_beside_a_writer_sees_what_was_written(area: Area) -> None:
     assert area.get("log") == b"x" * size
 
 
+@promise("S-17")
 def test_truncate_by_path_and_descriptor(area: Area, fd: int) -> None:
-    """S-17: shorter, longer (with zeros), and to nothing."""
+    """Shorter, longer (with zeros), and to nothing."""
     body = content(100_000)
     os.truncate(area.path / "file", 50_001)
     assert os.pread(fd, 100_000, 0) == body[:50_001]
@@ -153,8 +159,9 @@ def test_truncate_by_path_and_descriptor(area: Area, fd: int) -> None:
     assert os.fstat(fd).st_size == 0
 
 
+@promise("S-17", "S-18")
 def test_truncate_of_a_closed_file_is_in_the_store(area: Area) -> None:
-    """S-17 S-18: truncate(2) has no close to wait for."""
+    """Truncate(2) has no close to wait for."""
     (area.path / "file").write_bytes(b"0123456789")
     os.truncate(area.path / "file", 4)
     assert area.get("file") == b"0123"
@@ -163,8 +170,9 @@ def test_truncate_of_a_closed_file_is_in_the_store(area: Area) -> None:
     assert (area.path / "file").read_bytes() == b"0123\0\0"
 
 
+@promise("S-17")
 def test_o_trunc(area: Area, fd: int) -> None:
-    """S-17: O_TRUNC empties the file for all its descriptors at once."""
+    """O_TRUNC empties the file for all its descriptors at once."""
     again = os.open(area.path / "file", os.O_WRONLY | os.O_TRUNC)
     assert os.fstat(fd).st_size == 0
     os.write(again, b"new")
@@ -173,8 +181,9 @@ def test_o_trunc(area: Area, fd: int) -> None:
     assert area.get("file") == b"new"
 
 
+@promise("S-17")
 def test_sparse_file(area: Area) -> None:
-    """S-17: a hole reads as zeros."""
+    """A hole reads as zeros."""
     with (area.path / "sparse").open("wb") as file:
         file.seek(3 * MIB)
         file.write(b"end")
@@ -183,8 +192,9 @@ def test_sparse_file(area: Area) -> None:
     assert area.get("sparse") == bytes(3 * MIB) + b"end"
 
 
+@promise("S-17", "S-18")
 def test_shared_mmap(area: Area, fd: int) -> None:
-    """S-17 S-18: what is written through a shared mapping is in the store after msync and fsync."""
+    """What is written through a shared mapping is in the store after msync and fsync."""
     with mmap.mmap(fd, 0) as pages:
         pages[10:14] = b"mmap"
         pages.flush()
@@ -198,14 +208,16 @@ def test_shared_mmap(area: Area, fd: int) -> None:
     assert area.get("file")[14:99_990] == content(100_000)[14:99_990]
 
 
+@promise("S-17")
 def test_private_mmap_reads(area: Area, fd: int) -> None:
-    """S-17: reading through a mapping, as safetensors and numpy do."""
+    """Reading through a mapping, as safetensors and numpy do."""
     with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as pages:
         assert pages[:] == content(100_000)
 
 
+@promise("S-17")
 def test_fallocate(area: Area, fd: int) -> None:
-    """S-17: allocate, keep size, punch hole and zero range; the other modes are EOPNOTSUPP."""
+    """Allocate, keep size, punch hole and zero range; the other modes are EOPNOTSUPP."""
     body = bytearray(content(100_000))
     fallocate(fd, KEEP_SIZE, 0, 200_000)
     assert os.fstat(fd).st_size == 100_000
@@ -222,8 +234,9 @@ def test_fallocate(area: Area, fd: int) -> None:
     assert area.get("file") == bytes(body)
 
 
+@promise("S-17")
 def test_copies_in_the_kernel(area: Area, fd: int, tmp_path: Path) -> None:
-    """S-17: sendfile and copy_file_range, onto the mount and off it."""
+    """Sendfile and copy_file_range, onto the mount and off it."""
     body = content(100_000)
     with (area.path / "copied").open("wb") as to:
         assert sum(iter(lambda: os.copy_file_range(fd, to.fileno(), 40_000), 0)) == 100_000
@@ -238,15 +251,17 @@ def test_copies_in_the_kernel(area: Area, fd: int, tmp_path: Path) -> None:
     assert body.startswith((tmp_path / "local").read_bytes())
 
 
+@promise("S-17")
 def test_seek_data_and_hole(area: Area, fd: int) -> None:
-    """S-17: a file may be seen as one piece of data."""
+    """A file may be seen as one piece of data."""
     assert os.lseek(fd, 10, os.SEEK_DATA) == 10
     assert os.lseek(fd, 10, os.SEEK_HOLE) == 100_000
     fails(errno.ENXIO, os.lseek, fd, 100_000, os.SEEK_DATA)
 
 
+@promise("S-18")
 def test_closed_means_stored(area: Area) -> None:
-    """S-18: bytes, size and attributes of files of several sizes are in the store when close returned."""
+    """Bytes, size and attributes of files of several sizes are in the store when close returned."""
     for size in (0, 1, 4096, 1 * MIB + 1, 9 * MIB + 17):
         fd = os.open(area.path / f"file-{size}", os.O_WRONLY | os.O_CREAT, 0o640)
         body = memoryview(content(size, size))
@@ -257,8 +272,9 @@ def test_closed_means_stored(area: Area) -> None:
         assert area.metadata(f"file-{size}")["mode"] == str(0o100640)
 
 
+@promise("S-18")
 def test_fsync_means_stored(area: Area) -> None:
-    """S-18: fsync and fdatasync, while the file stays open."""
+    """Fsync and fdatasync, while the file stays open."""
     with (area.path / "file").open("wb", buffering=0) as file:
         file.write(b"one")
         os.fsync(file.fileno())
@@ -270,8 +286,9 @@ def test_fsync_means_stored(area: Area) -> None:
     assert area.metadata("file")["mode"] == str(0o100600)
 
 
+@promise("S-21")
 def test_a_change_in_the_middle_uploads_little(area: Area) -> None:
-    """S-21: 4 KiB written into 64 MiB send a few MiB, and the object is right; chmod and rename send nothing."""
+    """4 KiB written into 64 MiB send a few MiB, and the object is right; chmod and rename send nothing."""
     body = bytearray(content(64 * MIB))
     (area.path / "large").write_bytes(body)
     before = area.mount.sent_bytes()
@@ -288,8 +305,9 @@ def test_a_change_in_the_middle_uploads_little(area: Area) -> None:
     (area.path / "renamed").unlink()
 
 
+@promise("S-22")
 def test_exclusive_creation(area: Area, other: Mount) -> None:
-    """S-22: one client of all makes it, without any wait; the other has EEXIST."""
+    """One client of all makes it, without any wait; the other has EEXIST."""
     there = other.path / area.name
     assert os.listdir(there) == []
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
@@ -300,8 +318,9 @@ def test_exclusive_creation(area: Area, other: Mount) -> None:
         fails(errno.EEXIST, os.open, area.path / f"lock{number}", flags)
 
 
+@promise("S-22")
 def test_a_file_appears_at_close(area: Area) -> None:
-    """S-22: without O_EXCL the store learns of it at close; this mount sees it at once."""
+    """Without O_EXCL the store learns of it at close; this mount sees it at once."""
     with (area.path / "file").open("wb") as file:
         assert os.listdir(area.path) == ["file"]
         assert not area.exists("file")
@@ -309,9 +328,10 @@ def test_a_file_appears_at_close(area: Area) -> None:
     assert area.get("file") == b"x"
 
 
+@promise("S-23")
 @pytest.mark.parametrize("size", [1000, 3 * MIB])
 def test_removed_while_open(area: Area, size: int) -> None:
-    """S-23: the content stays for who has it open, and can be changed; nothing is left behind."""
+    """The content stays for who has it open, and can be changed; nothing is left behind."""
     (area.path / "file").write_bytes(content(size))
     with (area.path / "file").open("r+b", buffering=0) as file:
         (area.path / "file").unlink()
@@ -325,8 +345,9 @@ def test_removed_while_open(area: Area, size: int) -> None:
     eventually(lambda: area.keys() == [""], "nothing is left (a release is not waited for)")
 
 
+@promise("S-23", "S-25")
 def test_replaced_while_open(area: Area) -> None:
-    """S-23 S-25: a rename over an open file leaves the old content to who has it open."""
+    """A rename over an open file leaves the old content to who has it open."""
     (area.path / "old").write_bytes(b"old content")
     (area.path / "new").write_bytes(b"new")
     with (area.path / "old").open("rb") as file:
@@ -337,8 +358,9 @@ def test_replaced_while_open(area: Area) -> None:
     eventually(lambda: area.keys() == ["", "old"], "nothing else is left (a release is not waited for)")
 
 
+@promise("S-23")
 def test_a_large_file_removed_while_open(area: Area) -> None:
-    """S-23: over 64 MiB the server keeps a hidden copy until the last close."""
+    """Over 64 MiB the server keeps a hidden copy until the last close."""
     body = content(66 * MIB)
     (area.path / "large").write_bytes(body)
     hidden = ".datastore.unlinked/"
@@ -361,9 +383,10 @@ with open(sys.argv[1], "r+") as file:
 """
 
 
+@promise("S-24")
 @pytest.mark.parametrize("kind", ["flock", "fcntl"])
 def test_locks_between_processes(area: Area, kind: str) -> None:
-    """S-24: held by one process, refused to another, free after the close."""
+    """Held by one process, refused to another, free after the close."""
     (area.path / "lock").write_bytes(b"")
     command = [sys.executable, "-c", LOCKER, str(area.path / "lock"), kind]
     lock = fcntl.flock if kind == "flock" else fcntl.lockf
@@ -376,8 +399,9 @@ def test_locks_between_processes(area: Area, kind: str) -> None:
     assert subprocess.run(command, timeout=60, check=False).returncode == 0
 
 
+@promise("S-29")
 def test_processes_of_one_mount_see_each_other(area: Area) -> None:
-    """S-29: what one process wrote, before its close, another reads at once."""
+    """What one process wrote, before its close, another reads at once."""
     script = "import sys; sys.stdout.write(open(sys.argv[1]).read())"
     with (area.path / "file").open("w") as file:
         for number in range(3):

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import shutil
 import stat
+import time
 
 import pytest
 
-from tests.mount.mounts import Area, Mount, fails, settle
+from tests.mount.conftest import Mounter, new_bucket
+from tests.mount.mounts import TTL, Area, Mount, fails, settle
+from tests.promises import promise
+from tests.servers import Server, boto_client
 
 pytestmark = [pytest.mark.fuse, pytest.mark.plain_user]
 
 
+@promise("S-01")
 def test_mkdir_writes_a_marker_that_any_client_sees(area: Area) -> None:
-    """S-01: the directory is an empty object `dir/` of the usual type."""
+    """The directory is an empty object `dir/` of the usual type."""
     (area.path / "empty").mkdir(mode=0o750)
     head = area.mount.objects.head(area.key("empty/"))
     assert head["ContentLength"] == 0
@@ -22,8 +29,9 @@ def test_mkdir_writes_a_marker_that_any_client_sees(area: Area) -> None:
     assert area.keys() == ["", "empty/"]
 
 
+@promise("S-01")
 def test_directories_survive_the_mount(area: Area) -> None:
-    """S-01: empty, emptied and nested directories are there at the next mount, with their modes."""
+    """Empty, emptied and nested directories are there at the next mount, with their modes."""
     (area.path / "a/b/c").mkdir(parents=True)
     (area.path / "emptied").mkdir(mode=0o701)
     (area.path / "emptied/file").write_bytes(b"x")
@@ -34,16 +42,18 @@ def test_directories_survive_the_mount(area: Area) -> None:
     assert stat.S_IMODE((area.path / "emptied").stat().st_mode) == 0o701
 
 
+@promise("S-01")
 def test_rmdir_removes_the_marker(area: Area) -> None:
-    """S-01: until rmdir, and no longer."""
+    """Until rmdir, and no longer."""
     (area.path / "gone").mkdir()
     (area.path / "gone").rmdir()
     assert area.keys() == [""]
     assert list(area.path.iterdir()) == []
 
 
+@promise("S-02", "S-03")
 def test_an_implied_directory_stays_without_its_last_entry(area: Area) -> None:
-    """S-02 S-03: a directory that only other tools' keys implied stays when its entries are removed or moved away."""
+    """A directory that only other tools' keys implied stays when its entries are removed or moved away."""
     area.put("implied/one", b"1")
     area.put("left/one", b"1")
     settle()
@@ -55,8 +65,9 @@ def test_an_implied_directory_stays_without_its_last_entry(area: Area) -> None:
     assert sorted(os.listdir(area.path)) == ["implied", "left", "moved"]
 
 
+@promise("S-03")
 def test_an_implied_directory_has_default_attributes(area: Area) -> None:
-    """S-03: 0755 and the owner of the mount."""
+    """0755 and the owner of the mount."""
     area.put("implied/deep/one", b"1")
     settle()
     seen = (area.path / "implied").stat()
@@ -66,8 +77,9 @@ def test_an_implied_directory_has_default_attributes(area: Area) -> None:
     assert os.listdir(area.path / "implied/deep") == ["one"]
 
 
+@promise("S-04")
 def test_rmdir_asks_the_store(area: Area) -> None:
-    """S-04: what another client wrote a moment ago makes it ENOTEMPTY, also when a listing showed nothing."""
+    """What another client wrote a moment ago makes it ENOTEMPTY, also when a listing showed nothing."""
     (area.path / "d").mkdir()
     assert os.listdir(area.path / "d") == []
     area.put("d/new", b"x")
@@ -75,8 +87,9 @@ def test_rmdir_asks_the_store(area: Area) -> None:
     assert area.get("d/new") == b"x"
 
 
+@promise("S-04")
 def test_rmdir_of_what_is_no_empty_directory(area: Area) -> None:
-    """S-04: ENOTEMPTY with entries of our own, ENOTDIR for a file, ENOENT for nothing."""
+    """ENOTEMPTY with entries of our own, ENOTDIR for a file, ENOENT for nothing."""
     (area.path / "d/e").mkdir(parents=True)
     (area.path / "file").write_bytes(b"x")
     fails(errno.ENOTEMPTY, os.rmdir, area.path / "d")
@@ -87,8 +100,9 @@ def test_rmdir_of_what_is_no_empty_directory(area: Area) -> None:
     fails(errno.EISDIR, os.unlink, area.path / "d")
 
 
+@promise("S-05")
 def test_a_pass_shows_every_entry_once_while_entries_go(area: Area) -> None:
-    """S-05: one snapshot a pass, however many answers it takes; rm -r's way of reading."""
+    """One snapshot a pass, however many answers it takes; rm -r's way of reading."""
     names = [f"file-with-a-rather-long-name-{number:04d}" for number in range(400)]
     area.put_empty(names)
     settle()
@@ -102,8 +116,9 @@ def test_a_pass_shows_every_entry_once_while_entries_go(area: Area) -> None:
     assert sorted(os.listdir(area.path)) == sorted(set(names) - set(seen[1::2]))
 
 
+@promise("S-05")
 def test_rewinddir_takes_a_new_snapshot(area: Area) -> None:
-    """S-05: the same descriptor read again from the start shows what is there then."""
+    """The same descriptor read again from the start shows what is there then."""
     (area.path / "one").mkdir()
     fd = os.open(area.path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -115,8 +130,9 @@ def test_rewinddir_takes_a_new_snapshot(area: Area) -> None:
         os.close(fd)
 
 
+@promise("S-05")
 def test_a_directory_of_more_than_a_page(area: Area) -> None:
-    """S-05: 1,010 entries take two pages of a listing; names are found one by one as well."""
+    """1,010 entries take two pages of a listing; names are found one by one as well."""
     names = [f"{number:04d}" for number in range(1010)]
     area.put_empty(names)
     settle()
@@ -125,8 +141,9 @@ def test_a_directory_of_more_than_a_page(area: Area) -> None:
     assert not (area.path / "1010").exists()
 
 
+@promise("S-01")
 def test_nobody_vanishes_from_other_mounts(area: Area, other: Mount) -> None:
-    """S-01: another mount sees an empty directory, and its end."""
+    """Another mount sees an empty directory, and its end."""
     there = other.path / area.name
     (area.path / "empty").mkdir()
     settle()
@@ -134,3 +151,94 @@ def test_nobody_vanishes_from_other_mounts(area: Area, other: Mount) -> None:
     (area.path / "empty").rmdir()
     settle()
     assert os.listdir(there) == []
+
+
+@promise("S-199")
+def test_what_was_removed_from_a_bucket_with_versioning_stays_removed(minio: Server, mount_with: Mounter) -> None:
+    """MinIO goes on listing the prefix of a directory whose keys all have delete markers."""
+    bucket = new_bucket(minio)
+    boto_client(minio).put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    with mount_with(bucket, minio, metadataTTL=TTL) as mount:
+        (mount.path / "removed" / "below").mkdir(parents=True)
+        (mount.path / "removed" / "below" / "file").write_text("x")
+        (mount.path / "stays").mkdir()
+        shutil.rmtree(mount.path / "removed")
+        mount.objects.put("others/file", b"x")
+        settle()
+        assert sorted(os.listdir(mount.path)) == ["others", "stays"]
+        mount.objects.delete("others/file")
+        settle()
+        began = time.monotonic()
+        assert os.listdir(mount.path) == ["stays"]
+        took_s = time.monotonic() - began
+        print(f"a listing that asks for each prefix: {took_s:.3f} s")
+        assert took_s < 2
+        assert not (mount.path / "removed").exists()
+        assert not (mount.path / "others").exists()
+        mount.remount()
+        assert os.listdir(mount.path) == ["stays"]
+
+
+@promise("S-199")
+@pytest.mark.parametrize("name", ["versitygw", "minio"])
+def test_what_an_object_lock_keeps_can_not_be_removed(
+    request: pytest.FixtureRequest, mount_with: Mounter, name: str
+) -> None:
+    """EPERM, as of an immutable file; doctor says so and writes nothing that would stay."""
+    server: Server = request.getfixturevalue(name)
+    client, bucket = boto_client(server), f"locked-{os.getpid()}"
+    client.create_bucket(Bucket=bucket, ObjectLockEnabledForBucket=True)
+    rule = {"DefaultRetention": {"Mode": "GOVERNANCE", "Days": 1}}
+    lock = {"ObjectLockEnabled": "Enabled", "Rule": rule}
+    client.put_object_lock_configuration(Bucket=bucket, ObjectLockConfiguration=lock)
+    with mount_with(bucket, server, metadataTTL=TTL) as mount:
+        (mount.path / "d").mkdir()
+        began = time.monotonic()
+        fails(errno.EPERM, (mount.path / "d").rmdir)
+        took_s = time.monotonic() - began
+        print(f"{name}: EPERM after {took_s:.3f} s")
+        assert took_s < 2, "no second try"
+        assert (mount.path / "d").is_dir()
+        doctor = mount.command("doctor", mount.folder / "datastore.yaml", "-o", "json")
+        found = [each for each in json.loads(doctor.stdout) if each["check"] == "work"]
+        assert [each["level"] for each in found] == ["ok", "warn"], doctor.stdout
+        assert "object lock" in found[-1]["text"]
+        assert mount.objects.keys() == ["d/"]
+
+
+@promise("S-04")
+def test_bytes_in_a_directorys_object_are_not_removed_with_it(minio: Server, mount_with: Mounter) -> None:
+    """No file of the mount shows them."""
+    with mount_with(server=minio, metadataTTL=TTL) as mount:
+        mount.objects.put("d/", b"written by another tool")
+        began = time.monotonic()
+        fails(errno.ENOTEMPTY, (mount.path / "d").rmdir)
+        assert time.monotonic() - began < 2
+        assert mount.objects.get("d/") == b"written by another tool"
+        assert (mount.path / "d").is_dir()
+
+
+@promise("S-165")
+def test_an_object_that_stands_for_a_directory(area: Area) -> None:
+    """Without a slash, as older tools write it, and only its type says so; it gets one when it is changed."""
+    owner = os.getuid() or 7
+    headers = {"mode": str(stat.S_IFDIR | 0o750), "uid": str(owner), "gid": str(os.getgid() or 8), "mtime": "1"}
+    for name in ("empty", "filled", "renamed", "gone"):
+        area.put(name, b"", "application/x-directory", **headers)
+    settle()
+    with os.scandir(area.path) as entries:
+        assert {entry.name: entry.stat().st_mode for entry in entries} == dict.fromkeys(
+            ("empty", "filled", "renamed", "gone"), stat.S_IFDIR | 0o750
+        )
+    assert os.listdir(area.path / "empty") == []
+    (area.path / "filled/sub").mkdir(parents=True)
+    (area.path / "filled/sub/file").write_bytes(b"x")
+    (area.path / "renamed").rename(area.path / "moved")
+    (area.path / "gone").rmdir()
+    assert sorted(area.keys()) == ["", "empty", "filled/", "filled/sub/", "filled/sub/file", "moved/"]
+    settle()
+    area.mount.remount()
+    assert sorted(os.listdir(area.path)) == ["empty", "filled", "moved"]
+    for name in ("empty", "filled", "moved"):
+        seen = (area.path / name).stat()
+        assert (seen.st_mode, seen.st_uid) == (stat.S_IFDIR | 0o750, owner)

@@ -17,6 +17,7 @@ from tests.mount.conftest import new_bucket
 from tests.mount.mounts import PATIENCE_S, TTL, Mount, error_of, fails, mounted
 from tests.mount.outages import Breakable, breakable
 from tests.patience import eventually
+from tests.promises import promise
 from tests.servers import Server
 
 pytestmark = pytest.mark.fuse
@@ -64,8 +65,9 @@ def write_refused(mount: Mount, storage: Breakable, name: str) -> None:
     assert error_of(file.close) in (errno.EACCES, errno.EIO)
 
 
+@promise("S-19")
 def test_a_failed_upload_is_reported_and_kept(mount: Mount, storage: Breakable) -> None:
-    """S-19: close fails, the bytes are still read, status and list name them, the next fsync sends them."""
+    """Close fails, the bytes are still read, status and list name them, the next fsync sends them."""
     write_refused(mount, storage, "failed")
     assert not mount.objects.exists("failed")
     assert (mount.path / "failed").read_bytes() == BODY
@@ -86,8 +88,9 @@ def test_a_failed_upload_is_reported_and_kept(mount: Mount, storage: Breakable) 
     assert unsent(mount) == []
 
 
+@promise("S-19")
 def test_a_later_close_sends_it(mount: Mount, storage: Breakable) -> None:
-    """S-19: opening it for writing and closing it is another try, with what was added."""
+    """Opening it for writing and closing it is another try, with what was added."""
     write_refused(mount, storage, "later")
     storage.run()
     with (mount.path / "later").open("ab") as file:
@@ -96,8 +99,9 @@ def test_a_later_close_sends_it(mount: Mount, storage: Breakable) -> None:
     assert unsent(mount) == []
 
 
+@promise("S-19")
 def test_umount_says_what_is_not_sent_and_sends_it_when_it_can(mount: Mount, storage: Breakable) -> None:
-    """S-19: umount ends with 6, names the file and stays mounted; when the storage works it sends and unmounts."""
+    """Umount ends with 6, names the file and stays mounted; when the storage works it sends and unmounts."""
     write_refused(mount, storage, "kept")
     refused = mount.umount()
     assert refused.returncode == UNSYNCED
@@ -110,8 +114,9 @@ def test_umount_says_what_is_not_sent_and_sends_it_when_it_can(mount: Mount, sto
     mount.mount()
 
 
+@promise("S-19", "S-20")
 def test_a_forced_umount_keeps_it_for_the_next_mount(mount: Mount, storage: Breakable) -> None:
-    """S-19 S-20: --force unmounts, says what is left, and the next mount there sends it."""
+    """--force unmounts, says what is left, and the next mount there sends it."""
     write_refused(mount, storage, "forced")
     forced = mount.umount("--force")
     assert forced.returncode == UNSYNCED
@@ -126,8 +131,9 @@ def test_a_forced_umount_keeps_it_for_the_next_mount(mount: Mount, storage: Brea
     assert (mount.path / "forced").read_bytes() == BODY
 
 
+@promise("S-20")
 def test_what_was_written_when_everything_died(mount: Mount, storage: Breakable) -> None:
-    """S-20: kill -9 of all processes with a failed file and one still open: both are sent at the next mount."""
+    """Kill -9 of all processes with a failed file and one still open: both are sent at the next mount."""
     write_refused(mount, storage, "failed-then-killed")
     still_open = (mount.path / "open-when-killed").open("wb", buffering=0)
     still_open.write(BODY)
@@ -143,8 +149,9 @@ def test_what_was_written_when_everything_died(mount: Mount, storage: Breakable)
     assert unsent(mount) == []
 
 
+@promise("S-20", "S-21")
 def test_a_change_in_the_middle_survives_the_death_of_all(mount: Mount) -> None:
-    """S-20 S-21: a large object of which a few bytes were changed is whole and changed after the next mount."""
+    """A large object of which a few bytes were changed is whole and changed after the next mount."""
     size = 24 << 20
     mount.objects.put("large", b"a" * size)
     eventually((mount.path / "large").exists, "the file is seen")
@@ -160,9 +167,10 @@ def test_a_change_in_the_middle_survives_the_death_of_all(mount: Mount) -> None:
     assert body[11 << 20 : (11 << 20) + 7] == b"changed"
 
 
+@promise("S-18")
 @pytest.mark.parametrize("outage", ["gone", "frozen"])
 def test_close_waits_for_a_short_outage(mount: Mount, storage: Breakable, outage: str) -> None:
-    """S-18: while the server is away nothing fails and nothing is said to be stored."""
+    """While the server is away nothing fails and nothing is said to be stored."""
     name = f"waits-{outage}"
     file = (mount.path / name).open("wb", buffering=0)
     file.write(BODY)
@@ -195,8 +203,9 @@ def test_close_waits_for_a_short_outage(mount: Mount, storage: Breakable, outage
     assert mount.objects.get(name) == BODY
 
 
+@promise("S-19")
 def test_reading_what_is_held_needs_no_server(mount: Mount, storage: Breakable) -> None:
-    """S-19: an outage does not take away a file that is open and was read.
+    """An outage does not take away a file that is open and was read.
 
     For libfuse the kernel asks for the attributes before it reads its pages, when these are older than metadataTTL:
     then the read waits for the server, as everything that needs one.
@@ -214,3 +223,29 @@ def test_reading_what_is_held_needs_no_server(mount: Mount, storage: Breakable) 
             storage.run()
         assert reading.result(PATIENCE_S) == BODY
     fails(errno.ENOENT, os.stat, mount.path / "never-there")
+
+
+@promise("S-195")
+def test_an_upload_limit_is_kept_and_slows_nothing_else(mount: Mount, clean_environment: Path) -> None:
+    """28 MiB at 8 MiB/s, the first 8 at once, take 2.5 s and little more; reads wait for none of it."""
+    limited = mounted(mount.server, mount.bucket, clean_environment, mount.transport, uploadLimit="8Mi")
+    mount.objects.put("there", BODY)
+    with limited as second, ThreadPoolExecutor(1) as pool:
+        body = os.urandom(28 << 20)
+        began = time.monotonic()
+        writing = pool.submit((second.path / "large").write_bytes, body)
+        while not writing.done():
+            asked = time.monotonic()
+            assert (second.path / "there").read_bytes() == BODY
+            assert time.monotonic() - asked < 1
+            time.sleep(0.1)
+        writing.result()
+        took_s = time.monotonic() - began
+        print(f"28 MiB with uploadLimit 8Mi: {took_s:.1f} s")
+        assert 2.4 < took_s < 10
+        assert mount.objects.get("large") == body
+        second.spec["uploadLimit"] = "1Gi"
+        second.remount()
+        began = time.monotonic()
+        (second.path / "large").write_bytes(body)
+        assert time.monotonic() - began < 2.4

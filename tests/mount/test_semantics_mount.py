@@ -22,6 +22,7 @@ from datastore.fuse.kernel import device
 from tests.mount.conftest import ONE_SERVER, Mounter, new_bucket
 from tests.mount.mounts import Area, Mount, error_of, fails, runs
 from tests.patience import eventually
+from tests.promises import promise
 from tests.servers import Server, free_port
 from tests.tools.mounting import NAME, manifest
 
@@ -54,10 +55,11 @@ WRONG: dict[str, tuple[dict[str, dict[str, object]], int, str]] = {
 }
 
 
+@promise("S-39")
 @pytest.mark.parametrize("way", ["versitygw-kernel", "minio-kernel"], indirect=True, scope="module")
 @pytest.mark.parametrize("wrong", WRONG)
 def test_what_is_wrong_is_named_and_nothing_is_mounted(machine: Mount, wrong: str) -> None:
-    """S-39: which of key, bucket, region or endpoint, with the server's words, within 5 s, by exit code."""
+    """Which of key, bucket, region or endpoint, with the server's words, within 5 s, by exit code."""
     changes, code, words = WRONG[wrong]
     with contextlib.ExitStack() as stack:
         text = manifest(machine.server, machine.bucket)
@@ -95,8 +97,9 @@ def endpoint(given: object, stack: contextlib.ExitStack) -> object:
     return given
 
 
+@promise("S-40")
 def test_a_read_only_datastore(machine: Mount) -> None:
-    """S-40: everything can be read, every change is EROFS."""
+    """Everything can be read, every change is EROFS."""
     objects = machine.objects
     objects.put("dir/file", b"content")
     objects.put("dir/link.rclonelink", b"file")
@@ -125,15 +128,17 @@ def test_a_read_only_datastore(machine: Mount) -> None:
     assert objects.get("dir/file") == b"content"
 
 
+@promise("S-40")
 def test_read_only_by_option(machine: Mount) -> None:
-    """S-40: `mount --read-only` whatever the manifest says."""
+    """`mount --read-only` whatever the manifest says."""
     assert machine.try_mount("--read-only").returncode == 0
     fails(errno.EROFS, (machine.path / "new").write_bytes, b"x")
     assert machine.umount().returncode == 0
 
 
+@promise("S-41", "S-43")
 def test_node_ids_are_the_same_at_the_next_mount(area: Area) -> None:
-    """S-41 S-43: st_ino of files, directories and links, seen by stat and by readdir; not through libfuse's own ids."""
+    """St_ino of files, directories and links, seen by stat and by readdir; not through libfuse's own ids."""
     (area.path / "dir/sub").mkdir(parents=True)
     (area.path / "dir/file").write_bytes(b"x")
     (area.path / "link").symlink_to("dir")
@@ -178,8 +183,9 @@ print(number)
 """
 
 
+@promise("S-41")
 def test_the_death_of_the_server_is_not_noticed(mount_with: Mounter, tmp_path: Path) -> None:
-    """S-41: kill -9 of the server under readers and writers, three times: no error, no lost byte, the same files."""
+    """Kill -9 of the server under readers and writers, three times: no error, no lost byte, the same files."""
     with mount_with() as mount:
         (mount.path / "kept").write_bytes(b"kept" * 10_000)
         opened = (mount.path / "kept").open("rb", buffering=0)
@@ -218,8 +224,9 @@ def await_new_server(mount: Mount) -> None:
     mount.pids[1] = eventually(other, "another server serves")
 
 
+@promise("S-41", "S-18")
 def test_a_writer_goes_on_after_the_death_of_the_server(mount_with: Mounter) -> None:
-    """S-41 S-18: an open file with unsent bytes: what was written before and after is in the store at close."""
+    """An open file with unsent bytes: what was written before and after is in the store at close."""
     with mount_with() as mount:
         file = (mount.path / "file").open("wb", buffering=0)
         file.write(b"before ")
@@ -231,9 +238,10 @@ def test_a_writer_goes_on_after_the_death_of_the_server(mount_with: Mounter) -> 
         await_new_server(mount)
 
 
+@promise("S-41", "S-43")
 @pytest.mark.parametrize("transport", ["kernel", "libfuse"])
 def test_when_all_processes_die(mount_with: Mounter, transport: str) -> None:
-    """S-41 S-43: errors, never an empty directory; list and status say so; umount cleans up."""
+    """Errors, never an empty directory; list and status say so; umount cleans up."""
     with mount_with(transport=transport) as mount:
         (mount.path / "file").write_bytes(b"content")
         mount.kill()
@@ -254,12 +262,13 @@ def test_when_all_processes_die(mount_with: Mounter, transport: str) -> None:
         assert (mount.path / "file").read_bytes() == b"content"
 
 
+@promise("S-43")
 def test_libfuse_does_not_survive_its_server(mount_with: Mounter) -> None:
-    """S-43: through libfuse the death of the server ends the mount: errors, no new server, umount cleans up."""
+    """Through libfuse the death of the server ends the mount: errors, no new server, umount cleans up."""
     with mount_with(transport="libfuse") as mount:
         (mount.path / "file").write_bytes(b"content")
         mount.kill_server()
-        eventually(lambda: not runs(mount.pids[0]), "the keeper has ended")
+        eventually(lambda: not runs(mount.pids[0]), "the supervisor has ended")
         fails(errno.ENOTCONN, os.stat, mount.path / "file")
         (listed,) = json.loads(mount.command("list", "-o", "json").stdout)
         assert listed["state"] == "crashed"
@@ -268,8 +277,9 @@ def test_libfuse_does_not_survive_its_server(mount_with: Mounter) -> None:
         assert (mount.path / "file").read_bytes() == b"content"
 
 
+@promise("S-60")
 def test_the_directory_beneath_is_given_back_after_a_crash(machine: Mount) -> None:
-    """S-60: whoever took the dead mount away; to another Datastore that is mounted there as well."""
+    """Whoever took the dead mount away; to another Datastore that is mounted there as well."""
     machine.path.mkdir(parents=True)
     machine.path.chmod(0o750)
     machine.mount()
@@ -291,8 +301,9 @@ def test_the_directory_beneath_is_given_back_after_a_crash(machine: Mount) -> No
     assert json.loads(machine.command("list", "-o", "json").stdout) == []
 
 
+@promise("S-41")
 def test_nothing_runs_after_umount(machine: Mount) -> None:
-    """S-41: keeper and server end with the mount, and the directory that the command made goes."""
+    """Supervisor and server end with the mount, and the directory that the command made goes."""
     machine.mount()
     (machine.path / "file").write_bytes(b"x")
     pids = machine.pids

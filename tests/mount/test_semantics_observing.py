@@ -18,6 +18,7 @@ from tests.mount.conftest import new_bucket
 from tests.mount.mounts import Mount, mounted
 from tests.mount.outages import breakable
 from tests.patience import eventually
+from tests.promises import promise
 from tests.servers import Server
 
 pytestmark = pytest.mark.fuse
@@ -37,15 +38,15 @@ def scrape(url: str) -> dict[str, float]:
     return found
 
 
+@promise("S-63")
 def test_the_same_numbers_in_status_top_and_the_endpoint(versitygw: Server, clean_environment: Path) -> None:
-    """S-63"""
     home = clean_environment / "metrics"
     mount = Mount(versitygw, new_bucket(versitygw), home)
     done = mount.try_mount("--metrics", "127.0.0.1:0")
     assert done.returncode == 0, done.stderr
     try:
         told = mount.told()
-        mount.pids = [told["keeperPid"], told["serverPid"]]
+        mount.pids = [told["supervisorPid"], told["serverPid"]]
         mount.objects.put("other", b"x" * 70_000)
         (mount.path / "file").write_bytes(os.urandom(100_000))
         assert (mount.path / "other").read_bytes() == b"x" * 70_000
@@ -58,7 +59,11 @@ def test_the_same_numbers_in_status_top_and_the_endpoint(versitygw: Server, clea
         assert seen["datastore_cache_misses_total"] == told["cache"]["misses"]
         assert seen["datastore_fuse_requests_total"] >= sum(told["requests"].values())
         assert seen["process_resident_memory_bytes"] > 10 << 20
-        shown = mount.command("status", mount.path).stdout
+        short = mount.command("status", mount.path).stdout
+        where = f"work\n  mounted at {mount.path}, from s3://{mount.bucket}/\n"
+        assert short.startswith(f"{where}  via s3: our own engine speaks S3\n  cache: ")
+        assert len(short.splitlines()) == 4
+        shown = mount.command("status", "-v", mount.path).stdout
         assert "REQUESTS" in shown
         assert "STORE" in shown
         (row,) = json.loads(mount.command("top", "--once", "-n", "0.2", "-o", "json").stdout)
@@ -67,14 +72,14 @@ def test_the_same_numbers_in_status_top_and_the_endpoint(versitygw: Server, clea
         assert (mount.path / "file").stat().st_size == 100_000
         eventually(lambda: "metrics" in mount.told(), "the endpoint is there again")
         told = mount.told()
-        mount.pids = [told["keeperPid"], told["serverPid"]]
+        mount.pids = [told["supervisorPid"], told["serverPid"]]
         assert scrape(told["metrics"])["datastore_server_restarts_total"] == 1
     finally:
         mount.end()
 
 
+@promise("S-63")
 def test_a_taken_address_mounts_nothing(versitygw: Server, clean_environment: Path) -> None:
-    """S-63"""
     mount = Mount(versitygw, new_bucket(versitygw), clean_environment / "taken")
     address = versitygw.endpoint.removeprefix("http://")
     done = mount.try_mount("--metrics", address)
@@ -83,10 +88,14 @@ def test_a_taken_address_mounts_nothing(versitygw: Server, clean_environment: Pa
     assert not os.path.ismount(mount.path)
 
 
+@promise("S-64", "S-196")
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_half_a_minute_without_the_store_is_a_pause(versitygw: Server, clean_environment: Path, tmp_path: Path) -> None:
-    """S-64 Reads, writes, listings and changes that meet an outage wait for its end, and succeed."""
+    """Reads, writes, listings and changes that meet an outage wait for its end, and succeed.
+
+    Meanwhile status, list and top say since when it lasts.
+    """
     with breakable(str(tmp_path)) as storage:
         server = storage.server
         with mounted(server, new_bucket(server), clean_environment, metadataTTL="100ms") as mount:
@@ -129,9 +138,16 @@ def test_half_a_minute_without_the_store_is_a_pause(versitygw: Server, clean_env
             with ThreadPoolExecutor(len(calls)) as pool:
                 running = [pool.submit(timed, call) for call in calls]
                 started.wait()
-                time.sleep(AWAY_S)
+                back = time.monotonic() + AWAY_S
+                eventually(lambda: mount.told()["storage"], "it says that the storage does not answer", 5)
+                since = time.strftime("%H:%M:%S", time.localtime(mount.told()["storage"]["since"]))
+                for verb in (("status",), ("list",), ("top", "--once", "-n", "0.2")):
+                    assert f"storage has not answered since {since}" in mount.command(*verb).stdout
+                assert "connection refused" in mount.command("status").stdout
+                time.sleep(max(0.0, back - time.monotonic()))
                 storage.run()
                 ended = [each.result(120) for each in running]
             assert all(right for right, _ in ended)
             assert max(seconds for _, seconds in ended) >= AWAY_S - 1
             assert mount.told().get("errors") == {}
+            assert mount.told()["storage"] == {}

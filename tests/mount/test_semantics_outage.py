@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from tests.mount.conftest import new_bucket
 from tests.mount.mounts import TTL, error_of, fails, mounted
 from tests.mount.outages import breakable
 from tests.patience import eventually
+from tests.promises import promise
 from tests.servers import Server
 
 pytestmark = pytest.mark.fuse
@@ -23,21 +26,36 @@ RETRY_S = 30.0
 """How often a failed upload is tried again by itself."""
 
 
+def timed_error_of(call: Callable[..., object], *arguments: object) -> tuple[int, float]:
+    """The errno with which a call ends, and its seconds."""
+    began = time.monotonic()
+    code = error_of(call, *arguments)
+    return code, time.monotonic() - began
+
+
+@promise("S-19", "S-64", "S-109")
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_close_fails_within_its_deadline_and_the_bytes_arrive_later(
     versitygw: Server, clean_environment: Path, tmp_path: Path
 ) -> None:
-    """S-19 S-64 S-109: with the server gone each call is EIO after its 60 s; when it is back the bytes are sent.
+    """With the server gone each call is EIO after its 60 s; when it is back the bytes are sent.
 
-    The kernel asks for a name twice when the first answer is an error, and that is one call all the same.
+    The kernel asks for a name twice when the first answer is an error, and that is one call all the same. With a store
+    that hangs a create ends in that time too, and is made afterwards or not.
     """
-    with breakable(str(tmp_path)) as storage:
+    for name in ("stopped", "frozen"):
+        (tmp_path / name).mkdir()
+    with breakable(str(tmp_path / "stopped")) as storage, breakable(str(tmp_path / "frozen")) as frozen:
         server = storage.server
         with (
             mounted(server, new_bucket(server), clean_environment, metadataTTL=TTL) as mount,
-            ThreadPoolExecutor(1) as pool,
+            mounted(frozen.server, new_bucket(frozen.server), clean_environment, metadataTTL=TTL) as other,
+            ThreadPoolExecutor(2) as pool,
         ):
+            frozen.freeze()
+            made = other.path / "made"
+            creating = pool.submit(timed_error_of, os.open, made, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
             mount.objects.put("cold", b"never read before")
             assert (mount.path / "cold").stat().st_size == 17
             file = (mount.path / "file").open("wb", buffering=0)
@@ -52,6 +70,12 @@ def test_close_fails_within_its_deadline_and_the_bytes_arrive_later(
             (dirty,) = mount.status()["dirty"]
             assert dirty["path"] == "file"
             assert "refused" in dirty["error"]
+            code, took_s = creating.result(BUDGET_S * 1.3)
+            print(f"create of a file while the store hangs: {errno.errorcode[code]} after {took_s:.1f} s")
+            assert code in {errno.EIO, errno.ETIMEDOUT}
+            assert took_s < BUDGET_S * 1.3
+            frozen.thaw()
+            eventually(lambda: other.objects.exists("made") == made.exists(), "both see whether it was made after all")
             storage.run()
             eventually(lambda: mount.objects.exists("file"), "the bytes arrive", RETRY_S * 1.5 + BUDGET_S)
             assert mount.objects.get("file") == b"content"

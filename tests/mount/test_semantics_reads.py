@@ -6,14 +6,17 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from tests.mount.conftest import Mounter
 from tests.mount.mounts import TTL, Mount, settle
 from tests.patience import eventually
+from tests.promises import promise
 
 pytestmark = [pytest.mark.fuse, pytest.mark.root_only]
 
@@ -70,8 +73,8 @@ def reads(mount: Mount) -> int:
     return count
 
 
+@promise("S-52", "S-53")
 def test_a_cached_file_is_read_by_the_kernel(mount: Mount) -> None:
-    """S-52 S-53"""
     before = reads(mount)
     with reader(mount) as fd:
         assert os.pread(fd, len(BODY), 0) == BODY
@@ -79,8 +82,8 @@ def test_a_cached_file_is_read_by_the_kernel(mount: Mount) -> None:
     eventually(lambda: opened(mount) == 0, "closed")
 
 
+@promise("S-52", "S-29")
 def test_what_a_writer_appends_and_overwrites_is_seen_by_who_reads_a_local_file(mount: Mount) -> None:
-    """S-52 S-29"""
     with reader(mount) as fd:
         writer = os.open(mount.path / "big", os.O_WRONLY)
         os.pwrite(writer, b"changed", 3 * MIB)
@@ -96,16 +99,16 @@ def test_what_a_writer_appends_and_overwrites_is_seen_by_who_reads_a_local_file(
     assert (mount.path / "big").read_bytes() == BODY[:MIB]
 
 
+@promise("S-52", "S-29")
 def test_truncation_at_open_reaches_who_reads_a_local_file(mount: Mount) -> None:
-    """S-52 S-29"""
     with reader(mount) as fd:
         (mount.path / "big").write_bytes(b"short")
         assert os.pread(fd, 100, 0) == b"short"
     assert mount.objects.get("big") == b"short"
 
 
+@promise("S-52")
 def test_a_writer_that_maps_the_file_loses_nothing_and_readers_keep_their_version(mount: Mount) -> None:
-    """S-52"""
     code = (
         "import mmap, os, sys\n"
         "fd = os.open(sys.argv[1], os.O_RDWR)\n"
@@ -121,8 +124,8 @@ def test_a_writer_that_maps_the_file_loses_nothing_and_readers_keep_their_versio
     eventually(lambda: mount.objects.get("big") == b"mapped" + BODY[6:], "uploaded")
 
 
+@promise("S-52", "S-30", "S-31")
 def test_a_file_that_grew_elsewhere_is_followed_and_a_replaced_one_is_not(mount: Mount) -> None:
-    """S-52 S-30 S-31"""
     with reader(mount) as fd:
         mount.objects.put("big", BODY + b"more")
         settle()
@@ -134,8 +137,8 @@ def test_a_file_that_grew_elsewhere_is_followed_and_a_replaced_one_is_not(mount:
         assert os.pread(fd, len(BODY), 0) == BODY
 
 
+@promise("S-54", "S-41")
 def test_reading_goes_on_without_the_server_and_after_it(mount: Mount) -> None:
-    """S-54 S-41"""
     with reader(mount) as fd:
         mount.kill_server()
         assert os.pread(fd, len(BODY), 0) == BODY
@@ -148,8 +151,8 @@ def test_reading_goes_on_without_the_server_and_after_it(mount: Mount) -> None:
     eventually(lambda: opened(mount) == 0, "closed")
 
 
+@promise("S-54")
 def test_a_cache_file_that_goes_while_it_is_read_is_not_missed(mount: Mount) -> None:
-    """S-54"""
     with reader(mount) as fd:
         for file in (mount.folder / "cache").rglob("*.data"):
             file.unlink()
@@ -157,8 +160,11 @@ def test_a_cache_file_that_goes_while_it_is_read_is_not_missed(mount: Mount) -> 
     assert (mount.path / "big").read_bytes() == BODY
 
 
+@promise("S-54")
 def test_a_cache_file_that_was_tampered_with_is_fetched_again(mount: Mount) -> None:
-    """S-54"""
+    with reader(mount):
+        pass  # so that all of it is in the cache before it is tampered with
+    eventually(lambda: opened(mount) == 0, "closed")
     (data,) = (mount.folder / "cache").rglob("*.data")
     with open(data, "r+b") as file:
         file.write(b"tampered")
@@ -170,8 +176,8 @@ def test_a_cache_file_that_was_tampered_with_is_fetched_again(mount: Mount) -> N
         os.close(fd)
 
 
+@promise("S-51", "S-53", "S-28")
 def test_a_readonly_mount_opens_without_asking_and_sees_what_changed(mount_with: Mounter) -> None:
-    """S-51 S-53 S-28"""
     with mount_with(metadataTTL=TTL, readOnly=True) as mount:
         assert mount.told()["reads"]["path"] == "no-open"
         mount.objects.put("f", b"one")
@@ -196,9 +202,46 @@ def test_a_readonly_mount_opens_without_asking_and_sees_what_changed(mount_with:
         assert (mount.path / "big").read_bytes() == OTHER
 
 
+@promise("S-53")
 def test_libfuse_says_how_it_reads(mount_with: Mounter) -> None:
-    """S-53"""
     with mount_with(transport="libfuse") as mount:
         told = mount.told()["reads"]
         assert told["path"] == "keep-cache"
         assert told["why"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A directory on a disk of 16 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", place], check=True)
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+@promise("S-193")
+@pytest.mark.root_only
+@pytest.mark.parametrize("limit", ["disk", "size"])
+def test_warm_says_what_did_not_fit(mount_with: Mounter, small_disk: Path, limit: str) -> None:
+    """On a full disk, and beyond the size of the cache; the numbers of status are those of the disk."""
+    cache = {"dir": str(small_disk), "size": "1Gi" if limit == "disk" else "12Mi"}
+    with mount_with(cache=cache, readOnly=True) as mount:
+        for number in range(8):
+            mount.objects.put(f"f{number}", os.urandom(4 << 20))
+        began = time.monotonic()
+        done = mount.command("warm", mount.path)
+        took_s = time.monotonic() - began
+        print(f"warm of 32 MiB into a cache of 16 or 12 MiB: {took_s:.1f} s; {done.stderr}")
+        assert took_s < 20
+        assert done.returncode == 1
+        assert "did not fit" in done.stderr
+        told = mount.told()
+        room = 16 << 20 if limit == "disk" else 12 << 20
+        on_disk = sum(each.stat().st_blocks * 512 for each in small_disk.rglob("*") if each.is_file())
+        assert 8 << 20 <= on_disk <= told["cache"]["bytes"] + (4 << 20)
+        assert told["cache"]["bytes"] <= told["cache"]["limit"] <= room
+        fetched = told["store"]["get"]["received_bytes"]
+        assert fetched <= room + (8 << 20), "what has no room is not fetched"
+        assert (mount.path / "f7").stat().st_size == 4 << 20
+        assert len((mount.path / "f7").read_bytes()) == 4 << 20

@@ -14,6 +14,7 @@ import pytest
 from tests.mount.conftest import Mounter
 from tests.mount.mounts import Area, fails, settle
 from tests.patience import eventually
+from tests.promises import promise
 
 pytestmark = [pytest.mark.fuse, pytest.mark.plain_user]
 
@@ -29,8 +30,9 @@ def renameat2(old: Path, new: Path, flags: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
+@promise("S-25")
 def test_a_file_keeps_its_attributes(area: Area) -> None:
-    """S-25: content, mode, mtime and extended attributes go along; nothing is uploaded; the old key is gone."""
+    """Content, mode, mtime and extended attributes go along; nothing is uploaded; the old key is gone."""
     old, new = area.path / "old", area.path / "dir/new"
     (area.path / "dir").mkdir()
     old.write_bytes(b"content")
@@ -50,8 +52,9 @@ def test_a_file_keeps_its_attributes(area: Area) -> None:
     assert not old.exists()
 
 
+@promise("S-25")
 def test_unsent_bytes_go_to_the_new_key(area: Area) -> None:
-    """S-25: a file that is renamed while it is written is at the new key at close, and writing goes on."""
+    """A file that is renamed while it is written is at the new key at close, and writing goes on."""
     with (area.path / "part").open("wb", buffering=0) as file:
         file.write(b"one")
         (area.path / "part").rename(area.path / "whole")
@@ -62,8 +65,9 @@ def test_unsent_bytes_go_to_the_new_key(area: Area) -> None:
     assert area.get("whole") == b"onetwo"
 
 
+@promise("S-25")
 def test_an_existing_target_is_replaced(area: Area) -> None:
-    """S-25: in one step: who reads the target all the while sees the old or the new, never nothing."""
+    """In one step: who reads the target all the while sees the old or the new, never nothing."""
     target = area.path / "target"
     target.write_bytes(b"0" * 100)
     seen: set[bytes] = set()
@@ -92,8 +96,9 @@ def test_an_existing_target_is_replaced(area: Area) -> None:
     assert area.get("target") == b"9" * 100
 
 
+@promise("S-25")
 def test_flags(area: Area) -> None:
-    """S-25: RENAME_NOREPLACE is honoured, RENAME_EXCHANGE is EINVAL."""
+    """RENAME_NOREPLACE is honoured, RENAME_EXCHANGE is EINVAL."""
     (area.path / "a").write_bytes(b"a")
     (area.path / "b").write_bytes(b"b")
     fails(errno.EEXIST, renameat2, area.path / "a", area.path / "b", NOREPLACE)
@@ -102,8 +107,9 @@ def test_flags(area: Area) -> None:
     assert sorted(area.keys()) == ["", "b", "c"]
 
 
+@promise("S-25")
 def test_kinds_that_do_not_replace_each_other(area: Area) -> None:
-    """S-25: the errnos of rename(2)."""
+    """The errnos of rename(2)."""
     (area.path / "file").write_bytes(b"x")
     (area.path / "full/inner").mkdir(parents=True)
     (area.path / "empty").mkdir()
@@ -117,8 +123,9 @@ def test_kinds_that_do_not_replace_each_other(area: Area) -> None:
     assert os.listdir(area.path / "empty") == ["inner"]
 
 
+@promise("S-26")
 def test_a_directory_moves_with_all_below(area: Area) -> None:
-    """S-26: files, links, empty directories, and what another client put there unseen."""
+    """Files, links, empty directories, and what another client put there unseen."""
     old = area.path / "old"
     (old / "deep/empty").mkdir(parents=True)
     (old / "deep/file").write_bytes(b"deep")
@@ -137,8 +144,9 @@ def test_a_directory_moves_with_all_below(area: Area) -> None:
     assert os.listdir(area.path) == ["new"]
 
 
+@promise("S-25", "S-26")
 def test_open_files_below_a_renamed_directory(area: Area) -> None:
-    """S-25 S-26: a reader and a writer go on; the writer's close is at the new key."""
+    """A reader and a writer go on; the writer's close is at the new key."""
     (area.path / "old").mkdir()
     (area.path / "old/read").write_bytes(b"r" * 200_000)
     (area.path / "old/changed").write_bytes(b"c" * 200_000)
@@ -160,8 +168,9 @@ def test_open_files_below_a_renamed_directory(area: Area) -> None:
     assert sorted(os.listdir(area.path / "moved")) == ["changed", "new", "read"]
 
 
+@promise("S-27")
 def test_a_rename_cut_off_is_rolled_forward(mount_with: Mounter) -> None:
-    """S-27: everything that serves is killed in the middle of a rename; the next mount finishes it."""
+    """Everything that serves is killed in the middle of a rename; the next mount finishes it."""
     with mount_with() as mount:
         (mount.path / "old").mkdir()
         names = [f"old/{number:03d}" for number in range(300)]

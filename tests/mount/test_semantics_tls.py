@@ -23,6 +23,7 @@ from tests.contract.conftest import location_of
 from tests.mount.conftest import new_bucket
 from tests.mount.mounts import TTL, Mount, mounted, settle
 from tests.mount.outages import breakable
+from tests.promises import promise
 from tests.servers import Server, run_versitygw
 
 pytestmark = pytest.mark.fuse
@@ -52,8 +53,9 @@ def put_all(mount: Mount, objects: Mapping[str, tuple[bytes, Mapping[str, str]]]
         list(pool.map(put, objects))
 
 
+@promise("S-160")
 def test_a_large_file_is_read_cold_by_ranges(shared: Mount) -> None:
-    """S-160 from its beginning to its end, and here and there by several at once."""
+    """From its beginning to its end, and here and there by several at once."""
     shared.objects.put("large", LARGE)
     shared.objects.put("here-and-there", LARGE)
 
@@ -67,16 +69,18 @@ def test_a_large_file_is_read_cold_by_ranges(shared: Mount) -> None:
         assert all(pool.map(at, offsets))
 
 
+@promise("S-160")
 def test_small_files_are_read_by_16_threads(shared: Mount) -> None:
-    """S-160"""
     put_all(shared, {f"small/{name}": (body, {}) for name, body in SMALL.items()})
+    settle()
     with ThreadPoolExecutor(16) as pool:
         read = list(pool.map(lambda name: (shared.path / "small" / name).read_bytes(), SMALL))
     assert read == list(SMALL.values())
 
 
+@promise("S-160")
 def test_a_walk_of_thousands_shows_the_attributes_of_each(shared: Mount) -> None:
-    """S-160 by as many HEADs, several at once on each connection."""
+    """By as many HEADs, several at once on each connection."""
     put_all(
         shared,
         {
@@ -102,8 +106,9 @@ def test_a_walk_of_thousands_shows_the_attributes_of_each(shared: Mount) -> None
     assert shared.calls()["head"] - before >= FILES
 
 
+@promise("S-160")
 def test_what_is_written_arrives(shared: Mount) -> None:
-    """S-160 in parts and in one piece, renamed and appended to."""
+    """In parts and in one piece, renamed and appended to."""
     with (shared.path / "written").open("wb") as file:
         for at in range(0, len(LARGE), MIB):
             file.write(LARGE[at : at + MIB])
@@ -120,8 +125,9 @@ def test_what_is_written_arrives(shared: Mount) -> None:
     assert not shared.objects.exists("written")
 
 
+@promise("S-160")
 def test_it_goes_on_when_the_server_was_away(authority: Authority, clean_environment: Path, tmp_path: Path) -> None:
-    """S-160 every connection is lost in the middle of a read and a write."""
+    """Every connection is lost in the middle of a read and a write."""
     with breakable(str(tmp_path), authority.issue("breakable", HERE)) as storage:
         server = storage.server
         with mounted(server, new_bucket(server), clean_environment) as mount, ThreadPoolExecutor(2) as pool:
@@ -146,11 +152,12 @@ WRONG = {
 }
 
 
+@promise("S-160")
 @pytest.mark.parametrize("name", WRONG)
 def test_a_certificate_that_is_not_right_is_refused_in_one_line(
     authority: Authority, clean_environment: Path, tmp_path: Path, name: str
 ) -> None:
-    """S-160 what is wrong with it, and what to change."""
+    """What is wrong with it, and what to change."""
     subject, validity, words = WRONG[name]
     if name == "unknown":
         authority = Authority(tmp_path)

@@ -12,6 +12,7 @@ import pytest
 from tests.mount.conftest import Mounter, new_bucket
 from tests.mount.mounts import Mount, Objects, runs, settle
 from tests.patience import eventually
+from tests.promises import promise
 from tests.servers import Server
 
 pytestmark = [pytest.mark.fuse, pytest.mark.plain_user]
@@ -67,8 +68,9 @@ def walk_kept(mount: Mount, top: Path) -> tuple[dict[str, int], Counter[str]]:
     return walks[-1]
 
 
+@promise("S-151")
 def test_a_second_walk_asks_only_for_each_directory(mount: Mount) -> None:
-    """S-151: an OPENDIR and a RELEASEDIR, and nothing for its entries."""
+    """An OPENDIR and a RELEASEDIR, and nothing for its entries."""
     first = walk(mount.path)
     assert len(first) == 5 + 4 * 5 + FILES
     second, came = walk_kept(mount, mount.path)
@@ -77,8 +79,9 @@ def test_a_second_walk_asks_only_for_each_directory(mount: Mount) -> None:
     assert set(came) <= {"OPENDIR", "RELEASEDIR", "STATFS"}
 
 
+@promise("S-151", "S-28")
 def test_what_another_client_changes_is_seen_after_the_time_to_live(mount: Mount) -> None:
-    """S-151 S-28: new, removed and replaced files, in a directory that is all in the kernel."""
+    """New, removed and replaced files, in a directory that is all in the kernel."""
     first = walk(mount.path / "flat")
     assert walk_kept(mount, mount.path / "flat")[0] == first
     mount.objects.put("flat/f0000-new", b"new")
@@ -92,16 +95,18 @@ def test_what_another_client_changes_is_seen_after_the_time_to_live(mount: Mount
     assert walk_kept(mount, mount.path / "flat")[0] == second
 
 
+@promise("S-151")
 def test_an_unchanged_directory_is_kept_again(mount: Mount) -> None:
-    """S-151: after the time to live it is read once more."""
+    """After the time to live it is read once more."""
     first = walk(mount.path)
     settle(TTL_S)
     assert walk(mount.path) == first
     assert walk_kept(mount, mount.path)[0] == first
 
 
+@promise("S-151", "S-05")
 def test_who_rewinds_an_open_directory_sees_what_changed(mount: Mount) -> None:
-    """S-151 S-05: the kernel would go by what it keeps for as long as the directory is open."""
+    """The kernel would go by what it keeps for as long as the directory is open."""
     fd = os.open(mount.path / "d0", os.O_RDONLY | os.O_DIRECTORY)
     try:
         before = sorted(os.listdir(fd))
@@ -113,8 +118,9 @@ def test_who_rewinds_an_open_directory_sees_what_changed(mount: Mount) -> None:
         os.close(fd)
 
 
+@promise("S-151")
 def test_a_walk_that_was_given_up_leaves_nothing_half(mount: Mount) -> None:
-    """S-151: the next one sees everything, and is kept."""
+    """The next one sees everything, and is kept."""
     with os.scandir(mount.path / "flat") as entries:
         for _ in range(3):
             next(entries).stat()
@@ -123,8 +129,9 @@ def test_a_walk_that_was_given_up_leaves_nothing_half(mount: Mount) -> None:
     assert walk_kept(mount, mount.path / "flat")[0] == first
 
 
+@promise("S-151", "S-05")
 def test_a_directory_goes_on_when_the_kernel_drops_what_it_keeps(mount: Mount) -> None:
-    """S-151 S-05: in the middle of a pass that began with what was kept, each name is seen once."""
+    """In the middle of a pass that began with what was kept, each name is seen once."""
     first = walk(mount.path / "flat")
     entries = os.scandir(mount.path / "flat")
     seen = [next(entries).name for _ in range(10)]
@@ -135,8 +142,9 @@ def test_a_directory_goes_on_when_the_kernel_drops_what_it_keeps(mount: Mount) -
     assert sorted(seen) == sorted(os.path.basename(path) for path in first)
 
 
+@promise("S-151", "S-58")
 def test_a_new_server_begins_anew(mount: Mount) -> None:
-    """S-151 S-58: also for who has a directory open since before the old one died."""
+    """Also for who has a directory open since before the old one died."""
     fd = os.open(mount.path / "d0", os.O_RDONLY | os.O_DIRECTORY)
     try:
         before = sorted(os.listdir(fd))

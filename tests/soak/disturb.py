@@ -46,10 +46,12 @@ class Event:
 class Disturber(threading.Thread):
     """Disturbs from start() to stop()."""
 
-    def __init__(self, storage: Breakable, keeper_pid: int, began: float, pace: Pace, *, kills: bool = True) -> None:
+    def __init__(
+        self, storage: Breakable, supervisor_pid: int, began: float, pace: Pace, *, kills: bool = True
+    ) -> None:
         super().__init__(name="disturb", daemon=True)
         self.events: list[Event] = []
-        self._storage, self._keeper = storage, psutil.Process(keeper_pid)
+        self._storage, self._supervisor = storage, psutil.Process(supervisor_pid)
         self._began = began
         self._pace = pace
         self._kinds = KINDS if kills else OUTAGES
@@ -73,10 +75,10 @@ class Disturber(threading.Thread):
     def _one(self, kind: str) -> None:
         at = time.monotonic()
         if kind.startswith("kill"):
-            self._kill(serving(self._keeper))
+            self._kill(serving(self._supervisor))
             if kind == "kill twice":
                 self._stopping.wait(self._random.uniform(0.05, 1.0))
-                self._kill(*self._keeper.children())
+                self._kill(*self._supervisor.children())
             self.events.append(Event("kill", at - self._began))
             return
         if kind == "gone":

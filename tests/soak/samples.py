@@ -28,7 +28,7 @@ class Sample:
     server_pid: int = 0
     server_age_s: float = 0.0
     rss: int = 0
-    keeper_rss: int = 0
+    supervisor_rss: int = 0
     descriptors: int = 0
     threads: int = 0
     state: int = 0
@@ -47,14 +47,14 @@ class Limit:
 
 PEAK = Limit(0.15, 24 * MIB)
 LIMITS = {
-    "keeper_rss": Limit(0.1, 4 * MIB),
+    "supervisor_rss": Limit(0.1, 4 * MIB),
     "descriptors": Limit(0.2, 40),
     "threads": Limit(0.1, 16),
     "state": Limit(0.2, 24 * MIB),
 }
 RESTING = {
     "rss": Limit(0.2, 24 * MIB),
-    "keeper_rss": Limit(0.1, 4 * MIB),
+    "supervisor_rss": Limit(0.1, 4 * MIB),
     "descriptors": Limit(0.2, 24),
     "threads": Limit(0.1, 16),
     "state": Limit(0.2, 4 * MIB),
@@ -87,11 +87,11 @@ class Sampler(threading.Thread):
                 self.samples.append(sample)
 
 
-def look_at(keeper_pid: int, state: Path, cache: Path, began: float) -> Sample | None:
+def look_at(supervisor_pid: int, state: Path, cache: Path, began: float) -> Sample | None:
     """The processes and directories of one mount; None while no server lives."""
     try:
-        keeper = psutil.Process(keeper_pid)
-        server = serving(keeper)
+        supervisor = psutil.Process(supervisor_pid)
+        server = serving(supervisor)
         if server is None:
             return None
         with server.oneshot():
@@ -100,7 +100,7 @@ def look_at(keeper_pid: int, state: Path, cache: Path, began: float) -> Sample |
                 server_pid=server.pid,
                 server_age_s=time.time() - server.create_time(),
                 rss=server.memory_info().rss,
-                keeper_rss=keeper.memory_info().rss,
+                supervisor_rss=supervisor.memory_info().rss,
                 descriptors=descriptors_but(server.pid, cache),
                 threads=server.num_threads(),
                 state=disk_bytes(state),
@@ -119,10 +119,10 @@ def descriptors_but(pid: int, directory: Path) -> int:
     return count
 
 
-def serving(keeper: psutil.Process) -> psutil.Process | None:
+def serving(supervisor: psutil.Process) -> psutil.Process | None:
     """The child that serves: the one that waits to take its place has a single thread."""
     found = None
-    for child in keeper.children():
+    for child in supervisor.children():
         with contextlib.suppress(psutil.NoSuchProcess):
             if child.num_threads() > 1:
                 found = child

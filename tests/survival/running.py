@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from tests.mount.mounts import Mount
+from tests.mount.mounts import CommandMount, Mount
 from tests.patience import eventually
 from tests.survival.load import KINDS
 
@@ -32,7 +32,7 @@ PROGRESS_S = 60.0
 class Loads:
     """The processes. control: the directory in which they count and report."""
 
-    mount: Mount
+    mount: CommandMount
     control: Path
     kinds: Sequence[str]
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -98,7 +98,9 @@ class Loads:
 
 
 @contextlib.contextmanager
-def load(mount: Mount, control: Path, kinds: Sequence[str] = tuple(KINDS), *, halt: bool = False) -> Iterator[Loads]:
+def load(
+    mount: CommandMount, control: Path, kinds: Sequence[str] = tuple(KINDS), *, halt: bool = False
+) -> Iterator[Loads]:
     """The processes of a load, ended at the end."""
     loads = Loads(mount, control, kinds)
     try:
@@ -108,8 +110,8 @@ def load(mount: Mount, control: Path, kinds: Sequence[str] = tuple(KINDS), *, ha
         loads.end()
 
 
-def server_pid(mount: Mount) -> int:
-    """Of the server that the keeper has now; 0 while there is no record."""
+def server_pid(mount: CommandMount) -> int:
+    """Of the server that the supervisor has now; 0 while there is no record."""
     (state_dir,) = (mount.folder / "state/kube-datastore/mounts").iterdir()
     try:
         return int(json.loads((state_dir / "mount.json").read_text())["serverPid"])
@@ -117,7 +119,7 @@ def server_pid(mount: Mount) -> int:
         return 0
 
 
-def kill_server(mount: Mount, chance: random.Random) -> None:
+def kill_server(mount: CommandMount, chance: random.Random) -> None:
     """kill -9 at a random moment, and wait for the next server."""
     old = server_pid(mount)
     time.sleep(chance.random() * 0.4)
@@ -126,7 +128,7 @@ def kill_server(mount: Mount, chance: random.Random) -> None:
     mount.pids = [mount.pids[0], server_pid(mount)]
 
 
-def kill_pair(mount: Mount, chance: random.Random) -> None:
+def kill_pair(mount: CommandMount, chance: random.Random) -> None:
     """kill -9 of the server at once, a moment later of its successor, however young, and of the one that stands by."""
     killed = {server_pid(mount), 0}
     os.kill(max(killed), signal.SIGKILL)

@@ -17,6 +17,7 @@ import pytest
 from tests.mount.conftest import new_bucket
 from tests.mount.mounts import Mount, mounted
 from tests.patience import eventually
+from tests.promises import promise
 from tests.servers import Server, boto_client
 from tests.survival.load import KINDS, pattern
 from tests.survival.running import CHECKOUT, kill_server, load, server_pid
@@ -28,11 +29,12 @@ UNMAPPED = tuple(kind for kind in KINDS if kind != "mapped")
 """A page of a map that cannot be read ends a process with SIGBUS, as it should."""
 
 
+@promise("S-62")
 @pytest.mark.parametrize("round_number", range(ROUNDS))
 def test_what_was_accepted_is_there_after_the_death_of_everything(
     versitygw: Server, clean_environment: Path, tmp_path: Path, round_number: int
 ) -> None:
-    """S-62: applications get errors, and the next mount has each byte that write() took; none is wrong."""
+    """Applications get errors, and the next mount has each byte that write() took; none is wrong."""
     with mounted(versitygw, new_bucket(versitygw), clean_environment) as mount:
         with load(mount, tmp_path / "c", UNMAPPED, halt=True) as loads:
             time.sleep(0.7 + 0.37 * round_number)  # some work of each kind; when, is of no matter
@@ -82,8 +84,9 @@ os.close(fd)
 """
 
 
+@promise("S-58", "S-62")
 def test_a_server_dies_in_the_middle_of_an_upload(versitygw: Server, clean_environment: Path) -> None:
-    """S-58 S-62: the writer's close returns 0, the object is whole, and no half upload stays."""
+    """The writer's close returns 0, the object is whole, and no half upload stays."""
     chance = random.Random(3)
     with mounted(versitygw, new_bucket(versitygw), clean_environment) as mount:
         for number in range(ROUNDS):

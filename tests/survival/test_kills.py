@@ -13,6 +13,7 @@ import pytest
 
 from tests.mount.conftest import new_bucket
 from tests.mount.mounts import mounted
+from tests.promises import promise
 from tests.servers import Server
 from tests.survival.running import in_the_bucket, kill_pair, kill_server, load, without_faults
 
@@ -25,8 +26,9 @@ ROUND = 5
 """So many pairs go by before every process of the load must have done something."""
 
 
+@promise("S-41", "S-58")
 def test_applications_notice_no_death_of_the_server(versitygw: Server, clean_environment: Path, tmp_path: Path) -> None:
-    """S-41 S-58: no error, no wrong byte, no lost byte, whenever the server dies."""
+    """No error, no wrong byte, no lost byte, whenever the server dies."""
     chance = random.Random(KILLS)
     with mounted(versitygw, new_bucket(versitygw), clean_environment) as mount, load(mount, tmp_path / "c") as loads:
         for _ in range(KILLS):
@@ -38,8 +40,9 @@ def test_applications_notice_no_death_of_the_server(versitygw: Server, clean_env
             assert in_the_bucket(mount, kind) == report["content"]
 
 
+@promise("S-41", "S-58")
 def test_nor_when_successors_die_young(versitygw: Server, clean_environment: Path, tmp_path: Path) -> None:
-    """S-41 S-58: the same when they die in pairs without a pause, the second while it imports, recovers or serves."""
+    """The same when they die in pairs without a pause, the second while it imports, recovers or serves."""
     chance = random.Random(SEED)
     with mounted(versitygw, new_bucket(versitygw), clean_environment) as mount, load(mount, tmp_path / "c") as loads:
         for number in range(PAIRS):

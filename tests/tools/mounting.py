@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from datastore import beneath
+from datastore import beneath, mountinfo
 from tests.servers import Server
 
 COMMAND_TIMEOUT_S = 120.0
@@ -97,9 +97,16 @@ def mounted(server: Server, bucket: str, folder: Path, *options: str, **spec: An
         try:
             client.run("umount", target)
         finally:
-            if os.path.ismount(target):
-                subprocess.run(["umount", "--lazy", str(target)], check=False)
-                give_back(folder, target)
+            unmount_all(folder)
+
+
+def unmount_all(folder: Path) -> None:
+    """End the mounts below a folder that a failed test left, so that the folder can be removed."""
+    for mount in reversed(mountinfo.read().mounts):
+        target = Path(mount.mountpoint)
+        if target.is_relative_to(folder):
+            subprocess.run(["umount", "--lazy", str(target)], check=False)
+            give_back(folder, target)
 
 
 def give_back(folder: Path, target: Path) -> None:

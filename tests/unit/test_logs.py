@@ -9,6 +9,7 @@ import pytest
 
 from datastore import logs
 from datastore.logs import Formatter, Limiter, fields, redact
+from tests.promises import promise
 
 
 def line(message: str, **values: object) -> str:
@@ -60,8 +61,8 @@ def test_a_log_over_its_limit_starts_anew_and_keeps_one_older(tmp_path: Path) ->
     assert (path.read_bytes(), (tmp_path / "mount.log.1").read_bytes()) == (b"new", b"0123456789!")
 
 
+@promise("S-153")
 def test_a_log_that_a_full_disk_does_not_let_move_stays_whole(tmp_path: Path) -> None:
-    """S-153"""
     path = tmp_path / "mount.log"
     path.write_bytes(b"0123456789!")
     older = tmp_path / "mount.log.1"

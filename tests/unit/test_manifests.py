@@ -11,16 +11,23 @@ import pytest
 import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
+from datastore.api.endpoints import ENVIRONMENT, EndpointPolicy
 from datastore.api.names import CREDENTIALS
 from datastore.api.volumecontext import DRIVER
-from datastore.controller import claimprobe, metrics
 from datastore.controller.__main__ import _arguments, _settings
+from datastore.controller.datastores import claimprobe
+from datastore.controller.datastores import metrics as of_datastores
+from datastore.controller.runtime import metrics
+from datastore.controller.servings import metrics as of_servings
+from datastore.controller.trainingjobs import __main__ as training
+from datastore.controller.trainingjobs import metrics as of_trainingjobs
 from datastore.csi import metrics as of_volumes
-from datastore.csi.keeper import metrics as of_mounts
-from datastore.csi.keeper.cgroups import limit_of
+from datastore.csi.mountdaemon import metrics as of_mounts
+from datastore.csi.mountdaemon.cgroups import limit_of
 from datastore.csi.settings import from_environment
 from datastore.manifests import chartwriter
 from datastore.units import parse_quantity
+from tests.promises import promise
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
 BASE = [document for _, document in chartwriter.objects()]
@@ -74,64 +81,82 @@ def _names(made: list[Any], kind: str) -> set[tuple[str, str]]:
     return {(each["metadata"].get("namespace", ""), each["metadata"]["name"]) for each in made if each["kind"] == kind}
 
 
-def _environment(made: list[Any]) -> dict[str, str]:
-    (pod,) = [each["spec"]["template"]["spec"] for each in made if each["kind"] == "Deployment"]
+def _deployment(made: list[Any], name: str) -> Any:
+    (spec,) = [each["spec"] for each in made if (each["kind"], each["metadata"]["name"]) == ("Deployment", name)]
+    return spec
+
+
+def _environment(made: list[Any], name: str = "datastore-controller") -> dict[str, str]:
+    pod = _deployment(made, name)["template"]["spec"]
     return {each["name"]: each.get("value", "") for each in pod["containers"][0]["env"]}
 
 
+@promise("S-113")
 def test_the_charts_switch_takes_the_rotation_away_whole() -> None:
-    """S-113"""
     made = _chart(rotation={"enabled": False})
     assert _environment(made)["WATCH_SECRETS"] == "false"
-    assert not [each for each in made if "rotation" in each["metadata"]["name"] or "Admission" in each["kind"]]
+    left = {each["metadata"]["name"] for each in made if "Admission" in each["kind"]}
+    assert left == {"datastore-node", "datastore-node-usage"}
+    assert not [each for each in made if "rotation" in each["metadata"]["name"]]
     assert _environment(_chart())["WATCH_SECRETS"] == "true"
 
 
-@pytest.mark.parametrize("rotation", [True, False])
-def test_the_chart_binds_the_controller_to_its_namespaces(rotation: bool) -> None:
-    """S-114"""
-    made = _chart(namespaces=["a", "b"], rotation={"enabled": rotation})
+@promise("S-114", "S-418")
+@pytest.mark.parametrize(("rotation", "models"), [(True, False), (False, True)])
+def test_the_chart_binds_the_controllers_to_their_namespaces(rotation: bool, models: bool) -> None:
+    given = yaml.safe_load((CHART / "values.yaml").read_text())["models"] | {"enabled": models}
+    made = _chart(namespaces=["a", "b"], rotation={"enabled": rotation}, models=given)
     assert _environment(made)["NAMESPACES"] == "a,b"
-    assert _names(made, "ClusterRoleBinding") == {("", "datastore-controller-cluster"), ("", "datastore-node")}
-    served = {(each, "datastore-controller-served") for each in ("a", "b", "ours")}
+    assert _environment(made, "datastore-training-controller")["NAMESPACES"] == "a,b"
+    whole = {"datastore-controller-cluster", "datastore-training-controller-cluster", "datastore-node"}
+    whole |= {"datastore-models-cluster", "datastore-training-models"} if models else set()
+    assert _names(made, "ClusterRoleBinding") == {("", each) for each in whole}
+    roles = ["datastore-controller", "datastore-training-controller"]
+    if models:
+        roles += ["datastore-models", "datastore-servings"]
+        assert {_environment(made, role)["NAMESPACES"] for role in roles} == {"a,b"}
+    served = {(each, f"{role}-served") for each in ("a", "b", "ours") for role in roles}
     rotated = {(each, "datastore-controller-rotation") for each in ("a", "b", "ours") if rotation}
-    assert _names(made, "RoleBinding") == served | rotated | {("ours", "datastore-controller")}
+    assert _names(made, "RoleBinding") == served | rotated | {("ours", each) for each in [*roles, "datastore-node"]}
     subjects = {each["namespace"] for each in made if each["kind"] == "RoleBinding" for each in each["subjects"]}
     assert subjects == {"ours"}
 
 
-def test_of_the_charts_controllers_of_some_namespaces_one_works() -> None:
-    """S-134: they can't agree there, so the next one starts when the last one has ended."""
-    served, whole = (
-        next(
-            each["spec"]
-            for each in _chart(namespaces=chosen, controller=_replicated(2))
-            if each["kind"] == "Deployment"
-        )
-        for chosen in (["a"], [])
-    )
-    assert (served["replicas"], served["strategy"]) == (1, {"type": "Recreate"})
-    assert (whole["replicas"], whole["strategy"]) == (2, {"type": "RollingUpdate"})
+@promise("S-134")
+def test_the_charts_controllers_of_some_namespaces_have_replicas_too() -> None:
+    replicated = yaml.safe_load((CHART / "values.yaml").read_text())["controller"] | {"replicas": 2}
+    made = _chart(namespaces=["a"], controller=replicated)
+    deployment = _deployment(made, "datastore-controller")
+    assert (deployment["replicas"], deployment["strategy"]) == (2, {"type": "RollingUpdate"})
 
 
-def _replicated(replicas: int) -> Any:
-    return yaml.safe_load((CHART / "values.yaml").read_text())["controller"] | {"replicas": replicas}
-
-
+@promise("S-133")
 def test_the_charts_endpoints_bind_the_controller_and_the_nodes() -> None:
-    """S-133"""
-    made = _chart(endpoints=["https://*.example.org", "http://minio.store:9000"])
+    ranges = {"allowRanges": ["10.1.0.0/16", "10.2.3.4"], "denyRanges": ["10.96.0.0/12"]}
+    made = _chart(endpoints=["https://*.example.org", "http://minio.store:9000"], **ranges)
     (node,) = [each for each in made if each["metadata"]["name"] == "datastore-node" and each["kind"] == "DaemonSet"]
     variables = {
         each["name"]: each.get("value", "") for each in node["spec"]["template"]["spec"]["containers"][0]["env"]
     }
-    assert variables["ALLOW_ENDPOINTS"] == _environment(made)["ALLOW_ENDPOINTS"]
-    expected = ("https://*.example.org", "http://minio.store:9000")
-    assert from_environment({"ALLOW_ENDPOINTS": variables["ALLOW_ENDPOINTS"]}).endpoints == expected
+    assert from_environment(variables).policy == EndpointPolicy(
+        endpoints=("https://*.example.org", "http://minio.store:9000"),
+        allow_ranges=("10.1.0.0/16", "10.2.3.4"),
+        deny_ranges=("10.96.0.0/12",),
+    )
+    same = _environment(made)
+    assert all(variables[name] == same[name] for name in ENVIRONMENT)
 
 
+@promise("S-206", "S-208")
+def test_a_node_takes_so_many_volumes_and_has_ceilings_for_caches() -> None:
+    node = of("DaemonSet", "datastore-node")["spec"]["template"]["spec"]["containers"][0]
+    settings = from_environment({each["name"]: each.get("value", "") for each in node["env"]})
+    assert (settings.max_volumes, settings.cache_volume_bytes, settings.cache_node_bytes) == (64, 50 << 30, 100 << 30)
+    assert from_environment({}).cache_node_bytes == settings.cache_node_bytes
+
+
+@promise("S-115")
 def test_the_charts_claim_probe_is_the_components() -> None:
-    """S-115"""
     made = _chart(claimProbe={"enabled": True})
     assert _environment(made)["PROBE_CLAIMS"] == "true"
     component = list(yaml.safe_load_all((MANIFESTS / "claim-probe" / "policy.yaml").read_text()))
@@ -139,25 +164,28 @@ def test_the_charts_claim_probe_is_the_components() -> None:
     for each in component + shipped:
         for subject in each.get("subjects", []):
             subject["namespace"] = "any"
+        if "paramRef" in each.get("spec", {}):
+            each["spec"]["paramRef"]["namespace"] = "any"
     assert shipped == component
     assert not [each for each in _chart() if each["metadata"]["name"] == "datastore-controller-probe"]
 
 
+@promise("S-115")
 def test_the_pod_that_tries_a_volume_runs_what_its_policy_says() -> None:
-    """S-115"""
     text = (MANIFESTS / "claim-probe" / "policy.yaml").read_text()
     assert str(list(claimprobe.COMMAND)) in text
     assert f"activeDeadlineSeconds <= {claimprobe.RUN_S}" in text
 
 
+@promise("S-113")
 def test_the_policy_lets_through_the_annotation_that_is_set() -> None:
-    """S-113"""
     variables = of("ValidatingAdmissionPolicy", "datastore-controller-pods")["spec"]["variables"]
     assert {"name": "ours", "expression": f"'{CREDENTIALS}'"} in variables
 
 
-def test_the_controllers_pod_is_restricted() -> None:
-    pod = of("Deployment", "datastore-controller")["spec"]["template"]["spec"]
+@pytest.mark.parametrize("name", ["datastore-controller", "datastore-training-controller"])
+def test_the_controllers_pod_is_restricted(name: str) -> None:
+    pod = of("Deployment", name)["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"]
     context = pod["containers"][0]["securityContext"]
     assert (context["readOnlyRootFilesystem"], context["allowPrivilegeEscalation"]) == (True, False)
@@ -168,18 +196,24 @@ def test_the_controllers_pod_is_restricted() -> None:
 def test_the_controller_takes_the_arguments_it_is_given() -> None:
     container = of("Deployment", "datastore-controller")["spec"]["template"]["spec"]["containers"][0]
     settings = _settings(_arguments().parse_args(container["args"]))
-    assert settings.peering == "datastore-controller"
     assert settings.port == container["ports"][0]["containerPort"]
 
 
+def test_the_controller_of_trainingjobs_takes_the_arguments_it_is_given() -> None:
+    container = of("Deployment", training.NAME)["spec"]["template"]["spec"]["containers"][0]
+    settings = training.settings_of(training.arguments().parse_args(container["args"]))
+    assert settings.port == container["ports"][0]["containerPort"]
+    assert settings.overlays == frozenset()
+
+
+@promise("S-118")
 def test_the_memory_of_a_mount_is_counted_in_the_request_of_the_pod_that_it_runs_in() -> None:
-    """S-118"""
     (node,) = of("DaemonSet", "datastore-node")["spec"]["template"]["spec"]["containers"]
-    (keeper,) = of("DaemonSet", "datastore-keeper")["spec"]["template"]["spec"]["containers"]
+    (daemon,) = of("DaemonSet", "datastore-mount-daemon")["spec"]["template"]["spec"]["containers"]
     (memory,) = [each["value"] for each in node["env"] if each["name"] == "MOUNT_MEMORY"]
     one_mount = limit_of(from_environment({"MOUNT_MEMORY": memory}).memory_bytes)
-    assert parse_quantity(keeper["resources"]["requests"]["memory"]) >= one_mount + (64 << 20)
-    assert "limits" not in keeper["resources"], "it would end other mounts than the one that grows"
+    assert parse_quantity(daemon["resources"]["requests"]["memory"]) >= one_mount + (64 << 20)
+    assert "limits" not in daemon["resources"], "it would end other mounts than the one that grows"
 
 
 def test_only_who_mounts_is_privileged() -> None:
@@ -190,7 +224,13 @@ def test_only_who_mounts_is_privileged() -> None:
         for container in document["spec"]["template"]["spec"]["containers"]
         if container["securityContext"].get("privileged")
     }
-    assert privileged == {"datastore-node", "datastore-keeper"}
+    assert privileged == {"datastore-node", "datastore-mount-daemon"}
+
+
+@promise("S-211")
+def test_what_runs_the_mount_servers_has_no_token() -> None:
+    (daemon,) = (each for each in BASE if each["metadata"]["name"] == "datastore-mount-daemon" and "spec" in each)
+    assert daemon["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
 
 
 def test_no_rule_has_a_wildcard() -> None:
@@ -219,15 +259,16 @@ NUMBERS = re.compile(r"\bdatastore_(?:controller|csi|mount|store)_\w+")
 
 
 def numbers() -> set[str]:
-    """Names of all that the controller, the node plugin and the keeper tell Prometheus."""
+    """Names of all that the controller, the node plugin and the mount daemon tell Prometheus."""
     of_controller = {
         name
-        for each in vars(metrics).values()
+        for module in (metrics, of_datastores, of_servings, of_trainingjobs)
+        for each in vars(module).values()
         if isinstance(each, MetricWrapperBase)
         for family in each.collect()
         for name in (family.name, f"{family.name}_total", f"{family.name}_bucket")
     }
-    return of_controller | {family.name for family in (of_volumes.MOUNTED, *of_mounts.FAMILIES)}
+    return of_controller | {family.name for family in (*of_volumes.FAMILIES, *of_mounts.FAMILIES)}
 
 
 def test_the_dashboard_asks_for_numbers_that_there_are() -> None:

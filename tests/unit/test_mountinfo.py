@@ -22,10 +22,10 @@ TEXT = (
 
 def test_lines_are_read_with_their_escapes() -> None:
     assert mountinfo.parse(TEXT).mounts == [
-        Mount("8:1", "/", False, "ext4", "/dev/sda1"),
-        Mount("0:51", "/home/me/my data", False, "fuse.datastore", "digits"),
-        Mount("0:52", "/home/me/my data", True, "tmpfs", "none"),
-        Mount("0:34", "/x\\y", False, "fuse.datastore", "o\tk"),
+        Mount("8:1", "/", False, "ext4", "/dev/sda1", ("rw",)),
+        Mount("0:51", "/home/me/my data", False, "fuse.datastore", "digits", ("rw", "user_id=0")),
+        Mount("0:52", "/home/me/my data", True, "tmpfs", "none", ("rw",)),
+        Mount("0:34", "/x\\y", False, "fuse.datastore", "o\tk", ("rw",)),
     ]
 
 

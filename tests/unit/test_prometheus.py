@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from datastore.errors import MountFailed
+from datastore.errors import InvalidManifest, MountFailed
 from datastore.fuse.prometheus import Endpoint, families, parse_address
 from datastore.fuse.selfwatch import Metrics, own_process
 from datastore.histogram import Histogram
+from tests.promises import promise
 from tests.servers import free_port
 
 
@@ -43,6 +44,7 @@ def status() -> dict[str, Any]:
         "cache": {"bytes": 100, "limit": 1000, "hits": 9, "misses": 1, "hitBytes": 90, "missBytes": 10},
         "dirty": [{"path": "a", "bytes": 5, "error": None}, {"path": "b", "bytes": 6, "error": "403"}],
         "nodes": 4,
+        "storage": {"since": 1.0, "silentSeconds": 12.5, "lastAsked": 2.0, "error": ""},
         "store": {
             "get": {
                 "calls": 3,
@@ -69,8 +71,8 @@ def scraped(url: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     }
 
 
+@promise("S-63")
 def test_a_scrape_shows_every_number_of_the_status() -> None:
-    """S-63"""
     endpoint = Endpoint("127.0.0.1:0")
     endpoint.start(status)
     try:
@@ -91,6 +93,7 @@ def test_a_scrape_shows_every_number_of_the_status() -> None:
     assert value("datastore_store_retries_total", method="get", error="Throttled") == 2
     assert value("datastore_store_errors_total", method="get", error="AccessDenied") == 1
     assert value("datastore_store_received_bytes_total", method="get") == 90
+    assert value("datastore_store_silent_seconds") == 12.5
     assert value("datastore_cache_hits_total") == 9
     assert value("datastore_cache_size_bytes") == 100
     assert value("datastore_dirty_files") == 2
@@ -124,7 +127,7 @@ def test_a_status_of_another_transport_has_fewer_numbers() -> None:
 
 @pytest.mark.parametrize("text", ["", "9464", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:70000", "127.0.0.1:-1"])
 def test_a_wrong_address_is_refused(text: str) -> None:
-    with pytest.raises(MountFailed, match="an address and a port such as"):
+    with pytest.raises(InvalidManifest, match="an address and a port such as"):
         parse_address(text)
 
 

@@ -11,7 +11,7 @@ HEAVY = {"pydantic", "typer", "rich", "yaml", "botocore", "boto3", "prometheus_c
 
 
 @pytest.mark.parametrize(
-    "modules", ["datastore.fuse.server, datastore.fuse.vfs.build", "datastore.fuse.keeper.process"]
+    "modules", ["datastore.fuse.server, datastore.fuse.vfs.build", "datastore.fuse.supervisor.process"]
 )
 def test_the_mount_processes_load_no_heavy_library(modules: str) -> None:
     """Manifests are read by the command; boto only finds credentials, when the chain has to be asked."""

@@ -23,6 +23,7 @@ from datastore.fuse.kernel.session import End, Settings
 from datastore.fuse.kernel.wire import InitRequest
 from datastore.fuse.ops import ROOT_INO, Blocking, Caller, Entry, Fh, Ino, OpenReply, OpenRequest, Reply
 from tests.memfs import MemFs
+from tests.promises import promise
 from tests.wire import frames
 from tests.wire.peer import Peer
 
@@ -45,13 +46,13 @@ class Gate:
         self.entered = threading.Semaphore(0)
         self.open = threading.Event()
 
-    def hold(self, answer: Callable[[], T], *, interruptible: bool = False) -> Blocking[T]:
+    def hold(self, answer: Callable[[], T]) -> Blocking[T]:
         def later() -> T:
             self.entered.release()
             assert self.open.wait(60)
             return answer()
 
-        return Blocking(later, interruptible=interruptible)
+        return Blocking(later)
 
     def wait_entered(self) -> None:
         assert self.entered.acquire(timeout=30)
@@ -108,10 +109,11 @@ def exchange(peer: Peer, frame: bytes) -> None:
     raise AssertionError("no answer to a good request after a bad one")
 
 
+@promise("S-42")
 @given(st.binary(min_size=1, max_size=400))
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_arbitrary_bytes_never_end_the_session(frame: bytes) -> None:
-    """S-42 whatever comes over the wire, the session answers or refuses and goes on."""
+    """Whatever comes over the wire, the session answers or refuses and goes on."""
     with Peer(MemFs(), negotiated=SETTLED) as peer:
         assert peer.receive().error == abi.NOTIFY_RESEND
         exchange(peer, frame)
@@ -188,15 +190,15 @@ def test_a_fault_of_the_local_disk_is_logged(caplog: pytest.LogCaptureFixture) -
 class Held(MemFs):
     """Reads, writes, lookups and creates wait at a gate."""
 
-    def __init__(self, *, interruptible: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.populate()
         self.gate = Gate()
-        self.interruptible = interruptible
+        self.flushed: list[Ino] = []
 
     def read(self, ino: Ino, fh: Fh, offset: int, size: int) -> Reply[bytes | bytearray | memoryview]:
         content = bytes(self.nodes[ino].content[offset : offset + size])
-        return self.gate.hold(lambda: content, interruptible=self.interruptible)
+        return self.gate.hold(lambda: content)
 
     def write(self, ino: Ino, fh: Fh, offset: int, payload: memoryview, kill_suidgid: bool) -> Reply[int]:
         def store() -> int:
@@ -208,14 +210,17 @@ class Held(MemFs):
     def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Reply[Entry]:
         node = self._child(parent, name)
         assert node is not None
-        return self.gate.hold(lambda: self._entry(node), interruptible=True)
+        return self.gate.hold(lambda: self._entry(node))
 
     def create(
         self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest
     ) -> Reply[tuple[Entry, OpenReply]]:
         made = super().create(caller, parent, name, mode, request)
         assert not isinstance(made, Blocking)
-        return self.gate.hold(lambda: made, interruptible=True)
+        return self.gate.hold(lambda: made)
+
+    def flush(self, ino: Ino, fh: Fh) -> Reply[None]:
+        return self.gate.hold(lambda: self.flushed.append(ino))
 
 
 def interrupt(unique: int) -> bytes:
@@ -233,7 +238,7 @@ def test_requests_go_on_while_others_wait() -> None:
         assert (peer.receive().body) == b"000000"
 
 
-def test_a_running_interruptible_request_is_answered_eintr_and_its_result_dropped() -> None:
+def test_a_running_request_is_answered_eintr_and_its_result_dropped() -> None:
     filesystem = Held()
     with Peer(filesystem) as peer:
         peer.init()
@@ -246,20 +251,55 @@ def test_a_running_interruptible_request_is_answered_eintr_and_its_result_droppe
     assert len(peer.session.pool) == 0
 
 
-def test_a_running_request_that_is_not_interruptible_runs_on() -> None:
-    filesystem = Held(interruptible=False)
+@promise("S-190")
+def test_what_comes_behind_an_interrupted_change_waits_for_its_end() -> None:
+    """The kernel gives up its lock on the inode with the answer, so the session keeps the order."""
+    filesystem = Held()
     with Peer(filesystem) as peer:
+        peer.init()
+        peer.send(frames.request(abi.WRITE, frames.rw(0, 0, 3) + b"old", ino=1000, unique=10))
+        filesystem.gate.wait_entered()
+        assert peer.ask(interrupt(10)).error == -errno.EINTR
+        peer.send(frames.request(abi.WRITE, frames.rw(0, 0, 3) + b"new", ino=1000, unique=12))
+        peer.send(frames.request(abi.WRITE, frames.rw(0, 0, 3) + b"yes", ino=1001, unique=14))
+        filesystem.gate.wait_entered()
+        assert not filesystem.gate.entered.acquire(timeout=0.2), "only that of another inode has begun"
+        filesystem.gate.open.set()
+        assert {peer.receive().unique for _ in range(2)} == {12, 14}
+    assert [bytes(filesystem.nodes[Ino(ino)].content[:3]) for ino in (1000, 1001)] == [b"new", b"yes"]
+
+
+def test_what_waits_behind_an_interrupted_change_can_be_interrupted_too() -> None:
+    filesystem = Held()
+    with Peer(filesystem) as peer:
+        peer.init()
+        peer.send(frames.request(abi.WRITE, frames.rw(0, 0, 3) + b"old", ino=1000, unique=10))
+        filesystem.gate.wait_entered()
+        assert peer.ask(interrupt(10)).error == -errno.EINTR
+        peer.send(frames.request(abi.WRITE, frames.rw(0, 0, 3) + b"new", ino=1000, unique=12))
+        assert peer.ask(interrupt(12)).unique == 12
+        filesystem.gate.open.set()
+    assert bytes(filesystem.nodes[Ino(1000)].content[:3]) == b"old"
+
+
+@promise("S-190")
+def test_an_interrupted_close_is_carried_out_also_where_it_had_not_begun() -> None:
+    """The kernel sends it once."""
+    filesystem = Held()
+    with Peer(filesystem, Settings(workers=1, drain_s=5.0)) as peer:
         peer.init()
         peer.send(frames.request(abi.READ, frames.rw(0, 0, 6), ino=1000, unique=10))
         filesystem.gate.wait_entered()
-        peer.send(interrupt(10))
-        assert peer.ask(PING).unique == 999
+        peer.send(frames.VALID["flush"])
+        answer = peer.ask(interrupt(42))
+        assert (answer.unique, answer.error) == (42, -errno.EINTR)
         filesystem.gate.open.set()
-        assert peer.receive().body == b"000000"
+        assert peer.receive().unique == 10
+    assert filesystem.flushed == [1000]
 
 
 def test_a_queued_request_is_answered_eintr_and_never_runs() -> None:
-    filesystem = Held(interruptible=False)
+    filesystem = Held()
     with Peer(filesystem, Settings(workers=1, drain_s=5.0)) as peer:
         peer.init()
         peer.send(frames.request(abi.READ, frames.rw(0, 0, 6), ino=1000, unique=10))
@@ -370,11 +410,12 @@ def test_a_first_sending_is_not_forgiven() -> None:
         assert peer.ask(frames.request(abi.UNLINK, b"gone\0")).error == -errno.ENOENT
 
 
+@promise("S-58")
 @pytest.mark.parametrize("blocking", [(), ("release",)])
 def test_an_open_counts_until_its_release_is_answered(
     blocking: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S-58: a server that dies in between gets the RELEASE again, and would count it twice."""
+    """A server that dies in between gets the RELEASE again, and would count it twice."""
     filesystem = filled()
     filesystem.blocking = frozenset(blocking)
     answered: list[bool] = []

@@ -1,10 +1,10 @@
-"""Amazon S3 and what speaks like it: the only place that knows boto, obstore and HTTP."""
+"""Amazon S3 and what speaks like it: the only place that knows boto and HTTP."""
 
 from __future__ import annotations
 
 from .buckets import remove_bucket
-from .credentials import StaticSource
+from .credentials import CredentialSource, StaticSource, find_source
 from .factory import open_adapter, open_s3
 from .probe import probe
 
-__all__ = ["StaticSource", "open_adapter", "open_s3", "probe", "remove_bucket"]
+__all__ = ["CredentialSource", "StaticSource", "find_source", "open_adapter", "open_s3", "probe", "remove_bucket"]

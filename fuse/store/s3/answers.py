@@ -7,10 +7,11 @@ from collections.abc import Mapping
 
 from datastore.errors import CorruptBody
 
-from ..base import Body, ByteRange, ObjectInfo, Sink
+from ..base import SYSTEM, SYSTEM_HEADERS, TAGGED, Body, ByteRange, ObjectInfo, Sink
 from ..limits import shown
 from . import xml
 from .messages import Answer, Outlet
+from .sigv4 import encode_path
 
 META = "x-amz-meta-"
 """Before the names of user metadata."""
@@ -34,7 +35,7 @@ class Pouring:
         """The object's facts, from the headers of an answer with a body of `length` bytes. Errors: CorruptBody."""
         size = length
         if self._range is not None:
-            size = int(headers.get("content-range", "").rpartition("/")[2] or length)
+            size = xml.size_of(headers.get("content-range", "").rpartition("/")[2] or str(length))
             _check_length(self._key, length, self._range, size)
         return describe(self._key, headers, size)
 
@@ -52,19 +53,27 @@ def describe(key: str, headers: Mapping[str, str], size: int) -> ObjectInfo:
         etag=xml.unquote_etag(headers.get("etag", "")),
         mtime_ns=xml.http_date_ns(headers.get("last-modified", "")),
         server_time_ns=xml.http_date_ns(headers.get("date", "")),
-        metadata=_metadata(headers),
+        metadata=_metadata(key, headers),
         content_type=headers.get("content-type", ""),
     )
 
 
 def described(key: str, headers: Mapping[str, str]) -> ObjectInfo:
-    """The facts in the headers of an answer to a HEAD."""
-    return describe(key, headers, int(headers.get("content-length", "0")))
+    """The facts in the headers of an answer to a HEAD. Errors: CorruptBody."""
+    return describe(key, headers, xml.size_of(headers.get("content-length", "0")))
 
 
-def _metadata(headers: Mapping[str, str]) -> dict[str, str]:
-    """User metadata. Others may have written bytes beyond ASCII: shown as an RFC 2047 word, as Amazon's S3 does."""
+def _metadata(key: str, headers: Mapping[str, str]) -> dict[str, str]:
+    """User metadata, and what S3 keeps beside them (base.SYSTEM).
+
+    Others may have written bytes beyond ASCII: shown as an RFC 2047 word, as Amazon's S3 does.
+    """
     found = {name.removeprefix(META): value for name, value in headers.items() if name.startswith(META)}
+    found |= {SYSTEM + name: headers[name] for name in SYSTEM_HEADERS if headers.get(name)}
+    if found.get(":content-encoding") == "aws-chunked":
+        del found[":content-encoding"]  # how it was sent, which some servers keep
+    if headers.get("x-amz-tagging-count", "0") != "0":
+        found[TAGGED] = encode_path(key)
     return {name: value if value.isascii() else _encoded_word(value) for name, value in found.items()}
 
 
@@ -76,7 +85,7 @@ def received(key: str, answer: Answer, byte_range: ByteRange | None) -> tuple[Bo
     """Body and facts of a GET; a server that ignores Range sends everything with 200. Errors: CorruptBody."""
     body = answer.body
     partial = answer.headers.get("content-range", "") if answer.status == 206 else ""
-    size = int(partial.rpartition("/")[2]) if partial else len(body)
+    size = xml.size_of(partial.rpartition("/")[2]) if partial else len(body)
     if byte_range is None:
         return body, describe(key, answer.headers, size)
     if not partial:

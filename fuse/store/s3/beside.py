@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import threading
 
 from datastore.errors import StoreError
 
 from .connections import Connections
+from .http1 import Connection
 
 
 class Beside:
@@ -20,7 +20,7 @@ class Beside:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self._lock = threading.Lock()
-        self._arrived: list[http.client.HTTPConnection | None] = []
+        self._arrived: list[Connection | None] = []
         self._over = False
         self.coming = 0
         self.failed = False
@@ -34,7 +34,7 @@ class Beside:
         threading.Thread(target=self._connect, args=(deadline,), name="connect", daemon=True).start()
         return self.fd
 
-    def arrived(self) -> list[http.client.HTTPConnection]:
+    def arrived(self) -> list[Connection]:
         """Those that came since."""
         with self._lock:
             os.eventfd_read(self.fd)
@@ -65,7 +65,7 @@ class Beside:
                 return
         self._keep(connection)
 
-    def _keep(self, connection: http.client.HTTPConnection | None) -> None:
+    def _keep(self, connection: Connection | None) -> None:
         if connection is not None:
             self._connections.give_back(connection, keep=True)
             self._connections.leave_place()

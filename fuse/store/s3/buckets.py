@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datastore.api.mountspec import S3Location
+from datastore.api.source import S3Location
 from datastore.errors import BucketNotFound
 
 from .caller import Call, Caller

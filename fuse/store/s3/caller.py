@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from . import xml
 from .credentials import CredentialSource
 from .endpoint import Endpoint
 from .errors import Refusal, error_class, to_error
-from .messages import Answer, Outlet, Request
+from .messages import SMALL_BYTES, Answer, Outlet, Request
 from .sigv4 import EMPTY_SHA256, UNSIGNED_PAYLOAD, SigningKeys, encode_query, sign
 from .transport import Transport
 
@@ -27,13 +28,14 @@ _REDIRECTS = frozenset({301, 307, 308, 400})
 """Statuses by which S3 says that a bucket is elsewhere (400: AuthorizationHeaderMalformed)."""
 
 
+_REGION = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _COMPARE_S = 1.0
 """How often the server's clock is compared with ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A request before it is signed. repeatable, expected_bytes, patience_s, outlet: see transport.Request."""
+    """A request before it is signed. repeatable, expected_bytes, is_long, outlet, most_bytes: see Request."""
 
     method: str
     key: str = ""
@@ -42,8 +44,9 @@ class Call:
     body: Body | FilePart = b""
     repeatable: bool = True
     expected_bytes: int = 0
-    patience_s: float = 0.0
+    is_long: bool = False
     outlet: Outlet | None = None
+    most_bytes: int = SMALL_BYTES
 
 
 class Caller:
@@ -109,11 +112,13 @@ class Caller:
             return None
         return self._error(self._refusal(call, answer, self.credentials.keys()), answer)
 
-    def head_request(self, key: str, keys: SigningKeys, endpoint: Endpoint) -> tuple[str, dict[str, str]]:
-        """Target and headers of a HEAD, signed."""
+    def bodyless(
+        self, method: str, key: str, keys: SigningKeys, endpoint: Endpoint, headers: Mapping[str, str]
+    ) -> tuple[str, dict[str, str]]:
+        """Target and headers of a GET or HEAD, signed."""
         path = endpoint.path(key)
-        headers = {"host": endpoint.host_header, "x-amz-content-sha256": EMPTY_SHA256}
-        return path, sign("HEAD", path, "", headers, keys, endpoint.region, self._clock())
+        sent = {**headers, "host": endpoint.host_header, "x-amz-content-sha256": EMPTY_SHA256}
+        return path, sign(method, path, "", sent, keys, endpoint.region, self._clock())
 
     def error(self, call: Call, answer: Answer, keys: SigningKeys) -> StoreError:
         """What an answer to a call that was signed with `keys` refuses."""
@@ -148,8 +153,9 @@ class Caller:
             body,
             call.repeatable,
             call.expected_bytes,
-            call.patience_s,
+            call.is_long,
             call.outlet,
+            call.most_bytes,
         )
 
     def _has_others(self, call: Call, answer: Answer, keys: SigningKeys) -> bool:
@@ -189,7 +195,8 @@ class Caller:
             code=said.code if said else "",
             message=said.message if said else "",
             request_id=(said.request_id if said else "") or headers.get("x-amz-request-id", ""),
-            region=headers.get("x-amz-bucket-region", "") or (said.region if said and answer.status != 403 else ""),
+            region=_region(headers.get("x-amz-bucket-region", ""))
+            or _region(said.region if said and answer.status != 403 else ""),
             access_key_id=keys.access_key_id,
             if_none_match="if-none-match" in call.headers,
         )
@@ -197,6 +204,11 @@ class Caller:
     def _error(self, refusal: Refusal, answer: Answer) -> StoreError:
         server_s = xml.http_date_ns(answer.headers.get("date", "")) / 1e9
         return to_error(replace(refusal, skew_s=server_s - self._clock() if server_s else 0.0))
+
+
+def _region(said: str) -> str:
+    """What a server says of a region, if it is the name of one: on AWS it becomes a part of the host's name."""
+    return said if _REGION.fullmatch(said) else ""
 
 
 def _payload_hash(body: Body | FilePart, *, protected: bool) -> str:

@@ -1,4 +1,4 @@
-"""The exact-key client: every call of ObjectStore as one signed request, keys sent byte for byte as they are.
+"""S3 as an ObjectStore: every call as one signed request, keys sent byte for byte as they are.
 
 No retries, no state but the connections. Source: Amazon S3 API reference, one operation per method.
 """
@@ -8,18 +8,26 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from contextlib import suppress
 from functools import partial
+from urllib.parse import unquote, urlencode
 
-from datastore.errors import CorruptBody, InvalidRequest, NotFound, PreconditionFailed, StoreError
+from datastore.errors import CorruptBody, InvalidRequest, NotFound, PreconditionFailed, StoreError, Unsupported
 
 from ..base import (
+    PENDING_UPLOADS,
+    SYSTEM,
+    SYSTEM_HEADERS,
+    TAGGED,
+    WHOLE_BYTES,
     Body,
     ByteRange,
     Capabilities,
     DeleteFailure,
     ETag,
     FilePart,
+    GetFeed,
+    GetSink,
     HeadSink,
     ListPage,
     ObjectInfo,
@@ -31,23 +39,29 @@ from ..base import (
     WriteOptions,
     WriteResult,
     handed_over,
+    user_metadata,
 )
 from ..limits import check_delete_count, check_key, check_metadata, check_options, check_part_number, shown
 from . import xml
 from .answers import META, Pouring, described, received
 from .caller import Call, Caller
 from .checksums import Checksums
+from .gets import get_many
 from .heads import Heads
 from .lister import Lister
 from .messages import Answer
 from .sigv4 import encode_path
 
-_LONG_S = 300.0
-"""A server copies 5 GiB, or joins 10,000 parts, before it answers: at 20 MB/s that is 250 s."""
 _RANGE_NOT_SATISFIABLE = 416
+_IGNORED_RANGE_BYTES = 1 << 20
+"""A server that ignores Range sends the whole object, which is taken up to this size."""
+_UPLOADS = 1000
+"""In a page of those that are unfinished, as servers make them."""
+_SPACES_BYTES = 1 << 20
+"""During a long operation servers send spaces, so that nobody hangs up."""
 
 
-class ExactClient:
+class S3Store:
     """One bucket of an S3 server; implements ObjectStore."""
 
     def __init__(self, caller: Caller, capabilities: Capabilities, *, list_metadata: bool = False) -> None:
@@ -55,14 +69,13 @@ class ExactClient:
         self._caller = caller
         self._checksums = Checksums()
         self._heads = Heads(caller, self.head)
-        self._capabilities = replace(capabilities, listed_metadata=False)
-        self._with_metadata = replace(capabilities, listed_metadata=True)
-        self._lister = Lister(caller, wanted=list_metadata, shows=capabilities.listed_metadata)
+        self._capabilities = capabilities
+        self._lister = Lister(caller, wanted=list_metadata, known=capabilities)
 
     @property
     def capabilities(self) -> Capabilities:
         """What this server can do, as far as is known by now."""
-        return self._with_metadata if self._lister.shows else self._capabilities
+        return self._lister.known
 
     def list_page(
         self,
@@ -100,15 +113,16 @@ class ExactClient:
         """GetObject."""
         check_key(key, self._capabilities)
         headers: dict[str, str] = {}
-        expected = 0
+        expected, most = 0, WHOLE_BYTES
         if byte_range is not None:
             headers["range"] = f"bytes={byte_range.start}-{byte_range.stop - 1}"
             expected = byte_range.stop - byte_range.start
+            most = max(expected, _IGNORED_RANGE_BYTES)
         if if_match is not None:
             headers["if-match"] = _quoted(if_match)
         pouring = None if sink is None else Pouring(key, byte_range, sink)
         outlet = None if pouring is None else pouring.outlet()
-        call = Call(method="GET", key=key, headers=headers, expected_bytes=expected, outlet=outlet)
+        call = Call(method="GET", key=key, headers=headers, expected_bytes=expected, outlet=outlet, most_bytes=most)
         try:
             answer = self._caller.send(call)
         except StoreError as error:
@@ -119,34 +133,45 @@ class ExactClient:
             return b"", pouring.info(answer.headers, answer.poured)
         return handed_over(received(key, answer, byte_range), sink)
 
+    def get_many(self, feed: GetFeed, sink: GetSink) -> None:
+        """GetObject of each."""
+        get_many(self._caller, self._capabilities, feed, sink)
+
     def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
         """PutObject. With a condition it is not repeatable: the second attempt would meet the first one's object."""
         check_key(key, self._capabilities)
         check_options(key, options)
-        headers = {**_described(options), **_conditions(options)}
+        headers = {**_described(options), **self._tags(key, options), **_conditions(options)}
         conditional = options.if_none_match or options.if_match is not None
         call = Call(method="PUT", key=key, headers=headers, body=body, repeatable=not conditional)
         answer = self._checksums.put(call, partial(self._conditional, options=options))
         return WriteResult(xml.unquote_etag(answer.headers.get("etag", "")), _date_ns(answer))
 
     def copy(
-        self, source: str, target: str, *, replace: WriteOptions | None = None, if_source_match: ETag | None = None
+        self,
+        source: str,
+        target: str,
+        *,
+        replace: WriteOptions | None = None,
+        if_source_match: ETag | None = None,
+        source_bucket: str = "",
     ) -> WriteResult:
         """CopyObject."""
         check_key(target, self._capabilities)
         check_key(source, self._capabilities)
-        if source == target and replace is None:
+        own = source_bucket in ("", self._caller.endpoint.bucket)
+        if own and source == target and replace is None:
             raise InvalidRequest(f"{shown(target)}: a copy onto itself must change something", key=target)
         if replace is not None:
             check_metadata(target, replace.metadata)
-        if source.endswith("/") and source != target:
+        if own and source.endswith("/") and source != target:
             copied = self._copy_marker(source, target, replace, if_source_match)
             if copied is not None:
                 return copied
-        headers = self._source(source, if_source_match)
+        headers = self._source(source, if_source_match, source_bucket)
         if replace is not None:
             headers |= {**_described(replace), "x-amz-metadata-directive": "REPLACE"}
-        call = Call(method="PUT", key=target, headers=headers, patience_s=_LONG_S)
+        call = Call(method="PUT", key=target, headers=headers, is_long=True, most_bytes=_SPACES_BYTES)
         answer = self._long(call)
         etag, mtime_ns = xml.parse_copy(bytes(answer.body))
         return WriteResult(etag, mtime_ns or _date_ns(answer))
@@ -167,10 +192,18 @@ class ExactClient:
         failures: list[DeleteFailure] = []
         if plain:
             body = xml.build_delete(plain)
-            digest = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
-            headers = {"content-md5": digest, "content-type": "application/xml"}
-            answer = self._caller.send(Call(method="POST", query=[("delete", "")], headers=headers, body=body))
-            failures = [failure for failure in xml.parse_delete(bytes(answer.body)) if failure.code != "NoSuchKey"]
+            headers = {"content-md5": _md5(body), "content-type": "application/xml"}
+            call = Call(
+                method="POST",
+                query=[("delete", "")],
+                headers=headers,
+                body=body,
+                most_bytes=xml.most_bytes(len(plain)),
+            )
+            answer = self._caller.send(call)
+            failures = [
+                failure for failure in xml.parse_delete(bytes(answer.body), len(plain)) if failure.code != "NoSuchKey"
+            ]
         for key in keys:
             if not xml.fits_xml(key):
                 failures += self._delete_one(key)
@@ -180,7 +213,8 @@ class ExactClient:
         """CreateMultipartUpload. With copies none declares checksums: of those we have none (s3/checksums.py)."""
         check_key(key, self._capabilities)
         check_options(key, options)
-        call = Call(method="POST", key=key, query=[("uploads", "")], headers=_described(options), repeatable=False)
+        headers = {**_described(options), **self._tags(key, options)}
+        call = Call(method="POST", key=key, query=[("uploads", "")], headers=headers, repeatable=False)
         if copies:
             return self._checksums.mixed(xml.parse_upload_id(bytes(self._caller.send(call).body)))
         return self._checksums.begin(call, self._caller.send, partial(self.abort_upload, key))
@@ -199,12 +233,21 @@ class ExactClient:
         source: str,
         byte_range: ByteRange,
         if_source_match: ETag | None,
+        *,
+        source_bucket: str = "",
     ) -> ETag:
         """UploadPartCopy."""
         check_part_number(key, number)
-        headers = self._source(source, if_source_match)
+        headers = self._source(source, if_source_match, source_bucket)
         headers["x-amz-copy-source-range"] = f"bytes={byte_range.start}-{byte_range.stop - 1}"
-        call = Call(method="PUT", key=key, query=_part(upload_id, number), headers=headers, patience_s=_LONG_S)
+        call = Call(
+            method="PUT",
+            key=key,
+            query=_part(upload_id, number),
+            headers=headers,
+            is_long=True,
+            most_bytes=_SPACES_BYTES,
+        )
         return xml.parse_copy(bytes(self._long(call).body))[0]
 
     def complete_upload(
@@ -219,7 +262,8 @@ class ExactClient:
             headers={**_conditions(options), "content-type": "application/xml"},
             body=xml.build_complete(parts, self._checksums.of(upload_id, parts)),
             repeatable=False,
-            patience_s=_LONG_S,
+            is_long=True,
+            most_bytes=_SPACES_BYTES,
         )
         answer = self._checksums.complete(call, partial(self._conditional, options=options), upload_id)
         etag, mtime_ns = xml.parse_copy(bytes(answer.body))
@@ -238,16 +282,32 @@ class ExactClient:
         found = list(self._uploads(prefix)) if prefix else []
         return iter(found or [upload for upload in self._uploads("") if upload.key.startswith(prefix)])
 
+    def has_object_lock(self) -> bool:
+        """GetObjectLockConfiguration."""
+        try:
+            answer = self._caller.send(Call(method="GET", query=[("object-lock", "")]))
+        except Unsupported:
+            return False
+        return xml.parse_object_lock(bytes(answer.body))
+
+    def set_legal_hold(self, key: str, *, on: bool) -> None:
+        """PutObjectLegalHold."""
+        check_key(key, self._capabilities)
+        body = xml.build_legal_hold(on=on)
+        headers = {"content-md5": _md5(body), "content-type": "application/xml"}
+        self._caller.send(Call(method="PUT", key=key, query=[("legal-hold", "")], headers=headers, body=body))
+
     def close(self) -> None:
         """Close connections; idempotent."""
         self._caller.close()
 
     def _uploads(self, prefix: str) -> Iterator[PendingUpload]:
         markers: list[tuple[str, str]] = []
-        while True:
+        for _ in range(PENDING_UPLOADS // _UPLOADS):
             query = [("uploads", ""), ("encoding-type", "url"), ("prefix", prefix), *markers]
-            answer = self._caller.send(Call(method="GET", query=query, expected_bytes=1 << 20))
-            page = xml.parse_uploads(bytes(answer.body))
+            most_bytes = xml.most_bytes(_UPLOADS)
+            answer = self._caller.send(Call(method="GET", query=query, expected_bytes=1 << 20, most_bytes=most_bytes))
+            page = xml.parse_uploads(bytes(answer.body), _UPLOADS)
             yield from page.uploads
             if not page.next_key:
                 return
@@ -262,11 +322,25 @@ class ExactClient:
             raise CorruptBody(f"GET {shown(key)}: the object changed while it was read", key=key)
         return info
 
-    def _source(self, source: str, if_match: ETag | None) -> dict[str, str]:
-        headers = {"x-amz-copy-source": f"{encode_path(self._caller.endpoint.bucket)}/{encode_path(source)}"}
+    def _source(self, source: str, if_match: ETag | None, bucket: str) -> dict[str, str]:
+        where = encode_path(bucket or self._caller.endpoint.bucket)
+        headers = {"x-amz-copy-source": f"{where}/{encode_path(source)}"}
         if if_match is not None:
             headers["x-amz-copy-source-if-match"] = _quoted(if_match)
         return headers
+
+    def _tags(self, key: str, options: WriteOptions) -> dict[str, str]:
+        """The tags that an object had, for one that takes its place; a copy keeps them by itself."""
+        if TAGGED not in options.metadata:
+            return {}
+        # After a rename the tags are under the new name, and before the upload that makes it under the old one.
+        for place in dict.fromkeys((unquote(options.metadata[TAGGED], errors="surrogateescape"), key)):
+            with suppress(NotFound):
+                answer = self._caller.send(Call(method="GET", key=place, query=[("tagging", "")]))
+                tags = xml.parse_tags(bytes(answer.body))
+                if tags:
+                    return {"x-amz-tagging": urlencode(tags)}
+        return {}
 
     def _copy_marker(
         self, source: str, target: str, replace: WriteOptions | None, if_match: ETag | None
@@ -313,10 +387,17 @@ class ExactClient:
 
 
 def _described(options: WriteOptions) -> dict[str, str]:
-    headers = {f"{META}{name}": value for name, value in options.metadata.items()}
+    headers = {f"{META}{name}": value for name, value in user_metadata(options.metadata).items()}
+    headers |= {name: options.metadata[SYSTEM + name] for name in SYSTEM_HEADERS if SYSTEM + name in options.metadata}
     if options.content_type:
         headers["content-type"] = options.content_type
+    if options.legal_hold:
+        headers["x-amz-object-lock-legal-hold"] = "ON"
     return headers
+
+
+def _md5(body: bytes) -> str:
+    return base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
 
 
 def _conditions(options: WriteOptions) -> dict[str, str]:

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import base64
-import http.client
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from datastore.errors import DeadlineExceeded, InvalidRequest, Unreachable
 
+from .dialing import allowed, dial, look_up
 from .errors import connection_words, one_line
-from .http1 import is_quiet
+from .http1 import Connection, Incoming, NotHttp
 from .messages import request_head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportLimits:
     """connections: open at once (64: more only queue in the server). connect_s: TCP and TLS. idle_s: between two
-    bytes in either direction. call_s: a whole call, and body_floor bytes per second are allowed for besides.
+    bytes in either direction. call_s: a whole call, and body_floor bytes per second are allowed for besides, and long_s
+    where the server copies 5 GiB or joins 10,000 parts before it answers (250 s at 20 MB/s).
     keep_s: an idle connection is not used again after this, since servers close theirs after 5 to 60 s."""
 
     connections: int = 64
@@ -31,6 +34,7 @@ class TransportLimits:
     idle_s: float = 20.0
     call_s: float = 30.0
     body_floor: int = 256 << 10
+    long_s: float = 300.0
     keep_s: float = 55.0
 
 
@@ -40,29 +44,36 @@ class Proxy:
 
     host: str
     port: int
-    url: str
     authorization: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Whom to connect to, and how."""
+    """Whom to connect to, and how. refusal: why an address of the host may not be connected to, '': it may."""
 
     host: str
     port: int
     secure: bool
     proxy: Proxy | None = None
+    refusal: Callable[[str], str] | None = None
 
 
 def trust(ca_bundle: str = "") -> ssl.SSLContext:
     """Verifying TLS: the system's roots, and those of `ca_bundle` (PEM) besides. Errors: InvalidRequest."""
+    if not ca_bundle:
+        return _system_trust()
     context = ssl.create_default_context()
-    if ca_bundle:
-        try:
-            context.load_verify_locations(cadata=ca_bundle)
-        except (ssl.SSLError, ValueError) as error:
-            raise InvalidRequest(f"caBundle holds no PEM certificate: {one_line(str(error))}") from error
+    try:
+        context.load_verify_locations(cadata=ca_bundle)
+    except (ssl.SSLError, ValueError) as error:
+        raise InvalidRequest(f"caBundle holds no PEM certificate: {one_line(str(error))}") from error
     return context
+
+
+@lru_cache(maxsize=1)
+def _system_trust() -> ssl.SSLContext:
+    """Shared: the system's roots take 0.8 MiB each time, and a controller has many clients."""
+    return ssl.create_default_context()
 
 
 def proxy_for(host: str, *, secure: bool) -> Proxy | None:
@@ -81,7 +92,7 @@ def proxy_for(host: str, *, secure: bool) -> Proxy | None:
     if parts.username is not None:
         login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         authorization = "Basic " + base64.b64encode(login.encode()).decode()
-    return Proxy(parts.hostname, port, parts.geturl(), authorization)
+    return Proxy(parts.hostname, port, authorization)
 
 
 class Connections:
@@ -104,7 +115,7 @@ class Connections:
         self._clock = clock
         self._places = threading.BoundedSemaphore(self.limits.connections)
         self._lock = threading.Lock()
-        self._idle: list[tuple[http.client.HTTPConnection, float]] = []
+        self._idle: list[tuple[Connection, float]] = []
         self._closed = False
 
     def take_place(self) -> None:
@@ -136,42 +147,62 @@ class Connections:
         whole = f"http://{headers['host']}{target}"
         return request_head(method, whole, headers, length=length, authorization=proxy.authorization)
 
-    def connect(self, deadline: float) -> http.client.HTTPConnection:
-        """A new connection. Errors: Unreachable, DeadlineExceeded."""
-        route, proxy = self.route, self.route.proxy
-        limit = min(self.limits.connect_s, max(deadline - self._clock(), 0.001))
-        host, port = (proxy.host, proxy.port) if proxy else (route.host, route.port)
-        connection: http.client.HTTPConnection
-        if route.secure:
-            connection = http.client.HTTPSConnection(host, port, timeout=limit, context=self._tls or trust())
-            if proxy:
-                extra = {"Proxy-Authorization": proxy.authorization} if proxy.authorization else {}
-                connection.set_tunnel(route.host, route.port, headers=extra)
-        else:
-            connection = http.client.HTTPConnection(host, port, timeout=limit)
+    def connect(self, deadline: float) -> Connection:
+        """A new connection. Errors: Unreachable, DeadlineExceeded, EndpointNotAllowed."""
+        limit_s = min(self.limits.connect_s, max(deadline - self._clock(), 0.001))
+        until = self._clock() + limit_s
+        made: socket.socket | None = None
         try:
-            connection.connect()
+            proxy, refusal = self.route.proxy, self.route.refusal
+            if proxy is None:
+                made = dial(self.route.host, self.route.port, limit_s, refusal=refusal, clock=self._clock)
+            else:
+                # The proxy is the administrator's, and looks the host up itself; what we know of it counts as well.
+                with suppress(socket.gaierror, TimeoutError):
+                    if refusal is not None:
+                        allowed(self.route.host, look_up(self.route.host, self.route.port, limit_s / 2), refusal)
+                made = dial(proxy.host, proxy.port, _left_s(until, self._clock), clock=self._clock)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self.route.secure:
+                if proxy:
+                    self._tunnel(Connection(made), proxy, lambda: _left_s(until, self._clock))
+                made.settimeout(_left_s(until, self._clock))
+                made = (self._tls or trust()).wrap_socket(made, server_hostname=self.route.host.rstrip("."))
+            return Connection(made)
         except TimeoutError as error:
-            connection.close()
-            raise DeadlineExceeded(f"{self.where()}: no connection within {limit:.0f} s") from error
-        except (http.client.HTTPException, OSError) as error:
-            connection.close()
+            _close(made)
+            raise DeadlineExceeded(f"{self.where()}: no connection within {limit_s:.0f} s") from error
+        except (NotHttp, OSError) as error:
+            _close(made)
             raise Unreachable(f"{self.where()}: {connection_words(error)}") from error
-        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return connection
+        except BaseException:
+            _close(made)
+            raise
 
-    def take_idle(self) -> http.client.HTTPConnection | None:
+    def _tunnel(self, connection: Connection, proxy: Proxy, pace: Callable[[], float]) -> None:
+        """CONNECT (RFC 9110, section 9.3.6). Errors: TimeoutError, OSError, NotHttp."""
+        name = f"[{self.route.host}]" if ":" in self.route.host else self.route.host
+        lines = [f"CONNECT {name}:{self.route.port} HTTP/1.1", f"Host: {name}:{self.route.port}"]
+        if proxy.authorization:
+            lines.append(f"Proxy-Authorization: {proxy.authorization}")
+        connection.send("\r\n".join([*lines, "", ""]).encode(), pace)
+        incoming = Incoming(connection, pace)
+        status = incoming.head().status
+        if status != 200 or not incoming.is_taken:
+            raise NotHttp(f"the proxy refuses with status {status}")
+
+    def take_idle(self) -> Connection | None:
         """The connection used last that is still quiet and open."""
         while True:
             with self._lock:
                 if not self._idle:
                     return None
                 connection, since = self._idle.pop()
-            if self._clock() - since < self.limits.keep_s and is_quiet(connection.sock):
+            if self._clock() - since < self.limits.keep_s and connection.is_quiet():
                 return connection
             connection.close()
 
-    def give_back(self, connection: http.client.HTTPConnection, *, keep: bool) -> None:
+    def give_back(self, connection: Connection, *, keep: bool) -> None:
         """Keep it for the next one, or close it."""
         with self._lock:
             if keep and not self._closed:
@@ -184,3 +215,15 @@ class Connections:
         scheme = "https" if self.route.secure else "http"
         via = f" through proxy {self.route.proxy.host}:{self.route.proxy.port}" if self.route.proxy else ""
         return f"{scheme}://{self.route.host}:{self.route.port}{via}"
+
+
+def _left_s(until: float, clock: Callable[[], float]) -> float:
+    left = until - clock()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def _close(made: socket.socket | None) -> None:
+    if made is not None:
+        made.close()

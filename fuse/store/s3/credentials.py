@@ -7,14 +7,15 @@ gets one frozen set, so a renewal never mixes two.
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
-from datastore.api.mountspec import S3Location, StaticCredentials
+from datastore.api.source import S3Location, StaticCredentials
 from datastore.errors import CredentialsInvalid
 from datastore.secret import Secret
 
@@ -32,14 +33,21 @@ _NONE_FOUND = (
 
 
 class CredentialSource(Protocol):
-    """Gives the keys for one request."""
+    """Gives the keys for one request. region: as the configuration beside the keys names it, '' when it does not."""
+
+    @property
+    def region(self) -> str: ...
+
+    def identity(self) -> str:
+        """Equal for those who may see what the other has read: the same person, as far as can be told. No secret.
+
+        Keys that renew themselves have another id each hour; there it is the way by which they were found. Errors:
+        CredentialsInvalid.
+        """
+        ...
 
     def keys(self) -> SigningKeys:
         """The present keys. Errors: CredentialsInvalid."""
-        ...
-
-    def expires(self) -> datetime | None:
-        """When the present keys should be asked for again; None: never."""
         ...
 
     def refused(self, keys: SigningKeys) -> bool:
@@ -50,6 +58,8 @@ class CredentialSource(Protocol):
 class StaticSource:
     """Keys from a Secret; they change when who mounted brings others."""
 
+    region = ""
+
     def __init__(self, given: StaticCredentials) -> None:
         self.replace(given)
 
@@ -57,13 +67,13 @@ class StaticSource:
         """The keys from now on; requests under way keep theirs."""
         self._keys = SigningKeys(given.access_key_id, given.secret_access_key, given.session_token)
 
+    def identity(self) -> str:
+        """See CredentialSource."""
+        return _digest("key", self._keys.access_key_id)
+
     def keys(self) -> SigningKeys:
         """See CredentialSource."""
         return self._keys
-
-    def expires(self) -> datetime | None:
-        """See CredentialSource."""
-        return None
 
     def refused(self, keys: SigningKeys) -> bool:
         """See CredentialSource."""
@@ -81,14 +91,25 @@ class ChainSource:
         session: Any,
         again: Callable[[], Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        region: str = "",
     ) -> None:
         """again: makes another session, which reads every file anew."""
+        self.region = region
         self._session = session
         self._again = again or chain_session
         self._clock = clock
         self._looked_at = -math.inf
         self._lock = threading.Lock()
         self._found: Any = None
+
+    def identity(self) -> str:
+        """See CredentialSource. A role that the environment names is a part of it."""
+        from botocore.credentials import RefreshableCredentials
+
+        found = self._credentials()
+        if not isinstance(found, RefreshableCredentials):
+            return _digest("key", self.keys().access_key_id)
+        return _digest(found.method or "", self._session.profile or "", os.environ.get("AWS_ROLE_ARN", ""))
 
     def keys(self) -> SigningKeys:
         """See CredentialSource."""
@@ -100,14 +121,6 @@ class ChainSource:
             raise CredentialsInvalid(f"looking for credentials failed: {one_line(str(error))}") from error
         token = Secret(frozen.token) if frozen.token else None
         return SigningKeys(frozen.access_key, Secret(frozen.secret_key), token)
-
-    def expires(self) -> datetime | None:
-        """See CredentialSource. Asked again every minute where the keys renew; botocore decides whether they do."""
-        from botocore.credentials import RefreshableCredentials
-
-        with self._lock:
-            renewing = isinstance(self._found, RefreshableCredentials)
-        return datetime.now(UTC) + timedelta(seconds=60) if renewing else None
 
     def refused(self, keys: SigningKeys) -> bool:
         """See CredentialSource. Looks at most every LOOK_AGAIN_S: a lookup may ask the network."""
@@ -129,10 +142,10 @@ class ChainSource:
             return self._found
 
 
-def find_source(location: S3Location) -> tuple[CredentialSource, str]:
-    """The source of a location's keys, and the region its configuration names ('' when it names none)."""
+def find_source(location: S3Location) -> CredentialSource:
+    """The source of a location's keys. Errors: CredentialsInvalid."""
     if location.credentials is not None:
-        return StaticSource(location.credentials), ""
+        return StaticSource(location.credentials)
     from botocore.exceptions import BotoCoreError
 
     session = chain_session()
@@ -140,7 +153,11 @@ def find_source(location: S3Location) -> tuple[CredentialSource, str]:
         region = session.get_config_variable("region") or ""
     except BotoCoreError as error:
         raise CredentialsInvalid(f"the AWS configuration is wrong: {one_line(str(error))}") from error
-    return ChainSource(session), str(region)
+    return ChainSource(session, region=str(region))
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
 
 
 def chain_session() -> Any:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property
 from urllib.parse import urlsplit
 
-from datastore.api.mountspec import S3Location
+from datastore.api.source import S3Location
 from datastore.errors import InvalidRequest
 
 from .sigv4 import encode_path
@@ -21,9 +21,12 @@ _DNS_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 """Bucket names that can be one label of a host name; those with dots would not match a wildcard certificate."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """A bucket's address. base_path is '' or starts with '/'; aws: the host follows the region."""
+    """A bucket's address. base_path is '' or starts with '/'; aws: the host follows the region.
+
+    What every request needs of it is worked out once.
+    """
 
     scheme: str
     service_host: str
@@ -34,12 +37,12 @@ class Endpoint:
     path_style: bool
     aws: bool
 
-    @property
+    @cached_property
     def host(self) -> str:
         """The host to connect to."""
         return self.service_host if self.path_style else f"{self.bucket}.{self.service_host}"
 
-    @property
+    @cached_property
     def host_header(self) -> str:
         """The Host header: with the port when that is not the scheme's own."""
         name = f"[{self.host}]" if ":" in self.host else self.host
@@ -50,10 +53,13 @@ class Endpoint:
         """Over TLS."""
         return self.scheme == "https"
 
-    @property
+    @cached_property
     def on_this_machine(self) -> bool:
         """Its bytes pass no network: a gateway beside the mount."""
-        return _is_loopback(self.host)
+        try:
+            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
 
     @property
     def service_url(self) -> str:
@@ -62,28 +68,22 @@ class Endpoint:
         port = "" if self.port == _default_port(self.scheme) else f":{self.port}"
         return f"{self.scheme}://{host}{port}{self.base_path}"
 
+    def in_tls(self) -> Endpoint:
+        """The same port over https."""
+        return replace(self, scheme="https")
+
+    @cached_property
+    def _bucket_path(self) -> str:
+        return f"{self.base_path}/{encode_path(self.bucket)}" if self.path_style else self.base_path
+
     def path(self, key: str = "") -> str:
         """The encoded path of a key, or of the bucket."""
-        bucket = f"/{encode_path(self.bucket)}" if self.path_style else ""
-        if not key:
-            return f"{self.base_path}{bucket}" or "/"
-        return f"{self.base_path}{bucket}/{encode_path(key)}"
+        return f"{self._bucket_path}/{encode_path(key)}" if key else self._bucket_path or "/"
 
     def in_region(self, region: str) -> Endpoint:
         """The same bucket in another region."""
         host = _aws_host(region) if self.aws else self.service_host
         return replace(self, region=region, service_host=host)
-
-
-@lru_cache(maxsize=16)
-def _is_loopback(host: str) -> bool:
-    """Kept, because it is asked before each request and takes 10 us."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def resolve(location: S3Location, region: str = "") -> Endpoint:

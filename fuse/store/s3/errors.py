@@ -10,6 +10,7 @@ import ssl
 from dataclasses import dataclass
 
 from datastore import errors as e
+from datastore.units import format_roughly
 
 from ..limits import key_bytes, shown
 
@@ -60,6 +61,7 @@ BY_CODE: dict[str, type[e.StoreError]] = {
     "XMinioStorageFull": e.OutOfSpace,
     "XMinioAdminBucketQuotaExceeded": e.OutOfSpace,
     "NotImplemented": e.Unsupported,
+    "ObjectLockConfigurationNotFoundError": e.Unsupported,
     "MethodNotAllowed": e.Unsupported,
     "UnsupportedOperation": e.Unsupported,
     "RequestTimeout": e.DeadlineExceeded,
@@ -109,7 +111,12 @@ _NAME_MAX_BYTES = 255
 """Of one segment, where keys are files of a disk (versitygw, MinIO)."""
 _MINIO_MARKER_BYTES = len("__XLDIR__")
 """What MinIO adds to the name of a marker's file."""
+_VERSITYGW_BYTES = 28
+"""What versitygw adds to the name of a file that it replaces; it says that the longer name is a directory then."""
 _TELLING = frozenset({"InvalidArgument", "InvalidPart", "InvalidPartOrder", "EntityTooSmall", "MalformedXML"})
+
+_LOCK_WORDS = ("protected by object lock", "worm protected")
+"""AWS and versitygw in an AccessDenied, MinIO in an InvalidRequest: none has a code of its own for it."""
 
 _WHY: dict[type[e.StoreError], str] = {
     e.NotFound: "no such object",
@@ -117,6 +124,7 @@ _WHY: dict[type[e.StoreError], str] = {
     e.AlreadyExists: "the key is taken",
     e.PreconditionFailed: "the object is another version",
     e.AccessDenied: "these credentials are not allowed to do that",
+    e.ObjectLocked: "an object lock keeps it: it can't be replaced or removed before that ends",
     e.CredentialsInvalid: "the credentials are wrong",
     e.WrongRegion: "the bucket lives in another region",
     e.ClockSkew: "this machine's clock and the server's differ too much: set the clock",
@@ -164,6 +172,8 @@ def error_class(refusal: Refusal) -> type[e.StoreError]:
         return e.AlreadyExists
     if refusal.status == 403 and not refusal.code and abs(refusal.skew_s) > _SKEW_TAKEN_S:
         return e.ClockSkew
+    if found in {e.AccessDenied, e.InvalidRequest} and any(words in refusal.message.lower() for words in _LOCK_WORDS):
+        return e.ObjectLocked
     if found is e.NotFound and not refusal.key:
         return e.BucketNotFound
     return _name_refused(refusal, found)
@@ -175,6 +185,8 @@ def _name_refused(refusal: Refusal, found: type[e.StoreError]) -> type[e.StoreEr
     vague = refusal.status == 400 and found in {e.InvalidRequest, e.InvalidKey} and refusal.code not in _TELLING
     marker = refusal.key.endswith("/")
     limit = _NAME_MAX_BYTES - (_MINIO_MARKER_BYTES if marker and refusal.code.startswith("XMinio") else 0)
+    if refusal.code == "ExistingObjectIsDirectory":
+        limit -= _VERSITYGW_BYTES
     too_long = max(len(segment) for segment in segments) > limit
     # versitygw can't make the directory of such a marker, and calls that an internal error.
     if too_long and (vague or found is e.KeyConflict or (marker and refusal.status == 500)):
@@ -190,15 +202,15 @@ def to_error(refusal: Refusal) -> e.StoreError:
     """The exception to raise, with the server's own words."""
     kind = error_class(refusal)
     said = ": ".join(part for part in (refusal.code, refusal.message) if part) or f"HTTP status {refusal.status}"
-    request = f" (request {refusal.request_id})" if refusal.request_id else ""
+    request = f" (request {one_line(refusal.request_id, 200)})" if refusal.request_id else ""
     what = f"{refusal.method} {shown(refusal.key)}" if refusal.key else f"{refusal.method} of the bucket"
     made = kind(
         f"{what}: {_why(kind, refusal)}; server says: {one_line(said)}{request}",
         key=refusal.key,
         status=refusal.status,
-        code=refusal.code,
+        code=one_line(refusal.code, 100),
         server_message=one_line(refusal.message),
-        request_id=refusal.request_id,
+        request_id=one_line(refusal.request_id, 200),
     )
     if isinstance(made, e.WrongRegion):
         made.region = refusal.region
@@ -207,7 +219,7 @@ def to_error(refusal: Refusal) -> e.StoreError:
 
 def one_line(text: str, limit: int = 300) -> str:
     """Foreign words for a message: no line breaks or control characters, bounded."""
-    flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    flat = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * limit]).split())
     return flat if len(flat) <= limit else flat[:limit] + "..."
 
 
@@ -226,7 +238,8 @@ def _why(kind: type[e.StoreError], refusal: Refusal) -> str:
     if refusal.code in {"ExpiredToken", "TokenRefreshRequired"}:
         return f"the session token of access key id {who} has expired"
     if kind is e.ClockSkew and refusal.skew_s:
-        return f"the server's clock is {refusal.skew_s:+.0f} s from this machine's: set the clock"
+        side = "behind" if refusal.skew_s > 0 else "ahead of"
+        return f"this machine's clock is {format_roughly(refusal.skew_s)} {side} the server's: set it"
     if refusal.code == "NoSuchUpload":
         return "no such multipart upload"
     if kind is e.WrongRegion and refusal.region:

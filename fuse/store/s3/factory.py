@@ -1,20 +1,22 @@
-"""Puts an S3 store together from a location: credentials, endpoint, proxy, TLS, both clients, retries, metrics."""
+"""Puts an S3 store together from a location: credentials, endpoint, proxy, TLS, client, retries, metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
-from datastore.api.mountspec import S3Location
+from datastore.api.endpoints import AWS
+from datastore.api.source import S3Location
+from datastore.errors import EndpointNotAllowed
 from datastore.retry import Retrier
 
 from ..base import Capabilities
 from ..observing import ObservingStore, StoreMetrics
 from ..retrying import RetryingStore
-from .adapter import S3Store
-from .bulk import Bulk
 from .caller import Caller
-from .connections import Proxy, Route, TransportLimits, proxy_for, trust
+from .client import S3Store
+from .connections import Route, TransportLimits, proxy_for, trust
 from .credentials import CredentialSource, find_source
 from .endpoint import Endpoint, resolve
 from .transport import Transport
@@ -26,20 +28,25 @@ class Parts(NamedTuple):
     endpoint: Endpoint
     credentials: CredentialSource
     connect: Callable[[Endpoint], Transport]
-    proxy: Proxy | None
 
 
 def gather(location: S3Location, limits: TransportLimits, keys: CredentialSource | None = None) -> Parts:
-    """Resolve a location; touches no network. Errors: InvalidRequest, CredentialsInvalid."""
-    credentials, region = (keys, "") if keys else find_source(location)
-    endpoint = resolve(location, region)
+    """Resolve a location; touches no network. Errors: InvalidRequest, CredentialsInvalid, EndpointNotAllowed."""
+    policy = location.policy
+    if policy is not None and not policy.allows(location.endpoint):
+        raise EndpointNotAllowed(
+            f"spec.s3.endpoint: the administrator does not allow {location.endpoint or AWS} (ALLOW_ENDPOINTS)"
+        )
+    refusal = None if policy is None else partial(policy.refusal, location.endpoint)
+    credentials = keys or find_source(location)
+    endpoint = resolve(location, credentials.region)
     proxy = proxy_for(endpoint.host, secure=endpoint.secure)
     tls = trust(location.ca_bundle) if endpoint.secure else None
 
     def connect(to: Endpoint) -> Transport:
-        return Transport(Route(to.host, to.port, to.secure, proxy), tls=tls, limits=limits)
+        return Transport(Route(to.host, to.port, to.secure, proxy, refusal), tls=tls, limits=limits)
 
-    return Parts(endpoint, credentials, connect, proxy)
+    return Parts(endpoint, credentials, connect)
 
 
 def open_adapter(
@@ -50,12 +57,10 @@ def open_adapter(
     keys: CredentialSource | None = None,
     list_metadata: bool = False,
 ) -> S3Store:
-    """The bare adapter: no retries, no metrics. Touches no network. Errors: InvalidRequest, CredentialsInvalid."""
-    limits = limits or TransportLimits()
-    parts = gather(location, limits, keys)
+    """The bare client: no retries, no metrics. Touches no network. Errors: InvalidRequest, CredentialsInvalid."""
+    parts = gather(location, limits or TransportLimits(), keys)
     caller = Caller(parts.endpoint, parts.credentials, parts.connect)
-    bulk = None if parts.endpoint.secure else Bulk(parts.credentials, proxy=parts.proxy, limits=limits)
-    return S3Store(caller, bulk, capabilities or Capabilities(), list_metadata=list_metadata)
+    return S3Store(caller, capabilities or Capabilities(), list_metadata=list_metadata)
 
 
 def open_s3(
@@ -77,4 +82,4 @@ def open_s3(
     """
     counted = metrics or StoreMetrics()
     adapter = open_adapter(location, capabilities=capabilities, limits=limits, keys=keys, list_metadata=list_metadata)
-    return ObservingStore(RetryingStore(adapter, retrier, counted.record_retry), counted)
+    return ObservingStore(RetryingStore(adapter, retrier, counted.record_retry, counted.silence), counted)

@@ -1,16 +1,17 @@
-"""HeadObject of many keys at once (s3/pipelining.py); what is no plain answer goes the way of a single one."""
+"""HeadObject of many keys at once (s3/fanout.py); what is no plain answer goes the way of a single one."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from datastore.errors import NotFound, StoreError
 
 from ..base import Capabilities, HeadSink, ObjectInfo, Shown
 from ..limits import check_head_count, check_key
-from . import xml
 from .answers import described
 from .caller import Call, Caller
+from .fanout import Question
 from .messages import Answer
 
 _ROUNDS = 3
@@ -82,46 +83,50 @@ class _Round:
 
     def run(self, numbers: list[int]) -> None:
         """Ask for all."""
-        known = [number for number in numbers if self._objects[number].etag]
-        others = [number for number in numbers if not self._objects[number].etag]
-        for number in self._transport.pipelining.ask(self, others, known):
-            if self._refused is not None:
+        left = deque(numbers)
+
+        def feed() -> Question | None:
+            if not left or self._busy > self._answered + _BUSY:
+                return None
+            key = self._objects[left[0]].key
+            target, headers = self._caller.bodyless("HEAD", key, self._keys, self._endpoint, {})
+            return Question(left.popleft(), self._transport.connections.head("HEAD", target, headers))
+
+        failure = self._transport.fan_out.ask(feed, self._take)
+        for number in left:
+            if failure is not None:
+                self._sink(number, failure)
+            elif self._refused is not None:
                 self._sink(number, self._error(number, self._refused))
 
     def is_outdated(self) -> bool:
         """Whether the bucket, or the keys, are others by now."""
         return self._caller.place != (self._endpoint, self._transport) or self._caller.credentials.keys() != self._keys
 
-    def request(self, number: int) -> bytes:
-        """See Questions."""
-        target, headers = self._caller.head_request(self._objects[number].key, self._keys, self._endpoint)
-        return self._transport.connections.head("HEAD", target, headers)
-
-    def is_right(self, number: int, answer: Answer) -> bool:
-        """See Questions. An answer to another question would show another version."""
-        return answer.status == 200 and xml.unquote_etag(answer.headers.get("etag", "")) == self._objects[number].etag
-
-    def take(self, number: int, answer: Answer | StoreError) -> bool:
-        """See Questions."""
+    def _take(self, number: int, answer: Answer | StoreError | None) -> None:
         if isinstance(answer, StoreError):
             self._sink(number, answer)
-            return True
+            return
+        assert answer is not None  # a HEAD has no body
         self._caller.compare_clocks(answer)
         if answer.status < 300:
             self._answered += 1
-            self._sink(number, described(self._objects[number].key, answer.headers))
-            return True
+            try:
+                found: ObjectInfo | StoreError = described(self._objects[number].key, answer.headers)
+            except StoreError as odd:
+                found = odd
+            self._sink(number, found)
+            return
         error = self._error(number, answer)
         if not isinstance(error, NotFound) and not error.transient:
             self.odd[number] = error
-            return True
+            return
         self._sink(number, error)
         if error.transient:
             self._refused = answer
             self._busy += 1
         else:
             self._answered += 1
-        return self._busy <= self._answered + _BUSY
 
     def _error(self, number: int, answer: Answer) -> StoreError:
         return self._caller.error(Call(method="HEAD", key=self._objects[number].key), answer, self._keys)

@@ -10,6 +10,9 @@ from datastore.errors import InvalidRequest
 from ..base import Body, FilePart
 from .errors import one_line
 
+SMALL_BYTES = 64 << 10
+"""The most that an answer may have that is neither an object nor a listing, and that is read of a refusal."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -45,9 +48,11 @@ class Request:
     repeatable: bool = True
     expected_bytes: int = 0
     """About how large the answer is, for the deadline."""
-    patience_s: float = 0.0
-    """Longer than usual between two bytes: the server copies or joins objects before it answers."""
+    is_long: bool = False
+    """The server copies or joins objects before it answers."""
     outlet: Outlet | None = None
+    most_bytes: int = SMALL_BYTES
+    """The largest body that is taken from a server that says yes: whatever else it sends is not read."""
 
 
 def request_head(

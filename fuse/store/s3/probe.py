@@ -1,17 +1,19 @@
 """Is this location right? One answer within a few seconds, naming what is wrong, before anything is mounted.
 
 It sends a listing of one key, which needs the endpoint, the keys, the region and the bucket to be right, and creates
-the bucket when asked to. It writes no object. That listings may show metadata is seen by the answer's Server header
-(s3/lister.py makes sure of it); what needs writes to be learned stays at its conservative value:
+the bucket when asked to. It writes no object. What MinIO and versitygw do otherwise is known by the answer's Server
+header (s3/lister.py makes sure of it); what needs writes to be learned stays at its conservative value:
 conditional_delete False, file_beside_directory True (a server that can't answers KeyConflict), segments of 1,024 bytes
 (a server that takes fewer answers KeyTooLong).
 """
 
 from __future__ import annotations
 
+import socket
+import ssl
 import threading
 
-from datastore.api.mountspec import S3Location
+from datastore.api.source import S3Location
 from datastore.errors import (
     AccessDenied,
     BucketNotFound,
@@ -20,6 +22,7 @@ from datastore.errors import (
     DeadlineExceeded,
     InvalidRequest,
     StoreError,
+    Unreachable,
     WrongRegion,
 )
 
@@ -30,8 +33,10 @@ from .connections import TransportLimits
 from .endpoint import DEFAULT_REGION, Endpoint
 from .errors import one_line
 from .factory import Parts, gather
-from .lister import may_show_metadata
+from .lister import known_by
 
+_TLS_S = 1.0
+"""For each step of a look whether a port speaks TLS."""
 _OWNED = frozenset({"BucketAlreadyOwnedByYou", "BucketAlreadyExists"})
 
 
@@ -50,7 +55,7 @@ def probe(location: S3Location, *, writable: bool, deadline_s: float = 5.0) -> C
         raise asked.error
     if not asked.done:
         raise DeadlineExceeded(f"{_name(location)}: no answer within {deadline_s:g} s while {asked.stage}")
-    return Capabilities(listed_metadata=asked.shows_metadata)
+    return asked.known
 
 
 class _Asked:
@@ -60,7 +65,7 @@ class _Asked:
         self.stage = "looking for credentials"
         self.done = False
         self.error: Exception | None = None
-        self.shows_metadata = False
+        self.known = Capabilities()
         self._location = location
         self._writable = writable
         half = deadline_s / 2
@@ -92,9 +97,9 @@ class _Asked:
 
     def _list(self, caller: Caller) -> None:
         query = [("list-type", "2"), ("encoding-type", "url"), ("max-keys", "1"), ("prefix", self._location.prefix)]
-        answer = caller.send(Call(method="GET", query=query))
-        xml.parse_list(bytes(answer.body))
-        self.shows_metadata = may_show_metadata(answer)
+        answer = caller.send(Call(method="GET", query=query, most_bytes=xml.most_bytes(1)))
+        xml.parse_list(bytes(answer.body), 1)
+        self.known = known_by(answer, Capabilities())
 
     def _create(self, parts: Parts, caller: Caller) -> None:
         region = parts.endpoint.region
@@ -110,6 +115,11 @@ def _explained(error: StoreError, location: S3Location, endpoint: Endpoint) -> S
     """The same error, its text naming the field of the manifest to correct."""
     kind, hint = type(error), _HINTS.get(type(error), "")
     wordless = 300 <= error.status < 500 and not error.code
+    no_s3 = wordless or isinstance(error, CorruptBody | Unreachable)
+    if no_s3 and not endpoint.secure and _speaks_tls(endpoint):
+        return InvalidRequest(
+            f"{_name(location)}: spec.s3.endpoint: this port speaks TLS: try {endpoint.in_tls().service_url}"
+        )
     if isinstance(error, CorruptBody) or wordless:  # S3 gives a reason for each refusal of a listing
         kind, hint = InvalidRequest, f"spec.s3.endpoint: {endpoint.service_url} does not answer like an S3 server"
     text = f"{_name(location)}: {hint}{': ' if hint else ''}{one_line(str(error), 600)}"
@@ -124,6 +134,20 @@ def _explained(error: StoreError, location: S3Location, endpoint: Endpoint) -> S
     if isinstance(made, WrongRegion) and isinstance(error, WrongRegion):
         made.region = error.region
     return made
+
+
+def _speaks_tls(endpoint: Endpoint) -> bool:
+    """Whether who listens there agrees upon TLS; with whom it is does not matter."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with (
+            socket.create_connection((endpoint.host, endpoint.port), _TLS_S) as plain,
+            context.wrap_socket(plain, server_hostname=endpoint.host),
+        ):
+            return True
+    except OSError:
+        return False
 
 
 _HINTS: dict[type[StoreError], str] = {

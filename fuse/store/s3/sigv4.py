@@ -58,8 +58,8 @@ def sign(
     signed = {**headers, "x-amz-date": stamp}
     if keys.session_token is not None:
         signed["x-amz-security-token"] = keys.session_token.reveal()
-    names = sorted(name for name in signed if name not in _UNSIGNED_HEADERS)
-    lines = "".join(f"{name}:{' '.join(signed[name].split())}\n" for name in names)
+    names = sorted(signed.keys() - _UNSIGNED_HEADERS)
+    lines = "".join([f"{name}:{' '.join(signed[name].split())}\n" for name in names])
     name_list = ";".join(names)
     canonical = f"{method}\n{path}\n{query}\n{lines}\n{name_list}\n{signed['x-amz-content-sha256']}"
     scope = f"{stamp[:8]}/{region}/s3/aws4_request"

@@ -2,6 +2,10 @@
 
 Names are matched without their namespace: servers differ in whether they send one. Keys in listings are asked for
 with encoding-type=url, since XML 1.0 can carry neither control characters nor non-UTF-8 bytes.
+
+Documents are parsed to trees, so what would make a large tree of a small document is refused before: entities, more
+elements or attributes than so many entries can have, and long namespaces, which are repeated in each name.
+most_bytes() and the parsers are told for how many entries a document was asked.
 """
 
 from __future__ import annotations
@@ -19,11 +23,37 @@ from xml.sax.saxutils import escape
 
 from datastore.errors import CorruptBody
 
-from ..base import DeleteFailure, ETag, ListedObject, ListPage, PartNumber, PendingUpload, UploadId
+from ..base import (
+    SYSTEM,
+    SYSTEM_HEADERS,
+    TAGGED,
+    DeleteFailure,
+    ETag,
+    ListedObject,
+    ListPage,
+    PartNumber,
+    PendingUpload,
+    UploadId,
+)
 from ..packed import packed
+from .errors import one_line
+from .messages import SMALL_BYTES
+from .sigv4 import encode_path
 
 _NAMESPACE = re.compile(rb"""\sxmlns=("[^"]*"|'[^']*')""")
 _DOCTYPE = b"<!DOCTYPE"
+_LONG_NAMESPACE = re.compile(rb"xmlns[^<>]{1000}")
+_ATTRIBUTE = re.compile(rb"""=\s*["']""")
+_ROOT_BYTES = 1000
+"""In which the root's namespace is found: declaration, name and namespace have 200."""
+_FEW_TAGS = 1000
+"""In a document about one thing, and around the entries of a listing."""
+_ENTRY_TAGS, _ENTRY_TAGS_METADATA = 40, 400
+"""Beginnings and ends of elements: S3 sends 12 to 24 for an object, MinIO two more for each header that it shows."""
+_ENTRY_BYTES, _ENTRY_BYTES_METADATA = 4 << 10, 12 << 10
+"""A key of 1,024 bytes, each escaped as %FF, is 3 KiB. MinIO shows 2 KiB of metadata and the tags of an object."""
+_SIZE = re.compile(r"[0-9]{1,18}")
+_DATE_CHARACTERS = 64
 _ASKED = re.compile(rb"<(StartAfter|ContinuationToken|NextContinuationToken)(/>|>[^<]*</\1>)")
 """What a page of a listing says of how it was asked for, and how to go on."""
 _ITEM, _ITEM_END = b"<Contents>", b"</Contents>"
@@ -50,17 +80,23 @@ class UploadPage(NamedTuple):
     next_upload_id: str
 
 
-def parse_list(body: bytes) -> ListPage:
+def most_bytes(entries: int, *, metadata: bool = False) -> int:
+    """The size of the largest document about so many objects or uploads. metadata: as MinIO shows it."""
+    return SMALL_BYTES + entries * (_ENTRY_BYTES_METADATA if metadata else _ENTRY_BYTES)
+
+
+def parse_list(body: bytes, entries: int = 1000, *, metadata: bool = False) -> ListPage:
     """ListObjectsV2's answer. Errors: CorruptBody."""
-    root = _parse(body, "ListBucketResult")
+    tags = _ENTRY_TAGS_METADATA if metadata else _ENTRY_TAGS
+    root = _parse(body, "ListBucketResult", _FEW_TAGS + entries * tags)
     decoded = root.findtext("EncodingType") == "url"
     objects = [
         ListedObject(
             _key(item, "Key", decoded=decoded),
-            int(item.findtext("Size") or 0),
+            size_of(item.findtext("Size") or "0"),
             unquote_etag(item.findtext("ETag") or ""),
             _iso_ns(item.findtext("LastModified") or ""),
-            _said(item),
+            _said(item, decoded=decoded),
         )
         for item in root.iterfind("Contents")
     ]
@@ -87,7 +123,7 @@ def list_digest(body: bytes) -> bytes:
     return digest.digest()
 
 
-def _said(item: ElementTree.Element) -> str | None:
+def _said(item: ElementTree.Element, *, decoded: bool) -> str | None:
     """What MinIO's ListObjectsV2M says of an object beyond S3; None where it does not, or not all that a HEAD would."""
     listed = item.find("UserMetadata")
     if listed is None:
@@ -98,16 +134,19 @@ def _said(item: ElementTree.Element) -> str | None:
         name = one.tag.lower()
         if name == "content-type":
             content_type = one.text or ""
-        elif name.startswith(_META):
+        elif name.startswith(_META) or name in SYSTEM_HEADERS:
+            name = name.removeprefix(_META) if name.startswith(_META) else SYSTEM + name
             if name in metadata:
                 return None
             metadata[name] = one.text or ""
-    return packed({name[len(_META) :]: text for name, text in metadata.items()}, content_type)
+    if item.findtext("UserTags"):
+        metadata[TAGGED] = encode_path(_key(item, "Key", decoded=decoded))
+    return packed(metadata, content_type)
 
 
-def parse_uploads(body: bytes) -> UploadPage:
+def parse_uploads(body: bytes, entries: int = 1000) -> UploadPage:
     """ListMultipartUploads' answer. Errors: CorruptBody."""
-    root = _parse(body, "ListMultipartUploadsResult")
+    root = _parse(body, "ListMultipartUploadsResult", _FEW_TAGS + entries * _ENTRY_TAGS)
     decoded = root.findtext("EncodingType") == "url"
     uploads = [
         PendingUpload(
@@ -127,7 +166,7 @@ def parse_copy(body: bytes) -> tuple[ETag, int]:
     root = _parse(body)
     etag = root.findtext("ETag")
     if not etag:
-        raise CorruptBody(f"the server's answer has no ETag but <{root.tag}>")
+        raise CorruptBody(f"the server's answer has no ETag but <{one_line(root.tag, 80)}>")
     return unquote_etag(etag), _iso_ns(root.findtext("LastModified") or "")
 
 
@@ -139,11 +178,27 @@ def parse_upload_id(body: bytes) -> UploadId:
     return UploadId(found)
 
 
-def parse_delete(body: bytes) -> list[DeleteFailure]:
+def parse_object_lock(body: bytes) -> bool:
+    """ObjectLockConfiguration. Errors: CorruptBody."""
+    return _parse(body).findtext("ObjectLockEnabled") == "Enabled"
+
+
+def parse_tags(body: bytes) -> list[tuple[str, str]]:
+    """Tagging: names and values. Errors: CorruptBody."""
+    found = _parse(body, "Tagging").iterfind("TagSet/Tag")
+    return [(tag.findtext("Key") or "", tag.findtext("Value") or "") for tag in found]
+
+
+def has_versioning(body: bytes) -> bool:
+    """VersioningConfiguration: whether the bucket keeps versions, or did so once. Errors: CorruptBody."""
+    return bool(_parse(body).findtext("Status"))
+
+
+def parse_delete(body: bytes, entries: int = 1000) -> list[DeleteFailure]:
     """DeleteResult's errors, whose keys are as they are. Errors: CorruptBody."""
     return [
         DeleteFailure(item.findtext("Key") or "", item.findtext("Code") or "", item.findtext("Message") or "")
-        for item in _parse(body).iterfind("Error")
+        for item in _parse(body, most_tags=_FEW_TAGS + entries * _ENTRY_TAGS).iterfind("Error")
     ]
 
 
@@ -178,6 +233,11 @@ def build_delete(keys: Sequence[str]) -> bytes:
     return f"<Delete><Quiet>true</Quiet>{items}</Delete>".encode()
 
 
+def build_legal_hold(*, on: bool) -> bytes:
+    """LegalHold."""
+    return f"<LegalHold><Status>{'ON' if on else 'OFF'}</Status></LegalHold>".encode()
+
+
 def build_location(region: str) -> bytes:
     """CreateBucketConfiguration."""
     return (
@@ -196,26 +256,49 @@ def unquote_etag(text: str) -> ETag:
     return ETag(text.strip().removeprefix("W/").strip('"'))
 
 
-@lru_cache(maxsize=256)
+def size_of(text: str) -> int:
+    """Bytes, as a server writes them. Errors: CorruptBody for what is no size, or larger than any file."""
+    if not _SIZE.fullmatch(text):
+        raise CorruptBody(f"the server says {one_line(text, 40)!r} where S3 sends a size")
+    return int(text)
+
+
 def http_date_ns(text: str) -> int:
-    """An HTTP date in nanoseconds since the epoch; 0 when there is none. Kept: one second's answers share theirs."""
+    """An HTTP date in nanoseconds since the epoch; 0 when there is none."""
+    return _http_date_ns(text) if len(text) <= _DATE_CHARACTERS else 0
+
+
+@lru_cache(maxsize=256)
+def _http_date_ns(text: str) -> int:
+    """Kept: one second's answers share theirs."""
     try:
         return int(parsedate_to_datetime(text).timestamp()) * 1_000_000_000
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return 0
 
 
-def _parse(body: bytes, tag: str = "") -> ElementTree.Element:
-    """A document without namespaces, with root `tag` if given. A DOCTYPE is refused, and so every entity trick."""
-    if _DOCTYPE in body:
-        raise CorruptBody("the server's XML has a DOCTYPE, which S3 never sends")
+def _parse(body: bytes, tag: str = "", most_tags: int = _FEW_TAGS) -> ElementTree.Element:
+    """A document without namespaces, with root `tag` if given. See the module for what is refused."""
+    if _DOCTYPE in body or b"\0" in body:  # UTF-16 would hide the former
+        raise CorruptBody("the server's XML has a DOCTYPE or is not UTF-8, which S3 never sends")
+    if body.count(b"<") > most_tags or (body.count(b"=") > most_tags and _count(_ATTRIBUTE, body) > most_tags):
+        raise CorruptBody("the server's XML has more in it than was asked for")
+    if b"xmlns" in body and _LONG_NAMESPACE.search(body):
+        raise CorruptBody("the server's XML has a namespace that S3 never sends")
+    parser = ElementTree.XMLParser()  # noqa: S314 - no DOCTYPE, so no entities
     try:
-        root = ElementTree.fromstring(_NAMESPACE.sub(b"", body, count=1))  # noqa: S314 - no DOCTYPE, so no entities
-    except ElementTree.ParseError as error:
-        raise CorruptBody(f"the server's answer is not XML: {error}") from error
+        parser.feed(_NAMESPACE.sub(b"", body[:_ROOT_BYTES], count=1))
+        parser.feed(memoryview(body)[_ROOT_BYTES:])
+        root: ElementTree.Element = parser.close()
+    except (ElementTree.ParseError, LookupError, ValueError) as error:  # the latter two of an encoding that is unknown
+        raise CorruptBody(f"the server's answer is not XML: {one_line(str(error))}") from error
     if tag not in {"", root.tag}:
-        raise CorruptBody(f"the server answered with <{root.tag}> where S3 sends <{tag}>")
+        raise CorruptBody(f"the server answered with <{one_line(root.tag, 80)}> where S3 sends <{tag}>")
     return root
+
+
+def _count(pattern: re.Pattern[bytes], body: bytes) -> int:
+    return sum(1 for _ in pattern.finditer(body))
 
 
 def _key(item: ElementTree.Element, name: str, *, decoded: bool) -> str:

@@ -13,24 +13,25 @@ from datastore.errors import AlreadyExists, KeyTooLong, StoreError
 
 from ...ops import Blocking, Caller, Entry, FSError, Ino, OpenReply, OpenRequest, Reply
 from ...store.base import ETag, WriteOptions, WriteResult
+from ...store.limits import key_bytes
 from ..lookup.remote import HIDDEN, UNLINKED, Remote
 from ..lookup.resolver import Resolver
 from ..opened.files import Files
 from ..opened.restoring import record_removed
 from ..opened.writing import Writing
-from ..tree.attrs import DIRECTORY_TYPE, FILE_TYPE, Attributes, to_metadata
+from ..tree.attrs import DIRECTORY_TYPE, FILE_TYPE, Attributes, to_metadata, type_of
 from ..tree.core import Core
 from ..tree.listing import NO_ETAG, Listed
 from ..tree.names import KEY_MAX, LINK_SUFFIX, NAME_MAX, creatable, segment_of
 from ..tree.nodes import NEVER, Directory, Node
 from ..upload.copies import copy_object
 from ..upload.uploads import Uploads
+from .standins import replace_stand_in
 
 SEGMENT_SAFE = 255
 """Bytes of a key's segment that every server takes (those that keep objects as files take no more)."""
 TARGET_MAX = 4095
 """Bytes of a link target (PATH_MAX without its NUL)."""
-_SPECIAL = (stat.S_IFIFO, stat.S_IFSOCK)
 
 
 class Changes:
@@ -57,12 +58,12 @@ class Changes:
         node.marker = True
         return self._entry(node)
 
-    def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Entry:
-        """A regular file, FIFO or socket; FSError(EPERM) for devices: an object store has none."""
-        if stat.S_IFMT(mode) not in (stat.S_IFREG, *_SPECIAL):
-            raise FSError(errno.EPERM)
+    def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Entry:
+        """A regular file, FIFO, socket or device (every mount is nodev: nobody opens one here). FSError(EEXIST)."""
         directory = self._parent(parent, name)
         attributes = self.attributes(caller, directory, mode)
+        if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+            attributes = attributes.as_device(rdev)
         return self._entry(self._make(directory, name, Listed(stat.S_IFREG, segment_of(name)), attributes, b""))
 
     def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Entry:
@@ -72,11 +73,11 @@ class Changes:
         directory = self._parent(parent, name)
         attributes = self.attributes(caller, directory, stat.S_IFLNK | 0o777)
         segment = segment_of(name)
-        try:
-            node = self._make(directory, name, Listed(stat.S_IFLNK, segment + LINK_SUFFIX), attributes, target)
-        except KeyTooLong:
-            node = self._make(directory, name, Listed(stat.S_IFREG, segment), attributes, target)
-        return self._entry(node)
+        if self._fits(segment + LINK_SUFFIX):
+            with suppress(KeyTooLong):
+                listed = Listed(stat.S_IFLNK, segment + LINK_SUFFIX)
+                return self._entry(self._make(directory, name, listed, attributes, target))
+        return self._entry(self._make(directory, name, Listed(stat.S_IFREG, segment), attributes, target))
 
     def create(
         self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest
@@ -87,9 +88,8 @@ class Changes:
         """
         with self._core.lock:
             directory = self._parent(parent, name)
-            listing = self._resolver.fresh_listing(directory)
-            absent = listing is not None and name not in listing.entries and name not in directory.children
-            if absent and not self._claims(request) and not _may_be_refused(name):
+            hides = self._core.store.capabilities.hides_below_files and not self._core.settings.write_back_s
+            if self._seems_free(directory, name, request) and not hides and not _may_be_refused(name):
                 return self._create_local(caller, directory, name, mode, request.flags)
         return Blocking(partial(self._create, caller, directory, name, mode, request))
 
@@ -97,7 +97,7 @@ class Changes:
         self, caller: Caller, directory: Directory, name: bytes, mode: int, request: OpenRequest
     ) -> tuple[Entry, OpenReply]:
         claims = self._claims(request)
-        found = None if claims else self._resolver.find(directory, name)
+        found = None if claims else self._found(directory, name, request)
         if claims or (found is None and _may_be_refused(name)):
             attributes = self.attributes(caller, directory, stat.S_IFREG | stat.S_IMODE(mode))
             node = self._make(directory, name, Listed(stat.S_IFREG, segment_of(name)), attributes, b"")
@@ -110,12 +110,38 @@ class Changes:
             if request.flags & os.O_EXCL:
                 raise FSError(errno.EEXIST)
             node = found
-            if request.flags & os.O_TRUNC and stat.S_ISREG(node.attributes.mode):
+            if isinstance(node, Directory):
+                raise FSError(errno.EISDIR)
+            if not stat.S_ISREG(node.attributes.mode):
+                raise FSError(errno.ESTALE)  # the kernel believes that nothing is there: it has to look
+            if request.flags & os.O_TRUNC:
                 with node.lock:
                     self._writing.truncate(node, 0)
         with self._core.lock:
             reply = self._files.opened(node, request.flags, caller.pid)
             return self._resolver.entry(node), reply
+
+    def _found(self, directory: Directory, name: bytes, request: OpenRequest) -> Node | None:
+        with self._core.lock:
+            free = self._seems_free(directory, name, request)
+        if not free:
+            return self._resolver.find_now(directory, name)
+        if not self._core.settings.write_back_s:
+            self._resolver.refuse_hiding(directory, name)
+        return None
+
+    def _seems_free(self, directory: Directory, name: bytes, request: OpenRequest) -> bool:
+        """Whether a name is believed to be free, and need not be asked for (S-161).
+
+        Nothing of a file that is there would be kept; or, with writeBack, its upload finds out (S-48). The state lock
+        is held.
+        """
+        settings = self._core.settings
+        replaces = request.flags & os.O_TRUNC and not settings.refuse_conflicts
+        if self._claims(request) or not (replaces or settings.write_back_s):
+            return False
+        told = self._remote.believed(directory, name)
+        return told is not None and name not in told[0].entries and name not in directory.children
 
     def _claims(self, request: OpenRequest) -> bool:
         """Whether the name must be this client's alone before open returns (S-22)."""
@@ -127,39 +153,40 @@ class Changes:
         """A file that the store learns of at close. The state lock is held; the node is new, so its lock is free."""
         core = self._core
         segment = segment_of(name)
-        self._check_key(directory, segment)
-        if len(segment.encode("utf-8", "surrogateescape")) > core.store.capabilities.max_key_segment_bytes:
-            # The store would say so at close, which is too late for whoever creates.
-            raise FSError(errno.ENAMETOOLONG)
+        self.check_key(directory, segment)
         attributes = self.attributes(caller, directory, stat.S_IFREG | stat.S_IMODE(mode))
+        attributes = attributes._replace(content_type=type_of(name))
         node = core.nodes.add(directory, name, Listed(stat.S_IFREG, segment), attributes)
-        node.exact = True
+        node.attrs_valid = True
         directory.pending.add(name)
-        try:
-            with node.lock:
+        with node.lock:
+            try:
                 staged = self._uploads.stage(node)
                 staged.touch()
-                if flags & os.O_EXCL:
+                if flags & os.O_EXCL or not flags & os.O_TRUNC:
                     staged.expects = NO_ETAG
-                core.log_nodes((node,))  # first, so that a new server finds whose bytes the journal names
+                entry = self._resolver.entry(node)  # first, so that a new server finds whose bytes the journal names
                 self._uploads.record(node)
-        except OSError:
-            core.nodes.detach(node)
-            directory.pending.discard(name)
-            raise
+            except OSError:
+                node.nlookup = 0
+                core.nodes.detach(node)
+                self._uploads.discard(node)
+                core.nodes.drop_unused(node)
+                raise
         self._appeared(node)
-        reply = self._files.opened(node, flags)
-        return self._resolver.entry(node), reply
+        return entry, self._files.opened(node, flags)
 
     def _make(self, directory: Directory, name: bytes, listed: Listed, attributes: Attributes, body: bytes) -> Node:
         """Put an object that must not be there yet, and make its node. FSError(EEXIST)."""
-        self._check_key(directory, listed.tail)
+        self.check_key(directory, listed.tail)
         with self._core.lock:
             if name in directory.children and directory.children[name].dirty:
                 raise FSError(errno.EEXIST)
         if listed.kind != stat.S_IFREG and self._resolver.find(directory, name) is not None:
             raise FSError(errno.EEXIST)
         content_type = DIRECTORY_TYPE if listed.kind == stat.S_IFDIR else FILE_TYPE
+        if stat.S_ISREG(attributes.mode):
+            content_type = type_of(name)
         attributes = attributes._replace(content_type=content_type)
         options = WriteOptions(metadata=to_metadata(attributes), content_type=content_type, if_none_match=True)
         with self._core.tree.shared():
@@ -187,8 +214,8 @@ class Changes:
             node.size = 0
             self._resolver.empty(node)
             self._resolver.counted(directory, 1)
-        node.exact = node.racy = True
-        node.checked_at = self._core.clock.monotonic()
+        node.attrs_valid = node.racy = True
+        node.made(self._core.clock.monotonic())
         self._appeared(node)
         return node
 
@@ -205,14 +232,22 @@ class Changes:
         directory = self._resolver.directory(ino)
         if directory.gone:
             raise FSError(errno.ENOENT)
+        replace_stand_in(self._core, directory)
         return directory
 
-    def _check_key(self, directory: Directory, tail: str) -> None:
+    def check_key(self, directory: Directory, tail: str) -> None:
+        """FSError(ENAMETOOLONG, EEXIST) where nothing can be made, or not be replaced later, under this key."""
         key = directory.key + tail
-        if len(key.encode("utf-8", "surrogateescape")) > KEY_MAX:
+        if len(key_bytes(key)) > KEY_MAX or not self._fits(tail):
             raise FSError(errno.ENAMETOOLONG)
         if directory is self._core.nodes.root and tail in HIDDEN:
             raise FSError(errno.EEXIST)
+
+    def _fits(self, tail: str) -> bool:
+        """Whether the store takes a part of a key of this length, also when it is replaced: at close it is too late."""
+        capabilities = self._core.store.capabilities
+        longest = min(capabilities.max_key_segment_bytes, capabilities.max_new_segment_bytes)
+        return len(key_bytes(tail.removesuffix("/"))) <= longest
 
     def attributes(self, caller: Caller, directory: Directory, mode: int) -> Attributes:
         """Attributes of something new: the caller's, but for the group of a setgid directory."""
@@ -342,6 +377,7 @@ class Changes:
         node = self._resolver.existing(directory, name)
         if not isinstance(node, Directory):
             raise FSError(errno.ENOTDIR)
+        replace_stand_in(self._core, node)
         with self._core.tree.shared(), node.lock:
             self.check_empty(node)
             self.ensure_marker(directory)
@@ -349,12 +385,12 @@ class Changes:
             self.disappeared(node)
 
     def check_empty(self, node: Directory) -> None:
-        """FSError(ENOTEMPTY) if the store or this mount has anything below."""
+        """FSError(ENOTEMPTY) if the store or this mount has anything below, or the marker holds bytes."""
         with self._core.lock:
             if any(not child.gone for child in node.children.values() if child.dirty):
                 raise FSError(errno.ENOTEMPTY)
         page = self._core.store.list_page(node.key, max_keys=2)
-        if any(found.key != node.key for found in page.objects) or page.common_prefixes:
+        if any(found.key != node.key or found.size for found in page.objects) or page.common_prefixes:
             node.checked_at = NEVER
             raise FSError(errno.ENOTEMPTY)
 
@@ -375,4 +411,4 @@ class Changes:
 
 def _may_be_refused(name: bytes) -> bool:
     """Whether a server may refuse such a name (S-38): it has to be asked when the file is made, not at close."""
-    return len(segment_of(name).encode("utf-8", "surrogateescape")) > SEGMENT_SAFE
+    return len(key_bytes(segment_of(name))) > SEGMENT_SAFE

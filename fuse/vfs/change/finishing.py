@@ -15,11 +15,10 @@ from functools import partial
 
 from datastore.errors import NotFound, StoreError
 
-from ...data.version import ObjectVersion
 from ...ops import FSError, Ino
 from ...state.nodelog import NodeRecord
 from ...state.rows import Intent, Subject
-from ...store.base import ObjectInfo, WriteResult
+from ...store.base import ObjectInfo, ObjectVersion, WriteResult, user_metadata
 from ..opened.restoring import record_removed
 from ..tree.core import Core
 from ..tree.nodes import Directory, Node
@@ -124,9 +123,8 @@ def _used_anew(core: Core, target: str, subject: Subject, source: ObjectInfo) ->
         there = core.store.head(target)
     except NotFound:
         return False
-    if subject.over is None:  # begun by an earlier release
-        return subject.put_off_ns < there.mtime_ns
-    copied = bool(source.metadata) and there.size == source.size and dict(there.metadata) == dict(source.metadata)
+    described = user_metadata(source.metadata)
+    copied = bool(described) and there.size == source.size and user_metadata(there.metadata) == described
     return there.etag not in (subject.over, source.etag) and not copied
 
 

@@ -9,22 +9,21 @@ from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple
 
-from datastore.errors import NotFound, StoreError
+from datastore.errors import NotFound, PreconditionFailed, StoreError
 
-from ...data.version import ObjectVersion
 from ...ops import FSError, Ino
 from ...state.nodelog import NodeRecord
 from ...state.rows import Intent, IntentId, Subject
-from ...store.base import ETag, WriteResult
-from ..lookup.remote import HIDDEN
+from ...store.base import ETag, ObjectVersion, WriteResult
 from ..lookup.resolver import Resolver
 from ..tree.core import Core
 from ..tree.listing import NO_ETAG, Listing
-from ..tree.names import KEY_MAX, LINK_SUFFIX, NAME_MAX, creatable, segment_of
+from ..tree.names import LINK_SUFFIX, NAME_MAX, creatable, segment_of
 from ..tree.nodes import NEVER, Directory, Node
 from ..upload.copies import Copies, Copy, copy_object
 from ..upload.uploads import Uploads
 from .changes import Changes
+from .standins import replace_stand_in
 
 NOREPLACE = 1
 """RENAME_NOREPLACE of rename(2)."""
@@ -67,18 +66,30 @@ class Renames:
         source = self._resolver.existing(source_directory, name)
         if isinstance(source, Directory) and not self._resolver.revalidate(source):
             raise FSError(errno.ENOENT)
-        target = self._resolver.standing(target_directory, new_name)
+        target = self._target(source, target_directory, new_name, flags)
         if target is source:
             return
         if target is not None:
             again = (source.key, target.key) in self.begun
             self._check_target(source, target, flags & ~NOREPLACE if again else flags)
+        for each in (source, target, target_directory):
+            if isinstance(each, Directory):
+                replace_stand_in(self._core, each)
         if isinstance(source, Directory):
             with self._core.tree.exclusive():
                 self._rename_directory(source, target, target_directory, new_name)
         else:
             with self._core.tree.shared():
                 self._rename_file(source, target, target_directory, new_name)
+
+    def _target(self, source: Node, directory: Directory, name: bytes, flags: int) -> Node | None:
+        """What has the new name. A file that a file replaces need not be asked for: nothing of it is kept (S-161)."""
+        if source.listed_kind != stat.S_IFREG or flags & NOREPLACE:
+            return self._resolver.find_now(directory, name)
+        target = self._resolver.standing(directory, name)
+        if not isinstance(target, Directory):
+            self._resolver.refuse_hiding(directory, name)
+        return target
 
     def _goes_on(self, old: Directory, name: bytes, new: Directory, new_name: bytes) -> bool:
         """Whether an earlier server began this rename, and it is ended now; what fails is reported, and over."""
@@ -166,12 +177,18 @@ class Renames:
         if source.dirty:
             self._uploads.send(source, key=new_key, rename=intent, replaced=replaced)
             return
-        old_etag = source.etag
         try:
             with self._uploads.superseding(new_key):
-                result = copy_object(self._core, source.version(), new_key)
+                try:
+                    result = copy_object(self._core, source.version(), new_key)
+                except PreconditionFailed:
+                    # Another client wrote it since it was seen: what has the name now is renamed.
+                    if not self._resolver.ask(source):
+                        raise FSError(errno.ESTALE) from None
+                    result = copy_object(self._core, source.version(), new_key)
         except NotFound as error:
             raise FSError(errno.ENOENT) from error
+        old_etag = source.etag
         self._adopt_version(source, new_key, result)
         self._core.db.moved(intent, old_etag, replaced)
 
@@ -195,7 +212,7 @@ class Renames:
             node.mtime_ns = result.mtime_ns or self._core.now_ns()
             self._core.opens.moved_on(node.ino, node.etag, node.size)
             node.racy = True
-            node.checked_at = self._core.clock.monotonic() if node.exact else NEVER
+            node.made(self._core.clock.monotonic() if node.attrs_valid else NEVER)
             if node.staged is not None:
                 node.staged.moved(ObjectVersion(key, result.etag, node.size))
 
@@ -210,12 +227,8 @@ class Renames:
             assert old_parent is not None
             self._resolver.removed(old_parent, old_name)
             self._resolver.touched(old_parent)
-            old_parent.pending.discard(old_name)
             core.nodes.move(source, directory, name, tail)
             core.log_nodes((source,))
-            source.attributes = source.attributes._replace(ctime_ns=core.now_ns())
-            if source.dirty:
-                directory.pending.add(name)
             self._resolver.changed(source)
             self._resolver.touched(directory)
             if isinstance(source, Directory):
@@ -230,14 +243,10 @@ class Renames:
         return listing
 
     def _new_key(self, directory: Directory, tail: str) -> str:
-        key = directory.key + tail
         if directory.gone:
             raise FSError(errno.ENOENT)
-        if len(key.encode("utf-8", "surrogateescape")) > KEY_MAX:
-            raise FSError(errno.ENAMETOOLONG)
-        if directory is self._core.nodes.root and tail in HIDDEN:
-            raise FSError(errno.EEXIST)
-        return key
+        self._changes.check_key(directory, tail)
+        return directory.key + tail
 
     # -- directories
 
@@ -302,10 +311,10 @@ class Renames:
         if copy is None:
             return
         staged = node.staged
-        if node.dirty:
-            if staged is not None and staged.expects == copy.original:
+        if staged is not None and staged.dirty:
+            if staged.expects == copy.original:
                 staged.expects = copy.etag
-            if staged is not None and staged.base is not None and staged.base.etag == copy.original:
+            if staged.base is not None and staged.base.etag == copy.original:
                 staged.moved(ObjectVersion(node.key, copy.etag, staged.base.size))
         elif node.etag == copy.original:
             self._adopt_version(node, node.key, WriteResult(copy.etag, copy.mtime_ns))

@@ -21,10 +21,12 @@ from ..tree.core import Core
 from ..tree.nodes import NEVER, Directory, Node
 from ..upload.copies import copy_object
 from ..upload.uploads import Uploads
+from .standins import replace_stand_in
 
 XATTR_CREATE = 1
 XATTR_REPLACE = 2
 _USER = b"user."
+NO_HANDLE = Fh(0)
 _Change = Callable[[Attributes], Attributes]
 
 
@@ -44,7 +46,7 @@ class SetAttrs:
             node = self._resolver.node(ino)
             if self._resolver.current(node):
                 return self._resolver.attr_reply(node)
-        return Blocking(partial(self._getattr, node), interruptible=True)
+        return Blocking(partial(self._getattr, node))
 
     def _getattr(self, node: Node) -> AttrReply:
         if not self._resolver.revalidate(node) and node.handles == 0:
@@ -55,8 +57,7 @@ class SetAttrs:
     def setattr(self, ino: Ino, fh: Fh, changes: SetAttr) -> AttrReply:
         """All that setattr can change. FSError(ESTALE, ENOSPC, EISDIR)."""
         node = self._handles.node_of(ino, fh)
-        if not node.gone and not self._resolver.revalidate(node) and not node.handles:
-            raise FSError(errno.ESTALE)
+        self._ask(node, fh)
         if changes.size is not None:
             self._resize(node, fh, changes)
         if changes._replace(size=None, kill_suidgid=False) != SetAttr() or (
@@ -69,6 +70,18 @@ class SetAttrs:
         with self._core.lock:
             return self._resolver.attr_reply(node)
 
+    def _ask(self, node: Node, fh: Fh = NO_HANDLE) -> None:
+        """A change goes on from what the store has now (S-161). FSError(ESTALE): the kernel looks the name up again.
+
+        Who has it open to write asked then.
+        """
+        if fh or node.writers:
+            lives = self._resolver.revalidate(node) or node.handles > 0
+        else:
+            lives = node.gone or self._resolver.ask(node)
+        if not lives:
+            raise FSError(errno.ESTALE)
+
     def _resize(self, node: Node, fh: Fh, changes: SetAttr) -> None:
         assert changes.size is not None
         if isinstance(node, Directory):
@@ -78,7 +91,7 @@ class SetAttrs:
             self._writing.truncate(node, changes.size)
             if changes.kill_suidgid:
                 self._writing.drop_suidgid(node)
-            if not fh and not self._handles.writers(node):
+            if not fh and not node.writers:
                 self._uploads.send(node)
                 if node.handles == 0:
                     self._uploads.settle(node)
@@ -87,6 +100,8 @@ class SetAttrs:
         """Compute new attributes from the present ones and make them last."""
         if not node.gone:
             self._resolver.make_exact([node])
+            if isinstance(node, Directory):
+                replace_stand_in(self._core, node)
         with self._core.tree.shared(), node.lock:
             new = change(node.attributes)
             if metadata_size(to_metadata(new)) > METADATA_MAX:
@@ -106,17 +121,18 @@ class SetAttrs:
         except (PreconditionFailed, NotFound):
             # Another client wrote meanwhile: what we change is what it left, and no earlier listing shows that.
             with self._core.lock:
-                node.checked_at, node.exact = NEVER, False
+                node.checked_at, node.attrs_valid = NEVER, False
                 if node.parent is not None:
                     node.parent.forget_listing()
             if not self._resolver.revalidate(node):
                 raise FSError(errno.ESTALE) from None
             new = change(node.attributes)
             result = self._write(node, new)
+        self._core.known.forget(node.key)
         with self._core.lock:
             node.attributes = new
-            node.exact = node.racy = True
-            node.checked_at = self._core.clock.monotonic()
+            node.attrs_valid = node.racy = True
+            node.made(self._core.clock.monotonic())
             if isinstance(node, Directory):
                 node.changes += 1  # as Resolver.changed()
                 return
@@ -145,7 +161,7 @@ class SetAttrs:
         """FSError(ENODATA), or EOPNOTSUPP for all but user.* and where attributes are not fetched."""
         self._check_xattr(name)
         node = self._resolver.node(ino)
-        if node.exact or node.gone:
+        if node.attrs_valid or node.gone:
             return self._xattr(node, name)
         return Blocking(partial(self._getxattr, node, name))
 
@@ -160,11 +176,13 @@ class SetAttrs:
         return content
 
     def listxattr(self, ino: Ino) -> list[bytes]:
-        """The names."""
+        """The names of those that getxattr() gives."""
         node = self._resolver.node(ino)
-        if self._core.settings.full_attributes and not node.gone:
+        if not self._core.settings.full_attributes:
+            return []
+        if not node.gone:
             self._resolver.make_exact([node])
-        return list(node.attributes.xattrs)
+        return [name for name in node.attributes.xattrs if name.startswith(_USER)]
 
     def setxattr(self, ino: Ino, name: bytes, content: bytes, flags: int) -> None:
         """FSError(EEXIST, ENODATA) by flags; ENOSPC when the object's metadata would be over 2 KiB."""
@@ -177,7 +195,9 @@ class SetAttrs:
                 raise FSError(errno.ENODATA)
             return old._replace(xattrs={**old.xattrs, name: content}, ctime_ns=self._core.now_ns())
 
-        self._change(self._resolver.node(ino), change)
+        node = self._resolver.node(ino)
+        self._ask(node)
+        self._change(node, change)
 
     def removexattr(self, ino: Ino, name: bytes) -> None:
         """FSError(ENODATA)."""
@@ -189,7 +209,9 @@ class SetAttrs:
             kept = {other: content for other, content in old.xattrs.items() if other != name}
             return old._replace(xattrs=kept, ctime_ns=self._core.now_ns())
 
-        self._change(self._resolver.node(ino), change)
+        node = self._resolver.node(ino)
+        self._ask(node)
+        self._change(node, change)
 
     def _check_xattr(self, name: bytes) -> None:
         if not name.startswith(_USER) or not self._core.settings.full_attributes:

@@ -11,7 +11,7 @@ from ...ops import Blocking, DirBudget, DirEntry, Entry, Fh, Ino, OpenDirReply, 
 from ..tree.core import Core
 from ..tree.listing import Listed, Listing
 from ..tree.nodes import Directory, Node
-from .kept import Answer, KeptListings, index_of
+from .kerneldircache import Answer, KernelDirCache, index_of
 from .resolver import Resolver
 
 _DOTS = 2
@@ -50,10 +50,10 @@ class Snapshot:
 class Directories:
     """All open directories of a mount."""
 
-    def __init__(self, core: Core, resolver: Resolver, kept: KeptListings) -> None:
+    def __init__(self, core: Core, resolver: Resolver, dir_cache: KernelDirCache) -> None:
         self._core = core
         self._resolver = resolver
-        self._kept = kept
+        self._dir_cache = dir_cache
         self._snapshots: dict[int, Snapshot] = {}
         self._next_fh = time.time_ns()
 
@@ -66,7 +66,7 @@ class Directories:
             self._next_fh += 1
             self._add(Snapshot(directory, fh))
             self._core.nodes.use(directory)
-            return self._kept.opened(directory, fh, fresh)
+            return self._dir_cache.opened(directory, fh, fresh)
 
     def _add(self, snapshot: Snapshot) -> None:
         self._snapshots[snapshot.fh] = snapshot
@@ -74,7 +74,7 @@ class Directories:
 
     def _go_on(self, snapshot: Snapshot, cursor: int) -> None:
         """The kernel read the beginning from what it keeps, and asks for the rest."""
-        listing = self._kept.listing_of(snapshot.directory, cursor)
+        listing = self._dir_cache.listing_of(snapshot.directory, cursor)
         if listing is not None:
             self._take(snapshot, listing)
 
@@ -85,7 +85,7 @@ class Directories:
             snapshot = self._snapshots.pop(fh, None)
             if snapshot is not None:
                 snapshot.directory.handles -= 1
-                self._kept.closed(snapshot.directory, fh)
+                self._dir_cache.closed(snapshot.directory, fh)
                 self._core.nodes.drop_unused(snapshot.directory)
 
     def readdir(self, ino: Ino, fh: Fh, offset: int, budget: DirBudget, plus: bool) -> Reply[Sequence[DirEntry]]:
@@ -93,7 +93,7 @@ class Directories:
         with self._core.lock:
             snapshot = self._snapshots.get(fh) or self._of_earlier_server(ino, fh)
             if offset == 0:
-                self._kept.begun(snapshot.directory, fh)
+                self._dir_cache.begun(snapshot.directory, fh)
             if offset and offset - index_of(offset) != snapshot.base:
                 self._go_on(snapshot, offset)
             if offset == 0 or snapshot.entries is None:
@@ -112,10 +112,10 @@ class Directories:
         if saved is not None:
             # What else was known of them is old: the attributes come from what is listed now.
             snapshot.entries = [(name, Listed(kind, "")) for kind, name in saved]
-            snapshot.base = self._kept.base(None)
+            snapshot.base = self._dir_cache.base(None)
         if fh:
             self._add(snapshot)
-            self._kept.resumed(snapshot.directory, fh)
+            self._dir_cache.resumed(snapshot.directory, fh)
         return snapshot
 
     def _list(self, snapshot: Snapshot, offset: int, budget: DirBudget, plus: bool) -> Sequence[DirEntry]:
@@ -128,7 +128,7 @@ class Directories:
         if snapshot.directory.gone:
             listing = None
         snapshot.entries = sorted(listing.entries.items()) if listing is not None else []
-        snapshot.listing, snapshot.base = listing, self._kept.base(listing)
+        snapshot.listing, snapshot.base = listing, self._dir_cache.base(listing)
         snapshot.current_upto = 0
 
     def _fill(self, snapshot: Snapshot, offset: int, budget: DirBudget, plus: bool) -> Sequence[DirEntry]:
@@ -173,7 +173,7 @@ class Directories:
                     return out
                 out.append(DirEntry(name, dots.ino, stat.S_IFDIR, base + cursor))
         lines = _Lines(self._core, self._resolver.ttl(directory))
-        exact = True
+        attrs_valid = True
         for cursor in range(max(1, first - _DOTS + 1), len(entries) + 1):
             name, listed = entries[cursor - 1]
             if not budget.take(len(name)):
@@ -185,16 +185,18 @@ class Directories:
                 line = DirEntry(name, node.ino, node.attributes.mode, base + cursor + _DOTS, lines.entry(node))
             else:
                 line = self._plain(directory, name, listed, base + cursor + _DOTS)
-                exact = False
+                attrs_valid = False
             out.append(line)
         lines.close()
         until = lines.believed_until(snapshot.listing)
-        self._kept.told(directory, snapshot.fh, snapshot.listing, until, Answer(first <= _DOTS, not out, exact))
+        self._dir_cache.told(
+            directory, snapshot.fh, snapshot.listing, until, Answer(first <= _DOTS, not out, attrs_valid)
+        )
         return out
 
     def _plain(self, directory: Directory, name: bytes, listed: Listed, cursor: int) -> DirEntry:
         child = directory.children.get(name)
-        kind = child.kind if child is not None and (child.exact or child.dirty) else listed.kind
+        kind = child.kind if child is not None and (child.attrs_valid or child.dirty) else listed.kind
         return DirEntry(name, self._core.nodes.shown_ino(directory, name), kind, cursor)
 
 
@@ -214,7 +216,7 @@ class _Lines:
         """As Resolver.current()."""
         if node.dirty or node.gone:
             return True
-        return (node.exact or not self._full) and self._now - node.checked_at < self._ttl
+        return (node.attrs_valid or not self._full) and self._now - node.checked_at < self._ttl
 
     def entry(self, node: Node) -> Entry:
         """As Resolver.entry()."""

@@ -10,8 +10,8 @@ from ...store.base import ETag, ObjectInfo, Shown
 from ...store.limits import MAX_HEAD_KEYS
 from ..tree.core import Core
 from ..tree.nodes import Directory, Node
-from .foresight import Foresight
 from .learning import Was, was_of
+from .prefetcher import Prefetcher
 from .remote import AGAIN_MAX, Remote
 from .walks import Walks
 
@@ -20,7 +20,7 @@ _MANY = 256
 
 
 def make_exact(
-    core: Core, remote: Remote, foresight: Foresight, walks: Walks, inexact: Callable[[], list[Node]]
+    core: Core, remote: Remote, prefetcher: Prefetcher, walks: Walks, inexact: Callable[[], list[Node]]
 ) -> None:
     """Fetch the attributes of nodes of one directory, in its order. inexact: of which they are not known yet."""
     wanted = inexact()
@@ -31,8 +31,8 @@ def make_exact(
         with core.lock:
             parent = files[-1].parent
             if parent is not None:
-                foresight.looked_through(parent, files[-1].name)
-    told = foresight.told(files)
+                prefetcher.looked_through(parent, files[-1].name)
+    told = prefetcher.told(files)
     if told:
         with core.lock:
             for node in told:
@@ -65,6 +65,7 @@ class _Asked:
         self._again: list[Node] = []
         self._later: list[tuple[int, ObjectInfo | None]] = []
         self._failure: StoreError | None = None
+        self._learn = core.known.asking()
 
     def ask(self) -> list[Node]:
         """Take in what the store says; those that were renamed or sent meanwhile. StoreError, when all have ended."""
@@ -88,7 +89,9 @@ class _Asked:
             applied = self._remote.found_now(node, answer, was)
             if applied is None:
                 self._again.append(node)
-            elif not applied:
+            elif applied:
+                self._learn(answer)
+            else:
                 self._later.append((number, answer))
 
     def _settle(self, one: tuple[int, ObjectInfo | None]) -> None:
@@ -97,6 +100,8 @@ class _Asked:
         lives = self._remote.missing(node, key, was) if info is None else self._remote.found(node, info, was)
         if lives is None:
             self._again.append(node)
+        elif lives and info is not None:
+            self._learn(info)
 
 
 def _shown(node: Node, key: str) -> Shown:

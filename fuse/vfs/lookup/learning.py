@@ -6,7 +6,7 @@ import stat
 
 from ...store.base import ETag, ObjectInfo
 from ...store.packed import unpacked
-from ..tree.attrs import Attributes, from_metadata
+from ..tree.attrs import Attributes, from_metadata, stands_for_directory
 from ..tree.core import Core
 from ..tree.listing import Listed, Listing
 from ..tree.nodes import Directory, Node
@@ -36,6 +36,8 @@ class Learning:
         # A HEAD tells times in seconds, and so does a listing that stands for one.
         node.mtime_ns = listed.mtime_ns // _SECOND_NS * _SECOND_NS
         kind = node.listed_kind
+        if stands_for_directory(node.tail, node.size, content_type):
+            return  # a HEAD tells
         defaults = self._core.settings.defaults.of(kind, node.mtime_ns)
         seen = self._core.settings.defaults.seen(from_metadata(metadata, kind, defaults, content_type))
         self._set(node, seen)
@@ -53,7 +55,7 @@ class Learning:
             node.attributes = defaults
             return
         known = core.known.known(node.key, node.etag, node.mtime_ns)
-        if known is not None:
+        if known is not None and not stands_for_directory(node.tail, node.size, known[1]):
             seen = core.settings.defaults.seen(from_metadata(known[0], kind, defaults, known[1]))
             self._set(node, seen)
             node.racy = False
@@ -65,7 +67,7 @@ class Learning:
         attributes = from_metadata(info.metadata, kind, defaults, info.content_type)
         attributes = self._core.settings.defaults.seen(attributes)
         if isinstance(node, Directory):
-            if node.exact:
+            if node.attrs_valid:
                 # Times move when entries come and go, which no marker records: the newest that we saw.
                 attributes = attributes._replace(
                     mtime_ns=max(own.mtime_ns, attributes.mtime_ns), ctime_ns=max(own.ctime_ns, attributes.ctime_ns)
@@ -99,12 +101,12 @@ class Learning:
         defaults = self._core.settings.defaults.of(stat.S_IFDIR, own.mtime_ns)
         node.attributes = defaults._replace(ctime_ns=own.ctime_ns, atime_ns=own.atime_ns)
         node.marker = False
-        node.exact = True
+        node.attrs_valid = True
         node.checked_at = checked_at
 
     @staticmethod
     def _set(node: Node, attributes: Attributes) -> None:
         node.attributes = attributes
-        node.exact = True
+        node.attrs_valid = True
         if attributes.target is not None:
             node.size = len(attributes.target)

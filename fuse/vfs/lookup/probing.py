@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import stat
 
-from datastore.errors import NotFound
+from datastore.errors import KeyTooLong, NotFound
 
 from ...store.base import ETag
+from ..tree.attrs import stands_for_directory
 from ..tree.core import Core
 from ..tree.listing import Listed
 from ..tree.names import LINK_SUFFIX, segment_of
@@ -27,7 +28,10 @@ def _probe_kind(core: Core, parent: Directory, segment: str, kind: int) -> Liste
     if kind == stat.S_IFDIR:
         page = core.store.list_page(parent.key + segment + "/", max_keys=1)
         return Listed(stat.S_IFDIR, segment + "/") if page.objects else None
-    return _probe_key(core, parent, segment + (LINK_SUFFIX if kind == stat.S_IFLNK else ""), kind)
+    try:
+        return _probe_key(core, parent, segment + (LINK_SUFFIX if kind == stat.S_IFLNK else ""), kind)
+    except (NotFound, KeyTooLong):
+        return None
 
 
 def _probe_key(core: Core, parent: Directory, tail: str, kind: int) -> Listed | None:
@@ -38,9 +42,11 @@ def _probe_key(core: Core, parent: Directory, tail: str, kind: int) -> Listed | 
             found = page.objects[0]
             return Listed(kind, tail, found.size, found.etag, found.mtime_ns)
         return None
-    try:
-        info = core.store.head(key)
-    except NotFound:
-        return None
-    core.known.learn(info)
+    learn = core.known.asking()
+    info = core.store.head(key)
+    learn(info)
+    if stands_for_directory(key, info.size, info.content_type):
+        with core.lock:
+            parent.stand_ins[tail] = (info.etag, info.mtime_ns // 1_000_000_000)
+        return Listed(stat.S_IFDIR, tail + "/")
     return Listed(kind, tail, info.size, ETag(info.etag), info.mtime_ns)

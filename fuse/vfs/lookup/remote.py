@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import errno
 import stat
+from collections import OrderedDict
+from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
 from datastore.api.names import MARKER
 from datastore.errors import NotFound, PreconditionFailed
 
-from ...data.version import ObjectVersion
 from ...ops import FSError
 from ...state.attributes import is_racy
-from ...store.base import ListPage, ObjectInfo
+from ...store.base import ListPage, ObjectInfo, ObjectVersion
+from ..tree.attrs import stands_for_directory
 from ..tree.core import Core
 from ..tree.growth import grew
-from ..tree.listing import Listed, Listing, claim, listing_of
-from ..tree.nodes import Directory, Node
+from ..tree.listing import Listed, Listing, claim, listing_of, show_as_directories
+from ..tree.nodes import NEVER, Directory, Node
 from .learning import Learning, Was, was_of
 from .pages import Pages
 
@@ -153,6 +155,7 @@ class Remote:
         """Make a listing the directory's own; returns open files that were replaced. The state lock is held."""
         if self._core.settings.full_attributes and directory.checked_at <= listing.listed_at:
             self.learning.directory(directory, listing)
+        show_as_directories(listing.entries, directory.stand_ins)
         self._keep_own_changes(directory, listing)
         directory.listing = listing
         self._core.nodes.grown += len(listing.entries)
@@ -178,7 +181,7 @@ class Remote:
 
     def _keep_own_changes(self, directory: Directory, listing: Listing) -> None:
         """What we did after the listing was begun, and what the store has not seen, is right all the same."""
-        changed = {name: one for name, one in directory.changed.items() if one.when >= listing.listed_at}
+        changed = OrderedDict((name, one) for name, one in directory.changed.items() if one.when >= listing.listed_at)
         directory.changed = changed
         entries = listing.entries
         kept = [
@@ -201,13 +204,13 @@ class Remote:
         if isinstance(node, Directory) and self._core.settings.full_attributes:
             # A listing tells that it is there, but not whether its marker's attributes are still the same.
             return
-        older = node.exact and node.checked_at > checked_at
+        older = node.attrs_valid and node.checked_at > checked_at
         node.checked_at = max(node.checked_at, checked_at)
         if isinstance(node, Directory):
             return
         if node.is_version(listed):
-            if (listed.said is not None and not older) or (node.racy and node.exact):
-                node.exact = False
+            if (listed.said is not None and not older) or (node.racy and node.attrs_valid):
+                node.attrs_valid = False
                 self.learning.listed(node, listed)
             return
         if listed.etag != node.etag:
@@ -216,7 +219,8 @@ class Remote:
                 self._core.notifier.inval_inode(node.ino)
         elif node.nlookup:
             self._core.notifier.inval_inode(node.ino, -1)
-        node.size, node.etag, node.mtime_ns, node.exact = listed.size, listed.etag, listed.mtime_ns, False
+        node.size, node.etag, node.mtime_ns, node.attrs_valid = listed.size, listed.etag, listed.mtime_ns, False
+        node.made_at = NEVER
         self._core.opens.moved_on(node.ino, node.etag, node.size)
         self.learning.listed(node, listed)
 
@@ -240,23 +244,31 @@ class Remote:
         """
         if not node.key:
             # The root of a whole bucket is no object, and a HEAD of '' would be one of the bucket.
-            node.exact = True
+            node.attrs_valid = True
             return True
         for _ in range(AGAIN_MAX):
             with self._core.lock:
                 was, key = was_of(node), node.key
             lives = self._head(node, key, was)
             if lives is not None:
-                return lives
+                return lives and not self._is_stand_in(node)
         return not node.gone
+
+    @staticmethod
+    def _is_stand_in(node: Node) -> bool:
+        return node.gone and node.parent is not None and node.tail in node.parent.stand_ins
 
     def _head(self, node: Node, key: str, was: Was) -> bool | None:
         """As head; None when the node was renamed or sent meanwhile: then the answer may be older than that."""
+        learn = self._core.known.asking()
         try:
             info = self._core.store.head(key)
         except NotFound:
             return self.missing(node, key, was)
-        return self.found(node, info, was)
+        lives = self.found(node, info, was)
+        if lives:
+            learn(info)
+        return lives
 
     def found(self, node: Node, info: ObjectInfo, was: Was) -> bool | None:
         """As _head, of what the store said."""
@@ -270,7 +282,6 @@ class Remote:
             if was_of(node) != was:
                 return None
             self._apply(node, info, listed)
-        self._core.known.learn(info)
         return True
 
     def found_now(self, node: Node, info: ObjectInfo, was: Was) -> bool | None:
@@ -282,7 +293,6 @@ class Remote:
             if self.is_replaced(node, listed):
                 return False
             self._apply(node, info, listed)
-        self._core.known.learn(info)
         return True
 
     def missing(self, node: Node, key: str, was: Was) -> bool | None:
@@ -294,9 +304,19 @@ class Remote:
             parent = node.parent
             ours = node.dirty or parent is None or node.name in parent.pending
             if parent is None:
-                node.exact = True
+                node.attrs_valid = True
         if ours:
             return True
+        if isinstance(node, Directory) and node.stood_in():
+            with suppress(NotFound):
+                info = core.store.head(key[:-1])
+                with core.lock:
+                    if was_of(node) != was:
+                        return None
+                    if stands_for_directory(info.key, info.size, info.content_type):
+                        self.learning.take_in(node, info)
+                        node.marker, node.checked_at = False, core.clock.monotonic()
+                        return True
         if isinstance(node, Directory):
             with core.lock:
                 shown_at = self._shown_at(node)
@@ -338,6 +358,11 @@ class Remote:
     def _apply(self, node: Node, info: ObjectInfo, listed: Listed) -> None:
         if node.dirty:
             return
+        if node.parent is not None and stands_for_directory(node.tail, info.size, info.content_type):
+            node.parent.stand_ins[node.tail] = (info.etag, info.mtime_ns // 1_000_000_000)
+            node.parent.forget_listing()
+            self.lost(node)
+            return
         self.confirm(node, listed, self._core.clock.monotonic())
         node.checked_at = self._core.clock.monotonic()
         self.learning.take_in(node, info)
@@ -369,21 +394,22 @@ class Remote:
         """
         with self._core.lock:
             old = node.version()
-            followable = node.staged is None and old.size > 0 and listed.size > old.size
+            # Who writes goes on from what he opened: at which end of it he appends the kernel decides.
+            followable = node.staged is None and not node.writers and 0 < old.size < listed.size
         new = ObjectVersion(old.key, listed.etag, listed.size)
-        if followable and grew(self._core.reader, old, new) and self._lent_grows(node, new):
+        if followable and grew(self._core.reader, old, new) and self._passthrough_grows(node, new):
             return True
         with self._core.lock:
             if not node.gone:
                 self.lost(node)
         return False
 
-    def _lent_grows(self, node: Node, new: ObjectVersion) -> bool:
+    def _passthrough_grows(self, node: Node, new: ObjectVersion) -> bool:
         """Whether those who read the node from a local file see what was appended."""
         if not self._core.notifier.is_local(node.ino):
             return True
         try:
-            return self._core.lent.grow(node.ino, new, self._core.reader.fetch)
+            return self._core.passthrough.grow(node.ino, new, self._core.reader.fetch)
         except (PreconditionFailed, NotFound):
             return False
 

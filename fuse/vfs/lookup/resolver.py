@@ -18,9 +18,9 @@ from ..tree.listing import Listed, Listing
 from ..tree.names import BESIDE_DIRECTORY, LINK_SUFFIX, one_key, segment_of
 from ..tree.nodes import Change, Directory, Node
 from .descent import Descent
-from .foresight import Foresight
 from .heads import make_exact
 from .pages import look
+from .prefetcher import Prefetcher
 from .probing import probe
 from .remote import Remote
 from .walks import Walks
@@ -48,11 +48,11 @@ class _OvertakenError(Exception):
 class Resolver:
     """Looks names up. Methods above the line want the state lock held; those below must not have it."""
 
-    def __init__(self, core: Core, remote: Remote, foresight: Foresight) -> None:
+    def __init__(self, core: Core, remote: Remote, prefetcher: Prefetcher) -> None:
         self._core = core
-        self._foresight = foresight
+        self._prefetcher = prefetcher
         self._remote = remote
-        self._walks = Walks(core, remote, foresight)
+        self._walks = Walks(core, remote, prefetcher)
         self._descent = Descent(core, remote)
 
     def node(self, ino: Ino) -> Node:
@@ -75,7 +75,13 @@ class Resolver:
             return True
         if node.parent is not None and self._age(node.checked_at) >= self.ttl(node.parent):
             return False
-        return node.exact or not self._core.settings.full_attributes
+        return node.attrs_valid or not self._core.settings.full_attributes
+
+    def own(self, node: Node) -> bool:
+        """Whether who writes need not ask what the store has: it is this mount's own doing of a moment ago (S-161)."""
+        if node.dirty or node.gone:
+            return True
+        return node.attrs_valid and self._age(node.made_at) < self._core.settings.metadata_ttl_s
 
     def entry(self, node: Node) -> Entry:
         """The answer to a lookup; counts it."""
@@ -104,7 +110,7 @@ class Resolver:
             # It is there; whoever wants the attributes asks for them. A removal or a rename does not.
             return self.entry(child)._replace(entry_ttl_s=self.ttl(parent) - self._age(told_at), attr_ttl_s=0.0)
         if listed is not None and listed.said is None:
-            self._foresight.looked_up(parent, name)
+            self._prefetcher.looked_up(parent, name)
         if child is None and listed is None:
             return Entry(None, self.ttl(parent) - self._age(told_at))
         if child is None and listed is not None:
@@ -117,7 +123,7 @@ class Resolver:
         if listed.tail != child.tail or child.gone:
             return False
         if isinstance(child, Directory):
-            return listed.kind == stat.S_IFDIR and child.exact
+            return listed.kind == stat.S_IFDIR and child.attrs_valid
         return child.racy and child.is_version(listed)
 
     def shown(self, child: Node) -> bool:
@@ -164,10 +170,11 @@ class Resolver:
                 parent.listing.edit(node.tail, before.tail if before is not None else node.tail)
 
     def _mark(self, directory: Directory, name: bytes, listed: Listed | None) -> None:
-        now = self._core.clock.monotonic()
-        directory.changed[name] = Change(now, listed)
-        if len(directory.changed) > _CHANGED_MAX:
-            directory.changed = {n: one for n, one in directory.changed.items() if now - one.when < _LISTING_MAX_S}
+        now, changed = self._core.clock.monotonic(), directory.changed
+        changed[name] = Change(now, listed)
+        changed.move_to_end(name)
+        while len(changed) > _CHANGED_MAX and now - next(iter(changed.values())).when >= _LISTING_MAX_S:
+            changed.popitem(last=False)
 
     def counted(self, directory: Directory, change: int) -> None:
         """We made (1) or removed (-1) a subdirectory."""
@@ -199,7 +206,7 @@ class Resolver:
 
     def _exact(self, node: Node) -> bool:
         """Of a file the listing tells when its attributes may have changed; of a directory only a HEAD does."""
-        return node.exact and (not isinstance(node, Directory) or self.current(node))
+        return node.attrs_valid and (not isinstance(node, Directory) or self.current(node))
 
     def _age(self, when: float) -> float:
         return self._core.clock.monotonic() - when
@@ -256,7 +263,7 @@ class Resolver:
                 return False
             if self.fresh_listing(parent) is not None:
                 return False
-            return child.exact and parent.probe_s > parent.list_s if isinstance(child, Directory) else child.racy
+            return child.attrs_valid and parent.probe_s > parent.list_s if isinstance(child, Directory) else child.racy
 
     def standing(self, parent: Directory, name: bytes) -> Node | None:
         """As find, for who does not need the attributes: they may be old."""
@@ -304,23 +311,69 @@ class Resolver:
 
     def make_exact(self, nodes: list[Node]) -> None:
         """Fetch the attributes that are not known, side by side. Nodes that are gone are detached."""
-        make_exact(self._core, self._remote, self._foresight, self._walks, partial(self._inexact, nodes))
+        make_exact(self._core, self._remote, self._prefetcher, self._walks, partial(self._inexact, nodes))
 
     def _inexact(self, nodes: list[Node]) -> list[Node]:
         with self._core.lock:
             return [node for node in nodes if not node.dirty and not node.gone and not self._exact(node)]
 
-    def _find_anew(self, parent: Directory, name: bytes) -> Node | None:
+    def ask(self, node: Node) -> bool:
+        """Whether the store has a node, asked now unless it is our own: for who writes. False: it is detached.
+
+        The node may be of another version afterwards.
+        """
+        with self._core.lock:
+            if self.own(node):
+                return True
+        return self.ask_now(node)
+
+    def ask_now(self, node: Node) -> bool:
+        """The same, whatever is known. What its directory has listed is not believed where that said something else."""
+        with self._core.lock:
+            parent, before = node.parent, node.version()
+        lives = self._remote.head(node)
+        with self._core.lock:
+            if parent is not None and not isinstance(node, Directory) and (not lives or node.version() != before):
+                parent.forget_listing()
+        return lives
+
+    def find_now(self, parent: Directory, name: bytes) -> Node | None:
+        """As find, of what the store has now: for who writes."""
+        with self._core.lock:
+            child = parent.children.get(name)
+        if child is not None and self.ask(child):
+            return child
+        if not one_key(name):
+            with self._core.lock:
+                parent.forget_listing()
+        found = self._find_anew(parent, name, now=one_key(name))
+        with self._core.lock:
+            if parent.listing is not None and not _shows(parent.listing.entries.get(name), found):
+                parent.forget_listing()
+        return found
+
+    def refuse_hiding(self, parent: Directory, name: bytes) -> None:
+        """FSError(EISDIR) where a file of this name would hide what other clients put below it (S-161)."""
+        store = self._core.store
+        if not store.capabilities.hides_below_files or not one_key(name):
+            return
+        if store.list_page(f"{parent.key}{segment_of(name)}/", max_keys=1).objects:
+            with self._core.lock:
+                parent.forget_listing()
+            raise FSError(errno.EISDIR)
+
+    def _find_anew(self, parent: Directory, name: bytes, *, now: bool = False) -> Node | None:
+        """now: whatever a listing said of it before."""
         for _ in range(_OVERTAKEN_MAX):
             try:
-                return self._settle(parent, name, self._ask(parent, name))
+                return self._settle(parent, name, self._ask(parent, name, now=now))
             except _OvertakenError:
                 continue
         with self._core.lock:
             return parent.children.get(name)
 
-    def _ask(self, parent: Directory, name: bytes) -> _Found:
-        told = self._told_anew(parent, name)
+    def _ask(self, parent: Directory, name: bytes, *, now: bool) -> _Found:
+        told = None if now else self._told_anew(parent, name)
         if told is not None:
             listing, told_at = told
             there = listing.entries.get(name)
@@ -379,10 +432,12 @@ class Resolver:
             if not child.dirty and not self._remote.is_replaced(child, listed):
                 self._remote.confirm(child, listed, checked_at)
                 child.follow_listing()
-            inexact = not child.exact and self._core.settings.full_attributes
-            if inexact and not isinstance(child, Directory):
-                self._foresight.looked_up(parent, name)
-        if inexact and not self._arrived(child) and not self._remote.head(child):
+            attrs_unsure = not child.attrs_valid and self._core.settings.full_attributes
+            if attrs_unsure and not isinstance(child, Directory):
+                self._prefetcher.looked_up(parent, name)
+        if attrs_unsure and not self._arrived(child) and not self._remote.head(child):
+            if child.gone and child.tail in parent.stand_ins:
+                raise _OvertakenError
             return None
         return child
 
@@ -392,7 +447,14 @@ class Resolver:
             self._descent.ahead(node)
             with self._core.lock:
                 return self.current(node)
-        self._foresight.arrived(node)
+        self._prefetcher.arrived(node)
         with self._core.lock:
             self._remote.learning.recall(node)
-            return node.exact
+            return node.attrs_valid
+
+
+def _shows(listed: Listed | None, node: Node | None) -> bool:
+    """Whether a listing has what a name is now."""
+    if listed is None or node is None:
+        return listed is None and node is None
+    return listed.tail == node.tail and (isinstance(node, Directory) or node.dirty or listed.etag == node.etag)

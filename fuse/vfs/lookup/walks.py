@@ -24,7 +24,7 @@ from ..tree.core import Core
 from ..tree.listing import Listed, Listing, Stamp, listing_of
 from ..tree.nodes import Directory, Node
 from ..tree.walk import Coming, Walk, WalkPage
-from .foresight import Foresight
+from .prefetcher import Prefetcher
 from .remote import Remote
 
 _PAGES_MAX = 256
@@ -41,10 +41,10 @@ _SHOWN = 256
 class Walks:
     """All walks of a mount. No method is called with the state lock held."""
 
-    def __init__(self, core: Core, remote: Remote, foresight: Foresight) -> None:
+    def __init__(self, core: Core, remote: Remote, prefetcher: Prefetcher) -> None:
         self._core = core
         self._remote = remote
-        self._foresight = foresight
+        self._prefetcher = prefetcher
 
     def read(self, directory: Directory) -> Listing | None:
         """The listing of a directory that is one of a walk; None: it has to be listed by itself."""
@@ -87,7 +87,7 @@ class Walks:
         """Ask for what a walk comes to next. The state lock is held."""
         spans = walk.beyond(tail)
         if spans:
-            request = _Request(self._core, self._remote, parent, walk, self._foresight)
+            request = _Request(self._core, self._remote, parent, walk, self._prefetcher)
             for first, last, start in spans:
                 page = self._core.io.submit(carried(request.suspects), start)
                 walk.coming.append(Coming(first, last, page))
@@ -110,7 +110,7 @@ class Walks:
         return True
 
     def _ask(self, parent: Directory, walk: Walk, starts: list[str]) -> None:
-        request = _Request(self._core, self._remote, parent, walk, self._foresight)
+        request = _Request(self._core, self._remote, parent, walk, self._prefetcher)
         found = [request.ask(starts[0])] if len(starts) == 1 else self._core.each(request.ask, starts)
         for suspects, listed_at in found:
             self._remote.settle(suspects, listed_at)
@@ -119,10 +119,10 @@ class Walks:
 class _Request:
     """Pages of one walk that are asked for together: what is told of a directory counts if it was here before."""
 
-    def __init__(self, core: Core, remote: Remote, parent: Directory, walk: Walk, foresight: Foresight) -> None:
+    def __init__(self, core: Core, remote: Remote, parent: Directory, walk: Walk, prefetcher: Prefetcher) -> None:
         self._core = core
         self._remote = remote
-        self._foresight = foresight
+        self._prefetcher = prefetcher
         self._parent = parent
         self._walk = walk
         with core.lock:
@@ -187,7 +187,7 @@ class _Request:
                 directory.marker = listing.marker
                 suspects += self._remote.install(directory, listing)
                 told.append((directory, listing.stamp))
-                self._foresight.coming(self._prefix + tail, islice(sorted(listing.entries.items()), _SHOWN))
+                self._prefetcher.coming(self._prefix + tail, islice(sorted(listing.entries.items()), _SHOWN))
             if len(levels) < 2:
                 walk.off_until = started + _OFF_S
             else:

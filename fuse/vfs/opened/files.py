@@ -9,12 +9,12 @@ from functools import partial
 from datastore.errors import DatastoreError
 
 from ...ops import Blocking, Fh, FSError, Ino, OpenReply, OpenRequest, Reply
-from ..lookup.foresight import Foresight
+from ..lookup.prefetcher import Prefetcher
 from ..lookup.resolver import Resolver
 from ..tree.chases import Chases
 from ..tree.core import Core
-from ..tree.lent import MIN_BYTES
 from ..tree.nodes import Directory, Node
+from ..tree.passthrough import MIN_BYTES
 from ..upload.uploads import Uploads
 from .handles import Handles
 from .writing import Writing
@@ -30,24 +30,23 @@ class Files:
         uploads: Uploads,
         handles: Handles,
         writing: Writing,
-        foresight: Foresight,
+        prefetcher: Prefetcher,
     ) -> None:
         self._core = core
         self._resolver = resolver
         self._uploads = uploads
         self._handles = handles
         self._writing = writing
-        self._foresight = foresight
+        self._prefetcher = prefetcher
         self.chases = Chases()
 
     def open(self, ino: Ino, request: OpenRequest, thread: int = 0) -> Reply[OpenReply]:
         """open(2) without O_CREAT, by a thread. FSError(ESTALE) sends the kernel to look the name up again."""
         with self._core.lock:
             node = self._resolver.node(ino)
-            # The upload writes the attributes too, so whoever may write must know them, also where stat does not ask.
-            known = node.exact or not node.etag or request.flags & os.O_ACCMODE == os.O_RDONLY
-            ready = known and not node.leaving and self._resolver.current(node)
-            if ready and not request.flags & os.O_TRUNC:
+            reads = not request.flags & (os.O_ACCMODE | os.O_TRUNC)
+            fresh = self._resolver.current(node) if reads else self._resolver.own(node)
+            if fresh and not node.leaving and not request.flags & os.O_TRUNC:
                 return self.opened(node, request.flags, thread)
         return Blocking(partial(self._open, node, request, thread))
 
@@ -57,12 +56,7 @@ class Files:
         if node.leaving:
             with node.lock, self._core.lock:  # the removal or the rename holds it to its end
                 node.leaving = False
-        if not node.gone and not self._resolver.revalidate(node):
-            with self._core.lock:
-                self.chases.lost(node, thread)
-            raise FSError(errno.ESTALE)
-        if request.flags & os.O_ACCMODE != os.O_RDONLY and node.etag:
-            self._resolver.make_exact([node])
+        self._confirm(node, request.flags, thread)
         with self._core.lock:
             self._part_from_readers(node, request.flags)
         if request.flags & os.O_TRUNC:
@@ -73,11 +67,35 @@ class Files:
         with self._core.lock:
             return self.opened(node, request.flags, thread)
 
+    def _confirm(self, node: Node, flags: int, thread: int) -> None:
+        """Who opens to write sees what was closed before, whatever the kernel still believes (S-161). FSError(ESTALE).
+
+        Of another version the kernel has to learn the size first, so it looks the name up again; that open has asked.
+        """
+        writes = flags & (os.O_ACCMODE | os.O_TRUNC)
+        if writes and not self.chases.comes_back(node, thread):
+            before = node.version()
+            lives = self._resolver.ask(node)
+            lives = lives and (node.version() == before or bool(flags & os.O_TRUNC))
+        else:
+            lives = node.gone or self._resolver.revalidate(node)
+            if writes and lives:
+                # The upload writes the attributes too, so whoever writes must know them, also where stat does not ask.
+                self._resolver.make_exact([node])
+        if not lives:
+            with self._core.lock:
+                self.chases.lost(node, thread)
+            raise FSError(errno.ESTALE)
+
     def opened(self, node: Node, flags: int, thread: int = 0) -> OpenReply:
-        """A handle for a node. FSError(ESTALE) of one whose bytes nobody has kept. The state lock is held."""
+        """A handle for a node. The state lock is held.
+
+        FSError(ESTALE) of one whose bytes nobody has kept, or whose name another client's file has by now (S-30).
+        """
         if isinstance(node, Directory):
             raise FSError(errno.EISDIR)
-        if node.gone and not (node.handles or node.staged is not None or node.unlinked_key):
+        kept = node.handles or node.staged is not None or node.unlinked_key
+        if node.gone and (node.lost or not kept):
             self.chases.lost(node, thread)
             raise FSError(errno.ESTALE)
         self.chases.caught(node, thread)
@@ -88,26 +106,26 @@ class Files:
         node.pinned = bound or not reading
         fh = self._handles.add(node, flags)
         if reading:
-            self._foresight.opened(node, kept=node.pages_valid)
+            self._prefetcher.opened(node, kept=node.pages_valid)
         local = self._core.notifier.is_local(node.ino)
         if local:
             node.pinned = True
             node.pages_valid = node.pages_valid and reading
-            return OpenReply(fh, direct_io=not reading or not self._core.lent.right(node.ino))
+            return OpenReply(fh, direct_io=not reading or not self._core.passthrough.right(node.ino))
         keep, node.pages_valid = node.pages_valid, True
         alone, whole = node.handles == 1, node.staged is None and not node.gone
-        may_lend = local is False and reading and alone and whole and node.size >= MIN_BYTES
-        lent_fd = self._core.lent.offer(node.ino, node.version()) if may_lend else -1
-        node.pinned = node.pinned or lent_fd >= 0
+        may_pass = local is False and reading and alone and whole and node.size >= MIN_BYTES
+        passthrough_fd = self._core.passthrough.offer(node.ino, node.version()) if may_pass else -1
+        node.pinned = node.pinned or passthrough_fd >= 0
         # Who only writes, and alone, needs none of the kernel's pages: no copy into them, and no question about a
         # security label before the first write.
         only_writes = flags & os.O_ACCMODE == os.O_WRONLY
-        return OpenReply(fh, keep_cache=keep, passthrough_fd=lent_fd, uncached=only_writes and alone)
+        return OpenReply(fh, keep_cache=keep, passthrough_fd=passthrough_fd, uncached=only_writes and alone)
 
     def _part_from_readers(self, node: Node, flags: int) -> None:
         """Who may map a file for writing gets an inode of its own while others read it by passthrough.
 
-        What is written to such a map would go to the lent file and nobody would learn of it; the readers keep the
+        What is written to such a map would go to the cache file and nobody would learn of it; the readers keep the
         version that they opened. FSError(ESTALE), upon which the kernel looks the name up again; FSError(ETXTBSY) when
         it has unsent changes besides. The state lock is held.
         """
@@ -127,7 +145,7 @@ class Files:
             node = handle.node if handle is not None else self._core.nodes.by_ino.get(ino)
             if node is None:
                 return None
-            if node.handles == 0 and not self._core.lent.returned(node.ino):
+            if node.handles == 0 and not self._core.passthrough.returned(node.ino):
                 self._spare_pages(node)
             if node.handles == 0 and (node.staged is not None or node.unlinked_key) and not self._is_sent_later(node):
                 return Blocking(partial(self._finish, node))
@@ -139,8 +157,9 @@ class Files:
 
         Its next open drops them too, but waits for that: 0.1 s for 1 GiB. The state lock is held.
         """
+        files = self._core.passthrough
         clean = node.pages_valid and node.staged is None and not node.gone and node.size >= MIN_BYTES
-        if clean and self._core.notifier.is_local(node.ino) is False and self._core.lent.lendable(node.version()):
+        if clean and self._core.notifier.is_local(node.ino) is False and files.available(node.version()):
             node.pages_valid = False
             self._core.notifier.inval_inode(node.ino)
 

@@ -61,8 +61,9 @@ class Handles:
 
     def restore(self, fh: int, node: Node, flags: int) -> None:
         """A handle that is open, of this server or an earlier one. The state lock is held."""
-        self._by_fh[fh] = Handle(node, flags)
+        self._by_fh[fh] = handle = Handle(node, flags)
         node.handles += 1
+        node.writers += handle.writable
         if fh == node.ino:
             self._unopened[node.ino] = None
 
@@ -94,6 +95,7 @@ class Handles:
             self._core.opens.remove(fh)
             self._unopened.pop(handle.node.ino, None) if int(fh) == handle.node.ino else None
             handle.node.handles -= 1
+            handle.node.writers -= handle.writable
             if handle.stream is not None:
                 handle.stream.close()
         return handle
@@ -101,11 +103,6 @@ class Handles:
     def opens(self) -> Counter[Ino]:
         """How often each inode is open."""
         return Counter(handle.node.ino for handle in self._by_fh.values())
-
-    def writers(self, node: Node) -> bool:
-        """Whether a handle that can write is open: its close will send the changes."""
-        with self._core.lock:
-            return node.handles > 0 and any(h.writable for h in self._by_fh.values() if h.node is node)
 
     def node_of(self, ino: Ino, fh: Fh) -> Node:
         """The node of a handle, or of the inode when the handle is not one of ours. FSError(ESTALE)."""

@@ -13,9 +13,9 @@ from functools import partial
 from datastore.errors import CorruptBody, NotFound, PreconditionFailed
 
 from ...data.reader import ReadStream
-from ...data.version import ObjectVersion
 from ...ops import Blocking, Fh, FSError, Ino, Reply
-from ..lookup.foresight import Foresight
+from ...store.base import ObjectVersion
+from ..lookup.prefetcher import Prefetcher
 from ..lookup.remote import Remote
 from ..lookup.resolver import Resolver
 from ..tree.core import Core
@@ -41,10 +41,10 @@ class Reading:
         resolver: Resolver,
         uploads: Uploads,
         handles: Handles,
-        foresight: Foresight,
+        prefetcher: Prefetcher,
     ) -> None:
         self._core = core
-        self._foresight = foresight
+        self._prefetcher = prefetcher
         self._remote = remote
         self._resolver = resolver
         self._uploads = uploads
@@ -62,7 +62,7 @@ class Reading:
         stream = self._stream(handle)
         got = stream.read(offset, size)
         if isinstance(got, Blocking):
-            return Blocking(partial(self._read_waiting, node, stream.version, got.fn, offset, size), interruptible=True)
+            return Blocking(partial(self._read_waiting, node, stream.version, got.fn, offset, size))
         return got if self._pin(node, stream.version) else self.read(ino, fh, offset, size)
 
     def _pin(self, node: Node, version: ObjectVersion) -> bool:
@@ -82,7 +82,7 @@ class Reading:
             if handle is None:
                 node = self._resolver.node(ino)
                 handle = self._handles.add_unopened(node)
-                self._foresight.opened(node)
+                self._prefetcher.opened(node)
             return handle
 
     def _read_staged(self, node: Node, offset: int, size: int) -> Reply[Bytes]:
@@ -119,7 +119,7 @@ class Reading:
     def _follow(self, node: Node) -> None:
         """The kernel let go of pages that it had: as if the file was opened only now."""
         with self._core.lock:
-            self._foresight.opened(node)
+            self._prefetcher.opened(node)
 
     def _read_waiting(
         self, node: Node, version: ObjectVersion, fetch: Callable[[], Bytes], offset: int, size: int
@@ -136,7 +136,7 @@ class Reading:
         for _ in range(_SUPERSEDED_MAX):
             with node.lock:  # who removes or replaces the file here has kept its bytes by the end
                 kept = node.staged is not None or bool(node.unlinked_key)
-            lives = kept or (not node.gone and self._remote.head(node))
+            lives = kept or (not node.gone and self._resolver.ask_now(node))
             if not lives and not follow_unread(self._core, node, version):
                 break
             if node.staged is not None:

@@ -58,8 +58,8 @@ def restore_opens(core: Core, handles: Handles) -> None:
             core.opens.remove(opened.fh)
             continue
         handles.restore(opened.fh, node, opened.flags)
-        if opened.etag and not node.gone:
-            node.etag, node.size, node.pages_valid = ETag(opened.etag), opened.size, True
+        if opened.tag and not node.gone:
+            node.etag, node.size, node.pages_valid = ETag(opened.tag), opened.size, True
 
 
 def _restore_removed(core: Core, row: Removed) -> bool:
@@ -76,7 +76,7 @@ def _restore_removed(core: Core, row: Removed) -> bool:
         core.nodes.by_ino[node.ino] = node
     node.attributes = from_metadata(row.metadata, stat.S_IFREG, defaults)
     node.size, node.etag, node.unlinked_key = row.size, ETag(row.etag), row.hidden_key
-    node.exact = True
+    node.attrs_valid = True
     if not row.hidden_key:
         node.staged = StagedFile.recovered(core.removed.content(row.ino), None, 0, core.clock.time_ns())
         node.staged.dirty = False

@@ -16,7 +16,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from ..tree.core import Core
 from ..tree.nodes import Node
 from ..upload.uploads import Uploads
-from .handles import Handles
 
 WIDTH = 16
 """Files sent at once."""
@@ -32,10 +31,9 @@ _STOP_S = 120.0
 class WriteBack:
     """Files that are closed here and on their way. stop() is idempotent and bounded."""
 
-    def __init__(self, core: Core, uploads: Uploads, handles: Handles) -> None:
+    def __init__(self, core: Core, uploads: Uploads) -> None:
         self._core = core
         self._uploads = uploads
-        self._handles = handles
         self._lock = threading.Lock()
         self._waiting: dict[Node, int] = {}
         """Size of each file at its close, in the order of the first close."""
@@ -44,6 +42,7 @@ class WriteBack:
         self._left_due = math.inf
         """When to send what an earlier server left and the kernel has forgotten."""
         self._stopping = threading.Event()
+        self._started = False
         self._thread: threading.Thread | None = None
         self._pool = ThreadPoolExecutor(WIDTH, thread_name_prefix="write-back")
 
@@ -53,8 +52,15 @@ class WriteBack:
         return self._core.settings.write_back_s > 0
 
     def start(self) -> None:
-        """Begin to send."""
-        if self.on:
+        """Begin to send; a mount without writeBack does so when it gets that and a file waits."""
+        with self._lock:
+            self._started = True
+            if self.on:
+                self._begin()
+
+    def _begin(self) -> None:
+        """The lock is held."""
+        if self._started and self._thread is None and not self._stopping.is_set():
             self._thread = threading.Thread(target=self._run, name="write-back", daemon=True)
             self._thread.start()
 
@@ -75,7 +81,7 @@ class WriteBack:
         self._left_due = self._due_at()
         for node in nodes:
             staged = node.staged
-            if staged is not None and not staged.error and not self._handles.writers(node):
+            if staged is not None and not staged.error and not node.writers:
                 staged.due = self._left_due
                 self._wait(node, staged.size)
 
@@ -105,6 +111,7 @@ class WriteBack:
         with self._lock:
             self._bytes += size - self._waiting.get(node, 0)
             self._waiting[node] = size
+            self._begin()
 
     def _full(self, size: int) -> bool:
         with self._lock:
@@ -125,7 +132,7 @@ class WriteBack:
             if staged is not None and staged.due and not node.gone:
                 if staged.due > now:
                     break
-                if self._handles.writers(node):
+                if node.writers:
                     continue
             with self._lock:
                 self._bytes -= self._waiting.pop(node, 0)

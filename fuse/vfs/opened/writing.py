@@ -60,7 +60,7 @@ class Writing:
         if not staged.dirty_ranges:
             staged.grows_since = self._core.clock.monotonic()
         written = staged.write(offset, payload)
-        self._core.lent.write(node.ino, offset, payload)
+        self._core.passthrough.write(node.ino, offset, payload)
         self.modified(node)
         if kill_suidgid:
             self.drop_suidgid(node)
@@ -94,7 +94,7 @@ class Writing:
         if 0 < size < staged.size:
             self._uploads.fill(staged, staged.missing(size - size % 4096, size))
         staged.truncate(size)
-        self._core.lent.truncate(node.ino, size)
+        self._core.passthrough.truncate(node.ino, size)
         self.modified(node)
         self._uploads.record(node)
 
@@ -134,8 +134,8 @@ class Writing:
             if zero:
                 self._uploads.fill(staged, staged.missing_for_write(offset, length))
                 staged.zero(offset, length)
-                self._core.lent.zero(node.ino, offset, length)
+                self._core.passthrough.zero(node.ino, offset, length)
             if not keep_size and offset + length > staged.size:
                 staged.truncate(offset + length)
-                self._core.lent.truncate(node.ino, staged.size)
+                self._core.passthrough.truncate(node.ino, staged.size)
             self.modified(node)

@@ -13,16 +13,20 @@ import binascii
 import json
 import stat
 from collections.abc import Mapping
+from mimetypes import MimeTypes
 from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import quote, unquote, unquote_to_bytes
 
 from ...ops import NOW, SetAttr
+from ...store.base import user_metadata
 
 METADATA_MAX = 2048
 """Bytes of user metadata, names and values together (S3 user guide, system and user metadata)."""
 DIRECTORY_TYPE = "application/x-directory"
 FILE_TYPE = "application/octet-stream"
+_KNOWN_TYPES = MimeTypes()
+"""Python's own table: the same on every machine, whatever /etc/mime.types says."""
 
 _NONE: Mapping[bytes, bytes] = MappingProxyType({})
 _NO_EXTRA: Mapping[str, str] = MappingProxyType({})
@@ -31,7 +35,9 @@ _TIMES = frozenset(("mtime", "ctime", "atime"))
 _GEESEFS_TARGET = "--symlink-target"
 _TIME_LIMIT_NS = (1 << 63) * 1_000_000_000
 """Seconds fit the 64 bits that the kernel has for them."""
-_TYPES = frozenset((stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFIFO, stat.S_IFSOCK))
+_TYPES = frozenset((stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFCHR, stat.S_IFBLK))
+_DEVICE_NUMBER = "rdev"
+"""s3fs keeps the type of a device, and not its number: it leaves this one as it is."""
 
 
 class Attributes(NamedTuple):
@@ -49,6 +55,16 @@ class Attributes(NamedTuple):
     target: bytes | None = None
     """Link target where another tool put it in the metadata."""
     content_type: str = FILE_TYPE
+
+    def as_device(self, number: int) -> Attributes:
+        """The same of a device, as mknod(2) names it."""
+        return self._replace(extra={**self.extra, _DEVICE_NUMBER: str(number)})
+
+    @property
+    def device(self) -> int:
+        """The number of a device, 0 of all else."""
+        is_device = stat.S_ISCHR(self.mode) or stat.S_ISBLK(self.mode)
+        return _number(self.extra.get(_DEVICE_NUMBER), 0) if is_device else 0
 
 
 class Defaults(NamedTuple):
@@ -79,6 +95,19 @@ class Defaults(NamedTuple):
         return attributes._replace(gid=self.group, mode=mode)
 
 
+def stands_for_directory(key: str, size: int, content_type: str) -> bool:
+    """Whether an object without bytes, `dir`, is another tool's word for the directory `dir/` (S-165)."""
+    return not size and not key.endswith("/") and content_type.startswith(DIRECTORY_TYPE)
+
+
+def type_of(name: bytes) -> str:
+    """Content type of a new file, by the extension of its name; what is compressed is not what it would unpack to."""
+    kind, coding = _KNOWN_TYPES.guess_type("./" + name.decode("utf-8", "replace"))
+    if coding is not None:
+        return "application/gzip" if coding == "gzip" else FILE_TYPE
+    return kind or FILE_TYPE
+
+
 def to_metadata(attributes: Attributes) -> dict[str, str]:
     """User metadata for an object with these attributes."""
     metadata = dict(attributes.extra)
@@ -104,7 +133,7 @@ def without_times(metadata: Mapping[str, str]) -> dict[str, str]:
 
 def metadata_size(metadata: Mapping[str, str]) -> int:
     """Bytes that count against METADATA_MAX."""
-    return sum(len(name) + len(text) for name, text in metadata.items())
+    return sum(len(name) + len(text) for name, text in user_metadata(metadata).items())
 
 
 def from_metadata(metadata: Mapping[str, str], kind: int, defaults: Attributes, content_type: str = "") -> Attributes:

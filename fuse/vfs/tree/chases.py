@@ -33,6 +33,14 @@ class Chases:
         with self._arrived:
             self._chased.setdefault((node.parent.ino, node.name), {})[thread] = time.monotonic() + PATIENCE_S
 
+    def comes_back(self, node: Node, thread: int) -> bool:
+        """Whether this thread was sent back from this name a moment ago."""
+        if not self._chased or not thread or node.parent is None:
+            return False
+        with self._arrived:
+            until = self._chased.get((node.parent.ino, node.name), {}).get(thread, 0.0)
+            return time.monotonic() < until
+
     def caught(self, node: Node, thread: int) -> None:
         """An open of this node succeeds."""
         if not self._chased or node.parent is None:

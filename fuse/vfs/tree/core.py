@@ -29,8 +29,8 @@ from ...state.statedb import StateDb
 from ...store.base import DeleteFailure, ObjectStore
 from .attrs import Defaults
 from .distance import Distance
-from .lent import LentFiles
 from .nodes import Node, NodeTable
+from .passthrough import PassthroughFiles
 from .treelock import TreeLock
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class Settings:
     """One mount's choices. metadata_ttl_s: how long what the store said may be believed.
 
     silly_copy_bytes: a file removed while open is kept by a local copy up to this size, by a copy in the bucket above
-    (that is where a download would be felt: 64 MiB is about a second). memory_bytes: the ceiling of the process's
+    (that is where a download would be felt: 64 MiB is about a second). memory_bytes: the limit of the process's
     resident size. refuse_conflicts: an upload must replace the version that was opened. write_back_s: how long after
     its close a file may be sent; 0: before the close returns.
     used_bytes, used_files: what statfs shows as taken. open_less: the kernel opens and closes files by itself (S-51).
@@ -82,7 +82,7 @@ class Core:
     removed: RemovedFiles
     listings: SavedListings
     nodes: NodeTable
-    lent: LentFiles
+    passthrough: PassthroughFiles
     io: Executor
     clock: Clock
     staging_dir: Path

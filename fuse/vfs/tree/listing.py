@@ -92,9 +92,9 @@ class Listing:
     """We changed a name in it: the store's pages do not say it all."""
     number: int = 0
     """By which its cursors are told from those of others; 0: by nothing yet."""
-    kept_until: float = 0.0
+    cached_until: float = 0.0
     """The kernel may go by what it keeps of it until then (monotonic seconds); 0: it may not."""
-    kept_whole: bool = False
+    cached_whole: bool = False
     """It may have kept it to its end; before that it does not go by it."""
     stamp: Stamp = field(init=False)
     """For the nodes that it has confirmed; moves with listed_at."""
@@ -209,6 +209,24 @@ def _add_files(entries: dict[bytes, Listed], files: list[tuple[str, ListedObject
             entries[own] = _listed(stat.S_IFREG, tail, found)
         else:
             entries[name] = _listed(stat.S_IFLNK, tail, found)
+
+
+def show_as_directories(entries: dict[bytes, Listed], stand_ins: dict[str, tuple[ETag, int]]) -> None:
+    """Show objects that stand for a directory as that (S-165), and forget those that are so no more."""
+    for tail, (etag, second) in list(stand_ins.items()):
+        name = name_of(tail)
+        for shown in (name, name + BESIDE_DIRECTORY):
+            listed = entries.get(shown)
+            if listed is not None and listed.tail == tail:
+                break
+        else:
+            del stand_ins[tail]
+            continue
+        if (listed.etag, listed.mtime_ns // 1_000_000_000) != (etag, second):
+            del stand_ins[tail]
+            continue
+        del entries[shown]
+        entries.setdefault(name, Listed(stat.S_IFDIR, tail + "/"))
 
 
 def claim(entries: dict[bytes, Listed], name: bytes, own: Listed) -> None:

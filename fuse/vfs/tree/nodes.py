@@ -18,8 +18,8 @@ from collections import OrderedDict
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...data.version import ObjectVersion
 from ...ops import ROOT_INO, Attr, Ino
+from ...store.base import ETag, ObjectVersion
 from .attrs import Attributes
 from .listing import Listed, Listing, Stamp
 from .names import BESIDE_DIRECTORY
@@ -45,9 +45,9 @@ class Node:
     """One file, link or special file. Fields are guarded by the state lock; `lock` serialises I/O on its content."""
 
     __slots__ = (
-        "_checked_at", "attributes", "changes", "etag", "exact", "gone", "handles", "ino", "leaving", "listed_kind",
-        "lock", "lost", "moves", "mtime_ns", "name", "nlookup", "pages_valid", "parent", "pinned", "racy", "size",
-        "staged", "tail", "told", "unlinked_key",
+        "_checked_at", "attributes", "attrs_valid", "changes", "etag", "gone", "handles", "ino", "leaving",
+        "listed_kind", "lock", "lost", "made_at", "moves", "mtime_ns", "name", "nlookup", "pages_valid", "parent",
+        "pinned", "racy", "size", "staged", "tail", "told", "unlinked_key", "writers",
     )  # fmt: skip
 
     def __init__(self, ino: Ino, parent: Directory | None, name: bytes, listed: Listed, attributes: Attributes) -> None:
@@ -58,7 +58,7 @@ class Node:
         self.listed_kind = listed.kind
         """What the key alone says: S_IFREG, S_IFDIR or S_IFLNK."""
         self.attributes = attributes
-        self.exact = False
+        self.attrs_valid = False
         """attributes come from the object's metadata, of the version `etag`."""
         self.racy = False
         """They were learned in the very second of that version: a later change may look the same in a listing."""
@@ -68,10 +68,14 @@ class Node:
         self.mtime_ns = listed.mtime_ns
         """LastModified of that version."""
         self._checked_at = NEVER
+        self.made_at = NEVER
+        """Monotonic seconds at which this mount wrote the version that is known; NEVER of another client's."""
         self.told: Stamp | None = None
         """Of the listing that has confirmed it: as long as the store shows that listing, it shows this."""
         self.nlookup = 0
         self.handles = 0
+        self.writers = 0
+        """Those of the handles that may write."""
         self.moves = 0
         """How often it was renamed."""
         self.changes = 0
@@ -101,6 +105,10 @@ class Node:
     def checked_at(self, when: float) -> None:
         self._checked_at = when
         self.told = None
+
+    def made(self, when: float) -> None:
+        """This mount wrote what is known of it. The state lock is held."""
+        self.checked_at = self.made_at = when
 
     def follow_listing(self) -> None:
         """From now on what confirms the listing above confirms this as well, if that shows this very version.
@@ -179,7 +187,7 @@ class Node:
     @property
     def unknown(self) -> bool:
         """Handed out by a server that died, and the store was not asked about it since."""
-        asked = self.exact or self.staged is not None or self.checked_at != NEVER
+        asked = self.attrs_valid or self.staged is not None or self.checked_at != NEVER
         return not (asked or self.gone or self.parent is None)
 
     def holds_unsent(self) -> bool:
@@ -189,7 +197,8 @@ class Node:
     def attr(self) -> Attr:
         """What stat shows."""
         a = self.attributes
-        return Attr(self.ino, a.mode, self.size, self.nlink, a.uid, a.gid, a.atime_ns, a.mtime_ns, a.ctime_ns)
+        times = (a.atime_ns, a.mtime_ns, a.ctime_ns)
+        return Attr(self.ino, a.mode, self.size, self.nlink, a.uid, a.gid, *times, a.device)
 
     @property
     def nlink(self) -> int:
@@ -210,7 +219,7 @@ class Directory(Node):
 
     __slots__ = (
         "changed", "children", "large", "list_s", "listing", "listing_lock", "listings_dropped", "marker", "pending",
-        "probe_s", "subdirectories", "walk",
+        "probe_s", "stand_ins", "subdirectories", "walk",
     )  # fmt: skip
 
     def __init__(self, ino: Ino, parent: Directory | None, name: bytes, listed: Listed, attributes: Attributes) -> None:
@@ -221,12 +230,14 @@ class Directory(Node):
         """Held while the directory is listed, so that it is listed once."""
         self.listings_dropped = 0
         """How often forget_listing() was called: a listing that was under way then is not to be believed."""
-        self.changed: dict[bytes, Change] = {}
-        """Names we changed: a listing begun earlier does not know."""
+        self.changed: OrderedDict[bytes, Change] = OrderedDict()
+        """Names we changed, in the order of that: a listing begun earlier does not know."""
         self.pending: set[bytes] = set()
         """Names with bytes that the store has not seen."""
         self.marker = False
         """Whether the directory's marker object is known to exist."""
+        self.stand_ins: dict[str, tuple[ETag, int]] = {}
+        """Tails of objects that stand for a directory of their name (S-165): the version and second of each."""
         self.large = False
         """More than a few pages of entries: names are looked up one by one until that has cost as much as a listing."""
         self.list_s = 0.0
@@ -247,6 +258,10 @@ class Directory(Node):
         """What was listed, or is being listed, may be wrong."""
         self.listing = None
         self.listings_dropped += 1
+
+    def stood_in(self) -> bool:
+        """Whether another object stands for this directory: `dir`, beside or in place of `dir/`."""
+        return self.parent is not None and self.tail[:-1] in self.parent.stand_ins
 
     def has_directory(self, name: bytes) -> bool:
         """Whether this name is a directory, as far as is known."""
@@ -270,7 +285,7 @@ class NodeTable:
         self.staged: set[Node] = set()
         """Those that have a staging file, and some that had one when unsent() was last called."""
         self.grown = 0
-        """Nodes made and entries listed since the ceiling of memory was looked at."""
+        """Nodes made and entries listed since the memory in use was looked at."""
         self.dropped: list[int] = []
         """Nodes that are no more and that the log of node ids may still have."""
 
@@ -376,7 +391,8 @@ class NodeTable:
             self.detach(holder)
         node.moves += 1
         node.parent, node.name, node.tail = parent, name, tail
-        parent.children[name] = node
+        if self.by_ino.get(node.ino) is node:  # else forgotten: nobody waits for a rename that was interrupted
+            parent.children[name] = node
 
     def forget(self, ino: int, nlookup: int) -> None:
         """The kernel gives up references; unknown ids are ignored."""

@@ -12,7 +12,6 @@ from datastore.errors import DatastoreError, NotFound, StoreError
 from datastore.logs import fields
 
 from ...data.multipart import COPY_MAX, PARTS_MAX
-from ...data.version import ObjectVersion
 from ...ops import FSError
 from ...state.rows import Subject, UploadNote
 from ...store.base import (
@@ -21,6 +20,7 @@ from ...store.base import (
     ListedObject,
     ListPage,
     ObjectInfo,
+    ObjectVersion,
     PartNumber,
     UploadId,
     WriteOptions,
@@ -159,7 +159,7 @@ class Copies:
                 after = page.objects[-1].key
                 continue
             late = [found for found in meant if not self._has(found)]
-            self._copy_all(late)
+            self._copy_all(late, keep_newer=False)
             failures = self._core.remove_many([found.key for found in meant])
             if failures:
                 first = failures[0]
@@ -177,14 +177,14 @@ class Copies:
         copy = self.made.get(self._new_key(found))
         return copy is not None and copy.original == found.etag
 
-    def _copy_all(self, found: Sequence[ListedObject], *, keep_newer: bool = False) -> None:
+    def _copy_all(self, found: Sequence[ListedObject], *, keep_newer: bool) -> None:
         copy = partial(self._copy, keep_newer=keep_newer)
         self._core.each(copy, [one for one in found if one.size <= COPY_OBJECT_MAX])
         for one in found:
             if one.size > COPY_OBJECT_MAX:
                 copy(one)  # of many parts, which go side by side
 
-    def _copy(self, found: ListedObject, *, keep_newer: bool = False) -> None:
+    def _copy(self, found: ListedObject, *, keep_newer: bool) -> None:
         new_key = self._new_key(found)
         if keep_newer and (there := self._superseding(found, new_key)) is not None:
             self.made[new_key] = Copy(found.etag, there.etag, there.mtime_ns)

@@ -6,24 +6,27 @@ Callers hold the lock of whoever owns the staging file, so nothing changes it me
 from __future__ import annotations
 
 import errno
+import logging
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from threading import BoundedSemaphore
 
-from datastore.errors import AlreadyExists, NotFound, PreconditionFailed
+from datastore.errors import AlreadyExists, NotFound, PreconditionFailed, Unsupported
+from datastore.logs import fields
 
 from ...data.multipart import Part, plan_upload, scheduled_parts
 from ...data.staging import StagedFile
-from ...data.version import ObjectVersion
 from ...ops import FSError
-from ...store.base import ETag, WriteOptions, WriteResult
+from ...store.base import ETag, ObjectInfo, ObjectVersion, WriteOptions, WriteResult, user_metadata
 from ...store.etags import etag_of, joined_etag
 from ..tree.core import Core
 from .streaming import REWRITES_MAX, WIDTH, Stream, Streams
 
+log = logging.getLogger(__name__)
 SMALL = 1 << 20
 """So many bytes in each of the pool's threads do not matter."""
-CONFLICT = "another client changed this file since it was opened (conflict: fail); what was written is kept on disk"
+CONFLICT = "another client changed this file since it was opened; what was written is kept on disk (datastore unsent)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,8 @@ class Delivery:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._streams = Streams(core)
+        self._conditions = True
+        """Whether the store takes If-Match and If-None-Match, as far as is known."""
         self._large = BoundedSemaphore(WIDTH)
         """Files in memory, whole, at once; each is bounded by SINGLE_MAX and the store's deadline."""
 
@@ -89,25 +94,56 @@ class Delivery:
 
     # -- the whole
 
-    def write(self, staged: StagedFile, to: Destination) -> Delivered:
-        """Make the object. StoreError; FSError(ESTALE) when the base is gone, or another client was first."""
-        conditional = staged.expects is not None and not to.elsewhere
+    def write(self, staged: StagedFile, to: Destination) -> Delivered | None:
+        """Make the object. StoreError; FSError(ESTALE) when the base is gone, or another client was first.
+
+        None: nothing was written to a new file, and by now the name is another client's.
+        """
+        conditional = staged.expects is not None and not to.elsewhere and self._conditions
         try:
             return self._write(staged, to, conditional=conditional)
+        except Unsupported as error:
+            if not conditional or self._core.settings.refuse_conflicts:
+                raise
+            log.warning("the store knows no conditions: the last close wins", extra=fields(error=str(error)))
+            self._conditions = False
+            return self._write(staged, to, conditional=False)
         except FSError as error:
             if error.errno != errno.ESTALE:
                 raise
             if self._recognised(staged):
                 return self._write(staged, to, conditional=conditional)
-            found = self._already_there(staged, to) if conditional else None
-            if found is not None:
-                return found
-            if conditional:
-                staged.stuck = True
-                raise FSError(errno.ESTALE, CONFLICT) from error
-            raise
+            if not conditional:
+                raise
+            return self._conflict(staged, to, error)
         finally:
             staged.attempt = to.options.metadata
+
+    def _conflict(self, staged: StagedFile, to: Destination, error: FSError) -> Delivered | None:
+        """As write, which was refused with ESTALE: who was first?"""
+        gives_way = not self._core.settings.refuse_conflicts
+        try:
+            info: ObjectInfo | None = self._core.store.head(to.key)
+        except NotFound:
+            info = None
+        if (info.etag if info is not None else "") == staged.expects:
+            raise error  # nobody: trying again helps
+        if info is None:
+            if gives_way:
+                # Removed since: nobody's bytes are replaced.
+                staged.expects = ETag("")
+                with suppress(FSError):
+                    return self._write(staged, to, conditional=True)
+        elif gives_way and staged.expects == "" and not staged.size:
+            return None
+        elif staged.complete and info.size == staged.size and info.etag == _etag(staged):
+            return Delivered(WriteResult(info.etag, info.mtime_ns), info.metadata)
+        elif staged.attempt is not None and user_metadata(info.metadata) == user_metadata(staged.attempt):
+            # An upload of ours whose answer was lost; what was written since is not in it.
+            staged.expects = ETag(info.etag)
+            return self._write(staged, to, conditional=True)
+        staged.stuck = True
+        raise FSError(errno.ESTALE, CONFLICT) from error
 
     def _write(self, staged: StagedFile, to: Destination, *, conditional: bool) -> Delivered:
         options = to.options
@@ -154,23 +190,10 @@ class Delivery:
             info = self._core.store.head(base.key)
         except NotFound:
             return False
-        if dict(info.metadata) != dict(staged.attempt):
+        if user_metadata(info.metadata) != user_metadata(staged.attempt):
             return False
         staged.moved(ObjectVersion(base.key, ETag(info.etag), info.size))
         return True
-
-    def _already_there(self, staged: StagedFile, to: Destination) -> Delivered | None:
-        """The object, if it is an upload of ours whose answer was lost: by the times in its metadata, or its bytes."""
-        try:
-            info = self._core.store.head(to.key)
-        except NotFound:
-            return None
-        if info.size != staged.size:
-            return None
-        attempted = staged.attempt is not None and dict(info.metadata) == dict(staged.attempt)
-        if not attempted and not (staged.complete and info.etag == _etag(staged)):
-            return None
-        return Delivered(WriteResult(info.etag, info.mtime_ns), info.metadata)
 
 
 def _etag(staged: StagedFile) -> str:

@@ -11,7 +11,7 @@ import threading
 from datastore.errors import DatastoreError
 from datastore.logs import fields
 
-from ..lookup.kept import KeptListings
+from ..lookup.kerneldircache import KernelDirCache
 from ..tree.core import Core
 from ..tree.nodes import Node
 from .uploads import Uploads
@@ -31,10 +31,10 @@ QUIET_BYTES = 256 << 20
 class Upkeep:
     """One thread. stop() is idempotent and bounded."""
 
-    def __init__(self, core: Core, uploads: Uploads, kept: KeptListings) -> None:
+    def __init__(self, core: Core, uploads: Uploads, dir_cache: KernelDirCache) -> None:
         self._core = core
         self._uploads = uploads
-        self._kept = kept
+        self._dir_cache = dir_cache
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -71,7 +71,7 @@ class Upkeep:
     def _run(self) -> None:
         retried_at = self._core.clock.monotonic()
         while not self._stopping.wait(_TICK_S):
-            self._kept.expire()
+            self._dir_cache.expire()
             self.publish()
             self._core.db.drop_forgotten()
             if self._core.clock.monotonic() - retried_at >= self._core.settings.retry_upload_s:

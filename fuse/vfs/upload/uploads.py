@@ -1,35 +1,35 @@
 """Changed files on their way to the store: staging, the journal of what is unsent, and when it is sent.
 
 Promises S-18 to S-21: when close or fsync returned 0 the bytes are in the store; what could not be sent is kept on
-disk, reported, and tried again. How a file is sent: delivery.py; what a dead process left: leftovers.py.
+disk, reported, and tried again. How a file is sent: delivery.py; what a dead process left: orphans.py.
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import math
 import os
+import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 from datastore.errors import DatastoreError, NotFound, PreconditionFailed
 from datastore.logs import fields
 
 from ...data import multipart
-from ...data.spares import StagingFiles
 from ...data.staging import StagedFile
-from ...data.version import ObjectVersion
 from ...ops import FSError
 from ...state.rows import IntentId
-from ...store.base import WriteOptions
+from ...store.base import ObjectVersion, WriteOptions
 from ..lookup.resolver import Resolver
 from ..tree.attrs import to_metadata, without_times
 from ..tree.core import Core
 from ..tree.nodes import NEVER, Node
 from .copies import Copy, copy_object
 from .delivery import SMALL, Delivered, Delivery, Destination
-from .leftovers import UNKNOWN, Leftovers, listed, row_of
+from .orphans import UNKNOWN, OrphanedUploads, listed, row_of
 
 log = logging.getLogger(__name__)
 NO_OBJECT = "none"
@@ -43,8 +43,9 @@ class Uploads:
         self._core = core
         self._resolver = resolver
         self._delivery = Delivery(core)
-        self._leftovers = Leftovers(core, self._delivery)
-        self._files = StagingFiles(core.staging_dir)
+        self._orphans = OrphanedUploads(core, self._delivery)
+        self._run, self._numbers = uuid.uuid4().hex, itertools.count(1)
+        """A name is never used twice: the journal may still have a row for it."""
 
     # -- staging; node.lock is held
 
@@ -59,8 +60,9 @@ class Uploads:
             self._take_back(node)
         if node.staged is None:
             base = ObjectVersion(node.key, node.etag, node.size) if node.etag and not empty else None
-            staged = self._files.new(base, core.now_ns())
-            if core.settings.refuse_conflicts and node.etag != UNKNOWN:
+            path = core.staging_dir / f"{self._run}-{next(self._numbers)}"
+            staged = StagedFile(path, base, core.now_ns())
+            if (base is not None or core.settings.refuse_conflicts) and node.etag != UNKNOWN:
                 staged.expects = node.etag
             with core.lock:
                 node.staged = staged
@@ -68,6 +70,9 @@ class Uploads:
         elif empty:
             self._delivery.drop_stream(node.staged)
             node.staged.truncate(0)
+            if not core.settings.refuse_conflicts:
+                # Nothing of what was there is in it any more: the last close wins (S-32).
+                node.staged.expects, node.staged.stuck, node.staged.error = None, False, ""
         if not node.staged.base_size and not node.staged.size:
             node.staged.stream_at = 2 * multipart.PART_SIZE
         return node.staged
@@ -86,7 +91,7 @@ class Uploads:
         if staged is None or node.gone or not staged.dirty:
             return
         staged.journaled = True
-        staged.since_ns = self._leftovers.after(node.key, staged.since_ns)
+        staged.since_ns = self._orphans.after(node.key, staged.since_ns)
         self._core.db.record_unsent(row_of(staged, node.key, self._destination(node).options), lasting=lasting)
 
     def persist(self, node: Node) -> None:
@@ -128,7 +133,7 @@ class Uploads:
                 node.parent.pending.discard(node.name)
         if staged is not None:
             self._delivery.drop_stream(staged)
-            self._files.drop(staged)
+            staged.close(remove=True)
             if staged.journaled:
                 core.db.forget_removed(staged.path.name)
 
@@ -141,12 +146,12 @@ class Uploads:
         destination = self._destination(node)
         with core.lock:
             staged, node.staged = node.staged, None
-            node.checked_at, node.exact, node.pages_valid = NEVER, False, False
+            node.checked_at, node.attrs_valid, node.pages_valid = NEVER, False, False
             if node.parent is not None:
                 node.parent.pending.discard(node.name)
                 node.parent.listing = None
         if staged is not None:
-            self._leftovers.add(staged, destination)
+            self._orphans.add(staged, destination)
             core.notifier.inval_inode(node.ino)
 
     def settle(self, node: Node) -> None:
@@ -244,13 +249,19 @@ class Uploads:
             raise FSError(errno.ESTALE, staged.error)
         destination = self._destination(node, key)
         if staged.base_size or staged.expects is not None:
-            # A crash between the upload and its answer: the next mount knows the new version by this metadata.
-            self.record(node)
+            # A crash between the upload and its answer: the next mount knows the new version by this metadata, or,
+            # where there is no room for that, by all of its bytes.
+            with nullcontext() if staged.base_size else suppress(OSError):
+                self.record(node)
         had_etag, times_set = node.etag, staged.times_set
         try:
             with self.superseding(destination.key):
                 done = self._delivery.write(staged, destination)
-            self._delivered(node, destination, done, exact=done.metadata == destination.options.metadata)
+            if done is None:
+                self.discard(node)
+                self._resolver.ask(node)
+                return
+            self._delivered(node, destination, done, attrs_valid=done.metadata == destination.options.metadata)
             if not _same_but_times(done.metadata, destination.options.metadata, times_matter=times_set):
                 self._correct(node, destination)
         except (DatastoreError, OSError) as error:
@@ -268,31 +279,31 @@ class Uploads:
         staged.journaled = staged.journaled and goes
 
     def superseding(self, key: str, before_ns: float = math.inf) -> AbstractContextManager[None]:
-        """While newer content of this key is sent; see Leftovers.superseded."""
-        return self._leftovers.superseded(key, before_ns)
+        """While newer content of this key is sent; see OrphanedUploads.superseded."""
+        return self._orphans.superseded(key, before_ns)
 
     def keeps(self, key: str, *, below: bool = False) -> bool:
         """Whether something that an earlier process left is still to be sent to this key; below: or to one below."""
-        return self._leftovers.waits_for(key, below=below)
+        return self._orphans.waits_for(key, below=below)
 
     def follow(self, old: str, new: str, made: Mapping[str, Copy]) -> None:
-        """A directory was renamed by what an earlier process began; see Leftovers.follow."""
-        self._leftovers.follow(old, new, made)
+        """A directory was renamed by what an earlier process began; see OrphanedUploads.follow."""
+        self._orphans.follow(old, new, made)
 
     def _destination(self, node: Node, key: str | None = None) -> Destination:
         attributes = node.attributes
         options = WriteOptions(metadata=to_metadata(attributes), content_type=attributes.content_type)
         return Destination(key or node.key, options, elsewhere=key is not None)
 
-    def _delivered(self, node: Node, to: Destination, done: Delivered, *, exact: bool) -> None:
-        """The store has the content as this version. exact: and our attributes; else they have to be asked for."""
+    def _delivered(self, node: Node, to: Destination, done: Delivered, *, attrs_valid: bool) -> None:
+        """The store has the content as this version. attrs_valid: and our attributes; else they are asked for."""
         staged, result = node.staged, done.result
         assert staged is not None
         with self._core.lock:
             node.size, node.etag = staged.size, result.etag
             node.mtime_ns = result.mtime_ns or self._core.now_ns()
-            node.exact, node.racy = exact, True
-            node.checked_at = self._core.clock.monotonic()
+            node.attrs_valid, node.racy = attrs_valid, True
+            node.made(self._core.clock.monotonic())
             staged.uploaded(ObjectVersion(to.key, result.etag, staged.size))
             self._core.opens.moved_on(node.ino, node.etag, node.size)
             if node.parent is not None:
@@ -300,7 +311,7 @@ class Uploads:
                 self._resolver.changed(node)
             if done.body:
                 self._core.reader.give(ObjectVersion(to.key, result.etag, staged.size), done.body)
-            if not exact and node.nlookup:
+            if not attrs_valid and node.nlookup:
                 self._core.notifier.inval_inode(node.ino, -1)
 
     def _correct(self, node: Node, to: Destination) -> None:
@@ -317,13 +328,14 @@ class Uploads:
         if result is None:
             staged.dirty = False
             return
-        self._delivered(node, to, Delivered(result, to.options.metadata), exact=True)
+        self._core.known.forget(to.key)
+        self._delivered(node, to, Delivered(result, to.options.metadata), attrs_valid=True)
 
     # -- what is left
 
     def recover(self, node_of: Callable[[str], Node | None]) -> None:
-        """Read the journal of an earlier process; see Leftovers.recover."""
-        self._leftovers.recover(node_of)
+        """Read the journal of an earlier process; see OrphanedUploads.recover."""
+        self._orphans.recover(node_of)
 
     def retry(self, nodes: list[Node]) -> list[str]:
         """Send again what failed: files of this process and of earlier ones.
@@ -331,7 +343,7 @@ class Uploads:
         Returns a line for each that failed again.
         """
         failures = [line for line in map(self.retry_one, nodes) if line]
-        return failures + self._leftovers.send()
+        return failures + self._orphans.send()
 
     def retry_one(self, node: Node) -> str:
         """Send one file; what failed, or ''. When nobody has it open it is settled."""
@@ -363,18 +375,18 @@ class Uploads:
             with core.tree.shared(), node.lock:
                 if node.staged is not None and node.staged.error and not node.handles:
                     self.set_aside(node)
-        for name, left in list(self._leftovers.files.items()):
+        for name, left in list(self._orphans.files.items()):
             if path in (left.to.key, left.to.key.removeprefix(core.nodes.root.key)):
-                self._leftovers.drop(name)
+                self._orphans.drop(name)
                 dropped += 1
         return dropped
 
     def unsent(self) -> list[dict[str, object]]:
-        """What is not in the store, for `datastore status`: see leftovers.listed."""
+        """What is not in the store, for `datastore status`: see orphans.listed."""
         with self._core.lock:
             dirty = self._core.nodes.unsent()
         rows = [listed(node.path, node.staged) for node in dirty if node.staged is not None]
-        return rows + self._leftovers.unsent()
+        return rows + self._orphans.unsent()
 
 
 def _same_but_times(has: Mapping[str, str], wanted: Mapping[str, str], *, times_matter: bool) -> bool:

@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from datastore.api.datastore import Datastore
 from datastore.api.manifest import MAX_BYTES, Manifest, load, parse
 from datastore.errors import InvalidManifest
+from tests.promises import promise
 
 CANARY = "CANARYsecretCANARYsecret"
 HEAD = "apiVersion: datastore.dev/v1alpha1\nkind: Datastore\nmetadata: {name: digits}\n"
 GOOD = HEAD + "spec:\n  s3: {bucket: digits}\n"
 SECRET = "apiVersion: v1\nkind: Secret\nmetadata: {name: keys}\n"
 NONE = "f.yaml: holds no Datastore (apiVersion: datastore.dev/v1alpha1, kind: Datastore)"
+ONE_OF = "spec must have exactly one of s3, nfs, sftp, glusterfs, claim, local, storageClassName; "
 WHERE = "f.yaml, document 1 (Datastore digits): "
 
 
@@ -106,18 +108,30 @@ def spec(text: str) -> str:
             WHERE + "spec.s3.caBundle must be PEM text that holds -----BEGIN CERTIFICATE-----",
         ),
         (
+            spec(f"{{s3: {{bucket: digits, caBundle: {'A' * 65537}}}}}"),
+            WHERE + "spec.s3.caBundle must have at most 65536 bytes: only those of the server's authority",
+        ),
+        (
             spec("{}"),
-            WHERE + "spec must have exactly one of s3, nfs, glusterfs, claim, local, storageClassName; this has none",
+            WHERE + ONE_OF + "this has none",
         ),
         (
             spec("{s3: {bucket: digits}, local: {path: /a}}"),
-            WHERE
-            + "spec must have exactly one of s3, nfs, glusterfs, claim, local, storageClassName; this has s3 and local",
+            WHERE + ONE_OF + "this has s3 and local",
         ),
         (spec("{claim: {}}"), WHERE + "spec.claim must have exactly one of name, storageClassName"),
         (spec("{local: {path: data}}"), WHERE + "spec.local.path must be an absolute path"),
         (spec("{local: {path: /a/../b}}"), WHERE + "spec.local.path must not hold '..'"),
-        (spec("{nfs: {server: ' ', path: /a}}"), WHERE + "spec.nfs.server must be one line of text"),
+        (spec("{nfs: {server: h}}"), WHERE + "spec.nfs must have both of server and path, or none of them"),
+        (
+            spec("{sftp: {host: h, path: /a, knownHosts: x}}"),
+            WHERE + "spec.sftp.knownHosts must be lines of a known_hosts file: HOST TYPE KEY (ssh-keyscan HOST prints "
+            "them)",
+        ),
+        (
+            spec("{nfs: {server: ' ', path: /a}}"),
+            WHERE + "spec.nfs.server must be a host name or an address, without a scheme, a port or a path",
+        ),
         (spec('{readOnly: "true", local: {path: /a}}'), WHERE + "spec.readOnly must be true or false, without quotes"),
         (
             spec("{capacity: 10GB, local: {path: /a}}"),
@@ -144,6 +158,11 @@ def spec(text: str) -> str:
             spec("{writeBack: {maxDelay: 25h}, local: {path: /a}}"),
             WHERE + "spec.writeBack.maxDelay must be at most 24h",
         ),
+        (
+            spec("{uploadLimit: 100Ki, s3: {bucket: digits}}"),
+            WHERE + "spec.uploadLimit must be at least 512Ki; leave it out for no limit",
+        ),
+        (spec("{uploadLimit: 1Mi, nfs: {}}"), WHERE + "spec must have uploadLimit only with s3"),
         (spec("{metadataTTL: 25h, local: {path: /a}}"), WHERE + "spec.metadataTTL must be at most 24h"),
         (spec("{1: 2}"), WHERE + "spec[1] must have text as names of its fields"),
         (
@@ -243,7 +262,9 @@ def test_endpoints_of_all_kinds_are_taken(endpoint: str) -> None:
     ("backend", "location"),
     [
         ("nfs: {server: a, path: /b}", "nfs://a/b"),
-        ("glusterfs: {endpoints: a, path: b}", "glusterfs://a/b"),
+        ("nfs: {}", "nfs: an export of its own"),
+        ("sftp: {host: h, path: /b}", "sftp://h/b"),
+        ("glusterfs: {servers: [a, c], volume: b}", "glusterfs://a/b"),
         ("claim: {name: a}", "claim:a"),
         ("claim: {storageClassName: a}", "storageclass:a"),
         ("local: {path: /a}", "local:/a"),
@@ -251,6 +272,35 @@ def test_endpoints_of_all_kinds_are_taken(endpoint: str) -> None:
 )
 def test_every_backend_has_a_location(backend: str, location: str) -> None:
     assert only(spec(f"{{{backend}}}")).location == location
+
+
+@promise("S-306")
+@pytest.mark.parametrize(
+    "part",
+    [
+        "servers: ['-n']",
+        "servers: ['a,b']",
+        "servers: ['a b']",
+        "servers: ['a/b']",
+        "servers: []",
+        "volume: '-v'",
+        "volume: 'a,b'",
+        "volume: 'a b'",
+        "volume: ../v",
+        "path: a",
+        "path: -a",
+        "path: /a/../b",
+        "path: '/a b'",
+        "path: '/a,auth.allow=*'",
+        'path: "/a\\nb"',
+        "path: '/a\"b'",
+        "path: '/$(id)'",
+    ],
+)
+def test_what_could_be_an_option_of_the_glusterfs_client_is_refused(part: str) -> None:
+    given = {"servers": "servers: [a]", "volume": "volume: v", "path": "path: /", part.partition(":")[0]: part}
+    with pytest.raises(InvalidManifest, match=part.partition(":")[0]):
+        only(spec(f"{{glusterfs: {{{', '.join(given.values())}}}}}"))
 
 
 def test_other_kinds_are_let_through_unread() -> None:
@@ -345,8 +395,9 @@ def test_any_spec_is_taken_or_refused_in_one_line(tree: object) -> None:
         assert "\n" not in told
 
 
+@promise("S-47", "S-48")
 def test_writing_choices() -> None:
-    """S-47 S-48 off unless they are asked for."""
+    """Off unless they are asked for."""
     plain = only(spec("{s3: {bucket: digits}}")).spec
     assert (plain.conflict, plain.write_back) == ("lastWriterWins", None)
     chosen = only(spec("{conflict: fail, writeBack: {}, s3: {bucket: digits}}")).spec

@@ -9,8 +9,18 @@ import pytest
 from datastore.api import mountspec
 from datastore.api.manifest import Manifest, parse
 from datastore.api.mountspec import MountSpec
-from datastore.api.resolve import Directories, MountOptions, mount_spec, state_name, uses_default_chain
+from datastore.api.resolve import Directories, MountOptions, mount_spec, state_name, uses_own_credentials
+from datastore.api.source import (
+    GlusterFSLocation,
+    NFSLocation,
+    S3Location,
+    SFTPLocation,
+    SSHCredentials,
+    StaticCredentials,
+    credentials_of,
+)
 from datastore.errors import InvalidManifest
+from datastore.secret import Secret
 
 CANARY = "CANARYsecretCANARYsecret"
 DIRECTORIES = Directories(state_root="/state", cache_dir="/cache")
@@ -38,7 +48,7 @@ def test_a_whole_manifest_becomes_a_specification() -> None:
     found = resolved(
         manifest(text + "capacity: 1Gi, cache: {size: 5M, dir: /fast}, metadataTTL: 5s, attributes: listing}")
     )
-    assert found.s3 == mountspec.S3Location(
+    assert found.source == S3Location(
         bucket="digits", prefix="a/", endpoint="http://h:1", region="r", force_path_style=True, create=True
     )
     assert (found.name, found.mountpoint, found.cache_dir) == ("digits", "/mnt/digits", "/fast")
@@ -64,9 +74,9 @@ def test_a_specification_survives_the_pipe_and_hides_its_keys_elsewhere() -> Non
 
 
 def test_a_specification_says_only_what_differs_from_the_defaults() -> None:
-    """So a keeper of an older version takes it from a newer node plugin."""
+    """So a supervisor of an older version takes it from a newer node plugin."""
     said = json.loads(resolved(manifest("{s3: {bucket: digits}}")).to_json())
-    assert said["s3"] == {"bucket": "digits"}
+    assert said["source"] == {"kind": "s3", "bucket": "digits"}
     assert not {"memory_bytes", "write_back_s", "conflict", "used_bytes"} & set(said)
     assert said["version"] == mountspec.VERSION
 
@@ -82,8 +92,8 @@ def test_a_specification_says_only_what_differs_from_the_defaults() -> None:
     ],
 )
 def test_secrets_made_for_other_drivers_are_understood(access: str, secret: str) -> None:
-    found = resolved(manifest(WITH_SECRET, keys(f'{{{access}: "id\\n", {secret}: "key\\n"}}'))).s3.credentials
-    assert found is not None
+    found = credentials_of(resolved(manifest(WITH_SECRET, keys(f'{{{access}: "id\\n", {secret}: "key\\n"}}'))).source)
+    assert isinstance(found, StaticCredentials)
     assert (found.access_key_id, found.secret_access_key.reveal(), found.session_token) == ("id", "key", None)
 
 
@@ -121,20 +131,55 @@ def test_a_secret_that_is_not_there_is_named(secret: str, hint: str) -> None:
 
 def test_a_file_without_any_secret_uses_the_default_chain() -> None:
     found = manifest(WITH_SECRET)
-    assert resolved(found).s3.credentials is None
-    assert uses_default_chain(found, found.pick())
-    assert not uses_default_chain(manifest("{s3: {bucket: digits}}"), manifest("{s3: {bucket: digits}}").pick())
+    assert credentials_of(resolved(found).source) is None
+    assert uses_own_credentials(found, found.pick())
+    assert not uses_own_credentials(manifest("{s3: {bucket: digits}}"), manifest("{s3: {bucket: digits}}").pick())
 
 
 @pytest.mark.parametrize(
-    "backend", ["nfs: {server: a, path: /b}", "glusterfs: {endpoints: a, path: b}", "claim: {name: a}"]
+    ("spec", "source"),
+    [
+        ("{nfs: {server: nfs.example.org, path: /srv/a}}", NFSLocation(server="nfs.example.org", path="/srv/a")),
+        ("{sftp: {host: h, path: /data, port: 2022}}", SFTPLocation(host="h", path="/data", port=2022)),
+        (
+            "{glusterfs: {servers: [a, b], volume: v, path: /x}}",
+            GlusterFSLocation(servers=("a", "b"), volume="v", path="/x"),
+        ),
+    ],
 )
-def test_backends_of_the_cluster_are_refused_on_a_laptop(backend: str) -> None:
+def test_every_kind_of_source_survives_the_pipe(spec: str, source: object) -> None:
+    found = resolved(manifest(spec))
+    assert found.source == source
+    assert mountspec.from_json(found.to_json()) == found
+
+
+def test_an_ssh_secret_is_understood_and_hidden() -> None:
+    secret = keys(f"{{username: ada, ssh-privatekey: '{CANARY}', password: {CANARY}}}")
+    found = resolved(manifest("{sftp: {host: h, path: /data, credentialsSecret: keys}}", secret))
+    credentials = credentials_of(found.source)
+    assert credentials == SSHCredentials(username="ada", private_key=Secret(CANARY + "\n"), password=Secret(CANARY))
+    assert mountspec.from_json(found.to_json()) == found
+    assert CANARY not in repr(found) + str(found.without_secrets())
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ("{claim: {name: a}}", "spec.claim is storage of a cluster: only pods can mount it"),
+        ("{nfs: {}}", "spec.nfs: an export of its own is made in the cluster; here it needs server and path"),
+        ("{storageClassName: a}", "spec.storageClassName is storage of a cluster: only pods can mount it"),
+    ],
+)
+def test_what_only_a_cluster_has_is_refused_on_a_laptop(spec: str, text: str) -> None:
     with pytest.raises(InvalidManifest) as caught:
-        resolved(manifest(f"{{{backend}}}"))
-    kind = backend.partition(":")[0]
-    text = f"spec.{kind} is mounted in the cluster only for now; on a laptop spec.s3 and spec.local work"
+        resolved(manifest(spec))
     assert str(caught.value) == f"f.yaml (Datastore digits): {text}"
+
+
+def test_another_version_is_refused_with_the_command_that_helps() -> None:
+    newer = json.loads(resolved(manifest("{s3: {bucket: digits}}")).to_json()) | {"version": 3}
+    with pytest.raises(InvalidManifest, match=r"version 3, .* knows version 2: replace it .* kubectl"):
+        mountspec.from_json(json.dumps(newer))
 
 
 def test_the_state_directory_is_the_same_for_the_same_data_at_the_same_place() -> None:

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datastore.units import MAX_BYTES, format_duration, format_quantity, format_size, parse_duration, parse_quantity
+from datastore.units import (
+    MAX_BYTES,
+    format_duration,
+    format_quantity,
+    format_roughly,
+    format_size,
+    parse_duration,
+    parse_quantity,
+)
 
 
 @pytest.mark.parametrize(
@@ -129,3 +137,11 @@ def test_sizes_are_printed_for_people(size: int, text: str) -> None:
 @given(st.integers(0, MAX_BYTES))
 def test_a_printed_size_is_short(size: int) -> None:
     assert len(format_size(size)) <= 8
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0, "0 seconds"), (-1, "1 second"), (119, "119 seconds"), (430, "7 minutes"), (7200, "2 hours"), (3e5, "3 days")],
+)
+def test_a_rough_duration_is_words(seconds: float, words: str) -> None:
+    assert format_roughly(seconds) == words

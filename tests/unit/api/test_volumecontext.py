@@ -12,13 +12,33 @@ from hypothesis import strategies as st
 from datastore.api.datastore import Datastore, DatastoreSpec
 from datastore.api.mountspec import MountSpec
 from datastore.api.resolve import Place
-from datastore.api.volumecontext import EPHEMERAL, SPEC, Reference, VolumeHandle, from_context, mount_spec, to_context
+from datastore.api.resources import DATASTORES
+from datastore.api.secretmanifest import SecretManifest, for_storage
+from datastore.api.source import NFSLocation, S3Location
+from datastore.api.volumecontext import (
+    EPHEMERAL,
+    SOURCE,
+    SPEC,
+    Reference,
+    VolumeHandle,
+    from_context,
+    mount_spec,
+    settings_of,
+    to_context,
+)
 from datastore.errors import InvalidManifest
+from datastore.secret import Secret
+from tests.promises import promise
 
 CANARY = "CANARYsecretCANARYsecret"
 PLACE = Place(mountpoint="/mnt/v", state_dir="/state/v", cache_dir="/cache")
 KEYS = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": CANARY}
 PEM = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+
+
+def bucket(spec: MountSpec) -> S3Location:
+    assert isinstance(spec.source, S3Location)
+    return spec.source
 
 
 def spec(document: dict[str, Any]) -> DatastoreSpec:
@@ -52,8 +72,13 @@ FULL = {
 
 def test_a_mount_from_the_context_is_the_mount_of_the_manifest() -> None:
     found = mounted(to_context(spec(FULL)), KEYS)
-    assert (found.s3.bucket, found.s3.prefix, found.s3.endpoint, found.s3.region) == ("digits", "a/", "http://h:1", "r")
-    assert (found.s3.force_path_style, found.s3.ca_bundle) == (True, PEM)
+    assert (bucket(found).bucket, bucket(found).prefix, bucket(found).endpoint, bucket(found).region) == (
+        "digits",
+        "a/",
+        "http://h:1",
+        "r",
+    )
+    assert (bucket(found).force_path_style, bucket(found).ca_bundle) == (True, PEM)
     assert (found.read_only, found.capacity_bytes, found.cache_size_bytes) == (True, 1 << 30, 5_000_000)
     assert (found.attributes, found.metadata_ttl_s, found.allow_other) == ("full", 90.0, True)
     assert (found.name, found.mountpoint, found.state_dir, found.cache_dir) == (
@@ -62,8 +87,9 @@ def test_a_mount_from_the_context_is_the_mount_of_the_manifest() -> None:
         "/state/v",
         "/cache",
     )
-    assert found.s3.credentials is not None
-    assert found.s3.credentials.secret_access_key.reveal() == CANARY
+    credentials = bucket(found).credentials
+    assert credentials is not None
+    assert credentials.secret_access_key.reveal() == CANARY
 
 
 def test_a_context_holds_what_a_mount_needs_and_nothing_else() -> None:
@@ -71,6 +97,36 @@ def test_a_context_holds_what_a_mount_needs_and_nothing_else() -> None:
     text = to_context(spec(FULL))[SPEC]
     assert not {"create", "credentialsSecret"} & set(json.loads(text)["s3"])
     assert "reclaimPolicy" not in json.loads(text)
+
+
+def test_an_export_that_was_made_for_a_datastore_is_where_its_volume_says() -> None:
+    export = NFSLocation(server="nfs.example.org", path="/srv/a", version="4.2", options=("softerr", "timeo=150"))
+    found = mounted(to_context(spec({"nfs": {}, "capacity": "1Gi"}), source=export), {})
+    assert (found.source, found.capacity_bytes) == (export, 1 << 30)
+    existing = {"nfs": {"server": "nfs.example.org", "path": "/srv/b"}}
+    assert mounted(to_context(spec(existing)), {}).source == NFSLocation(server="nfs.example.org", path="/srv/b")
+    with pytest.raises(InvalidManifest, match="an export of its own"):
+        mounted(to_context(spec({"nfs": {}})), {})
+
+
+@pytest.mark.parametrize(
+    ("backend", "source"),
+    [
+        ({"nfs": {}}, '{"kind": "local", "path": "/etc"}'),
+        ({"nfs": {}}, '{"kind": "nfs", "server": "h"}'),
+        ({"nfs": {}}, "["),
+        ({"s3": {"bucket": "digits"}}, '{"kind": "nfs", "server": "h", "path": "/srv/a"}'),
+    ],
+)
+def test_a_source_leads_to_no_directory_of_the_node_and_to_no_other_kind(backend: dict[str, Any], source: str) -> None:
+    with pytest.raises(InvalidManifest, match=r"datastore\.dev/source"):
+        mounted({SPEC: json.dumps(backend), SOURCE: source}, {})
+
+
+def test_the_settings_of_a_status_are_those_of_a_volume() -> None:
+    assert settings_of(spec(FULL)) == json.loads(to_context(spec(FULL))[SPEC])
+    ssh = {"sftp": {"host": "h", "path": "/d", "credentialsSecret": "keys"}}
+    assert settings_of(spec(ssh)) == {"sftp": {"host": "h", "path": "/d"}}
 
 
 SIZES = st.integers(1, 1 << 62)
@@ -103,12 +159,23 @@ def test_read_only_of_a_pod_only_tightens() -> None:
 def test_an_inline_volume_has_its_fields_one_by_one() -> None:
     context = {"bucket": "digits", "prefix": "a", "readOnly": "true", "cacheSize": "5M", "metadataTTL": "2s"}
     found = mounted({**context, EPHEMERAL: "true", "csi.storage.k8s.io/pod.name": "p"}, KEYS)
-    assert (found.s3.bucket, found.s3.prefix, found.read_only) == ("digits", "a/", True)
+    assert (bucket(found).bucket, bucket(found).prefix, found.read_only) == ("digits", "a/", True)
     assert (found.cache_size_bytes, found.metadata_ttl_s) == (5_000_000, 2.0)
 
 
 def test_an_inline_volume_can_name_a_datastore() -> None:
     assert from_context({"datastore": "digits", "csi.storage.k8s.io/pod.name": "p"}) == Reference(name="digits")
+
+
+@promise("S-213")
+@pytest.mark.parametrize(
+    "name", ["", "..", "../../other/datastores/x", "a/status", "a%2fb", "a?watch=1", "A", "a" * 254]
+)
+def test_a_reference_is_a_name_and_nothing_more(name: str) -> None:
+    """It is a part of what the node asks the API server."""
+    with pytest.raises(InvalidManifest, match="is no name of a Datastore"):
+        from_context({"datastore": name})
+    assert DATASTORES.path("team", name or "x").count("/") == 7
     with pytest.raises(InvalidManifest, match="nothing else"):
         from_context({"datastore": "digits", "bucket": "other"})
 
@@ -116,7 +183,7 @@ def test_an_inline_volume_can_name_a_datastore() -> None:
 def test_an_inline_volume_never_uses_the_identity_of_the_node() -> None:
     with pytest.raises(InvalidManifest, match="nodePublishSecretRef"):
         mounted({"bucket": "digits", EPHEMERAL: "true"}, {})
-    assert mounted({"bucket": "digits"}, {}).s3.credentials is None
+    assert bucket(mounted({"bucket": "digits"}, {})).credentials is None
 
 
 @pytest.mark.parametrize(
@@ -147,8 +214,24 @@ def test_no_text_shows_a_key() -> None:
 
 def test_the_certificate_may_come_with_the_keys_and_the_manifest_wins() -> None:
     secrets = {**KEYS, "ca.crt": PEM}
-    assert mounted({"bucket": "digits"}, secrets).s3.ca_bundle == PEM
-    assert mounted(to_context(spec(FULL)), {**KEYS, "ca.crt": "other"}).s3.ca_bundle == PEM
+    assert bucket(mounted({"bucket": "digits"}, secrets)).ca_bundle == PEM
+    assert bucket(mounted(to_context(spec(FULL)), {**KEYS, "ca.crt": "other"})).ca_bundle == PEM
+
+
+@promise("S-204")
+@pytest.mark.parametrize("name", ["ca.crt", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"])
+def test_a_secret_with_a_value_that_no_storage_has_is_refused(name: str) -> None:
+    with pytest.raises(InvalidManifest, match=f"{name} of Secret .* is longer than 65536 bytes") as caught:
+        mounted({"bucket": "digits"}, {**KEYS, name: CANARY * 8000})
+    assert CANARY not in str(caught.value)
+
+
+@promise("S-204")
+def test_of_a_secret_a_backend_gets_what_it_may_read() -> None:
+    """Not the megabyte beside it."""
+    keys = {"AWS_ACCESS_KEY_ID": Secret("a"), "AWS_SECRET_ACCESS_KEY": Secret("b"), "other": Secret("x" * 1_000_000)}
+    found = for_storage(SecretManifest(name="s", namespace="n", values=keys))
+    assert found.values.keys() == {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
 
 
 def test_a_handle_names_one_datastore_for_ever() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from datastore.backends import volumeprobe
 from datastore.backends.volumeprobe import capabilities, main, usage
+from tests.promises import promise
 
 
 @pytest.fixture(autouse=True)
@@ -19,16 +20,16 @@ def message(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     return path
 
 
+@promise("S-115")
 def test_a_local_disk_can_do_everything_and_nothing_is_left_on_it(tmp_path: Path) -> None:
-    """S-115"""
     found = capabilities(tmp_path)
     assert set(found) == {"emptyDirs", "symlinks", "append", "chmod", "hardlinks", "rename", "atomicRename"}
     assert all(found.values())
     assert list(tmp_path.iterdir()) == []
 
 
+@promise("S-115")
 def test_what_a_volume_refuses_it_can_not_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-115"""
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(95, "Operation not supported")

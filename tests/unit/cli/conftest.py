@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import pytest
 
-from datastore.cli import launch, places
 from datastore.cli.app import app, exit_code_of
+from datastore.mounting import launch, places
 
 FAKE = Path(__file__).with_name("fake_server.py")
 CANARY = "CANARYsecretCANARYsecret"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from datastore.cli import launch, mountserver
 from datastore.cli.main import main
+from datastore.mounting import launch, mountserver
 
 FAKE = Path(__file__).with_name("fake_server.py")
 

@@ -48,8 +48,10 @@ def say(answer: dict[str, Any]) -> None:
 
 
 def serve(mode: str, spec: dict[str, Any], state_dir: Path) -> None:
-    spec["s3"].pop("credentials", None)
-    pids = {"keeperPid": os.getpid(), "serverPid": os.getpid()}
+    source = spec["source"]
+    source.pop("credentials", None)
+    spec["location"] = f"s3://{source['bucket']}/{source.get('prefix', '')}"
+    pids = {"supervisorPid": os.getpid(), "serverPid": os.getpid()}
     (state_dir / "mount.json").write_text(json.dumps({**spec, **pids}))
     with socket.socket(socket.AF_UNIX) as listener:
         (state_dir / "control.sock").unlink(missing_ok=True)
@@ -90,6 +92,10 @@ def answers(mode: str, spec: dict[str, Any], request: dict[str, Any]) -> list[di
         steps = [{"done_files": n, "files": 3, "done_bytes": n * 1024, "bytes": 3072} for n in range(1, 4)]
         failed = {"ok": False, "errors": ["a.txt: 403 AccessDenied", "b.txt: 403 AccessDenied"]}
         return [*({"progress": step} for step in steps), failed if mode == "unsynced" else {"ok": True}]
+    if operation == "flush" and mode == "unsynced":
+        return [{"ok": False, "errors": ["a/b.txt: 403 AccessDenied"]}]
+    if operation == "stop" and mode == "busy" and request["detach"]:
+        return [{"ok": True, "errors": [], "detached": "sh (pid 7) uses it"}]
     if operation == "stop" and not request["force"]:
         if mode == "unsynced":
             return [{"ok": False, "errors": ["a/b.txt: 403 AccessDenied"]}]

@@ -1,19 +1,21 @@
-"""datastore doctor NAME --cluster and datastore release, over a kubectl that is played."""
+"""datastore doctor NAME --cluster and datastore remove-finalizer, over a cluster that is played."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from datastore.api.names import FINALIZER
+from datastore.api.resources import DATASTORES, EXPORTS, PODS, Resource
 from datastore.cli.app import app, exit_code_of
 from datastore.cli.clusterchecks import cluster_checks
 from datastore.cli.findings import Level
-from datastore.cli.kubectl import Forbidden, Kubectl
-from datastore.errors import DatastoreError
+from datastore.errors import AccessDenied
+from tests.playedapi import PlayedApi, played_api
+from tests.promises import promise
 
 HANDLE = "team/digits/u-1"
 MOUNTED = f'datastore_mount_up{{volume="{HANDLE}"}} 1.0\ndatastore_mount_up{{volume="other"}} 0.0\n'
@@ -56,7 +58,7 @@ class PlayedCluster:
         }
         self.objects: dict[tuple[str, str], Any] = {
             ("customresourcedefinitions", "datastores.datastore.dev"): {},
-            ("datastores.datastore.dev", "digits"): {
+            ("datastores", "digits"): {
                 "metadata": {"name": "digits", "namespace": "team", "uid": "u-1", "generation": 2},
                 "spec": {"s3": {"credentialsSecret": "keys"}},
                 "status": self.status,
@@ -70,25 +72,29 @@ class PlayedCluster:
             ("csidrivers", "csi.datastore.dev"): {},
         }
         self.pods = [pod("train", claim="digits")]
-        self.components = {name: [pod(f"{name}-1")] for name in ("controller", "node", "keeper")}
+        self.components = {name: [pod(f"{name}-1")] for name in ("controller", "node", "mount-daemon")}
         self.events: list[Any] = []
         self.workloads: list[Any] = []
-        self.numbers = {"keeper-1": MOUNTED, "node-1": f'datastore_csi_volume_mounted{{volume="{HANDLE}"}} 1.0\n'}
+        self.numbers = {"mount-daemon-1": MOUNTED, "node-1": f'datastore_csi_volume_mounted{{volume="{HANDLE}"}} 1.0\n'}
         self.others: list[Any] = []
         self.forbidden: set[str] = set()
 
-    def get(self, kind: str, name: str = "", *, selector: str = "", namespace: str | None = None) -> Any:
-        if kind in self.forbidden:
-            raise Forbidden(f"kubectl get: {kind} is forbidden (Forbidden)")
-        if name:
-            return self.objects.get((kind, name))
-        if selector:
-            return self.components[selector.rpartition("=")[2]] if kind == "pods" else self.workloads
-        return {"pods": self.pods, "events": self.events}.get(kind, self.others)
+    def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> Any:
+        self._check(resource.plural)
+        return self.objects.get((resource.plural, name))
 
-    def raw(self, path: str) -> str:
-        if "raw" in self.forbidden:
-            raise Forbidden("kubectl get: pods/proxy is forbidden (Forbidden)")
+    def list(self, resource: Resource, *, namespace: str | None = None, selector: str = "") -> list[Any]:
+        self._check(resource.plural)
+        if selector:
+            return self.components[selector.rpartition("=")[2]] if resource is PODS else self.workloads
+        return {"pods": self.pods, "events": self.events}.get(resource.plural, self.others)
+
+    def _check(self, kind: str) -> None:
+        if kind in self.forbidden:
+            raise AccessDenied(f"{kind} is forbidden: User x cannot get it")
+
+    def text(self, path: str) -> str:
+        self._check("pods/proxy")
         assert path.startswith("/api/v1/namespaces/system/pods/")
         return self.numbers[path.split("/")[6].partition(":")[0]]
 
@@ -100,7 +106,7 @@ def failures(cluster: PlayedCluster) -> list[tuple[str, str]]:
 def test_a_whole_chain_has_no_broken_link() -> None:
     findings = list(cluster_checks(PlayedCluster(), "digits"))
     assert [each.check for each in findings] == [
-        "cluster", "controller", "object", "secret", "backend", "claim", "keeper", "node", "mount", "pods",
+        "cluster", "controller", "object", "secret", "backend", "claim", "mount-daemon", "node", "mount", "pods",
     ]  # fmt: skip
     assert {each.level for each in findings} == {Level.OK}
 
@@ -109,7 +115,7 @@ def test_a_whole_chain_has_no_broken_link() -> None:
     ("missing", "check"),
     [
         (("customresourcedefinitions", "datastores.datastore.dev"), "cluster"),
-        (("datastores.datastore.dev", "digits"), "object"),
+        (("datastores", "digits"), "object"),
         (("secrets", "keys"), "secret"),
         (("persistentvolumeclaims", "digits"), "claim"),
         (("csidrivers", "csi.datastore.dev"), "driver"),
@@ -141,7 +147,7 @@ def test_a_node_plugin_that_is_not_ready_is_named_with_its_node() -> None:
     assert failures(cluster) == [("node", "not ready: node-2 on n-1 (CrashLoopBackOff: as it is)")]
 
 
-@pytest.mark.parametrize("component", ["node", "keeper"])
+@pytest.mark.parametrize("component", ["node", "mount-daemon"])
 def test_only_the_nodes_of_its_pods_matter(component: str) -> None:
     cluster = PlayedCluster()
     cluster.components[component] = [pod(f"{component}-1"), pod(f"{component}-2", ready=False, node="n-2")]
@@ -160,16 +166,16 @@ def test_a_workload_without_pods_is_told_from_one_that_is_not_installed() -> Non
     assert todo == ["kubectl -n system describe deployment/datastore-controller"]
 
 
+@promise("S-144")
 @pytest.mark.parametrize(
     ("pod_of", "numbers", "text"),
     [
         ("node-1", f'datastore_csi_volume_mounted{{volume="{HANDLE}"}} 0.0', "n-1 has lost the mount"),
-        ("keeper-1", f'datastore_mount_up{{volume="{HANDLE}"}} 0.0', "server on n-1 does not answer"),
-        ("keeper-1", "", "n-1 has lost the mount"),
+        ("mount-daemon-1", f'datastore_mount_up{{volume="{HANDLE}"}} 0.0', "server on n-1 does not answer"),
+        ("mount-daemon-1", "", "n-1 has lost the mount"),
     ],
 )
 def test_a_dead_mount_is_named_with_its_node(pod_of: str, numbers: str, text: str) -> None:
-    """S-144"""
     cluster = PlayedCluster()
     cluster.numbers[pod_of] = numbers
     found = failures(cluster)
@@ -180,13 +186,13 @@ def test_a_dead_mount_is_named_with_its_node(pod_of: str, numbers: str, text: st
 def test_what_is_not_in_the_storage_yet_is_a_warning() -> None:
     cluster = PlayedCluster()
     for what, count in {"files": 2, "bytes": 3072}.items():
-        cluster.numbers["keeper-1"] += f'datastore_mount_unsent_{what}{{volume="{HANDLE}"}} {count}\n'
+        cluster.numbers["mount-daemon-1"] += f'datastore_mount_unsent_{what}{{volume="{HANDLE}"}} {count}\n'
     warned = [each.text for each in cluster_checks(cluster, "digits") if each.level is Level.WARN]
     assert warned == ["the mount's server on n-1 answers; 2 files (3 KiB) are not in the storage yet"]
 
 
+@promise("S-144")
 def test_a_pod_that_can_not_mount_is_the_broken_link_with_the_kubelets_words() -> None:
-    """S-144"""
     cluster = PlayedCluster()
     cluster.pods = [pod("train", claim="digits", phase="Pending"), pod("done", claim="digits", phase="Succeeded")]
     assert failures(cluster) == []
@@ -205,23 +211,24 @@ def test_a_pending_claim_tells_why_and_waiting_for_the_first_pod_is_no_fault() -
     assert failures(cluster) == [("claim", text)]
 
 
+@promise("S-145")
 def test_what_the_user_may_not_read_is_passed_over() -> None:
-    """S-145: a user of one namespace learns what he may know."""
+    """A user of one namespace learns what he may know."""
     cluster = PlayedCluster()
-    cluster.forbidden = {"customresourcedefinitions", "csidrivers", "raw"}
+    cluster.forbidden = {"customresourcedefinitions", "csidrivers", "pods/proxy"}
     cluster.status["conditions"][0] = {"type": "Ready", "status": "False", "reason": "AccessDenied", "message": "no"}
     findings = list(cluster_checks(cluster, "digits"))
     assert [each.level for each in findings if each.check == "definition"] == [Level.WARN]
     assert failures(cluster) == [("backend", "AccessDenied: no")]
     cluster.status["conditions"][0] = {"type": "Ready", "status": "True"}
     assert failures(cluster) == []
-    cluster.forbidden = {"datastores.datastore.dev", "events"}
+    cluster.forbidden = {"datastores", "events"}
     assert [each[0] for each in failures(cluster)] == ["object"]
 
 
 def test_a_datastore_of_another_namespace_is_found() -> None:
     cluster = PlayedCluster()
-    cluster.others = [cluster.objects.pop(("datastores.datastore.dev", "digits"))]
+    cluster.others = [cluster.objects.pop(("datastores", "digits"))]
     assert failures(cluster) == [("object", "there is no Datastore digits in this namespace, but in team")]
 
 
@@ -254,63 +261,92 @@ def test_deletion_and_staleness_are_told() -> None:
     cluster = PlayedCluster()
     cluster.status["observedGeneration"] = 1
     assert "not acted on the present spec" in failures(cluster)[0][1]
-    cluster.objects[("datastores.datastore.dev", "digits")]["metadata"]["deletionTimestamp"] = "x"
+    cluster.objects[("datastores", "digits")]["metadata"]["deletionTimestamp"] = "x"
     assert "being deleted" in failures(cluster)[0][1]
 
 
-KUBECTL = """#!/usr/bin/env python3
-import pathlib, sys
-here = pathlib.Path(__file__).parent
-with (here / "calls").open("a") as calls:
-    calls.write(" ".join(sys.argv[1:]) + "\\n")
-if sys.argv[1] == "get":
-    print((here / "object").read_text())
-if (here / "refuses").exists():
-    sys.exit((here / "refuses").read_text())
-"""
+DIGITS = DATASTORES.path("team", "digits")
 
 
 @pytest.fixture
-def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with a kubectl that answers with `object`, and writes its calls down."""
-    (tmp_path / "kubectl").write_text(KUBECTL)
-    (tmp_path / "kubectl").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    return tmp_path
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedApi]:
+    """A cluster that the user is logged in to."""
+    from kubernetes.config import kube_config
+
+    with played_api() as played:
+        # The library reads KUBECONFIG when it is imported.
+        monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(played.kubeconfig(tmp_path, "default")))
+        yield played
 
 
-def release(kubectl: Path, metadata: dict[str, Any]) -> int:
-    (kubectl / "object").write_text(json.dumps({"metadata": metadata, "status": {"location": "s3://digits/"}}))
-    return exit_code_of(lambda: app(["release", "digits", "-n", "team"], standalone_mode=False))
+def remove_finalizer(api: PlayedApi, metadata: dict[str, Any]) -> int:
+    api.objects[DIGITS] = {"metadata": metadata, "status": {"location": "s3://digits/"}}
+    return exit_code_of(lambda: app(["remove-finalizer", "digits", "-n", "team"], standalone_mode=False))
 
 
-def test_release_takes_our_finalizer_off_and_no_other(kubectl: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert release(kubectl, {"deletionTimestamp": "x", "finalizers": ["other", FINALIZER]}) == 0
-    calls = (kubectl / "calls").read_text().splitlines()
-    assert "--namespace=team" in calls[1]
-    assert json.loads(calls[1].partition("--patch=")[2].rpartition(" --namespace")[0]) == [
+def test_remove_finalizer_takes_ours_off_and_no_other(api: PlayedApi, capsys: pytest.CaptureFixture[str]) -> None:
+    assert remove_finalizer(api, {"deletionTimestamp": "x", "finalizers": ["other", FINALIZER]}) == 0
+    patch = [
         {"op": "test", "path": "/metadata/finalizers/1", "value": FINALIZER},
         {"op": "remove", "path": "/metadata/finalizers/1"},
     ]
+    assert api.asked[1:] == [("PATCH", DIGITS, patch)]
     assert "s3://digits/ stays there" in "".join(capsys.readouterr())
 
 
-def test_release_refuses_a_datastore_that_is_not_being_deleted(kubectl: Path) -> None:
-    assert release(kubectl, {"finalizers": [FINALIZER]}) == 1
-    assert len((kubectl / "calls").read_text().splitlines()) == 1
+def test_remove_finalizer_refuses_a_datastore_that_is_not_being_deleted(api: PlayedApi) -> None:
+    assert remove_finalizer(api, {"finalizers": [FINALIZER]}) == 1
+    assert [method for method, _, _ in api.asked] == ["GET"]
 
 
-def test_kubectls_own_words_reach_the_user(kubectl: Path) -> None:
-    (kubectl / "object").write_text("")
-    (kubectl / "refuses").write_text("Unable to connect to the server")
-    with pytest.raises(DatastoreError, match="kubectl get: Unable to connect"):
-        Kubectl().get("pods")
-    (kubectl / "refuses").write_text("Error from server (Forbidden): pods is forbidden")
-    with pytest.raises(Forbidden, match="pods is forbidden"):
-        Kubectl().get("pods")
+def test_what_the_api_server_says_reaches_the_user(api: PlayedApi, capsys: pytest.CaptureFixture[str]) -> None:
+    api.refused[DIGITS] = (403, "datastores is forbidden: User x cannot get it")
+    assert remove_finalizer(api, {}) != 0
+    assert "datastores is forbidden: User x cannot get it" in capsys.readouterr().err
 
 
-def test_without_kubectl_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(DatastoreError, match="kubectl is not on PATH"):
-        Kubectl().get("pods")
+@promise("S-144")
+def test_doctor_asks_the_cluster_of_the_context(api: PlayedApi, capsys: pytest.CaptureFixture[str]) -> None:
+    """Links that are really asked for, up to the first that is missing."""
+    api.objects["/apis/apiextensions.k8s.io/v1/customresourcedefinitions/datastores.datastore.dev"] = {"metadata": {}}
+    api.refused["/api/v1/pods"] = (403, "pods is forbidden")
+    code = exit_code_of(lambda: app(["doctor", "digits", "--cluster"], standalone_mode=False))
+    said = capsys.readouterr().out
+    assert code == 1
+    assert "the API server answers, and Datastores are defined" in said
+    assert "could not look" in said
+    assert "there is no Datastore digits in this namespace" in said
+
+
+def export(api: PlayedApi, target: str) -> dict[str, Any] | None:
+    """The spec of the ModelExport that `datastore model export` makes there; None: it refuses."""
+    api.asked.clear()
+    arguments = ["model", "export", "digits:1", target, "--cluster", "-n", "team"]
+    code = exit_code_of(lambda: app(arguments, standalone_mode=False))
+    posted = [body["spec"] for method, _, body in api.asked if method == "POST"]
+    assert (code == 0) == bool(posted)
+    return dict(posted[0]) if posted else None
+
+
+@promise("S-404")
+def test_an_export_to_a_bucket_goes_to_the_datastore_that_reaches_there(
+    api: PlayedApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = {"all": "s3://partner/", "deep": "s3://partner/models/", "other": "s3://partner-2/", "new": ""}
+    for name, location in places.items():
+        status = {"status": {"location": location}} if location else {}
+        api.objects[DATASTORES.path("team", name)] = {"metadata": {"name": name}, **status}
+    api.objects[EXPORTS.path("team")] = {"metadata": {"name": "digits-x"}}  # what a POST is answered
+
+    made = export(api, "s3://partner/models/digits/1")
+    assert made == {
+        "model": "digits",
+        "version": 1,
+        "to": {"datastore": "deep", "path": "digits/1"},
+        "format": "directory",
+    }
+    made = export(api, "oci:s3://partner/layout")
+    assert made is not None
+    assert (made["to"], made["format"]) == ({"datastore": "all", "path": "layout"}, "oci")
+    assert export(api, "s3://stranger/digits") is None
+    assert "no Datastore of namespace team is there; apply one with bucket stranger" in "".join(capsys.readouterr())

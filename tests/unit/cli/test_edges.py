@@ -15,10 +15,13 @@ from hypothesis import strategies as st
 
 from datastore import errors
 from datastore.api import crd
-from datastore.cli import app, hostchecks, places
+from datastore.cli import app, hostchecks
 from datastore.cli.console import one_line
 from datastore.cli.exitcodes import MEANING, ExitCode, exit_code_for
 from datastore.cli.findings import Level
+from datastore.cli.mounthelper import mount_arguments
+from datastore.mounting import places
+from tests.promises import promise
 
 from .conftest import Cli
 
@@ -132,17 +135,89 @@ def test_colour_is_for_terminals_without_no_color() -> None:
         assert ("\x1b[31m" in done.stderr or "\x1b[1;31m" in done.stderr) is colours
 
 
-def test_names_of_mounts_are_completed(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:
-    cli("mount", manifest, "digits", tmp_path / "d")
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["umount", "d"], ["digits"]),
+        (["mount", "FILE", ""], ["digits", "output"]),
+        (["mount", "--read-only", "FILE", "o"], ["output"]),
+        (["doctor", "FILE", "d"], ["digits"]),
+        (["run", "-f", "FILE", "--mount", "o"], ["output"]),
+        (["mount", "/nonexistent", ""], []),
+        (["mount", ""], []),
+        (["mount", "-", ""], []),
+    ],
+)
+def test_names_are_completed(
+    cli: Cli, root: Path, manifest: Path, tmp_path: Path, words: list[str], offered: list[str]
+) -> None:
+    """Those of mounts, and those of the Datastores in the file."""
+    if words[0] == "umount":
+        cli("mount", manifest, "digits", tmp_path / "d")
+    line = ["datastore", *(str(manifest) if word == "FILE" else word for word in words)]
     environment = {
         **_wide(),
         "_DATASTORE_COMPLETE": "complete_bash",
-        "COMP_WORDS": "datastore umount d",
-        "COMP_CWORD": "2",
+        "COMP_WORDS": " ".join(line),
+        "COMP_CWORD": str(len(line) - 1),
     }
     program = "import sys; sys.argv[0] = 'datastore'; from datastore.cli.main import main; main()"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
-    assert "digits" in done.stdout.split()
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, input=manifest.read_text()
+    )
+    assert (done.stdout.split(), done.stderr) == (offered, "")
+
+
+@promise("S-194")
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--uid", "no such"], "--uid must be a name of this machine or a number, not 'no such'"),
+        (["--gid", "4294967295"], "--gid must be a name of this machine or a number, not '4294967295'"),
+        (["--umask", "9"], "--umask must be octal, as 022, not '9'"),
+        (["--umask", "1777"], "--umask must be octal, as 022, not '1777'"),
+    ],
+)
+def test_no_owner_that_there_is_not(
+    cli: Cli, root: Path, manifest: Path, tmp_path: Path, options: list[str], words: str
+) -> None:
+    done = cli("mount", *options, manifest, "digits", tmp_path / "d")
+    assert (done.code, words in done.err) == (2, True), done.err
+
+
+@promise("S-194")
+def test_owners_are_chosen_for_buckets_only(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:
+    """A backend that has owners itself is not overruled without a word."""
+    manifest.write_text(
+        "apiVersion: datastore.dev/v1alpha1\nkind: Datastore\nmetadata: {name: here}\nspec: {local: {path: /tmp}}\n"
+    )
+    done = cli("mount", "--uid", "root", manifest, "here", tmp_path / "d")
+    assert (done.code, "--uid, --gid and --umask are for s3; local knows owners" in done.err) == (2, True), done.err
+
+
+@promise("S-197")
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [
+        ([], []),
+        (["rw", "_netdev", "nofail", "x-systemd.automount", "comment=mine", "noatime"], []),
+        (["ro", "allow_other"], ["--read-only", "--allow-other"]),
+        (["uid=www-data", "gid=33", "umask=027"], ["--uid", "www-data", "--gid", "33", "--umask", "027"]),
+        (["metrics=127.0.0.1:0", "memory=1Gi"], ["--metrics", "127.0.0.1:0", "--memory", "1Gi"]),
+    ],
+)
+def test_mount_options_become_those_of_the_command(options: list[str], arguments: list[str]) -> None:
+    assert mount_arguments("f", "/d", options) == ["mount", *arguments, "--", "f", "/d"]
+    assert mount_arguments("f", "/d", [*options, "name=a"]) == ["mount", *arguments, "--", "f", "a", "/d"]
+
+
+@promise("S-197")
+@pytest.mark.parametrize("option", ["noexec", "suid", "remount", "uid", "uid=", "name=", "ro=1", "credentials=x"])
+def test_a_mount_option_that_there_is_not_is_refused(option: str) -> None:
+    """But for mount -s."""
+    with pytest.raises(ValueError, match=f"'{option}' is unknown"):
+        mount_arguments("f", "/d", ["ro", option])
+    assert mount_arguments("f", "/d", ["ro", option], sloppy=True) == ["mount", "--read-only", "--", "f", "/d"]
 
 
 @given(st.text())

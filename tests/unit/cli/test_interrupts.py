@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from datastore.cli import app, records, signals
+from datastore.cli import app
+from datastore.mounting import records, signals
 from tests.patience import eventually
 
 from .conftest import asked
@@ -120,7 +121,7 @@ while True:
     process.send_signal(signum)
     process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 41
-    assert asked(root, "output") == [{"op": "stop", "force": False}]
+    assert [each["op"] for each in asked(root, "output")] == ["stop"]
     assert not (tmp_path / "d").exists()
 
 

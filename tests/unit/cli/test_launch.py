@@ -1,4 +1,4 @@
-"""The keeper that `mount` starts before it knows what to mount."""
+"""The supervisor that `mount` starts before it knows what to mount."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from datastore.cli import launch
+from datastore.mounting import launch
 
 ECHO = "import sys; sys.stderr.write('said'); sys.stdout.write(sys.stdin.read() or 'nothing')"
 
@@ -51,7 +51,7 @@ def test_one_that_can_not_be_started_is_told_by_the_mount(monkeypatch: pytest.Mo
         launch.take()
 
 
-def test_a_keeper_that_is_told_nothing_ends_with_its_server() -> None:
+def test_a_supervisor_that_is_told_nothing_ends_with_its_server() -> None:
     """Its server, which imports meanwhile, holds the same standard error: that ends when both have."""
     done = subprocess.run(
         [sys.executable, "-m", "datastore.fuse"], input=b"", capture_output=True, timeout=100, check=False

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from datastore.cli import inspection, restart
-from datastore.cli.records import MountRecord
 from datastore.errors import DatastoreError
+from datastore.mounting.records import MountRecord
+from tests.promises import promise
 
 
 def record(**changes: object) -> MountRecord:
@@ -19,9 +20,10 @@ def record(**changes: object) -> MountRecord:
 @pytest.mark.parametrize(
     ("changes", "alive", "words"),
     [
-        ({"bind": True}, True, "no server serves it"),
-        ({"keeper_pid": 7}, False, "has crashed"),
-        ({"keeper_pid": 7}, True, "Linux 6.9"),
+        ({"in_kernel": "bind"}, True, "no server of ours"),
+        ({"supervisor_pid": 7}, False, "has crashed"),
+        ({"supervisor_pid": 7}, True, "Linux 6.9"),
+        ({"supervisor_pid": 7, "transport": "libfuse"}, True, "--transport libfuse"),
     ],
 )
 def test_it_says_why(monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], alive: bool, words: str) -> None:
@@ -31,9 +33,10 @@ def test_it_says_why(monkeypatch: pytest.MonkeyPatch, changes: dict[str, object]
         restart.restart_command("work")
 
 
+@promise("S-59")
 def test_status_says_whether_it_is_possible() -> None:
-    """S-59."""
-    assert "6.9" in inspection.inspect(record(keeper_pid=7))["restart"]
-    assert inspection.inspect(record(keeper_pid=7, upgradable=True))["restart"] == "possible"
-    told = inspection.inspect(record(keeper_pid=7, server_pid=8, trouble="no mount server can be started: why"))
-    assert (told["keeperPid"], told["serverPid"], told["trouble"]) == (7, 8, "no mount server can be started: why")
+    assert "6.9" in inspection.inspect(record(supervisor_pid=7))["restart"]
+    assert "libfuse" in inspection.inspect(record(supervisor_pid=7, transport="libfuse"))["restart"]
+    assert inspection.inspect(record(supervisor_pid=7, upgradable=True))["restart"] == "possible"
+    told = inspection.inspect(record(supervisor_pid=7, server_pid=8, trouble="no mount server can be started: why"))
+    assert (told["supervisorPid"], told["serverPid"], told["trouble"]) == (7, 8, "no mount server can be started: why")

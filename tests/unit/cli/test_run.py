@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.promises import promise
+
 from .conftest import Cli, asked
 
 
@@ -32,7 +34,7 @@ def test_all_mounts_stand_while_the_command_runs(cli: Cli, root: Path, manifest:
     look = f"import pathlib; print(*sorted(p.name for p in pathlib.Path('{tmp_path}').iterdir() if p.is_dir()))"
     assert cli("run", "-f", manifest, *mounts, *script(look)).out.split() == ["cache", "d", "o", "state"]
     for name in ("digits", "output"):
-        assert asked(root, name) == [{"op": "stop", "force": False}]
+        assert [each["op"] for each in asked(root, name)] == ["stop"]
 
 
 def test_the_options_of_the_command_are_its_own(cli: Cli, root: Path, manifest: Path) -> None:
@@ -51,6 +53,22 @@ def test_a_failed_upload_is_never_hidden(
     failed = cli(*arguments, *script("raise SystemExit(3)"))
     assert failed.code == 3
     assert "not everything is uploaded: a/b.txt: 403 AccessDenied" in failed.err
+
+
+@promise("S-192")
+def test_a_directory_that_is_still_used_is_detached_and_said(
+    cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an exit code of its own, when the command succeeded."""
+    monkeypatch.setenv("FAKE_MODE", "busy")
+    arguments = ["run", "-f", manifest, "--mount", f"output={tmp_path}/d"]
+    assert cli(*arguments, *script("raise SystemExit(3)")).code == 3
+    done = cli("run", "-f", manifest, "--mount", f"output={tmp_path}/e", *script("pass"))
+    assert done.code == 76
+    assert done.err == (
+        "sh (pid 7) uses it; it was detached, what they still write is uploaded, and the mount ends with them\n"
+    )
+    assert not (tmp_path / "e").exists()
 
 
 @pytest.mark.parametrize(
@@ -74,7 +92,7 @@ def test_a_mount_that_fails_takes_the_others_with_it(cli: Cli, root: Path, manif
     mounts = ["--mount", f"digits={tmp_path}/d", "--mount", f"output={tmp_path}/full"]
     assert cli("run", "-f", manifest, *mounts, *script("print('ran')")).code == 5
     assert cli("list", "-o", "json").out == "[]\n"
-    assert asked(root, "digits") == [{"op": "stop", "force": False}]
+    assert [each["op"] for each in asked(root, "digits")] == ["stop"]
 
 
 @pytest.mark.parametrize("mount", ["digits", "=x", "digits="])

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from datastore.cli.unsent import remaining
 from datastore.fuse.state.rows import Unsent
 from datastore.fuse.state.statedb import StateDb
+from datastore.mounting.unsent import remaining
+from tests.promises import promise
 
 from .conftest import Cli, state_of
 
@@ -52,15 +53,17 @@ def left(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> Path:
     return state_dir
 
 
+@promise("S-19")
 def test_a_row_whose_file_was_sent_and_removed_is_no_unsent_file(cli: Cli, left: Path) -> None:
-    """S-19 a server that dies leaves such rows for the next one."""
+    """A server that dies leaves such rows for the next one."""
     (left / "staging" / "a.txt").unlink()
     assert [line.split()[0] for line in cli("unsent", "output").out.splitlines()] == ["PATH", "d/b.txt", "d/c.txt"]
     assert remaining(left) == 2
 
 
+@promise("S-19", "S-20")
 def test_a_young_file_of_a_mount_that_was_killed_is_listed(cli: Cli, left: Path) -> None:
-    """S-19 S-20 it is in the log only; what the log takes back is not."""
+    """It is in the log only; what the log takes back is not."""
     state = left / "other.db"
     db = StateDb(state)
     row = Unsent("y", "young\udcff", "", "", 0, 0, {}, "text/plain", 1)
@@ -75,8 +78,9 @@ def test_a_young_file_of_a_mount_that_was_killed_is_listed(cli: Cli, left: Path)
     state.unlink()
 
 
+@promise("S-47")
 def test_it_lists_what_waits_and_why(cli: Cli, left: Path) -> None:
-    """S-47 what is tried again, and what a person has to decide."""
+    """What is tried again, and what a person has to decide."""
     lines = cli("unsent", "output").out.splitlines()
     assert [line.split()[0] for line in lines] == ["PATH", "a.txt", "d/b.txt", "d/c.txt"]
     assert lines[1].endswith(" waiting")
@@ -90,8 +94,9 @@ def test_it_lists_what_waits_and_why(cli: Cli, left: Path) -> None:
     ]
 
 
+@promise("S-47")
 def test_it_saves_elsewhere(cli: Cli, left: Path, tmp_path: Path) -> None:
-    """S-47 whole, without overwriting anything; it says what is missing, and all stays listed."""
+    """Whole, without overwriting anything; it says what is missing, and all stays listed."""
     saved = cli("unsent", "output", "--save", tmp_path / "saved")
     assert saved.code == 0
     assert (tmp_path / "saved/a.txt").read_bytes() == b"a.txt".ljust(4096, b".")
@@ -104,8 +109,9 @@ def test_it_saves_elsewhere(cli: Cli, left: Path, tmp_path: Path) -> None:
     assert len(json.loads(cli("unsent", "output", "-o", "json").out)) == 3
 
 
+@promise("S-47")
 def test_it_discards(cli: Cli, left: Path) -> None:
-    """S-47 one path, its bytes and its row."""
+    """One path, its bytes and its row."""
     assert cli("unsent", "output", "--discard", "d/c.txt").err == "d/c.txt is discarded\n"
     assert not (left / "staging" / "d-c.txt").exists()
     assert [each["path"] for each in json.loads(cli("unsent", "output", "-o", "json").out)] == ["a.txt", "d/b.txt"]
@@ -114,8 +120,9 @@ def test_it_discards(cli: Cli, left: Path) -> None:
     assert "nothing of this path" in missing.err
 
 
+@promise("S-47")
 def test_a_living_server_discards_itself(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:
-    """S-47 the command leaves a server's journal to the server."""
+    """The command leaves a server's journal to the server."""
     cli("mount", manifest, "output", tmp_path / "d")
     state_dir = state_of(root, "output")
     leave(state_dir)

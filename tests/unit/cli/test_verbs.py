@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from datastore.cli import lifecycle, mountserver, records
+from datastore.mounting import lifecycle, mountserver, records
+from tests.promises import promise
 
 from .conftest import Cli, asked, leave_unsent, state_of
 
@@ -29,7 +30,7 @@ def test_mount_says_where_and_umount_leaves_nothing(cli: Cli, root: Path, manife
     assert done == (0, "", f"digits (s3://digits/) is mounted at {place}, read-only\n")
     assert cli("umount", place) == (0, "", f"digits is unmounted from {place}\n")
     assert not place.parent.exists()
-    assert asked(root, "digits") == [{"op": "stop", "force": False}]
+    assert [each["op"] for each in asked(root, "digits")] == ["stop"]
     assert cli("list", "-o", "json").out == "[]\n"
 
 
@@ -131,10 +132,11 @@ def test_two_commands_never_mount_the_same_at_once(cli: Cli, root: Path, manifes
     assert not (tmp_path / "d").exists()
 
 
+@promise("S-140")
 def test_a_mount_that_lives_but_is_not_to_be_seen_is_left_alone(
     cli: Cli, root: Path, mounted: Path, manifest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S-140. So after `umount -l` while a file is open, and in another mount namespace; the fake mounts nothing."""
+    """So after `umount -l` while a file is open, and in another mount namespace; the fake mounts nothing."""
     monkeypatch.setattr(lifecycle, "ENDING_TIMEOUT_S", 0.05)
     pid = int((state_of(root, "digits") / "fake.pid").read_text())
     done = cli("mount", manifest, "digits", mounted)
@@ -144,10 +146,10 @@ def test_a_mount_that_lives_but_is_not_to_be_seen_is_left_alone(
     assert cli("umount", "digits").code == 0
 
 
-def test_umount_gives_the_directory_back_where_no_keeper_is_left_to(
+@promise("S-141")
+def test_umount_gives_the_directory_back_where_no_supervisor_is_left_to(
     cli: Cli, root: Path, manifest: Path, tmp_path: Path
 ) -> None:
-    """S-141."""
     place = tmp_path / "d"
     place.mkdir(mode=0o755)
     assert cli("mount", manifest, "digits", place).code == 0
@@ -155,21 +157,21 @@ def test_umount_gives_the_directory_back_where_no_keeper_is_left_to(
     (state_dir / "beneath.json").write_text('{"mode": 493}')
     place.chmod(0o555)
     record = json.loads((state_dir / "mount.json").read_text())
-    (state_dir / "mount.json").write_text(json.dumps(record | {"keeperPid": 0}))
+    (state_dir / "mount.json").write_text(json.dumps(record | {"supervisorPid": 0}))
     seen = json.loads(cli("status", "digits", "-o", "json").out)
-    assert "its keeper process has died" in seen["trouble"]
-    assert (seen["keeperPid"], seen["restart"]) == (0, "not possible: no keeper")
-    assert cli("restart", "digits").err.startswith(f"error: {place}: its keeper process has died")
+    assert "its supervisor process has died" in seen["trouble"]
+    assert (seen["supervisorPid"], seen["restart"]) == (0, "not possible: no supervisor")
+    assert cli("restart", "digits").err.startswith(f"error: {place}: its supervisor process has died")
     assert cli("umount", "digits").code == 0
     assert stat.S_IMODE(place.stat().st_mode) == 0o755
     assert not (state_dir / "beneath.json").exists()
 
 
+@promise("S-142")
 @pytest.mark.parametrize(("variable", "what"), [("XDG_STATE_HOME", "state"), ("XDG_CACHE_HOME", "cache")])
 def test_a_place_that_cannot_be_made_is_named_with_the_way_out(
     cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, what: str
 ) -> None:
-    """S-142."""
     (tmp_path / "file").touch()
     monkeypatch.setenv(variable, str(tmp_path / "file"))
     done = cli("mount", manifest, "digits", tmp_path / "d")
@@ -181,7 +183,7 @@ def test_a_place_that_cannot_be_made_is_named_with_the_way_out(
 
 
 def test_a_large_specification_goes_through_the_pipe(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:
-    bundle = "-----BEGIN CERTIFICATE-----" + "x" * 300_000
+    bundle = "-----BEGIN CERTIFICATE-----" + "x" * 65_400  # with the rest more than a pipe holds
     manifest.write_text(manifest.read_text().replace("{bucket: digits,", f"{{bucket: digits, caBundle: '{bundle}',"))
     assert cli("mount", manifest, "digits", tmp_path / "d").code == 0
 
@@ -205,7 +207,10 @@ def test_list_shows_what_is_mounted(cli: Cli, mounted: Path) -> None:
 def test_status_shows_what_the_server_says(cli: Cli, mounted: Path) -> None:
     told = json.loads(cli("status", "digits", "-o", "json").out)
     assert (told["state"], told["cache"], told["dirty"]) == ("mounted", {"bytes": 1536, "limit": 10 << 30}, [])
-    text = cli("status", mounted).out
+    short = f"digits\n  mounted at {mounted}, read-only, from s3://digits/\n"
+    short += "  via s3: our own engine speaks S3\n  cache: 1.5 KiB of 10 GiB\n"
+    assert cli("status", mounted).out == short
+    text = cli("status", "-v", mounted).out
     assert "  cache: bytes 1.5 KiB, limit 10 GiB\n" in text
     assert "  path: read fast\n" in text
     assert len(json.loads(cli("status", "-o", "json").out)) == 1
@@ -216,6 +221,7 @@ def test_status_names_the_files_that_failed_to_upload(
 ) -> None:
     monkeypatch.setenv("FAKE_MODE", "unsynced")
     cli("mount", manifest, "output", tmp_path / "d")
+    assert "  not uploaded: 1 files, 2 KiB; 1 failed\n" in cli("status").out
     assert "a/b.txt  2 KiB  1m" in cli("status").out
     assert "403 AccessDenied" in cli("status").out
     assert cli("list").out.splitlines()[1].split()[-2:] == ["1", "1"]
@@ -227,10 +233,17 @@ def test_umount_refuses_to_lose_changes(
     monkeypatch.setenv("FAKE_MODE", "unsynced")
     cli("mount", manifest, "output", tmp_path / "d")
     text = f"{tmp_path}/d: still mounted, because not everything is uploaded: a/b.txt: 403 AccessDenied"
-    assert cli("umount", "output") == (6, "", f"error: {text}\n")
+    refused = cli("umount", "output")
+    assert refused.code == 6
+    assert refused.err.startswith(f"error: {text}; ")
+    for way_out in ("unsent --retry", "--save", "umount --force"):
+        assert way_out in refused.err
     leave_unsent(state_of(root, "output"), "a/b.txt")
     text = f"{tmp_path}/d: unmounted, but not everything is uploaded; it is kept on disk: a/b.txt: 403 AccessDenied"
-    assert cli("umount", "--force", "output") == (6, "", f"error: {text}\n")
+    forced = cli("umount", "--force", "output")
+    assert forced.code == 6
+    assert forced.err.startswith(f"error: {text}; mount it there again to upload it")
+    assert "unsent --save" in forced.err
     assert not (tmp_path / "d").exists()
     assert cli("list").out.splitlines()[1].split()[-4:] == ["not", "mounted", "1", "0"]
 
@@ -242,6 +255,47 @@ def test_umount_of_a_busy_directory_says_who_uses_it(
     cli("mount", manifest, "output", tmp_path / "d")
     assert cli("umount", "output") == (5, "", f"error: {tmp_path}/d: sh (pid 7) uses it\n")
     assert cli("umount", "output", "--force").code == 0
+
+
+def test_all_are_unmounted_and_each_failure_is_said(
+    cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli("mount", manifest, "digits", tmp_path / "d").code == 0
+    monkeypatch.setenv("FAKE_MODE", "busy")
+    assert cli("mount", manifest, "output", tmp_path / "e").code == 0
+    done = cli("umount", "--all")
+    assert done.code == 5
+    assert f"digits is unmounted from {tmp_path}/d\n" in done.err
+    assert f"error: {tmp_path}/e: sh (pid 7) uses it\n" in done.err
+    assert cli("umount", "--all", "--force").code == 0
+    assert cli("list", "-o", "json").out == "[]\n"
+    assert cli("umount", "--all").code == 0
+
+
+@pytest.mark.parametrize("arguments", [(), ("digits", "--all")])
+def test_umount_takes_one_mount_or_all(cli: Cli, root: Path, arguments: tuple[str, ...]) -> None:
+    done = cli("umount", *arguments)
+    assert done.code == 2
+    assert "name one mount, or all with --all" in done.err
+
+
+def test_mount_replaces_what_is_there_when_asked(cli: Cli, mounted: Path, root: Path, manifest: Path) -> None:
+    assert cli("mount", "--replace", manifest, "output", mounted).code == 0
+    assert [each["op"] for each in asked(root, "digits")] == ["stop"]
+    assert [each["name"] for each in json.loads(cli("list", "-o", "json").out)] == ["output"]
+    assert cli("mount", "--replace", manifest, "output", mounted.parent / "free").code == 0, "nothing to replace"
+
+
+def test_unsent_is_sent_on_demand(
+    cli: Cli, root: Path, mounted: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = cli("unsent", "--retry", mounted)
+    assert (done.code, done.err) == (0, "everything of digits is uploaded\n")
+    monkeypatch.setenv("FAKE_MODE", "unsynced")
+    assert cli("mount", manifest, "output", tmp_path / "e").code == 0
+    failed = cli("unsent", "--retry", "output")
+    assert failed.code == 6
+    assert "a/b.txt: 403 AccessDenied" in failed.err
 
 
 def test_a_server_that_hangs_is_ended_by_force_only(

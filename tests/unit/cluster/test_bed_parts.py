@@ -48,6 +48,15 @@ def test_an_api_only_cluster_has_no_node() -> None:
     assert set(all_of_them) - set(few) == {"containerd", "kube-scheduler", "kubelet", "kube-proxy", "coredns"}
 
 
+def test_a_second_node_runs_no_control_plane_and_shares_no_address_or_folder() -> None:
+    first, second = Layout(name="some"), Layout(name="some", node=2)
+    each = first_components(second, 6443, api_only=False) | later_components(second, api_only=False)
+    assert set(each) == {"containerd", "kubelet", "kube-proxy"}
+    for name in ("state", "logs", "node_name", "node_ip", "pod_range", "cgroup"):
+        assert getattr(first, name) != getattr(second, name)
+    assert second.state.is_relative_to(first.folder)
+
+
 def test_the_sandbox_archive_holds_what_its_index_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBE_DATASTORE_TOOLS", str(tmp_path))
     (tmp_path / "bin").mkdir()

@@ -1,4 +1,4 @@
-"""What the node plugin asks of the API server: Datastores that inline volumes name, and how full they are."""
+"""What the node plugin asks of the API server: Datastores that inline volumes name, and its own taint."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes.client import ApiClient, Configuration
 
+from datastore.api.endpoints import EndpointPolicy
+from datastore.api.resources import DATASTORES, NODES, VOLUMES, Resource
 from datastore.api.volumecontext import EPHEMERAL, SPEC, VolumeHandle
-from datastore.csi.errors import KeeperAway, Refused, VolumeBusy
-from datastore.csi.kubeapi import KubeApi, Named
+from datastore.csi.cluster import Cluster, Named, Seen
+from datastore.csi.errors import NotAnswering, Refused
 from datastore.csi.request import POD_NAMESPACE, Access, Wanted
 from datastore.csi.settings import Settings
-from datastore.csi.usage import AGAIN_S, NOT_YET_S, Usage
 from datastore.csi.volumes import Volumes
 from datastore.errors import DatastoreError, InvalidManifest, NotFound, Unreachable
+from datastore.kubeclient import KubeClient
+from tests.playedapi import played_api
+from tests.promises import promise
 
 ATTRIBUTES = {SPEC: '{"s3": {"bucket": "b-1", "endpoint": "http://127.0.0.1:9"}}'}
-DATASTORE = "/apis/datastore.dev/v1alpha1/namespaces/team/datastores/data"
-VOLUME = "/api/v1/persistentvolumes/datastore-0001"
 
 
 def wanted(tmp_path: Path, **secrets: str) -> Wanted:
@@ -29,16 +32,27 @@ def wanted(tmp_path: Path, **secrets: str) -> Wanted:
     return Wanted(volume_id="csi-1", context=context, secrets=secrets, access=Access(), target_path=target)
 
 
-def volumes(tmp_path: Path, found: Named | DatastoreError) -> Volumes:
-    def lookup(namespace: str, name: str) -> Named:
+class Lookup(Cluster):
+    """A cluster with one Datastore, or an error."""
+
+    def __init__(self, found: Named | DatastoreError) -> None:
+        self.found = found
+
+    def named(self, namespace: str, name: str) -> Named:
         assert (namespace, name) == ("team", "data")
-        if isinstance(found, DatastoreError):
-            raise found
-        return found
+        if isinstance(self.found, DatastoreError):
+            raise self.found
+        return self.found
 
-    return Volumes(Settings(node_id="n", plugin_dir=tmp_path / "plugin"), lookup)
+    def seen(self, handle: VolumeHandle) -> Seen:
+        return Seen()
 
 
+def volumes(tmp_path: Path, found: Named | DatastoreError) -> Volumes:
+    return Volumes(Settings(node_id="n", plugin_dir=tmp_path / "plugin"), Lookup(found))
+
+
+@promise("S-120")
 @pytest.mark.parametrize(
     ("secret", "said"),
     [
@@ -47,77 +61,99 @@ def volumes(tmp_path: Path, found: Named | DatastoreError) -> Volumes:
     ],
 )
 def test_an_inline_volume_by_name_without_keys_is_told_what_to_do(tmp_path: Path, secret: str, said: str) -> None:
-    """S-120"""
     made = volumes(tmp_path, Named(attributes=ATTRIBUTES, secret=secret))
     with pytest.raises(InvalidManifest, match=said) as refused:
         made.publish(wanted(tmp_path))
     assert "\n" not in str(refused.value)
 
 
+@promise("S-120")
 def test_with_keys_it_is_mounted_as_the_datastore_is(tmp_path: Path) -> None:
-    """S-120: so far that the keeper is asked, which is not there."""
+    """So far that the mount daemon is asked, which is not there."""
     made = volumes(tmp_path, Named(attributes=ATTRIBUTES, secret="keys"))
-    with pytest.raises(KeeperAway):
+    with pytest.raises(NotAnswering):
         made.publish(wanted(tmp_path, AWS_ACCESS_KEY_ID="a", AWS_SECRET_ACCESS_KEY="b"))
     with pytest.raises(Unreachable):
         volumes(tmp_path, Unreachable("no answer")).publish(wanted(tmp_path))
 
 
+@promise("S-132")
 def test_one_that_is_being_deleted_is_mounted_for_no_other_pod(tmp_path: Path) -> None:
-    """S-132: a pod that has it is looked at again as before."""
+    """A pod that has it is looked at again as before."""
     keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     made = volumes(tmp_path, Named(attributes=ATTRIBUTES, secret="keys", ending=True))
     with pytest.raises(Refused, match="Datastore data is being deleted"):
         made.publish(wanted(tmp_path, **keys))
-    made.holdings.get = lambda _volume_id: object()  # type: ignore[method-assign, assignment, return-value]
-    with pytest.raises(KeeperAway):
+    made.fuse.get = lambda _volume_id: object()  # type: ignore[method-assign, assignment, return-value]
+    with pytest.raises(NotAnswering):
         made.publish(wanted(tmp_path, **keys))
 
 
+@promise("S-133")
 @pytest.mark.parametrize(
     ("endpoint", "patterns", "said"),
     [
-        ("http://169.254.169.254", (), "does not allow the endpoint http://169.254.169.254"),
-        ("http://10.0.0.1:2379", ("https://*.example.org",), "does not allow the endpoint http://10.0.0.1:2379"),
-        ("", ("https://*.example.org",), "does not allow the endpoint https://s3.amazonaws.com"),
+        ("http://10.0.0.1:2379", ("https://*.example.org",), "does not allow http://10.0.0.1:2379"),
+        ("", ("https://*.example.org",), "does not allow https://s3.amazonaws.com"),
     ],
 )
 @pytest.mark.parametrize("whole", [True, False])
 def test_an_inline_volume_leads_a_node_nowhere_but_where_the_administrator_says(
     tmp_path: Path, endpoint: str, patterns: tuple[str, ...], said: str, whole: bool
 ) -> None:
-    """S-133"""
     where = {"bucket": "b-1", **({"endpoint": endpoint} if endpoint else {})}
     given = {SPEC: json.dumps({"s3": where})} if whole else where
     inline = replace(wanted(tmp_path, AWS_ACCESS_KEY_ID="a"), context={**given, EPHEMERAL: "true"})
-    made = Volumes(Settings(node_id="n", plugin_dir=tmp_path / "plugin", endpoints=patterns))
+    made = Volumes(Settings(node_id="n", plugin_dir=tmp_path / "plugin", policy=EndpointPolicy(endpoints=patterns)))
     with pytest.raises(Refused, match=said):
         made.publish(inline)
 
 
+@promise("S-133", "S-203")
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"nfs": {"server": "10.0.0.1", "path": "/"}},
+        {"sftp": {"host": "127.0.0.1", "path": "/", "credentialsSecret": "keys"}},
+        {"glusterfs": {"servers": ["169.254.169.254"], "volume": "v"}},
+    ],
+)
+def test_an_inline_volume_by_its_fields_is_a_buckets(tmp_path: Path, spec: dict[str, Any]) -> None:
+    """Other servers are named by a Datastore, which the cluster's rules are for."""
+    made = Volumes(Settings(node_id="n", plugin_dir=tmp_path / "plugin", policy=EndpointPolicy(allow_ranges=("::/0",))))
+    inline = replace(wanted(tmp_path, username="u"), context={SPEC: json.dumps(spec), EPHEMERAL: "true"})
+    with pytest.raises(InvalidManifest, match="an inline volume is a bucket's"):
+        made.publish(inline)
+
+
+@promise("S-133")
 def test_what_is_allowed_or_the_administrators_own_is_mounted(tmp_path: Path) -> None:
-    """S-133: so far that the keeper is asked. Volumes that are not inline, and Datastores, are of the controller."""
+    """Until the mount daemon is asked. Volumes that are not inline, and Datastores, are the controller's."""
     keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     given = {"bucket": "b-1", "endpoint": "https://s3.example.org", EPHEMERAL: "true"}
-    only = Settings(node_id="n", plugin_dir=tmp_path / "plugin", endpoints=("https://*.example.org",))
-    made = Volumes(only, lambda _namespace, _name: Named(attributes=ATTRIBUTES, secret="keys"))
+    only = Settings(
+        node_id="n", plugin_dir=tmp_path / "plugin", policy=EndpointPolicy(endpoints=("https://*.example.org",))
+    )
+    made = Volumes(only, Lookup(Named(attributes=ATTRIBUTES, secret="keys")))
     staged = replace(wanted(tmp_path, **keys), context=ATTRIBUTES, staging_path=str(tmp_path / "staging"))
     for each in (replace(wanted(tmp_path, **keys), context=given), wanted(tmp_path, **keys), staged):
-        with pytest.raises(KeeperAway):
+        with pytest.raises(NotAnswering):
             made.publish(each)
 
 
-def api(monkeypatch: pytest.MonkeyPatch, **answers: dict[str, Any]) -> KubeApi:
-    """One whose server has these objects; another one is NotFound."""
+class Objects:
+    """A client of an API server that has these objects."""
 
-    def call(_self: KubeApi, _method: str, path: str, _patch: Any = None) -> dict[str, Any]:
-        found = {DATASTORE: answers.get("datastore"), VOLUME: answers.get("volume")}.get(path)
-        if found is None:
-            raise NotFound(f"GET {path}: the API server says 404 Not Found")
-        return found
+    def __init__(self, *answers: tuple[Resource, Any]) -> None:
+        self.answers = dict(answers)
 
-    monkeypatch.setattr(KubeApi, "_call", call)
-    return KubeApi(url="https://api")
+    def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> Any:
+        assert (resource, namespace, name) in {(DATASTORES, "team", "data"), (VOLUMES, None, "datastore-0001")}
+        return self.answers.get(resource)
+
+
+def cluster(*answers: tuple[Resource, Any]) -> Cluster:
+    return Cluster(Objects(*answers))  # type: ignore[arg-type]
 
 
 def datastore(**more: Any) -> dict[str, Any]:
@@ -129,87 +165,57 @@ def volume(namespace: str = "team", driver: str = "csi.datastore.dev") -> dict[s
     return {"spec": {"csi": {"driver": driver, "volumeAttributes": ATTRIBUTES, "nodePublishSecretRef": secret}}}
 
 
-def test_a_datastore_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = api(monkeypatch, datastore=datastore(), volume=volume()).named("team", "data")
+def test_a_datastore_is_found_by_its_name() -> None:
+    found = cluster((DATASTORES, datastore()), (VOLUMES, volume())).named("team", "data")
     assert found == Named(attributes=ATTRIBUTES, secret="keys")
     ending = datastore(metadata={"uid": "0001", "deletionTimestamp": "2026-01-31T12:00:00Z"})
-    assert api(monkeypatch, datastore=ending, volume=volume()).named("team", "data").ending
-    of_the_administrator = api(monkeypatch, datastore=datastore(), volume=volume("admin")).named("team", "data")
+    assert cluster((DATASTORES, ending), (VOLUMES, volume())).named("team", "data").ending
+    of_the_administrator = cluster((DATASTORES, datastore()), (VOLUMES, volume("admin"))).named("team", "data")
     assert of_the_administrator.secret == ""
 
 
+@promise("S-120")
 @pytest.mark.parametrize(
     ("answers", "kind", "said"),
     [
-        ({}, NotFound, "there is no Datastore data in namespace team"),
-        ({"datastore": datastore()}, Refused, "team/data has no volume yet; kubectl describe dst says why"),
-        ({"datastore": datastore(spec={"claim": {"name": "x"}})}, Refused, "another driver's volume; use its claim"),
-        ({"datastore": datastore(), "volume": volume(driver="ebs")}, Refused, "no volume of csi.datastore.dev"),
+        ([], NotFound, "there is no Datastore data in namespace team"),
+        ([(DATASTORES, datastore())], Refused, "team/data has no volume yet; kubectl describe dst says why"),
+        ([(DATASTORES, datastore(spec={"claim": {"name": "x"}}))], Refused, "another driver's volume; use its claim"),
+        ([(DATASTORES, datastore()), (VOLUMES, volume(driver="ebs"))], Refused, "no volume of csi.datastore.dev"),
     ],
 )
 def test_a_datastore_that_cannot_be_mounted_so_is_told_in_a_line(
-    monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any], kind: type[DatastoreError], said: str
+    answers: list[tuple[Resource, Any]], kind: type[DatastoreError], said: str
 ) -> None:
-    """S-120"""
     with pytest.raises(kind, match=said):
-        api(monkeypatch, **answers).named("team", "data")
+        cluster(*answers).named("team", "data")
 
 
-def test_how_full_a_datastore_is_stands_in_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-121"""
+@promise("S-121", "S-231")
+def test_what_a_mount_needs_stands_in_the_status() -> None:
     handle = VolumeHandle(namespace="team", name="data", uid="0001")
-    assert api(monkeypatch, datastore=datastore()).usage_of(handle) is None
-    counted = datastore(status={"usage": {"bytes": 5000, "objects": 3}})
-    assert api(monkeypatch, datastore=counted).usage_of(handle) == (5000, 3)
+    assert cluster((DATASTORES, datastore())).seen(handle) == Seen()
+    settings = {"spec": {"s3": {"bucket": "b-1"}, "metadataTTL": "5s"}}
+    whole = datastore(status={"usage": {"bytes": 5000, "objects": 3}, "mount": settings})
+    assert cluster((DATASTORES, whole)).seen(handle) == Seen(settings=settings, usage=(5000, 3))
     with pytest.raises(NotFound, match="another one"):
-        api(monkeypatch, datastore=counted).usage_of(VolumeHandle(namespace="team", name="data", uid="0002"))
+        cluster((DATASTORES, whole)).seen(VolumeHandle(namespace="team", name="data", uid="0002"))
+    named = cluster((DATASTORES, whole), (VOLUMES, volume())).named("team", "data")
+    assert json.loads(named.attributes[SPEC])["metadataTTL"] == "5s"
+    assert json.loads(named.attributes[SPEC])["s3"]["endpoint"] == "http://127.0.0.1:9"
 
 
-class Filled:
-    """Volumes of this node that take a number."""
-
-    def __init__(self, *ids: str) -> None:
-        self.holdings = self
-        self.ids = ids
-        self.told: list[tuple[str, int, int]] = []
-        self.busy = False
-
-    def volumes(self) -> list[str]:
-        return list(self.ids)
-
-    def fill(self, volume_id: str, used_bytes: int, used_files: int) -> None:
-        if self.busy:
-            raise VolumeBusy(volume_id)
-        self.told.append((volume_id, used_bytes, used_files))
-
-
-def test_each_volume_is_asked_for_in_its_turn() -> None:
-    """S-121"""
-    asked: list[str] = []
-    answers: dict[str, Any] = {"a": (1, 2), "b": None, "gone": NotFound("gone")}
-
-    def counted(handle: VolumeHandle) -> tuple[int, int] | None:
-        asked.append(handle.name)
-        answer = answers[handle.name]
-        if isinstance(answer, DatastoreError):
-            raise answer
-        return answer  # type: ignore[no-any-return]
-
-    node = Filled("team/a/1", "csi-inline", "team/gone/2", "team/b/3")
-    usage = Usage(node, counted)  # type: ignore[arg-type]
-    usage.look(100.0)
-    assert (asked, node.told) == (["a", "gone", "b"], [("team/a/1", 1, 2)])
-    usage.look(100.0 + NOT_YET_S)
-    assert asked[3:] == ["b"]
-    answers["b"], node.busy = (3, 4), True
-    usage.look(100.0 + NOT_YET_S * 2)
-    node.busy = False
-    usage.look(100.0 + NOT_YET_S * 3)
-    assert node.told[1:] == [("team/b/3", 3, 4)]
-    answers["a"] = Unreachable("no answer")
-    del asked[:]
-    usage.look(100.0 + AGAIN_S)
-    usage.look(100.0 + AGAIN_S + NOT_YET_S - 1)
-    assert asked == ["a"], "nobody else is asked while the API server is away"
-    usage.look(100.0 + AGAIN_S + NOT_YET_S)
-    assert asked[1:] == ["a"]
+@promise("S-119")
+def test_only_our_taint_goes_and_nobody_elses_change_is_lost() -> None:
+    with played_api() as api:
+        client = KubeClient(ApiClient(Configuration(host=api.url)))
+        node = Cluster(client)
+        with pytest.raises(NotFound, match="there is no node n"):
+            node.remove_taint("n", "ours")
+        taints = [{"key": "other"}, {"key": "ours"}]
+        api.objects[NODES.path("", "n")] = {"metadata": {"resourceVersion": "7"}, "spec": {"taints": taints}}
+        assert node.remove_taint("n", "ours")
+        assert api.asked[-1][2] == {"metadata": {"resourceVersion": "7"}, "spec": {"taints": [{"key": "other"}]}}
+        assert not node.remove_taint("n", "ours")
+        assert node.remove_taint("n", "other")
+        assert "taints" not in api.objects[NODES.path("", "n")]["spec"]

@@ -1,40 +1,49 @@
-"""The driver's small parts: locks, status codes, messages with descriptors, what is held, cgroups, commands."""
+"""The driver's small parts: locks, status codes, messages with descriptors, handles, cgroups."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
+from functools import partial
 from pathlib import Path
 
 import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from datastore import errors
-from datastore.api.mountspec import MountSpec, S3Location, StaticCredentials
+from datastore import controlclient, errors
+from datastore.api.mountspec import MountSpec
+from datastore.api.source import S3Location, StaticCredentials
+from datastore.controlclient import SOCKET
 from datastore.csi import errors as own
-from datastore.csi import frames, mounter
-from datastore.csi.health import HealthServer
-from datastore.csi.held import Held, Holdings, fetch
-from datastore.csi.keeper.cgroups import Cgroups
-from datastore.csi.keeper.host import KeptState
-from datastore.csi.keeper.metrics import of_mounts
-from datastore.csi.keeper.protocol import Keeper, export_of, holder_handler
+from datastore.csi import frames
+from datastore.csi.handle import HandleTable, MountHandle, fetch_handles
+from datastore.csi.health import CLIENTS, HealthServer
 from datastore.csi.locks import VolumeLocks
+from datastore.csi.mountdaemon.cgroups import Cgroups
+from datastore.csi.mountdaemon.daemon import MountState
+from datastore.csi.mountdaemon.metrics import of_mounts
+from datastore.csi.mountdaemon.protocol import DaemonClient, handles_handler, handles_of
 from datastore.csi.status import CODES, code_of
 from datastore.csi.textformat import Family, rendered
 from datastore.csi.unixserver import UnixServer
+from datastore.fuse.control import first_of
+from datastore.listening import UnixListener
 from datastore.secret import Secret
-from tests.patience import eventually
+from tests.promises import promise
 from tests.servers import free_port
 
 
+@promise("S-87")
 def test_a_volume_has_one_call_at_a_time_and_others_are_free() -> None:
-    """S-87"""
     locks = VolumeLocks()
     with locks.hold("a"):
         with locks.hold("b"):
@@ -59,12 +68,12 @@ def test_an_error_keeps_its_class_on_its_way_between_processes() -> None:
     assert isinstance(own.error_named("os", "no"), errors.MountFailed)
 
 
-def held(volume_id: str = "v") -> Held:
+def handle(volume_id: str = "v") -> MountHandle:
     keys = StaticCredentials(access_key_id="AKIA", secret_access_key=Secret("canary"))
     spec = MountSpec(
-        name="x", mountpoint="/m", s3=S3Location(bucket="b-1", credentials=keys), state_dir="/s", cache_dir="/c"
+        name="x", mountpoint="/m", source=S3Location(bucket="b-1", credentials=keys), state_dir="/s", cache_dir="/c"
     )
-    return Held(
+    return MountHandle(
         volume_id=volume_id,
         spec=spec,
         ephemeral=False,
@@ -76,24 +85,24 @@ def held(volume_id: str = "v") -> Held:
 
 def test_descriptors_travel_and_each_side_closes_its_own() -> None:
     ours, theirs = socket.socketpair()
-    holdings = Holdings()
-    holdings.put(held("a"))
-    holdings.put(held("b"))
+    handles = HandleTable()
+    handles.put(handle("a"))
+    handles.put(handle("b"))
     before = len(os.listdir("/proc/self/fd"))
     with ours, theirs:
-        sender = threading.Thread(target=holdings.export, args=(ours,))
+        sender = threading.Thread(target=handles.export, args=(ours,))
         sender.start()
-        found = fetch(theirs, 5.0)
+        found = fetch_handles(theirs, 5.0)
         sender.join()
         assert [each.volume_id for each in found] == ["a", "b"]
-        assert found[0].spec == held("a").spec
+        assert found[0].spec == handle("a").spec
         assert "canary" not in repr(found)
         for each in found:
             assert os.fstat(each.device_fd).st_rdev == os.stat(os.devnull).st_rdev
             each.close()
-    holdings.clear()
-    assert holdings.volumes() == []
-    assert holdings.copy("a") is None
+    handles.clear()
+    assert handles.volumes() == []
+    assert handles.copy("a") is None
     assert len(os.listdir("/proc/self/fd")) < before
 
 
@@ -104,57 +113,31 @@ def test_a_message_that_is_cut_or_not_ours_leaves_no_descriptor_behind() -> None
             before = len(os.listdir("/proc/self/fd"))
             socket.send_fds(ours, [sent], [null.fileno()])
             ours.shutdown(socket.SHUT_WR)
-            with pytest.raises(own.KeeperAway):
+            with pytest.raises(own.NotAnswering):
                 frames.receive(theirs, 1.0)
             assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_what_the_plugin_holds_is_given_to_a_host_that_asks(tmp_path: Path) -> None:
-    holdings = Holdings()
-    holdings.put(held("a"))
-    server = UnixServer(tmp_path / "s" / "holder.sock", holder_handler(holdings))
+def test_what_the_plugin_has_is_given_to_a_daemon_that_asks(tmp_path: Path) -> None:
+    handles = HandleTable()
+    handles.put(handle("a"))
+    server = UnixServer(tmp_path / "s" / "handles.sock", handles_handler(handles, DaemonClient(tmp_path / "none")))
     server.start()
     try:
         assert server.path.stat().st_mode & 0o777 == 0o600
         assert server.path.parent.stat().st_mode & 0o777 == 0o700
-        (found,) = export_of(server.path)
+        (found,) = handles_of(server.path)
         found.close()
     finally:
         server.stop()
-        holdings.clear()
-    with pytest.raises(own.KeeperAway, match="no process answers"):
-        export_of(server.path)
-    with pytest.raises(own.KeeperAway, match="the datastore-keeper pod of node node-7 is starting"):
-        Keeper(server.path, node="node-7").ping()
+        handles.clear()
+    with pytest.raises(own.NotAnswering, match="no process answers"):
+        handles_of(server.path)
+    with pytest.raises(own.NotAnswering, match="the datastore-mount-daemon pod of node node-7 is starting"):
+        DaemonClient(server.path, node="node-7").ping()
 
 
-def test_a_command_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
-    """S-87"""
-    note = tmp_path / "pid"
-    note.touch()
-    for timeout_s in (0.5, 5.0, 20.0):  # a busy machine takes its time to start it
-        began = time.monotonic()
-        with pytest.raises(own.CommandTimeout):
-            mounter.run(["sh", "-c", f"sleep 60 & echo $! > {note}; wait"], timeout_s=timeout_s)
-        assert time.monotonic() - began < timeout_s + 30
-        if note.read_text():
-            break
-    pid = int(note.read_text())
-    eventually(lambda: not _runs(pid), "a busy machine takes its time to end what is killed")
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def test_a_command_that_fails_says_why() -> None:
-    with pytest.raises(errors.MountFailed, match="no such place"):
-        mounter.run(["sh", "-c", "echo no such place >&2; exit 3"])
-
-
+@promise("S-118")
 @pytest.mark.parametrize(
     ("own_lines", "group", "limit"),
     [
@@ -165,7 +148,6 @@ def test_a_command_that_fails_says_why() -> None:
     ],
 )
 def test_a_mount_has_a_cgroup_with_a_ceiling_below_ours(tmp_path: Path, own_lines: str, group: str, limit: str) -> None:
-    """S-118"""
     lines = tmp_path / "own"
     lines.write_text(own_lines)
     place = tmp_path / "fs" / group
@@ -192,6 +174,46 @@ def test_without_a_cgroup_a_mount_lives_all_the_same(tmp_path: Path) -> None:
         assert made.directory is None
 
 
+ASKING = """
+import socket, sys
+with socket.socket(socket.AF_UNIX) as stream:
+    stream.connect(sys.argv[1])
+    stream.settimeout(10)
+    try:
+        stream.sendall(bytes.fromhex(sys.argv[2]))
+        print(stream.recv(65536))
+    except ConnectionError:
+        print(b"")
+"""
+
+
+@promise("S-211")
+@pytest.mark.parametrize("op", ["export", "list", "mount", "unmount"])
+def test_a_server_that_is_taken_over_gets_nothing_from_who_started_it(tmp_path: Path, op: str) -> None:
+    """Neither other tenants' keys nor descriptors."""
+    asked: list[object] = []
+
+    def handler(request: frames.Message, client: socket.socket) -> None:
+        asked.append(request["op"])
+        frames.send(client, {"ok": True, "keys": "secret"})
+
+    server = UnixServer(tmp_path / "s" / "daemon.sock", handler)
+    server.start()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        frames.send(ours, {"op": op})
+        request = theirs.recv(4096)
+    supervised = "import subprocess, sys; subprocess.run([sys.executable, '-c', *sys.argv[1:]])"
+    try:
+        command = [sys.executable, "-c", supervised, ASKING, str(server.path), request.hex()]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        assert said.stdout == "b''\n"
+        DaemonClient(server.path).ping()
+    finally:
+        server.stop()
+    assert asked == ["ping"]
+
+
 def test_health_is_told_over_http() -> None:
     states = {"ready": False}
     server = HealthServer(free_port(), ready=lambda: states["ready"], metrics=lambda: "up 1\n")
@@ -214,6 +236,24 @@ def test_health_is_told_over_http() -> None:
     server.stop()
 
 
+@promise("S-212")
+def test_whoever_holds_connections_keeps_nobody_away() -> None:
+    server = HealthServer(free_port(), ready=lambda: True)
+    server.start()
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.stop)
+        before = threading.active_count()
+        for _ in range(3 * CLIENTS):
+            idle = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            idle.sendall(b"GET /healthz HTTP/1.1\r\nX-Padding: ")
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/healthz", timeout=5) as answer:
+            assert answer.status == 200
+        end = time.monotonic() + 5
+        while threading.active_count() > before + CLIENTS:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+
 def test_metrics_are_in_the_text_format() -> None:
     families = [Family(name, "counter" if name == "n" else "gauge", "Told.") for name in ("up", "none", "n")]
     samples = [("up", {"volume": 'a"b\n'}, 1.0), ("n", {}, 12345678901), ("up", {"volume": "c"}, 0.0)]
@@ -224,5 +264,67 @@ def test_metrics_are_in_the_text_format() -> None:
 
 
 def test_the_numbers_of_a_mount_carry_its_volume(tmp_path: Path) -> None:
-    state = KeptState(volume_id="a/b/c", mountpoint="/m", state_dir=str(tmp_path), keeper_pid=1, server_pid=2)
+    state = MountState(volume_id="a/b/c", mountpoint="/m", state_dir=str(tmp_path), supervisor_pid=1, server_pid=2)
     assert of_mounts([state]).splitlines()[-1] == 'datastore_mount_up{volume="a/b/c"} 0.0'
+
+
+LIES: dict[str, bytes] = {
+    **{
+        name: json.dumps({"ok": True, name: told}).encode() + b"\n"
+        for name, told in {"nodes": "x", "unsent": {"bytes": [1]}, "store": {"get": 1}, "restarts": [1]}.items()
+    },
+    "nested": b"[" * 100_000 + b"\n",
+    "no object": b"[]\n",
+    "no end": b" " * (16 << 20),
+}
+
+
+@promise("S-212")
+@pytest.mark.parametrize("lie", LIES)
+def test_a_server_that_was_taken_over_keeps_nobody_from_the_numbers(tmp_path: Path, lie: str) -> None:
+    with contextlib.ExitStack() as stack:
+        for name, line in (("a", b'{"ok": true}\n'), ("b", LIES[lie])):
+            (tmp_path / name).mkdir()
+            listener = UnixListener(tmp_path / name / SOCKET, partial(_say, line), clients=1)
+            stack.callback(listener.stop, 1.0)
+            listener.start()
+        page = of_mounts(
+            MountState(volume_id=name, mountpoint="/m", state_dir=str(tmp_path / name), supervisor_pid=1, server_pid=2)
+            for name in "ab"
+        )
+    assert 'datastore_mount_up{volume="a"} 1.0' in page
+    assert 'datastore_mount_up{volume="b"} 0.0' in page
+
+
+def _say(line: bytes, client: socket.socket) -> None:
+    client.recv(1 << 12)
+    with contextlib.suppress(OSError):
+        client.sendall(line)
+
+
+@promise("S-217")
+def test_many_failures_are_told_by_the_first_ones() -> None:
+    """So that an answer in earnest stays below the limit."""
+    assert first_of(["a", "b"]) == ["a", "b"]
+    assert first_of(["x"] * 2000)[-2:] == ["x", "and 1,950 more"]
+
+
+@promise("S-217")
+def test_of_an_answer_without_an_end_no_more_is_read_than_one_may_have(tmp_path: Path) -> None:
+    sent = 0
+
+    def drip(client: socket.socket) -> None:
+        nonlocal sent
+        with contextlib.suppress(OSError):
+            while sent < 16 << 20:
+                sent += client.send(b" " * (1 << 16))
+
+    listener = UnixListener(tmp_path / SOCKET, drip, clients=1)
+    listener.start()
+    try:
+        with pytest.raises(own.NotAnswering, match="more than 1 MiB"):
+            controlclient.brief_status(tmp_path, 30.0)
+    finally:
+        listener.stop(1.0)
+    # The system's buffer of a socket holds some hundred KiB.
+    assert controlclient.ANSWER_BYTES < sent <= controlclient.ANSWER_BYTES + (1 << 20)

@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from datastore.api.volumecontext import MEMORY
+from datastore.api.source import NFSLocation, credentials_of
+from datastore.api.volumecontext import MEMORY, SOURCE
 from datastore.csi import request as parse
 from datastore.csi.settings import Settings, from_environment
 from datastore.csi.spec import csi_pb2 as csi
 from datastore.errors import InvalidManifest
+from tests.promises import promise
 
 MODES = csi.VolumeCapability.AccessMode
 SPEC = {"datastore.dev/spec": '{"s3": {"bucket": "b-1", "endpoint": "http://s3"}}'}
@@ -41,7 +43,7 @@ def test_a_stage_request_becomes_a_mount_specification() -> None:
     assert (spec.uid, spec.gid, spec.umask, spec.group) == (1, 2, 0o27, 3000)
     assert spec.allow_other
     assert spec.state_dir == f"/p/state/{parse.key_of('team/data/1')}"
-    assert spec.s3.credentials is not None
+    assert credentials_of(spec.source) is not None
     assert "canary" not in repr(wanted) + repr(spec)
 
 
@@ -62,8 +64,22 @@ def test_a_stage_request_becomes_a_mount_specification() -> None:
     ],
 )
 def test_what_is_wrong_with_a_request_is_named(change: dict[str, object], said: str) -> None:
+    settings = Settings(node_id="n", plugin_dir=Path("/p"))
     with pytest.raises(InvalidManifest, match=said):
-        parse.stage(staged(**change))
+        parse.mount_spec(parse.stage(staged(**change)), "/m", settings)
+
+
+@promise("S-232")
+def test_an_nfs_volume_has_the_mount_options_of_nfs_and_owners_of_its_own() -> None:
+    settings = Settings(node_id="n", plugin_dir=Path("/p"))
+    context = {"datastore.dev/spec": '{"nfs": {"server": "h", "path": "/a"}}'}
+    modern = capability(MODES.MULTI_NODE_MULTI_WRITER, "nconnect=4,softerr", "ro", group="3000")
+    spec = parse.mount_spec(parse.stage(staged(volume_context=context, volume_capability=modern)), "/m", settings)
+    assert isinstance(spec.source, NFSLocation)
+    assert spec.source.options == ("nconnect=4", "softerr")
+    owned = capability(MODES.MULTI_NODE_MULTI_WRITER, "uid=1")
+    with pytest.raises(InvalidManifest, match="its server says who owns what"):
+        parse.mount_spec(parse.stage(staged(volume_context=context, volume_capability=owned)), "/m", settings)
 
 
 def test_an_inline_volume_needs_no_staging_path_and_reads_only_when_its_pod_does() -> None:
@@ -104,8 +120,8 @@ def test_settings_come_from_the_environment() -> None:
         from_environment({"MOUNT_MEMORY": "1Mi"})
 
 
+@promise("S-118")
 def test_the_memory_of_a_mount_is_the_volumes_or_the_nodes() -> None:
-    """S-118"""
     settings = Settings(node_id="n", plugin_dir=Path("/p"), memory_bytes=300 << 20)
     plain = parse.mount_spec(parse.stage(staged()), "/m", settings)
     own = parse.mount_spec(parse.stage(staged(volume_context={**SPEC, MEMORY: "1Gi"})), "/m", settings)
@@ -114,13 +130,14 @@ def test_the_memory_of_a_mount_is_the_volumes_or_the_nodes() -> None:
         parse.mount_spec(parse.stage(staged(volume_context={**SPEC, MEMORY: "1Mi"})), "/m", settings)
 
 
-def test_whoever_writes_a_pod_does_not_choose_the_memory_of_a_mount() -> None:
-    """S-118"""
+@promise("S-118")
+@pytest.mark.parametrize(("field", "text"), [(MEMORY, "64Gi"), (SOURCE, '{"kind": "nfs", "server": "h", "path": "/"}')])
+def test_whoever_writes_a_pod_does_not_choose_the_memory_of_a_mount_or_an_export(field: str, text: str) -> None:
     request = csi.NodePublishVolumeRequest(
         volume_id="csi-1",
         target_path="/k/pods/1/",
         volume_capability=capability(MODES.SINGLE_NODE_WRITER),
-        volume_context={"csi.storage.k8s.io/ephemeral": "true", "bucket": "b-1", MEMORY: "64Gi"},
+        volume_context={"csi.storage.k8s.io/ephemeral": "true", "bucket": "b-1", field: text},
         secrets=KEYS,
     )
     with pytest.raises(InvalidManifest, match="the administrator's"):

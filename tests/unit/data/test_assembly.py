@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from datastore.errors import CorruptBody, PreconditionFailed
 from datastore.fuse.data.assembly import Assembly, runs
 from datastore.fuse.data.pieces import Piece
-from datastore.fuse.data.version import ObjectVersion
-from datastore.fuse.store.base import Body, ETag, ObjectInfo
+from datastore.fuse.store.base import Body, ETag, ObjectInfo, ObjectVersion
 
 BODY = random.Random(1).randbytes(10_000)
 VERSION = ObjectVersion("k", ETag("e"), len(BODY))

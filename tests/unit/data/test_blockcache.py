@@ -18,8 +18,8 @@ from datastore.fuse.data import blockcache, cachespace
 from datastore.fuse.data.blockcache import BlockCache
 from datastore.fuse.data.blockfile import BLOCK_BYTES, BlockFile, Identity, create_files
 from datastore.fuse.data.cachespace import CacheBusyError, CacheSpace
-from datastore.fuse.data.version import ObjectVersion
-from datastore.fuse.store.base import ETag
+from datastore.fuse.store.base import ETag, ObjectVersion
+from tests.promises import promise
 
 MIB = 1 << 20
 LIMIT = 64 * MIB
@@ -96,7 +96,7 @@ def test_what_was_written_is_read_back_and_nothing_else_is_held(fresh: Make) -> 
     assert cache.read(file, BLOCK_BYTES - 1, 2) is None
     assert cache.read(file, 2 * BLOCK_BYTES - 1, 2) is None
     assert not cache.present(file)
-    assert cache.lend(file) is None
+    assert cache.open_for_passthrough(file) is None
 
 
 def test_a_read_ends_at_the_end_of_the_object(fresh: Make) -> None:
@@ -147,7 +147,7 @@ def test_an_empty_object_is_always_present_and_takes_no_file(fresh: Make, direct
     assert cache.present(version(0))
     assert cache.read(version(0), 0, 10) == b""
     assert cache.write(version(0), 0, b"")
-    assert cache.lend(version(0)) is None
+    assert cache.open_for_passthrough(version(0)) is None
     assert not cache.adopt(version(0), tmp_path / "empty")
     assert not directory.exists()
 
@@ -186,7 +186,7 @@ def test_what_is_lent_outlives_the_cache_entry(fresh: Make) -> None:
     file = version(len(body))
     cache.write(file, 0, body)
 
-    fd = cache.lend(file)
+    fd = cache.open_for_passthrough(file)
     assert fd is not None
     try:
         cache.drop(file)
@@ -194,7 +194,7 @@ def test_what_is_lent_outlives_the_cache_entry(fresh: Make) -> None:
         assert os.pread(fd, len(body), 0) == body
     finally:
         os.close(fd)
-    assert cache.lend(file) is None
+    assert cache.open_for_passthrough(file) is None
 
 
 def test_adopt_takes_the_file_over(fresh: Make, tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_adopt_takes_the_file_over(fresh: Make, tmp_path: Path) -> None:
     assert not (tmp_path / "staged").exists()
     assert cache.read(file, 0, len(body)) == body
     assert fresh().present(file)
-    fd = fresh().lend(file)
+    fd = fresh().open_for_passthrough(file)
     assert fd is not None
     os.close(fd)
 
@@ -259,7 +259,7 @@ def test_a_flipped_byte_is_never_served(fresh: Make, directory: Path, at: int) -
 
     assert later.read(file, at, 1) is None
     assert not later.present(file)
-    assert later.lend(file) is None
+    assert later.open_for_passthrough(file) is None
     assert not later.verify(file)
     later.write(file, 0, body)
     assert later.read(file, 0, len(body)) == body
@@ -285,7 +285,7 @@ def test_a_file_that_was_changed_meanwhile_is_not_lent(fresh: Make, directory: P
     with open(file_of(directory, ".data"), "r+b", buffering=0) as data:
         data.write(b"other")
     os.utime(file_of(directory, ".data"), ns=(1, 1))
-    assert cache.lend(version(len(body))) is None
+    assert cache.open_for_passthrough(version(len(body))) is None
     assert cache.read(version(len(body)), 0, 10) is None
 
 
@@ -307,7 +307,7 @@ def test_a_touched_file_is_checked_and_then_trusted_again(fresh: Make, directory
     os.utime(file_of(directory, ".data"), ns=(1, 1))
     later = fresh()
     assert later.read(version(len(body)), 0, len(body)) == body
-    fd = later.lend(version(len(body)))
+    fd = later.open_for_passthrough(version(len(body)))
     assert fd is not None
     os.close(fd)
 
@@ -320,9 +320,9 @@ def test_a_large_unsealed_version_is_lent_once_it_is_verified(
     fresh().write(version(len(body)), 0, body)
     os.utime(file_of(directory, ".data"), ns=(1, 1))
     later = fresh()
-    assert later.lend(version(len(body))) is None
+    assert later.open_for_passthrough(version(len(body))) is None
     assert later.verify(version(len(body)))
-    fd = later.lend(version(len(body)))
+    fd = later.open_for_passthrough(version(len(body)))
     assert fd is not None
     os.close(fd)
 
@@ -505,31 +505,31 @@ def test_the_cache_stays_in_its_limit_and_evicts_what_was_used_longest_ago(
     assert fresh().present(version(len(body), key="k19"))
 
 
+@promise("S-52")
 def test_a_version_is_lent_to_one_at_a_time_for_as_long_as_the_descriptor_lives(fresh: Make) -> None:
-    """S-52"""
     cache, other, body = fresh(), fresh(), content(2 * MIB)
     file = version(len(body))
-    assert cache.lend(file) is None
+    assert cache.open_for_passthrough(file) is None
     cache.write(file, 0, body)
-    lent = cache.lend(file)
+    lent = cache.open_for_passthrough(file)
     assert lent is not None
-    assert other.lend(file) is None
+    assert other.open_for_passthrough(file) is None
     kept = os.dup(lent)  # as the kernel keeps the open file
     os.close(lent)
-    assert other.lend(file) is None
+    assert other.open_for_passthrough(file) is None
     os.close(kept)
-    again = other.lend(file)
+    again = other.open_for_passthrough(file)
     assert again is not None
     os.close(again)
 
 
+@promise("S-52")
 def test_what_is_written_to_a_lent_file_is_nobody_elses(fresh: Make) -> None:
-    """S-52"""
     cache, other, body = fresh(), fresh(), content(2 * MIB)
     file = version(len(body))
     cache.write(file, 0, body)
     assert other.read(file, 0, 10) == body[:10]
-    lent = cache.lend(file)
+    lent = cache.open_for_passthrough(file)
     assert lent is not None
     cache.drop(file)
     os.pwrite(lent, b"changed", 0)
@@ -540,13 +540,13 @@ def test_what_is_written_to_a_lent_file_is_nobody_elses(fresh: Make) -> None:
     assert other.read(file, 0, 10) == body[:10]
 
 
+@promise("S-54")
 def test_a_changed_file_is_not_lent(fresh: Make) -> None:
-    """S-54"""
     cache, body = fresh(), content(2 * MIB)
     file = version(len(body))
     cache.write(file, 0, body)
     Path(cache._place(file).data_path).write_bytes(bytes(len(body)))
-    assert cache.lend(file) is None
+    assert cache.open_for_passthrough(file) is None
 
 
 def test_room_is_reserved_in_advance_and_the_limit_still_holds(
@@ -605,6 +605,49 @@ def test_a_body_larger_than_the_cache_is_not_kept(tmp_path: Path) -> None:
     cache = BlockCache(tmp_path / "cache", 2 * BLOCK_BYTES, "n")
     assert not cache.write(version(3 * BLOCK_BYTES), 0, content(3 * BLOCK_BYTES))
     assert not BlockCache(tmp_path / "tiny", 100, "n").write(version(10), 0, b"0123456789")
+
+
+class Disk:
+    """What statvfs(3) says of a disk of 100 GiB on which others take what is not free."""
+
+    f_frsize = 1
+    f_blocks = 100 << 30
+
+    def __init__(self, free_bytes: int) -> None:
+        self.f_bavail = free_bytes
+
+
+@promise("S-207")
+def test_what_the_disk_has_left_is_not_taken(
+    fresh: Make, directory: Path, clock: Hand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GiB stays for others, and when these take more the cache gives it back."""
+    cache, body = fresh(), content(4 * BLOCK_BYTES)
+    disk = Disk(2 << 30)
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    assert cache.write(version(len(body), "a"), 0, body)
+    assert cache.usage()[1] == LIMIT
+
+    disk.f_bavail = (1 << 30) - 1
+    assert not cache.write(version(len(body), "b"), 0, body)
+    assert on_disk(directory) == 0
+    assert not cache.write(version(len(body), "b"), 0, body)
+    disk.f_bavail = 2 << 30
+    assert not cache.write(version(len(body), "b"), 0, body), "it looks again in 5 s"
+    clock.now_s += 6
+    assert cache.write(version(len(body), "b"), 0, body)
+
+
+@promise("S-206")
+def test_what_is_over_a_lower_limit_goes_at_once(fresh: Make, directory: Path) -> None:
+    cache, body = fresh(), content(BLOCK_BYTES)
+    for number in range(16):
+        assert cache.write(version(len(body), f"{number}"), 0, body)
+    before = on_disk(directory)
+    cache.resize(8 * BLOCK_BYTES)
+    assert on_disk(directory) <= 8 * BLOCK_BYTES < before
+    cache.resize(16 * BLOCK_BYTES)
+    assert cache.write(version(len(body), "another"), 0, body)
 
 
 def test_an_evicted_version_stays_readable_for_who_has_it_open_and_is_written_anew(fresh: Make, clock: Hand) -> None:
@@ -682,7 +725,7 @@ def test_a_version_of_one_block_outlives_touches_and_its_eviction_for_who_reads_
     assert two.read(file, 0, 10) == one.read(file, 0, 10) == body[:10]
     clock.now_s += blockcache.TOUCH_S
     assert two.read(file, 0, 10) == body[:10]  # says so on disk
-    assert one.lend(file) is None
+    assert one.open_for_passthrough(file) is None
     assert one.read(file, 990, 10) == body[990:]
     two.make_room(LIMIT)
     assert one.read(file, 0, 10) == body[:10]
@@ -769,7 +812,7 @@ import random, sys
 from pathlib import Path
 from datastore.fuse.data.blockcache import BlockCache
 from datastore.fuse.data.blockfile import BLOCK_BYTES
-from datastore.fuse.data.version import ObjectVersion
+from datastore.fuse.store.base import ObjectVersion
 directory, seed = Path(sys.argv[1]), int(sys.argv[2])
 cache = BlockCache(directory, 3 << 20, "n")
 bodies = [(ObjectVersion(f"k{i}", "e", 5 * BLOCK_BYTES), random.Random(i).randbytes(5 * BLOCK_BYTES)) for i in range(8)]

@@ -18,6 +18,7 @@ from datastore.fuse.data.multipart import (
     scheduled,
     scheduled_parts,
 )
+from tests.promises import promise
 
 GIB = 1 << 30
 TIB = 1 << 40
@@ -38,9 +39,10 @@ def files(draw: st.DrawFn) -> tuple[int, int, Extents]:
     return size, base_size, Extents((start, min(start + length, size)) for start, length in ranges)
 
 
+@promise("S-21")
 @given(files())
 def test_parts_cover_the_file_exactly_once(file: tuple[int, int, Extents]) -> None:
-    """S-21 in order, without gap or overlap, within S3's limits."""
+    """In order, without gap or overlap, within S3's limits."""
     size, _, _ = file
     plan = plan_upload(*file)
     assert plan.size == size
@@ -57,9 +59,10 @@ def test_parts_cover_the_file_exactly_once(file: tuple[int, int, Extents]) -> No
     assert len(plan.parts) <= PARTS_MAX
 
 
+@promise("S-21")
 @given(files())
 def test_copied_parts_are_unchanged_bytes_of_the_base(file: tuple[int, int, Extents]) -> None:
-    """S-21 within the base and clean; what is uploaded has a reason."""
+    """Within the base and clean; what is uploaded has a reason."""
     size, base_size, dirty = file
     for part in plan_upload(*file).parts:
         start, stop = part.byte_range
@@ -72,14 +75,16 @@ def test_copied_parts_are_unchanged_bytes_of_the_base(file: tuple[int, int, Exte
             assert stop > base_size or dirty.overlaps(start, stop)
 
 
+@promise("S-21")
 def test_a_small_file_is_one_put() -> None:
-    """S-21 up to the limit the whole is sent at once, also an empty one."""
+    """Up to the limit the whole is sent at once, also an empty one."""
     assert plan_upload(0, 0, Extents()).parts == ()
     assert plan_upload(SINGLE_MAX, SINGLE_MAX, Extents([(0, 1)])).parts == ()
 
 
+@promise("S-21")
 def test_one_changed_byte() -> None:
-    """S-21 of 1 GiB one part is uploaded, the rest takes few calls."""
+    """Of 1 GiB one part is uploaded, the rest takes few calls."""
     plan = plan_upload(GIB, GIB, Extents([(500 * MIB, 500 * MIB + 1)]))
     uploaded = [part for part in plan.parts if not part.copied]
     assert len(uploaded) == 1
@@ -87,8 +92,9 @@ def test_one_changed_byte() -> None:
     assert len(plan.parts) <= 7
 
 
+@promise("S-21")
 def test_a_file_that_shrank_or_grew() -> None:
-    """S-21 the part with the new end is uploaded, what is before is copied."""
+    """The part with the new end is uploaded, what is before is copied."""
     grown = plan_upload(33 * MIB, 32 * MIB, Extents([(32 * MIB, 33 * MIB)]))
     assert [(part.byte_range, part.copied) for part in grown.parts] == [
         ((0, 32 * MIB), True),
@@ -98,17 +104,19 @@ def test_a_file_that_shrank_or_grew() -> None:
     assert [(part.byte_range, part.copied) for part in shrunk.parts] == [((0, 20 * MIB), True)]
 
 
+@promise("S-21")
 @pytest.mark.parametrize("size", [1, GIB, 78 * GIB, 79 * GIB, 100 * GIB, TIB, S3_OBJECT_MAX])
 def test_the_largest_files_fit(size: int) -> None:
-    """S-21 5 TiB are at most 10,000 parts."""
+    """5 TiB are at most 10,000 parts."""
     step = part_size(size)
     assert -(-size // step) <= PARTS_MAX
     assert PART_SIZE <= step <= S3_PART_MAX
     assert step % MIB == 0
 
 
+@promise("S-45")
 def test_parts_of_a_file_whose_end_is_not_known() -> None:
-    """S-45 they adjoin, are within S3's limits, and 10,000 of them hold the largest object."""
+    """They adjoin, are within S3's limits, and 10,000 of them hold the largest object."""
     at = 0
     for number in range(1, PARTS_MAX + 1):
         part = scheduled(number)
@@ -118,9 +126,10 @@ def test_parts_of_a_file_whose_end_is_not_known() -> None:
     assert at >= S3_OBJECT_MAX
 
 
+@promise("S-45")
 @given(st.integers(1, 20 * GIB))
 def test_scheduled_parts_end_with_the_file(size: int) -> None:
-    """S-45 exactly."""
+    """Exactly."""
     parts = list(scheduled_parts(size))
     assert parts[-1].byte_range.stop == size
     assert [part.number for part in parts] == list(range(1, len(parts) + 1))

@@ -96,20 +96,6 @@ def test_a_jump_closes_the_window() -> None:
     assert ahead.window_bytes == 0
 
 
-@pytest.mark.parametrize("stride", [10 * MIB, -10 * MIB])
-def test_a_strided_reader_gets_the_next_strides(stride: int) -> None:
-    begin = 500 * MIB
-    plans = run(ReadAhead(BIG), [(begin + i * stride, 128 * KIB) for i in range(5)])
-    assert plans[1].ahead == ()
-    starts = [span.start for span in plans[4].ahead]
-    assert starts == [begin + (4 + step) * stride for step in range(1, 9)]
-
-
-def test_strides_stop_at_the_ends_of_the_object() -> None:
-    plans = run(ReadAhead(60 * MIB), [(i * 10 * MIB, 128 * KIB) for i in range(1, 6)])
-    assert plans[-1].ahead == ()
-
-
 def test_no_range_is_larger_than_the_largest_and_windows_are_cut_into_several() -> None:
     ahead = ReadAhead(BIG)
     for plan in run(ahead, sequential(MIB, 200)):

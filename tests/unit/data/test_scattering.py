@@ -13,8 +13,7 @@ from datastore.fuse.data import cachespace
 from datastore.fuse.data.blockcache import BlockCache
 from datastore.fuse.data.cachespace import CacheSpace
 from datastore.fuse.data.scattering import FLAGS, GET_FLAGS, SET_FLAGS, UNRELATED, scatter
-from datastore.fuse.data.version import ObjectVersion
-from datastore.fuse.store.base import ETag
+from datastore.fuse.store.base import ETag, ObjectVersion
 
 NO_DUMP = 0x40
 """FS_NODUMP_FL, which every file system with attributes has."""

@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from datastore.fuse.data.extents import Extents
 from datastore.fuse.data.staging import BLOCK, StagedFile
-from datastore.fuse.data.version import ObjectVersion
-from datastore.fuse.store.base import ETag
+from datastore.fuse.store.base import ETag, ObjectVersion
+from tests.promises import promise
 
 MOST = 6 * BLOCK
 sizes = st.integers(0, MOST) | st.sampled_from([0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 3 * BLOCK + 7])
@@ -145,8 +145,9 @@ def version(size: int) -> ObjectVersion:
     return ObjectVersion("f", ETag("v0"), size)
 
 
+@promise("S-21")
 def test_nothing_is_fetched_for_whole_blocks(path: Path) -> None:
-    """S-21 only partly written blocks need the base."""
+    """Only partly written blocks need the base."""
     staged = StagedFile(path, version(10 * BLOCK), 0)
     assert staged.missing_for_write(BLOCK, 2 * BLOCK) == []
     assert staged.missing_for_write(BLOCK + 1, BLOCK) == [(BLOCK, 2 * BLOCK), (2 * BLOCK, 3 * BLOCK)]
@@ -156,8 +157,9 @@ def test_nothing_is_fetched_for_whole_blocks(path: Path) -> None:
     staged.close(remove=True)
 
 
+@promise("S-17")
 def test_what_was_written_meanwhile_stays(path: Path) -> None:
-    """S-17 a range that arrives late does not overwrite newer bytes."""
+    """A range that arrives late does not overwrite newer bytes."""
     staged = StagedFile(path, version(BLOCK), 0)
     staged.write(0, b"new")
     staged.fill(0, b"o" * BLOCK)
@@ -166,8 +168,9 @@ def test_what_was_written_meanwhile_stays(path: Path) -> None:
     staged.close(remove=True)
 
 
+@promise("S-19")
 def test_a_change_of_attributes_alone(path: Path) -> None:
-    """S-19 makes it dirty, but no byte of it."""
+    """Makes it dirty, but no byte of it."""
     staged = StagedFile(path, version(BLOCK), 0)
     staged.touch()
     assert staged.dirty
@@ -175,8 +178,9 @@ def test_a_change_of_attributes_alone(path: Path) -> None:
     staged.close(remove=True)
 
 
+@promise("S-20")
 def test_a_short_read_leaves_whole_blocks(path: Path) -> None:
-    """S-20 after a death, bytes beside those that a read fetched are still known to be the base's."""
+    """After a death, bytes beside those that a read fetched are still known to be the base's."""
     base = base_of(2 * BLOCK + 5)
     staged = StagedFile(path, version(len(base)), 0)
     assert staged.missing(BLOCK + 5, BLOCK + 6) == [(BLOCK, 2 * BLOCK)]
@@ -189,8 +193,9 @@ def test_a_short_read_leaves_whole_blocks(path: Path) -> None:
     left.close(remove=True)
 
 
+@promise("S-20")
 def test_what_an_earlier_process_left(path: Path) -> None:
-    """S-20 what the file holds is found by itself; the rest is the base's or zero."""
+    """What the file holds is found by itself; the rest is the base's or zero."""
     staged = StagedFile(path, version(10 * BLOCK), 0)
     staged.write(2 * BLOCK, b"x" * BLOCK)
     staged.truncate(8 * BLOCK)
@@ -208,15 +213,17 @@ def test_what_an_earlier_process_left(path: Path) -> None:
     assert not path.exists()
 
 
+@promise("S-19")
 def test_only_the_owner_reads_it(path: Path) -> None:
-    """S-19 unsent bytes on disk are nobody else's."""
+    """Unsent bytes on disk are nobody else's."""
     staged = StagedFile(path, None, 0)
     assert path.stat().st_mode & 0o777 == 0o600
     staged.close(remove=True)
 
 
+@promise("S-50")
 def test_a_new_file_is_not_cut_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-50 ext4 writes a file that was truncated to 0 to the disk when it is closed, which nobody asked for."""
+    """Ext4 writes a file that was truncated to 0 to the disk when it is closed, which nobody asked for."""
     sizes: list[int] = []
     monkeypatch.setattr(os, "ftruncate", lambda _fd, size: sizes.append(size))
     staged = StagedFile(tmp_path / "s", None, 1)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from datastore import beneath
+from tests.promises import promise
 
 
 def protected(directory: Path, note: Path) -> None:
@@ -19,8 +20,8 @@ def protected(directory: Path, note: Path) -> None:
         os.close(fd)
 
 
+@promise("S-60")
 def test_a_directory_gets_its_mode_back(tmp_path: Path) -> None:
-    """S-60."""
     place, note = tmp_path / "m", tmp_path / "note"
     place.mkdir(mode=0o751)
     place.chmod(0o751)
@@ -34,8 +35,8 @@ def test_a_directory_gets_its_mode_back(tmp_path: Path) -> None:
     assert (place / "file").exists()
 
 
+@promise("S-60")
 def test_a_note_that_is_broken_or_of_a_directory_that_is_gone_is_dropped(tmp_path: Path) -> None:
-    """S-60."""
     note = tmp_path / "note"
     note.write_text("{")
     beneath.restore(str(tmp_path), note)
@@ -49,17 +50,18 @@ def test_a_note_that_is_broken_or_of_a_directory_that_is_gone_is_dropped(tmp_pat
     assert not note.exists()
 
 
+@promise("S-60")
 @pytest.mark.parametrize("text", ["{}", "[]", '{"mode": "x"}', '{"mode": null}'])
 def test_a_note_without_a_mode_is_dropped(tmp_path: Path, text: str) -> None:
-    """S-60."""
     note = tmp_path / "note"
     note.write_text(text)
     beneath.restore(str(tmp_path), note)
     assert not note.exists()
 
 
+@promise("S-60")
 def test_a_directory_that_somebody_made_immutable_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-60: administrators do that with their mount points; it is not ours to undo."""
+    """Administrators do that with their mount points; it is not ours to undo."""
     monkeypatch.setattr(beneath, "_flags", lambda _: 0x10)
     place, note = tmp_path / "m", tmp_path / "note"
     place.mkdir()

@@ -111,5 +111,5 @@ def test_names_are_quoted_for_the_option_list() -> None:
 def test_a_mount_below_is_what_keeps_it_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     line = "36 35 0:9 / /m/a rw - fuse.datastore data rw\n"
     monkeypatch.setattr(mountinfo, "read", lambda: mountinfo.parse(line))
-    assert device.busy_line("/m") == "/m is busy: /m/a is mounted below it; unmount that first"
-    assert "below" not in device.busy_line("/m/a")
+    assert str(device.busy("/m")) == "/m is busy: /m/a is mounted below it; unmount that first"
+    assert "below" not in str(device.busy("/m/a"))

@@ -1,4 +1,4 @@
-"""wants_out: only a caller that is being ended is let go."""
+"""is_ended: only a caller that is being ended is let go."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from datastore.fuse.kernel.interrupts import wants_out
+from datastore.fuse.kernel.interrupts import is_ended
 
 
-def status(proc: Path, *, thread: int = 0, shared: int = 0, blocked: int = 0) -> int:
+def caller(proc: Path, *, thread: int = 0, shared: int = 0, blocked: int = 0) -> int:
     (proc / "77").mkdir()
     text = f"Name:\tx\nSigQ:\t1/2\nSigPnd:\t{thread:016x}\nShdPnd:\t{shared:016x}\nSigBlk:\t{blocked:016x}\n"
     (proc / "77" / "status").write_text(text)
@@ -23,18 +23,19 @@ def bit(number: signal.Signals) -> int:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_caller_that_is_ended_is_let_go(tmp_path: Path, number: signal.Signals) -> None:
-    assert wants_out(status(tmp_path, shared=bit(number)), tmp_path)
+    assert is_ended(caller(tmp_path, shared=bit(number)), tmp_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGALRM, signal.SIGPROF, signal.SIGCHLD, signal.SIGURG, signal.SIGWINCH])
 def test_a_timer_or_a_childs_end_is_not_a_wish_to_leave(tmp_path: Path, number: signal.Signals) -> None:
-    assert not wants_out(status(tmp_path, thread=bit(number)), tmp_path)
+    assert is_ended(caller(tmp_path, thread=bit(number)), tmp_path) is False
 
 
 def test_a_blocked_signal_does_not_count(tmp_path: Path) -> None:
-    assert not wants_out(status(tmp_path, shared=bit(signal.SIGTERM), blocked=bit(signal.SIGTERM)), tmp_path)
+    pid = caller(tmp_path, shared=bit(signal.SIGTERM), blocked=bit(signal.SIGTERM))
+    assert is_ended(pid, tmp_path) is False
 
 
-def test_a_caller_that_can_not_be_seen_is_let_go(tmp_path: Path) -> None:
-    assert wants_out(0, tmp_path)
-    assert wants_out(123, tmp_path)
+def test_of_a_caller_that_can_not_be_seen_nothing_is_known(tmp_path: Path) -> None:
+    assert is_ended(0, tmp_path) is None
+    assert is_ended(123, tmp_path) is None

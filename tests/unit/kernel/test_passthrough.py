@@ -11,6 +11,7 @@ import pytest
 from datastore.fuse.kernel import abi, passthrough
 from datastore.fuse.kernel.passthrough import TABLE_BYTES, OpenModes
 from datastore.fuse.ops import Fh, OpenReply
+from tests.promises import promise
 
 LOCAL = OpenReply(Fh(1), passthrough_fd=5)
 CACHED = OpenReply(Fh(1), keep_cache=True)
@@ -87,8 +88,8 @@ def test_without_passthrough_nothing_is_counted_and_flags_follow_the_reply(devic
     assert device.last == 0
 
 
+@promise("S-29")
 def test_only_where_readers_stay_right_are_writes_not_cached(device: Device) -> None:
-    """S-29"""
     table, alone = OpenModes(0), OpenReply(Fh(1), uncached=True)
     assert table.opened(7, os.O_WRONLY, alone) == (0, 0)
     table.drops_pages = True
@@ -116,8 +117,8 @@ def test_after_an_overflow_no_new_way_is_chosen(device: Device, table_fd: int, m
     assert modes(table_fd).opened(88_888_888, os.O_RDWR, LOCAL)[1] == 0
 
 
+@promise("S-52")
 def test_an_open_past_the_local_file_keeps_the_mode_of_the_inode(device: Device) -> None:
-    """S-52"""
     table = modes()
     assert table.is_local(7) is False
     table.opened(7, os.O_RDONLY, LOCAL)
@@ -130,8 +131,8 @@ def test_an_open_past_the_local_file_keeps_the_mode_of_the_inode(device: Device)
     assert OpenModes(0).is_local(7) is None
 
 
+@promise("S-53")
 def test_why_files_are_not_read_by_passthrough(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-53"""
     table = modes()
     assert table.why_not() == ""
     device.refuse = True

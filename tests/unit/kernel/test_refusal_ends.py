@@ -1,4 +1,4 @@
-"""A device that is no more, as the keeper's Refusal sees it."""
+"""A device that is no more, as the supervisor's Refusal sees it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import socket
 
 import pytest
 
-from datastore.fuse.keeper.refusal import Refusal
+from datastore.fuse.supervisor.refusal import Refusal
+from tests.promises import promise
 
 
+@promise("S-61")
 @pytest.mark.parametrize(
     ("number", "goes_on"),
     [(errno.ENODEV, False), (errno.ECONNABORTED, False), (errno.ENOENT, True), (errno.ENOMEM, True)],
@@ -18,22 +20,23 @@ from datastore.fuse.keeper.refusal import Refusal
 def test_nobody_is_refused_where_nothing_is_mounted(
     monkeypatch: pytest.MonkeyPatch, number: int, goes_on: bool
 ) -> None:
-    """S-61: the keeper learns of it, and neither fails nor turns in circles."""
-    keeper, kernel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    """The supervisor learns of it, and neither fails nor turns in circles."""
+    supervisor, kernel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def refused(fd: int, frame: bytes) -> int:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "write", refused)
-    monkeypatch.setattr(os, "readv", lambda fd, buffers: _fail(number, keeper))
-    with keeper, kernel:
+    monkeypatch.setattr(os, "readv", lambda fd, buffers: _fail(number, supervisor))
+    with supervisor, kernel:
         kernel.send(b"x")
-        assert Refusal(keeper.fileno(), resend=True).answer(0.02) is goes_on
+        assert Refusal(supervisor.fileno(), resend=True).answer(0.02) is goes_on
 
 
+@promise("S-61", "S-153")
 def test_a_device_that_can_not_be_read_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-61 S-153: a system without memory is no unmount, and is not asked in circles."""
-    keeper, kernel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    """A system without memory is no unmount, and is not asked in circles."""
+    supervisor, kernel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     asked: list[int] = []
 
     def failing(fd: int, buffers: object) -> int:
@@ -41,9 +44,9 @@ def test_a_device_that_can_not_be_read_for_a_moment(monkeypatch: pytest.MonkeyPa
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
     monkeypatch.setattr(os, "readv", failing)
-    with keeper, kernel:
+    with supervisor, kernel:
         kernel.send(b"x")
-        assert Refusal(keeper.fileno(), resend=False).answer(0.05)
+        assert Refusal(supervisor.fileno(), resend=False).answer(0.05)
     assert len(asked) == 1
 
 

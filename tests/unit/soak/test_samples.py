@@ -88,11 +88,11 @@ def test_the_report_says_whether_it_was_flat() -> None:
 
 
 def test_the_one_that_waits_is_not_looked_at() -> None:
-    """A keeper has a second server in waiting, with one thread: its size and descriptors say nothing."""
+    """A supervisor has a second server in waiting, with one thread: its size and descriptors say nothing."""
     busy, waiting = SimpleNamespace(num_threads=lambda: 30), SimpleNamespace(num_threads=lambda: 1)
     for children, found in (([busy, waiting], busy), ([waiting, busy], busy), ([busy], busy), ([waiting], None)):
-        keeper = SimpleNamespace(children=partial(list, children))
-        assert serving(cast(psutil.Process, keeper)) is cast(psutil.Process | None, found)
+        supervisor = SimpleNamespace(children=partial(list, children))
+        assert serving(cast(psutil.Process, supervisor)) is cast(psutil.Process | None, found)
 
 
 def test_descriptors_of_the_cache_are_not_counted(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from datastore.fuse.state.attributes import AttributeMemory, is_racy
 from datastore.fuse.state.statedb import KnownAttributes, StateDb
 from datastore.fuse.store.base import ETag, ObjectInfo
+from tests.promises import promise
 
 S = 1_000_000_000
 E1, E2 = ETag("e1"), ETag("e2")
@@ -28,20 +29,22 @@ def db(tmp_path: Path) -> Iterator[StateDb]:
     opened.close()
 
 
+@promise("S-12")
 def test_a_version_is_remembered(db: StateDb) -> None:
-    """S-12 by etag and time; a change of metadata alone shows in the time."""
+    """By etag and time; a change of metadata alone shows in the time."""
     memory = AttributeMemory(db)
-    memory.learn(info(mode="1"))
+    memory.asking()(info(mode="1"))
     assert memory.known("f", E1, 10 * S) == ({"mode": "1"}, "a/b")
     assert memory.known("f", E1, 10 * S + 999) is not None
     assert memory.known("f", E2, 10 * S) is None
     assert memory.known("f", E1, 11 * S) is None
     assert memory.known("g", E1, 10 * S) is None
-    memory.learn(info(mtime_ns=11 * S, mode="2"))
+    memory.asking()(info(mtime_ns=11 * S, mode="2"))
     assert memory.known("f", E1, 11 * S) == ({"mode": "2"}, "a/b")
     assert memory.known("f", E1, 10 * S) is None
 
 
+@promise("S-12")
 @pytest.mark.parametrize(
     ("mtime_ns", "answered_ns", "racy"),
     [
@@ -53,27 +56,29 @@ def test_a_version_is_remembered(db: StateDb) -> None:
     ],
 )
 def test_answers_within_the_second_of_the_change(db: StateDb, mtime_ns: int, answered_ns: int, racy: bool) -> None:
-    """S-12 they are not kept: the object may change again and look the same. Nor without the server's time."""
+    """They are not kept: the object may change again and look the same. Nor without the server's time."""
     told = info(mtime_ns=mtime_ns, answered_ns=answered_ns)
     assert is_racy(told) is racy
     memory = AttributeMemory(db)
-    memory.learn(told)
+    memory.asking()(told)
     assert (memory.known("f", E1, mtime_ns) is None) is racy
 
 
+@promise("S-12")
 def test_a_racy_answer_does_not_leave_an_older_one(db: StateDb) -> None:
-    """S-12 what is known of the version before is not shown for the new one."""
+    """What is known of the version before is not shown for the new one."""
     memory = AttributeMemory(db)
-    memory.learn(info(mode="old"))
-    memory.learn(info(etag=E2, mtime_ns=20 * S, answered_ns=20 * S, mode="new"))
+    memory.asking()(info(mode="old"))
+    memory.asking()(info(etag=E2, mtime_ns=20 * S, answered_ns=20 * S, mode="new"))
     assert memory.known("f", E2, 20 * S) is None
 
 
+@promise("S-12")
 def test_the_next_mount_knows(db: StateDb) -> None:
-    """S-12 what was saved, and every full batch before."""
+    """What was saved, and every full batch before."""
     memory = AttributeMemory(db)
     for number in range(300):
-        memory.learn(info(f"f{number}", mode=str(number)))
+        memory.asking()(info(f"f{number}", mode=str(number)))
     assert AttributeMemory(db).known("f0", E1, 10 * S) is not None
     memory.save()
     memory.save()
@@ -81,19 +86,21 @@ def test_the_next_mount_knows(db: StateDb) -> None:
     assert all(second.known(f"f{number}", E1, 10 * S) == ({"mode": str(number)}, "a/b") for number in range(300))
 
 
+@promise("S-12")
 def test_memory_is_bounded(db: StateDb) -> None:
-    """S-12 what does not fit is found on disk."""
+    """What does not fit is found on disk."""
     memory = AttributeMemory(db, entries=10)
     for number in range(100):
-        memory.learn(info(f"f{number}"))
+        memory.asking()(info(f"f{number}"))
     memory.save()
     assert len(memory._recent) == 10
     assert memory.known("f0", E1, 10 * S) is not None
     assert len(memory._recent) == 10
 
 
+@promise("S-12")
 def test_a_new_mount_does_not_look_on_disk_until_memory_is_full(db: StateDb, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-12 the first walk asks for every name, and nothing is known."""
+    """The first walk asks for every name, and nothing is known."""
     looked: list[str] = []
     look = db.attributes
 
@@ -105,42 +112,45 @@ def test_a_new_mount_does_not_look_on_disk_until_memory_is_full(db: StateDb, mon
     memory = AttributeMemory(db, entries=10)
     for number in range(10):
         assert memory.known(f"f{number}", E1, 10 * S) is None
-        memory.learn(info(f"f{number}"))
+        memory.asking()(info(f"f{number}"))
     memory.save()
     assert memory.known("f0", E1, 10 * S) is not None
     assert looked == []
-    memory.learn(info("f10"))
+    memory.asking()(info("f10"))
     assert memory.known("f0", E1, 10 * S) is not None, "it left the memory for f10"
     assert looked == ["f0"]
 
 
+@promise("S-12")
 def test_what_was_removed_is_forgotten(db: StateDb) -> None:
-    """S-12 on disk as well: the database does not grow with objects that are no more."""
+    """On disk as well: the database does not grow with objects that are no more."""
     memory = AttributeMemory(db)
     for number in range(20):
-        memory.learn(info(f"f{number}"))
+        memory.asking()(info(f"f{number}"))
     memory.save()
     for number in range(1, 20):
         memory.forget(f"f{number}")
-    memory.learn(info("f5"))
+    memory.asking()(info("f5"))
     assert memory.known("f6", E1, 10 * S) is None
     memory.save()
     assert [number for number in range(20) if db.attributes(f"f{number}") is not None] == [0, 5]
 
 
+@promise("S-12")
 def test_names_that_come_and_go_are_not_many(db: StateDb) -> None:
-    """S-12 a batch is written when it is full, whether its rows are new or gone."""
+    """A batch is written when it is full, whether its rows are new or gone."""
     memory = AttributeMemory(db)
     for number in range(2000):
-        memory.learn(info(f"f{number}"))
+        memory.asking()(info(f"f{number}"))
         memory.forget(f"f{number - 5}")
     assert len(memory._unsaved) < 256
     memory.save()
     assert sum(db.attributes(f"f{number}") is not None for number in range(2000)) == 5
 
 
+@promise("S-12")
 def test_a_full_disk_keeps_no_answer_back(db: StateDb, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-12 what cannot be remembered is asked for again."""
+    """What cannot be remembered is asked for again."""
 
     def full(*_: object) -> None:
         raise OSError(28, "full")
@@ -148,7 +158,34 @@ def test_a_full_disk_keeps_no_answer_back(db: StateDb, monkeypatch: pytest.Monke
     monkeypatch.setattr(db, "remember_attributes", full)
     memory = AttributeMemory(db)
     for number in range(600):
-        memory.learn(info(f"f{number}"))
+        memory.asking()(info(f"f{number}"))
     memory.forget("f599")
     memory.save()
     assert memory.known("f598", E1, 10 * S) is not None
+
+
+@promise("S-163")
+def test_what_was_asked_before_a_change_of_ours_is_not_kept(db: StateDb) -> None:
+    """The server keeps ETag and time of an object whose attributes change: only the order tells old from new."""
+    memory = AttributeMemory(db)
+    memory.asking()(info(mode="old"))
+    late = memory.asking()
+    memory.forget("f")
+    assert memory.known("f", E1, 10 * S) is None
+    late(info(mode="old"))
+    assert memory.known("f", E1, 10 * S) is None
+    late(info("g", mode="of another"))
+    assert memory.known("g", E1, 10 * S) is not None
+    memory.asking()(info(mode="new"))
+    assert memory.known("f", E1, 10 * S) == ({"mode": "new"}, "a/b")
+
+
+@promise("S-163")
+def test_many_changes_do_not_bring_back_what_was_asked_before_the_first(db: StateDb) -> None:
+    """Of so many objects it is not remembered which: then nothing that is as old is kept."""
+    memory = AttributeMemory(db)
+    late = memory.asking()
+    for number in range(5000):
+        memory.forget(f"f{number}")
+    late(info("f0", mode="old"))
+    assert memory.known("f0", E1, 10 * S) is None

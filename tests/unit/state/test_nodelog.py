@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datastore.fuse.state.nodelog import NodeLog, NodeRecord
+from tests.promises import promise
 
 D = NodeRecord(2, 1, stat.S_IFDIR, "d/", b"d")
 F = NodeRecord(3, 2, stat.S_IFREG, os.fsdecode(b"raw\xff"), b"raw\xff")
@@ -30,8 +31,9 @@ def log(path: Path) -> Iterator[NodeLog]:
     opened.close()
 
 
+@promise("S-41")
 def test_records_are_told_to_the_next_process(path: Path, log: NodeLog) -> None:
-    """S-41 without a clean end of the first."""
+    """Without a clean end of the first."""
     log.append([D])
     log.append([F])
     second = NodeLog(path)
@@ -39,15 +41,17 @@ def test_records_are_told_to_the_next_process(path: Path, log: NodeLog) -> None:
     second.close()
 
 
+@promise("S-41")
 def test_the_last_record_of_an_id_wins(log: NodeLog) -> None:
-    """S-41 it was renamed; a directory that moved below a newer one comes after it."""
+    """It was renamed; a directory that moved below a newer one comes after it."""
     moved = D._replace(parent=3, name=b"e", tail="e/")
     log.append([D, F, moved])
     assert list(log.load().values()) == [F, moved]
 
 
+@promise("S-41")
 def test_a_new_mount_begins_anew(path: Path, log: NodeLog) -> None:
-    """S-41 the kernel of a fresh mount knows nothing."""
+    """The kernel of a fresh mount knows nothing."""
     log.append([D])
     log.rewrite([F])
     log.append([D])
@@ -67,9 +71,10 @@ records = st.builds(
 )
 
 
+@promise("S-41")
 @given(st.lists(records, max_size=5, unique_by=lambda record: record.ino), st.integers(0, 100))
 def test_a_torn_end_is_ignored(tmp_path_factory: pytest.TempPathFactory, made: list[NodeRecord], lost: int) -> None:
-    """S-41 whatever of the last write is missing, what was whole is read."""
+    """Whatever of the last write is missing, what was whole is read."""
     path = tmp_path_factory.mktemp("log") / "nodes.log"
     log = NodeLog(path)
     sizes = []
@@ -82,8 +87,9 @@ def test_a_torn_end_is_ignored(tmp_path_factory: pytest.TempPathFactory, made: l
     log.close()
 
 
+@promise("S-41")
 def test_what_follows_a_torn_record_is_read(path: Path, log: NodeLog) -> None:
-    """S-41 a server that died while it wrote, and two after it."""
+    """A server that died while it wrote, and two after it."""
     log.append([D])
     log.append([F])
     os.truncate(path, path.stat().st_size - 1)
@@ -94,8 +100,9 @@ def test_what_follows_a_torn_record_is_read(path: Path, log: NodeLog) -> None:
     second.close()
 
 
+@promise("S-41", "S-50")
 def test_a_full_disk_tears_no_record(path: Path, log: NodeLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-41 S-50 the kernel hears of no id that is not written down, and what is written later is read."""
+    """The kernel hears of no id that is not written down, and what is written later is read."""
     log.append([D])
     write = os.write
     with monkeypatch.context() as patch:
@@ -107,8 +114,9 @@ def test_a_full_disk_tears_no_record(path: Path, log: NodeLog, monkeypatch: pyte
     assert log.records == 2
 
 
+@promise("S-41")
 def test_a_log_that_cannot_be_written_anew_stays(path: Path, log: NodeLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-41 without a descriptor for the new one; above all nothing is written to what has the old number by then."""
+    """Without a descriptor for the new one; above all nothing is written to what has the old number by then."""
     log.append([D])
 
     def refuse(*_arguments: object, **_more: object) -> int:
@@ -122,7 +130,8 @@ def test_a_log_that_cannot_be_written_anew_stays(path: Path, log: NodeLog, monke
     assert log.load() == {2: D, 3: F}
 
 
+@promise("S-41")
 def test_closing_twice(log: NodeLog) -> None:
-    """S-41 is no error."""
+    """Is no error."""
     log.close()
     log.close()

@@ -16,6 +16,7 @@ from datastore.fuse.state import youngrows
 from datastore.fuse.state.rows import Unsent
 from datastore.fuse.state.statedb import KnownAttributes, StateDb
 from datastore.fuse.store.base import UploadId
+from tests.promises import promise
 
 ODD_KEY = os.fsdecode(b"raw\xff/\xe2\x82\xac")
 
@@ -37,6 +38,18 @@ class FullDisk:
         raise error
 
 
+class ReadableFullDisk(FullDisk):
+    """One that can read."""
+
+    def __init__(self, real: sqlite3.Connection) -> None:
+        self._real = real
+
+    def execute(self, statement: str, row: object = ()) -> sqlite3.Cursor:  # type: ignore[override]
+        if not statement.startswith("select"):
+            super().execute(statement)
+        return self._real.execute(statement)
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "state.db"
@@ -49,8 +62,9 @@ def db(path: Path) -> Iterator[StateDb]:
     opened.close()
 
 
+@promise("S-20")
 def test_unsent_files_are_told_to_the_next_process(path: Path, db: StateDb) -> None:
-    """S-20 every field, oldest first, without a clean end of the first process."""
+    """Every field, oldest first, without a clean end of the first process."""
     rows = [row("b", since_ns=2, error="the server is down"), row("a", key=ODD_KEY, since_ns=1)]
     for one in rows:
         db.record_unsent(one)
@@ -59,8 +73,9 @@ def test_unsent_files_are_told_to_the_next_process(path: Path, db: StateDb) -> N
     second.close()
 
 
+@promise("S-20")
 def test_a_row_is_replaced_and_forgotten(db: StateDb) -> None:
-    """S-20 one row a staging file, which follows renames."""
+    """One row a staging file, which follows renames."""
     db.record_unsent(row("a", key="old"))
     db.record_unsent(row("a", key="new"))
     assert [one.key for one in db.unsent()] == ["new"]
@@ -69,10 +84,11 @@ def test_a_row_is_replaced_and_forgotten(db: StateDb) -> None:
     assert db.unsent() == []
 
 
+@promise("S-20", "S-50")
 def test_a_row_recorded_anew_outlives_a_forgetting_that_failed(
     path: Path, db: StateDb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S-20 S-50 sent on a full disk and then written again: the next file that was sent took its row along."""
+    """Sent on a full disk and then written again: the next file that was sent took its row along."""
     db.record_unsent(row("a"))
     with monkeypatch.context() as patch:
         patch.setattr(db, "_connection", FullDisk())
@@ -83,8 +99,9 @@ def test_a_row_recorded_anew_outlives_a_forgetting_that_failed(
     assert [one.staging for one in db.unsent()] == ["a"]
 
 
+@promise("S-19", "S-50")
 def test_a_full_disk_does_not_keep_a_reason(db: StateDb, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-19 S-50 why a file could not be sent is no reason to stop: who tries again later must live on."""
+    """Why a file could not be sent is no reason to stop: who tries again later must live on."""
     db.record_unsent(row("a"))
     with monkeypatch.context() as patch:
         patch.setattr(db, "_connection", FullDisk())
@@ -92,8 +109,9 @@ def test_a_full_disk_does_not_keep_a_reason(db: StateDb, monkeypatch: pytest.Mon
     assert [one.staging for one in db.unsent()] == ["a"]
 
 
+@promise("S-20")
 def test_rows_of_removed_files_go_together(path: Path, db: StateDb) -> None:
-    """S-20 they count for nothing meanwhile, and a clean end leaves none."""
+    """They count for nothing meanwhile, and a clean end leaves none."""
     db.record_unsent(row("kept"))
     for number in range(100):
         db.record_unsent(row(f"{number}"), lasting=True)
@@ -110,8 +128,9 @@ def in_table(path: Path) -> list[str]:
         return [staging for (staging,) in raw.execute("select staging from unsent order by staging")]
 
 
+@promise("S-20")
 def test_a_young_row_is_no_transaction(path: Path, db: StateDb) -> None:
-    """S-20 and outlives its process all the same; what is to outlive a power cut is one."""
+    """It outlives its process all the same; a row that is to outlive a power cut is a transaction."""
     rows = [row("b", key=ODD_KEY, since_ns=2), row("a", since_ns=1)._replace(expects="")]
     for one in rows:
         db.record_unsent(one)
@@ -130,8 +149,9 @@ def test_a_young_row_is_no_transaction(path: Path, db: StateDb) -> None:
     second.close()
 
 
+@promise("S-20")
 def test_a_young_row_of_a_later_release_is_a_row(path: Path, db: StateDb) -> None:
-    """S-20 a step back to this release loses no bytes."""
+    """A step back to this release loses no bytes."""
     db.record_unsent(row("a"))
     log = path.with_name(youngrows.NAME)
     log.write_text(json.dumps({**json.loads(log.read_text()), "invented": 1}) + "\n")
@@ -140,8 +160,9 @@ def test_a_young_row_of_a_later_release_is_a_row(path: Path, db: StateDb) -> Non
     second.close()
 
 
+@promise("S-27")
 def test_a_row_that_was_moved_by_a_rename_is_young_no_more(path: Path, db: StateDb) -> None:
-    """S-27 a process that died in between has either."""
+    """A process that died in between has either."""
     db.record_unsent(row("a"))
     db.moved(db.begin("rename-file", "old", "new"), "etag", ["a"])
     again = StateDb(path)
@@ -149,8 +170,9 @@ def test_a_row_that_was_moved_by_a_rename_is_young_no_more(path: Path, db: State
     again.close()
 
 
+@promise("S-20")
 def test_a_damaged_log_gives_what_is_whole(path: Path, db: StateDb) -> None:
-    """S-20 a power cut may leave anything at its end."""
+    """A power cut may leave anything at its end."""
     db.record_unsent(row("a"))
     log = path.with_name("unsent.log")
     with log.open("ab") as file:
@@ -161,10 +183,11 @@ def test_a_damaged_log_gives_what_is_whole(path: Path, db: StateDb) -> None:
     again.close()
 
 
+@promise("S-50")
 def test_a_full_disk_refuses_a_young_row_and_keeps_the_others(
     path: Path, db: StateDb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S-50 ENOSPC to who writes; half a line is taken back; what was forgotten meanwhile is said later."""
+    """ENOSPC to who writes; half a line is taken back; what was forgotten meanwhile is said later."""
     db.record_unsent(row("a"))
     db.record_unsent(row("b"))
     real = os.write
@@ -180,8 +203,9 @@ def test_a_full_disk_refuses_a_young_row_and_keeps_the_others(
     again.close()
 
 
+@promise("S-19")
 def test_the_log_does_not_grow_for_ever(path: Path, db: StateDb, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-19 it begins anew when nothing is young, and else when it is long: the database takes what is there."""
+    """It begins anew when nothing is young, and else when it is long: the database takes what is there."""
     monkeypatch.setattr(youngrows, "_EMPTIED_BYTES", 2000)
     monkeypatch.setattr(youngrows, "_LONG_BYTES", 20_000)
     log = path.with_name("unsent.log")
@@ -198,8 +222,9 @@ def test_the_log_does_not_grow_for_ever(path: Path, db: StateDb, monkeypatch: py
     assert [one.staging for one in db.unsent()] == ["kept"]
 
 
+@promise("S-27")
 def test_intents(path: Path, db: StateDb) -> None:
-    """S-27 what was begun and not ended is told in order."""
+    """What was begun and not ended is told in order."""
     first = db.begin("rename-file", "a", ODD_KEY)
     second = db.begin("rename-directory", ODD_KEY, "e/")
     third = db.begin("discard", "x", "")
@@ -212,8 +237,9 @@ def test_intents(path: Path, db: StateDb) -> None:
     again.close()
 
 
+@promise("S-27")
 def test_the_second_half_of_a_rename(db: StateDb) -> None:
-    """S-27 when the content is at the target, the unsent bytes are forgotten in the same step."""
+    """When the content is at the target, the unsent bytes are forgotten in the same step."""
     db.record_unsent(row("a"))
     db.record_unsent(row("b"))
     intent = db.begin("rename-file", "old", "new")
@@ -222,8 +248,9 @@ def test_the_second_half_of_a_rename(db: StateDb) -> None:
     assert [one.staging for one in db.unsent()] == ["b"]
 
 
+@promise("S-12")
 def test_known_attributes(path: Path, db: StateDb) -> None:
-    """S-12 by key, the newest that was told."""
+    """By key, the newest that was told."""
     old = KnownAttributes("e1", 5, {"mode": "1"}, "a/b")
     new = KnownAttributes("e2", 6, {}, "")
     db.remember_attributes([(ODD_KEY, old), ("f", old)])
@@ -236,8 +263,9 @@ def test_known_attributes(path: Path, db: StateDb) -> None:
     second.close()
 
 
+@promise("S-12")
 def test_old_attributes_are_dropped(path: Path, db: StateDb) -> None:
-    """S-12 the memory on disk is bounded."""
+    """The memory on disk is bounded."""
     known = KnownAttributes("e", 5, {}, "")
     db.remember_attributes([(f"f{number}", known) for number in range(100)])
     db.close()
@@ -246,8 +274,9 @@ def test_old_attributes_are_dropped(path: Path, db: StateDb) -> None:
     small.close()
 
 
+@promise("S-12")
 def test_the_rows_stay_bounded_while_it_is_open(path: Path) -> None:
-    """S-12 not only when the next server opens it; the same rows written again are not more of them."""
+    """Not only when the next server opens it; the same rows written again are not more of them."""
     known = KnownAttributes("e", 5, {}, "")
     small = StateDb(path, attribute_rows=50)
     for _ in range(10):
@@ -260,8 +289,9 @@ def test_the_rows_stay_bounded_while_it_is_open(path: Path) -> None:
     small.close()
 
 
+@promise("S-19")
 def test_the_write_ahead_log_shrinks_again(path: Path, db: StateDb) -> None:
-    """S-19 a burst of changes does not leave its size behind."""
+    """A burst of changes does not leave its size behind."""
     known = KnownAttributes("e", 5, {"x": "y" * 2000}, "")
     db.remember_attributes([(f"f{number}", known) for number in range(8000)])
     wal = path.with_name(f"{path.name}-wal")
@@ -271,8 +301,9 @@ def test_the_write_ahead_log_shrinks_again(path: Path, db: StateDb) -> None:
     assert wal.stat().st_size <= 4 << 20
 
 
+@promise("S-12")
 def test_a_transaction_that_fails_changes_nothing(db: StateDb) -> None:
-    """S-12 all of a batch, or nothing of it."""
+    """All of a batch, or nothing of it."""
     known = KnownAttributes("e", 5, {}, "")
     broken = known._replace(etag=None)  # type: ignore[arg-type]
     with pytest.raises(sqlite3.IntegrityError):
@@ -282,8 +313,9 @@ def test_a_transaction_that_fails_changes_nothing(db: StateDb) -> None:
     assert db.attributes("f") == known
 
 
+@promise("S-19")
 def test_many_threads(db: StateDb) -> None:
-    """S-19 one connection serves all."""
+    """One connection serves all."""
 
     def work(number: int) -> None:
         for turn in range(50):
@@ -300,14 +332,16 @@ def test_many_threads(db: StateDb) -> None:
     assert db.intents() == []
 
 
+@promise("S-20")
 def test_closing_twice(db: StateDb) -> None:
-    """S-20 is no error."""
+    """Is no error."""
     db.close()
     db.close()
 
 
+@promise("S-46")
 def test_multipart_uploads(path: Path, db: StateDb) -> None:
-    """S-46 what was begun and not ended is told, with its id once that is known."""
+    """What was begun and not ended is told, with its id once that is known."""
     first = db.upload_begun("a", 1)
     second = db.upload_begun(ODD_KEY, 2)
     third = db.upload_begun("c", 3)
@@ -318,25 +352,9 @@ def test_multipart_uploads(path: Path, db: StateDb) -> None:
     again.close()
 
 
-def test_a_database_of_an_earlier_release(path: Path) -> None:
-    """S-20 its unsent files are sent by this one."""
-    with closing(sqlite3.connect(path)) as old:
-        old.execute(
-            "create table unsent(staging text primary key, key text, base_key text, base_etag text,"
-            " base_length integer, base_size integer, metadata text,"
-            " content_type text, since_ns integer, error text not null default '')"
-        )
-        old.execute("insert into unsent values('s', 'k', '', '', 0, 0, '{}', 't', 1, '')")
-        old.commit()
-    db = StateDb(path)
-    assert db.unsent() == [Unsent("s", "k", "", "", 0, 0, {}, "t", 1)]
-    db.record_unsent(row("n")._replace(expects="", stuck=True))
-    assert db.unsent()[1] == row("n")._replace(expects="", stuck=True)
-    db.close()
-
-
+@promise("S-50")
 def test_syncs_that_come_together_are_one(db: StateDb, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-50 each caller's row is on the disk when its call returns."""
+    """Each caller's row is on the disk when its call returns."""
     synced: list[int] = []
     monkeypatch.setattr(os, "fdatasync", synced.append)
     db.record_unsent(row("a"))
@@ -349,3 +367,32 @@ def test_syncs_that_come_together_are_one(db: StateDb, monkeypatch: pytest.Monke
     before = len(synced)
     db.sync()
     assert len(synced) == before + 1
+
+
+@promise("S-205")
+def test_attributes_that_another_was_told_are_forgotten(path: Path, db: StateDb) -> None:
+    known = KnownAttributes("e", 1, {"mode": "33188"}, "text/plain")
+    db.attributes_are_of("alice")
+    db.remember_attributes([("f", known)])
+    db.attributes_are_of("alice")
+    assert db.attributes("f") == known
+    with closing(StateDb(path)) as second:
+        second.attributes_are_of("bob")
+        assert second.attributes("f") is None
+        assert second.attributes_at_most == 0
+
+
+@promise("S-205")
+def test_on_a_full_disk_they_are_not_used(db: StateDb, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = KnownAttributes("e", 1, {"mode": "33188"}, "text/plain")
+    db.attributes_are_of("alice")
+    db.remember_attributes([("f", known)])
+    full = ReadableFullDisk(db._connection)
+    with monkeypatch.context() as patch:
+        patch.setattr(db, "_connection", full)
+        db.attributes_are_of("bob")
+    assert db.attributes("f") is None
+    db.attributes_are_of("bob")
+    assert db.attributes("f") is None
+    db.remember_attributes([("f", known)])
+    assert db.attributes("f") == known

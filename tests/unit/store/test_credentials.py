@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from datastore.api.mountspec import S3Location, StaticCredentials
+from datastore.api.source import S3Location, StaticCredentials
 from datastore.errors import CredentialsInvalid
 from datastore.fuse.store.s3.credentials import LOOK_AGAIN_S, ChainSource, StaticSource, chain_session, find_source
 from datastore.secret import Secret
+from tests.promises import promise
 
 CHAIN = S3Location(bucket="data")
 
@@ -32,22 +33,21 @@ def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_keys_of_the_manifest_are_used_as_they_are(empty_home: Path) -> None:
     given = StaticCredentials(access_key_id="AKID", secret_access_key=Secret("secret"), session_token=Secret("token"))
 
-    source, region = find_source(S3Location(bucket="data", credentials=given))
+    source = find_source(S3Location(bucket="data", credentials=given))
 
     assert (source.keys().access_key_id, source.keys().secret_access_key.reveal()) == ("AKID", "secret")
     assert source.keys().session_token == Secret("token")
-    assert (source.expires(), region) == (None, "")
+    assert source.region == ""
 
 
 def test_the_environment_is_asked(empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ENVKEY")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "envsecret")
 
-    source, _ = find_source(CHAIN)
+    source = find_source(CHAIN)
 
     assert source.keys().access_key_id == "ENVKEY"
     assert source.keys().session_token is None
-    assert source.expires() is None
 
 
 def test_a_profile_gives_keys_and_region(empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,20 +55,20 @@ def test_a_profile_gives_keys_and_region(empty_home: Path, monkeypatch: pytest.M
     (empty_home / "config").write_text("[profile lab]\nregion = eu-central-1\n")
     monkeypatch.setenv("AWS_PROFILE", "lab")
 
-    source, region = find_source(CHAIN)
+    source = find_source(CHAIN)
 
-    assert (source.keys().access_key_id, region) == ("PROFKEY", "eu-central-1")
+    assert (source.keys().access_key_id, source.region) == ("PROFKEY", "eu-central-1")
 
 
 def test_a_profile_that_does_not_exist_is_named(empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "nowhere")
 
     with pytest.raises(CredentialsInvalid, match="nowhere"):
-        find_source(CHAIN)[0].keys()
+        find_source(CHAIN).keys()
 
 
 def test_nothing_found_says_where_it_was_looked_for(empty_home: Path) -> None:
-    source, _ = find_source(CHAIN)
+    source = find_source(CHAIN)
 
     with pytest.raises(CredentialsInvalid, match=r"no credentials found.*credentialsSecret"):
         source.keys()
@@ -91,19 +91,16 @@ def test_credentials_that_expire_are_renewed(empty_home: Path) -> None:
         "count.write_text(str(number))\n"
         f"print(json.dumps({json.dumps(answer)} | {{'AccessKeyId': f'KEY{{number}}'}}))\n",
     )
-    source, _ = find_source(CHAIN)
+    source = find_source(CHAIN)
 
     first, second = source.keys().access_key_id, source.keys().access_key_id
-    expires = source.expires()
 
     assert first != second
-    assert expires is not None
-    assert expires <= datetime.now(UTC) + timedelta(seconds=60)
 
 
 def test_a_helper_that_fails_is_an_error_with_its_words(empty_home: Path) -> None:
     helper_profile(empty_home, "raise SystemExit('token expired, log in again')\n")
-    source, _ = find_source(CHAIN)
+    source = find_source(CHAIN)
 
     with pytest.raises(CredentialsInvalid, match="log in again"):
         source.keys()
@@ -113,10 +110,10 @@ def write_keys(home: Path, access_key: str) -> None:
     (home / "credentials").write_text(f"[default]\naws_access_key_id = {access_key}\naws_secret_access_key = s\n")
 
 
+@promise("S-65")
 def test_a_credentials_file_that_was_rewritten_is_read_when_the_server_refuses_the_old_keys(empty_home: Path) -> None:
-    """S-65"""
     write_keys(empty_home, "OLD")
-    source, _ = find_source(CHAIN)
+    source = find_source(CHAIN)
     old = source.keys()
     write_keys(empty_home, "NEW")
 
@@ -146,7 +143,7 @@ def test_it_is_not_looked_for_others_all_the_time(empty_home: Path) -> None:
 
 def test_a_file_that_is_gone_is_no_other_key(empty_home: Path) -> None:
     write_keys(empty_home, "OLD")
-    source, _ = find_source(CHAIN)
+    source = find_source(CHAIN)
     old = source.keys()
     (empty_home / "credentials").unlink()
 
@@ -162,3 +159,37 @@ def test_keys_of_a_manifest_are_others_once_they_were_replaced() -> None:
     assert not source.refused(refused)
     source.replace(StaticCredentials(access_key_id="B", secret_access_key=Secret("s"), session_token=None))
     assert source.refused(refused)
+
+
+@promise("S-205")
+def test_whoever_has_the_same_keys_is_the_same(empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one reader has fetched is shown to no other one."""
+
+    def of_secret(key: str, secret: str = "s") -> str:
+        given = StaticCredentials(access_key_id=key, secret_access_key=Secret(secret))
+        return find_source(S3Location(bucket="data", credentials=given)).identity()
+
+    assert of_secret("AKID") == of_secret("AKID", "rotated") != of_secret("OTHER")
+    assert "AKID" not in of_secret("AKID")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKID")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    assert find_source(CHAIN).identity() == of_secret("AKID")
+
+
+@promise("S-205")
+def test_keys_that_renew_themselves_are_one_readers(empty_home: Path) -> None:
+    """The helper gives another id each time."""
+    soon = (datetime.now(UTC) + timedelta(seconds=30)).isoformat()
+    answer = {"Version": 1, "SecretAccessKey": "s", "SessionToken": "t", "Expiration": soon}
+    helper_profile(
+        empty_home,
+        f"import json, os; print(json.dumps({json.dumps(answer)} | {{'AccessKeyId': f'KEY{{os.getpid()}}'}}))\n",
+    )
+    first, second = find_source(CHAIN), find_source(CHAIN)
+    assert first.keys().access_key_id != second.keys().access_key_id
+    assert first.identity() == second.identity()
+
+
+def test_without_credentials_nobody_is_known(empty_home: Path) -> None:
+    with pytest.raises(CredentialsInvalid):
+        find_source(CHAIN).identity()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from datastore.errors import InvalidRequest, KeyConflict, KeyTooLong
 from datastore.fuse.store.base import Capabilities, PartNumber, WriteOptions
-from datastore.fuse.store.memory import MemoryBucket, MemoryStore
+from tests.memorystore import MemoryBucket, MemoryStore
 
 names = st.lists(st.sampled_from(["a", "b", "a-", "é", "", "z"]), min_size=1, max_size=4).map("/".join).filter(bool)
 

@@ -20,11 +20,12 @@ from datastore.errors import (
     Unreachable,
 )
 from datastore.fuse.store.base import ByteRange, ETag, ObjectStore, PartNumber, WriteOptions
-from datastore.fuse.store.memory import MemoryBucket, MemoryStore
 from datastore.fuse.store.observing import ObservingStore, StoreMetrics
 from datastore.fuse.store.retrying import RetryingStore
 from datastore.retry import Call, Retrier, RetryPolicy, carried, current_call, one_call
 from tests.faulty import Fault, FaultyStore, from_nth, nth
+from tests.memorystore import MemoryBucket, MemoryStore
+from tests.promises import promise
 
 ONCE = WriteOptions(if_none_match=True, metadata={"mtime": "1.5"})
 
@@ -112,8 +113,9 @@ class TestRetrying:
 class TestOneCall:
     """S-109: what is asked for one call of a program shares one budget."""
 
+    @promise("S-64", "S-109")
     def test_a_second_request_has_what_the_first_has_left(self) -> None:
-        """S-64 S-109: the call fails after 60 s, not after 60 s for each request; a request is tried once at least."""
+        """The call fails after 60 s, not after 60 s for each request; a request is tried once at least."""
         time = ManualTime()
         faulty = FaultyStore(MemoryStore(), from_nth(0, Unreachable("gone")))
         store = RetryingStore(faulty, time.retrier())
@@ -139,8 +141,9 @@ class TestOneCall:
 
         assert time.now - 100.0 > 60.0
 
+    @promise("S-109")
     def test_who_waited_for_one_that_failed_has_less(self) -> None:
-        """S-109: a lock that a failing call held for a minute is part of the wait."""
+        """A lock that a failing call held for a minute is part of the wait."""
         time = ManualTime()
         faulty = FaultyStore(MemoryStore(), from_nth(1, Unreachable("gone")))
         store = RetryingStore(faulty, time.retrier())

@@ -19,6 +19,7 @@ from datastore.fuse.store.base import ByteRange, FilePart, PartNumber, WriteOpti
 from datastore.fuse.store.retrying import RetryingStore
 from datastore.fuse.store.s3.checksums import crc32_of
 from datastore.retry import Retrier, RetryPolicy
+from tests.promises import promise
 from tests.unit.store.scripted import ScriptedServer, http
 from tests.unit.store.test_s3_client import client_of
 
@@ -70,16 +71,17 @@ def test_what_a_file_has_lost_meanwhile_counts_as_zeros(tmp_path: Path) -> None:
         assert crc32_of(part) == sum_of(part.read()) == sum_of(b"ft".ljust(699_998, b"\0"))
 
 
+@promise("S-131")
 def test_a_put_carries_the_checksum_of_its_body() -> None:
-    """S-131."""
     with ScriptedServer([PUT_DONE]) as server, closing(client_of(server)) as client:
         client.put("k", BODY, PLAIN)
 
         assert sent(server) == [SUMMED]
 
 
+@promise("S-131")
 def test_where_the_algorithm_is_taken_each_part_and_the_completion_carry_it(tmp_path: Path) -> None:
-    """S-131 Of a part that was sent again the one that counts."""
+    """Of a part that was sent again the one that counts."""
     (tmp_path / "file").write_bytes(BODY)
     script = [begun("u", *TAKEN), http(200, b"", 'ETag: "old"'), PART_DONE, http(200, b"", 'ETag: "q"'), COMPLETED]
     with ScriptedServer(script) as server, closing(client_of(server)) as client:
@@ -96,8 +98,9 @@ def test_where_the_algorithm_is_taken_each_part_and_the_completion_carry_it(tmp_
         assert listed == [sum_of(BODY), sum_of(b"tail")]
 
 
+@promise("S-131", "S-45")
 def test_a_part_that_changes_on_its_way_is_summed_and_sent_again(tmp_path: Path) -> None:
-    """S-131 S-45 A writer may do that: the file goes on being written."""
+    """A writer may do that: the file goes on being written."""
     (tmp_path / "file").write_bytes(b"as it was   ")
     script = [begun("u", *TAKEN), refused(400, "BadDigest"), PART_DONE]
 
@@ -114,8 +117,8 @@ def test_a_part_that_changes_on_its_way_is_summed_and_sent_again(tmp_path: Path)
         assert server.requests[2].endswith(BODY)
 
 
+@promise("S-146")
 def test_where_it_is_ignored_parts_are_sent_as_ever() -> None:
-    """S-146."""
     with ScriptedServer([begun("u"), PART_DONE, COMPLETED]) as server, closing(client_of(server)) as client:
         upload = client.create_upload("k", PLAIN)
         client.complete_upload("k", upload, [(ONE, client.upload_part("k", upload, ONE, BODY))], PLAIN)
@@ -124,9 +127,10 @@ def test_where_it_is_ignored_parts_are_sent_as_ever() -> None:
         assert b"ChecksumCRC32" not in server.requests[-1]
 
 
+@promise("S-146")
 @pytest.mark.parametrize("said", [TAKEN[:1], ("x-amz-checksum-algorithm: CRC32", "x-amz-checksum-type: FULL_OBJECT")])
 def test_a_server_of_another_kind_of_checksum_gets_an_upload_without(said: Sequence[str]) -> None:
-    """S-146 Of the upload that it began nothing is left."""
+    """Of the upload that it began nothing is left."""
     script = [begun("u", *said), http(204), begun("v"), PART_DONE, COMPLETED, begun("w")]
     with ScriptedServer(script) as server, closing(client_of(server)) as client:
         upload = client.create_upload("k", PLAIN)
@@ -137,8 +141,9 @@ def test_a_server_of_another_kind_of_checksum_gets_an_upload_without(said: Seque
         assert server.requests[1].startswith(b"DELETE /data/k?uploadId=u ")
 
 
+@promise("S-131", "S-146")
 def test_parts_that_are_sent_beside_copied_ones_carry_their_md5(tmp_path: Path) -> None:
-    """S-131 S-146 No CRC-32: servers make none of the whole then, or a wrong one."""
+    """No CRC-32: servers make none of the whole then, or a wrong one."""
     (tmp_path / "file").write_bytes(BODY)
     script = [begun("u"), COPIED, PART_DONE, PART_DONE, COMPLETED, PART_DONE]
     with ScriptedServer(script) as server, closing(client_of(server)) as client:
@@ -156,9 +161,10 @@ def test_parts_that_are_sent_beside_copied_ones_carry_their_md5(tmp_path: Path) 
         assert carried == [[], [], [digest], [digest], [], []]
 
 
+@promise("S-146")
 @pytest.mark.parametrize(("status", "code"), REFUSALS)
 def test_a_put_that_is_refused_for_its_checksum_is_sent_without(status: int, code: str) -> None:
-    """S-146 Once: the next one goes without from the start."""
+    """Once: the next one goes without from the start."""
     options = WriteOptions(if_none_match=True)
     with ScriptedServer([refused(status, code), PUT_DONE, PUT_DONE]) as server, closing(client_of(server)) as client:
         assert client.put("k", BODY, options).etag == "e"
@@ -167,9 +173,9 @@ def test_a_put_that_is_refused_for_its_checksum_is_sent_without(status: int, cod
         assert sent(server) == [SUMMED, [], []]
 
 
+@promise("S-146")
 @pytest.mark.parametrize(("status", "code"), REFUSALS)
 def test_an_upload_that_is_refused_for_its_algorithm_is_begun_without(status: int, code: str) -> None:
-    """S-146."""
     script = [refused(status, code), begun("u"), PART_DONE, begun("v")]
     with ScriptedServer(script) as server, closing(client_of(server)) as client:
         client.upload_part("k", client.create_upload("k", PLAIN), ONE, BODY)
@@ -183,7 +189,7 @@ def test_an_upload_that_is_refused_for_its_algorithm_is_begun_without(status: in
     [(400, "InvalidArgument", InvalidRequest), (403, "SignatureDoesNotMatch", CredentialsInvalid)],
 )
 def test_what_is_refused_for_another_reason_says_so(status: int, code: str, error: type[Exception]) -> None:
-    """And checksums go on being sent; once one was taken, nothing is sent twice for them."""
+    """Checksums are sent all the same; once the server has taken one, no request is sent twice because of them."""
     no = refused(status, code)
     with ScriptedServer([no, no, PUT_DONE, no]) as server, closing(client_of(server)) as client:
         with pytest.raises(error):
@@ -195,9 +201,10 @@ def test_what_is_refused_for_another_reason_says_so(status: int, code: str, erro
         assert sent(server) == [SUMMED, [], SUMMED, SUMMED]
 
 
+@promise("S-146")
 @pytest.mark.parametrize("late", [False, True])
 def test_a_server_that_refuses_what_it_agreed_to_gets_the_next_upload_without(late: bool) -> None:
-    """S-146 At a part, or at the completion."""
+    """At a part, or at the completion."""
     no = refused(501, "NotImplemented")
     script = [begun("u", *TAKEN), *([PART_DONE, no] if late else [no]), http(204), begun("v"), PART_DONE]
     with ScriptedServer(script) as server, closing(client_of(server)) as client:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from datastore.api.mountspec import S3Location
+from datastore.api.source import S3Location
 from datastore.errors import InvalidRequest
 from datastore.fuse.store.s3.endpoint import resolve
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from datastore.api.mountspec import S3Location, StaticCredentials
+from datastore.api.source import S3Location, StaticCredentials
 from datastore.errors import AccessDenied, ServerFault, StoreError
 from datastore.fuse.store.base import Capabilities
 from datastore.fuse.store.packed import packed, unpacked
 from datastore.fuse.store.s3 import open_adapter, xml
-from datastore.fuse.store.s3.adapter import S3Store
+from datastore.fuse.store.s3.client import S3Store
 from datastore.secret import Secret
+from tests.promises import promise
 from tests.unit.store.scripted import Reply, ScriptedServer, http
 
 MINIO = "Server: MinIO"
@@ -38,12 +39,13 @@ def asked(server: ScriptedServer) -> list[bool]:
     return [b"metadata=true" in request.split(b"\r\n", 1)[0] for request in server.requests]
 
 
+@promise("S-129")
 def test_metadata_is_read_from_a_listing() -> None:
-    """S-129."""
     assert said(*ITEMS) == packed({"mode": "33188"}, "text/plain")
     assert unpacked(said(*ITEMS) or "") == ({"mode": "33188"}, "text/plain")
 
 
+@promise("S-129")
 @pytest.mark.parametrize(
     "item",
     [
@@ -55,20 +57,21 @@ def test_metadata_is_read_from_a_listing() -> None:
     ],
 )
 def test_what_a_head_may_show_otherwise_is_not_taken_from_a_listing(item: bytes) -> None:
-    """S-129."""
     assert said(*ITEMS, item) is None
 
 
+@promise("S-129")
 def test_nothing_is_made_up_of_an_object_that_may_not_be_read() -> None:
-    """S-129: MinIO leaves the element out; an object without metadata has its content type in it."""
+    """MinIO leaves the element out; an object without metadata has its content type in it."""
     (listed,) = xml.parse_list(PLAIN).objects
     assert listed.said is None
     assert said(ITEMS[0]) is None
     assert said(ITEMS[1]) == packed({}, "text/plain")
 
 
+@promise("S-130")
 def test_a_page_is_the_same_with_and_without_metadata_but_not_with_another_time() -> None:
-    """S-130: MinIO shows the metadata of an object in another order each time."""
+    """MinIO shows the metadata of an object in another order each time."""
     more = b"</UserMetadata><UserTags>a=b</UserTags><Internal><K>1</K><M>0</M></Internal>"
     pages = [shown(*ITEMS), shown(*reversed(ITEMS)), shown(*ITEMS).replace(b"</UserMetadata>", more), PLAIN]
     assert len({xml.list_digest(each) for each in pages}) == 1
@@ -76,8 +79,8 @@ def test_a_page_is_the_same_with_and_without_metadata_but_not_with_another_time(
     assert len({xml.list_digest(each) for each in (PLAIN, timed, timed.replace(b"486", b"487"))}) == 3
 
 
+@promise("S-130")
 def test_a_known_page_is_asked_for_plainly_and_with_metadata_when_it_is_another() -> None:
-    """S-130."""
     changed = shown(*ITEMS).replace(b"<Size>1<", b"<Size>2<")
     plain = PLAIN.replace(b"<Size>1<", b"<Size>2<")
     answers = (shown(*ITEMS), PLAIN, plain, changed)
@@ -91,8 +94,8 @@ def test_a_known_page_is_asked_for_plainly_and_with_metadata_when_it_is_another(
         store.close()
 
 
+@promise("S-129")
 def test_the_first_listing_tells_whether_metadata_can_be_asked_for() -> None:
-    """S-129."""
     with ScriptedServer([http(200, PLAIN, MINIO), http(200, shown(*ITEMS), MINIO)]) as server:
         store = store_of(server)
         assert [one.said for one in store.list_page("").objects] == [None]
@@ -102,9 +105,9 @@ def test_the_first_listing_tells_whether_metadata_can_be_asked_for() -> None:
         store.close()
 
 
+@promise("S-129")
 @pytest.mark.parametrize("header", ["Server: AmazonS3", "Server: VERSITYGW", "X-Nothing: MinIO"])
 def test_no_other_server_is_asked_for_metadata(header: str) -> None:
-    """S-129."""
     with ScriptedServer([http(200, PLAIN, header)] * 3) as server:
         store = store_of(server)
         for _ in range(3):
@@ -114,9 +117,9 @@ def test_no_other_server_is_asked_for_metadata(header: str) -> None:
         store.close()
 
 
+@promise("S-129")
 @pytest.mark.parametrize("status", [400, 403, 405, 501])
 def test_a_server_that_refuses_is_not_asked_again(status: int) -> None:
-    """S-129."""
     error = b"<Error><Code>NotImplemented</Code></Error>"
     with ScriptedServer([http(status, error, MINIO), *[http(200, PLAIN, MINIO)] * 2]) as server:
         store = store_of(server, shows=True)
@@ -127,6 +130,7 @@ def test_a_server_that_refuses_is_not_asked_again(status: int) -> None:
         store.close()
 
 
+@promise("S-129")
 @pytest.mark.parametrize(
     ("status", "code", "kind", "expected"),
     [(403, b"AccessDenied", AccessDenied, [True, False] * 2), (503, b"ServiceUnavailable", ServerFault, [True] * 2)],
@@ -134,7 +138,7 @@ def test_a_server_that_refuses_is_not_asked_again(status: int) -> None:
 def test_a_failure_that_has_nothing_to_do_with_it_changes_nothing(
     status: int, code: bytes, kind: type[StoreError], expected: list[bool]
 ) -> None:
-    """S-129: the listing itself is refused, or the server is busy."""
+    """The listing itself is refused, or the server is busy."""
     error = Reply(http(status, b"<Error><Code>" + code + b"</Code></Error>", MINIO))
     with ScriptedServer([error] * 8) as server:
         store = store_of(server, shows=True)
@@ -146,8 +150,9 @@ def test_a_failure_that_has_nothing_to_do_with_it_changes_nothing(
         store.close()
 
 
+@promise("S-129")
 def test_a_page_that_is_no_xml_because_of_its_metadata_is_asked_for_without() -> None:
-    """S-129: `x-amz-meta-a!b` is a header, but no element."""
+    """`x-amz-meta-a!b` is a header, but no element."""
     broken = http(200, shown(*ITEMS, b"<X-Amz-Meta-A!b>1</X-Amz-Meta-A!b>"), MINIO)
     with ScriptedServer([broken, http(200, PLAIN, MINIO), http(200, shown(*ITEMS), MINIO)]) as server:
         store = store_of(server, shows=True)

@@ -13,14 +13,17 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from datastore.errors import DeadlineExceeded, StoreError, Unreachable
 from datastore.fuse.store.base import FilePart
-from datastore.fuse.store.s3 import pipelining
+from datastore.fuse.store.s3 import fanout
 from datastore.fuse.store.s3.connections import Route, TransportLimits, trust
+from datastore.fuse.store.s3.fanout import Question
 from datastore.fuse.store.s3.messages import Answer, Request
 from datastore.fuse.store.s3.transport import Transport
 from tests.authority import HERE, Authority, Identity, Subject
@@ -144,23 +147,6 @@ class TestKeptConnections:
             transport.close()
 
 
-class Asking:
-    """Questions that are answered by anything."""
-
-    def __init__(self) -> None:
-        self.answers: dict[int, Answer | StoreError] = {}
-
-    def request(self, number: int) -> bytes:
-        return f"HEAD /{number} HTTP/1.1\r\nhost: h\r\n\r\n".encode()
-
-    def is_right(self, _number: int, _answer: Answer) -> bool:
-        return True
-
-    def take(self, number: int, answer: Answer | StoreError) -> bool:
-        self.answers[number] = answer
-        return True
-
-
 class LateServer(ScriptedServer):
     """Lets the third who comes wait."""
 
@@ -175,7 +161,7 @@ def test_a_connection_that_comes_when_nothing_is_left_to_ask_stays(
     identity: Identity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its session tickets come while others wait for their answers."""
-    monkeypatch.setattr(pipelining, "_LANES_MIN", 3)
+    monkeypatch.setattr(fanout, "_LANES_MIN", 3)
 
     def rule(head: bytes, _number: int) -> bytes:
         time.sleep(1.0 if b"/0 " in head else 0.05)
@@ -184,9 +170,10 @@ def test_a_connection_that_comes_when_nothing_is_left_to_ask_stays(
     with LateServer(rule, context_of(identity)) as server:
         transport = transport_to(server.port, identity)
         for _ in range(2):
-            asking = Asking()
-            transport.pipelining.ask(asking, range(3), ())
-            assert [getattr(asking.answers[number], "status", 0) for number in range(3)] == [200] * 3
+            answers: dict[int, Answer | StoreError | None] = {}
+            questions = [Question(number, b"HEAD /%d HTTP/1.1\r\nhost: h\r\n\r\n" % number) for number in range(3)]
+            assert transport.fan_out.ask(partial(next, iter(questions), None), answers.__setitem__) is None
+            assert [getattr(answers[number], "status", 0) for number in range(3)] == [200] * 3
         kept = [transport.connections.take_idle() for _ in range(4)]
         for connection in kept:
             if connection is not None:
@@ -257,7 +244,7 @@ class TestLargeBodies:
             transport = transport_to(port, identity, QUICK)
             began = time.monotonic()
             with pytest.raises(DeadlineExceeded):
-                transport.send(GET)
+                transport.send(replace(GET, most_bytes=1 << 20))
             assert time.monotonic() - began < 5 * QUICK.call_s
             transport.close()
 

@@ -11,6 +11,7 @@ import pytest
 from datastore.fuse.store.base import ListPage
 from datastore.fuse.vfs.tree.distance import FAR_S, Distance
 from tests.mounted import Client, World
+from tests.promises import promise
 
 LEVELS = 12
 DEEP = "/".join(f"l{level:02}" for level in range(LEVELS))
@@ -48,8 +49,9 @@ def slowest(client: Client, monkeypatch: pytest.MonkeyPatch, method: str) -> Cal
     return lambda: most
 
 
+@promise("S-154")
 def test_one_slow_listing_is_no_distance() -> None:
-    """S-154 it may have been tried again; and one fast one says that the store is near."""
+    """It may have been tried again; and one fast one says that the store is near."""
     distance = Distance()
     told = []
     for took_s in (10 * FAR_S, FAR_S, 0.1 * FAR_S, FAR_S, FAR_S, FAR_S, FAR_S):
@@ -58,10 +60,11 @@ def test_one_slow_listing_is_no_distance() -> None:
     assert told == [False, True, False, False, False, False, True]
 
 
+@promise("S-154")
 def test_a_way_that_was_gone_before_is_asked_about_at_once(
     world: World, one: Client, far: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S-154 one request after the other would be one round trip for each name of a path."""
+    """One request after the other would be one round trip for each name of a path."""
     world.put(f"{DEEP}/f", b"x")
     world.later(100)
     assert one.local.stat(f"{DEEP}/f").size == 1
@@ -72,9 +75,9 @@ def test_a_way_that_was_gone_before_is_asked_about_at_once(
     assert most() > LEVELS // 2
 
 
+@promise("S-154", "S-28")
 @pytest.mark.parametrize("marker", [False, True])
 def test_what_others_did_on_such_a_way_is_seen(world: World, one: Client, far: None, marker: bool) -> None:
-    """S-154 S-28."""
     if marker:
         world.put(f"{DEEP}/", b"")
     world.put(f"{DEEP}/f", b"x")
@@ -94,10 +97,11 @@ def test_what_others_did_on_such_a_way_is_seen(world: World, one: Client, far: N
     assert one.local.exists("l00/l01/other/f")
 
 
+@promise("S-154")
 def test_the_first_page_of_a_large_directory_is_asked_for_once(
     world: World, one: Client, far: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S-154 it is what its listing begins with."""
+    """It is what its listing begins with."""
     for number in range(2500):
         world.put(f"top/flat/f{number:05}", b"")
     world.later(100)
@@ -120,8 +124,9 @@ def walk(client: Client) -> int:
     return sum(len(client.local.scandir(f"top/d{folder:03}", plus=True)) for folder in range(FOLDERS * 5))
 
 
+@promise("S-154", "S-105")
 def test_a_walk_has_attributes_and_pages_asked_for_ahead(world: World, one: Client) -> None:
-    """S-154 S-105 and each of them once."""
+    """Each of them is asked for once."""
     for folder in range(FOLDERS * 5):
         for file in range(FILES):
             world.put(f"top/d{folder:03}/f{file}", b"x")

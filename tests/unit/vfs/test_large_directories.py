@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datastore.fuse.store.base import ListPage
-from datastore.fuse.store.memory import MemoryStore
 from datastore.fuse.vfs.tree.listing import listing_of
+from tests.memorystore import MemoryStore
 from tests.mounted import TTL_S, Client, World
 from tests.mounted import world as opened
+from tests.promises import promise
 
 PAGE = 10
 PAGES = 20
@@ -64,8 +65,9 @@ def pages(world: World, one: Client) -> Pages:
     return pages
 
 
+@promise("S-156")
 def test_who_looks_all_names_up_lists_no_page_twice_in_its_time(world: World, one: Client, pages: Pages) -> None:
-    """S-156 names first, then each one's attributes: `ls -l`, rsync, `du`; and a HEAD each, as before."""
+    """Names first, then each one's attributes: `ls -l`, rsync, `du`; and a HEAD each, as before."""
     for name in NAMES:
         one.local.stat(b"d/" + name)
         world.later(TTL_S / 20)
@@ -84,8 +86,9 @@ def test_who_looks_all_names_up_lists_no_page_twice_in_its_time(world: World, on
     assert one.calls("head") - heads <= 4 * PAGES
 
 
+@promise("S-156")
 def test_a_page_proves_that_nothing_else_is_there(world: World, one: Client, pages: Pages) -> None:
-    """S-156 also of names that do not exist; another client's are seen when its time is over."""
+    """Also of names that do not exist; another client's are seen when its time is over."""
     for number in range(100):
         assert not one.local.exists(f"d/f1000{number}")
         world.later(TTL_S / 20)
@@ -96,8 +99,9 @@ def test_a_page_proves_that_nothing_else_is_there(world: World, one: Client, pag
     assert one.local.exists("d/f100050")
 
 
+@promise("S-156")
 def test_a_single_name_costs_no_page(world: World, one: Client, pages: Pages) -> None:
-    """S-156 who looks at one name of a page now and then asks for that alone."""
+    """Who looks at one name of a page now and then asks for that alone."""
     for name in NAMES[::PAGE]:
         world.later(10)
         one.local.stat(b"d/" + name)
@@ -105,14 +109,16 @@ def test_a_single_name_costs_no_page(world: World, one: Client, pages: Pages) ->
     assert one.calls("head") <= 3 * PAGES + 1
 
 
+@promise("S-155")
 def test_nothing_is_read_that_is_known(world: World, one: Client, pages: Pages) -> None:
-    """S-155 each page is asked for, and only compared."""
+    """Each page is asked for, and only compared."""
     for _ in range(3):
         world.later()
         assert one.local.listdir("d") == NAMES
         assert pages.since() == (PAGES, 0)
 
 
+@promise("S-155", "S-28")
 @pytest.mark.parametrize(
     ("change", "names", "asked", "read"),
     [
@@ -126,7 +132,7 @@ def test_nothing_is_read_that_is_known(world: World, one: Client, pages: Pages) 
 def test_what_another_client_changed_is_read(
     world: World, one: Client, pages: Pages, change: Callable[[World], None], names: list[bytes], asked: int, read: int
 ) -> None:
-    """S-155 S-28 a new version and the end are one page; elsewhere those behind it begin at other keys by then."""
+    """A new version and the end are one page; elsewhere those behind it begin at other keys by then."""
     change(world)
     world.later()
     there = sorted({*NAMES} ^ {*names})
@@ -141,8 +147,9 @@ def test_what_another_client_changed_is_read(
     assert pages.since() == (PAGES + (len(there) > len(NAMES)), 0)
 
 
+@promise("S-155", "S-29")
 def test_what_we_changed_ourselves_is_read(world: World, one: Client, pages: Pages) -> None:
-    """S-155 S-29 only the pages of the names."""
+    """Only the pages of the names."""
     one.local.write("d/f105", b"longer")
     one.local.write("d/zz", b"")
     world.later()
@@ -156,8 +163,9 @@ def test_what_we_changed_ourselves_is_read(world: World, one: Client, pages: Pag
     assert one.local.stat("d/f105").size == 1
 
 
+@promise("S-155", "S-28")
 def test_what_was_made_here_and_removed_elsewhere_is_not_shown(world: World, one: Client, pages: Pages) -> None:
-    """S-155 S-28 the store shows the page that it showed before the file was made, whoever asks for it."""
+    """The store shows the page that it showed before the file was made, whoever asks for it."""
     one.local.write("d/f1055", b"x")
     world.tool.delete("d/f1055")
     for _ in range(5):
@@ -168,8 +176,9 @@ def test_what_was_made_here_and_removed_elsewhere_is_not_shown(world: World, one
     assert one.local.listdir("d") == NAMES
 
 
+@promise("S-156", "S-28", "S-37")
 def test_a_name_with_keys_in_several_pages(world: World, one: Client, pages: Pages) -> None:
-    """S-156 S-28 S-37 a file stays one while nothing is below its name, and that another page tells."""
+    """A file stays one while nothing is below its name, and that another page tells."""
     for number in range(2 * PAGE):
         world.put(f"d/f100-{number:02}", b"x")
     world.later(100)
@@ -187,8 +196,9 @@ def test_a_name_with_keys_in_several_pages(world: World, one: Client, pages: Pag
         assert stat.S_ISDIR(one.local.stat("d/f100").mode) == there
 
 
+@promise("S-155")
 def test_keys_in_another_order_are_read_each_time(world: World, one: Client, pages: Pages) -> None:
-    """S-155 where pages do not follow each other by their keys none of them proves anything."""
+    """Where pages do not follow each other by their keys none of them proves anything."""
     node = one.fs.resolver.directory(one.local.stat("d").ino)
     original = one.store.list_page
 
@@ -208,10 +218,11 @@ TAILS = [base + end for base in ("a", "b", "c", "d", "e") for end in ("", "!", "
 OWN = ("write", "unlink", "mkdir", "symlink")
 
 
+@promise("S-155", "S-156", "S-28", "S-29", "S-37")
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_it_shows_what_is_there_whatever_was_done_by_whom(tmp_path_factory: Any, data: st.DataObject) -> None:
-    """S-155 S-156 S-28 S-29 S-37 a directory of pages of two keys, so that a name's keys are in several."""
+    """A directory of pages of two keys, so that a name's keys are in several."""
     root: Path = tmp_path_factory.mktemp("large")
     with opened(root) as world:
         one = world.client()

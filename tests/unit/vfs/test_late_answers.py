@@ -9,6 +9,7 @@ import pytest
 from datastore.fuse.vfs.tree.listing import listing_of
 from datastore.fuse.vfs.tree.nodes import Directory, Node
 from tests.mounted import Client, World, around
+from tests.promises import promise
 
 BOTH_LISTINGS = True
 
@@ -27,8 +28,9 @@ def list_beside(world: World, client: Client, path: str) -> None:
         client.fs.remote.install(directory, listing_of(directory.key, [page], world.clock.monotonic()))
 
 
+@promise("S-23")
 def test_attributes_of_the_version_before_ours(monkeypatch: pytest.MonkeyPatch, world: World, one: Client) -> None:
-    """S-23 who has the file open keeps its name, and its removal removes it."""
+    """Who has the file open keeps its name, and its removal removes it."""
     one.local.write("f", b"first")
     file = one.local.open("f", os.O_RDWR)
     node = node_of(one, "f")
@@ -46,11 +48,12 @@ def test_attributes_of_the_version_before_ours(monkeypatch: pytest.MonkeyPatch, 
     assert world.all_keys() == []
 
 
+@promise("S-23")
 @pytest.mark.parametrize("listing", [False, True])
 def test_a_removal_that_is_seen_before_it_is_done(
     monkeypatch: pytest.MonkeyPatch, world: World, one: Client, listing: bool
 ) -> None:
-    """S-23 the file that is still open does not come back with its next close."""
+    """The file that is still open does not come back with its next close."""
     one.local.write("f", b"first")
     file = one.local.open("f", os.O_RDWR)
     node = node_of(one, "f")
@@ -70,10 +73,11 @@ def test_a_removal_that_is_seen_before_it_is_done(
     assert not one.local.exists("f")
 
 
+@promise("S-28")
 def test_a_listing_that_began_before_one_that_is_here(
     monkeypatch: pytest.MonkeyPatch, world: World, one: Client
 ) -> None:
-    """S-28 what was made in between is there."""
+    """What was made in between is there."""
     one.local.mkdir("d")
     one.local.write("d/there", b"")
     world.later()
@@ -92,10 +96,11 @@ def test_a_listing_that_began_before_one_that_is_here(
     assert one.local.listdir("d") == [b"f", b"there"]
 
 
+@promise("S-28")
 def test_a_name_that_was_made_while_it_was_looked_up(
     monkeypatch: pytest.MonkeyPatch, world: World, one: Client
 ) -> None:
-    """S-28 also when a listing of the directory has come since."""
+    """Also when a listing of the directory has come since."""
     one.ask_one_by_one()
 
     def make() -> None:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datastore.fuse.vfs.tree.nodes import Directory
 from datastore.fuse.vfs.tree.walk import Walk
 from tests.mounted import TTL_S, Client, World
+from tests.promises import promise
 
 PATIENCE_S = 20.0
 TWO_PAGES = 1500
@@ -34,8 +35,9 @@ def test_no_request_ahead_waits_for_another(world: World, one: Client) -> None:
         one.fs.core.io.shutdown(wait=False, cancel_futures=True)
 
 
+@promise("S-105", "S-28")
 def test_a_directory_that_goes_while_a_walk_comes_to_it(world: World, one: Client) -> None:
-    """S-105 S-28: another thread found it gone, and the walk counts without it."""
+    """Another thread found it gone, and the walk counts without it."""
     for folder in "abcdef":
         world.put(f"{folder}/f")
     root, walk = one.fs.core.nodes.root, Walk()
@@ -61,8 +63,9 @@ def test_first_pages_that_are_too_old_are_let_go_of(world: World, one: Client) -
     assert list(one.fs.remote._begun) == [directory(one, "b").ino]
 
 
+@promise("S-154")
 def test_a_directory_that_many_look_up_is_listed_once(world: World, one: Client) -> None:
-    """S-154: each of them has it listed ahead, and the first that comes to it does it for all."""
+    """Each of them has it listed ahead, and the first that comes to it does it for all."""
     world.put("d/f")
     node = directory(one, "d")
     before = one.calls("list_page")

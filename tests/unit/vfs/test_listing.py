@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datastore.fuse.store.base import ETag, ListedObject, ListPage, WriteOptions
-from datastore.fuse.store.memory import MemoryStore
 from datastore.fuse.vfs.tree.listing import Listed, claim, listing_of
+from tests.memorystore import MemoryStore
+from tests.promises import promise
 
 FILE, FOLDER, LINK = stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK
 
@@ -22,8 +23,9 @@ def listed(keys: list[str], prefixes: list[str], *, prefix: str = "d/") -> dict[
     return {name: (one.kind, one.tail) for name, one in listing_of(prefix, [page], 1.0).entries.items()}
 
 
+@promise("S-06")
 def test_files_directories_and_links() -> None:
-    """S-06 a common prefix is a directory, `x.rclonelink` the link `x`."""
+    """A common prefix is a directory, `x.rclonelink` the link `x`."""
     assert listed(["f", "x.rclonelink"], ["e/"]) == {
         b"f": (FILE, "f"),
         b"x": (LINK, "x.rclonelink"),
@@ -31,8 +33,9 @@ def test_files_directories_and_links() -> None:
     }
 
 
+@promise("S-01")
 def test_the_marker_is_no_entry() -> None:
-    """S-01 it only says that the directory was made."""
+    """It only says that the directory was made."""
     page = ListPage([ListedObject("d/", 0, ETag("e"), 5)], [], None)
     listing = listing_of("d/", [page], 1.0)
     assert listing.marker
@@ -40,14 +43,16 @@ def test_the_marker_is_no_entry() -> None:
     assert not listing_of("d/", [ListPage([], [], None)], 1.0).marker
 
 
+@promise("S-13")
 def test_facts_of_an_object() -> None:
-    """S-13 size, etag and time come with the listing."""
+    """Size, etag and time come with the listing."""
     page = ListPage([ListedObject("d/f", 7, ETag("e"), 5)], [], None)
     assert listing_of("d/", [page], 1.0).entries == {b"f": Listed(FILE, "f", 7, ETag("e"), 5)}
 
 
+@promise("S-37")
 def test_an_object_beside_a_directory() -> None:
-    """S-37 the directory has the name, also when both are in different pages."""
+    """The directory has the name, also when both are in different pages."""
     expected = {b"a": (FOLDER, "a/"), "a\uf000".encode(): (FILE, "a")}
     assert listed(["a"], ["a/"]) == expected
     first = ListPage([ListedObject("d/a", 1, ETag("e"), 5)], [], "more")
@@ -56,8 +61,9 @@ def test_an_object_beside_a_directory() -> None:
     assert {name: (one.kind, one.tail) for name, one in entries.items()} == expected
 
 
+@promise("S-155")
 def test_a_page_that_begins_with_where_the_one_before_it_ended() -> None:
-    """S-155 as a server may answer that is asked to go on after a directory."""
+    """As a server may answer that is asked to go on after a directory."""
     first = ListPage([], ["d/a/", "d/b/"], "more")
     second = ListPage([ListedObject("d/c", 1, ETag("e"), 5)], ["d/b/"], None)
     listing = listing_of("d/", [first, second], 1.0)
@@ -65,19 +71,22 @@ def test_a_page_that_begins_with_where_the_one_before_it_ended() -> None:
     assert [(span.after, span.upto) for span in listing.spans] == [("", "b/"), ("b/", "")]
 
 
+@promise("S-37")
 def test_an_object_beside_a_link() -> None:
-    """S-37 the link's object is a file under its own name."""
+    """The link's object is a file under its own name."""
     assert listed(["x", "x.rclonelink"], []) == {b"x": (FILE, "x"), b"x.rclonelink": (FILE, "x.rclonelink")}
     assert listed(["x.rclonelink"], ["x/"]) == {b"x": (FOLDER, "x/"), b"x.rclonelink": (FILE, "x.rclonelink")}
 
 
+@promise("S-06")
 def test_the_suffix_alone_is_a_file() -> None:
-    """S-06 a link needs a name."""
+    """A link needs a name."""
     assert listed([".rclonelink"], []) == {b".rclonelink": (FILE, ".rclonelink")}
 
 
+@promise("S-36")
 def test_odd_segments() -> None:
-    """S-36 they are shown under reserved names."""
+    """They are shown under reserved names."""
     assert listed([".."], ["/", "./"], prefix="") == {
         "\uf02f".encode(): (FOLDER, "/"),
         "\uf02e".encode(): (FOLDER, "./"),
@@ -85,14 +94,16 @@ def test_odd_segments() -> None:
     }
 
 
+@promise("S-23")
 def test_what_is_hidden() -> None:
-    """S-23 copies of removed files are not shown."""
+    """Copies of removed files are not shown."""
     page = ListPage([], [".datastore.unlinked/", "e/"], None)
     assert list(listing_of("", [page], 1.0, frozenset((".datastore.unlinked/",))).entries) == [b"e"]
 
 
+@promise("S-28")
 def test_an_unfinished_listing_says_so() -> None:
-    """S-28 its absent names prove nothing."""
+    """Its absent names prove nothing."""
     assert not listing_of("", [ListPage([], [], "more")], 1.0).complete
     assert listing_of("", [ListPage([], [], "more"), ListPage([], [], None)], 1.0).complete
 
@@ -102,9 +113,10 @@ tails = st.lists(
 )
 
 
+@promise("S-36", "S-37")
 @given(tails)
 def test_every_key_has_a_name(keys: list[str]) -> None:
-    """S-36 S-37 of any set of keys, each is shown under a name, and no two under one."""
+    """Of any set of keys, each is shown under a name, and no two under one."""
     store = MemoryStore()
     for key in keys:
         store.put("d/" + key, b"", WriteOptions())
@@ -115,8 +127,9 @@ def test_every_key_has_a_name(keys: list[str]) -> None:
     assert not any(b"/" in name for name in listing.entries)
 
 
+@promise("S-05")
 def test_pages_make_one_listing() -> None:
-    """S-05 how the answer is cut into pages does not matter."""
+    """How the answer is cut into pages does not matter."""
     store = MemoryStore()
     for number in range(30):
         store.put(f"d/{number:02}" + "/x" * (number % 3 == 0), b"", WriteOptions())
@@ -135,8 +148,9 @@ def _pages(store: MemoryStore) -> list[ListPage]:
     return found
 
 
+@promise("S-37")
 def test_an_entry_of_ours_takes_its_name() -> None:
-    """S-37 what had the name in the listing is shown beside, as the next listing would."""
+    """What had the name in the listing is shown beside, as the next listing would."""
     entries = {b"a": Listed(FILE, "a")}
     claim(entries, b"a", Listed(FOLDER, "a/"))
     assert {name: one.tail for name, one in entries.items()} == {b"a": "a/", "a\uf000".encode(): "a"}

@@ -20,6 +20,7 @@ from datastore.fuse.ops import Blocking, FSError
 from datastore.fuse.vfs.tree.nodes import Directory
 from tests.localfs import LocalFs
 from tests.mounted import Client, World
+from tests.promises import promise
 
 THREADS = 8
 STEPS = int(os.environ.get("THREAD_STEPS", "60"))
@@ -166,9 +167,10 @@ def tree(client: Client, path: str = "") -> dict[str, bytes]:
     return found
 
 
+@promise("S-29", "S-18")
 @pytest.mark.parametrize("seed", range(int(os.environ.get("THREAD_SEEDS", "2"))))
 def test_many_processes_on_few_names(world: World, one: Client, tmp_path: Path, seed: int) -> None:
-    """S-29 S-18 what the mount shows in the end is what another mount sees, and nothing is unsent."""
+    """What the mount shows in the end is what another mount sees, and nothing is unsent."""
     chance = random.Random(seed)
 
     def take_a_while(index: int, method: str) -> None:

@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from datastore.fuse.vfs.tree.names import LINK_SUFFIX, creatable, name_of, one_key, segment_of
+from tests.promises import promise
 
 names = (
     st.binary(min_size=1, max_size=255)
@@ -23,55 +24,62 @@ segments = st.text(st.characters(exclude_characters="/", codec="utf-8")) | st.bi
 )
 
 
+@promise("S-34")
 @given(names, st.booleans())
 @example(b"x.rclonelink", False)
 @example("\uf02e".encode(), False)
 @example("\uf02e\uf02e".encode(), True)
 @example(b"\xed\xb2\x80", False)
 def test_every_name_comes_back(name: bytes, directory: bool) -> None:
-    """S-34 whatever the bytes, its segment shows the name again."""
+    """Whatever the bytes, its segment shows the name again."""
     segment = segment_of(name, directory=directory)
     assert "/" not in segment
     assert name_of(segment, directory=directory) == name
 
 
+@promise("S-34")
 @given(names)
 def test_segments_are_what_xml_and_http_can_carry(name: bytes) -> None:
-    """S-34 what a name becomes is text that is UTF-8, without control characters below space."""
+    """What a name becomes is text that is UTF-8, without control characters below space."""
     segment = segment_of(name)
     segment.encode()
     assert all(ord(character) >= 0x20 and character not in "\ufffe\uffff" for character in segment)
 
 
+@promise("S-34")
 @given(names, names)
 def test_different_names_have_different_segments(one: bytes, other: bytes) -> None:
-    """S-34 nothing is ambiguous."""
+    """Nothing is ambiguous."""
     assert (segment_of(one) == segment_of(other)) == (one == other)
 
 
+@promise("S-37")
 @given(names)
 def test_a_file_is_never_taken_for_a_link(name: bytes) -> None:
-    """S-37 no file's segment ends as links do."""
+    """No file's segment ends as links do."""
     assert not segment_of(name).endswith(LINK_SUFFIX)
 
 
+@promise("S-36")
 @given(segments, st.booleans())
 def test_segments_of_other_tools_are_names(segment: str, directory: bool) -> None:
-    """S-36 whatever a key has between its slashes, some name shows it, and that name can be in a directory."""
+    """Whatever a key has between its slashes, some name shows it, and that name can be in a directory."""
     name = name_of(segment, directory=directory)
     assert name not in (b"", b".", b"..")
     assert b"/" not in name
     assert b"\0" not in name or "\0" in segment
 
 
+@promise("S-34")
 @given(st.text(st.characters(min_codepoint=0x20, max_codepoint=0x2FF, exclude_characters="/"), min_size=1))
 def test_ordinary_names_are_their_own_segments(text: str) -> None:
-    """S-34 what other tools see is what a person typed."""
+    """What other tools see is what a person typed."""
     if text in (".", "..") or text.endswith(LINK_SUFFIX):
         return
     assert segment_of(text.encode()) == text
 
 
+@promise("S-36")
 @pytest.mark.parametrize(
     ("segment", "name"),
     [
@@ -86,24 +94,27 @@ def test_ordinary_names_are_their_own_segments(text: str) -> None:
     ],
 )
 def test_odd_segments(segment: str, name: str | bytes) -> None:
-    """S-36 the reserved displays; private characters that nobody escaped stay as they are."""
+    """The reserved displays; private characters that nobody escaped stay as they are."""
     assert name_of(segment) == (name if isinstance(name, bytes) else name.encode())
 
 
+@promise("S-37")
 def test_directories_may_end_as_links_do() -> None:
-    """S-37 only a file could be taken for a link."""
+    """Only a file could be taken for a link."""
     assert segment_of(b"x.rclonelink", directory=True) == "x.rclonelink"
     assert segment_of(b"x.rclonelink") == "x\uf02erclonelink"
 
 
+@promise("S-36")
 def test_reserved_names_are_not_for_making() -> None:
-    """S-36 the displays of odd segments, and what ends as an object beside its directory."""
+    """The displays of odd segments, and what ends as an object beside its directory."""
     assert not any(creatable(name.encode()) for name in ("\uf02f", "\uf02e", "\uf02e\uf02e", "a\uf000"))
     assert all(creatable(name.encode()) for name in ("a", "\uf02fa", "\uf000a", "...", "\uf0ff"))
 
 
+@promise("S-37")
 @given(names.filter(one_key))
 def test_a_name_of_one_key(name: bytes) -> None:
-    """S-37 what is asked for by its key alone has no other key in any listing."""
+    """What is asked for by its key alone has no other key in any listing."""
     assert not name.endswith(LINK_SUFFIX.encode())
     assert name_of(segment_of(name)) == name

@@ -10,6 +10,7 @@ from datastore.fuse.ops import ROOT_INO, Ino
 from datastore.fuse.vfs.tree.attrs import Defaults
 from datastore.fuse.vfs.tree.listing import Listed
 from datastore.fuse.vfs.tree.nodes import Directory, Node, NodeTable
+from tests.promises import promise
 
 DEFAULTS = Defaults(0, 0)
 
@@ -30,8 +31,9 @@ def folder(table: NodeTable, parent: Directory, name: str) -> Directory:
     return node
 
 
+@promise("S-26")
 def test_keys_and_paths(table: NodeTable) -> None:
-    """S-26 a key follows from the directories above, so that a rename of one moves all."""
+    """A key follows from the directories above, so that a rename of one moves all."""
     d = folder(table, table.root, "d")
     f = add(table, d, "f")
     assert (table.root.key, d.key, f.key) == ("prefix/", "prefix/d/", "prefix/d/f")
@@ -41,8 +43,9 @@ def test_keys_and_paths(table: NodeTable) -> None:
     assert list(table.root.children) == [b"e"]
 
 
+@promise("S-41")
 def test_ids_are_the_same_at_the_next_mount(table: NodeTable) -> None:
-    """S-41 they depend on the names alone."""
+    """They depend on the names alone."""
     twin = NodeTable("other/", DEFAULTS.of(stat.S_IFDIR, 0))
     for name in "abc":
         one, other = folder(table, table.root, name), folder(twin, twin.root, name)
@@ -51,8 +54,9 @@ def test_ids_are_the_same_at_the_next_mount(table: NodeTable) -> None:
     assert twin.shown_ino(twin.root, b"new") == table.shown_ino(table.root, b"new")
 
 
+@promise("S-41", "S-48")
 def test_who_lets_go_of_a_node_late_leaves_the_next_of_its_id(table: NodeTable) -> None:
-    """S-41 S-48 what was written behind a close, and removed or replaced meanwhile, is let go of once more."""
+    """What was written behind a close, and removed or replaced meanwhile, is let go of once more."""
     old = add(table, table.root, "f")
     table.detach(old)
     new = add(table, table.root, "f")
@@ -62,15 +66,17 @@ def test_who_lets_go_of_a_node_late_leaves_the_next_of_its_id(table: NodeTable) 
     assert table.by_ino[new.ino] is new
 
 
+@promise("S-41")
 def test_ids_fit_a_double(table: NodeTable) -> None:
-    """S-41 tools that read JSON keep them."""
+    """Tools that read JSON keep them."""
     inos = [add(table, table.root, f"n{number}").ino for number in range(1000)]
     assert len(set(inos)) == 1000
     assert all(1 < ino < 1 << 53 for ino in inos)
 
 
+@promise("S-23")
 def test_an_id_that_lives_is_not_given_twice(table: NodeTable) -> None:
-    """S-23 a name that is made again while the old file is open is another file."""
+    """A name that is made again while the old file is open is another file."""
     old = add(table, table.root, "f")
     old.handles = 1
     table.detach(old)
@@ -83,8 +89,9 @@ def test_an_id_that_lives_is_not_given_twice(table: NodeTable) -> None:
     assert table.root.children[b"f"] is new
 
 
+@promise("S-41")
 def test_forgetting(table: NodeTable) -> None:
-    """S-41 a node goes with its last lookup, and its directories with it, unless something holds them."""
+    """A node goes with its last lookup, and its directories with it, unless something holds them."""
     d = folder(table, table.root, "d")
     f, g = add(table, d, "f"), add(table, d, "g")
     for node in (d, f, g):
@@ -107,8 +114,9 @@ def test_forgetting(table: NodeTable) -> None:
     assert set(table.by_ino) == {ROOT_INO}
 
 
+@promise("S-23")
 def test_what_stat_shows_of_a_removed_file(table: NodeTable) -> None:
-    """S-23 it has no link any more."""
+    """It has no link any more."""
     f = add(table, table.root, "f")
     f.nlookup = 1
     assert (f.attr().nlink, f.attr().size, f.attr().blocks) == (1, 5, 1)
@@ -118,8 +126,9 @@ def test_what_stat_shows_of_a_removed_file(table: NodeTable) -> None:
     assert table.root.children == {}
 
 
+@promise("S-41")
 def test_a_restored_node(table: NodeTable) -> None:
-    """S-41 what the kernel knows by an id has that id again."""
+    """What the kernel knows by an id has that id again."""
     table.restore(Ino(77), table.root, b"d", Listed(stat.S_IFDIR, "d/"), DEFAULTS.of(stat.S_IFDIR, 0))
     d = table.by_ino[77]
     assert isinstance(d, Directory)

@@ -17,6 +17,7 @@ from datastore.fuse.ops import Caller, Fh, FSError, OpenRequest
 from datastore.fuse.vfs.opened import handles
 from tests.mounted import TTL_S, Client, World
 from tests.patience import eventually
+from tests.promises import promise
 
 MIB = 1 << 20
 BODY = random.Random(4).randbytes(9 * MIB)
@@ -30,8 +31,8 @@ def reader(world: World, tmp_path: Path) -> Client:
     return world.add(Client(world, made.directory, spec))
 
 
+@promise("S-51")
 def test_opens_and_flushes_are_left_to_the_kernel(world: World, reader: Client) -> None:
-    """S-51"""
     world.put("f", b"one")
     ino = reader.local.stat("f").ino
     for call in (
@@ -43,18 +44,18 @@ def test_opens_and_flushes_are_left_to_the_kernel(world: World, reader: Client) 
         assert raised.value.errno == errno.ENOSYS
 
 
+@promise("S-51")
 def test_a_reader_without_an_open_reads_ahead_like_any_other(world: World, reader: Client) -> None:
-    """S-51"""
     world.put("big", BODY)
     file = reader.local.open("big")
     assert file.read(0, MIB) == BODY[:MIB]
     eventually(lambda: reader.calls("get") >= 2, "nothing was read ahead")
     assert b"".join(file.read(start, MIB) for start in range(0, len(BODY), MIB)) == BODY
-    assert reader.fs.core.opens.load()[0].etag
+    assert reader.fs.core.opens.load()[0].tag
 
 
+@promise("S-51", "S-30")
 def test_a_changed_file_is_another_inode_and_the_old_one_keeps_its_version(world: World, reader: Client) -> None:
-    """S-51 S-30"""
     world.put("f", BODY[: 2 * MIB])
     old = reader.local.open("f")
     assert old.read(0, 10) == BODY[:10]
@@ -67,8 +68,9 @@ def test_a_changed_file_is_another_inode_and_the_old_one_keeps_its_version(world
     assert old.read(MIB, 10) == BODY[MIB : MIB + 10], "held locally"
 
 
+@promise("S-51")
 def test_a_file_that_was_never_read_here_is_another_inode_too(world: World, reader: Client) -> None:
-    """S-51: the kernel may have it open without our knowing."""
+    """The kernel may have it open without our knowing."""
     world.put("f", b"one")
     before = reader.local.stat("f").ino
     world.put("f", b"two!")
@@ -76,8 +78,9 @@ def test_a_file_that_was_never_read_here_is_another_inode_too(world: World, read
     assert reader.local.stat("f").ino != before
 
 
+@promise("S-51", "S-147")
 def test_a_file_of_the_same_size_that_was_never_read_here_goes_on(world: World, reader: Client) -> None:
-    """S-51 S-147: nobody has a byte of the old version, nor another size."""
+    """Nobody has a byte of the old version, nor another size."""
     world.put("f", b"one")
     before = reader.local.open("f")
     world.put("f", b"two")
@@ -98,8 +101,8 @@ def kept(client: Client, ino: int) -> bool:
     return core.cache.present(core.nodes.by_ino[ino].version())
 
 
+@promise("S-51", "S-41")
 def test_a_new_server_goes_on_with_the_version_that_was_read(world: World, reader: Client) -> None:
-    """S-51 S-41"""
     world.put("f", BODY[: 2 * MIB])
     old = reader.local.open("f")
     assert old.read(0, 10) == BODY[:10]
@@ -139,11 +142,11 @@ class Interfered(dict[int, handles.Handle]):
         return found
 
 
+@promise("S-51")
 @pytest.mark.parametrize("known", [True, False], ids=["evicted", "added"])
 def test_a_reader_that_is_forgotten_or_made_by_another_thread_just_then(
     world: World, reader: Client, known: bool
 ) -> None:
-    """S-51"""
     world.put("f", BODY[:MIB])
     file = reader.local.open("f")
     table = reader.fs.handles

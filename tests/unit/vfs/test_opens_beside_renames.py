@@ -14,6 +14,7 @@ from datastore.fuse.vfs.tree import chases
 from tests.faulty import Fault, no_faults
 from tests.localfs import ME
 from tests.mounted import DOWN, Client, around, failing
+from tests.promises import promise
 
 
 def opened_as_the_kernel_does(client: Client, path: str) -> bytes:
@@ -31,8 +32,9 @@ def opened_as_the_kernel_does(client: Client, path: str) -> bytes:
     raise AssertionError
 
 
+@promise("S-25")
 def test_an_open_while_a_rename_replaces_the_file(monkeypatch: pytest.MonkeyPatch, one: Client) -> None:
-    """S-25 nobody keeps the old bytes for one who comes then: he waits, and has the new ones."""
+    """Nobody keeps the old bytes for one who comes then: he waits, and has the new ones."""
     one.world.put("target", b"old")
     one.local.write("new", b"new!")
     assert one.local.read("target") == b"old"
@@ -50,8 +52,9 @@ def test_an_open_while_a_rename_replaces_the_file(monkeypatch: pytest.MonkeyPatc
     assert found == [b"new!"]
 
 
+@promise("S-25")
 def test_a_file_that_was_replaced_after_it_was_looked_up(one: Client) -> None:
-    """S-25 the open says so, upon which the kernel looks again; a read could only fail."""
+    """The open says so, upon which the kernel looks again; a read could only fail."""
     one.local.write("target", b"old")
     one.local.write("new", b"new!")
     ino = one.local.stat("target").ino
@@ -62,9 +65,10 @@ def test_a_file_that_was_replaced_after_it_was_looked_up(one: Client) -> None:
     assert one.local.read("target") == b"new!"
 
 
+@promise("S-23", "S-25")
 @pytest.mark.parametrize("how", ["replaced", "removed", "removed, large"])
 def test_a_read_while_its_file_goes(monkeypatch: pytest.MonkeyPatch, one: Client, how: str) -> None:
-    """S-23 S-25 its request comes too late, but the bytes are kept."""
+    """Its request comes too late, but the bytes are kept."""
     one.world.put("target", b"old")
     one.local.write("new", b"new!")
     if how == "removed, large":
@@ -90,8 +94,9 @@ def lose(one: Client) -> None:
         resolve(one.fs.open(ME, ino, OpenRequest(flags=os.O_RDONLY)))
 
 
+@promise("S-25")
 def test_an_open_does_not_lose_twice(one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-25 the kernel walks a path again only once: the next rename lets it pass."""
+    """The kernel walks a path again only once: the next rename lets it pass."""
     monkeypatch.setattr(chases, "PATIENCE_S", 60.0)
     lose(one)
 
@@ -107,8 +112,9 @@ def test_an_open_does_not_lose_twice(one: Client, monkeypatch: pytest.MonkeyPatc
     assert one.local.read("target") == b"newer"
 
 
+@promise("S-25")
 def test_who_does_not_come_back_is_not_waited_for_long(one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-25 nor who came for a name that is gone."""
+    """Nor who came for a name that is gone."""
     monkeypatch.setattr(chases, "PATIENCE_S", 0.05)
     lose(one)
     one.local.rename("newer", "target")
@@ -124,8 +130,9 @@ def test_who_does_not_come_back_is_not_waited_for_long(one: Client, monkeypatch:
     assert time.monotonic() - began < 30.0
 
 
+@promise("S-25")
 def test_a_rename_that_failed_leaves_its_target_to_be_opened(one: Client) -> None:
-    """S-25 as it was."""
+    """As it was."""
     one.local.write("target", b"old")
     one.local.write("new", b"new!")
     one.faulty.plan = lambda _index, method: Fault(DOWN) if method == "copy" else None

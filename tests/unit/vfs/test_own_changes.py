@@ -14,8 +14,8 @@ import pytest
 
 from datastore.fuse.ops import SetAttr
 from datastore.fuse.store.base import ObjectStore
-from datastore.fuse.vfs.lookup import foresight
-from datastore.fuse.vfs.tree.nodes import Node
+from datastore.fuse.vfs.lookup import prefetcher, resolver
+from datastore.fuse.vfs.tree.nodes import Directory, Node
 from tests.mounted import Client, World
 
 PATIENCE_S = 20.0
@@ -60,7 +60,7 @@ def test_an_answer_that_is_older_than_a_chmod(
     after_the_next(monkeypatch, one.faulty if many else one.store, "head", chmod)
     asked = nodes if many else nodes[:1]
     for node in asked:
-        node.exact = False
+        node.attrs_valid = False
     one.fs.resolver.make_exact(asked)
     assert mode_of(one, "d/a") == 0o600
     one.local.setattr("d/a", SetAttr(uid=7))
@@ -112,7 +112,7 @@ def test_a_file_is_asked_for_once_while_attributes_of_its_directory_change(
     before = one.calls("head")
     after_the_next(monkeypatch, one.store, "head", partial(one.local.chmod, "d", 0o700))
     assert one.fs.remote.head(node)
-    assert one.calls("head") == before + 1
+    assert one.calls("head") == before + 2, "once for the chmod, which asks what it goes on from (S-161)"
     assert mode_of(one, "d/a") == 0o640
 
 
@@ -141,13 +141,13 @@ def test_attributes_asked_for_ahead_do_not_undo_what_was_done_to_an_open_file(
         return wait(*arguments, **options)
 
     monkeypatch.setattr(one.faulty, "head", held)
-    monkeypatch.setattr(foresight, "wait", told)
+    monkeypatch.setattr(prefetcher, "wait", told)
     for node in nodes:
-        node.exact = False
+        node.attrs_valid = False
         one.fs.core.known.forget(node.key)
     listing = one.fs.resolver.read_directory(parent)
     with one.fs.core.lock:
-        one.fs.resolver._foresight.coming(parent.key, sorted(listing.entries.items()))
+        one.fs.resolver._prefetcher.coming(parent.key, sorted(listing.entries.items()))
     reader = threading.Thread(target=one.fs.resolver.make_exact, args=(nodes,))
     reader.start()
     assert asked.wait(PATIENCE_S)
@@ -158,3 +158,21 @@ def test_attributes_asked_for_ahead_do_not_undo_what_was_done_to_an_open_file(
         reader.join(PATIENCE_S)
         assert mode_of(one, "d/a") == 0o600
     assert int(world.metadata("d/a")["mode"]) & 0o777 == 0o600
+
+
+def test_what_was_changed_long_ago_is_not_remembered(
+    world: World, one: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a directory that nobody lists; what a listing under way may not know stays, however much it is."""
+    monkeypatch.setattr(resolver, "_CHANGED_MAX", 3)
+    one.local.mkdir("d")
+    one.ask_one_by_one("d")
+    node = node_of(one, "d")
+    assert isinstance(node, Directory)
+    for number in range(6):
+        world.later(600)
+        one.local.write(f"d/{number}", b"")
+    assert list(node.changed) == [b"3", b"4", b"5"]
+    for number in range(6, 9):
+        one.local.write(f"d/{number}", b"")
+    assert list(node.changed) == [b"5", b"6", b"7", b"8"]

@@ -12,6 +12,7 @@ import pytest
 from datastore.fuse.state import statedb
 from datastore.fuse.state.rows import Subject
 from tests.mounted import Client, World
+from tests.promises import promise
 
 Boot = Callable[[], None]
 
@@ -46,16 +47,23 @@ def went_down(client: Client, act: Callable[[], None], *, left: int) -> None:
         os.truncate(path, left)
 
 
-@pytest.mark.parametrize("left", [0, 3])
+@promise("S-157", "S-18")
+@pytest.mark.parametrize(("left", "later"), [(0, 0.0), (3, 1.5)])
 def test_what_was_sent_is_not_replaced_by_what_the_disk_has_of_it(
-    world: World, client: Client, boot: Boot, left: int
+    world: World, client: Client, boot: Boot, left: int, later: float
 ) -> None:
-    """S-157 S-18 closed without an error: the staging file was gone, but the disk had not heard of that."""
+    """Closed without an error: the staging file was gone, but the disk had not heard of that."""
     world.put("f", b"older")
     world.later()
     file = client.local.open("f", os.O_RDWR | os.O_TRUNC)
-    file.write(b"all of it")
-    went_down(client, file.close, left=left)
+    file.write(b"all")
+
+    def go_on() -> None:
+        world.later(later)
+        file.write(b" of it", 3)
+        file.close()
+
+    went_down(client, go_on, left=left)
     boot()
     again = client.again()
     assert world.body("f") == b"all of it"
@@ -67,20 +75,26 @@ def test_what_was_sent_is_not_replaced_by_what_the_disk_has_of_it(
     assert again.local.read("f") == b"all of it"
 
 
-def test_what_was_not_sent_is_sent_after_a_boot(world: World, client: Client, boot: Boot) -> None:
-    """S-20 S-50 an orderly reboot, after the death of every process."""
+@promise("S-20", "S-50")
+@pytest.mark.parametrize("orderly", [True, False])
+def test_what_was_not_sent_is_sent_after_a_boot(world: World, client: Client, boot: Boot, orderly: bool) -> None:
+    """A reboot after the death of every process, and a power cut after the disk had got all by itself."""
     world.put("f", b"older")
     world.later()
     client.local.open("f", os.O_RDWR | os.O_TRUNC).write(b"all of it")
-    client.local.open("new", os.O_RDWR | os.O_CREAT).write(b"this too")
-    client.kill()
+    client.local.open("new", os.O_RDWR | os.O_CREAT).write(b"this, too")
+    if orderly:
+        client.kill()
+    else:
+        went_down(client, lambda: None, left=9)
     boot()
     client.again()
-    assert (world.body("f"), world.body("new")) == (b"all of it", b"this too")
+    assert (world.body("f"), world.body("new")) == (b"all of it", b"this, too")
 
 
+@promise("S-157", "S-27")
 def test_a_rename_whose_end_the_disk_does_not_have_is_not_done_again(world: World, client: Client, boot: Boot) -> None:
-    """S-157 S-27 what came to the old name since stays there, and what is under the new one stays as it is."""
+    """What came to the old name since stays there, and what is under the new one stays as it is."""
     world.put("d/x", b"old")
     began = Subject(began_ns=world.tool.head("d/x").mtime_ns)
     client.local.rename("d", "m")

@@ -18,12 +18,14 @@ from tests.clock import EPOCH_NS
 from tests.faulty import Fault, no_faults
 from tests.localfs import LocalFs
 from tests.mounted import Client, World, failing, fails
+from tests.promises import promise
 
 THEN_NS = 1_234_567_890_123_456_789
 
 
+@promise("S-11")
 def test_attributes_are_written_in_the_form_of_s3fs(world: World, one: Client) -> None:
-    """S-11 each attribute is user metadata under s3fs's name."""
+    """Each attribute is user metadata under s3fs's name."""
     one.local.write("f", b"x")
     changes = SetAttr(mode=0o100640, uid=7, gid=8, atime_ns=THEN_NS, mtime_ns=THEN_NS + 1)
     one.local.setattr("f", changes)
@@ -37,9 +39,10 @@ def test_attributes_are_written_in_the_form_of_s3fs(world: World, one: Client) -
     }
 
 
+@promise("S-11")
 @pytest.mark.parametrize("kind", ["file", "directory", "link"])
 def test_attributes_survive_a_remount_and_reach_others(world: World, one: Client, other: Client, kind: str) -> None:
-    """S-11 they are the object's, not the mount's."""
+    """They are the object's, not the mount's."""
     {
         "file": lambda: one.local.write("n", b"x"),
         "directory": lambda: one.local.mkdir("n"),
@@ -54,8 +57,9 @@ def test_attributes_survive_a_remount_and_reach_others(world: World, one: Client
         assert (attr.atime_ns, attr.mtime_ns) == (THEN_NS, THEN_NS + 1)
 
 
+@promise("S-11")
 def test_what_s3fs_wrote_is_shown(world: World, one: Client) -> None:
-    """S-11 s3fs and we agree."""
+    """S3fs and we agree."""
     world.put("f", b"abc", mode="33152", uid="5", gid="6", mtime="1234567890.5", atime="1234567891", ctime="1234567892")
     attr = one.local.stat("f")
     assert (attr.mode, attr.uid, attr.gid, attr.size) == (stat.S_IFREG | 0o600, 5, 6, 3)
@@ -66,9 +70,10 @@ def test_what_s3fs_wrote_is_shown(world: World, one: Client) -> None:
     )
 
 
+@promise("S-11")
 @pytest.mark.parametrize("change", ["chmod", "write", "rename", "xattr"])
 def test_metadata_and_content_type_of_other_tools_are_kept(world: World, one: Client, change: str) -> None:
-    """S-11 what is not ours stays when ours changes."""
+    """What is not ours stays when ours changes."""
     world.tool.put("f", b"abc", WriteOptions(metadata={"origin": "camera"}, content_type="image/png"))
     {
         "chmod": lambda: one.local.chmod("f", 0o600),
@@ -80,8 +85,9 @@ def test_metadata_and_content_type_of_other_tools_are_kept(world: World, one: Cl
     assert (info.metadata["origin"], info.content_type) == ("camera", "image/png")
 
 
+@promise("S-11")
 def test_times_of_a_directory_move_with_its_entries(world: World, one: Client) -> None:
-    """S-11 while the mount lasts, and without a request for each."""
+    """While the mount lasts, and without a request for each."""
     one.local.mkdir("d")
     before = one.local.stat("d").mtime_ns
     steps: tuple[Callable[[], None], ...] = (
@@ -101,8 +107,9 @@ def test_times_of_a_directory_move_with_its_entries(world: World, one: Client) -
     assert one.local.stat("d").mtime_ns == before
 
 
+@promise("S-11")
 def test_times_of_a_directory_can_be_set_back(world: World, one: Client) -> None:
-    """S-11 utimensat on a directory holds, as `cp -p` and tar need."""
+    """Utimensat on a directory holds, as `cp -p` and tar need."""
     one.local.mkdir("d")
     one.local.setattr("d", SetAttr(mtime_ns=THEN_NS, atime_ns=THEN_NS))
     world.later()
@@ -110,8 +117,9 @@ def test_times_of_a_directory_can_be_set_back(world: World, one: Client) -> None
     assert one.again().local.stat("d").mtime_ns == THEN_NS
 
 
+@promise("S-11")
 def test_attributes_of_the_mounts_own_directory(world: World) -> None:
-    """S-11 with a prefix the root has a marker as well, and its attributes survive."""
+    """With a prefix the root has a marker as well, and its attributes survive."""
     client = world.client(prefix="data/")
     resolve(client.fs.setattr(Caller(0, 0, 1), ROOT_INO, Fh(0), SetAttr(mode=0o700, uid=9)))
     assert world.metadata("data/")["mode"] == str(stat.S_IFDIR | 0o700)
@@ -119,8 +127,9 @@ def test_attributes_of_the_mounts_own_directory(world: World) -> None:
     assert (attr.mode, attr.uid) == (stat.S_IFDIR | 0o700, 9)
 
 
+@promise("S-11")
 def test_attributes_of_a_whole_buckets_root(world: World, one: Client) -> None:
-    """S-11 a bucket's root has no key: its attributes last as long as the mount, and no request names an empty key."""
+    """A bucket's root has no key: its attributes last as long as the mount, and no request names an empty key."""
     heads: list[str] = []
     head = one.faulty.inner.head
     one.faulty.inner.head = lambda key: heads.append(key) or head(key)  # type: ignore[method-assign,func-returns-value]
@@ -133,16 +142,18 @@ def test_attributes_of_a_whole_buckets_root(world: World, one: Client) -> None:
     assert world.all_keys() == []
 
 
+@promise("S-11")
 def test_utime_now(world: World, one: Client) -> None:
-    """S-11 UTIME_NOW is the file system's time."""
+    """UTIME_NOW is the file system's time."""
     one.local.write("f", b"")
     world.later()
     attr = one.local.setattr("f", SetAttr(mtime_ns=NOW))
     assert attr.mtime_ns == attr.ctime_ns == world.clock.time_ns()
 
 
+@promise("S-12")
 def test_one_head_for_each_version(world: World, one: Client) -> None:
-    """S-12 an answer is asked for once per version of an object."""
+    """An answer is asked for once per version of an object."""
     world.put("f", b"x", mode=str(stat.S_IFREG | 0o600))
     world.later()
     for _ in range(5):
@@ -157,8 +168,9 @@ def test_one_head_for_each_version(world: World, one: Client) -> None:
     assert one.calls("head") == 2
 
 
+@promise("S-12")
 def test_answers_are_remembered_on_disk(world: World, one: Client) -> None:
-    """S-12 the next mount does not ask again."""
+    """The next mount does not ask again."""
     for number in range(10):
         world.put(f"f{number}", b"x", mode=str(stat.S_IFREG | 0o600))
     world.later()
@@ -171,8 +183,9 @@ def test_answers_are_remembered_on_disk(world: World, one: Client) -> None:
     assert again.calls("head") == 0
 
 
+@promise("S-12")
 def test_an_answer_within_the_second_of_the_change_is_asked_for_again(world: World, one: Client) -> None:
-    """S-12 a second change of metadata in the same second leaves etag and time as they were; it is seen."""
+    """A second change of metadata in the same second leaves etag and time as they were; it is seen."""
     world.put("f", b"x", mode=str(stat.S_IFREG | 0o600))
     assert stat.S_IMODE(one.local.stat("f").mode) == 0o600
     world.clock.advance(0.4)
@@ -181,8 +194,9 @@ def test_an_answer_within_the_second_of_the_change_is_asked_for_again(world: Wor
     assert stat.S_IMODE(one.local.stat("f").mode) == 0o644
 
 
+@promise("S-12", "S-150")
 def test_a_walk_asks_for_many_at_once(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-12 S-150 a directory's attributes are one call of the store, which is told the versions that are listed."""
+    """A directory's attributes are one call of the store, which is told the versions that are listed."""
     calls: list[list[Shown]] = []
     real = one.faulty.head_many
 
@@ -199,8 +213,9 @@ def test_a_walk_asks_for_many_at_once(world: World, one: Client, monkeypatch: py
     assert {shown.key: shown.etag for shown in asked} == {key: world.tool.head(key).etag for key, _ in asked}
 
 
+@promise("S-150")
 def test_what_many_heads_find_is_what_each_would(world: World, one: Client) -> None:
-    """S-150 what is gone is not shown, what another client wrote is, and what is open keeps its version."""
+    """What is gone is not shown, what another client wrote is, and what is open keeps its version."""
     for number in range(20):
         world.put(f"f{number:02}", b"old", mode=str(stat.S_IFREG | 0o600))
     names = one.local.listdir()
@@ -222,8 +237,9 @@ def test_what_many_heads_find_is_what_each_would(world: World, one: Client) -> N
     assert one.local.read("f03") == b"a newer one"
 
 
+@promise("S-150")
 def test_one_refusal_among_many_heads_is_told_after_the_others(world: World, one: Client) -> None:
-    """S-150 the others are known from then on."""
+    """The others are known from then on."""
     for number in range(20):
         world.put(f"f{number:02}", b"x")
     world.later()
@@ -237,8 +253,9 @@ def test_one_refusal_among_many_heads_is_told_after_the_others(world: World, one
     assert one.calls("head") == 21
 
 
+@promise("S-13")
 def test_listing_sends_no_head(world: World) -> None:
-    """S-13 stat is answered by the listing alone: default mode, the mount's owner, LastModified."""
+    """Stat is answered by the listing alone: default mode, the mount's owner, LastModified."""
     world.put("d/f", b"abc", mode=str(stat.S_IFREG | 0o600), uid="5")
     client = world.client(attributes="listing")
     world.later()
@@ -254,8 +271,9 @@ def test_listing_sends_no_head(world: World) -> None:
     assert client.calls("head") == 0
 
 
+@promise("S-13")
 def test_listing_writes_attributes_all_the_same(world: World, other: Client) -> None:
-    """S-13 a change on such a mount is the object's, and another mount with `full` sees it; nothing else is lost."""
+    """A change on such a mount is the object's, and another mount with `full` sees it; nothing else is lost."""
     world.put("f", b"abc", uid="5", mode=str(stat.S_IFREG | 0o600), origin="camera")
     client = world.client(attributes="listing")
     client.local.chmod("f", 0o640)
@@ -268,9 +286,10 @@ def test_listing_writes_attributes_all_the_same(world: World, other: Client) -> 
     assert world.metadata("f")["uid"] == "5"
 
 
+@promise("S-14")
 @pytest.mark.parametrize("path", ["f", "d"])
 def test_extended_attributes(world: World, one: Client, other: Client, path: str) -> None:
-    """S-14 user.* is kept in the metadata as s3fs keeps it."""
+    """User.* is kept in the metadata as s3fs keeps it."""
     one.local.write("f", b"x")
     one.local.mkdir("d")
     one.local.setxattr(path, b"user.\xff", b"\x00\xff")
@@ -285,16 +304,18 @@ def test_extended_attributes(world: World, one: Client, other: Client, path: str
     failing(errno.ENODATA, other.local.removexattr, path, b"user.b")
 
 
+@promise("S-14")
 def test_what_s3fs_keeps_as_extended_attributes(world: World, one: Client) -> None:
-    """S-14 percent-encoded JSON of base64."""
+    """Percent-encoded JSON of base64."""
     world.put("f", b"", xattr="%7B%22user.a%22%3A%22Yg%3D%3D%22%7D")
     assert one.local.getxattr("f", b"user.a") == b"b"
     one.local.setxattr("f", b"user.c", b"d")
     assert world.metadata("f")["xattr"] == "%7B%22user.a%22%3A%22Yg%3D%3D%22%2C%22user.c%22%3A%22ZA%3D%3D%22%7D"
 
 
+@promise("S-14")
 def test_flags_of_setxattr(one: Client) -> None:
-    """S-14 XATTR_CREATE and XATTR_REPLACE."""
+    """XATTR_CREATE and XATTR_REPLACE."""
     one.local.write("f", b"")
     failing(errno.ENODATA, one.local.setxattr, "f", b"user.a", b"1", 2)
     one.local.setxattr("f", b"user.a", b"1", 1)
@@ -303,8 +324,9 @@ def test_flags_of_setxattr(one: Client) -> None:
     assert one.local.getxattr("f", b"user.a") == b"3"
 
 
+@promise("S-14")
 def test_too_much_metadata(world: World, one: Client) -> None:
-    """S-14 over 2 KiB in all is ENOSPC, and what was there stays."""
+    """Over 2 KiB in all is ENOSPC, and what was there stays."""
     one.local.write("f", b"x")
     one.local.setxattr("f", b"user.a", b"1" * 1000)
     failing(errno.ENOSPC, one.local.setxattr, "f", b"user.b", b"2" * 1000)
@@ -313,8 +335,9 @@ def test_too_much_metadata(world: World, one: Client) -> None:
     assert world.body("f") == b"x"
 
 
+@promise("S-14")
 def test_other_namespaces(world: World, one: Client) -> None:
-    """S-14 EOPNOTSUPP, and so is everything with `attributes: listing`."""
+    """EOPNOTSUPP, and so is everything with `attributes: listing`."""
     one.local.write("f", b"")
     for name in (b"security.selinux", b"trusted.a", b"system.posix_acl_access"):
         failing(errno.EOPNOTSUPP, one.local.setxattr, "f", name, b"")
@@ -325,8 +348,9 @@ def test_other_namespaces(world: World, one: Client) -> None:
     failing(errno.EOPNOTSUPP, listing.local.getxattr, "f", b"user.a")
 
 
+@promise("S-15")
 def test_capacity_is_shown(world: World, one: Client) -> None:
-    """S-15 statfs shows `capacity`, else 1 PiB; more can be written."""
+    """Statfs shows `capacity`, else 1 PiB; more can be written."""
     shown = resolve(one.fs.statfs(ROOT_INO))
     assert shown.blocks * shown.block_size == 1 << 50
     small = world.client(capacity_bytes=8192)
@@ -336,8 +360,8 @@ def test_capacity_is_shown(world: World, one: Client) -> None:
     assert len(world.body("f")) == 10_000
 
 
+@promise("S-121")
 def test_what_is_taken_is_shown_once_somebody_has_counted_it(world: World) -> None:
-    """S-121"""
     client = world.client(capacity_bytes=1 << 20)
     shown = resolve(client.fs.statfs(ROOT_INO))
     assert (shown.blocks_free, shown.files_free) == (shown.blocks, shown.files)
@@ -350,9 +374,10 @@ def test_what_is_taken_is_shown_once_somebody_has_counted_it(world: World) -> No
     assert (shown.blocks_free, shown.files_free) == (0, 0)
 
 
+@promise("S-16")
 @pytest.mark.parametrize("make", ["file", "directory", "link", "fifo"])
 def test_who_creates_owns(world: World, one: Client, make: str) -> None:
-    """S-16 the caller's user and group."""
+    """The caller's user and group."""
     local = LocalFs(one.fs, Caller(11, 12, 1))
     {
         "file": lambda: local.write("n", b""),
@@ -364,8 +389,9 @@ def test_who_creates_owns(world: World, one: Client, make: str) -> None:
     assert (attr.uid, attr.gid) == (11, 12)
 
 
+@promise("S-16")
 def test_the_group_of_a_setgid_directory(one: Client) -> None:
-    """S-16 what is made in a setgid directory gets its group; directories get the bit as well."""
+    """What is made in a setgid directory gets its group; directories get the bit as well."""
     one.local.mkdir("d")
     one.local.setattr("d", SetAttr(mode=0o2775, gid=77))
     local = LocalFs(one.fs, Caller(11, 12, 1))
@@ -377,9 +403,10 @@ def test_the_group_of_a_setgid_directory(one: Client) -> None:
     assert not local.stat("d/f").mode & stat.S_ISGID
 
 
+@promise("S-16")
 @pytest.mark.parametrize("change", ["write", "truncate", "open with O_TRUNC", "chown"])
 def test_setuid_and_setgid_fall(world: World, one: Client, change: str) -> None:
-    """S-16 a change by one who may not keep them drops both, in the store as well."""
+    """A change by one who may not keep them drops both, in the store as well."""
     one.local.write("f", b"abc")
     one.local.chmod("f", 0o6755)
     ino = one.local.stat("f").ino
@@ -399,16 +426,18 @@ def test_setuid_and_setgid_fall(world: World, one: Client, change: str) -> None:
     assert world.metadata("f")["mode"] == str(stat.S_IFREG | 0o755)
 
 
+@promise("S-16")
 def test_who_may_keep_them_keeps_them(world: World, one: Client) -> None:
-    """S-16 a write by root leaves setuid."""
+    """A write by root leaves setuid."""
     one.local.write("f", b"abc")
     one.local.chmod("f", 0o6755)
     one.local.write("f", b"new")
     assert stat.S_IMODE(one.local.stat("f").mode) == 0o6755
 
 
+@promise("S-11")
 def test_times_that_no_clock_shows(world: World, one: Client) -> None:
-    """S-11 nonsense of other tools is shown as a default, so that a stat never fails for it."""
+    """Nonsense of other tools is shown as a default, so that a stat never fails for it."""
     world.put("f", b"", mtime="9" * 30, atime="-" + "9" * 30, mode="9" * 30, uid="-1", gid="x")
     attr = one.local.stat("f")
     assert attr.mtime_ns == EPOCH_NS

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+from typing import Any
 
 import pytest
 
 from datastore.fuse.data import multipart
 from tests.faulty import Fault, from_nth, no_faults, nth
 from tests.localfs import File
-from tests.mounted import DOWN, Client, World, failing, pattern
+from tests.mounted import DOWN, Client, World, failing, pattern, taken_over
+from tests.promises import promise
 
 PART = 8192
 
@@ -33,12 +35,13 @@ def small_parts(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
     world.bucket.min_part_bytes = 4096
 
 
+@promise("S-47")
 @pytest.mark.parametrize("size", [10, PART * 3])
 @pytest.mark.parametrize("flags", [os.O_RDWR, os.O_RDWR | os.O_TRUNC])
 def test_the_second_close_fails(
     world: World, one: Client, two: Client, small_parts: None, size: int, flags: int
 ) -> None:
-    """S-47 the first close is what the store keeps; the second one's bytes are kept here, and listed."""
+    """The first close is what the store keeps; the second one's bytes are kept here, and listed."""
     world.put("f", pattern(size))
     first, second = one.local.open("f", flags), two.local.open("f", flags)
     first.write(b"first")
@@ -56,8 +59,9 @@ def test_the_second_close_fails(
     assert kept.read_bytes()[:6] == b"second"
 
 
+@promise("S-47")
 def test_two_new_files_of_one_name(world: World, one: Client, two: Client) -> None:
-    """S-47 who creates second is told as well (If-None-Match)."""
+    """Who creates second is told as well (If-None-Match)."""
     first = one.local.open("f", os.O_WRONLY | os.O_CREAT)
     second = two.local.open("f", os.O_WRONLY | os.O_CREAT)
     first.write(b"first")
@@ -67,8 +71,9 @@ def test_two_new_files_of_one_name(world: World, one: Client, two: Client) -> No
     assert world.body("f") == b"first"
 
 
+@promise("S-47")
 def test_after_a_conflict_the_name_shows_the_store(world: World, one: Client, two: Client) -> None:
-    """S-47 once it is closed: the mount shows what won, and who writes that again succeeds."""
+    """Once it is closed: the mount shows what won, and who writes that again succeeds."""
     test_two_new_files_of_one_name(world, one, two)
     world.later()
     assert two.local.read("f") == b"first"
@@ -78,8 +83,9 @@ def test_after_a_conflict_the_name_shows_the_store(world: World, one: Client, tw
     assert row["bytes"] == 6
 
 
+@promise("S-47")
 def test_an_fsync_that_fails_goes_on_failing(world: World, one: Client, two: Client) -> None:
-    """S-47 as long as the file stays open it shows what was written to it."""
+    """As long as the file stays open it shows what was written to it."""
     second = two.local.open("f", os.O_RDWR | os.O_CREAT)
     second.write(b"second")
     one.local.write("f", b"first")
@@ -90,8 +96,9 @@ def test_an_fsync_that_fails_goes_on_failing(world: World, one: Client, two: Cli
     assert world.body("f") == b"first"
 
 
+@promise("S-47")
 def test_what_was_kept_is_not_sent_again(world: World, one: Client, two: Client) -> None:
-    """S-47 neither by the retries nor at unmount nor by the next mount; it is discarded by a person."""
+    """Neither by the retries nor at unmount nor by the next mount; it is discarded by a person."""
     test_two_new_files_of_one_name(world, one, two)
     puts = two.calls("put")
     assert len(two.fs.flush_all()) == 1
@@ -108,8 +115,9 @@ def test_what_was_kept_is_not_sent_again(world: World, one: Client, two: Client)
     assert again.fs.uploads.forget("f") == 0
 
 
+@promise("S-47")
 def test_one_writer_never_conflicts_with_itself(world: World, one: Client, small_parts: None) -> None:
-    """S-47 fsync, rename, chmod, large and small, again and again."""
+    """Fsync, rename, chmod, large and small, again and again."""
     with one.local.opened("f", os.O_RDWR | os.O_CREAT) as file:
         for turn in range(3):
             file.write(pattern(PART * turn + 10))
@@ -140,9 +148,10 @@ def sent_without_an_answer(one: Client, size: int) -> File:
     return file
 
 
+@promise("S-47")
 @pytest.mark.parametrize("size", [10, PART * 4])
 def test_a_lost_answer_is_no_conflict(world: World, one: Client, small_parts: None, size: int) -> None:
-    """S-47 the upload took effect, its answer was lost, and so it is sent again: the object is ours."""
+    """The upload took effect, its answer was lost, and so it is sent again: the object is ours."""
     file = sent_without_an_answer(one, size)
     one.faulty.plan = no_faults
     file.fsync()
@@ -151,21 +160,84 @@ def test_a_lost_answer_is_no_conflict(world: World, one: Client, small_parts: No
     assert one.fs.uploads.unsent() == []
 
 
+@promise("S-47", "S-20")
 @pytest.mark.parametrize("size", [10, PART * 4])
 def test_a_crash_before_the_answer_is_no_conflict(world: World, one: Client, small_parts: None, size: int) -> None:
-    """S-47 S-20 nor when the process died meanwhile."""
+    """Nor when the process died meanwhile."""
     sent_without_an_answer(one, size)
     again = one.again()
     assert again.fs.uploads.unsent() == []
     assert world.body("f") == pattern(size)
 
 
+@promise("S-47", "S-20")
+@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.parametrize("later", [0, 5])
+@pytest.mark.parametrize("mode", ["fail", "lastWriterWins"])
+@pytest.mark.parametrize("old", [0, 5, PART * 4])
+def test_what_is_written_after_a_lost_answer_is_sent_too(
+    world: World, small_parts: None, mode: Any, later: int, crash: bool, old: int
+) -> None:
+    """The object in the store is ours, but not what the file has by now, be it as large or larger.
+
+    Of a large file that was there before, only the object has what was not changed.
+    """
+    if old:
+        world.put("f", pattern(old))
+    one = world.client(conflict=mode)
+    file = sent_without_an_answer(one, 10)
+    if crash:
+        one, (file,) = taken_over(one, file)
+    one.faulty.plan = no_faults
+    file.write(b"later" + bytes(later), 5)
+    file.fsync()
+    assert world.body("f") == pattern(10)[:5] + b"later" + bytes(later) + pattern(old)[10 + later :]
+    file.close()
+    assert one.fs.uploads.unsent() == []
+
+
+@promise("S-47", "S-162")
+@pytest.mark.parametrize("mode", ["fail", "lastWriterWins"])
+def test_what_another_client_wrote_after_a_lost_answer_is_not_replaced(world: World, mode: Any) -> None:
+    """It is not taken for what was sent before."""
+    world.put("f", b"older")
+    one = world.client(conflict=mode)
+    file = sent_without_an_answer(one, 10)
+    one.faulty.plan = no_faults
+    world.later()
+    world.client(conflict=mode).local.write("f", b"theirs")
+    failing(errno.ESTALE, file.fsync)
+    assert world.body("f") == b"theirs"
+    (row,) = one.fs.uploads.unsent()
+    assert row["stuck"]
+
+
+@promise("S-47", "S-20")
+@pytest.mark.parametrize("crash", [False, True])
+def test_what_is_written_after_the_lost_answer_to_parts_is_kept(
+    world: World, one: Client, small_parts: None, crash: bool
+) -> None:
+    """Parts are sent before the file's times are known: the object may be another client's."""
+    file = sent_without_an_answer(one, PART * 4)
+    if crash:
+        one, (file,) = taken_over(one, file)
+    one.faulty.plan = no_faults
+    file.write(b"later", PART)
+    failing(errno.ESTALE, file.fsync)
+    assert world.body("f") == pattern(PART * 4)
+    (row,) = one.fs.uploads.unsent()
+    assert row["stuck"]
+    assert file.read(PART, 5) == b"later"
+
+
+@promise("S-47", "S-20")
 def test_a_conflict_is_found_by_the_next_mount(world: World, one: Client, two: Client) -> None:
-    """S-47 S-20 the process died before its close: what another client wrote since is not replaced."""
+    """The process died before its close: what another client wrote since is not replaced."""
     world.put("f", b"old")
     file = one.local.open("f", os.O_RDWR | os.O_TRUNC)
     file.write(b"mine")
     one.kill()
+    world.later()
     two.local.write("f", b"theirs")
     again = one.again()
     assert world.body("f") == b"theirs"
@@ -173,8 +245,9 @@ def test_a_conflict_is_found_by_the_next_mount(world: World, one: Client, two: C
     assert row["stuck"]
 
 
+@promise("S-32")
 def test_without_it_the_last_close_wins_whole(world: World) -> None:
-    """S-32 the default: never a mixture, also of streamed files."""
+    """The default: never a mixture, also of streamed files."""
     one, two = world.client(), world.client()
     world.put("f", pattern(100))
     first, second = one.local.open("f", os.O_RDWR), two.local.open("f", os.O_RDWR | os.O_TRUNC)
@@ -185,8 +258,9 @@ def test_without_it_the_last_close_wins_whole(world: World) -> None:
     assert world.body("f") == b"second"
 
 
+@promise("S-47", "S-19")
 def test_a_store_that_is_away_is_no_conflict(world: World, one: Client) -> None:
-    """S-47 S-19 the bytes are sent when it is back."""
+    """The bytes are sent when it is back."""
     fault = from_nth(0, DOWN)
     one.faulty.plan = lambda index, method: fault(index, method) if method == "put" else None
     failing(errno.EIO, one.local.write, "f", b"bytes")

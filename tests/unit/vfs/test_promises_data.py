@@ -11,6 +11,7 @@ from datastore.fuse.data.multipart import OBJECT_MAX
 from datastore.fuse.ops import ROOT_INO, FSError, OpenRequest, resolve
 from tests.localfs import ME
 from tests.mounted import Client, World, failing, pattern
+from tests.promises import promise
 
 MIB = 1 << 20
 KEEP_SIZE, PUNCH_HOLE, COLLAPSE_RANGE, ZERO_RANGE = 1, 2, 8, 16
@@ -19,8 +20,9 @@ KEEP_SIZE, PUNCH_HOLE, COLLAPSE_RANGE, ZERO_RANGE = 1, 2, 8, 16
 # -- S-17
 
 
+@promise("S-17")
 def test_partial_writes(world: World, one: Client) -> None:
-    """S-17 random writes into a file that is in the store change those bytes and no others."""
+    """Random writes into a file that is in the store change those bytes and no others."""
     old = pattern(100_000)
     world.put("f", old)
     with one.local.opened("f", os.O_RDWR) as file:
@@ -33,16 +35,18 @@ def test_partial_writes(world: World, one: Client) -> None:
     assert world.body("f") == expected
 
 
+@promise("S-17")
 def test_append(world: World, one: Client) -> None:
-    """S-17 appending keeps what was there."""
+    """Appending keeps what was there."""
     world.put("f", b"one\n")
     with one.local.opened("f", os.O_WRONLY | os.O_APPEND) as file:
         file.write(b"two\n", file.stat().size)
     assert world.body("f") == b"one\ntwo\n"
 
 
+@promise("S-143")
 def test_what_no_object_can_hold_is_refused_before_anything_is_sent(world: World, one: Client) -> None:
-    """S-143 EFBIG beyond 5 TiB: the holes of such a file would all be sent, and refused at the very end."""
+    """EFBIG beyond 5 TiB: the holes of such a file would all be sent, and refused at the very end."""
     world.put("f", b"old")
     with one.local.opened("f", os.O_RDWR) as file:
         failing(errno.EFBIG, file.truncate, OBJECT_MAX + 1)
@@ -53,10 +57,11 @@ def test_what_no_object_can_hold_is_refused_before_anything_is_sent(world: World
     assert world.body("f") == b"old"
 
 
+@promise("S-17")
 @pytest.mark.parametrize("size", [0, 1, 5000, 8192, 20_000])
 @pytest.mark.parametrize("by", ["path", "descriptor"])
 def test_truncate(world: World, one: Client, size: int, by: str) -> None:
-    """S-17 by path and by descriptor; what is added is zeros, also where there were other bytes before."""
+    """By path and by descriptor; what is added is zeros, also where there were other bytes before."""
     old = pattern(10_000)
     world.put("f", old)
     expected = old[:size].ljust(size, b"\0")
@@ -74,14 +79,16 @@ def test_truncate(world: World, one: Client, size: int, by: str) -> None:
     assert one.local.stat("f").size == 15_000
 
 
+@promise("S-17")
 def test_sparse_files(world: World, one: Client) -> None:
-    """S-17 a gap reads as zeros."""
+    """A gap reads as zeros."""
     with one.local.opened("f", os.O_RDWR | os.O_CREAT) as file:
         file.write(b"end", 1_000_000)
         assert file.read(999_998, 5) == b"\0\0end"
     assert world.body("f") == bytes(1_000_000) + b"end"
 
 
+@promise("S-17")
 @pytest.mark.parametrize(
     ("mode", "offset", "length", "size"),
     [
@@ -96,7 +103,7 @@ def test_sparse_files(world: World, one: Client) -> None:
     ],
 )
 def test_fallocate(world: World, one: Client, mode: int, offset: int, length: int, size: int) -> None:
-    """S-17 allocate, keep size, punch hole, zero range."""
+    """Allocate, keep size, punch hole, zero range."""
     expected = bytearray(pattern(10_000))
     world.put("f", bytes(expected))
     if mode & (PUNCH_HOLE | ZERO_RANGE):
@@ -110,15 +117,17 @@ def test_fallocate(world: World, one: Client, mode: int, offset: int, length: in
     assert one.local.stat("f").size == size
 
 
+@promise("S-17")
 @pytest.mark.parametrize("mode", [PUNCH_HOLE, COLLAPSE_RANGE, 32, 64, KEEP_SIZE | COLLAPSE_RANGE])
 def test_other_modes_of_fallocate(one: Client, mode: int) -> None:
-    """S-17 EOPNOTSUPP."""
+    """EOPNOTSUPP."""
     with one.local.opened("f", os.O_RDWR | os.O_CREAT) as file:
         failing(errno.EOPNOTSUPP, file.fallocate, mode, 0, 10)
 
 
+@promise("S-17")
 def test_pages_that_are_written_back_after_the_close(world: World, one: Client) -> None:
-    """S-17 shared mmap: what the kernel writes back after close is sent when the last reference goes."""
+    """Shared mmap: what the kernel writes back after close is sent when the last reference goes."""
     file = one.local.open("f", os.O_RDWR | os.O_CREAT)
     file.write(b"before")
     resolve(one.fs.flush(file.ino, file._fh))
@@ -131,8 +140,9 @@ def test_pages_that_are_written_back_after_the_close(world: World, one: Client) 
 # -- S-18
 
 
+@promise("S-18")
 def test_close_means_that_it_is_in_the_store(world: World, one: Client) -> None:
-    """S-18 when close returned, bytes and attributes are there."""
+    """When close returned, bytes and attributes are there."""
     with one.local.opened("f", os.O_WRONLY | os.O_CREAT, 0o600) as file:
         file.write(b"bytes")
         one.local.chmod("f", 0o640)
@@ -141,8 +151,9 @@ def test_close_means_that_it_is_in_the_store(world: World, one: Client) -> None:
     assert world.metadata("f")["mode"] == str(0o100640)
 
 
+@promise("S-18")
 def test_fsync_means_that_it_is_in_the_store(world: World, one: Client) -> None:
-    """S-18 the same for fsync, again and again."""
+    """The same for fsync, again and again."""
     with one.local.opened("f", os.O_RDWR | os.O_CREAT) as file:
         for content in (b"one", b"two", b"three"):
             file.write(content)
@@ -152,8 +163,9 @@ def test_fsync_means_that_it_is_in_the_store(world: World, one: Client) -> None:
     assert one.calls("put") == sent
 
 
+@promise("S-18")
 def test_each_of_several_closes_delivers(world: World, one: Client) -> None:
-    """S-18 a file that is open twice is delivered by whoever closes."""
+    """A file that is open twice is delivered by whoever closes."""
     first = one.local.open("f", os.O_RDWR | os.O_CREAT)
     second = one.local.open("f", os.O_RDWR)
     first.write(b"one")
@@ -167,8 +179,9 @@ def test_each_of_several_closes_delivers(world: World, one: Client) -> None:
 # -- S-21
 
 
+@promise("S-21")
 def test_a_change_in_the_middle_uploads_its_part(world: World, one: Client) -> None:
-    """S-21 of a large object only the parts that changed are sent."""
+    """Of a large object only the parts that changed are sent."""
     content = bytearray(pattern(24 * MIB))
     world.put("f", bytes(content))
     with one.local.opened("f", os.O_RDWR) as file:
@@ -179,8 +192,9 @@ def test_a_change_in_the_middle_uploads_its_part(world: World, one: Client) -> N
     assert one.calls("upload_part_copy") >= 1
 
 
+@promise("S-21")
 def test_appending_to_a_large_object_uploads_the_end(world: World, one: Client) -> None:
-    """S-21 the beginning is copied."""
+    """The beginning is copied."""
     world.put("f", pattern(17 * MIB))
     with one.local.opened("f", os.O_WRONLY | os.O_APPEND) as file:
         file.write(b"end", 17 * MIB)
@@ -188,8 +202,9 @@ def test_appending_to_a_large_object_uploads_the_end(world: World, one: Client) 
     assert one.sent_bytes() <= 8 * MIB
 
 
+@promise("S-21")
 def test_attributes_and_renames_upload_nothing(world: World, one: Client) -> None:
-    """S-21 they are copies on the server."""
+    """They are copies on the server."""
     world.put("d/f", pattern(MIB))
     one.local.chmod("d/f", 0o600)
     one.local.rename("d/f", "d/g")
@@ -202,8 +217,9 @@ def test_attributes_and_renames_upload_nothing(world: World, one: Client) -> Non
 # -- S-22
 
 
+@promise("S-22")
 def test_exclusive_creation_succeeds_for_one(world: World, one: Client, other: Client) -> None:
-    """S-22 two clients that both know the name is free: the store decides."""
+    """Two clients that both know the name is free: the store decides."""
     one.local.listdir()
     other.local.listdir()
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
@@ -213,8 +229,9 @@ def test_exclusive_creation_succeeds_for_one(world: World, one: Client, other: C
     failing(errno.EEXIST, one.local.open, "lock", flags)
 
 
+@promise("S-22")
 def test_exclusive_creation_beside_an_unsent_file(one: Client) -> None:
-    """S-22 also where this mount has the name, but the store does not yet."""
+    """Also where this mount has the name, but the store does not yet."""
     with one.local.opened("f", os.O_CREAT | os.O_WRONLY):
         request = OpenRequest(flags=os.O_CREAT | os.O_EXCL | os.O_WRONLY)
         with pytest.raises(FSError) as caught:
@@ -222,8 +239,9 @@ def test_exclusive_creation_beside_an_unsent_file(one: Client) -> None:
         assert caught.value.errno == errno.EEXIST
 
 
+@promise("S-22")
 def test_a_new_file_appears_at_close(world: World, one: Client, other: Client) -> None:
-    """S-22 without O_EXCL the store learns of a file when it is closed, also of an empty one."""
+    """Without O_EXCL the store learns of a file when it is closed, also of an empty one."""
     file = one.local.open("f", os.O_CREAT | os.O_WRONLY)
     assert one.local.exists("f")
     assert one.local.listdir() == [b"f"]

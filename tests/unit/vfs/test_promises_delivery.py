@@ -12,6 +12,7 @@ from datastore.fuse.ops import Blocking, Fh, Ino, resolve
 from tests.clock import EPOCH_NS
 from tests.faulty import from_nth, no_faults
 from tests.mounted import DOWN, Client, Died, World, dies_at, failing, pattern, refuse_writes
+from tests.promises import promise
 
 MIB = 1 << 20
 
@@ -25,8 +26,9 @@ def contents(client: Client, ino: Ino, fh: Fh) -> bytes:
 # -- S-19
 
 
+@promise("S-19")
 def test_a_failed_upload_fails_close_and_loses_nothing(world: World, one: Client) -> None:
-    """S-19 the error is reported, the bytes are readable and listed, and go with the next retry."""
+    """The error is reported, the bytes are readable and listed, and go with the next retry."""
     refuse_writes(one)
     file = one.local.open("f", os.O_WRONLY | os.O_CREAT)
     file.write(b"precious")
@@ -46,8 +48,9 @@ def test_a_failed_upload_fails_close_and_loses_nothing(world: World, one: Client
     assert list((one.directory / "state" / "staging").iterdir()) == []
 
 
+@promise("S-19")
 def test_a_failed_fsync_is_made_good_by_the_next(world: World, one: Client) -> None:
-    """S-19 fsync and close send again what an earlier one could not."""
+    """Fsync and close send again what an earlier one could not."""
     with one.local.opened("f", os.O_WRONLY | os.O_CREAT) as file:
         file.write(b"precious")
         refuse_writes(one)
@@ -57,8 +60,9 @@ def test_a_failed_fsync_is_made_good_by_the_next(world: World, one: Client) -> N
     assert world.body("f") == b"precious"
 
 
+@promise("S-19")
 def test_the_next_close_of_the_file_sends_what_an_earlier_one_could_not(world: World, one: Client) -> None:
-    """S-19 whoever opens the file for writing again and closes it delivers all."""
+    """Whoever opens the file for writing again and closes it delivers all."""
     refuse_writes(one)
     file = one.local.open("f", os.O_WRONLY | os.O_CREAT)
     file.write(b"precious")
@@ -69,8 +73,9 @@ def test_the_next_close_of_the_file_sends_what_an_earlier_one_could_not(world: W
     assert world.body("f") == b"precious!"
 
 
+@promise("S-19")
 def test_unmount_sends_what_was_left(world: World, one: Client) -> None:
-    """S-19 the last chance of the process."""
+    """The last chance of the process."""
     refuse_writes(one)
     failing(errno.EIO, one.local.write, "f", b"precious")
     one.faulty.plan = no_faults
@@ -78,8 +83,9 @@ def test_unmount_sends_what_was_left(world: World, one: Client) -> None:
     assert world.body("f") == b"precious"
 
 
+@promise("S-19")
 def test_a_failed_truncate_keeps_the_new_size(world: World, one: Client) -> None:
-    """S-19 truncate by path sends at once; if it cannot, that is its error."""
+    """Truncate by path sends at once; if it cannot, that is its error."""
     world.put("f", b"0123456789")
     refuse_writes(one)
     failing(errno.EIO, one.local.truncate, "f", 4)
@@ -90,8 +96,9 @@ def test_a_failed_truncate_keeps_the_new_size(world: World, one: Client) -> None
     assert world.body("f") == b"0123"
 
 
+@promise("S-19")
 def test_a_large_upload_that_fails_leaves_no_unfinished_parts(world: World, one: Client) -> None:
-    """S-19 a multipart upload that fails is aborted, and the bytes stay."""
+    """A multipart upload that fails is aborted, and the bytes stay."""
     content = pattern(9 * MIB)
     fault = from_nth(0, DOWN)
     one.faulty.plan = lambda index, method: fault(index, method) if method == "complete_upload" else None
@@ -102,8 +109,9 @@ def test_a_large_upload_that_fails_leaves_no_unfinished_parts(world: World, one:
     assert world.body("f") == content
 
 
+@promise("S-19")
 def test_a_node_whose_upload_was_retried_can_be_forgotten(world: World, one: Client) -> None:
-    """S-19 nothing of a delivered file stays in memory when the kernel has forgotten it."""
+    """Nothing of a delivered file stays in memory when the kernel has forgotten it."""
     refuse_writes(one)
     failing(errno.EIO, one.local.write, "f", b"precious")
     ino = one.local.stat("f").ino
@@ -114,8 +122,9 @@ def test_a_node_whose_upload_was_retried_can_be_forgotten(world: World, one: Cli
     assert ino not in one.fs.core.nodes.by_ino
 
 
+@promise("S-19")
 def test_a_denied_upload_is_the_persons_to_solve(world: World, one: Client) -> None:
-    """S-19 an error that is not passing is EACCES, and the bytes stay as well."""
+    """An error that is not passing is EACCES, and the bytes stay as well."""
     one.faulty.plan = lambda index, method: from_nth(0, AccessDenied("no"))(index, method) if method == "put" else None
     failing(errno.EACCES, one.local.write, "f", b"precious")
     assert one.local.read("f") == b"precious"
@@ -124,8 +133,9 @@ def test_a_denied_upload_is_the_persons_to_solve(world: World, one: Client) -> N
 # -- S-20
 
 
+@promise("S-20")
 def test_unsent_bytes_are_sent_by_the_next_mount(world: World, one: Client) -> None:
-    """S-20 a process that dies with an open file loses no byte that was written."""
+    """A process that dies with an open file loses no byte that was written."""
     world.put("old", pattern(10_000))
     one.local.open("new", os.O_WRONLY | os.O_CREAT, 0o640).write(b"new bytes")
     one.local.open("old", os.O_RDWR).write(b"XXX", 5000)
@@ -139,8 +149,9 @@ def test_unsent_bytes_are_sent_by_the_next_mount(world: World, one: Client) -> N
     assert again.local.read("old") == expected
 
 
+@promise("S-20")
 def test_unsent_sizes_are_sent_by_the_next_mount(world: World, one: Client) -> None:
-    """S-20 a truncate that was not sent is not forgotten; zeros stay zeros."""
+    """A truncate that was not sent is not forgotten; zeros stay zeros."""
     world.put("f", pattern(10_000))
     file = one.local.open("f", os.O_RDWR)
     file.truncate(3000)
@@ -150,8 +161,9 @@ def test_unsent_sizes_are_sent_by_the_next_mount(world: World, one: Client) -> N
     assert world.body("f") == (pattern(3000).ljust(20_000, b"\0") + b"end")
 
 
+@promise("S-20")
 def test_failed_bytes_are_sent_by_the_next_mount_when_the_store_is_well(world: World, one: Client) -> None:
-    """S-20 also when the upload failed first, and when the next mount fails again."""
+    """Also when the upload failed first, and when the next mount fails again."""
     refuse_writes(one)
     failing(errno.EIO, one.local.write, "f", b"precious")
     one.unmount()
@@ -160,16 +172,18 @@ def test_failed_bytes_are_sent_by_the_next_mount_when_the_store_is_well(world: W
     assert world.body("f") == b"precious"
 
 
+@promise("S-20")
 def test_nothing_is_sent_twice(world: World, one: Client) -> None:
-    """S-20 what was delivered is not sent again over what others wrote since."""
+    """What was delivered is not sent again over what others wrote since."""
     one.local.write("f", b"ours")
     world.put("f", b"theirs")
     one.again()
     assert world.body("f") == b"theirs"
 
 
+@promise("S-20")
 def test_a_removed_file_does_not_come_back(world: World, one: Client) -> None:
-    """S-20 a file that was removed while its bytes were unsent stays removed."""
+    """A file that was removed while its bytes were unsent stays removed."""
     file = one.local.open("f", os.O_WRONLY | os.O_CREAT)
     file.write(b"scrap")
     one.local.unlink("f")
@@ -180,8 +194,9 @@ def test_a_removed_file_does_not_come_back(world: World, one: Client) -> None:
     assert list((one.directory / "state" / "staging").iterdir()) == []
 
 
+@promise("S-20")
 def test_a_restarted_server_has_the_unsent_bytes_of_its_mount(world: World, one: Client) -> None:
-    """S-20 under a mount that lives on, the file is still unsent, is read, and its close delivers."""
+    """Under a mount that lives on, the file is still unsent, is read, and its close delivers."""
     world.put("f", pattern(10_000))
     file = one.local.open("f", os.O_RDWR)
     file.write(b"XXX", 5000)
@@ -195,9 +210,10 @@ def test_a_restarted_server_has_the_unsent_bytes_of_its_mount(world: World, one:
     assert world.body("f") == expected
 
 
+@promise("S-20")
 @pytest.mark.parametrize("change", ["unlink", "rename"])
 def test_a_restarted_server_knows_that_the_object_exists(world: World, one: Client, change: str) -> None:
-    """S-20 a changed file of the earlier process is removed or renamed with its object."""
+    """A changed file of the earlier process is removed or renamed with its object."""
     world.put("f", b"old")
     file = one.local.open("f", os.O_RDWR)
     file.truncate(0)
@@ -212,8 +228,9 @@ def test_a_restarted_server_knows_that_the_object_exists(world: World, one: Clie
         assert world.body("g") == b"new"
 
 
+@promise("S-20")
 def test_death_within_an_upload(world: World, one: Client) -> None:
-    """S-20 at whatever call the process dies, the next mount delivers the whole."""
+    """At whatever call the process dies, the next mount delivers the whole."""
     content = pattern(9 * MIB)
     for number in range(2):
         client = world.client()
@@ -225,8 +242,9 @@ def test_death_within_an_upload(world: World, one: Client) -> None:
         assert world.body(f"f{number}") == content
 
 
+@promise("S-20")
 def test_an_unknown_handle_is_answered_by_its_inode(world: World, one: Client) -> None:
-    """S-20 a handle of an earlier process reads and writes its file."""
+    """A handle of an earlier process reads and writes its file."""
     world.put("f", b"abc")
     ino = one.local.stat("f").ino
     assert contents(one, ino, Fh(999)) == b"abc"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from datastore.fuse.vfs.upload.upkeep import BUSY_S, QUIET_S, Upkeep
 from tests.mounted import Client, World
+from tests.promises import promise
 
 BOTH_LISTINGS = True
 
@@ -16,8 +19,9 @@ def upkeep(client: Client) -> Upkeep:
     return client.fs.upkeep
 
 
+@promise("S-44")
 def test_a_quiet_log_is_seen_before_it_is_closed(world: World, one: Client, other: Client) -> None:
-    """S-44 three seconds after the last write another client reads what was written."""
+    """Three seconds after the last write another client reads what was written."""
     with one.local.opened("log", APPEND) as log:
         log.write(b"first\n")
         upkeep(one).publish()
@@ -33,8 +37,9 @@ def test_a_quiet_log_is_seen_before_it_is_closed(world: World, one: Client, othe
     assert other.local.read("log") == b"first\nsecond\n"
 
 
+@promise("S-44")
 def test_a_busy_log_is_published_every_so_often(world: World, one: Client, other: Client) -> None:
-    """S-44 a log that is written each second is published after 15 s."""
+    """A log that is written each second is published after 15 s."""
     with one.local.opened("log", APPEND) as log:
         for second in range(int(BUSY_S) + 1):
             log.write(b".", second)
@@ -44,8 +49,9 @@ def test_a_busy_log_is_published_every_so_often(world: World, one: Client, other
         assert other.local.stat("log").size >= BUSY_S
 
 
+@promise("S-44")
 def test_a_file_that_is_rewritten_waits_for_its_close(world: World, one: Client, other: Client) -> None:
-    """S-44 a change in the middle is not shown half-made."""
+    """A change in the middle is not shown half-made."""
     one.local.write("file", b"0123456789")
     with one.local.opened("file", os.O_RDWR) as file:
         file.write(b"x", 3)
@@ -56,9 +62,11 @@ def test_a_file_that_is_rewritten_waits_for_its_close(world: World, one: Client,
     assert other.local.read("file") == b"012x456789"
 
 
-def test_the_last_close_wins_over_what_was_published(world: World, one: Client, other: Client) -> None:
-    """S-32 S-44 a publication is no close: who closes last has the file."""
-    log = one.local.open("log", APPEND)
+@promise("S-32", "S-44", "S-162")
+@pytest.mark.parametrize("flags", [APPEND, os.O_CREAT | os.O_WRONLY | os.O_TRUNC])
+def test_who_closes_last_wins_over_what_was_published(world: World, one: Client, other: Client, flags: int) -> None:
+    """A publication is no close of what was written anew; who appends loses what another truncated."""
+    log = one.local.open("log", flags)
     log.write(b"from one")
     world.clock.advance(QUIET_S)
     upkeep(one).publish()
@@ -66,4 +74,4 @@ def test_the_last_close_wins_over_what_was_published(world: World, one: Client, 
     world.clock.advance(QUIET_S)
     log.close()
     world.clock.advance(QUIET_S)
-    assert other.local.read("log") == b"from one"
+    assert other.local.read("log") == (b"from two" if flags == APPEND else b"from one")

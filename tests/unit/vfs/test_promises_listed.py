@@ -14,6 +14,7 @@ from datastore.fuse.ops import Attr
 from datastore.fuse.store.base import WriteOptions
 from tests.mounted import Client, World
 from tests.mounted import world as opened
+from tests.promises import promise
 
 FILES = 40
 LINK = "%s/away" % ("a" * 20)
@@ -52,8 +53,9 @@ def walk(client: Client, top: str = "") -> dict[str, Attr]:
     return seen
 
 
+@promise("S-129")
 def test_a_walk_asks_for_no_file(world: World, one: Client) -> None:
-    """S-129: one HEAD for each directory, as long as its own listing was not read."""
+    """One HEAD for each directory, as long as its own listing was not read."""
     fill(world)
     world.later()
     assert len(walk(one)) == FILES + 11
@@ -63,8 +65,9 @@ def test_a_walk_asks_for_no_file(world: World, one: Client) -> None:
     assert one.calls("head") <= 2 * len(("dir", "bare"))
 
 
+@promise("S-129")
 def test_what_is_shown_is_what_a_head_would_show(world: World) -> None:
-    """S-129: modes, owners, times, links, special files and extended attributes, of every tool."""
+    """Modes, owners, times, links, special files and extended attributes, of every tool."""
     fill(world)
     world.later(5)
     one = world.client()
@@ -78,8 +81,9 @@ def test_what_is_shown_is_what_a_head_would_show(world: World) -> None:
     assert one.local.getxattr("extended", b"user.a") == other.local.getxattr("extended", b"user.a") == b"a"
 
 
+@promise("S-129")
 def test_times_are_as_exact_as_those_of_a_head(world: World, one: Client) -> None:
-    """S-129: in whole seconds where no metadata say more, whichever of the two told them."""
+    """In whole seconds where no metadata say more, whichever of the two told them."""
     world.clock.advance(0.345)
     start_ns = world.clock.time_ns()
     world.put("f", b"")
@@ -87,8 +91,8 @@ def test_times_are_as_exact_as_those_of_a_head(world: World, one: Client) -> Non
     assert seen.mtime_ns == seen.ctime_ns == start_ns // 1_000_000_000 * 1_000_000_000
 
 
+@promise("S-129", "S-11")
 def test_metadata_of_others_survives_a_chmod(world: World, one: Client) -> None:
-    """S-129 S-11."""
     fill(world)
     world.tool.put("typed", b"t", WriteOptions(metadata={"who": "me"}, content_type="image/png"))
     world.later()
@@ -99,9 +103,10 @@ def test_metadata_of_others_survives_a_chmod(world: World, one: Client) -> None:
     assert info.metadata["mode"] == str(stat.S_IFREG | 0o601)
 
 
+@promise("S-130")
 @pytest.mark.parametrize("pause_s", [0.0, 5.0])
 def test_a_change_of_attributes_alone_is_seen(world: World, one: Client, pause_s: float) -> None:
-    """S-130: also one in the very second in which the object was written, which only the metadata tell."""
+    """Also one in the very second in which the object was written, which only the metadata tell."""
     fill(world)
     walk(one)
     world.later(pause_s)
@@ -115,8 +120,9 @@ def test_a_change_of_attributes_alone_is_seen(world: World, one: Client, pause_s
     assert stat.S_IMODE(seen["f08"].mode) == 0o600
 
 
+@promise("S-130")
 def test_a_second_change_within_the_second_is_seen(world: World, one: Client) -> None:
-    """S-130: version and LastModified are the same before and after it."""
+    """Version and LastModified are the same before and after it."""
     world.put("f", b"x", mode=str(stat.S_IFREG | 0o600))
     assert stat.S_IMODE(walk(one)["f"].mode) == 0o600
     world.put("f", b"x", mode=str(stat.S_IFREG | 0o640))
@@ -125,8 +131,9 @@ def test_a_second_change_within_the_second_is_seen(world: World, one: Client) ->
     assert one.calls("head") == 0
 
 
+@promise("S-130")
 def test_a_listing_that_shows_metadata_no_more_is_not_believed_beside_one_that_did(world: World, one: Client) -> None:
-    """S-130: the right to read the object was taken away meanwhile, or another server answers."""
+    """The right to read the object was taken away meanwhile, or another server answers."""
     world.put("f", b"x", mode=str(stat.S_IFREG | 0o600))
     walk(one)
     world.bucket.capabilities = replace(world.bucket.capabilities, listed_metadata=False)
@@ -136,8 +143,9 @@ def test_a_listing_that_shows_metadata_no_more_is_not_believed_beside_one_that_d
     assert one.calls("head") == 1
 
 
+@promise("S-129")
 def test_a_look_up_after_a_walk_costs_one_listing(world: World, one: Client) -> None:
-    """S-129: of all names together."""
+    """Of all names together."""
     fill(world)
     walk(one)
     world.later(5)
@@ -147,8 +155,9 @@ def test_a_look_up_after_a_walk_costs_one_listing(world: World, one: Client) -> 
     assert (one.calls("head") - heads, one.calls("list_page") - listings) == (0, 1)
 
 
+@promise("S-130", "S-28")
 def test_an_own_change_is_shown_and_kept(world: World, one: Client) -> None:
-    """S-130 S-28: what this mount did is newer than a listing that was made before."""
+    """What this mount did is newer than a listing that was made before."""
     fill(world)
     walk(one)
     one.local.chmod("f01", 0o666)

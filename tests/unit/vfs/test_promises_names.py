@@ -12,6 +12,7 @@ from datastore.errors import InvalidKey
 from datastore.fuse.store.base import Capabilities
 from tests.faulty import Fault
 from tests.mounted import Client, World, failing
+from tests.promises import promise
 
 ODD = ["\uf02f", "\uf02e", "\uf02e\uf02e"]
 """How empty, `.` and `..` segments are shown."""
@@ -40,9 +41,10 @@ def crowd(world: World, client: Client) -> None:
     client.ask_one_by_one()
 
 
+@promise("S-34")
 @pytest.mark.parametrize("name", NAMES, ids=repr)
 def test_any_bytes_are_a_name(world: World, one: Client, other: Client, name: bytes) -> None:
-    """S-34 a file, a directory and a link of any name come back as they were, for every client."""
+    """A file, a directory and a link of any name come back as they were, for every client."""
     one.local.mkdir(name)
     one.local.write(name + b"/" + name, b"x")
     for client in (one, other):
@@ -62,16 +64,18 @@ def test_any_bytes_are_a_name(world: World, one: Client, other: Client, name: by
     assert world.all_keys() == []
 
 
+@promise("S-34")
 def test_how_bytes_that_are_not_utf8_are_kept(world: World, one: Client) -> None:
-    """S-34 each becomes U+F000 + byte; real characters of that range are escaped the same way."""
+    """Each becomes U+F000 + byte; real characters of that range are escaped the same way."""
     one.local.write(b"a\xff", b"")
     one.local.write("\uf0ff", b"")
     assert world.all_keys() == ["a\uf0ff", "\uf0ef\uf083\uf0bf"]
     assert one.local.listdir() == [b"a\xff", "\uf0ff".encode()]
 
 
+@promise("S-35")
 def test_names_that_are_too_long(world: World, one: Client) -> None:
-    """S-35 over 255 bytes is ENAMETOOLONG for whatever would make it."""
+    """Over 255 bytes is ENAMETOOLONG for whatever would make it."""
     name = "n" * 256
     one.local.write("f", b"")
     failing(errno.ENAMETOOLONG, one.local.write, name, b"")
@@ -82,8 +86,9 @@ def test_names_that_are_too_long(world: World, one: Client) -> None:
     assert world.all_keys() == ["f"]
 
 
+@promise("S-35")
 def test_paths_whose_key_is_too_long(world: World, one: Client) -> None:
-    """S-35 a key of 1,024 bytes is possible, of 1,025 is not."""
+    """A key of 1,024 bytes is possible, of 1,025 is not."""
     directory = "/".join(["d" * 250] * 4)
     for depth in range(1, 5):
         one.local.mkdir("/".join(["d" * 250] * depth))
@@ -98,8 +103,9 @@ def test_paths_whose_key_is_too_long(world: World, one: Client) -> None:
     failing(errno.ENAMETOOLONG, one.local.rename, "f", name)
 
 
+@promise("S-35")
 def test_longer_names_of_other_tools_are_shown(world: World, one: Client) -> None:
-    """S-35 they are listed, and what can be done with them is done."""
+    """They are listed, and what can be done with them is done."""
     world.put("n" * 300, b"x")
     assert one.local.listdir() == [b"n" * 300]
     assert one.local.read("n" * 300) == b"x"
@@ -107,9 +113,10 @@ def test_longer_names_of_other_tools_are_shown(world: World, one: Client) -> Non
     assert world.all_keys() == ["short"]
 
 
+@promise("S-36")
 @pytest.mark.parametrize(("segment", "shown"), list(zip(["", ".", ".."], ODD, strict=True)))
 def test_segments_that_no_name_can_spell(world: World, one: Client, segment: str, shown: str) -> None:
-    """S-36 they are shown as directories of reserved names, and below them everything works."""
+    """They are shown as directories of reserved names, and below them everything works."""
     world.put(f"a/{segment}/b", b"x")
     world.put(f"{segment}/b", b"y")
     assert one.local.listdir("a") == [shown.encode()]
@@ -126,9 +133,10 @@ def test_segments_that_no_name_can_spell(world: World, one: Client, segment: str
     assert not [key for key in world.all_keys() if key.startswith(f"a/{segment}/")]
 
 
+@promise("S-36")
 @pytest.mark.parametrize("shown", [*ODD, "a\uf000"])
 def test_reserved_names_cannot_be_made(world: World, one: Client, shown: str) -> None:
-    """S-36 EINVAL."""
+    """EINVAL."""
     one.local.write("f", b"")
     failing(errno.EINVAL, one.local.write, shown, b"")
     failing(errno.EINVAL, one.local.mkdir, shown)
@@ -137,17 +145,19 @@ def test_reserved_names_cannot_be_made(world: World, one: Client, shown: str) ->
     assert world.all_keys() == ["f"]
 
 
+@promise("S-36")
 def test_an_object_whose_key_is_a_dot(world: World, one: Client) -> None:
-    """S-36 an object `.` or `a/..` is a file of the reserved name."""
+    """An object `.` or `a/..` is a file of the reserved name."""
     world.put(".", b"dot")
     world.put("a/..", b"dots")
     assert one.local.read("\uf02e") == b"dot"
     assert one.local.read("a/\uf02e\uf02e") == b"dots"
 
 
+@promise("S-37")
 @pytest.mark.parametrize("large", [False, True])
 def test_an_object_beside_a_directory(world: World, one: Client, large: bool) -> None:
-    """S-37 the directory has the name, the object is shown with U+F000 behind it; both work."""
+    """The directory has the name, the object is shown with U+F000 behind it; both work."""
     world.put("a", b"object")
     world.put("a/b", b"below")
     if large:
@@ -164,8 +174,9 @@ def test_an_object_beside_a_directory(world: World, one: Client, large: bool) ->
     assert not one.local.exists("a\uf000")
 
 
+@promise("S-37")
 def test_the_object_gets_its_name_back(world: World, one: Client) -> None:
-    """S-37 when the directory beside it goes."""
+    """When the directory beside it goes."""
     world.put("a", b"object")
     world.put("a/b", b"below")
     assert one.local.read("a\uf000") == b"object"
@@ -176,9 +187,10 @@ def test_the_object_gets_its_name_back(world: World, one: Client) -> None:
     assert not one.local.exists("a\uf000")
 
 
+@promise("S-37")
 @pytest.mark.parametrize("large", [False, True])
 def test_an_object_beside_a_link_of_its_name(world: World, one: Client, large: bool) -> None:
-    """S-37 the object has the name, the link's object is a file under its own."""
+    """The object has the name, the link's object is a file under its own."""
     world.put("x", b"object")
     world.put("x.rclonelink", b"target")
     if large:
@@ -193,8 +205,9 @@ def test_an_object_beside_a_link_of_its_name(world: World, one: Client, large: b
     assert not one.local.exists("x.rclonelink")
 
 
+@promise("S-29", "S-37")
 def test_a_link_named_as_a_links_key_comes_back(world: World, one: Client) -> None:
-    """S-29 S-37 when the directory beside it goes, also where its own key has an escaped dot."""
+    """When the directory beside it goes, also where its own key has an escaped dot."""
     one.local.symlink(b"target", "x.rclonelink")
     world.put("x.rclonelink/")
     world.later()
@@ -204,8 +217,9 @@ def test_a_link_named_as_a_links_key_comes_back(world: World, one: Client) -> No
     assert one.local.scandir() == [(b"x.rclonelink", stat.S_IFLNK)]
 
 
+@promise("S-37")
 def test_the_file_beside_is_renamed_as_a_file(world: World, one: Client) -> None:
-    """S-37 what is shown as a file does not become a link by a rename."""
+    """What is shown as a file does not become a link by a rename."""
     world.put("x", b"object")
     world.put("x.rclonelink", b"target")
     one.local.rename("x.rclonelink", "y")
@@ -213,8 +227,9 @@ def test_the_file_beside_is_renamed_as_a_file(world: World, one: Client) -> None
     assert one.local.read("y") == b"target"
 
 
+@promise("S-37")
 def test_a_file_that_ends_as_links_do(world: World, one: Client, other: Client) -> None:
-    """S-37 its dot is escaped, so that no tool takes it for a link."""
+    """Its dot is escaped, so that no tool takes it for a link."""
     one.local.write("x.rclonelink", b"bytes")
     assert world.all_keys() == ["x\uf02erclonelink"]
     assert other.local.listdir() == [b"x.rclonelink"]
@@ -223,8 +238,9 @@ def test_a_file_that_ends_as_links_do(world: World, one: Client, other: Client) 
     assert world.all_keys() == ["y\uf02erclonelink"]
 
 
+@promise("S-36")
 def test_names_that_no_unicode_spells_in_the_keys_of_other_tools(world: World, one: Client) -> None:
-    """S-36 keys that are not UTF-8 are shown with their bytes and read, also in a large directory after a listing."""
+    """Keys that are not UTF-8 are shown with their bytes and read, also in a large directory after a listing."""
     key = os.fsdecode(b"raw\xff")
     world.put(key, b"x")
     assert one.local.listdir() == [b"raw\xff"]
@@ -234,8 +250,9 @@ def test_names_that_no_unicode_spells_in_the_keys_of_other_tools(world: World, o
 # -- S-38
 
 
+@promise("S-38")
 def test_a_server_that_refuses_a_long_name(world: World, one: Client) -> None:
-    """S-38 ENAMETOOLONG for every way to make it, at once, and nothing stays behind."""
+    """ENAMETOOLONG for every way to make it, at once, and nothing stays behind."""
     world.bucket.capabilities = Capabilities(max_key_segment_bytes=255)
     name = b"\xff" * 100
     one.local.write("f", b"x")
@@ -250,8 +267,9 @@ def test_a_server_that_refuses_a_long_name(world: World, one: Client) -> None:
     assert one.fs.uploads.unsent() == []
 
 
+@promise("S-38")
 def test_a_server_that_keeps_no_file_beside_a_directory(world: World, one: Client, other: Client) -> None:
-    """S-38 EEXIST, and the bytes that cannot be sent are kept and listed."""
+    """EEXIST, and the bytes that cannot be sent are kept and listed."""
     world.bucket.capabilities = Capabilities(file_beside_directory=False)
     one.local.listdir()
     file = one.local.open("a", os.O_CREAT | os.O_WRONLY)
@@ -263,8 +281,9 @@ def test_a_server_that_keeps_no_file_beside_a_directory(world: World, one: Clien
     assert [row["path"] for row in one.fs.uploads.unsent()] == ["a"]
 
 
+@promise("S-38")
 def test_a_server_that_refuses_odd_segments(world: World, one: Client) -> None:
-    """S-38 EINVAL, and other names are not harmed."""
+    """EINVAL, and other names are not harmed."""
     one.local.mkdir("d")
     one.faulty.plan = lambda index, method: Fault(InvalidKey("XMinioInvalidObjectName")) if method == "put" else None
     failing(errno.EINVAL, one.local.mkdir, "d/e")

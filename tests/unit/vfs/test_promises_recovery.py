@@ -10,6 +10,7 @@ import pytest
 from datastore.errors import ServerFault
 from tests.faulty import from_nth, no_faults
 from tests.mounted import Client, Died, World, dies_at
+from tests.promises import promise
 
 DOWN = ServerFault("the server is down")
 
@@ -77,9 +78,10 @@ def cut_off(world: World, kind: Begin, top: str, number: int) -> tuple[Client, b
     return client, True
 
 
+@promise("S-27")
 @pytest.mark.parametrize("kind", STATES, ids=lambda kind: kind.__name__.strip("_"))
 def test_a_rename_that_was_cut_off_is_finished_by_the_next_mount(world: World, kind: Begin) -> None:
-    """S-27 at whatever call the process dies: before the rename was written down all is old, afterwards all is new."""
+    """At whatever call the process dies: before the rename was written down all is old, afterwards all is new."""
     before, after = STATES[kind]
     seen = []
     for number in range(30):
@@ -98,10 +100,11 @@ def test_a_rename_that_was_cut_off_is_finished_by_the_next_mount(world: World, k
     assert len(seen) >= 3
 
 
+@promise("S-27")
 @pytest.mark.parametrize("used", ["a", "b"])
 @pytest.mark.parametrize("kind", [_file, _replacing, _directory, _unsent], ids=lambda kind: kind.__name__.strip("_"))
 def test_a_name_that_is_used_anew_before_its_rename_is_finished(world: World, kind: Begin, used: str) -> None:
-    """S-27 the store was away when the mount began: what was written since is neither moved nor removed later on."""
+    """The store was away when the mount began: what was written since is neither moved nor removed later on."""
     anew = {f"{used}/x": b"newer", f"{used}/new": b"newer"} if kind is _directory else {used: b"newer"}
     for number in range(30):
         top = f"top{number}"
@@ -136,10 +139,11 @@ def dies_before(client: Client, last: str) -> None:
     client.faulty.plan = die
 
 
+@promise("S-27")
 @pytest.mark.parametrize("skew_s", [-3600, 3600])
 @pytest.mark.parametrize("dies", ["copy", "delete_many"])
 def test_a_directory_is_put_off_by_the_stores_clock(world: World, one: Client, dies: str, skew_s: int) -> None:
-    """S-27 what was there when the rename began is moved, and what came since is not, however wrong our clock is."""
+    """What was there when the rename began is moved, and what came since is not, however wrong our clock is."""
     world.bucket._clock = lambda: world.clock.time_ns() + skew_s * 10**9
     for name in ("x", "y/z"):
         world.put(f"d/{name}", b"old")
@@ -157,10 +161,11 @@ def test_a_directory_is_put_off_by_the_stores_clock(world: World, one: Client, d
     assert last.fs.core.db.intents() == []
 
 
+@promise("S-27")
 @pytest.mark.parametrize("skew_s", [-3600, 3600])
 @pytest.mark.parametrize("used", [False, True])
 def test_a_replaced_file_is_put_off_by_versions(world: World, one: Client, used: bool, skew_s: int) -> None:
-    """S-27 it is used anew if it is another version than the rename was to replace, however wrong our clock is."""
+    """It is used anew if it is another version than the rename was to replace, however wrong our clock is."""
     world.bucket._clock = lambda: world.clock.time_ns() + skew_s * 10**9
     world.put("a", b"bytes")
     world.put("b", b"older")
@@ -177,8 +182,9 @@ def test_a_replaced_file_is_put_off_by_versions(world: World, one: Client, used:
     assert last.fs.core.db.intents() == []
 
 
+@promise("S-27")
 def test_finishing_does_not_undo_what_others_wrote_since(world: World, one: Client) -> None:
-    """S-27 a file below the new name that another client changed after the copy is not put back."""
+    """A file below the new name that another client changed after the copy is not put back."""
     for name in "ab":
         world.put(f"d/{name}", b"old")
     one.local.listdir("d")
@@ -197,10 +203,11 @@ def test_finishing_does_not_undo_what_others_wrote_since(world: World, one: Clie
     assert everything(world) == {"e/a": b"changed by another", "e/b": b"old"}
 
 
+@promise("S-27", "S-11")
 @pytest.mark.parametrize("resumed", [False, True])
 @pytest.mark.parametrize("target", [True, False])
 def test_a_renamed_directory_keeps_its_own_attributes(world: World, one: Client, resumed: bool, target: bool) -> None:
-    """S-27 S-11 not those of an empty one that it replaces, which is younger: what may be private stays so."""
+    """Not those of an empty one that it replaces, which is younger: what may be private stays so."""
     one.local.mkdir("d", 0o700)
     world.put("d/x", b"old")
     world.later()

@@ -10,12 +10,13 @@ import stat
 import pytest
 
 from datastore.errors import ServerFault
-from datastore.fuse.data.version import ObjectVersion
 from datastore.fuse.ops import SetAttr, resolve
+from datastore.fuse.store.base import ObjectVersion
 from datastore.fuse.vfs.upload import copies
 from tests.faulty import Fault, from_nth, no_faults
 from tests.localfs import ME
 from tests.mounted import Client, World, failing, fails
+from tests.promises import promise
 
 DOWN = ServerFault("the server is down")
 
@@ -28,8 +29,9 @@ def everything(world: World) -> dict[str, bytes]:
 # -- S-25
 
 
+@promise("S-25")
 def test_a_file_is_renamed_with_its_attributes(world: World, one: Client, other: Client) -> None:
-    """S-25 content, metadata and content type go along; the old key is gone; the id stays."""
+    """Content, metadata and content type go along; the old key is gone; the id stays."""
     one.local.mkdir("d")
     one.local.write("f", b"bytes")
     before = one.local.setattr("f", SetAttr(mode=0o640, uid=5, mtime_ns=1_000_000_001))
@@ -44,8 +46,9 @@ def test_a_file_is_renamed_with_its_attributes(world: World, one: Client, other:
     assert one.local.stat("d/g").ino == before.ino
 
 
+@promise("S-25")
 def test_an_unsent_file_is_uploaded_to_the_new_key(world: World, one: Client) -> None:
-    """S-25 as editors do it: write beside, rename over."""
+    """As editors do it: write beside, rename over."""
     world.put("f", b"old")
     with one.local.opened("f.tmp", os.O_WRONLY | os.O_CREAT) as file:
         file.write(b"new")
@@ -55,8 +58,9 @@ def test_an_unsent_file_is_uploaded_to_the_new_key(world: World, one: Client) ->
     assert everything(world) == {"f": b"newer"}
 
 
+@promise("S-25")
 def test_a_changed_file_that_is_renamed_is_whole(world: World, one: Client) -> None:
-    """S-25 with unsent changes in the middle, the unchanged part is fetched from the old key in time."""
+    """With unsent changes in the middle, the unchanged part is fetched from the old key in time."""
     content = bytearray(os.urandom(50_000))
     world.put("f", bytes(content))
     with one.local.opened("f", os.O_RDWR) as file:
@@ -69,8 +73,9 @@ def test_a_changed_file_that_is_renamed_is_whole(world: World, one: Client) -> N
     assert everything(world) == {"g": bytes(content)}
 
 
+@promise("S-25")
 def test_a_file_that_is_renamed_while_it_is_read(world: World, one: Client) -> None:
-    """S-25 open files go on."""
+    """Open files go on."""
     world.put("f", os.urandom(3 << 20))
     expected = world.body("f")
     with one.local.opened("f") as file:
@@ -79,8 +84,9 @@ def test_a_file_that_is_renamed_while_it_is_read(world: World, one: Client) -> N
         assert file.read() == expected
 
 
+@promise("S-25")
 def test_an_existing_target_is_replaced_at_once(world: World, one: Client) -> None:
-    """S-25 at no call to the store is the target's name without an object."""
+    """At no call to the store is the target's name without an object."""
     world.put("f", b"new")
     world.put("g", b"old")
     one.local.listdir()
@@ -97,8 +103,9 @@ def test_an_existing_target_is_replaced_at_once(world: World, one: Client) -> No
     assert one.local.listdir() == [b"g"]
 
 
+@promise("S-25")
 def test_a_large_open_target_is_replaced_at_once_as_well(world: World, one: Client) -> None:
-    """S-25 also where the target's old bytes must be kept for who has it open."""
+    """Also where the target's old bytes must be kept for who has it open."""
     world.put("f", b"new")
     world.put("g", b"x" * 3000)
     one.keep_small_copies_only(1000)
@@ -115,8 +122,9 @@ def test_a_large_open_target_is_replaced_at_once_as_well(world: World, one: Clie
     assert everything(world) == {"g": b"new"}
 
 
+@promise("S-25")
 def test_a_rename_that_fails_leaves_the_target(world: World, one: Client) -> None:
-    """S-25 an open target that was to be replaced is as it was."""
+    """An open target that was to be replaced is as it was."""
     world.put("f", b"new")
     world.put("g", b"x" * 3000)
     one.keep_small_copies_only(1000)
@@ -132,8 +140,9 @@ def test_a_rename_that_fails_leaves_the_target(world: World, one: Client) -> Non
     assert (world.body("f"), world.body("g")) == (b"new", b"x" * 3000)
 
 
+@promise("S-25")
 def test_flags(world: World, one: Client) -> None:
-    """S-25 RENAME_NOREPLACE is honoured, other flags are EINVAL."""
+    """RENAME_NOREPLACE is honoured, other flags are EINVAL."""
     world.put("f", b"new")
     world.put("g", b"old")
     failing(errno.EEXIST, one.local.rename, "f", "g", 1)
@@ -143,8 +152,9 @@ def test_flags(world: World, one: Client) -> None:
     assert everything(world) == {"g": b"old", "h": b"new"}
 
 
+@promise("S-25")
 def test_kinds_that_do_not_replace_each_other(world: World, one: Client) -> None:
-    """S-25 as rename(2) says."""
+    """As rename(2) says."""
     world.put("f", b"")
     world.put("empty/")
     world.put("full/x", b"")
@@ -158,15 +168,17 @@ def test_kinds_that_do_not_replace_each_other(world: World, one: Client) -> None
     assert one.local.listdir("empty") == [b"x"]
 
 
+@promise("S-25")
 def test_a_rename_onto_itself(world: World, one: Client) -> None:
-    """S-25 does nothing."""
+    """Does nothing."""
     world.put("f", b"x")
     one.local.rename("f", "f")
     assert everything(world) == {"f": b"x"}
 
 
+@promise("S-25")
 def test_a_link_replaces_a_file_and_a_file_a_link(world: World, one: Client) -> None:
-    """S-25 the replaced object has another key then; it goes all the same."""
+    """The replaced object has another key then; it goes all the same."""
     world.put("f", b"file")
     one.local.symlink(b"t", "x")
     one.local.rename("x", "f")
@@ -178,8 +190,9 @@ def test_a_link_replaces_a_file_and_a_file_a_link(world: World, one: Client) -> 
     assert one.local.read("f") == b"file"
 
 
+@promise("S-25")
 def test_the_old_name_is_gone_when_rename_returns(world: World, one: Client) -> None:
-    """S-25 even if the directory was listed while the old object was still there."""
+    """Even if the directory was listed while the old object was still there."""
     world.put("f", b"x")
     world.put("d/g", b"y")
     one.local.listdir()
@@ -199,8 +212,9 @@ def test_the_old_name_is_gone_when_rename_returns(world: World, one: Client) -> 
     assert one.local.listdir() == [b"e", b"h"]
 
 
+@promise("S-25")
 def test_a_rename_that_could_not_remove_the_old_key(world: World, one: Client) -> None:
-    """S-25 the error is reported, both names are there, and a later mount does not finish what was given up."""
+    """The error is reported, both names are there, and a later mount does not finish what was given up."""
     world.put("f", b"x")
     one.local.stat("f")
     one.faulty.plan = lambda index, method: Fault(DOWN) if method == "delete" else None
@@ -217,8 +231,9 @@ def test_a_rename_that_could_not_remove_the_old_key(world: World, one: Client) -
 # -- S-26
 
 
+@promise("S-26")
 def test_a_directory_is_renamed_with_all_below(world: World, one: Client, other: Client) -> None:
-    """S-26 what others put there goes along, keys that no name can spell included."""
+    """What others put there goes along, keys that no name can spell included."""
     one.local.mkdir("d", 0o700)
     one.local.mkdir("d/e")
     one.local.write("d/f", b"1")
@@ -239,8 +254,9 @@ def test_a_directory_is_renamed_with_all_below(world: World, one: Client, other:
         assert client.local.listdir() == [b"dd", b"n"]
 
 
+@promise("S-26")
 def test_more_than_a_page_below(world: World, one: Client) -> None:
-    """S-26 of thousands of objects none is forgotten."""
+    """Of thousands of objects none is forgotten."""
     for number in range(2100):
         world.put(f"d/{number:04}", b"%d" % number)
     one.local.rename("d", "e")
@@ -248,8 +264,9 @@ def test_more_than_a_page_below(world: World, one: Client) -> None:
     assert one.calls("delete_many") <= 4
 
 
+@promise("S-26")
 def test_large_objects_are_copied_in_parts(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-26 what CopyObject does not take is copied part by part, with its metadata."""
+    """What CopyObject does not take is copied part by part, with its metadata."""
     monkeypatch.setattr(copies, "COPY_OBJECT_MAX", 1000)
     monkeypatch.setattr(copies, "COPY_MAX", 5 << 20)
     content = os.urandom(11 << 20)
@@ -261,11 +278,12 @@ def test_large_objects_are_copied_in_parts(world: World, one: Client, monkeypatc
     assert one.sent_bytes() == 0
 
 
+@promise("S-46")
 @pytest.mark.parametrize("error", [DOWN, TimeoutError(), RuntimeError("cannot schedule new futures after shutdown")])
 def test_a_copy_in_parts_that_is_given_up_leaves_no_upload(
     world: World, one: Client, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """S-46 also when no answer of the store was the reason."""
+    """Also when no answer of the store was the reason."""
     monkeypatch.setattr(copies, "COPY_OBJECT_MAX", 1000)
     world.put("f", bytes(2000))
 
@@ -280,8 +298,9 @@ def test_a_copy_in_parts_that_is_given_up_leaves_no_upload(
     assert everything(world) == {"f": bytes(2000)}
 
 
+@promise("S-26")
 def test_open_and_unsent_files_below_a_renamed_directory(world: World, one: Client) -> None:
-    """S-26 open files go on, and what is unsent is sent to the new key."""
+    """Open files go on, and what is unsent is sent to the new key."""
     world.put("d/read", b"read me")
     world.put("d/change", b"0123456789")
     reading = one.local.open("d/read")
@@ -297,8 +316,9 @@ def test_open_and_unsent_files_below_a_renamed_directory(world: World, one: Clie
     assert everything(world) == {"e/read": b"read me", "e/change": b"012X456789", "e/new": b"new"}
 
 
+@promise("S-26")
 def test_an_unsent_file_below_a_renamed_directory_survives_the_process(world: World, one: Client) -> None:
-    """S-26 the journal knows the new key."""
+    """The journal knows the new key."""
     one.local.mkdir("d")
     one.local.open("d/new", os.O_WRONLY | os.O_CREAT).write(b"new")
     one.local.rename("d", "e")
@@ -306,9 +326,10 @@ def test_an_unsent_file_below_a_renamed_directory_survives_the_process(world: Wo
     assert everything(world) == {"e/new": b"new"}
 
 
+@promise("S-26")
 @pytest.mark.parametrize("written", ["new", "changed"])
 def test_what_another_client_writes_during_the_rename_is_moved_too(world: World, one: Client, written: str) -> None:
-    """S-26 nothing is removed that was not copied."""
+    """Nothing is removed that was not copied."""
     for name in "abc":
         world.put(f"d/{name}", b"old")
     key = "d/aa" if written == "new" else "d/b"
@@ -325,21 +346,29 @@ def test_what_another_client_writes_during_the_rename_is_moved_too(world: World,
     assert everything(world) == expected
 
 
-def test_what_another_client_replaced_before_the_rename_is_not_mixed(world: World, one: Client) -> None:
-    """S-26 a file with unsent changes of a version that is no more: close is ESTALE, not a mixture."""
-    size = 9 << 20
+@promise("S-26", "S-162")
+@pytest.mark.parametrize(("size", "theirs"), [(9 << 20, b"n"), (5, b"n"), (5, b"theirs")])
+def test_what_another_client_replaced_before_the_rename_is_not_mixed(
+    world: World, one: Client, size: int, theirs: bytes
+) -> None:
+    """A file with unsent changes of a version that is no more: close is ESTALE, not a mixture.
+
+    Of a small file all bytes are here, so that only its etag tells; theirs come before and after it in order.
+    """
+    won = theirs * size
     world.put("d/f", b"o" * size)
     file = one.local.open("d/f", os.O_RDWR)
     file.write(b"XXX", 10)
-    world.put("d/f", b"n" * size)
+    world.put("d/f", won)
     one.local.rename("d", "e")
     failing(errno.ESTALE, file.close)
-    assert everything(world) == {"e/f": b"n" * size}
+    assert everything(world) == {"e/f": won}
     assert [row["path"] for row in one.fs.uploads.unsent()] == ["e/f"]
 
 
+@promise("S-26")
 def test_what_is_remembered_below_a_renamed_directory_is_of_the_copies(world: World, one: Client) -> None:
-    """S-26 a file that another client replaced before is shown with its new size."""
+    """A file that another client replaced before is shown with its new size."""
     world.put("d/f", b"old")
     assert one.local.stat("d/f").size == 3
     world.put("d/f", b"new and longer")
@@ -349,8 +378,9 @@ def test_what_is_remembered_below_a_renamed_directory_is_of_the_copies(world: Wo
     assert one.local.read("e/f") == b"new and longer"
 
 
+@promise("S-26")
 def test_a_directory_rename_that_fails_loses_nothing(world: World, one: Client) -> None:
-    """S-26 whichever call fails, every object is there afterwards, under the old or the new name."""
+    """Whichever call fails, every object is there afterwards, under the old or the new name."""
     for number in range(20):
         client = world.client()
         top = f"top{number}"
@@ -368,10 +398,11 @@ def test_a_directory_rename_that_fails_loses_nothing(world: World, one: Client) 
     raise AssertionError("the rename never ended")
 
 
+@promise("S-26")
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("number", range(3))
 def test_a_directory_rename_that_fails_leaves_no_copy(world: World, one: Client, number: int, after: bool) -> None:
-    """S-26 also of what was copied and not answered: the same rename can be asked for again."""
+    """Also of what was copied and not answered: the same rename can be asked for again."""
     one.local.mkdir("d")
     for each in ("x", "y/z"):
         world.put(f"d/{each}", each.encode())
@@ -385,12 +416,13 @@ def test_a_directory_rename_that_fails_leaves_no_copy(world: World, one: Client,
     assert everything(world) == {"e/x": b"x", "e/y/z": b"y/z"}
 
 
+@promise("S-26")
 @pytest.mark.parametrize("request_name", ["list_page", "head"])
 @pytest.mark.parametrize("large", [False, True])
 def test_a_question_that_was_under_way_when_the_directory_was_renamed(
     world: World, one: Client, request_name: str, large: bool
 ) -> None:
-    """S-26 an answer about the old keys is not taken for one about the new: open files and names stay."""
+    """An answer about the old keys is not taken for one about the new: open files and names stay."""
     world.put("d/f", b"bytes")
     world.put("d/g", b"more")
     file = one.local.open("d/f")
@@ -413,3 +445,28 @@ def test_a_question_that_was_under_way_when_the_directory_was_renamed(
     assert one.local.stat("e/f").ino == file.ino
     assert one.local.listdir("e") == [b"f", b"g"]
     file.close()
+
+
+@promise("S-190", "S-25")
+@pytest.mark.parametrize("directory", [False, True])
+def test_what_the_kernel_forgets_during_an_interrupted_rename_is_found_under_its_new_name(
+    world: World, one: Client, directory: bool
+) -> None:
+    """A process that is killed does not wait for its rename, which goes on."""
+    world.put("x", b"old")
+    world.put("x.new/f" if directory else "x.new", b"new")
+    if directory:
+        world.tool.delete("x")
+    ino = one.local.stat("x.new").ino
+
+    def forgotten(_index: int, method: str) -> None:
+        if method == "copy":
+            one.fs.forget(ino, 1_000)
+
+    one.faulty.plan = forgotten
+    one.local.rename("x.new", "x")
+    one.faulty.plan = no_faults
+    for _ in range(2):
+        assert one.local.read("x/f" if directory else "x") == b"new"
+        assert not one.local.exists("x.new")
+        world.later()

@@ -15,18 +15,14 @@ from datastore.fuse.ops import resolve
 from datastore.fuse.state.removed import RemovedFiles
 from datastore.fuse.vfs.change.renames import NOREPLACE
 from tests.faulty import from_nth, no_faults
-from tests.localfs import ME, File
-from tests.mounted import DOWN, Client, Died, World, dies_at, failing, pattern
+from tests.localfs import ME
+from tests.mounted import DOWN, Client, Died, World, dies_at, failing, pattern, taken_over
+from tests.promises import promise
 
 
-def taken_over(client: Client, *files: File) -> tuple[Client, list[File]]:
-    """The server dies; the new one, and the same open files, as the kernel goes on to use them."""
-    again = client.again(resumed=True)
-    return again, [File(again.fs, file.ino, file._fh) for file in files]
-
-
+@promise("S-41")
 def test_a_new_server_gives_no_handle_that_an_old_one_gave(world: World) -> None:
-    """S-41: an old handle that meant another file would read and write that."""
+    """An old handle that meant another file would read and write that."""
     client = world.client()
     world.put("a", b"of a")
     world.put("b", b"of b")
@@ -36,9 +32,10 @@ def test_a_new_server_gives_no_handle_that_an_old_one_gave(world: World) -> None
     assert (old.read(), new.read()) == (b"of a", b"of b")
 
 
+@promise("S-58")
 @pytest.mark.parametrize("size", [1000, 300_000])
 def test_a_removed_file_stays_open_over_a_restart(world: World, size: int) -> None:
-    """S-58: with its bytes, of a small file on the disk and of a large one in the bucket; it goes at the last close."""
+    """With its bytes, of a small file on the disk and of a large one in the bucket; it goes at the last close."""
     client = world.client()
     client.keep_small_copies_only(100_000)
     world.put("f", pattern(size))
@@ -55,8 +52,9 @@ def test_a_removed_file_stays_open_over_a_restart(world: World, size: int) -> No
     assert not list((client.fs.core.staging_dir.parent / "removed").iterdir())
 
 
+@promise("S-58")
 def test_a_file_that_was_created_and_removed_stays_writable_over_a_restart(world: World) -> None:
-    """S-58: as a temporary file."""
+    """As a temporary file."""
     client = world.client()
     file = client.local.open("tmp", os.O_RDWR | os.O_CREAT)
     file.write(b"before ")
@@ -69,8 +67,9 @@ def test_a_file_that_was_created_and_removed_stays_writable_over_a_restart(world
     assert world.all_keys() == []
 
 
+@promise("S-58")
 def test_a_file_is_removed_after_a_restart_while_it_is_open(world: World) -> None:
-    """S-58: the new server knows that somebody has it open."""
+    """The new server knows that somebody has it open."""
     client = world.client()
     world.put("f", b"content")
     client, (file,) = taken_over(client, client.local.open("f"))
@@ -78,8 +77,8 @@ def test_a_file_is_removed_after_a_restart_while_it_is_open(world: World) -> Non
     assert file.read() == b"content"
 
 
+@promise("S-58")
 def test_a_file_replaced_by_a_rename_stays_open_over_a_restart(world: World) -> None:
-    """S-58."""
     client = world.client()
     world.put("f", b"old")
     world.put("g", b"new")
@@ -89,8 +88,9 @@ def test_a_file_replaced_by_a_rename_stays_open_over_a_restart(world: World) -> 
     assert (file.read(), client.local.read("f")) == (b"old", b"new")
 
 
+@promise("S-58", "S-30")
 def test_an_open_file_stays_on_its_version_over_a_restart(world: World) -> None:
-    """S-58, S-30: what another client wrote meanwhile is not mixed into it."""
+    """What another client wrote meanwhile is not mixed into it."""
     client = world.client()
     world.put("f", b"a" * 5000)
     file = client.local.open("f")
@@ -106,8 +106,9 @@ def test_an_open_file_stays_on_its_version_over_a_restart(world: World) -> None:
     assert client.local.read("f") == b"b" * 5000
 
 
+@promise("S-58")
 def test_attributes_survive_a_write_after_a_restart(world: World) -> None:
-    """S-58: whoever has a file open for writing does not reset its mode."""
+    """Whoever has a file open for writing does not reset its mode."""
     client = world.client()
     client.local.write("f", b"content")
     client.local.chmod("f", 0o600)
@@ -119,8 +120,9 @@ def test_attributes_survive_a_write_after_a_restart(world: World) -> None:
     assert world.client().local.stat("f").mode & 0o777 == 0o600
 
 
+@promise("S-58")
 def test_a_fresh_mount_keeps_nothing_open(world: World) -> None:
-    """S-58: after the death of everything nobody has a file open, and what was kept for that is removed."""
+    """After the death of everything nobody has a file open, and what was kept for that is removed."""
     client = world.client()
     world.put("f", b"content")
     client.local.open("f")
@@ -136,10 +138,11 @@ def _directory(world: World, top: str) -> None:
     world.put(f"{top}/d/sub/g", b"g")
 
 
+@promise("S-58")
 @pytest.mark.parametrize("changed", [False, True], ids=["read", "changed"])
 @pytest.mark.parametrize("old", ["d/f", "d"])
 def test_a_rename_that_was_cut_off_goes_on_at_the_new_server(world: World, old: str, changed: bool) -> None:
-    """S-58 at whatever call the server dies: the rename is sent again, and who has the file open goes on with it."""
+    """At whatever call the server dies: the rename is sent again, and who has the file open goes on with it."""
     new = old.replace("d", "e", 1) if old == "d" else "d/new"
     for number in range(40):
         top = f"top{number}"
@@ -173,8 +176,9 @@ def test_a_rename_that_was_cut_off_goes_on_at_the_new_server(world: World, old: 
     raise AssertionError("a rename takes fewer calls")
 
 
+@promise("S-58")
 def test_a_dead_server_that_still_locks_the_journal_is_no_obstacle(world: World) -> None:
-    """S-58: the kernel may keep a thread of it, and with that its locks, until the next server answers."""
+    """The kernel may keep a thread of it, and with that its locks, until the next server answers."""
     client = world.client()
     file = client.local.open("f", os.O_RDWR | os.O_CREAT)
     file.write(b"unsent")
@@ -208,8 +212,9 @@ class Piecemeal:
         return self._left >= 0
 
 
+@promise("S-58", "S-05")
 def test_a_directory_that_is_being_read_goes_on_over_a_restart(world: World) -> None:
-    """S-58, S-05: each name that stays is seen once, although others came and went meanwhile."""
+    """Each name that stays is seen once, although others came and went meanwhile."""
     client = world.client()
     names = {b"s%03d" % number for number in range(100)}
     for name in names:
@@ -230,8 +235,9 @@ def test_a_directory_that_is_being_read_goes_on_over_a_restart(world: World) -> 
     assert not list((client.fs.core.staging_dir.parent / "listings").iterdir())
 
 
+@promise("S-58")
 def test_a_changed_file_that_was_being_removed_does_not_come_back(world: World) -> None:
-    """S-58 at whatever call the server dies."""
+    """At whatever call the server dies."""
     for number in range(20):
         name = f"f{number}"
         client = world.client()
@@ -256,12 +262,13 @@ def test_a_changed_file_that_was_being_removed_does_not_come_back(world: World) 
     raise AssertionError("a removal takes fewer calls")
 
 
+@promise("S-159", "S-19")
 @pytest.mark.parametrize("how", ["unlink", "rename"])
 @pytest.mark.parametrize("sent", [True, False])
 def test_a_removal_that_fails_after_a_restart_loses_nothing(
     world: World, how: str, sent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S-159 S-19 the server died while it removed an open file with unsent bytes; asked again, the store says no."""
+    """The server died while it removed an open file with unsent bytes; asked again, the store says no."""
     client = world.client()
     world.put("other", b"other")
     if sent:

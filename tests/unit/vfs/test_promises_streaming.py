@@ -20,9 +20,10 @@ from datastore.fuse.vfs.upload import streaming
 from datastore.fuse.vfs.upload.streaming import Stream
 from datastore.retry import Call, current_call, one_call
 from tests.clock import ManualClock
-from tests.faulty import Fault, from_nth, no_faults, nth
+from tests.faulty import Fault, from_nth, no_faults
 from tests.localfs import File
 from tests.mounted import DOWN, Client, World, failing, pattern
+from tests.promises import promise
 
 PART = 8192
 
@@ -54,8 +55,9 @@ def begun(client: Client, parts: int, path: str = "f") -> File:
     return file
 
 
+@promise("S-45")
 def test_the_close_of_a_sequential_writer_sends_the_tail(world: World, one: Client) -> None:
-    """S-45 what the writer left behind is sent by then, in one upload."""
+    """What the writer left behind is sent by then, in one upload."""
     file = begun(one, 5)
     before = one.sent_bytes()
     file.close()
@@ -67,8 +69,9 @@ def test_the_close_of_a_sequential_writer_sends_the_tail(world: World, one: Clie
     assert one.fs.core.db.uploads() == []
 
 
+@promise("S-45")
 def test_the_close_does_not_wait_before_it_sends_the_tail(world: World, one: Client) -> None:
-    """S-45 a part that was never sent can't be overtaken by another: it goes beside those that are under way."""
+    """A part that was never sent can't be overtaken by another: it goes beside those that are under way."""
     tail = threading.Event()
 
     def plan(index: int, method: str) -> None:
@@ -86,8 +89,9 @@ def test_the_close_does_not_wait_before_it_sends_the_tail(world: World, one: Cli
     assert in_time == [True, True]
 
 
+@promise("S-45")
 def test_a_part_that_was_changed_is_sent_again(world: World, one: Client) -> None:
-    """S-45 a header that is written last, as archives do it, is what the object gets."""
+    """A header that is written last, as archives do it, is what the object gets."""
     file = begun(one, 3)
     file.write(b"HEADER", 10)
     settled(one)
@@ -98,8 +102,9 @@ def test_a_part_that_was_changed_is_sent_again(world: World, one: Client) -> Non
     assert one.calls("upload_part") == 3 + 2 + 1
 
 
+@promise("S-45")
 def test_a_file_written_in_no_order_waits_for_its_close(world: World, one: Client) -> None:
-    """S-45 what is changed over and over is not sent over and over."""
+    """What is changed over and over is not sent over and over."""
     file = begun(one, 3)
     expected = bytearray(pattern(PART * 20))
     for turn in range(40):
@@ -114,9 +119,10 @@ def test_a_file_written_in_no_order_waits_for_its_close(world: World, one: Clien
     assert world.body("f") == expected
 
 
+@promise("S-45")
 @pytest.mark.parametrize("size", [0, 100, PART, PART + 1, PART * 2, PART * 3 + 5, PART * 9])
 def test_a_file_that_is_cut_or_extended(world: World, one: Client, size: int) -> None:
-    """S-45 truncated while parts are on their way: the object has the size and bytes of the file."""
+    """Truncated while parts are on their way: the object has the size and bytes of the file."""
     file = begun(one, 3)
     file.truncate(size)
     file.close()
@@ -125,8 +131,9 @@ def test_a_file_that_is_cut_or_extended(world: World, one: Client, size: int) ->
     assert one.fs.core.db.uploads() == []
 
 
+@promise("S-45")
 def test_a_file_that_is_begun_anew(world: World, one: Client) -> None:
-    """S-45 O_TRUNC while parts are on their way drops them."""
+    """O_TRUNC while parts are on their way drops them."""
     file = begun(one, 3)
     with one.local.opened("f", os.O_WRONLY | os.O_TRUNC) as again:
         again.write(b"x" * PART * 4)
@@ -135,8 +142,9 @@ def test_a_file_that_is_begun_anew(world: World, one: Client) -> None:
     assert not world.bucket.uploads
 
 
+@promise("S-45")
 def test_a_renamed_file_goes_to_its_new_name(world: World, one: Client) -> None:
-    """S-45 renamed while parts are on their way."""
+    """Renamed while parts are on their way."""
     file = begun(one, 3)
     one.local.rename("f", "g")
     file.write(b"more", PART * 5)
@@ -146,8 +154,9 @@ def test_a_renamed_file_goes_to_its_new_name(world: World, one: Client) -> None:
     assert not world.bucket.uploads
 
 
+@promise("S-45")
 def test_a_file_below_a_renamed_directory(world: World, one: Client) -> None:
-    """S-45 its key changes with the directory's."""
+    """Its key changes with the directory's."""
     one.local.mkdir("d")
     file = begun(one, 3, "d/f")
     one.local.rename("d", "e")
@@ -157,8 +166,9 @@ def test_a_file_below_a_renamed_directory(world: World, one: Client) -> None:
     assert not world.bucket.uploads
 
 
+@promise("S-45")
 def test_a_removed_file_leaves_no_upload(world: World, one: Client) -> None:
-    """S-45 unlinked while parts are on their way, and still written."""
+    """Unlinked while parts are on their way, and still written."""
     file = begun(one, 3)
     one.local.unlink("f")
     assert not world.bucket.uploads
@@ -170,8 +180,9 @@ def test_a_removed_file_leaves_no_upload(world: World, one: Client) -> None:
     assert one.fs.core.db.uploads() == []
 
 
+@promise("S-45")
 def test_attributes_that_change_meanwhile(world: World, one: Client) -> None:
-    """S-45 chmod, setxattr and utimens before the close: the object has them, at the price of one copy."""
+    """Chmod, setxattr and utimens before the close: the object has them, at the price of one copy."""
     file = begun(one, 3)
     one.local.chmod("f", 0o600)
     one.local.setxattr("f", b"user.a", b"b")
@@ -187,8 +198,9 @@ def test_attributes_that_change_meanwhile(world: World, one: Client) -> None:
     assert one.fs.uploads.unsent() == []
 
 
+@promise("S-45", "S-19")
 def test_attributes_that_could_not_be_set(world: World, one: Client) -> None:
-    """S-45 S-19 the close fails, the file stays listed, and the next attempt uploads nothing."""
+    """The close fails, the file stays listed, and the next attempt uploads nothing."""
     file = begun(one, 3)
     one.local.chmod("f", 0o600)
     fault = from_nth(0, DOWN)
@@ -204,8 +216,9 @@ def test_attributes_that_could_not_be_set(world: World, one: Client) -> None:
     assert world.body("f") == pattern(PART * 4 + PART // 2)
 
 
+@promise("S-45")
 def test_the_time_of_a_streamed_file_is_the_stores(world: World, one: Client) -> None:
-    """S-45 nobody chose its mtime: LastModified is it, for this mount and for others, at no extra request."""
+    """Nobody chose its mtime: LastModified is it, for this mount and for others, at no extra request."""
     file = begun(one, 3)
     world.later(100)
     requests = len(one.faulty.calls)
@@ -218,10 +231,11 @@ def test_the_time_of_a_streamed_file_is_the_stores(world: World, one: Client) ->
     assert one.local.stat("f").mtime_ns == here.mtime_ns
 
 
+@promise("S-45")
 def test_a_part_that_fails_is_sent_by_the_close(world: World, one: Client) -> None:
-    """S-45 the store was away for a moment while the file was written."""
-    fault = nth(2, DOWN)
-    one.faulty.plan = fault
+    """The store was away for a moment while the file was written."""
+    parts = itertools.count()
+    one.faulty.plan = lambda index, method: Fault(DOWN) if method == "upload_part" and next(parts) == 1 else None
     file = one.local.open("f", os.O_WRONLY | os.O_CREAT)
     file.write(pattern(PART * 6), 0)
     settled(one)
@@ -230,8 +244,9 @@ def test_a_part_that_fails_is_sent_by_the_close(world: World, one: Client) -> No
     assert not world.bucket.uploads
 
 
+@promise("S-45", "S-46")
 def test_an_upload_that_cannot_begin_is_begun_by_the_close(world: World, one: Client) -> None:
-    """S-45 S-46 also when the answer was lost: nothing stays behind once the next process has run."""
+    """Also when the answer was lost: nothing stays behind once the next process has run."""
     fault = from_nth(0, DOWN, after=True)
     one.faulty.plan = lambda index, method: fault(index, method) if method == "create_upload" else None
     file = one.local.open("f", os.O_WRONLY | os.O_CREAT)
@@ -246,10 +261,11 @@ def test_an_upload_that_cannot_begin_is_begun_by_the_close(world: World, one: Cl
     assert not world.bucket.uploads
 
 
+@promise("S-45")
 def test_an_upload_whose_beginning_fails_beside_the_close_is_begun_by_it(
     monkeypatch: pytest.MonkeyPatch, world: World, one: Client
 ) -> None:
-    """S-45 it was asked for before: the store may be back by now, as it is for parts that were sent ahead."""
+    """It was asked for before: the store may be back by now, as it is for parts that were sent ahead."""
     closing, begun = threading.Event(), itertools.count()
     wait = streaming.Lanes.wait
 
@@ -268,9 +284,10 @@ def test_an_upload_whose_beginning_fails_beside_the_close_is_begun_by_it(
     assert not world.bucket.uploads
 
 
+@promise("S-109")
 @pytest.mark.parametrize("parts", [0, 3])
 def test_what_a_close_sends_is_a_part_of_its_call(one: Client, parts: int) -> None:
-    """S-109 its parts have its time together, on whatever threads; after an outage they do not begin it anew."""
+    """Its parts have its time together, on whatever threads; after an outage they do not begin it anew."""
     file = begun(one, parts) if parts else one.local.open("f", os.O_RDWR | os.O_CREAT)
     asked: list[tuple[str, Call | None]] = []
     one.faulty.plan = lambda _index, method: asked.append((method, current_call()))
@@ -282,8 +299,9 @@ def test_what_a_close_sends_is_a_part_of_its_call(one: Client, parts: int) -> No
     assert {"upload_part", "complete_upload"} <= {method for method, _ in asked}
 
 
+@promise("S-45", "S-19")
 def test_a_close_that_fails_leaves_no_upload(world: World, one: Client) -> None:
-    """S-45 S-19 the bytes stay here, and go whole later."""
+    """The bytes stay here, and go whole later."""
     file = begun(one, 3)
     fault = from_nth(0, DOWN)
     one.faulty.plan = lambda index, method: fault(index, method) if method == "complete_upload" else None
@@ -294,8 +312,9 @@ def test_a_close_that_fails_leaves_no_upload(world: World, one: Client) -> None:
     assert world.body("f") == pattern(PART * 4 + PART // 2)
 
 
+@promise("S-46")
 def test_uploads_of_a_dead_process_are_dropped(world: World, one: Client) -> None:
-    """S-46 only ours, by their ids; the bytes are sent anew."""
+    """Only ours, by their ids; the bytes are sent anew."""
     theirs = world.tool.create_upload("f", WriteOptions())
     begun(one, 3)
     assert len(world.bucket.uploads) == 2
@@ -305,8 +324,9 @@ def test_uploads_of_a_dead_process_are_dropped(world: World, one: Client) -> Non
     assert again.fs.core.db.uploads() == []
 
 
+@promise("S-46")
 def test_uploads_whose_answer_was_lost_are_dropped(world: World, one: Client) -> None:
-    """S-46 we have no id: it is the one of this key that was begun at that time."""
+    """We have no id: it is the one of this key that was begun at that time."""
     earlier = world.tool.create_upload("f", WriteOptions())
     world.later(3600)
     fault = from_nth(0, DOWN, after=True)
@@ -320,8 +340,9 @@ def test_uploads_whose_answer_was_lost_are_dropped(world: World, one: Client) ->
     assert world.body("f") == pattern(PART * 3)
 
 
+@promise("S-46")
 def test_uploads_that_could_not_be_dropped_are_dropped_later(world: World, one: Client) -> None:
-    """S-46 the store was away when the next process began."""
+    """The store was away when the next process began."""
     begun(one, 3)
     second = one.again(resumed=True)
     assert world.bucket.uploads
@@ -334,8 +355,9 @@ def test_uploads_that_could_not_be_dropped_are_dropped_later(world: World, one: 
     assert not world.bucket.uploads
 
 
+@promise("S-64")
 def test_a_lost_request_fails_and_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-64 who waits for it is told, and those behind it go on."""
+    """Who waits for it is told, and those behind it go on."""
     monkeypatch.setattr(streaming, "_LOOK_S", 0.01)
     clock = ManualClock()
     tasks: list[Callable[[], None]] = []
@@ -350,8 +372,9 @@ def test_a_lost_request_fails_and_makes_room(monkeypatch: pytest.MonkeyPatch) ->
     assert isinstance(lanes.wait(lost), DeadlineExceeded), "its answer comes too late"
 
 
+@promise("S-64", "S-19")
 def test_a_close_does_not_wait_for_a_lost_part(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-64 S-19 it fails, in time; what is under way is given up; the bytes go with the next attempt."""
+    """It fails, in time; what is under way is given up; the bytes go with the next attempt."""
     monkeypatch.setattr(streaming, "_LOOK_S", 0.01)
     file = begun(one, 3)
     submit = one.fs.core.io.submit
@@ -370,11 +393,12 @@ def test_a_close_does_not_wait_for_a_lost_part(world: World, one: Client, monkey
     assert world.body("f") == pattern(PART * 4 + PART // 2)
 
 
+@promise("S-158", "S-46")
 @pytest.mark.parametrize("answered", [True, False])
 def test_the_upload_of_a_file_that_is_written_now_is_no_dead_process_s(
     world: World, one: Client, answered: bool
 ) -> None:
-    """S-158 S-46 the process died while it asked for an upload of the same key; whether our own has its id by now."""
+    """The process died while it asked for an upload of the same key; whether our own has its id by now."""
     one.fs.core.db.upload_begun("f", one.fs.core.now_ns())
     world.tool.create_upload("f", WriteOptions())
     after = one.again(resumed=True)

@@ -7,14 +7,16 @@ import os
 import pytest
 
 from tests.mounted import WRITING, Client, World, pattern
+from tests.promises import promise
 
 MIB = 1 << 20
 
 
+@promise("S-23")
 @pytest.mark.parametrize("size", [0, 100, 3 * MIB])
 @pytest.mark.parametrize("how", ["unlink", "rename"])
 def test_a_removed_file_keeps_its_content_while_open(world: World, one: Client, size: int, how: str) -> None:
-    """S-23 who has it open goes on reading, and may write; nothing of it comes back."""
+    """Who has it open goes on reading, and may write; nothing of it comes back."""
     content = pattern(size)
     world.put("f", content)
     world.put("g", b"replacement")
@@ -28,9 +30,10 @@ def test_a_removed_file_keeps_its_content_while_open(world: World, one: Client, 
     assert {key: world.body(key) for key in world.all_keys()} == expected
 
 
+@promise("S-23")
 @pytest.mark.parametrize("how", ["unlink", "rename"])
 def test_a_large_removed_file_is_kept_in_the_bucket(world: World, one: Client, how: str) -> None:
-    """S-23 above the limit the bytes go to a hidden key until the last close, and nothing is downloaded."""
+    """Above the limit the bytes go to a hidden key until the last close, and nothing is downloaded."""
     content = pattern(3 * MIB)
     world.put("f", content)
     world.put("g", b"replacement")
@@ -46,8 +49,9 @@ def test_a_large_removed_file_is_kept_in_the_bucket(world: World, one: Client, h
     assert world.all_keys() == (["g"] if how == "unlink" else ["f"])
 
 
+@promise("S-23")
 def test_hidden_copies_are_removed_by_the_next_mount(world: World, one: Client) -> None:
-    """S-23 when the process died before the last close."""
+    """When the process died before the last close."""
     world.put("f", pattern(3 * MIB))
     one.keep_small_copies_only(MIB)
     one.local.open("f")
@@ -58,8 +62,9 @@ def test_hidden_copies_are_removed_by_the_next_mount(world: World, one: Client) 
     assert again.fs.core.db.intents() == []
 
 
+@promise("S-23")
 def test_a_hidden_copy_is_forgotten_with_the_last_close(world: World, one: Client) -> None:
-    """S-23 nothing stays in the journal."""
+    """Nothing stays in the journal."""
     world.put("f", pattern(3 * MIB))
     one.keep_small_copies_only(MIB)
     with one.local.opened("f"):
@@ -67,8 +72,9 @@ def test_a_hidden_copy_is_forgotten_with_the_last_close(world: World, one: Clien
     assert one.fs.core.db.intents() == []
 
 
+@promise("S-23")
 def test_writing_to_a_large_removed_file(world: World, one: Client) -> None:
-    """S-23 its bytes still come from the hidden copy."""
+    """Its bytes still come from the hidden copy."""
     content = bytearray(pattern(3 * MIB))
     world.put("f", bytes(content))
     one.keep_small_copies_only(MIB)
@@ -80,8 +86,9 @@ def test_writing_to_a_large_removed_file(world: World, one: Client) -> None:
     assert world.all_keys() == []
 
 
+@promise("S-23")
 def test_an_unsent_file_that_is_removed_is_never_sent(world: World, one: Client) -> None:
-    """S-23 a temporary file costs no upload."""
+    """A temporary file costs no upload."""
     with one.local.opened("f", os.O_RDWR | os.O_CREAT) as file:
         file.write(b"scrap")
         one.local.unlink("f")
@@ -90,8 +97,9 @@ def test_an_unsent_file_that_is_removed_is_never_sent(world: World, one: Client)
     assert not one.local.exists("f")
 
 
+@promise("S-23")
 def test_a_name_that_is_made_again_while_the_old_file_is_open(world: World, one: Client) -> None:
-    """S-23 the two are different files."""
+    """The two are different files."""
     world.put("f", b"old")
     with one.local.opened("f") as file:
         one.local.unlink("f")

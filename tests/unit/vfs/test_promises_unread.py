@@ -16,18 +16,20 @@ from datastore.fuse.store.base import ETag, PartNumber, WriteOptions
 from datastore.fuse.vfs.tree import growth
 from tests.faulty import Fault, no_faults
 from tests.mounted import Client, World, failing, pattern
+from tests.promises import promise
 
 SIZE = 9 << 20
 """More than is fetched in one piece, so that a client holds a part."""
 FIRST = b"first line, not short"
 
 
+@promise("S-147")
 @pytest.mark.parametrize("noticed", [False, True])
 @pytest.mark.parametrize("body", [FIRST + b" and more", FIRST[::-1]])
 def test_a_handle_that_gave_no_byte_goes_on_with_the_new_version(
     world: World, one: Client, body: bytes, noticed: bool
 ) -> None:
-    """S-147 as `tail -F` does: opened, changed by another client, read; from then on it stays (S-30)."""
+    """As `tail -F` does: opened, changed by another client, read; from then on it stays (S-30)."""
     world.put("log", FIRST)
     with one.local.opened("log") as file:
         world.put("log", body)
@@ -41,9 +43,10 @@ def test_a_handle_that_gave_no_byte_goes_on_with_the_new_version(
         assert resolved(one, file, len(body)) == body
 
 
+@promise("S-147", "S-30")
 @pytest.mark.parametrize("body", [b"shorter", b"longer than the first, and another"])
 def test_of_another_size_it_stays(world: World, one: Client, body: bytes) -> None:
-    """S-147 S-30 the kernel, and who asked for the size, would take a part of it for the whole, or add zeros."""
+    """The kernel, and who asked for the size, would take a part of it for the whole, or add zeros."""
     world.put("log", FIRST)
     with one.local.opened("log") as file:
         world.put("log", body)
@@ -63,15 +66,14 @@ def put_in_parts(world: World, key: str, body: bytes, cuts: list[int]) -> None:
 
 
 MIB = 1 << 20
-LAYOUTS = {"one PUT": [], "parts of 8 MiB": [8 * MIB, 16 * MIB], "appended to": [16 * MIB]}
 
 
+@promise("S-147", "S-31")
 @pytest.mark.parametrize("noticed", [False, True])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_large_growth_is_followed(world: World, one: Client, layout: str, noticed: bool) -> None:
-    """S-147 S-31 whatever made the ETag: our own uploads and appends, most tools. From then on as ever."""
+def test_large_growth_is_followed(world: World, one: Client, noticed: bool) -> None:
+    """An ETag of one PUT tells it; from then on as ever."""
     body = pattern(17 * MIB)
-    put_in_parts(world, "log", body, cuts) if (cuts := LAYOUTS[layout]) else world.put("log", body)
+    world.put("log", body)
     with one.local.opened("log") as file:
         for more in (b"more", b"more, and more"):
             put_in_parts(world, "log", body + more, [16 * MIB])
@@ -84,8 +86,9 @@ def test_large_growth_is_followed(world: World, one: Client, layout: str, notice
         assert file.stat().size == len(body + more)
 
 
+@promise("S-147")
 def test_readers_at_once_go_on_together(world: World, one: Client) -> None:
-    """S-147 the kernel reads ahead: several reads of a handle meet the new version at the same time."""
+    """The kernel reads ahead: several reads of a handle meet the new version at the same time."""
     body = pattern(9 * MIB)
     world.put("log", body)
     offsets = range(0, MIB, MIB // 8)
@@ -95,18 +98,19 @@ def test_readers_at_once_go_on_together(world: World, one: Client) -> None:
     assert read == [body[at : at + 4096] for at in offsets]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_is_longer_and_did_not_grow_is_not_followed(world: World, one: Client, layout: str) -> None:
-    """S-147 S-30 large, and another from its first byte on."""
+@promise("S-147", "S-30")
+def test_what_is_longer_and_did_not_grow_is_not_followed(world: World, one: Client) -> None:
+    """Large, and another from its first byte on."""
     body = pattern(17 * MIB)
-    put_in_parts(world, "log", body, cuts) if (cuts := LAYOUTS[layout]) else world.put("log", body)
+    world.put("log", body)
     with one.local.opened("log") as file:
         put_in_parts(world, "log", b"!" + body[1:] + b"more", [16 * MIB])
         failing(errno.ESTALE, resolved, one, file, 4096)
 
 
+@promise("S-147")
 def test_growth_is_looked_into_up_to_a_size(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-147 beyond, and where nothing tells the parts, nobody can say it."""
+    """Beyond, and where the ETag is that of parts, nobody can say it."""
     monkeypatch.setattr(growth, "UNREAD_CHECK", SIZE - 1)
     world.put("log", b"o" * SIZE)
     put_in_parts(world, "parts", b"o" * SIZE, [7 * MIB])
@@ -121,8 +125,9 @@ def resolved(client: Client, file: Any, size: int) -> bytes:
     return bytes(file._call.read(file.ino, file._fh, 0, size))
 
 
+@promise("S-147", "S-30")
 def test_who_opens_what_others_have_read_stays_with_them(world: World, one: Client) -> None:
-    """S-147 S-30 the kernel kept pages of the old version from an earlier open."""
+    """The kernel kept pages of the old version from an earlier open."""
     world.put("f", b"o" * SIZE)
     with one.local.opened("f") as file:
         assert file.read(0, 4096) == b"o" * 4096
@@ -133,8 +138,9 @@ def test_who_opens_what_others_have_read_stays_with_them(world: World, one: Clie
         assert late.read(0, 4096) == b"o" * 4096
 
 
+@promise("S-147")
 def test_what_was_read_before_the_pages_went_binds_nobody(world: World, one: Client) -> None:
-    """S-147 the kernel drops the pages at the first open of a new version."""
+    """The kernel drops the pages at the first open of a new version."""
     world.put("f", b"o" * SIZE)
     assert one.local.read("f") == b"o" * SIZE
     world.put("f", b"n" * SIZE)
@@ -145,8 +151,9 @@ def test_what_was_read_before_the_pages_went_binds_nobody(world: World, one: Cli
         assert file.read(SIZE - 4096, 4096) == b"m" * 4096
 
 
+@promise("S-147", "S-30")
 def test_an_old_version_that_arrives_late_is_not_given_out(world: World, one: Client) -> None:
-    """S-147 S-30 two handles of one inode: what one of them read of the new version binds both."""
+    """Two handles of one inode: what one of them read of the new version binds both."""
     world.put("f", b"old")
     first, second = one.local.open("f"), one.local.open("f")
 
@@ -164,8 +171,9 @@ def test_an_old_version_that_arrives_late_is_not_given_out(world: World, one: Cl
     second.close()
 
 
+@promise("S-147", "S-47")
 def test_a_writer_keeps_the_version_that_it_opened(world: World) -> None:
-    """S-147 S-47 nothing was read, but who may write means the version that was there."""
+    """Nothing was read, but who may write means the version that was there."""
     one = world.client(conflict="fail")
     world.put("f", b"old")
     file = one.local.open("f", os.O_RDWR)
@@ -181,8 +189,9 @@ def test_a_writer_keeps_the_version_that_it_opened(world: World) -> None:
     assert world.body("f") == b"another"
 
 
+@promise("S-147", "S-30")
 def test_what_was_unsent_when_it_was_read_binds_as_well(world: World, one: Client) -> None:
-    """S-147 S-30 a reader that saw a truncation before it was sent."""
+    """A reader that saw a truncation before it was sent."""
     world.put("f", b"o" * SIZE)
     with one.local.opened("f") as file:
         assert one.local.stat("f").size == SIZE
@@ -195,8 +204,9 @@ def test_what_was_unsent_when_it_was_read_binds_as_well(world: World, one: Clien
         assert file.read(0, 4) == b"mine"
 
 
+@promise("S-147", "S-66")
 def test_a_version_that_never_was_is_learned_anew(world: World, one: Client) -> None:
-    """S-147 S-66 a store that told a wrong ETag: nothing of such a version can have been read."""
+    """A store that told a wrong ETag: nothing of such a version can have been read."""
     world.put("f", b"body")
     wrong = Fault(alter=lambda info: dataclasses.replace(info, etag=ETag("none")))
     one.faulty.plan = lambda _, method: wrong if method == "head" else None
@@ -205,8 +215,9 @@ def test_a_version_that_never_was_is_learned_anew(world: World, one: Client) -> 
         assert file.read() == b"body"
 
 
+@promise("S-147", "S-41")
 def test_a_file_restored_after_a_death_stays_on_its_version(world: World, one: Client) -> None:
-    """S-147 S-41 a new server does not know what was read: the handle stays."""
+    """A new server does not know what was read: the handle stays."""
     world.put("f", b"o" * SIZE)
     file = one.local.open("f")
     assert file.read(0, 4096) == b"o" * 4096
@@ -224,8 +235,9 @@ def counted(call: Callable[[], object], client: Client) -> int:
     return client.calls("head", "get", "list_page") - before
 
 
+@promise("S-147")
 def test_going_on_costs_one_look(world: World, one: Client) -> None:
-    """S-147 the refused GET, a HEAD and the GET of the new version."""
+    """The refused GET, a HEAD and the GET of the new version."""
     world.put("f", b"old")
     with one.local.opened("f") as file:
         world.put("f", b"new")

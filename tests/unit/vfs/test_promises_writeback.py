@@ -17,6 +17,7 @@ from tests.faulty import no_faults
 from tests.localfs import File
 from tests.mounted import Client, World, failing, fails, pattern, refuse_writes
 from tests.mounted import world as opened
+from tests.promises import promise
 
 
 @pytest.fixture
@@ -31,8 +32,9 @@ def send(client: Client, later_s: float = 10.0) -> None:
         future.result(timeout=30)
 
 
+@promise("S-48")
 def test_close_returns_before_the_store_has_the_file(world: World, one: Client) -> None:
-    """S-48 the bytes and the journal are on the disk; the file is read, listed, and sent within maxDelay."""
+    """The bytes and the journal are on the disk; the file is read, listed, and sent within maxDelay."""
     one.local.write("f", b"bytes")
     assert world.all_keys() == []
     assert one.local.read("f") == b"bytes"
@@ -46,16 +48,18 @@ def test_close_returns_before_the_store_has_the_file(world: World, one: Client) 
     assert list((one.directory / "state" / "staging").iterdir()) == []
 
 
+@promise("S-48")
 def test_fsync_waits_for_the_store(world: World, one: Client) -> None:
-    """S-48 whoever asks for it has it."""
+    """Whoever asks for it has it."""
     with one.local.opened("f", os.O_WRONLY | os.O_CREAT) as file:
         file.write(b"bytes")
         file.fsync()
         assert world.body("f") == b"bytes"
 
 
+@promise("S-48")
 def test_sending_many_small_files_writes_the_journal_for_many_at_once(world: World, one: Client) -> None:
-    """S-48 and nothing of them stays: no row of a file that is gone counts."""
+    """Nothing of them stays: no row of a file that is gone counts."""
     for number in range(20):
         one.local.write(f"f{number}", b"%d" % number)
     said: list[str] = []
@@ -69,8 +73,9 @@ def test_sending_many_small_files_writes_the_journal_for_many_at_once(world: Wor
     assert all(node.staged is None for node in one.fs.core.nodes.by_ino.values())
 
 
+@promise("S-48")
 def test_a_file_that_is_opened_while_it_is_sent_reads_and_writes_on(world: World, one: Client) -> None:
-    """S-48 the staging file goes with the last handle, or with what sends it: whoever comes last."""
+    """The staging file goes with the last handle, or with what sends it: whoever comes last."""
     one.local.write("f", b"first")
     with one.local.opened("f", os.O_RDWR) as file:
         (node,) = one.fs.core.nodes.unsent()
@@ -82,17 +87,19 @@ def test_a_file_that_is_opened_while_it_is_sent_reads_and_writes_on(world: World
     assert list((one.directory / "state" / "staging").iterdir()) == []
 
 
+@promise("S-48", "S-20")
 def test_what_was_closed_outlives_every_process(world: World, one: Client) -> None:
-    """S-48 S-20 and is sent by the next mount."""
+    """The next mount sends it."""
     for number in range(20):
         one.local.write(f"f{number}", b"%d" % number)
     one.again()
     assert {key: world.body(key) for key in world.all_keys()} == {f"f{n}": b"%d" % n for n in range(20)}
 
 
+@promise("S-48", "S-58")
 @pytest.mark.parametrize("known", [True, False], ids=["known", "forgotten"])
 def test_what_was_closed_is_sent_by_the_next_server(world: World, one: Client, known: bool) -> None:
-    """S-48 S-58 within maxDelay of its start, whatever the size and the kernel knows, and nothing of it stays here."""
+    """Within maxDelay of its start, whatever the size and the kernel knows, and nothing of it stays here."""
     content = pattern(3 << 20)
     one.local.write("f", content)
     if not known:
@@ -120,8 +127,9 @@ def waits_for_its_close(world: World, one: Client, file: File) -> None:
     assert world.body("f") == b"half"
 
 
+@promise("S-48", "S-58")
 def test_what_is_open_for_writing_at_the_next_server_waits_for_its_close(world: World, one: Client) -> None:
-    """S-48 S-58 half of it is never sent."""
+    """Half of it is never sent."""
     file = one.local.open("f", os.O_WRONLY | os.O_CREAT)
     file.write(b"ha")
     one = one.again(resumed=True)
@@ -130,15 +138,17 @@ def test_what_is_open_for_writing_at_the_next_server_waits_for_its_close(world: 
     assert list((one.directory / "state" / "staging").iterdir()) == []
 
 
+@promise("S-48")
 def test_unmount_sends_what_waits(world: World, one: Client) -> None:
-    """S-48 before it ends."""
+    """Before it ends."""
     one.local.write("f", b"bytes")
     one.unmount()
     assert world.body("f") == b"bytes"
 
 
+@promise("S-48")
 def test_a_file_that_is_rewritten_goes_once(world: World, one: Client) -> None:
-    """S-48 in order: the store never sees an older content after a newer one."""
+    """In order: the store never sees an older content after a newer one."""
     for number in range(5):
         one.local.write("f", b"%d" % number)
     send(one)
@@ -146,16 +156,18 @@ def test_a_file_that_is_rewritten_goes_once(world: World, one: Client) -> None:
     assert world.body("f") == b"4"
 
 
+@promise("S-48")
 def test_a_file_that_is_being_written_again_waits(world: World, one: Client) -> None:
-    """S-48 half of it is never sent."""
+    """Half of it is never sent."""
     one.local.write("f", b"whole")
     file = one.local.open("f", os.O_WRONLY | os.O_TRUNC)
     file.write(b"ha")
     waits_for_its_close(world, one, file)
 
 
+@promise("S-48")
 def test_names_that_change_before_they_are_sent(world: World, one: Client) -> None:
-    """S-48 removed, renamed, replaced, and below a renamed directory."""
+    """Removed, renamed, replaced, and below a renamed directory."""
     one.local.mkdir("d")
     for name in ("gone", "old", "above", "below", "d/in"):
         one.local.write(name, name.encode())
@@ -175,8 +187,9 @@ def test_names_that_change_before_they_are_sent(world: World, one: Client) -> No
     assert world.all_keys() == ["below", "e/", "e/in", "new"]
 
 
+@promise("S-48")
 def test_exclusive_creation_asks_the_store_later(world: World, one: Client) -> None:
-    """S-48 within the mount at once; who is second among clients keeps the bytes here."""
+    """Within the mount at once; who is second among clients keeps the bytes here."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     for name in ("mine", "theirs"):
         with one.local.opened(name, flags) as file:
@@ -193,8 +206,9 @@ def test_exclusive_creation_asks_the_store_later(world: World, one: Client) -> N
     failing(errno.EEXIST, one.local.open, "theirs", flags)
 
 
+@promise("S-48", "S-19")
 def test_a_store_that_is_away(world: World, one: Client) -> None:
-    """S-48 S-19 closes succeed, the files are listed with the reason, and go when it is back."""
+    """Closes succeed, the files are listed with the reason, and go when it is back."""
     refuse_writes(one)
     one.local.write("f", b"bytes")
     send(one)
@@ -206,11 +220,12 @@ def test_a_store_that_is_away(world: World, one: Client) -> None:
     assert world.body("f") == b"bytes"
 
 
+@promise("S-49")
 @pytest.mark.parametrize(("files", "size"), [(3, 1 << 30), (1000, 10)])
 def test_a_close_waits_when_too_much_is_unsent(
     world: World, one: Client, monkeypatch: pytest.MonkeyPatch, files: int, size: int
 ) -> None:
-    """S-49 it sends its own file then."""
+    """It sends its own file then."""
     monkeypatch.setattr(writeback, "MAX_FILES", files)
     monkeypatch.setattr(writeback, "MAX_BYTES", size)
     for number in range(5):
@@ -221,8 +236,9 @@ def test_a_close_waits_when_too_much_is_unsent(
     assert "again" not in world.all_keys()
 
 
+@promise("S-50")
 def test_close_syncs_the_bytes_before_the_journal(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-50 a row without its bytes would send a hole."""
+    """A row without its bytes would send a hole."""
     synced: list[str] = []
 
     def spy(name: str) -> None:
@@ -243,8 +259,9 @@ def test_close_syncs_the_bytes_before_the_journal(world: World, one: Client, mon
         assert journal.execute("select key from unsent").fetchall() == [("f",)]
 
 
+@promise("S-50")
 def test_a_failed_close_syncs_what_it_keeps(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-50 also without writeBack what is kept outlives a power cut."""
+    """Also without writeBack what is kept outlives a power cut."""
     client = world.client()
     synced: list[int] = []
     monkeypatch.setattr(os, "fdatasync", synced.append)
@@ -255,8 +272,9 @@ def test_a_failed_close_syncs_what_it_keeps(world: World, monkeypatch: pytest.Mo
     assert len(synced) == 2
 
 
+@promise("S-50")
 def test_a_full_disk_is_the_writers_own(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-50 ENOSPC to who writes; what was accepted before, other files and the mount go on."""
+    """ENOSPC to who writes; what was accepted before, other files and the mount go on."""
     client = world.client()
     other = client.local.open("other", os.O_RDWR | os.O_CREAT)
     other.write(b"accepted")
@@ -295,9 +313,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", place], check=True)
 
 
+@promise("S-50")
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")
 def test_a_state_disk_that_is_really_full(small_disk: Path) -> None:
-    """S-50 the bytes, or the journal: ENOSPC for the writer, and what was accepted arrives."""
+    """The bytes, or the journal: ENOSPC for the writer, and what was accepted arrives."""
     with opened(small_disk) as world:
         client = world.client()
         accepted = client.local.open("accepted", os.O_RDWR | os.O_CREAT)

@@ -11,6 +11,7 @@ import pytest
 from datastore.fuse.vfs.tree.nodes import Directory
 from tests.clock import ManualClock
 from tests.mounted import Client, around
+from tests.promises import promise
 
 BOTH_LISTINGS = True
 
@@ -22,8 +23,9 @@ def directory(client: Client, path: str) -> Directory:
     return node
 
 
+@promise("S-29")
 def test_a_listing_while_the_directory_is_away(monkeypatch: pytest.MonkeyPatch, one: Client) -> None:
-    """S-29 renamed and renamed back: what was listed in between is not the directory."""
+    """Renamed and renamed back: what was listed in between is not the directory."""
     one.local.mkdir("a")
     one.local.write("a/f", b"x")
     node = directory(one, "a")
@@ -41,8 +43,9 @@ def test_a_listing_while_the_directory_is_away(monkeypatch: pytest.MonkeyPatch, 
     assert one.local.read("a/f") == b"x"
 
 
+@promise("S-29")
 def test_an_answer_for_a_directory_that_was_away(monkeypatch: pytest.MonkeyPatch, one: Client) -> None:
-    """S-29 the same with its HEAD and the look below it."""
+    """The same with its HEAD and the look below it."""
     one.local.mkdir("a")
     one.local.write("a/f", b"x")
     node = directory(one, "a")
@@ -57,8 +60,9 @@ def test_an_answer_for_a_directory_that_was_away(monkeypatch: pytest.MonkeyPatch
     assert one.local.listdir("b") == [b"f"]
 
 
+@promise("S-29")
 def test_a_name_is_made_while_it_is_looked_up(monkeypatch: pytest.MonkeyPatch, one: Client) -> None:
-    """S-29 'there is nothing' is no news about what was made after it was said."""
+    """'there is nothing' is no news about what was made after it was said."""
     root = one.fs.core.nodes.root
     original = one.fs.resolver.read_directory
     calls = iter((True,))
@@ -81,8 +85,9 @@ def test_a_name_is_made_while_it_is_looked_up(monkeypatch: pytest.MonkeyPatch, o
     assert one.local.listdir("d") == [b"f"]
 
 
+@promise("S-29")
 def test_an_old_name_is_made_anew_at_once(monkeypatch: pytest.MonkeyPatch, one: Client) -> None:
-    """S-29 a listing that began during a rename does not bring the old name back."""
+    """A listing that began during a rename does not bring the old name back."""
     one.local.write("f", b"x")
     one.world.clock.advance(0.01)
     root = one.fs.core.nodes.root
@@ -115,8 +120,9 @@ def test_an_old_name_is_made_anew_at_once(monkeypatch: pytest.MonkeyPatch, one: 
     assert not one.local.exists("f")
 
 
+@promise("S-29")
 def test_what_stood_under_the_new_name_of_a_directory(monkeypatch: pytest.MonkeyPatch, one: Client) -> None:
-    """S-29 a node that a look-up made of the half of the copies is not one of two with one name."""
+    """A node that a look-up made of the half of the copies is not one of two with one name."""
     one.local.mkdir("a")
     one.local.write("a/f", b"x")
     root = one.fs.core.nodes.root
@@ -134,8 +140,9 @@ def test_what_stood_under_the_new_name_of_a_directory(monkeypatch: pytest.Monkey
     assert one.local.listdir("b") == [b"f"]
 
 
+@promise("S-29")
 def test_what_the_kernel_forgot_during_a_listing(monkeypatch: pytest.MonkeyPatch, one: Client) -> None:
-    """S-29 a name of ours that the listing under way does not know stays, also when its node is gone by then."""
+    """A name of ours that the listing under way does not know stays, also when its node is gone by then."""
     root = one.fs.core.nodes.root
 
     def make() -> None:
@@ -153,8 +160,9 @@ def test_what_the_kernel_forgot_during_a_listing(monkeypatch: pytest.MonkeyPatch
     assert one.local.read("f") == b"x"
 
 
+@promise("S-23")
 def test_a_file_that_is_removed_while_it_is_asked_about(monkeypatch: pytest.MonkeyPatch, one: Client) -> None:
-    """S-23 it does not come back when it is written to and closed: we removed it, no other client did."""
+    """It does not come back when it is written to and closed: we removed it, no other client did."""
     one.local.write("f", b"x")
     file = one.local.open("f", os.O_RDWR)
     node = one.fs.core.nodes.by_ino[file.ino]

@@ -7,10 +7,12 @@ import threading
 
 from datastore.fuse.ops import Blocking
 from tests.mounted import Client, World
+from tests.promises import promise
 
 
+@promise("S-29")
 def test_a_file_is_read_while_it_is_uploaded(world: World, one: Client) -> None:
-    """S-29 the upload holds the node's lock; bytes that are in the staging file need not wait for it."""
+    """The upload holds the node's lock; bytes that are in the staging file need not wait for it."""
     with one.local.opened("file", os.O_CREAT | os.O_RDWR) as file:
         file.write(b"written")
         node = one.fs.core.nodes.by_ino[file.ino]

@@ -13,6 +13,7 @@ from datastore.fuse.vfs.tree import core
 from datastore.fuse.vfs.upload import copies
 from tests.mounted import IO_THREADS, Client, World
 from tests.patience import eventually
+from tests.promises import promise
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def over() -> Iterator[threading.Event]:
 
 
 def test_a_lost_task_fails(one: Client, over: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what has not begun by then never does."""
+    """A task that has not begun by then never begins."""
     begun: list[int] = []
 
     def lost(number: int) -> None:
@@ -84,8 +85,9 @@ def test_a_task_s_own_timeout_is_its_error(one: Client) -> None:
         one.fs.core.each(fails, range(3))
 
 
+@promise("S-26")
 def test_large_objects_below_a_renamed_directory(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-26 their parts are copied side by side too, and each is a request of its own: none is taken for lost."""
+    """Their parts are copied side by side too, and each is a request of its own: none is taken for lost."""
     monkeypatch.setattr(copies, "COPY_OBJECT_MAX", 1000)
     monkeypatch.setattr(copies, "COPY_MAX", 5 << 20)
     content = bytes(11 << 20)
@@ -94,10 +96,10 @@ def test_large_objects_below_a_renamed_directory(world: World, one: Client, monk
     threads: set[str] = set()
     copy_part = one.faulty.upload_part_copy
 
-    def noted(*arguments: object) -> object:
+    def noted(*arguments: object, **options: object) -> object:
         threads.add(threading.current_thread().name)
         both.wait(60)
-        return copy_part(*arguments)  # type: ignore[arg-type]
+        return copy_part(*arguments, **options)  # type: ignore[arg-type]
 
     both = threading.Barrier(3)
     monkeypatch.setattr(one.faulty, "upload_part_copy", noted)

@@ -9,6 +9,7 @@ import pytest
 
 from datastore.errors import DeadlineExceeded
 from datastore.fuse.vfs.tree.treelock import TreeLock
+from tests.promises import promise
 
 WAIT_S = 10.0
 
@@ -34,8 +35,9 @@ class Holder:
         assert not self._thread.is_alive()
 
 
+@promise("S-18")
 def test_many_share() -> None:
-    """S-18 uploads do not wait for each other."""
+    """Uploads do not wait for each other."""
     lock = TreeLock()
     holders = [Holder(lock, alone=False) for _ in range(3)]
     assert all(holder.has_it.wait(WAIT_S) for holder in holders)
@@ -43,8 +45,9 @@ def test_many_share() -> None:
         holder.end()
 
 
+@promise("S-26")
 def test_one_alone() -> None:
-    """S-26 while a directory is renamed nobody uploads, and the other way round."""
+    """While a directory is renamed nobody uploads, and the other way round."""
     lock = TreeLock(deadline_s=0.01)
     holder = Holder(lock, alone=True)
     assert holder.has_it.wait(WAIT_S)
@@ -61,8 +64,9 @@ def test_one_alone() -> None:
         pass
 
 
+@promise("S-26")
 def test_a_rename_is_not_starved() -> None:
-    """S-26 who waits to be alone comes before newcomers."""
+    """Who waits to be alone comes before newcomers."""
     lock = TreeLock(deadline_s=WAIT_S)
     first = Holder(lock, alone=False)
     assert first.has_it.wait(WAIT_S)
@@ -80,8 +84,9 @@ def test_a_rename_is_not_starved() -> None:
     newcomer.end()
 
 
+@promise("S-19")
 def test_an_error_releases_it() -> None:
-    """S-19 a failed upload holds nothing up."""
+    """A failed upload holds nothing up."""
     lock = TreeLock(deadline_s=0.01)
     for take in (lock.shared, lock.exclusive):
         with pytest.raises(ValueError, match="inside"), take():
@@ -90,8 +95,9 @@ def test_an_error_releases_it() -> None:
         pass
 
 
+@promise("S-26")
 def test_who_gave_up_waiting_holds_nobody_up() -> None:
-    """S-26 a rename that timed out leaves the uploads free."""
+    """A rename that timed out leaves the uploads free."""
     lock = TreeLock(deadline_s=0.01)
     holder = Holder(lock, alone=False)
     assert holder.has_it.wait(WAIT_S)
@@ -102,8 +108,9 @@ def test_who_gave_up_waiting_holds_nobody_up() -> None:
     holder.end()
 
 
+@promise("S-26", "S-18")
 def test_who_gave_up_waiting_lets_those_behind_go_on_at_once() -> None:
-    """S-26 S-18 not only when the next one lets go: that may be the upload of a large file."""
+    """Not only when the next one lets go: that may be the upload of a large file."""
     lock = TreeLock(deadline_s=0.2)
     upload = Holder(lock, alone=False)
     assert upload.has_it.wait(WAIT_S)

@@ -14,6 +14,7 @@ from datastore.fuse.store.base import ETag, ListedObject, ListPage
 from datastore.fuse.vfs.lookup.walks import split
 from datastore.fuse.vfs.tree.nodes import Directory
 from tests.mounted import TTL_S, Client, World
+from tests.promises import promise
 
 FOLDERS, FILES = 40, 10
 ORDERS = pytest.mark.parametrize("order", [1, -1], ids=["onwards", "backwards"])
@@ -41,10 +42,11 @@ def walked(client: Client, order: int = 1) -> Tree:
     return tree
 
 
+@promise("S-105")
 @ORDERS
 @pytest.mark.parametrize("markers", [False, True])
 def test_a_walk_asks_by_the_page(world: World, one: Client, order: int, markers: bool) -> None:
-    """S-105 and a second one asks for the same pages again, and for no attributes that are known."""
+    """A second walk asks for the same pages again, and for no attributes that are known."""
     tree = filled(world, markers=markers)
     before = one.calls("list_page")
     assert walked(one, order) == tree
@@ -56,9 +58,10 @@ def test_a_walk_asks_by_the_page(world: World, one: Client, order: int, markers:
     assert one.calls("head") - heads < 8
 
 
+@promise("S-105")
 @pytest.mark.parametrize("top", ["top/d07", "flat"])
 def test_a_walk_tells_the_attributes_again(world: World, one: Client, top: str) -> None:
-    """S-105 a later walk looks no name up: what confirms a listing confirms what was learned of its files by HEAD."""
+    """A later walk looks no name up: what confirms a listing confirms what was learned of its files by HEAD."""
     filled(world)
     for number in range(500):
         world.put(f"flat/f{number:04}", b"x")
@@ -74,8 +77,9 @@ def test_a_walk_tells_the_attributes_again(world: World, one: Client, top: str) 
         assert one.calls("head") - heads < 8
 
 
+@promise("S-105")
 def test_the_names_of_a_large_directory_cost_few_heads(world: World, one: Client) -> None:
-    """S-105 the kernel wants attributes with the first answer, whoever asks; with the next ones if they are used."""
+    """The kernel wants attributes with the first answer, whoever asks; with the next ones if they are used."""
     for number in range(900):
         world.put(f"flat/f{number:04}", b"x")
     world.later(100)
@@ -83,9 +87,10 @@ def test_the_names_of_a_large_directory_cost_few_heads(world: World, one: Client
     assert one.calls("head") <= 260
 
 
+@promise("S-28")
 @ORDERS
 def test_a_walk_sees_what_another_client_did(world: World, one: Client, other: Client, order: int) -> None:
-    """S-28 new, changed and removed names, whole directories among them."""
+    """New, changed and removed names, whole directories among them."""
     tree = filled(world)
     walked(one, order)
     other.local.write("top/d07/new", b"new")
@@ -106,9 +111,10 @@ def test_a_walk_sees_what_another_client_did(world: World, one: Client, other: C
     assert not one.local.exists("top/d25/f1")
 
 
+@promise("S-29")
 @ORDERS
 def test_a_walk_shows_what_was_done_here(world: World, one: Client, order: int) -> None:
-    """S-29 also where a page that was asked for before told of the directory."""
+    """Also where a page that was asked for before told of the directory."""
     tree = filled(world)
     walked(one, order)
     for later in (0.0, 10.0):
@@ -124,8 +130,9 @@ def test_a_walk_shows_what_was_done_here(world: World, one: Client, order: int) 
         assert {name: sorted(files) for name, files in walked(one, order).items()} == tree
 
 
+@promise("S-28")
 def test_what_was_made_here_and_removed_elsewhere_goes(world: World, one: Client) -> None:
-    """S-28 the store shows the pages that it showed before the file was made."""
+    """The store shows the pages that it showed before the file was made."""
     filled(world)
     assert len(one.local.listdir("top/d00")) == FILES
     one.local.write("top/d00/own", b"own")
@@ -135,8 +142,9 @@ def test_what_was_made_here_and_removed_elsewhere_goes(world: World, one: Client
     assert not one.local.exists("top/d00/own")
 
 
+@promise("S-28")
 def test_a_large_directory_is_read_again(world: World, one: Client, other: Client) -> None:
-    """S-28 a listing of several pages shows what has changed in any of them."""
+    """A listing of several pages shows what has changed in any of them."""
     count = 2500
     for number in range(count):
         world.put(f"flat/f{number:05}", b"")
@@ -172,10 +180,11 @@ def believed_s(client: Client, path: str) -> float:
     return client.fs.remote.ttl(directory)
 
 
+@promise("S-28")
 def test_a_large_directory_is_believed_for_as_long_the_second_time(
     monkeypatch: pytest.MonkeyPatch, world: World, one: Client
 ) -> None:
-    """S-28 who walks it would otherwise list it again and again."""
+    """Who walks it would otherwise list it again and again."""
     for number in range(1500):
         world.put(f"flat/f{number:05}", b"")
     slow(monkeypatch, world, one, 3.0)
@@ -187,10 +196,11 @@ def test_a_large_directory_is_believed_for_as_long_the_second_time(
     assert believed_s(one, "flat") >= first
 
 
+@promise("S-28")
 def test_a_directory_that_was_slow_once_is_not_believed_for_longer_ever_after(
     monkeypatch: pytest.MonkeyPatch, world: World, one: Client
 ) -> None:
-    """S-28 what others change is seen after `metadataTTL` again."""
+    """What others change is seen after `metadataTTL` again."""
     world.put("d/f", b"")
     with monkeypatch.context() as hiccup:
         slow(hiccup, world, one, 5.0)
@@ -201,8 +211,9 @@ def test_a_directory_that_was_slow_once_is_not_believed_for_longer_ever_after(
     assert believed_s(one, "d") == TTL_S
 
 
+@promise("S-105")
 def test_a_slow_walk_asks_for_no_more_than_it_can_use(world: World, one: Client) -> None:
-    """S-105 what would be too old when it is read is not asked for."""
+    """What would be too old when it is read is not asked for."""
     tree = filled(world)
     one.local.listdir("top")
     for name in tree:
@@ -232,8 +243,9 @@ def test_a_page_tells_of_directories_what_their_own_listings_would(keys: set[str
         assert list(level.common_prefixes) == list(folders)
 
 
+@promise("S-28")
 def test_who_looks_a_directory_up_at_the_same_time_asks_once(world: World, one: Client) -> None:
-    """S-28 sixteen readers of files in it, when its time is over."""
+    """Sixteen readers of files in it, when its time is over."""
     filled(world)
     node = one.fs.resolver.directory(one.local.stat("top").ino)
     world.later()

@@ -1,1 +1,0 @@
-"""The keeper's host: a process of its own pod that starts and watches the mounts, so that they outlive the plugin."""

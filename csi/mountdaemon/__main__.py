@@ -1,0 +1,99 @@
+"""`python -m datastore.csi.mountdaemon`: the mount daemon, in a pod of its own.
+
+SIGTERM ends it and all its processes and unmounts nothing: the next one goes on with the mounts, whose handles the
+plugin has. Environment: settings.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from datastore import logs, mountinfo
+from datastore.errors import DatastoreError
+from datastore.logs import fields
+
+from ..errors import NotAnswering
+from ..handle import MountHandle
+from ..health import HealthServer
+from ..settings import Settings, from_environment
+from ..unixserver import UnixServer
+from .cgroups import Cgroups
+from .daemon import MountDaemon
+from .metrics import of_mounts
+from .protocol import connected, daemon_handler, handles_of
+
+log = logging.getLogger("datastore.csi.mountdaemon")
+
+HANDLES_WAIT_S = 20.0
+"""For the plugin, when mounts are there whose handles it may have. Nothing is served meanwhile."""
+ADOPTIONS = 8
+"""At once: each starts two processes."""
+FLUSH_TIMEOUT_S = 15.0
+"""For uploads, when no plugin has handles of the mounts: then the node is shut down, or we are uninstalled."""
+
+
+def adopt_all(daemon: MountDaemon, settings: Settings) -> None:
+    """Take over the plugin's handles of an earlier daemon's mounts; waits for them only when something is mounted."""
+    ours = any(mount.fstype in mountinfo.SUPERVISED for mount in mountinfo.read().mounts)
+    end = time.monotonic() + (HANDLES_WAIT_S if ours else 0.0)
+    while True:
+        try:
+            found = handles_of(settings.handles_socket, "the datastore-node pod")
+            break
+        except NotAnswering as error:
+            if time.monotonic() >= end:
+                log.info("nothing to adopt", extra=fields(reason=error))
+                return
+            time.sleep(0.2)
+    with ThreadPoolExecutor(ADOPTIONS, thread_name_prefix="adopt") as pool:
+        for handle in found:
+            pool.submit(_adopt, daemon, handle)
+
+
+def _adopt(daemon: MountDaemon, handle: MountHandle) -> None:
+    try:
+        daemon.adopt(handle)
+    except DatastoreError as error:
+        log.error("a mount could not be adopted", extra=fields(volume=handle.volume_id, error=error))
+
+
+def main() -> int:
+    """The process; its exit code."""
+    logs.setup()
+    settings = from_environment(os.environ)
+    settings.plugin_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    daemon = MountDaemon(Cgroups())
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    adopt_all(daemon, settings)
+    server = UnixServer(settings.daemon_socket, daemon_handler(daemon))
+    server.start()
+    log.info("the mount daemon serves", extra=fields(socket=settings.daemon_socket))
+    health = HealthServer(settings.http_port, ready=lambda: True, metrics=lambda: of_mounts(daemon.states()))
+    health.start()
+    stop.wait()
+    health.stop()
+    server.stop()
+    if not _is_shared(settings):
+        daemon.flush(FLUSH_TIMEOUT_S)
+    daemon.abandon()
+    return 0
+
+
+def _is_shared(settings: Settings) -> bool:
+    try:
+        with connected(settings.handles_socket):
+            return True
+    except NotAnswering:
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,329 @@
+"""The mount daemon: mounts the volumes of this node and watches over them, for a plugin that may come and go.
+
+Its pod has OnDelete updates and nothing to do with the kubelet, so it is rarely replaced; when it is, the next one
+takes the mounts from the plugin, which has copies of all descriptors (handle.py), and the servers start anew: users
+see a pause. Requests and answers are in protocol.py. Threads: any; one call at a time works on a volume.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from datastore import controlclient, mountinfo
+from datastore.api.mountspec import MountSpec
+from datastore.api.source import credentials_of, with_credentials
+from datastore.controlclient import Answer
+from datastore.errors import DatastoreError, MountFailed
+from datastore.logs import fields
+
+from ..commands import Commands, remove_tree
+from ..errors import NotAnswering, Refused, Unsent
+from ..handle import HandleTable, MountHandle
+from ..locks import VolumeLocks
+from .cgroups import Cgroups
+from .supervisor import MountRequest, SupervisedMount, server_pid
+
+log = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 60.0
+"""For uploading what is left. The kubelet gives a call two minutes, and comes again."""
+ENDED_TIMEOUT_S = 55.0
+"""For a server to end after its mount: requests that run are waited for."""
+BUSY_S = 5.0
+"""A process that looks at all mounts of the node may have one in use for a moment."""
+RENEW_TIMEOUT_S = 5.0
+FIXED = (
+    "name",
+    "mountpoint",
+    "state_dir",
+    "cache_dir",
+    "read_only",
+    "allow_other",
+    "transport",
+    "metrics",
+    "uid",
+    "gid",
+    "umask",
+    "labels",
+    "version",
+)
+"""The fields of MountSpec that only another mount can change; all others reach a live one."""
+BY_READ_ONLY = ("attributes", "metadata_ttl_s")
+"""Fields whose defaults follow from read_only."""
+ALIVE_TIMEOUT_S = 8.0
+"""A server gives itself 5 s to tell of itself."""
+TOLD_LENGTH = 500
+"""Characters of a server's own words."""
+REPLACED_S, REPLACED_POLL_S = 15.0, 0.1
+"""A server that died is replaced within a second or two, longer on a busy node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountState:
+    """For people and tests."""
+
+    volume_id: str
+    mountpoint: str
+    state_dir: str
+    supervisor_pid: int
+    server_pid: int
+
+
+class MountDaemon:
+    """All mounts of a node. INVARIANT: `handles` and `_mounts` have the same volumes whenever no lock is held."""
+
+    def __init__(self, cgroups: Cgroups) -> None:
+        self.handles = HandleTable()
+        self._cgroups = cgroups
+        self._commands = Commands()
+        self._locks = VolumeLocks()
+        self._mounts: dict[str, SupervisedMount] = {}
+
+    def mount(self, request: MountRequest) -> MountHandle:
+        """Mounted as asked, anew or already; copies of the descriptors, which the caller closes.
+
+        A mount that stands is brought to what is asked for, but for FIXED. Errors: VolumeBusy; Refused when pods want
+        different groups; whatever the supervisor reports.
+        """
+        with self._locks.hold(request.volume_id):
+            mount = self._alive(request)
+            if mount is not None:
+                self._renew(mount, request.spec)
+            else:
+                self._clear(request.volume_id, request.spec.mountpoint)
+                self._start(request, None)
+            copy = self.handles.copy(request.volume_id)
+            if copy is None:
+                raise MountFailed(f"volume {request.volume_id} was unmounted by someone at once")
+            return copy
+
+    def adopt(self, handle: MountHandle) -> None:
+        """Go on with a mount of an earlier daemon; takes the descriptors. Nothing when it is not mounted any more."""
+        spec = handle.spec
+        with self._locks.hold(handle.volume_id):
+            there = mountinfo.read().at(spec.mountpoint)
+            if handle.volume_id in self._mounts or there is None or there.fstype not in mountinfo.SUPERVISED:
+                handle.close()
+                return
+            request = MountRequest(volume_id=handle.volume_id, spec=spec, ephemeral=handle.ephemeral)
+            self._start(request, handle)
+            log.warning("a mount was adopted", extra=fields(volume=handle.volume_id, at=spec.mountpoint))
+
+    def unmount(self, volume_id: str, mountpoint: str, *, force: bool) -> None:
+        """Upload what is left, unmount, forget; an unknown volume is success, and whatever lies at `mountpoint` goes.
+
+        force: unmount also when uploading fails; what is left stays in the state directory. Errors: VolumeBusy; Unsent;
+        MountFailed.
+        """
+        with self._locks.hold(volume_id):
+            mount = self._mounts.get(volume_id)
+            if mount is not None:
+                self._stop(mount, force=force)
+                mountpoint = mountpoint or mount.spec.mountpoint
+            self._clear(volume_id, mountpoint)
+            if mount is not None:
+                _forget(Path(mount.spec.state_dir))
+
+    def states(self) -> list[MountState]:
+        """All mounts."""
+        return [
+            MountState(
+                volume_id=volume_id,
+                mountpoint=mount.spec.mountpoint,
+                state_dir=mount.spec.state_dir,
+                supervisor_pid=mount.supervisor_pid,
+                server_pid=server_pid(mount.spec),
+            )
+            for volume_id, mount in list(self._mounts.items())
+        ]
+
+    def abandon(self) -> None:
+        """End all processes and unmount nothing: who has copies of the handles goes on."""
+        for mount in list(self._mounts.values()):
+            mount.kill()
+        self.handles.clear()
+
+    def flush(self, timeout_s: float) -> None:
+        """Ask every server to upload what is left, as far as it gets; for the end of the node."""
+        for mount in list(self._mounts.values()):
+            try:
+                controlclient.ask(Path(mount.spec.state_dir), {"op": "flush"}, timeout_s)
+            except NotAnswering as error:
+                log.warning("not flushed", extra=fields(volume=mount.request.volume_id, error=error))
+
+    def _alive(self, request: MountRequest) -> SupervisedMount | None:
+        """The mount, if it stands where it is asked for."""
+        mount = self._mounts.get(request.volume_id)
+        if mount is None or mount.over.is_set():
+            return None
+        if mount.spec.mountpoint != request.spec.mountpoint:
+            if mountinfo.read().at(mount.spec.mountpoint) is None:
+                return None
+            raise Refused(
+                f"volume {request.volume_id} is mounted at {mount.spec.mountpoint} on this node; it can't be at"
+                f" {request.spec.mountpoint} as well"
+            )
+        there = mountinfo.read().at(request.spec.mountpoint)
+        return mount if there is not None and there.fstype in mountinfo.SUPERVISED else None
+
+    def _start(self, request: MountRequest, handle: MountHandle | None) -> None:
+        cgroup = self._cgroups.of(request.volume_id, request.spec.memory_bytes)
+        mount = SupervisedMount(request, cgroup, self._ended)
+        started = mount.start(handle)
+        self._mounts[request.volume_id] = mount
+        self.handles.put(started.duplicate())
+        if mount.over.is_set():  # it ended before it was here to be forgotten
+            self._ended(mount)
+
+    def _ended(self, mount: SupervisedMount) -> None:
+        volume_id = mount.request.volume_id
+        if self._mounts.get(volume_id) is mount:
+            del self._mounts[volume_id]
+            self.handles.drop(volume_id)
+
+    def _renew(self, mount: SupervisedMount, wanted: MountSpec) -> None:
+        """Bring a live mount to what is wanted, as far as that is possible without a remount."""
+        present = mount.spec
+        fixed = FIXED if wanted.read_only == present.read_only else (*FIXED, *BY_READ_ONLY)
+        unknown = () if wanted.used_bytes is not None else ("used_bytes", "used_files")
+        unchanged: dict[str, Any] = {name: getattr(present, name) for name in (*fixed, *unknown)}
+        renewed = replace(
+            wanted,
+            **unchanged,
+            group=_group(present, wanted),
+            capacity_bytes=max(present.capacity_bytes, wanted.capacity_bytes),
+            source=with_credentials(wanted.source, credentials_of(wanted.source) or credentials_of(present.source)),
+        )
+        if renewed == present:
+            return
+        mount.renew(renewed)
+        self.handles.renew(mount.request.volume_id, renewed)
+        filled = replace(present, used_bytes=renewed.used_bytes, used_files=renewed.used_files)
+        self._tell(mount, insist=renewed != filled)
+
+    def _tell(self, mount: SupervisedMount, *, insist: bool) -> None:
+        """Have the running server take the present specification; for what it can't take, another one replaces it.
+
+        So does one for a server that does not answer or understand. A server that is just starting was started with
+        what is old, and is waited for. insist: else what changed is not worth all that.
+        """
+        volume = mount.request.volume_id
+        end = time.monotonic() + REPLACED_S
+        while True:
+            answer = _told(mount)
+            if answer.get("ok") is True:
+                if later := answer.get("later"):
+                    log.info(
+                        "a server that can show new settings replaces one",
+                        extra=fields(volume=volume, of=str(later)[:TOLD_LENGTH]),
+                    )
+                    mount.replace_server()
+                return
+            if not insist or mount.end_server():
+                return
+            if time.monotonic() >= end:
+                log.warning("no server could be told what changed", extra=fields(volume=volume))
+                return
+            time.sleep(REPLACED_POLL_S)
+
+    def _stop(self, mount: SupervisedMount, *, force: bool) -> None:
+        mount.expect_end(0)
+        try:
+            answer = _patiently(Path(mount.spec.state_dir), {"op": "flush"})
+        except NotAnswering as error:
+            self._stop_silent(mount, error, force=force)
+            return
+        try:
+            if answer["ok"] is not True and not force:
+                raise MountFailed(_reasons(answer))
+            self._unmount(mount.spec.mountpoint, force=force)
+        except DatastoreError as error:
+            mount.cancel_end()
+            raise Unsent(f"volume {mount.request.volume_id} stays mounted: {error}") from error
+        if not mount.expect_end(ENDED_TIMEOUT_S):
+            mount.kill()
+
+    def _unmount(self, mountpoint: str, *, force: bool) -> None:
+        """A server may not by itself (S-215). Without force not what is in use for long. Errors: MountFailed."""
+        if force:
+            self._commands.unmount_all(mountpoint)
+            return
+        end = time.monotonic() + BUSY_S
+        while True:
+            try:
+                self._commands.unmount(mountpoint)
+                return
+            except MountFailed:
+                if time.monotonic() >= end:
+                    raise
+            time.sleep(REPLACED_POLL_S)
+
+    def _stop_silent(self, mount: SupervisedMount, error: DatastoreError, *, force: bool) -> None:
+        """A server that does not answer: it is being replaced, or it hangs."""
+        if not force:
+            mount.cancel_end()
+            raise Unsent(f"volume {mount.request.volume_id} stays mounted for now: {error}")
+        mount.kill()
+
+    def _clear(self, volume_id: str, mountpoint: str) -> None:
+        """Whatever is left of an earlier mount: a supervisor that lost its mount, a mount that lost its supervisor."""
+        mount = self._mounts.get(volume_id)
+        if mount is not None:
+            mount.kill()
+            self._ended(mount)
+        self.handles.drop(volume_id)
+        if mountpoint:
+            self._commands.unmount_all(mountpoint)
+
+
+def _told(mount: SupervisedMount) -> Answer:
+    """What the server says to the present specification; {} when it does not answer."""
+    request = {"op": "settings", "spec": mount.spec.to_json()}  # with keys: never to be logged
+    try:
+        return controlclient.ask(Path(mount.spec.state_dir), request, RENEW_TIMEOUT_S)
+    except NotAnswering:
+        return {}
+
+
+def _reasons(answer: Answer) -> str:
+    """Why a server could not do as it was told; whatever it says."""
+    told = answer.get("errors")
+    return "; ".join(map(str, told))[:TOLD_LENGTH] if isinstance(told, list) and told else "no reason given"
+
+
+def _patiently(state_dir: Path, request: dict[str, object]) -> Answer:
+    """Ask a server that may just be replaced; one that hangs is told by a small question. Errors: NotAnswering."""
+    end = time.monotonic() + REPLACED_S
+    while True:
+        try:
+            controlclient.brief_status(state_dir, ALIVE_TIMEOUT_S)
+            return controlclient.ask(state_dir, request, STOP_TIMEOUT_S)
+        except NotAnswering:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(REPLACED_POLL_S)
+
+
+def _group(present: MountSpec, wanted: MountSpec) -> int | None:
+    if present.group is None or wanted.group in {None, present.group}:
+        return wanted.group if present.group is None else present.group
+    raise Refused(
+        f"{present.name} is mounted on this node for pods with fsGroup {present.group}; this pod has {wanted.group}."
+        " Give the pods of a volume the same fsGroup"
+    )
+
+
+def _forget(state_dir: Path) -> None:
+    """Remove a state directory in which nothing waits to be sent."""
+    try:
+        if any((state_dir / "staging").iterdir()):
+            return
+    except FileNotFoundError:
+        return
+    remove_tree(state_dir)
+    if state_dir.exists():
+        log.warning("a state directory stays", extra=fields(directory=state_dir))

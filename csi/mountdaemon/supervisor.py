@@ -1,0 +1,290 @@
+"""One mount with its supervisor process, and what happens when that dies.
+
+The supervisor (python -m datastore.fuse) replaces its server by itself; here a supervisor that died is replaced by one
+which adopts the descriptors. Only an asked-for end unmounts. Threads: start, renew and end are called under the
+volume's lock (daemon.py); one thread waits for the process.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from datastore import ourprocess
+from datastore.api.mountspec import MountSpec
+from datastore.errors import DatastoreError, MountFailed
+from datastore.logs import fields
+
+from .. import frames
+from ..errors import error_named
+from ..handle import MountHandle
+from .cgroups import Cgroup, limit_of
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 35.0
+"""The supervisor gives its server 30 s to probe the storage (5 s of it) and to recover what an earlier one left."""
+GUARD_TIMEOUT_S = 10.0
+GONE_TIMEOUT_S = 10.0
+REAP_TIMEOUT_S = 2.0
+BACKOFF_FIRST_S, BACKOFF_LAST_S = 0.1, 5.0
+MAX_LINE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountRequest:
+    """What is to be mounted. ephemeral: an inline volume of a pod."""
+
+    volume_id: str
+    spec: MountSpec
+    ephemeral: bool = False
+
+
+class SupervisedMount:
+    """States: started -> serving (and again, after the supervisor's death) -> ended."""
+
+    def __init__(self, request: MountRequest, cgroup: Cgroup, ended: Callable[[SupervisedMount], None]) -> None:
+        self.request = request
+        self._cgroup = cgroup
+        self._ended = ended
+        self._process: subprocess.Popen[bytes] | None = None
+        self._guard: socket.socket | None = None
+        self._stop = threading.Event()
+        self._launched = threading.Event()
+        """It was, or could not be."""
+        self.over = threading.Event()
+        self.handle: MountHandle | None = None
+
+    @property
+    def spec(self) -> MountSpec:
+        """What it is mounted with at present."""
+        return self.request.spec
+
+    @property
+    def supervisor_pid(self) -> int:
+        """0 when no supervisor runs just now."""
+        process = self._process
+        return process.pid if process is not None and process.poll() is None else 0
+
+    def start(self, handle: MountHandle | None = None) -> MountHandle:
+        """Mount, or go on with the mount of a handle, which is ours then: as soon as a supervisor can be started.
+
+        Errors: what the supervisor reported; with a handle only that nobody could watch over it.
+        """
+        watcher = threading.Thread(target=self._watch, name=f"supervisor-{self.request.volume_id[-24:]}", daemon=True)
+        _begin(watcher)  # first: a supervisor without one would be nobody's
+        try:
+            if handle is None:
+                self.handle = self._launch(None)
+            else:
+                self.handle = handle
+                self._relaunch(0.0)
+        finally:
+            self._launched.set()
+        return self.handle
+
+    def renew(self, spec: MountSpec) -> None:
+        """This specification for the servers to come. The present one is told by its control socket."""
+        self.request = replace(self.request, spec=spec)
+        self._cgroup.raise_to(limit_of(spec.memory_bytes))
+        if self.handle is not None:
+            self.handle = replace(self.handle, spec=spec)
+        if self._guard is not None:
+            with suppress(DatastoreError):  # the next supervisor is started with it
+                frames.send(self._guard, {"spec": spec.to_json()})
+
+    def end_server(self) -> bool:
+        """Kill the server; the supervisor, if it lives, replaces it by one with the present specification.
+
+        False: there is none, or one that does not serve yet.
+        """
+        pid = server_pid(self.spec)
+        if pid:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            _reap(pid)
+        return pid != 0
+
+    def replace_server(self) -> None:
+        """Have the supervisor put a server with the present specification in the place of the one that serves.
+
+        It does so in order: who reads and writes sees a short pause. Where the kernel can't hand requests over (before
+        Linux 6.9), the old one serves on.
+        """
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGUSR2)
+
+    def expect_end(self, timeout_s: float = GONE_TIMEOUT_S) -> bool:
+        """The server was asked to stop: wait for its supervisor; True when it is gone."""
+        self._stop.set()
+        return self.over.wait(timeout_s)
+
+    def cancel_end(self) -> None:
+        """It does not stop after all: watch over it again."""
+        self._stop.clear()
+
+    def kill(self) -> None:
+        """End supervisor and server at once; nothing is unmounted, and nobody replaces them."""
+        self._stop.set()
+        # The supervisor first: it would replace the server. A server that it has just started ends without it.
+        if self._process is not None:
+            _end_group(self._process)
+        self.end_server()
+        self.over.wait(GONE_TIMEOUT_S)
+
+    def _launch(self, handle: MountHandle | None) -> MountHandle:
+        self._cgroup.make()
+        state_dir = Path(self.spec.state_dir)
+        try:
+            state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            log_path = state_dir / "supervisor.log"
+            process, ours = ourprocess.start("datastore.fuse", "--guard", log_path=log_path, piped=True)
+        except OSError as error:
+            raise MountFailed(f"the system starts no supervisor: {error}") from error
+        deadline = threading.Timer(START_TIMEOUT_S, _end_group, (process,))
+        try:
+            _begin(deadline)
+            # Before it is told anything, so that the server which it starts is born there.
+            self._cgroup.add(process.pid)
+            self._process, self._guard = process, ours
+            return self._converse(process, ours, handle)
+        except BaseException:
+            _end_group(process)
+            process.wait()
+            ours.close()
+            raise
+        finally:
+            deadline.cancel()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with suppress(BrokenPipeError):
+                        pipe.close()
+
+    def _converse(
+        self, process: subprocess.Popen[bytes], guard: socket.socket, handle: MountHandle | None
+    ) -> MountHandle:
+        if handle is None:
+            frames.send(guard, {"adopt": None})
+        else:
+            frames.send(guard, {"adopt": handle.negotiated}, (handle.device_fd,))
+            frames.send(guard, {"opens": True}, (handle.opens_fd,))
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(BrokenPipeError):  # it ended early; what it said about that is read next
+            process.stdin.write(self.spec.to_json().encode())
+            process.stdin.close()
+        answer = _parsed(process.stdout.readline(MAX_LINE_BYTES))
+        if answer.get("ready") is not True:
+            said = answer.get("error") or f"the supervisor gave no answer; see supervisor.log in {self.spec.state_dir}"
+            raise error_named(str(answer.get("kind", "MountFailed")), str(said))
+        if handle is not None:
+            return handle
+        message, (device_fd,) = frames.receive(guard, GUARD_TIMEOUT_S)
+        try:
+            _, (opens_fd,) = frames.receive(guard, GUARD_TIMEOUT_S)
+        except BaseException:
+            os.close(device_fd)  # else who uses the mount would wait for ever
+            raise
+        return MountHandle(
+            volume_id=self.request.volume_id,
+            spec=self.spec,
+            ephemeral=self.request.ephemeral,
+            negotiated=message["mounted"],
+            device_fd=device_fd,
+            opens_fd=opens_fd,
+        )
+
+    def _watch(self) -> None:
+        """Until the mount ends: replace a supervisor that died."""
+        self._launched.wait()
+        if self.handle is None:
+            return
+        pause_s = 0.0
+        while True:
+            process = self._process
+            code = process.wait() if process is not None else None
+            if code == 0 or self._stop.is_set():
+                break
+            if code is not None:
+                log.error("a supervisor died; it is replaced", extra=fields(volume=self.request.volume_id, code=code))
+            self.end_server()
+            if self._stop.wait(pause_s):
+                break
+            pause_s = self._relaunch(pause_s)
+        self._finish()
+
+    def _relaunch(self, pause_s: float) -> float:
+        """Seconds to wait before the next try, if this supervisor dies as well."""
+        try:
+            self._launch(self.handle)
+        except DatastoreError as error:
+            log.error("a supervisor could not start", extra=fields(volume=self.request.volume_id, error=error))
+        return min(max(BACKOFF_FIRST_S, pause_s * 2), BACKOFF_LAST_S)
+
+    def _finish(self) -> None:
+        if self._guard is not None:
+            self._guard.close()
+        if self.handle is not None:
+            self.handle.close()
+        self._cgroup.remove()
+        self.over.set()
+        self._ended(self)
+
+
+def _begin(thread: threading.Thread) -> None:
+    """Errors: MountFailed."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise MountFailed(f"the system starts no thread: {error}") from error
+
+
+def server_pid(spec: MountSpec) -> int:
+    """The pid of a mount's server by the file that its supervisor writes, if that is one; else 0.
+
+    The server may write that file too. It is believed of a process that was started as the server of this mount.
+    """
+    try:
+        with (Path(spec.state_dir) / "mount.json").open("rb") as file:
+            pid = int(json.loads(file.read(MAX_LINE_BYTES))["serverPid"])
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return 0
+    ours = b"datastore.fuse" in command and b"--server" in command and os.fsencode(spec.state_dir) in command
+    return pid if ours else 0
+
+
+def _reap(pid: int) -> None:
+    """Wait for a server that lost its supervisor: the first process of a container inherits it. Bounded."""
+    end = time.monotonic() + REAP_TIMEOUT_S
+    with suppress(ChildProcessError):
+        while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < end:
+            time.sleep(0.01)
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill the supervisor; it leads a session, and its servers lead others."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(line)
+    except ValueError:
+        return {}
+    if not isinstance(answer, dict):
+        raise MountFailed("the supervisor spoke no JSON object")
+    return answer

@@ -1,0 +1,286 @@
+"""The whole logs of pods, written into a Datastore that they have mounted: `spec.logs` of a TrainingJob.
+
+A pod asks for it with a downwardAPI volume named VOLUME; the kubelet writes its files below the pod's directory, where
+no container changes them. Only a pod's own log goes into only a Datastore that this very pod has mounted through us,
+so whoever may run a pod gains nothing by asking. Nothing is asked of the API server, and nothing runs in the pod.
+
+The log of a container is in /var/log/pods/NAMESPACE_POD_UID/CONTAINER/0.log, in the CRI's format: time, stream, P or F
+(a part of a line, or its end), text (kubernetes/design-proposals-archive, "kubelet-cri-logging").
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import logging
+import os
+import re
+import stat
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from datastore.api.names import LOGS_VOLUME
+from datastore.api.volumecontext import DRIVER, VolumeHandle
+from datastore.errors import InvalidManifest
+from datastore.logs import fields
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 2.0
+THREADS = 512
+"""Pods whose logs are written at the same time, each by one of them: more than a node has (the kubelet allows 110
+unless told otherwise), so that nobody waits for another's slow storage."""
+FINISH_S = 60.0
+"""How long the end of a pod waits for the rest of its log."""
+CHUNK_BYTES = 1 << 20
+WISH_BYTES = 4096
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_UID = re.compile(r"[0-9a-f-]{1,64}")
+
+
+class PodLogs:
+    """All pods of this node that ask for it. pods: the kubelet's directories; logs: /var/log/pods; notes: ours."""
+
+    def __init__(self, pods: Path, logs: Path, notes: Path) -> None:
+        self._pods, self._logs, self._notes = pods, logs, notes
+        self._followed: dict[str, _Follower] = {}
+        self._working: dict[str, Future[None]] = {}
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="pod-logs")
+
+    def look(self) -> None:
+        """Write what is new of every log, each in a thread of its own; again every INTERVAL_S."""
+        there = {path.parents[2].name: path for path in self._pods.glob(f"*/volumes/*downward-api/{LOGS_VOLUME}")}
+        with self._lock:
+            for uid in [each for each in self._followed if not (self._pods / each).is_dir()]:
+                if self._done(uid):
+                    del self._working[uid]
+                    self._pool.submit(self._followed.pop(uid).close)
+                    (self._notes / uid).unlink(missing_ok=True)
+            for uid, wish in there.items():
+                follower = self._follower(uid, wish)
+                if self._done(uid):
+                    self._working[uid] = self._pool.submit(follower.copy)
+
+    def close(self) -> None:
+        """End its threads; what is not written is, by the next plugin."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def finish(self, target: str) -> None:
+        """Write the rest of a pod's log, before the volume at this path of it goes; waits FINISH_S at most.
+
+        The kubelet may have taken the pod's other volumes away already, and what it asked for with them.
+        """
+        uid = os.path.relpath(target, self._pods).split(os.sep)[0]
+        wish = self._pods / uid / "volumes" / "kubernetes.io~downward-api" / LOGS_VOLUME
+        with self._lock:
+            if uid == ".." or not (uid in self._followed or wish.is_dir()):
+                return
+            follower = self._follower(uid, wish)
+            follower.ending = True
+            earlier = self._working.get(uid)
+        try:
+            if earlier is not None:
+                earlier.result(FINISH_S)
+            with self._lock:
+                if self._done(uid):
+                    self._working[uid] = self._pool.submit(follower.end)
+                last = self._working[uid]
+            last.result(FINISH_S)
+        except TimeoutError:
+            log.warning("a pod's log is not whole: its storage does not answer", extra=fields(pod=uid))
+
+    def _done(self, uid: str) -> bool:
+        return uid not in self._working or self._working[uid].done()
+
+    def _follower(self, uid: str, wish: Path) -> _Follower:
+        if uid not in self._followed:
+            self._followed[uid] = _Follower(self._pods / uid, wish, self._logs, self._notes / uid)
+        return self._followed[uid]
+
+
+class _Wish(NamedTuple):
+    """What a pod asked for. directory: of the kubelet's files of its log; path: of the copy, in the Datastore."""
+
+    directory: Path
+    datastore: str
+    path: str
+
+
+class _Follower:
+    """The log of one pod. One thread at a time. ending: its containers have ended, and only end() writes."""
+
+    def __init__(self, pod: Path, wish: Path, logs: Path, note: Path) -> None:
+        self._pod, self._wish, self._logs, self._note = pod, wish, logs, note
+        self.ending = False
+        self._wished: _Wish | None = None
+        self._source: int | None = None
+        self._target: int | None = None
+        self._rest = b""
+        self._refused = ""
+        self._ended = False
+
+    def end(self) -> None:
+        """Write the rest, and no more afterwards."""
+        if not self._ended:
+            self._copy()
+        self._ended = True
+        self.close()
+
+    def copy(self) -> None:
+        """Write what is new. What goes wrong is logged once, and tried again."""
+        if not self.ending:
+            self._copy()
+
+    def _copy(self) -> None:
+        try:
+            if self._target is None:
+                self._begin()
+            if self._source is not None:
+                self._follow()
+            self._refused = ""
+        except (OSError, ValueError, InvalidManifest) as error:
+            if str(error) != self._refused:
+                self._refused = str(error)
+                log.warning("a pod's log is not written", extra=fields(pod=self._pod.name, reason=error))
+
+    def close(self) -> None:
+        """Let the storage have all of it."""
+        for descriptor in (self._source, self._target):
+            if descriptor is not None:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+        self._source = self._target = None
+
+    def _begin(self) -> None:
+        """Find the log and the file, and go on behind what was written, by us or by a plugin before us."""
+        wished = self._read_wish()
+        current = wished.directory / "0.log"
+        if not current.exists():
+            return  # it has not started
+        target = _open_below(self._mount(wished.datastore), wished.path)
+        try:
+            size = os.fstat(target).st_size
+            if not self._note.exists():
+                self._note.parent.mkdir(parents=True, exist_ok=True)
+                self._note.write_text(str(size))
+            written = max(0, size - int(self._note.read_text()))
+            source = os.open(current, os.O_RDONLY | os.O_CLOEXEC)
+            self._rest = b""
+            for chunk in _earlier(wished.directory, os.fstat(source).st_ino):
+                written = _write(target, chunk, written)
+            while data := os.read(source, CHUNK_BYTES):
+                written = _write(target, self._text_of(data), written)
+        except BaseException:
+            os.close(target)
+            raise
+        self._source, self._target = source, target
+
+    def _follow(self) -> None:
+        assert self._source is not None
+        assert self._target is not None
+        current = self._read_wish().directory / "0.log"
+        while True:
+            while data := os.read(self._source, CHUNK_BYTES):
+                _write(self._target, self._text_of(data), 0)
+            try:
+                found = current.stat()
+            except FileNotFoundError:
+                return
+            if found.st_ino == os.fstat(self._source).st_ino:
+                return
+            # The kubelet has begun a new file; what was written to the old one meanwhile comes first.
+            while data := os.read(self._source, CHUNK_BYTES):
+                _write(self._target, self._text_of(data), 0)
+            os.close(self._source)
+            self._source = os.open(current, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _read_wish(self) -> _Wish:
+        """Read once: its files may go before the log is whole. They are the pod's word, so they are checked."""
+        if self._wished is None:
+            namespace, name, uid = _text(self._wish / "namespace"), _text(self._wish / "pod"), self._pod.name
+            if not (_NAME.fullmatch(namespace) and _NAME.fullmatch(name) and _UID.fullmatch(uid)):
+                raise ValueError("its names are no names of a pod")
+            index = _text(self._wish / "index")
+            if not index.isdigit():
+                raise ValueError("its index is no number")
+            match json.loads(_text(self._wish / "wanted")):
+                case {"datastore": str(datastore), "path": str(path)}:
+                    directory = self._logs / f"{namespace}_{name}_{uid}" / "main"
+                    self._wished = _Wish(directory, datastore, f"{path}-{index}.log")
+                case _:
+                    raise ValueError("it does not say which Datastore and path it wants")
+        return self._wished
+
+    def _mount(self, datastore: str) -> Path:
+        """Where this pod has a Datastore mounted. Errors: ValueError."""
+        for found in self._pod.glob("volumes/kubernetes.io~csi/*/vol_data.json"):
+            about = json.loads(found.read_text())
+            if about.get("driverName") != DRIVER:
+                continue
+            with contextlib.suppress(InvalidManifest):
+                if VolumeHandle.parse(about["volumeHandle"]).name == datastore:
+                    return found.parent / "mount"
+        raise ValueError(f"the pod has no volume of ours of Datastore {datastore}")
+
+    def _text_of(self, data: bytes) -> bytes:
+        """What the container wrote, of lines of the CRI; a line that is not whole yet waits."""
+        whole, _, self._rest = (self._rest + data).rpartition(b"\n")
+        return b"".join(_plain(line) for line in whole.split(b"\n")) if whole else b""
+
+
+def _plain(line: bytes) -> bytes:
+    parts = line.split(b" ", 3)
+    if len(parts) < 3:
+        return b""
+    return (parts[3] if len(parts) > 3 else b"") + (b"" if parts[2].startswith(b"P") else b"\n")
+
+
+def _earlier(directory: Path, current: int) -> Iterator[bytes]:
+    """What the kubelet has put aside of a log, the oldest first. current: the inode of what is open already."""
+    for path in sorted(directory.glob("0.log.*")):
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            if os.fstat(file.fileno()).st_ino == current:
+                continue
+            for line in file:
+                yield _plain(line.rstrip(b"\n"))
+
+
+def _write(target: int, data: bytes, skipped: int) -> int:
+    """Write all but the first `skipped` bytes; how many are still to be skipped."""
+    left = memoryview(data)[skipped:]
+    while left:
+        left = left[os.write(target, left) :]
+    return max(0, skipped - len(data))
+
+
+def _text(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.read(WISH_BYTES).decode().strip()
+
+
+def _open_below(mount: Path, path: str) -> int:
+    """A file for appending, made with its directories. No link of the Datastore leads out of it. Errors: OSError."""
+    *directories, name = [part for part in path.split("/") if part]
+    if ".." in (*directories, name) or not os.path.ismount(mount):
+        raise ValueError(f"{path} is no path below a mount")
+    here = os.open(mount, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        for each in directories:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(each, 0o755, dir_fd=here)
+            below = os.open(each, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+            os.close(here)
+            here = below
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        target = os.open(name, flags, 0o644, dir_fd=here)
+    finally:
+        os.close(here)
+    if not stat.S_ISREG(os.fstat(target).st_mode):
+        os.close(target)
+        raise ValueError(f"{path} is no file")
+    return target

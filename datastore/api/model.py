@@ -1,0 +1,464 @@
+"""Model, ModelVersion, ModelExport and Serving, `datastore.dev/v1alpha1`: training is saved as versions, and served.
+
+The versions themselves are in a store (docs/MODELS.md), which a laptop reads and writes as well; these objects are the
+cluster's view of it. Like the Datastore (datastore.py) these models are the one source of the CRDs and of the pages of
+docs/reference.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from datastore.api.datastore import API_VERSION, ObjectMeta
+from datastore.api.fields import MODEL_PATTERN, AbsolutePath, Alias, DnsName, Flag, Line, ModelName, Part
+from datastore.api.rules import Rule, immutable, rules
+from datastore.api.status import Condition, Count, Timestamp
+from datastore.api.trainingjob import Environment, Label, PodTemplate, Resources, SubPath, Text, Words
+
+MODEL, VERSION_KIND, EXPORT, SERVING = "Model", "ModelVersion", "ModelExport", "Serving"
+DEFAULT_STORE = "models"
+"""The Datastore of a namespace that holds models, unless a Model names another one."""
+MAX_VERSION = 999_999_999
+MAX_REPLICAS = 1000
+DEFAULT_IMAGE = "docker.io/tensorflow/serving:2.19.1"
+DEFAULT_PATH = "/models/model/1"
+"""Where TensorFlow Serving looks for version 1 of the model named "model", which is its own default."""
+DEFAULT_PORTS = {"grpc": 8500, "http": 8501}
+DEFAULT_TARGET_PERCENT = 80
+_WHAT_IT_IS = "it says which bytes this is; make another one for others"
+
+
+Version = Annotated[int, Field(ge=1, le=MAX_VERSION, strict=True)]
+Port = Annotated[int, Field(ge=1, le=65_535, strict=True)]
+Replicas = Annotated[int, Field(ge=0, le=MAX_REPLICAS, strict=True)]
+SomeReplicas = Annotated[int, Field(ge=1, le=MAX_REPLICAS, strict=True)]
+Percent = Annotated[int, Field(ge=1, le=100, strict=True)]
+
+
+def _conditions(*types: str) -> Any:
+    return Field(
+        None,
+        description=f"Conditions in the form of meta/v1: {', '.join(types)}.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"], "maxItems": 32},
+    )
+
+
+class ModelAlias(Part):
+    """What an alias means."""
+
+    name: Alias = Field(description="The alias.")
+    version: Version = Field(description="The version.")
+
+
+Aliases = Annotated[
+    list[ModelAlias],
+    Field(
+        max_length=256,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    ),
+]
+
+
+class ModelSpec(Part):
+    """Where the versions of a model are, and what its aliases mean."""
+
+    model_config = rules(*immutable(optional=("store",), why="it says where the versions are; make another Model"))
+
+    store: DnsName | None = Field(
+        None,
+        description="Datastore of the same namespace that holds the versions. Left out: the one named "
+        f"{DEFAULT_STORE}, which is made on first use from the StorageClass that the administrator marked for models.",
+    )
+    description: Text = Field("", description="What the model is, for people.")
+    aliases: Aliases = Field(
+        default_factory=list,
+        description="Aliases that are moved in the store to these versions, and stay there: a ModelVersion does not "
+        "move them. One that is not listed any more is left where it is.",
+    )
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        names = [each.name for each in self.aliases]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"has the alias {twice[0]} twice in aliases")
+        return self
+
+
+class PinnedVersion(Part):
+    """A version that a Serving names by its number."""
+
+    version: Version = Field(description="The version.")
+    serving: Label = Field(description="Name of the Serving.")
+    uid: Label = Field(description="UID of the Serving.")
+
+
+class ModelStatus(Part):
+    """What is in the store; never part of a manifest."""
+
+    observed_generation: Count | None = Field(None, description="The metadata.generation the controller has acted on.")
+    store: Label | None = Field(None, description="The Datastore that holds the versions.")
+    location: Text | None = Field(None, description="Where that is, as a URL.")
+    latest_version: Count | None = Field(None, description="Number of the newest version.")
+    versions: Count | None = Field(None, description="How many versions there are.")
+    aliases: Aliases | None = Field(None, description="What the aliases mean in the store, as the last Job found them.")
+    served: Annotated[list[PinnedVersion], Field(max_length=256)] | None = Field(
+        None,
+        description="Versions that Servings name by number; the store refuses to delete them.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["uid"]},
+    )
+    conditions: list[Condition] | None = _conditions("Ready", "StoreUpdated")
+
+
+class NamedByLabel(ObjectMeta):
+    """The part of the Kubernetes metadata that matters here; the rest is let through."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: ModelName = Field(description="Name, unique in its namespace.")
+
+
+_NAME_RULE: Rule = {
+    "rule": f"self.metadata.name.size() <= 63 && self.metadata.name.matches('{MODEL_PATTERN}')",
+    "message": "metadata.name must have at most 63 lower-case letters, digits and '-'",
+}
+
+
+class Model(Part):
+    """A model: versions of a directory that is trained again and again."""
+
+    model_config = rules(_NAME_RULE)
+
+    api_version: Literal["datastore.dev/v1alpha1"] = Field(description=API_VERSION)
+    kind: Literal["Model"] = Field(description=MODEL)
+    metadata: NamedByLabel = Field(description="Name, namespace, labels and annotations.")
+    spec: ModelSpec = Field(
+        default_factory=lambda: ModelSpec.model_validate({}), description="Where the versions of a model are."
+    )
+    status: dict[str, Any] | None = Field(
+        None, description="Written by the controller; what a manifest says is ignored."
+    )
+
+    @property
+    def name(self) -> str:
+        """Its name in its namespace."""
+        return self.metadata.name
+
+    @property
+    def store(self) -> str:
+        """spec.store with its default applied."""
+        return self.spec.store or DEFAULT_STORE
+
+
+class DirectoryOfDatastore(Part):
+    """A directory of a Datastore of the same namespace."""
+
+    datastore: DnsName = Field(description="Name of the Datastore.")
+    path: SubPath = Field("", description="Directory below it. Left out: the Datastore itself.")
+
+
+class VersionOrigin(Part):
+    """Which training a version comes from, as the launcher says it."""
+
+    training_job: Label = Field("", description="Name of the TrainingJob.")
+    training_job_uid: Label = Field("", alias="trainingJobUID", description="Its UID.")
+    image_digest: Label = Field("", description="Digest of the image that ran.")
+    command: Words = Field(default_factory=list, description="The command that ran.")
+
+
+class ModelVersionSpec(Part):
+    """What becomes a version, or which version of the store this is. Exactly one of from and version."""
+
+    model_config = rules(
+        {
+            "rule": "has(self.from) != has(self.version)",
+            "message": "set exactly one of from (save that directory) and version (one that the store has)",
+        },
+        *immutable("model", optional=("from", "version", "force", "aliases", "labels"), why=_WHAT_IT_IS),
+    )
+
+    model: ModelName = Field(description="Name of the Model; one is made if there is none.")
+    source: DirectoryOfDatastore | None = Field(
+        None, alias="from", description="The directory that is saved, as `datastore model save` does it."
+    )
+    version: Version | None = Field(
+        None, description="A version that the store has already, saved by a laptop or another cluster."
+    )
+    force: Flag = Field(False, description="Make a version even of the same bytes as the newest one.")
+    labels: Annotated[dict[str, Label], Field(max_length=64)] = Field(
+        default_factory=dict, description="Labels in the version's manifest; they never change."
+    )
+    aliases: Annotated[list[Alias], Field(max_length=16)] = Field(
+        default_factory=list,
+        description="Aliases that are moved to the version once, when it is saved; but none that the Model lists.",
+    )
+    origin: VersionOrigin | None = Field(None, description="Which training it comes from.")
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.source is None) == (self.version is None):
+            raise ValueError("must have exactly one of from (save that directory) and version (one that the store has)")
+        return self
+
+
+class SaveProgress(Part):
+    """How far a save or an export is."""
+
+    phase: Label = Field(description="looking, reading, copying or checking.")
+    files: Count | None = Field(None, description="Files that are done.")
+    files_total: Count | None = Field(None, description="Files in all.")
+    bytes: Count | None = Field(None, description="Bytes that are done.")
+    bytes_total: Count | None = Field(None, description="Bytes in all.")
+    percent: Count | None = Field(None, description="Of the bytes.")
+    eta_seconds: Count | None = Field(None, description="Seconds left, as far as can be said.")
+
+
+VersionPhase = Literal["Pending", "Saving", "Ready", "Failed", "Deleting"]
+
+
+class ModelVersionStatus(Part):
+    """What became of a version; never part of a manifest."""
+
+    observed_generation: Count | None = Field(None, description="The metadata.generation the controller has acted on.")
+    phase: VersionPhase | None = Field(None, description="A summary for people; programs read the conditions.")
+    message: Text | None = Field(None, description="Why it is so, for people.")
+    progress: SaveProgress | None = Field(None, description="How far the save is, while it runs.")
+    version: Count | None = Field(None, description="Its number. That of an older one, if the bytes are the same.")
+    digest: Label | None = Field(None, description="Digest of its files: sha256:...")
+    files: Count | None = Field(None, description="Files in it.")
+    bytes: Count | None = Field(None, description="Bytes in it.")
+    size: Label | None = Field(None, description="The bytes as text for people, e.g. 1.5 GiB.")
+    location: Text | None = Field(None, description="Where its files are, as a URL.")
+    saved: Timestamp | None = Field(None, description="When it was saved.")
+    claim: Label | None = Field(None, description="PersistentVolumeClaim that mounts it read-only.")
+    conditions: list[Condition] | None = _conditions("Ready", "Saved", "Failed")
+
+
+class ModelVersion(Part):
+    """One version of a Model, and a read-only volume of its files."""
+
+    model_config = rules(_NAME_RULE)
+
+    api_version: Literal["datastore.dev/v1alpha1"] = Field(description=API_VERSION)
+    kind: Literal["ModelVersion"] = Field(description=VERSION_KIND)
+    metadata: NamedByLabel = Field(description="Name, namespace, labels and annotations.")
+    spec: ModelVersionSpec = Field(description="What becomes a version, or which version of the store this is.")
+    status: dict[str, Any] | None = Field(
+        None, description="Written by the controller; what a manifest says is ignored."
+    )
+
+    @property
+    def name(self) -> str:
+        """Its name in its namespace."""
+        return self.metadata.name
+
+
+class ExportTarget(Part):
+    """A place in a Datastore of the same namespace where nothing is yet."""
+
+    datastore: DnsName = Field(description="Name of the Datastore.")
+    path: SubPath = Field(
+        min_length=1,
+        description="The new directory, or the new tar file, below it.",
+        json_schema_extra={"minLength": 1},
+    )
+
+
+class ModelExportSpec(Part):
+    """Which version is brought where."""
+
+    model_config = rules(
+        {"rule": "!(has(self.version) && has(self.alias))", "message": "set at most one of version and alias"},
+        *immutable(
+            "model", "to", "format", optional=("version", "alias"), why="an export happens once; make another one"
+        ),
+    )
+
+    model: ModelName = Field(description="Name of the Model.")
+    version: Version | None = Field(None, description="Its version with this number.")
+    alias: Alias | None = Field(
+        None, description="The version that this alias means. Without version and alias: the newest one."
+    )
+    to: ExportTarget = Field(description="Where it is brought.")
+    format: Literal["directory", "tar", "oci"] = Field(
+        "directory", description="The files themselves, one tar file of them, or an OCI image layout."
+    )
+
+    @model_validator(mode="after")
+    def _at_most_one(self) -> Self:
+        if self.version is not None and self.alias is not None:
+            raise ValueError("must have at most one of version and alias")
+        return self
+
+
+ExportPhase = Literal["Pending", "Exporting", "Complete", "Failed"]
+
+
+class ModelExportStatus(Part):
+    """What became of an export; never part of a manifest."""
+
+    observed_generation: Count | None = Field(None, description="The metadata.generation the controller has acted on.")
+    phase: ExportPhase | None = Field(None, description="A summary for people; programs read the conditions.")
+    message: Text | None = Field(None, description="Why it is so, for people.")
+    progress: SaveProgress | None = Field(None, description="How far it is, while it runs.")
+    version: Count | None = Field(None, description="The version that was exported.")
+    digest: Label | None = Field(None, description="Digest of its files: sha256:...")
+    files: Count | None = Field(None, description="Files in it.")
+    bytes: Count | None = Field(None, description="Bytes in it.")
+    size: Label | None = Field(None, description="The bytes as text for people, e.g. 1.5 GiB.")
+    location: Text | None = Field(None, description="Where it is now.")
+    conditions: list[Condition] | None = _conditions("Complete", "Failed")
+
+
+class ModelExport(Part):
+    """A version of a Model, brought once to another place."""
+
+    model_config = rules(_NAME_RULE)
+
+    api_version: Literal["datastore.dev/v1alpha1"] = Field(description=API_VERSION)
+    kind: Literal["ModelExport"] = Field(description=EXPORT)
+    metadata: NamedByLabel = Field(description="Name, namespace, labels and annotations.")
+    spec: ModelExportSpec = Field(description="Which version is brought where.")
+    status: dict[str, Any] | None = Field(
+        None, description="Written by the controller; what a manifest says is ignored."
+    )
+
+    @property
+    def name(self) -> str:
+        """Its name in its namespace."""
+        return self.metadata.name
+
+
+class Autoscaling(Part):
+    """How many pods serve, by their load."""
+
+    model_config = rules(
+        {
+            "rule": "self.minReplicas <= self.maxReplicas",
+            "message": "minReplicas must not be above maxReplicas",
+        }
+    )
+
+    min_replicas: SomeReplicas = Field(1, description="At least so many pods.")
+    max_replicas: SomeReplicas = Field(description="At most so many pods.")
+    target_cpu_percent: Percent = Field(
+        DEFAULT_TARGET_PERCENT,
+        alias="targetCPUPercent",
+        description="Pods are added above this share of the requested processors.",
+    )
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"has minReplicas {self.min_replicas} above maxReplicas {self.max_replicas}")
+        return self
+
+
+class ServingSpec(Part):
+    """Which version is served, by how many pods of which image."""
+
+    model_config = rules(
+        {
+            "rule": "has(self.version) != has(self.alias)",
+            "message": "set exactly one of version and alias",
+        },
+        {
+            "rule": "!(has(self.replicas) && has(self.autoscaling))",
+            "message": "set at most one of replicas and autoscaling",
+        },
+        *immutable("model", why="make another Serving for another model"),
+    )
+
+    model: ModelName = Field(description="Name of the Model.")
+    version: Version | None = Field(None, description="Its version with this number.")
+    alias: Alias | None = Field(
+        None,
+        description="The version that this alias means; when it is moved, the pods are replaced one after the other.",
+    )
+    replicas: Replicas | None = Field(None, description="So many pods. Left out, and without autoscaling: 1.")
+    autoscaling: Autoscaling | None = Field(None, description="As many pods as the load asks for.")
+    image: Line = Field(
+        DEFAULT_IMAGE, description="Image that serves: TensorFlow Serving, or any that speaks gRPC or HTTP."
+    )
+    command: Words | None = Field(None, description="Another command than the image's.")
+    args: Words | None = Field(None, description="Arguments.")
+    env: Environment = Field(default_factory=list, description="Variables of the environment.")
+    protocol: Literal["grpc", "http"] = Field(
+        "grpc", description="What is asked whether a pod is ready: gRPC health checking, or an HTTP GET of healthPath."
+    )
+    port: Port | None = Field(
+        None,
+        description=f"Port on which the image listens. Left out: {DEFAULT_PORTS['grpc']} for grpc, "
+        f"{DEFAULT_PORTS['http']} for http, as TensorFlow Serving has them.",
+    )
+    health_path: AbsolutePath = Field("/", description="What is asked for with protocol http.")
+    health_service: Label = Field("", description="The service that is asked for with protocol grpc.")
+    path: AbsolutePath = Field(
+        DEFAULT_PATH, description="Where the version is mounted, read-only; the default is TensorFlow Serving's."
+    )
+    resources: Resources | None = Field(None, description="What each pod gets.")
+    template: PodTemplate | None = Field(None, description="What the pods have besides.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.version is None) == (self.alias is None):
+            raise ValueError("must have exactly one of version and alias")
+        if self.replicas is not None and self.autoscaling is not None:
+            raise ValueError("must have at most one of replicas and autoscaling")
+        return self
+
+    @property
+    def listens(self) -> int:
+        """spec.port with its default applied."""
+        return self.port or DEFAULT_PORTS[self.protocol]
+
+
+class ServingPod(Part):
+    """What one pod really serves."""
+
+    name: Label = Field(description="Name of the pod.")
+    version: Count | None = Field(None, description="The version that it has mounted.")
+    digest: Label | None = Field(None, description="Digest of that version: sha256:...")
+    ready: Flag = Field(False, description="It answers.")
+
+
+ServingPhase = Literal["Pending", "Rolling", "Ready", "Degraded", "Failed"]
+
+
+class ServingStatus(Part):
+    """What is served; never part of a manifest."""
+
+    observed_generation: Count | None = Field(None, description="The metadata.generation the controller has acted on.")
+    phase: ServingPhase | None = Field(None, description="A summary for people; programs read the conditions.")
+    message: Text | None = Field(None, description="Why it is so, for people.")
+    version: Count | None = Field(None, description="The version that is to be served.")
+    digest: Label | None = Field(None, description="Its digest.")
+    replicas: Count | None = Field(None, description="Pods that there are.")
+    ready_replicas: Count | None = Field(None, description="Pods that answer.")
+    endpoint: Text | None = Field(None, description="Name and port of the Service.")
+    pods: Annotated[list[ServingPod], Field(max_length=MAX_REPLICAS)] | None = Field(
+        None,
+        description="What each pod really serves.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    conditions: list[Condition] | None = _conditions("Ready", "Progressing", "Degraded")
+
+
+class Serving(Part):
+    """A version of a Model behind one address."""
+
+    model_config = rules(_NAME_RULE)
+
+    api_version: Literal["datastore.dev/v1alpha1"] = Field(description=API_VERSION)
+    kind: Literal["Serving"] = Field(description=SERVING)
+    metadata: NamedByLabel = Field(description="Name, namespace, labels and annotations.")
+    spec: ServingSpec = Field(description="Which version is served, by how many pods of which image.")
+    status: dict[str, Any] | None = Field(
+        None, description="Written by the controller; what a manifest says is ignored."
+    )
+
+    @property
+    def name(self) -> str:
+        """Its name in its namespace."""
+        return self.metadata.name

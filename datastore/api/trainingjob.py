@@ -1,0 +1,667 @@
+"""The TrainingJob, `datastore.dev/v1alpha1`: a user's image and command, on one machine or many, with Datastores as
+directories. The same file runs on a laptop (`datastore job submit --local`) and in a cluster.
+
+Like the Datastore (datastore.py) these models are the one source of the CRD and of docs/reference/trainingjob.md.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+
+from datastore.api.datastore import API_VERSION, ObjectMeta
+from datastore.api.fields import AbsolutePath, DnsName, Flag, Line, ModelName, Part, matches
+from datastore.api.rules import immutable, rules
+from datastore.api.status import Condition, Count, Timestamp
+from datastore.units import QUANTITY_PATTERN, exact_quantity
+
+KIND = "TrainingJob"
+RoleName = Literal["master", "ps", "worker", "evaluator"]
+ROLES: tuple[RoleName, ...] = ("master", "ps", "worker", "evaluator")
+MAX_NAME = 51
+"""A pod is NAME-ROLE-INDEX, which is its host name, too, and has at most 63 letters: 51 + len("-evaluator-0")."""
+MAX_SCHEDULED_NAME = 40
+"""A run of a schedule is NAME-YYMMDDHHMM."""
+MAX_REPLICAS = 1000
+MAX_GPUS = 8192
+MAX_WORDS = 256
+_MAX_SECONDS = (1 << 31) - 1
+"""As in batch/v1: int32, 68 years."""
+CONDITION_TYPES = (
+    "DatastoresReady",
+    "Running",
+    "Suspended",
+    "Succeeded",
+    "Failed",
+    "ResourcesFreed",
+    "Saved",
+    "Starved",
+)
+DEFAULT_BACKOFF_LIMIT = 6
+DEFAULT_EVALUATOR_GRACE_S = 600
+DEFAULT_START_DEADLINE_S = 600
+_NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"
+_ENV_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
+_SUB_PATH_PATTERN = r"^([^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*)?$"
+
+
+def _name(value: str) -> str:
+    if not matches(_NAME_PATTERN, value) or len(value) > MAX_NAME:
+        raise ValueError(
+            f"must have at most {MAX_NAME} lower-case letters, digits and '-', for it names hosts; not {value[:64]!r}"
+        )
+    return value
+
+
+def _environment_name(value: str) -> str:
+    if not matches(_ENV_PATTERN, value) or len(value) > 256:
+        raise ValueError("must be the name of a variable: letters, digits and '_'")
+    return value
+
+
+def _sub_path(value: str) -> str:
+    if value.startswith("/") or ".." in value.split("/") or not matches(_SUB_PATH_PATTERN, value):
+        raise ValueError("must be a path below the Datastore: without '/' at its start, and without '..'")
+    return value.strip("/")
+
+
+def _amount(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError("must be a quantity such as 2, 500m or 4Gi")
+    if exact_quantity(value) < 0:
+        raise ValueError("must not be negative")
+    return str(value)
+
+
+def _path_of_job(value: object) -> object:
+    if isinstance(value, str) and not value.startswith("/"):
+        raise ValueError(f"must be an absolute path, as the job sees it, such as /data; not {value[:64]!r}")
+    return value
+
+
+def _schedule(value: str) -> str:
+    # What the fields may hold is checked by who knows cron (datastore.training.schedule); this is their number.
+    if len(value.split()) != 5:
+        raise ValueError("must be five fields: minute hour day month weekday, such as '0 3 * * 1'")
+    return value
+
+
+def _bounded(pattern: str = "", *, most: int, least: int = 0) -> WithJsonSchema:
+    limits = {"maxLength": most, **({"minLength": least} if least else {}), **({"pattern": pattern} if pattern else {})}
+    return WithJsonSchema({"type": "string", **limits})
+
+
+def _anything(value: Any) -> Any:
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise ValueError("must be a mapping of fields, as in a pod")
+    return value
+
+
+Amount = Annotated[
+    str,
+    BeforeValidator(_amount),
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "pattern": QUANTITY_PATTERN.replace("[+-]?", "[+]?", 1),
+            "x-kubernetes-int-or-string": True,
+            "maxLength": 64,
+        }
+    ),
+]
+JobName = Annotated[str, AfterValidator(_name), _bounded(_NAME_PATTERN, most=MAX_NAME)]
+Text = Annotated[str, _bounded(most=65_536)]
+Label = Annotated[str, _bounded(most=253)]
+SubPath = Annotated[str, AfterValidator(_sub_path), _bounded(_SUB_PATH_PATTERN, most=1024)]
+PathOfJob = Annotated[AbsolutePath, BeforeValidator(_path_of_job)]
+EnvironmentName = Annotated[str, AfterValidator(_environment_name), _bounded(_ENV_PATTERN, most=256, least=1)]
+Schedule = Annotated[str, AfterValidator(_schedule), _bounded(most=128)]
+AsInAPod = Annotated[
+    dict[str, Any],
+    BeforeValidator(_anything),
+    WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True}),
+]
+
+
+Replicas = Annotated[int, Field(ge=0, le=MAX_REPLICAS, strict=True)]
+Gpus = Annotated[int, Field(ge=0, le=MAX_GPUS, strict=True)]
+AllGpus = Annotated[int, Field(ge=1, le=MAX_GPUS, strict=True)]
+GpusPerTask = Annotated[int, Field(ge=1, le=64, strict=True)]
+Times = Annotated[int, Field(ge=0, le=1000, strict=True)]
+WholeSeconds = Annotated[int, Field(ge=0, le=_MAX_SECONDS, strict=True)]
+SomeSeconds = Annotated[int, Field(ge=1, le=_MAX_SECONDS, strict=True)]
+
+
+class KeyOf(Part):
+    """One value of a Secret or a ConfigMap of the same namespace."""
+
+    name: DnsName = Field(description="Name of the object.")
+    key: Label = Field(description="Which of its values.")
+    optional: Flag = Field(False, description="Leave the variable out if the object or the key is missing.")
+
+
+class FieldOf(Part):
+    """A field of the pod."""
+
+    field_path: Label = Field(description="Path of the field, e.g. metadata.name.")
+
+
+class EnvironmentSource(Part):
+    """Where the value of a variable comes from. Exactly one of the three."""
+
+    secret_key_ref: KeyOf | None = Field(None, description="A value of a Secret.")
+    config_map_key_ref: KeyOf | None = Field(None, description="A value of a ConfigMap.")
+    field_ref: FieldOf | None = Field(None, description="A field of the pod.")
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if sum(each is not None for each in (self.secret_key_ref, self.config_map_key_ref, self.field_ref)) != 1:
+            raise ValueError("must have exactly one of secretKeyRef, configMapKeyRef, fieldRef")
+        return self
+
+
+class EnvironmentVariable(Part):
+    """A variable of the command's environment, as in a container."""
+
+    name: EnvironmentName = Field(description="Name of the variable.")
+    value: Text | None = Field(
+        None, description="Its value; $(OTHER) stands for a variable before it, $$(OTHER) for that text."
+    )
+    value_from: EnvironmentSource | None = Field(None, description="Where its value comes from.")
+
+    @model_validator(mode="after")
+    def _not_both(self) -> Self:
+        if self.value is not None and self.value_from is not None:
+            raise ValueError("must not have both value and valueFrom")
+        return self
+
+
+Environment = Annotated[list[EnvironmentVariable], Field(max_length=256)]
+Words = Annotated[list[Text], Field(max_length=MAX_WORDS)]
+
+
+class Resources(Part):
+    """What one replica gets, as in a container. GPUs have a field of their own."""
+
+    requests: Annotated[dict[str, Amount], Field(max_length=32)] = Field(
+        default_factory=dict, description="What is set aside for it: cpu, memory, ephemeral-storage."
+    )
+    limits: Annotated[dict[str, Amount], Field(max_length=32)] = Field(
+        default_factory=dict,
+        description="What it can't exceed; on a laptop where cgroups can be written, which `get` tells.",
+    )
+
+
+class Toleration(Part):
+    """A taint of nodes that is no obstacle, as in a pod."""
+
+    key: Label | None = Field(None, description="Key of the taint; left out: all.")
+    operator: Literal["Exists", "Equal"] | None = Field(None, description="How the value is compared.")
+    value: Label | None = Field(None, description="Value of the taint.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        None, description="Effect of the taint; left out: all."
+    )
+    toleration_seconds: WholeSeconds | None = Field(None, description="How long NoExecute is tolerated.")
+
+
+class PullSecret(Part):
+    """A Secret with which images are pulled."""
+
+    name: DnsName = Field(description="Name of the Secret.")
+
+
+class PodTemplate(Part):
+    """What the pods have besides. It means nothing on a laptop.
+
+    serviceAccountName, hostNetwork, a securityContext and volumes of hostPath are refused unless the administrator
+    allows them: who may create TrainingJobs may run pods in that namespace, no more.
+    """
+
+    labels: Annotated[dict[str, Label], Field(max_length=64)] = Field(
+        default_factory=dict, description="Labels of the pods and of their Jobs, e.g. for Kueue."
+    )
+    annotations: Annotated[dict[str, Text], Field(max_length=64)] = Field(
+        default_factory=dict, description="Annotations of the pods and of their Jobs, e.g. for Volcano."
+    )
+    node_selector: Annotated[dict[str, Label], Field(max_length=64)] = Field(
+        default_factory=dict, description="Labels that a node must have."
+    )
+    tolerations: Annotated[list[Toleration], Field(max_length=32)] = Field(
+        default_factory=list, description="Taints of nodes that are no obstacle."
+    )
+    affinity: AsInAPod | None = Field(None, description="Affinity, as in a pod.")
+    image_pull_secrets: Annotated[list[PullSecret], Field(max_length=16)] = Field(
+        default_factory=list, description="Secrets with which the image is pulled."
+    )
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
+        None, description="When the image is pulled; left out: as the cluster does."
+    )
+    priority_class_name: DnsName | None = Field(None, description="PriorityClass of the pods.")
+    scheduler_name: DnsName | None = Field(
+        None, description="Scheduler of the pods, e.g. volcano, which then does the gang scheduling itself."
+    )
+    runtime_class_name: DnsName | None = Field(None, description="RuntimeClass of the pods, e.g. nvidia.")
+    volumes: Annotated[list[AsInAPod], Field(max_length=32)] = Field(
+        default_factory=list, description="More volumes, as in a pod."
+    )
+    volume_mounts: Annotated[list[AsInAPod], Field(max_length=32)] = Field(
+        default_factory=list, description="Where they are mounted, as in a container."
+    )
+    security_context: AsInAPod | None = Field(None, description="Security context of the container, as in a pod.")
+    service_account_name: DnsName | None = Field(None, description="ServiceAccount of the pods.")
+    host_network: Flag = Field(False, description="Use the network of the node.")
+
+
+class Role(Part):
+    """The replicas of one role; what is left out is as spec says."""
+
+    replicas: Replicas | None = Field(
+        None,
+        description="How many. Left out: 1 where the role is named; a master is there, too, unless it is given 0.",
+    )
+    image: Line | None = Field(None, description="Another image than spec.image.")
+    command: Words | None = Field(None, description="Another command than spec.command.")
+    args: Words | None = Field(None, description="Other arguments than spec.args.")
+    env: Environment = Field(default_factory=list, description="More variables; they win over spec.env.")
+    resources: Resources | None = Field(None, description="Other resources than spec.resources.")
+    gpus: Gpus | None = Field(None, description="GPUs of each replica.")
+    template: PodTemplate | None = Field(
+        None, description="More of the pods; its fields win over those of spec.template."
+    )
+
+
+class Roles(Part):
+    """How many processes of which kind. ps 0 and worker 0 is a single machine."""
+
+    master: Role | None = Field(
+        None, description="The chief: one, or none (replicas: 0), when worker 0 does its part. Left out: one."
+    )
+    ps: Role | None = Field(None, description="Parameter servers. Left out: none.")
+    worker: Role | None = Field(None, description="Workers. Left out: none.")
+    evaluator: Role | None = Field(
+        None, description="One process beside the training that evaluates its checkpoints. Left out: none."
+    )
+
+
+class MountedDatastore(Part):
+    """A Datastore, and the directory that the code expects."""
+
+    name: DnsName = Field(description="Name of the Datastore, in the same namespace.")
+    path: PathOfJob = Field(description="Absolute path of the directory; two can't have the same.")
+    read_only: Flag = Field(False, description="Refuse every change.")
+    sub_path: SubPath = Field("", description="Show only this directory of the Datastore; it is made if missing.")
+
+
+class PlaceInDatastore(Part):
+    """A directory of one of the job's Datastores."""
+
+    datastore: DnsName = Field(description="Name of a Datastore of spec.datastores.")
+    path: SubPath = Field("", description="Directory below it. Left out: the Datastore itself.")
+
+
+class TensorBoard(PlaceInDatastore):
+    """Where the event files are, and which image shows them."""
+
+    image: Line | None = Field(
+        None,
+        description="Image that has TensorBoard, for a cluster. Left out: the job's, as TensorFlow's images have it.",
+    )
+
+
+class Save(Part):
+    """Which directory becomes a version of which model when the job has succeeded."""
+
+    model: ModelName = Field(description="Name of the Model.")
+    source: PathOfJob = Field(alias="from", description="The directory, as the code sees it.")
+
+
+_WHAT_RUNS = "it says what runs; make another TrainingJob, or delete this one first"
+_FIXED = (
+    "framework",
+    "image",
+    "command",
+    "args",
+    "workingDir",
+    "datastores",
+    "gpus",
+    "gpusPerTask",
+    "success",
+    "restart",
+)
+
+
+_NO_FRAMEWORK = (
+    "framework is missing: with several processes it says what they are told about each other, and none where that is "
+    "nothing"
+)
+
+
+def _count_rule(role: str, left_out: int) -> str:
+    """How many replicas of a role there are. left_out: where the role is not named."""
+    place = f"self.roles.{role}"
+    return f"(!has({place}) ? {left_out} : !has({place}.replicas) ? 1 : {place}.replicas)"
+
+
+def _spec_rules() -> list[dict[str, str]]:
+    processes = [_count_rule("master", 1), *(_count_rule(role, 0) for role in ("ps", "evaluator"))]
+    workers = f"(has(self.gpus) ? 0 : {_count_rule('worker', 0)})"
+    return [
+        {
+            "rule": "has(self.framework) || "
+            "((!has(self.gpus) || !has(self.gpusPerTask) || self.gpus <= self.gpusPerTask) && "
+            f"(!has(self.roles) || {' + '.join(processes)} + {workers} <= 1))",
+            "message": _NO_FRAMEWORK,
+        },
+        {
+            "rule": "has(self.gpus) == has(self.gpusPerTask)",
+            "message": "gpus (in all) and gpusPerTask belong together",
+        },
+        {
+            "rule": "!has(self.gpus) || !has(self.roles) || "
+            "((!has(self.roles.master) || !has(self.roles.master.gpus)) && "
+            "(!has(self.roles.worker) || (!has(self.roles.worker.gpus) && !has(self.roles.worker.replicas))))",
+            "message": "gpus and gpusPerTask say how many workers there are and what each gets; leave out "
+            "roles.worker.replicas and the gpus of master and worker",
+        },
+        {
+            "rule": "!has(self.roles) || !has(self.roles.master) || !has(self.roles.master.replicas) || "
+            "self.roles.master.replicas <= 1",
+            "message": "there is one master at most",
+            "fieldPath": ".roles.master.replicas",
+        },
+        {
+            "rule": "!has(self.roles) || !has(self.roles.evaluator) || !has(self.roles.evaluator.replicas) || "
+            "self.roles.evaluator.replicas <= 1",
+            "message": "there is one evaluator at most",
+            "fieldPath": ".roles.evaluator.replicas",
+        },
+        {
+            "rule": "!has(self.tensorboard) || (has(self.datastores) && "
+            "self.datastores.exists(each, each.name == self.tensorboard.datastore))",
+            "message": "tensorboard.datastore must be one of datastores",
+        },
+        {
+            "rule": "!has(self.logs) || (has(self.datastores) && "
+            "self.datastores.exists(each, each.name == self.logs.datastore && !(has(each.readOnly) && each.readOnly)))",
+            "message": "logs.datastore must be one of datastores that is not readOnly",
+        },
+        *immutable(optional=_FIXED, why=_WHAT_RUNS),
+    ]
+
+
+def _without_default(schema: dict[str, Any]) -> None:
+    """The API server fills in nothing, so that who has forgotten the field is told."""
+    del schema["default"]
+
+
+class TrainingJobSpec(Part):
+    """What runs, on which data, and what counts as its end."""
+
+    model_config = rules(*_spec_rules())
+
+    framework: Literal["tensorflow", "pytorch", "jax", "mxnet", "mpi", "none"] = Field(
+        "none",
+        json_schema_extra=_without_default,
+        description="What the processes are told about each other: tensorflow (TF_CONFIG), pytorch (MASTER_ADDR, RANK, "
+        "PET_*), jax (JAX_*), mxnet (DMLC_*), mpi (a host file; the master runs mpirun), none. Left out: none, "
+        "where there is one process.",
+    )
+    image: Line | None = Field(
+        None, description="Container image. Needed in a cluster and with --container; else a laptop's own programs run."
+    )
+    command: Annotated[list[Text], Field(min_length=1, max_length=256)] | None = Field(
+        None,
+        description="The command, not run in a shell; $(NAME) stands for a variable of env, $$ for a $. Left out: the "
+        "image's own, where the image is run.",
+    )
+    args: Words | None = Field(None, description="Arguments after the command.")
+    env: Environment = Field(default_factory=list, description="More variables of the environment.")
+    working_dir: PathOfJob | None = Field(
+        None,
+        description="Directory in which the command starts. Left out: the image's. On a laptop without containers the "
+        "directory from which the job is submitted is shown here, unless there is one of this name.",
+    )
+    roles: Roles = Field(
+        default_factory=lambda: Roles.model_validate({}),
+        description="How many processes of which kind. Left out: one master, that is a single machine.",
+    )
+    resources: Resources | None = Field(None, description="What each replica gets.")
+    gpus: AllGpus | None = Field(
+        None,
+        description="GPUs of master and workers together, split into tasks of gpusPerTask: 100 by 8 are 13 tasks, "
+        "12 of 8 and one of 4, which the master gets.",
+    )
+    gpus_per_task: GpusPerTask | None = Field(None, description="Most GPUs of one task: as many as a machine has.")
+    gpu_resource: Label = Field("nvidia.com/gpu", description="What GPUs are called in the cluster.")
+    template: PodTemplate | None = Field(None, description="What the pods of all roles have besides.")
+    datastores: Annotated[list[MountedDatastore], Field(max_length=32)] = Field(
+        default_factory=list,
+        description="Datastores and their directories. The job waits until they are Ready, and says so.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["path"]},
+    )
+    success: Literal["chief", "allWorkers"] | None = Field(
+        None,
+        description="When the job has succeeded: the chief (the master, else worker 0) has, or master and all workers "
+        "have. An evaluator is waited for. Left out: chief for tensorflow and mpi, else allWorkers.",
+    )
+    restart: Literal["replica", "all"] | None = Field(
+        None,
+        description="What starts again when a replica ends with an exit code of 128 and above or its node is lost: "
+        "that replica (parameter servers), or all (collectives). Left out: replica for none and for tensorflow with "
+        "ps, else all. Lower exit codes fail the job.",
+    )
+    backoff_limit: Times = Field(
+        DEFAULT_BACKOFF_LIMIT, description="How often something is started again until the job has failed."
+    )
+    active_deadline_seconds: SomeSeconds | None = Field(
+        None, description="Longest time from the start until the job has failed. A suspension sets it back."
+    )
+    evaluator_grace_seconds: WholeSeconds = Field(
+        DEFAULT_EVALUATOR_GRACE_S,
+        description="How long the evaluator may go on after the training has succeeded; then it is ended, and the job "
+        "has succeeded.",
+    )
+    ttl_seconds_after_finished: WholeSeconds | None = Field(
+        None, description="How long a finished job is left before it is deleted with its logs. Left out: for ever."
+    )
+    suspend: Flag = Field(False, description="Run nothing: a running job is stopped, and goes on when this is unset.")
+    schedule: Schedule | None = Field(
+        None,
+        description="Run again and again, at these times (cron: minute hour day month weekday): each run is a "
+        "TrainingJob of its own, named after its time. One at a time; a time that comes while one runs is left out.",
+    )
+    time_zone: Label = Field("UTC", description="Time zone of schedule, e.g. Europe/Berlin.")
+    gang: Flag = Field(
+        False,
+        description="All or nothing: no process starts before all can. A job that can't start within "
+        "startDeadlineSeconds gives back what it was waiting with (condition Starved), and is tried again.",
+    )
+    start_deadline_seconds: SomeSeconds = Field(
+        DEFAULT_START_DEADLINE_S, description="How long a gang waits at a time until all of it can start."
+    )
+    tensorboard: TensorBoard | None = Field(
+        None, description="Run a TensorBoard over this directory while the job runs."
+    )
+    logs: PlaceInDatastore | None = Field(
+        None, description="Keep the whole log of each replica here, as NAME/ROLE-INDEX.log."
+    )
+    save: Save | None = Field(None, description="Save this directory as a version of a Model on success.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for check in (self._gpus, self._one_of_each, self._places, self._processes):
+            check()
+        return self
+
+    def _gpus(self) -> None:
+        if (self.gpus is None) != (self.gpus_per_task is None):
+            raise ValueError("must have both or neither of gpus (in all) and gpusPerTask")
+        master, worker = self.roles.master, self.roles.worker
+        said = (master and master.gpus is not None) or (
+            worker and (worker.gpus is not None or worker.replicas is not None)
+        )
+        if self.gpus is not None and said:
+            raise ValueError(
+                "has gpus and gpusPerTask, which say how many workers there are and what each gets: leave out "
+                "roles.worker.replicas and the gpus of master and worker"
+            )
+        if self.gpus is not None and self.gpus_per_task and math.ceil(self.gpus / self.gpus_per_task) > MAX_REPLICAS:
+            raise ValueError(f"splits gpus into more than {MAX_REPLICAS} tasks: raise gpusPerTask")
+
+    def _one_of_each(self) -> None:
+        for name in ("master", "evaluator"):
+            role: Role | None = getattr(self.roles, name)
+            if role and (role.replicas or 0) > 1:
+                raise ValueError(f"has roles.{name}.replicas {role.replicas}: there is one {name} at most")
+
+    def _places(self) -> None:
+        seen: dict[str, str] = {}
+        for each in self.datastores:
+            path = "/" + each.path.strip("/")
+            if path == "/":
+                raise ValueError(f"mounts Datastore {each.name} at /; choose a directory below it")
+            if path in seen:
+                raise ValueError(f"mounts two Datastores at {path}: {seen[path]} and {each.name}")
+            seen[path] = each.name
+        names = [each.name for each in self.datastores]
+        writable = [each.name for each in self.datastores if not each.read_only]
+        for field, place, among in (("tensorboard", self.tensorboard, names), ("logs", self.logs, writable)):
+            if place and place.datastore not in among:
+                what = "spec.datastores" + (" that are not readOnly" if place.datastore in names else "")
+                raise ValueError(f"has {field}.datastore {place.datastore}, which is not one of {what}")
+
+    def _processes(self) -> None:
+        several = sum(replicas_of(self, name) for name in ROLES) > 1
+        if several and "framework" not in self.model_fields_set:
+            raise ValueError(_NO_FRAMEWORK.replace("framework is missing:", "has no framework:", 1))
+        if self.roles.master and self.roles.master.replicas == 0 and not replicas_of(self, "worker"):
+            raise ValueError("has neither a master nor a worker: nothing would run")
+        needed = [name for name in ROLES if replicas_of(self, name) and not self.command and not self.image]
+        without = [name for name in needed if not (role_of(self, name).command or role_of(self, name).image)]
+        if without:
+            raise ValueError(f"has neither a command nor an image for {without[0]}")
+
+
+def role_of(spec: TrainingJobSpec, name: str) -> Role:
+    """What is said of a role; an empty one where nothing is."""
+    found: Role | None = getattr(spec.roles, name)
+    return found or Role.model_validate({})
+
+
+def replicas_of(spec: TrainingJobSpec, name: str) -> int:
+    """How many replicas a role has, the split of spec.gpus applied."""
+    role: Role | None = getattr(spec.roles, name)
+    if role is not None and role.replicas is not None:
+        return role.replicas
+    if name == "worker" and spec.gpus is not None and spec.gpus_per_task:
+        tasks = math.ceil(spec.gpus / spec.gpus_per_task)
+        return tasks - replicas_of(spec, "master")
+    return 1 if role is not None or name == "master" else 0
+
+
+class JobMeta(ObjectMeta):
+    """The part of the Kubernetes metadata that matters here; the rest is let through."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: JobName = Field(description="Name of the TrainingJob, unique in its namespace.")
+
+
+class RoleStatus(Part):
+    """How many replicas of a role are in which state."""
+
+    role: RoleName = Field(description="The role.")
+    replicas: Count = Field(description="How many there are.")
+    active: Count = Field(0, description="How many run.")
+    succeeded: Count = Field(0, description="How many ended with exit code 0.")
+    failed: Count = Field(0, description="How many ended with another one.")
+
+
+Phase = Literal["Pending", "Running", "Restarting", "Suspended", "Scheduled", "Succeeded", "Failed"]
+
+
+class TrainingJobStatus(Part):
+    """What the launcher found; never part of a manifest."""
+
+    observed_generation: Count | None = Field(None, description="The metadata.generation the launcher has acted on.")
+    phase: Phase | None = Field(None, description="A summary for people; programs read the conditions.")
+    message: Text | None = Field(None, description="Why it is so, for people.")
+    start_time: Timestamp | None = Field(None, description="When its processes were first started.")
+    completion_time: Timestamp | None = Field(None, description="When it succeeded or failed.")
+    freed_seconds: float | None = Field(
+        None,
+        description="Seconds from the end of the training until nothing of it ran.",
+        json_schema_extra={"type": "number"},
+    )
+    restarts: Count | None = Field(None, description="How often something was started again.")
+    roles: list[RoleStatus] | None = Field(
+        None,
+        description="The replicas, by role.",
+        json_schema_extra={
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["role"],
+            "maxItems": 16,
+        },
+    )
+    evidence: Label | None = Field(
+        None, description="Name of the object that has exit codes, times, the ends of the logs and the resources used."
+    )
+    tensorboard: Text | None = Field(
+        None, description="Where TensorBoard is served, or how it is reached, while it runs."
+    )
+    model_version: Label | None = Field(None, description="Name of the ModelVersion that `save` made.")
+    last_run: Label | None = Field(None, description="The newest TrainingJob that the schedule made.")
+    next_run: Timestamp | None = Field(None, description="When the schedule makes the next one.")
+    conditions: list[Condition] | None = Field(
+        None,
+        description=f"Conditions in the form of meta/v1: {', '.join(CONDITION_TYPES)}.",
+        json_schema_extra={
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["type"],
+            "maxItems": 32,
+        },
+    )
+
+
+class TrainingJob(Part):
+    """A training that only sees directories, on one machine or many."""
+
+    model_config = rules(
+        {
+            "rule": f"self.metadata.name.size() <= {MAX_NAME} && self.metadata.name.matches('{_NAME_PATTERN}')",
+            "message": f"metadata.name must have at most {MAX_NAME} lower-case letters, digits and '-', "
+            "for it names hosts",
+        },
+        {
+            "rule": f"!has(self.spec.schedule) || self.metadata.name.size() <= {MAX_SCHEDULED_NAME}",
+            "message": f"with a schedule metadata.name must have at most {MAX_SCHEDULED_NAME} letters: "
+            "its runs add a time",
+        },
+    )
+
+    api_version: Literal["datastore.dev/v1alpha1"] = Field(description=API_VERSION)
+    kind: Literal["TrainingJob"] = Field(description=KIND)
+    metadata: JobMeta = Field(description="Name, namespace, labels and annotations.")
+    spec: TrainingJobSpec = Field(description="What runs, on which data, and what counts as its end.")
+    status: dict[str, Any] | None = Field(None, description="Written by the launcher; what a manifest says is ignored.")
+
+    @model_validator(mode="after")
+    def _room_for_times(self) -> Self:
+        if self.spec.schedule is not None and len(self.name) > MAX_SCHEDULED_NAME:
+            raise ValueError(
+                f"has a schedule: then metadata.name must have at most {MAX_SCHEDULED_NAME} letters, "
+                "its runs add a time"
+            )
+        return self
+
+    @property
+    def name(self) -> str:
+        """Its name in its namespace."""
+        return self.metadata.name
+
+    @property
+    def namespace(self) -> str:
+        """Its namespace."""
+        return self.metadata.namespace

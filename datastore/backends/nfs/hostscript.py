@@ -1,0 +1,509 @@
+"""What makes, changes and takes away exports on an NFS host. Sent there by ssh.py and run by the host's own Python.
+
+It stands alone: the standard library of Python 3.8 or later, `exportfs`, `xfs_quota` and `rm`. A request is one JSON
+document on standard input and its answer one on standard output; no shell and no command line ever sees a value of it.
+
+Of each Datastore there is, below the export root, one directory NAMESPACE_NAME_UID that only root enters:
+
+    owner.json      for whom it was made, its number (project id of the quota, and fsid), its export options
+    data/           what is exported, with the quota
+
+and one file /etc/exports.d/datastore-UID.exports. A directory is made under another name and then renamed, so it is
+there as a whole or not at all; what an interrupted run left is removed by the next one. What is not marked as this
+Datastore's is never touched, and no symbolic link is followed below the root.
+Sources: exports(5), exportfs(8), xfs_quota(8), ioctl_xfs_fsgetxattr(2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    JSON = dict[str, Any]
+
+EXPORTS = Path("/etc/exports.d")
+EXPORT_TABLE = Path("/var/lib/nfs/etab")
+SERVER_THREADS = Path("/proc/fs/nfsd/threads")
+LOCK = ".datastore.lock"
+UNFINISHED, PROBE, DELETED, ARCHIVED, CLIENTS = ".new_", ".datastore.probe-", ".deleted_", "archived_", ".clients_"
+MARK = "owner.json"
+MARK_BYTES = 4096
+COMMAND_S = 6.0
+LEFT_S = 1.5
+"""Of the time of a request, what is left for the rest of it."""
+BLOCK = 4096
+FEWEST_FILES = 65536
+"""A file takes at least a block of the quota, but for empty ones: those are bounded by this and one for each block."""
+NOBODY = 65534
+_DIRECTORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,250}")
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
+_PLAIN = re.compile(rb"[A-Za-z0-9/._-]")
+# linux/fs.h: struct fsxattr is xflags, extsize, nextents, projid, cowextsize, 8 bytes.
+_FSXATTR = struct.Struct("=IIIII8s")
+_GET_XATTR, _SET_XATTR, _INHERIT = 0x801C581F, 0x401C5820, 0x200
+
+
+class Refused(Exception):
+    """kind: a class of datastore.errors; the text is for a person."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+class Place:
+    """The export root and one Datastore's directory in it. Made from a request; close it by `with`."""
+
+    def __init__(self, request: JSON) -> None:
+        self.directory: str = request["directory"]
+        self.uid: str = request["uid"]
+        if not _DIRECTORY.fullmatch(self.directory) or not _WORD.fullmatch(self.uid):
+            raise Refused("InvalidRequest", f"no name of a directory: {self.directory[:300]!r}")
+        given: str = request["root"]
+        try:
+            self.root = os.open(given, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise Refused("InvalidRequest", f"root {given}: {error.strerror}; make it, owned by root") from None
+        found = os.fstat(self.root)
+        if found.st_uid != 0 or found.st_mode & 0o022:
+            raise Refused("InvalidRequest", f"root {given} must belong to root, and nobody else may write to it")
+        self.until = time.monotonic() + request["limit_s"]
+        self.path = os.readlink(f"/proc/self/fd/{self.root}")
+        self.exports = EXPORTS / f"datastore-{self.uid}.exports"
+
+    def __enter__(self) -> Place:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.root)
+
+    def open(self, *names: str) -> int | None:
+        """A directory below the root, by one name after another; None: not there. A link or a file is refused."""
+        opened = os.dup(self.root)
+        try:
+            for name in names:
+                below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=opened)
+                os.close(opened)
+                opened = below
+        except OSError as error:
+            os.close(opened)
+            if error.errno == errno.ENOENT:
+                return None
+            where = "/".join((self.path, *names))
+            raise Refused("InvalidRequest", f"{where} is no directory of ours: {error.strerror}") from None
+        return opened
+
+    def mark(self, directory: str) -> JSON | None:
+        """For whom a directory was made; None: it has no mark that can be read. Errors: Refused when it is none."""
+        opened = self.open(directory)
+        if opened is None:
+            return None
+        try:
+            return _read(opened, MARK)
+        finally:
+            os.close(opened)
+
+    def owned(self, directory: str) -> JSON | None:
+        """The mark of a directory that is this Datastore's; None: not there. Errors: Refused for one of others."""
+        with _closing(self.open(directory)) as opened:
+            if opened is None:
+                return None
+            mark = _read(opened, MARK)
+        if mark is None or mark.get("uid") != self.uid:
+            whose = "has no mark of ours" if mark is None else "belongs to another Datastore"
+            raise Refused("AlreadyExists", f"{self.path}/{directory} {whose}; it stays as it is")
+        return mark
+
+    def marks(self) -> Iterator[JSON]:
+        """Of every directory below the root that has one."""
+        for name in os.listdir(self.root):
+            if name.startswith("."):
+                continue
+            with contextlib.suppress(Refused):
+                mark = self.mark(name)
+                if mark is not None:
+                    yield {**mark, "directory": name}
+
+
+def ensure(request: JSON) -> JSON:
+    """Make the directory, its quota and its export; what is so already stays.
+
+    made: it was there before, so that its absence is an error: its disk may not be mounted.
+    """
+    with Place(request) as place, _locked(place):
+        _sweep(place)
+        mark = place.owned(place.directory)
+        wanted = {name: request[name] for name in ("uid", "namespace", "name", "class", "options")}
+        if mark is None:
+            if request["made"]:
+                text = f"{place.path}/{place.directory} is gone: is its disk mounted? It is not made anew"
+                raise Refused("NotFound", text)
+            mark = _make(place, request, {**wanted, "number": _number(place), "exported": True})
+        elif mark != {**mark, **wanted, "exported": True}:
+            mark = _note(place, {**mark, **wanted, "exported": True})
+        with _closing(place.open(place.directory, "data")) as data:
+            if data is None:
+                raise Refused("NotFound", f"{place.path}/{place.directory}/data is gone; restore it")
+            if request["quota"] and not _limited(os.fstatvfs(data), request["capacity"]):
+                _limit(place, mark["number"], request["capacity"])
+            _export(place, mark, request["clients"])
+            shown = os.fstatvfs(data)
+        answer: JSON = {"path": f"{place.path}/{place.directory}/data"}
+        if request["quota"] and request["capacity"]:
+            if not _limited(shown, request["capacity"]):
+                raise Refused("InvalidRequest", _no_quota(place))
+            # The directory itself is one of its files, and no file of the user's.
+            answer["files"] = max(0, shown.f_files - shown.f_ffree - 1)
+            answer["bytes"] = (shown.f_blocks - shown.f_bfree) * shown.f_frsize
+        return answer
+
+
+def release(request: JSON) -> JSON:
+    """Take the export away, and then the data as the policy says. done False: call again, there is more to remove."""
+    policy, directory = request["policy"], request["directory"]
+    with Place(request) as place:
+        with _locked(place):
+            _sweep(place)
+            try:
+                mark = place.owned(directory)
+            except Refused as error:
+                if error.kind != "AlreadyExists":
+                    raise
+                return {"done": True, "message": str(error)}
+            if mark is not None:
+                _withdraw(place)
+                _note(place, {**mark, "exported": False})
+            where = f"{place.path}/{directory}"
+            if policy == "Retain" or (policy == "Archive" and mark is None):
+                stays = f"{where}/data stays (reclaimPolicy {policy}), and is not exported any more"
+                return {"done": True, "message": stays if mark else f"{where} is gone already"}
+            if policy == "Archive":
+                os.rename(directory, ARCHIVED + directory, src_dir_fd=place.root, dst_dir_fd=place.root)
+                os.fsync(place.root)
+                return {"done": True, "message": f"{where} was renamed to {place.path}/{ARCHIVED}{directory}"}
+            if mark is not None:
+                os.rename(directory, DELETED + directory, src_dir_fd=place.root, dst_dir_fd=place.root)
+                os.fsync(place.root)
+            else:
+                _withdraw(place)
+        removed = place.owned(DELETED + directory)
+        if removed is None:
+            return {"done": True, "message": f"{where} was removed"}
+        # Beside the lock: it may take long, and nobody else looks for this name.
+        if not _remove(place, DELETED + directory):
+            return {"done": False, "message": f"removing {where}"}
+        if request["quota"]:
+            _limit(place, removed["number"], None)
+        if not any(each.get("class") == removed["class"] for each in place.marks()):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(CLIENTS + removed["class"], dir_fd=place.root)
+        return {"done": True, "message": f"{where} was removed"}
+
+
+def probe(request: JSON) -> JSON:
+    """What a directory here can do. program: the text of datastore/backends/volumeprobe.py."""
+    names: JSON = {"__name__": "volumeprobe"}
+    with Place(request) as place, _locked(place):
+        exec(compile(request["program"], "volumeprobe", "exec"), names)  # noqa: S102  (ours, over our own connection)
+        return {"capabilities": names["capabilities"](Path(place.path))}
+
+
+def _make(place: Place, request: JSON, mark: JSON) -> JSON:
+    """A directory with its quota; renamed when it is whole."""
+    staging = UNFINISHED + place.directory
+    os.mkdir(staging, 0o700, dir_fd=place.root)
+    try:
+        _fill(place, staging, request, mark)
+    except Refused:
+        _remove(place, staging)
+        raise
+    os.rename(staging, place.directory, src_dir_fd=place.root, dst_dir_fd=place.root)
+    os.fsync(place.root)
+    return mark
+
+
+def _fill(place: Place, staging: str, request: JSON, mark: JSON) -> None:
+    with _closing(place.open(staging)) as opened:
+        assert opened is not None, "it was just made"
+        os.mkdir("data", 0o700, dir_fd=opened)
+        with _closing(place.open(staging, "data")) as data:
+            assert data is not None, "it was just made"
+            if request["quota"]:
+                _set_project(place, data, mark["number"])
+                _limit(place, mark["number"], request["capacity"])
+            os.fchown(data, request["owner"], request["group"])
+            os.fchmod(data, request["mode"])
+            os.fsync(data)
+        _write(opened, MARK, mark)
+
+
+def _note(place: Place, mark: JSON) -> JSON:
+    """Write the mark of a directory anew."""
+    with _closing(place.open(place.directory)) as opened:
+        assert opened is not None, "its mark was just read"
+        _write(opened, MARK, mark)
+    return mark
+
+
+def _sweep(place: Place) -> None:
+    """Under the lock nobody makes anything: what has such a name was left by a run that was cut off."""
+    for name in os.listdir(place.root):
+        if name.startswith((UNFINISHED, PROBE)):
+            _remove(place, name)
+
+
+def _number(place: Place) -> int:
+    """Project id and fsid: from the uid, so that it is the same on every try, and one that nobody else has."""
+    taken = {mark.get("number") for mark in place.marks()}
+    texts = [path.read_text(errors="replace") for path in (EXPORT_TABLE, *EXPORTS.glob("*.exports")) if path.exists()]
+    taken |= {int(found) for text in texts for found in re.findall(r"fsid=([0-9]{1,10})\b", text)}
+    number = int.from_bytes(hashlib.sha256(place.uid.encode()).digest()[:4], "big") & 0x3FFFFFFF | 0x40000000
+    while number in taken:
+        number = number % 0x7FFFFFFF + 1
+    return number
+
+
+def _set_project(place: Place, directory: int, number: int) -> None:
+    """What is made in the directory from now on counts for this project."""
+    try:
+        attributes = bytearray(_FSXATTR.size)
+        fcntl.ioctl(directory, _GET_XATTR, attributes)
+        flags, extent, count, _, copied, rest = _FSXATTR.unpack(bytes(attributes))
+        fcntl.ioctl(directory, _SET_XATTR, _FSXATTR.pack(flags | _INHERIT, extent, count, number, copied, rest))
+    except OSError as error:
+        raise Refused("InvalidRequest", f"{_no_quota(place)} ({error.strerror})") from None
+
+
+def _limit(place: Place, number: int, capacity: int | None) -> None:
+    """Let the project hold so many bytes; None: no limit. xfs_quota wants the mount point, and fails with status 0."""
+    mounted = place.path
+    while not os.path.ismount(mounted):
+        mounted = os.path.dirname(mounted)
+    size = _rounded(capacity) if capacity else 0
+    files = size // BLOCK + FEWEST_FILES if capacity else 0
+    done = _run("xfs_quota", "-x", "-c", f"limit -p bhard={size} ihard={files} {int(number)}", mounted)
+    if done.returncode or done.stderr.strip():
+        raise Refused("InvalidRequest", f"{_no_quota(place)}: {_said(done)}")
+
+
+def _limited(shown: os.statvfs_result, capacity: int | None) -> bool:
+    """Whether a directory shows these limits as its size, as XFS does; it can't be told of none."""
+    if not capacity:
+        return False
+    size = _rounded(capacity)
+    return abs(shown.f_blocks * shown.f_frsize - size) <= BLOCK and shown.f_files == size // BLOCK + FEWEST_FILES
+
+
+def _no_quota(place: Place) -> str:
+    return f"root {place.path} is on no XFS mounted with prjquota: mount it so, or set quota: none in the class"
+
+
+def _rounded(capacity: int) -> int:
+    return -(-capacity // BLOCK) * BLOCK
+
+
+def _export(place: Place, mark: JSON, clients: Sequence[str]) -> None:
+    """Have the server serve the directory to these clients and no others.
+
+    Clients are those of the whole class: when they change, the files of all its Datastores do, and the server is told
+    once.
+    """
+    known = CLIENTS + mark["class"]
+    if not _WORD.fullmatch(mark["class"]):
+        raise Refused("InvalidRequest", f"no uid of a StorageClass: {mark['class'][:100]!r}")
+    concerned = [{**mark, "directory": place.directory}]
+    if _read(place.root, known) != {"clients": clients}:
+        concerned = [each for each in place.marks() if each.get("class") == mark["class"] and each.get("exported")]
+    EXPORTS.mkdir(exist_ok=True)
+    changed = False
+    before: dict[Path, str | None] = {}
+    for each in concerned:
+        path, text = EXPORTS / f"datastore-{each['uid']}.exports", _lines(place, each, clients)
+        before[path] = path.read_text() if path.exists() else None
+        if before[path] != text:
+            _replace(path, text)
+            changed = True
+    wanted = set(clients)
+    said = ""
+    if changed or _served(place) != wanted:
+        done = _run("exportfs", "-ra")
+        said = _said(done)
+    if _served(place) != wanted:
+        if before.get(place.exports) is None:
+            place.exports.unlink()
+        raise Refused("InvalidRequest", f"exportfs did not export {place.path}/{place.directory}/data: {said}")
+    _write(place.root, known, {"clients": clients})
+    if not SERVER_THREADS.exists() or SERVER_THREADS.read_text().strip() in ("", "0"):
+        raise Refused("Unreachable", "the NFS server is not running: systemctl start nfs-server")
+
+
+def _lines(place: Place, mark: JSON, clients: Sequence[str]) -> str:
+    path = _escaped(place, mark["directory"])
+    options = f"{mark['options']},fsid={int(mark['number'])}"
+    head = f"# Datastore {mark['namespace']}/{mark['name']}; written by its controller, changes are lost\n"
+    return head + "".join(f"{path} {client}({options})\n" for client in clients)
+
+
+def _escaped(place: Place, directory: str) -> str:
+    """A path as exports(5) has it: octal for what is not plain."""
+    raw = os.fsencode(f"{place.path}/{directory}/data")
+    return "".join(chr(byte) if _PLAIN.match(bytes((byte,))) else f"\\{byte:03o}" for byte in raw)
+
+
+def _served(place: Place) -> set[str]:
+    """The clients that the server's table has of this Datastore: PATH, a tab, CLIENT(OPTIONS); octal for some bytes."""
+    path = os.fsencode(f"{place.path}/{place.directory}/data")
+    found = set()
+    for line in EXPORT_TABLE.read_bytes().splitlines() if EXPORT_TABLE.exists() else []:
+        exported, _, client = line.partition(b"\t")
+        if re.sub(rb"\\([0-7]{3})", lambda code: bytes((int(code[1], 8),)), exported) == path:
+            found.add(os.fsdecode(client.partition(b"(")[0]))
+    return found
+
+
+def _withdraw(place: Place) -> None:
+    """Have the server serve it no longer."""
+    there = place.exports.exists()
+    place.exports.unlink() if there else None
+    if there or _served(place):
+        done = _run("exportfs", "-ra")
+        if _served(place):
+            raise Refused("ServerFault", f"exportfs did not take the export away: {_said(done)}")
+
+
+def _remove(place: Place, name: str) -> bool:
+    """Remove a directory of the root with all that is in it; False: not all of it yet."""
+    limit_s = max(0.5, place.until - time.monotonic() - LEFT_S)
+    try:
+        done = _run("rm", "-rf", "--one-file-system", "--", name, directory=place.root, limit_s=limit_s)
+    except subprocess.TimeoutExpired:
+        return False
+    if done.returncode:
+        raise Refused("ServerFault", f"{place.path}/{name} can't be removed: {_said(done)}")
+    os.fsync(place.root)
+    return True
+
+
+def _run(*words: str, directory: int | None = None, limit_s: float = COMMAND_S) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
+    where = None if directory is None else f"/proc/self/fd/{directory}"
+    passed = () if directory is None else (directory,)
+    try:
+        return subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=environment,
+            cwd=where,
+            pass_fds=passed,
+            timeout=limit_s,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise Refused("InvalidRequest", f"{words[0]} is missing on the NFS host; install it") from None
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> str:
+    return " ".join((done.stderr or done.stdout).split())[:500] or f"status {done.returncode}"
+
+
+@contextlib.contextmanager
+def _locked(place: Place) -> Iterator[None]:
+    """One run at a time below a root. Errors: Refused when another one takes too long."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with _closing(os.open(LOCK, flags, 0o600, dir_fd=place.root)) as opened:
+        assert opened is not None, "it was just opened"
+        while True:
+            try:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > place.until - 2 * LEFT_S:
+                    raise Refused("DeadlineExceeded", f"{place.path} is being worked on by others") from None
+                time.sleep(0.02)
+        yield
+
+
+@contextlib.contextmanager
+def _closing(opened: int | None) -> Iterator[int | None]:
+    try:
+        yield opened
+    finally:
+        if opened is not None:
+            os.close(opened)
+
+
+def _read(directory: int, name: str) -> JSON | None:
+    try:
+        opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    except OSError:
+        return None
+    with open(opened, "rb") as file:
+        try:
+            found = json.loads(file.read())
+        except ValueError:
+            return None
+    return found if isinstance(found, dict) else None
+
+
+def _write(directory: int, name: str, document: JSON) -> None:
+    """As a whole or not at all, and on the disk when it returns."""
+    fresh = f"{name}.new"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(fresh, flags, 0o600, dir_fd=directory), "w") as file:
+        json.dump(document, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(fresh, name, src_dir_fd=directory, dst_dir_fd=directory)
+    os.fsync(directory)
+
+
+def _replace(path: Path, text: str) -> None:
+    """exportfs reads no file whose name begins with a dot."""
+    fresh = path.with_name(f".{path.name}.new")
+    with fresh.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(fresh, path)
+    with _closing(os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)) as opened:
+        assert opened is not None, "it was just opened"
+        os.fsync(opened)
+
+
+def main() -> None:
+    """One request, one answer."""
+    request = json.loads(sys.stdin.buffer.read())
+    # Should the host hang, this ends before whoever asked comes again.
+    signal.alarm(int(request["limit_s"]))
+    os.umask(0o077)
+    try:
+        answer = {"ensure": ensure, "release": release, "probe": probe}[request["operation"]](request)
+    except Refused as error:
+        answer = {"error": error.kind, "message": str(error)}
+    except subprocess.TimeoutExpired as error:
+        answer = {"error": "DeadlineExceeded", "message": f"{error.cmd[0]} takes longer than {error.timeout:.0f} s"}
+    except OSError as error:
+        kind = "OutOfSpace" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "ServerFault"
+        answer = {"error": kind, "message": str(error)}
+    sys.stdout.write(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""The kinds of backends that a cluster serves: what differs between them, in one place.
+
+A kind has the name of its field in the spec. Whoever wants to know something of a kind asks here, so that another one
+is an entry of KINDS and a module of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from datastore.api.datastore import DatastoreSpec
+from datastore.api.endpoints import EndpointPolicy
+from datastore.api.names import volume_name
+from datastore.api.resolve import source_of
+from datastore.api.secretmanifest import SecretManifest, ssh_credentials_from
+from datastore.api.source import GlusterFSLocation, S3Location
+from datastore.backends.base import Backend, Cluster, Identity
+from datastore.backends.classparameters import check_unambiguous, truth
+from datastore.backends.elsewhere import ElsewhereBackend
+from datastore.backends.glusterfs import GlusterFSBackend
+from datastore.backends.nfs import parameters as nfs
+from datastore.backends.nfs.ganesha import GaneshaExport
+from datastore.backends.nfs.hostexport import HostExport
+from datastore.backends.nfs.ssh import HostAddress, Hosts
+from datastore.backends.s3 import S3Backend
+from datastore.backends.stores import Stores
+from datastore.errors import InvalidManifest
+
+Filled = Callable[[str], str]
+"""Fills the variables of a StorageClass's parameter, such as ${pvc.name}. Errors: InvalidManifest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """What a backend is opened with.
+
+    parameters: of its StorageClass, those of this kind alone; class_uid: the class's. policy: of who named its server;
+    None: the administrator did. nodes: addresses of the cluster's nodes (errors: Unreachable: not known yet). made: it
+    was made before, so that data which is not there is missing.
+    """
+
+    identity: Identity
+    spec: DatastoreSpec
+    secret: SecretManifest | None
+    stores: Stores
+    hosts: Hosts
+    cluster: Cluster
+    nodes: Callable[[], Sequence[str]]
+    parameters: Mapping[str, str]
+    class_uid: str
+    policy: EndpointPolicy | None
+    made: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendKind:
+    """One kind.
+
+    name: of its field in the spec. volume: how pods get it: by our CSI driver, as a directory of the node, or by the
+    claim of another driver. credentials: mounts need a Secret, or an identity that is lent. removable: data can be made
+    for a Datastore, so that Delete and Archive mean something; exported: and something is to be undone also where data
+    stays. parameters: what a StorageClass may say of it; from_class makes the field of the spec from them (errors:
+    InvalidManifest); None: a class can't name it. claim: by these parameters, which PersistentVolumeClaim has the data
+    of the Datastore with a uid, for people; '': none of ours. needs_nodes: whether such a class has to know the nodes'
+    addresses. open: errors: InvalidManifest for what the Secret lacks. server: equal for what fails together; None: not
+    to be tried from here.
+    """
+
+    name: str
+    volume: Literal["csi", "hostPath", "claim"]
+    open: Callable[[Opening], Backend]
+    credentials: bool = False
+    removable: bool = False
+    exported: bool = False
+    parameters: frozenset[str] = frozenset()
+    from_class: Callable[[Mapping[str, str], Filled], dict[str, Any]] | None = None
+    needs_nodes: Callable[[Mapping[str, str]], bool] = lambda _: False
+    server: Callable[[Opening], Hashable] = lambda _: None
+    claim: Callable[[Mapping[str, str], str], str] = lambda _parameters, _uid: ""
+
+
+_S3_PARAMETERS = frozenset({"bucket", "prefix", "endpoint", "region", "caBundle", "forcePathStyle", "create"})
+DEFAULT_PREFIX = "${pvc.namespace}/${pvc.name}/"
+
+
+def _s3_location(opening: Opening) -> S3Location:
+    source = source_of(opening.spec, opening.secret)
+    assert isinstance(source, S3Location), "a spec with s3 is one"
+    return source
+
+
+def _open_s3(opening: Opening) -> Backend:
+    location = replace(_s3_location(opening), policy=opening.policy)
+    return S3Backend(location, opening.identity, opening.stores, writable=not opening.spec.read_only)
+
+
+def _s3_from_class(parameters: Mapping[str, str], filled: Filled) -> dict[str, Any]:
+    if "bucket" not in parameters:
+        raise InvalidManifest("bucket is missing")
+    document: dict[str, Any] = {"prefix": DEFAULT_PREFIX, **parameters}
+    check_unambiguous(f"{document['bucket']}/{document['prefix']}")
+    document |= {name: filled(document[name]) for name in ("bucket", "prefix")}
+    return document | {
+        name: truth(name, parameters[name]) for name in ("forcePathStyle", "create") if name in parameters
+    }
+
+
+def _s3_server(opening: Opening) -> Hashable:
+    """Datastores of one bucket and one set of keys fail together, and can do the same."""
+    return replace(_s3_location(opening), prefix="", create=False)
+
+
+def _nfs_from_class(parameters: Mapping[str, str], _filled: Filled) -> dict[str, Any]:
+    nfs.parse(parameters)
+    return {}
+
+
+def _open_nfs(opening: Opening) -> Backend:
+    if opening.spec.nfs is not None and opening.spec.nfs.server is not None:
+        return ElsewhereBackend(source_of(opening.spec, None), "an export that was there before stays as it is")
+    chosen = nfs.parse(opening.parameters)
+    if isinstance(chosen, nfs.GaneshaParameters):
+        capacity = opening.spec.capacity
+        return GaneshaExport(opening.identity, chosen, opening.cluster, opening.nodes, capacity_bytes=capacity)
+    return HostExport(
+        opening.identity,
+        chosen,
+        _nfs_host(opening, chosen),
+        opening.hosts,
+        opening.nodes,
+        capacity_bytes=opening.spec.capacity,
+        class_uid=opening.class_uid,
+        made=opening.made,
+    )
+
+
+def _nfs_host(opening: Opening, chosen: nfs.SSHParameters) -> HostAddress:
+    if opening.secret is None:
+        raise InvalidManifest("secretName and secretNamespace are missing: the Secret with username and ssh-privatekey")
+    credentials = ssh_credentials_from(opening.secret)
+    return HostAddress(host=chosen.host, port=chosen.port, known_hosts=chosen.known_hosts, credentials=credentials)
+
+
+def _nfs_server(opening: Opening) -> Hashable:
+    """Exports below one root fail together, and can do the same."""
+    if opening.spec.nfs is not None and opening.spec.nfs.server is not None:
+        return None
+    chosen = nfs.parse(opening.parameters)
+    if isinstance(chosen, nfs.GaneshaParameters):
+        return None
+    return (_nfs_host(opening, chosen).key, chosen.root)
+
+
+def _glusterfs_location(opening: Opening) -> GlusterFSLocation:
+    source = source_of(opening.spec, None)
+    assert isinstance(source, GlusterFSLocation), "a spec with glusterfs is one"
+    return source
+
+
+def _open_glusterfs(opening: Opening) -> Backend:
+    return GlusterFSBackend(_glusterfs_location(opening))
+
+
+def _glusterfs_server(opening: Opening) -> Hashable:
+    """Volumes of the same servers fail together."""
+    return _glusterfs_location(opening).servers
+
+
+def _nfs_claim(parameters: Mapping[str, str], uid: str) -> str:
+    """Where a server of the cluster has it."""
+    if parameters.get("provisioner") != "ganesha":
+        return ""
+    return f"PersistentVolumeClaim {parameters.get('namespace', '')}/{volume_name(uid)}"
+
+
+def _open_local(opening: Opening) -> Backend:
+    return ElsewhereBackend(source_of(opening.spec, None), "a directory of the node stays as it is")
+
+
+KINDS: Mapping[str, BackendKind] = {
+    kind.name: kind
+    for kind in (
+        BackendKind(
+            name="s3",
+            volume="csi",
+            open=_open_s3,
+            credentials=True,
+            removable=True,
+            parameters=_S3_PARAMETERS,
+            from_class=_s3_from_class,
+            server=_s3_server,
+        ),
+        BackendKind(
+            name="nfs",
+            volume="csi",
+            open=_open_nfs,
+            removable=True,
+            exported=True,
+            parameters=nfs.SSH | nfs.GANESHA,
+            from_class=_nfs_from_class,
+            needs_nodes=nfs.asks_for_nodes,
+            server=_nfs_server,
+            claim=_nfs_claim,
+        ),
+        BackendKind(name="glusterfs", volume="csi", open=_open_glusterfs, server=_glusterfs_server),
+        BackendKind(
+            name="claim",
+            volume="claim",
+            open=lambda _: ElsewhereBackend(None, "the storage of another driver stays as it is"),
+        ),
+        BackendKind(name="local", volume="hostPath", open=_open_local),
+    )
+}

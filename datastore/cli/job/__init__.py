@@ -1,0 +1,1 @@
+"""`datastore job`: TrainingJobs. One file for each verb."""

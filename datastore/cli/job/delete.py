@@ -1,0 +1,28 @@
+"""`datastore job delete NAME ...`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from datastore.cli.arguments import Output
+from datastore.cli.console import Format, note, print_json
+from datastore.cli.job.drivers import DEFAULT, Namespace, complete_jobs
+from datastore.training.launchers import existing
+
+
+def delete_command(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Which.", autocompletion=complete_jobs)],
+    namespace: Namespace = DEFAULT,
+    output: Output = Format.TABLE,
+) -> None:
+    """End TrainingJobs and forget them with their logs; what they wrote to their Datastores stays."""
+    gone = []
+    for name in names:
+        driver, space = existing(name, namespace)
+        driver.delete(name, space)
+        note(f"{name} is deleted")
+        gone.append({"name": name, "namespace": space})
+    if output is Format.JSON:
+        print_json(gone)

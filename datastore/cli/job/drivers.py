@@ -1,0 +1,68 @@
+"""Which launcher a verb means, and the arguments that the verbs share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from datastore.cli.console import note
+from datastore.errors import DatastoreError
+from datastore.training.driver import Observed
+from datastore.training.launchers import Launcher, of_cluster
+from datastore.training.local.driver import LocalDriver
+from datastore.training.local.records import all_directories
+
+
+def complete_jobs(incomplete: str) -> list[str]:
+    """For shell completion: the jobs of this machine."""
+    return sorted({each.name for each in all_directories() if each.name.startswith(incomplete)})
+
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The TrainingJob.", autocompletion=complete_jobs)]
+Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Its namespace. Default: that of kubectl's context.")]
+DEFAULT = ""
+InNamespace = Annotated[
+    str, typer.Option("--namespace", "-n", help="Only this one. Default: all here, and that of kubectl's context.")
+]
+AllNamespaces = Annotated[bool, typer.Option("--all-namespaces", "-A", help="All of the cluster.")]
+
+
+def for_new(local: bool, container: bool) -> Launcher:
+    """Where a new job runs: on this machine if that is said, else in the cluster of kubectl's context.
+
+    Errors: DatastoreError.
+    """
+    if local or container:
+        return LocalDriver(container=container)
+    try:
+        return of_cluster()
+    except DatastoreError as error:
+        raise DatastoreError(
+            f"{error}; to run it on this machine add --local (or --container, for its image)"
+        ) from None
+
+
+def everywhere(namespace: str, all_namespaces: bool) -> list[tuple[Launcher, Observed]]:
+    """All jobs, those of this machine first, each with its driver. A cluster that can't be asked is noted."""
+    local = LocalDriver()
+    found: list[tuple[Launcher, Observed]]
+    found = [(local, each) for each in local.observe_all(namespace or None)]
+    try:
+        cluster = of_cluster()
+    except DatastoreError:
+        return found  # none is configured
+    asked = None if all_namespaces else namespace or cluster.client.namespace
+    try:
+        return found + [(cluster, each) for each in cluster.observe_all(asked)]
+    except DatastoreError as error:
+        note(f"the jobs of the cluster are left out: {error}")
+        return found
+
+
+def as_json(observed: Observed, notes: list[str] | None = None) -> dict[str, Any]:
+    """One job for programs: as the cluster has it, and besides `where`, `evidence` and `notes`."""
+    job = observed.job.model_dump(by_alias=True, exclude_unset=True, mode="json")
+    job["status"] = observed.status.model_dump(by_alias=True, exclude_none=True, mode="json")
+    evidence = observed.evidence.model_dump(by_alias=True, exclude_none=True, mode="json")
+    return {**job, "where": observed.where, "evidence": evidence, **({"notes": notes} if notes else {})}

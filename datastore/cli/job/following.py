@@ -1,0 +1,91 @@
+"""Follow mode: the log lines as they come, the states of the replicas as they change, and one line of progress."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from datastore.cli.console import note, one_line
+from datastore.cli.job.shown import progress
+from datastore.mounting.signals import SignalWatch
+from datastore.training.driver import Driver, LogLine, Observed
+from datastore.training.policy import State
+
+_POLL_S = 0.2
+_QUEUE = 10_000
+"""Lines that wait to be printed; who writes faster waits."""
+
+
+class Detached(Exception):
+    """Ctrl-C: we stop looking, the job goes on."""
+
+
+def follow(driver: Driver, name: str, namespace: str, watch: SignalWatch) -> Observed:
+    """Show a job until it has finished, or is suspended. Errors: Detached; DatastoreError."""
+    lines: queue.Queue[LogLine | None] = queue.Queue(_QUEUE)
+    threading.Thread(target=_read, args=(driver, name, namespace, lines), daemon=True).start()
+    before: dict[str, State] = {}
+    reading = True
+    with _shown() as show:
+        while True:
+            observed = driver.observe(name, namespace)
+            for replica in observed.evidence.replicas:
+                if before.get(replica.name) != replica.state:
+                    code = "" if replica.exit_code is None else f", exit code {replica.exit_code}"
+                    note(f"{replica.name}: {replica.state.value}{code}")
+                    before[replica.name] = replica.state
+            show(progress(observed, datetime.now(UTC)))
+            reading = reading and _print(lines)
+            if observed.finished or observed.status.phase == "Suspended":
+                while reading:
+                    reading = _print(lines, wait=True)
+                return observed
+            if watch.take() is not None:
+                raise Detached
+            watch.wait([], _POLL_S)
+
+
+def print_line(line: LogLine, alone: bool = False) -> None:
+    """One line of a log on standard output; alone: there is only one replica."""
+    sys.stdout.write(f"{line.text}\n" if alone else f"[{line.role}-{line.index}] {line.text}\n")
+
+
+def _read(driver: Driver, name: str, namespace: str, lines: queue.Queue[LogLine | None]) -> None:
+    try:
+        for line in driver.logs(name, namespace, follow=True):
+            lines.put(line)
+    finally:
+        lines.put(None)
+
+
+def _print(lines: queue.Queue[LogLine | None], wait: bool = False) -> bool:
+    """Print what there is; False after the last."""
+    while True:
+        try:
+            line = lines.get(timeout=_POLL_S if wait else 0)
+        except queue.Empty:
+            sys.stdout.flush()
+            return True
+        if line is None:
+            sys.stdout.flush()
+            return False
+        print_line(line)
+
+
+@contextmanager
+def _shown() -> Iterator[Callable[[str], None]]:
+    """What shows the one line: the last of a terminal, or nothing, where each would be one more."""
+    if not (sys.stderr.isatty() and sys.stdout.isatty()):
+        yield lambda text: None
+        return
+    console = Console(stderr=True)
+    with Live(Text(""), console=console, auto_refresh=False, redirect_stdout=True, redirect_stderr=True) as live:
+        yield lambda text: live.update(Text(one_line(text), no_wrap=True, overflow="ellipsis"), refresh=True)

@@ -1,0 +1,20 @@
+"""`datastore job free NAME`."""
+
+from __future__ import annotations
+
+import sys
+
+from datastore.cli.arguments import Output
+from datastore.cli.console import Format, print_json
+from datastore.cli.job.drivers import DEFAULT, Name, Namespace
+from datastore.training.launchers import existing
+
+
+def free_command(name: Name, namespace: Namespace = DEFAULT, output: Output = Format.TABLE) -> None:
+    """End everything of a TrainingJob at once; the job, its logs and its numbers stay."""
+    driver, namespace = existing(name, namespace)
+    seconds = driver.free(name, namespace)
+    if output is Format.JSON:
+        print_json({"name": name, "namespace": namespace, "seconds": round(seconds, 3)})
+    else:
+        sys.stdout.write(f"{name}: nothing of it runs any more, after {seconds:.2f} s\n")

@@ -1,0 +1,29 @@
+"""`datastore job logs NAME [-f] [--role ROLE] [--index N]`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from datastore.api.trainingjob import RoleName
+from datastore.cli.job.drivers import DEFAULT, Name, Namespace
+from datastore.cli.job.following import print_line
+from datastore.training.launchers import existing
+
+
+def logs_command(
+    name: Name,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has finished.")] = False,
+    role: Annotated[RoleName | None, typer.Option("--role", help="Only of this role.")] = None,
+    index: Annotated[int | None, typer.Option("--index", min=0, help="Only of this replica of the role.")] = None,
+    namespace: Namespace = DEFAULT,
+) -> None:
+    """Print what the replicas of a TrainingJob wrote; the same while it runs and after it has ended."""
+    driver, namespace = existing(name, namespace)
+    alone = len(driver.observe(name, namespace).evidence.replicas) == 1 or (role is not None and index is not None)
+    for line in driver.logs(name, namespace, role, index, follow=follow):
+        print_line(line, alone)
+        if follow:
+            sys.stdout.flush()

@@ -1,0 +1,65 @@
+"""`datastore job submit -f FILE --local`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from datastore.api.manifest import load
+from datastore.api.trainingjob import KIND
+from datastore.cli.arguments import Output
+from datastore.cli.console import Format, note, print_json
+from datastore.cli.exitcodes import ExitCode
+from datastore.cli.job.drivers import as_json, for_new
+from datastore.cli.job.following import Detached, follow
+from datastore.mounting.signals import watching
+
+
+def submit_command(
+    file: Annotated[
+        str, typer.Option("--file", "-f", metavar="FILE", help="YAML file with the TrainingJob and its Datastores.")
+    ],
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Which TrainingJob, if the file holds several.")
+    ] = None,
+    local: Annotated[
+        bool, typer.Option("--local", help="Run it on this machine, with this machine's programs.")
+    ] = False,
+    container: Annotated[
+        bool, typer.Option("--container", help="Run its image on this machine, by podman or docker.")
+    ] = False,
+    follow_it: Annotated[
+        bool, typer.Option("--follow", help="Stay and show logs and states until it has finished.")
+    ] = False,
+    output: Output = Format.TABLE,
+) -> None:
+    """Start a TrainingJob. It goes on without this terminal.
+
+    With --follow the exit code is 0 if it succeeds, and its result is saved where that is asked for, and 1 if not.
+    Ctrl-C ends the looking, not the job.
+    """
+    manifest = load(file, KIND)
+    job = manifest.pick_job(name)
+    driver = for_new(local, container)
+    observed = driver.create(job, manifest)
+    namespace = observed.job.namespace
+    for each in driver.notes(job.name, namespace):
+        note(each)
+    if not follow_it:
+        note(f"{job.name} is submitted ({observed.where}): `datastore job logs -f {job.name}` shows what it writes")
+    else:
+        with watching() as watch:
+            try:
+                observed = follow(driver, job.name, namespace, watch)
+            except Detached:
+                note(f"{job.name} goes on; `datastore job suspend {job.name}` stops it, `delete` ends and forgets it")
+                raise typer.Exit(ExitCode.INTERRUPTED) from None
+        note(f"{job.name}: {observed.status.phase}: {observed.status.message}")
+        if observed.status.freed_seconds is not None:
+            note(f"everything was freed {observed.status.freed_seconds:.2f} s after its end")
+    if output is Format.JSON:
+        print_json(as_json(observed, driver.notes(job.name, namespace)))
+    unsaved = any(each.type == "Saved" and each.status == "False" for each in observed.status.conditions or [])
+    if follow_it and (observed.status.phase != "Succeeded" or unsaved):
+        raise typer.Exit(ExitCode.ERROR)

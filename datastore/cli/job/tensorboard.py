@@ -1,0 +1,43 @@
+"""`datastore job tensorboard NAME`: by this machine's TensorBoard, or by a pod of the cluster."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from datastore.cli.console import note
+from datastore.cli.job.drivers import DEFAULT, Name, Namespace
+from datastore.cli.run import run_to_the_end
+from datastore.mounting.signals import watching
+from datastore.training.cluster.board import forwarding, wanted
+from datastore.training.cluster.driver import KubernetesDriver
+from datastore.training.launchers import existing
+from datastore.training.local.board import log_directory, program
+
+
+def tensorboard_command(
+    name: Name,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Where it serves, on 127.0.0.1.")] = 6006,
+    datastore: Annotated[str, typer.Option("--datastore", help="Another Datastore than spec.tensorboard says.")] = "",
+    path: Annotated[str, typer.Option("--path", help="Directory below it.")] = "",
+    namespace: Namespace = DEFAULT,
+) -> None:
+    """Run TensorBoard over what a TrainingJob writes or wrote, until Ctrl-C."""
+    driver, namespace = existing(name, namespace)
+    if isinstance(driver, KubernetesDriver):
+        _in_cluster(driver, name, namespace, port, datastore, path.strip("/"))
+        return
+    command = [program(), "--host", "127.0.0.1", "--port", str(port), "--load_fast", "false", "--reload_interval", "5"]
+    with watching() as watch, log_directory(name, namespace, datastore, path.strip("/"), watch) as directory:
+        code = run_to_the_end([*command, "--logdir", str(directory)], watch)
+    raise typer.Exit(code)
+
+
+def _in_cluster(driver: KubernetesDriver, name: str, namespace: str, port: int, datastore: str, path: str) -> None:
+    """Ports are forwarded by kubectl, with the rights of whoever asks."""
+    command = forwarding(name, namespace, port)
+    with watching() as watch, wanted(driver.client, name, namespace, datastore, path, watch):
+        note(f"TensorBoard of {name} is at the first address that follows; Ctrl-C ends it")
+        code = run_to_the_end(command, watch)
+    raise typer.Exit(code)

@@ -1,0 +1,1 @@
+"""`datastore model ...`: one file for each verb."""

@@ -1,0 +1,90 @@
+"""`datastore model export NAME[:VERSION|ALIAS] TARGET`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from datastore.cli.console import note
+from datastore.cli.model.oncluster import export_on_cluster
+from datastore.cli.model.places import Endpoint, File, Store, open_store, open_target
+from datastore.cli.model.show import Reference
+from datastore.cli.model.work import ProgressOption, Shown, run
+from datastore.models.exporting import export_directory, export_tar, export_tree
+from datastore.models.manifest import VersionManifest
+from datastore.models.names import parse_reference
+from datastore.models.ocilayout import export_layout
+from datastore.models.progress import Progress
+from datastore.models.registry import Models
+from datastore.models.repeatable import export_tar_file
+from datastore.units import format_count, format_size
+
+
+def export_command(
+    reference: Reference,
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="A new directory; FILE.tar, or - for a tar on standard output; s3://BUCKET/PREFIX; "
+            "datastore://NAME/path; oci:DIR for an OCI image layout.",
+        ),
+    ],
+    file: File = None,
+    store: Store = None,
+    endpoint: Endpoint = "",
+    base: Annotated[
+        Path | None,
+        typer.Option("--base", metavar="DIR", help="With oci:DIR, the layout of an image to put the version on."),
+    ] = None,
+    cluster: Annotated[
+        bool,
+        typer.Option(
+            "--cluster",
+            help="By a Job of the cluster, to DATASTORE/path or the s3:// of a Datastore (.tar for a file, oci:...).",
+        ),
+    ] = False,
+    namespace: Annotated[str, typer.Option("--namespace", "-n", help="With --cluster: where; else kubectl's.")] = "",
+    wait: Annotated[bool, typer.Option("--wait", help="With --cluster: stay until it is there, with a bar.")] = False,
+    progress: ProgressOption = Shown.AUTO,
+) -> None:
+    """Bring a version somewhere else. Every byte is compared with what was saved."""
+    asked = parse_reference(reference)
+    if cluster:
+        export_on_cluster(asked, target, namespace, wait, progress)
+        return
+    if base is not None and not target.startswith("oci:"):
+        raise typer.BadParameter("--base is for oci:DIR")
+    with open_store(file, store) as opened:
+        models = opened.models
+        number = models.resolve(asked)
+
+        def job(told: Progress) -> VersionManifest:
+            return _export(models, asked.model, number, target, told)
+
+        def layout(told: Progress) -> VersionManifest:
+            return export_layout(models, asked.model, number, _path(target.removeprefix("oci:")), told, base=base)
+
+        if target.startswith(("s3://", "datastore://")):
+            with open_target(target, file, endpoint) as tree:
+                manifest = run(lambda told: export_tree(models, asked.model, number, tree, told), progress)
+        else:
+            manifest = run(layout if target.startswith("oci:") else job, progress)
+    size = f"{format_count(manifest.files, 'file')}, {format_size(manifest.size_bytes)}, {manifest.digest}"
+    note(f"{asked.model}:{number} is at {target}: {size}")
+
+
+def _export(models: Models, model: str, number: int, target: str, told: Progress) -> VersionManifest:
+    if target == "-":
+        return export_tar(models, model, number, sys.stdout.buffer, told)
+    if not target.endswith(".tar"):
+        return export_directory(models, model, number, _path(target), told)
+    return export_tar_file(models, model, number, _path(target), str(os.getpid()), told)
+
+
+def _path(text: str) -> Path:
+    return Path(os.path.abspath(os.path.expanduser(text)))

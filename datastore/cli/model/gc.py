@@ -1,0 +1,44 @@
+"""`datastore model gc [NAME]`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from datastore.cli.console import note
+from datastore.cli.model.places import File, Store, open_store
+from datastore.models.names import check_model
+from datastore.models.registry import STALE_S
+from datastore.units import format_count, format_duration, parse_duration
+
+
+def gc_command(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Only this model.")] = None,
+    file: File = None,
+    store: Store = None,
+    delete: Annotated[bool, typer.Option("--delete", help="Remove it; without, only say what would be.")] = False,
+    older_than: Annotated[
+        str,
+        typer.Option("--older-than", metavar="TIME", help="A save elsewhere that has been silent for so long is dead."),
+    ] = format_duration(STALE_S),
+) -> None:
+    """Remove what interrupted saves and deletions left; first it only says what that is."""
+    try:
+        stale_s = parse_duration(older_than)
+    except ValueError as error:
+        raise typer.BadParameter(f"--older-than {error}") from error
+    found = removed = 0
+    with open_store(file, store) as opened:
+        models = opened.models
+        for model in [check_model(name)] if name else models.names():
+            for garbage in models.garbage(model, stale_s):
+                found += 1
+                sys.stdout.write(f"{model}/{garbage.number}  {garbage.why}\n")
+                removed += models.remove_garbage(garbage) if delete else 0
+            removed += models.sweep(model) if delete else 0
+    if delete:
+        note(f"{format_count(removed, 'file')} removed")
+    else:
+        note("nothing to remove" if not found else "nothing was removed; gc --delete does it")

@@ -1,0 +1,70 @@
+"""`datastore model list [NAME]`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from datastore.cli.arguments import Output
+from datastore.cli.console import Format, print_columns, print_json
+from datastore.cli.model.places import File, Store, open_store
+from datastore.cli.model.show import document_of
+from datastore.models.names import check_model
+from datastore.models.registry import Models
+from datastore.units import format_size
+
+_DIGEST_CHARACTERS = len("sha256:") + 12
+
+
+def list_command(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="The versions of this model; left out: the models.")
+    ] = None,
+    file: File = None,
+    store: Store = None,
+    output: Output = Format.TABLE,
+) -> None:
+    """List the models of a store, or the versions of one, the newest first."""
+    if name is not None:
+        check_model(name)
+    with open_store(file, store) as opened:
+        found = _models(opened.models) if name is None else _versions(opened.models, name)
+    if output is Format.JSON:
+        print_json(found)
+        return
+    first = "MODEL" if name is None else "VERSION"
+    print_columns(
+        (first, *(() if name else ("NEWEST",)), "ALIASES", "FILES", "SIZE", "SAVED", "DIGEST"),
+        [_row(each, named=name is None) for each in found],
+    )
+
+
+def _models(models: Models) -> list[dict[str, Any]]:
+    found = []
+    for name in models.names():
+        newest = models.newest(name)
+        if newest is not None:
+            found.append({**document_of(newest), "aliases": models.aliases(name)})
+    return found
+
+
+def _versions(models: Models, name: str) -> list[dict[str, Any]]:
+    aliases = models.aliases(name)
+    return [
+        {**document_of(each), "aliases": {alias: at for alias, at in aliases.items() if at == each.version}}
+        for each in models.versions(name)
+    ]
+
+
+def _row(found: dict[str, Any], *, named: bool) -> list[str]:
+    aliases = ", ".join(f"{alias}={at}" if named else alias for alias, at in found["aliases"].items())
+    return [
+        *([found["model"]] if named else []),
+        str(found["version"]),
+        aliases,
+        f"{found['files']:,}",
+        format_size(found["bytes"]),
+        found["saved"],
+        found["digest"][:_DIGEST_CHARACTERS],
+    ]

@@ -1,0 +1,71 @@
+"""`datastore model mount NAME:VERSION DIR`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from datastore.cli.arguments import (
+    DEFAULT_MEMORY,
+    DEFAULT_TRANSPORT,
+    AllowOther,
+    Gid,
+    Memory,
+    Metrics,
+    Transport,
+    Uid,
+    Umask,
+    mount_options,
+)
+from datastore.cli.console import note
+from datastore.cli.model.places import File, Store, open_store
+from datastore.cli.model.show import Reference
+from datastore.cli.model.work import ProgressOption, Shown, run
+from datastore.models.errors import VersionDamaged
+from datastore.models.names import parse_reference
+from datastore.models.place import version_datastore
+from datastore.models.storage import compare
+from datastore.models.verifying import verify
+from datastore.mounting import lifecycle
+from datastore.mounting.directory import real_path
+from datastore.mounting.signals import watching
+
+
+def mount_command(
+    reference: Reference,
+    directory: Annotated[
+        str | None, typer.Argument(metavar="[DIR]", help="Where; made if missing. Default: ./NAME-VERSION.")
+    ] = None,
+    file: File = None,
+    store: Store = None,
+    check: Annotated[
+        bool, typer.Option("--verify", help="Read every byte before, and refuse a damaged version.")
+    ] = False,
+    transport: Transport = DEFAULT_TRANSPORT,
+    allow_other: AllowOther = False,
+    metrics: Metrics = "",
+    memory: Memory = DEFAULT_MEMORY,
+    uid: Uid = "",
+    gid: Gid = "",
+    umask: Umask = "",
+    progress: ProgressOption = Shown.AUTO,
+) -> None:
+    """Mount a version as a directory, read-only; `datastore umount` takes it away."""
+    asked = parse_reference(reference)
+    options = mount_options(True, allow_other, transport, metrics, memory, uid, gid, umask)
+    with open_store(file, store) as opened:
+        models = opened.models
+        number = models.resolve(asked)
+        if check:
+            _, damages = run(lambda told: verify(models, asked.model, number, told), progress)
+            if damages:
+                more = f" (and {len(damages) - 1} more)" if len(damages) > 1 else ""
+                raise VersionDamaged(f"{asked.model}:{number} is not mounted: {damages[0]}{more}")
+        else:
+            tree = models.tree(asked.model, number)
+            compare(tree.location, models.manifest(asked.model, number).entries, tree.scan())
+    datastore = version_datastore(opened.datastore, asked.model, number)
+    with watching() as watch:
+        record = lifecycle.mount(opened.manifest, datastore, real_path(directory or datastore.name), options, watch)
+    note(f"{asked.model}:{number} ({record.location}) is mounted at {record.mountpoint}, read-only")

@@ -1,0 +1,188 @@
+"""`datastore model save`, `export` and `tag` with --cluster: an object is made or changed, and its Job looked at."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import typer
+
+from datastore.api.datastore import API_VERSION
+from datastore.api.model import EXPORT, VERSION_KIND
+from datastore.api.resources import DATASTORES, EXPORTS, MODELS, VERSIONS, Resource
+from datastore.cli.console import Format, note, print_json
+from datastore.cli.model.work import Shown, run
+from datastore.errors import NotFound
+from datastore.kubeclient import KubeClient, of_context
+from datastore.models.errors import ModelError
+from datastore.models.names import Reference
+from datastore.models.progress import Progress
+from datastore.mounting.signals import Interrupted, watching
+
+POLL_S = 1.0
+MOVE_S = 300.0
+"""Longest wait for the Job that moves an alias; its pod may have to be scheduled."""
+
+
+def save_on_cluster(
+    model: str,
+    source: str,
+    labels: Mapping[str, str],
+    force: bool,
+    namespace: str,
+    wait: bool,
+    shown: Shown,
+    output: Format,
+) -> None:
+    """Make the ModelVersion; with `wait` stay until it is saved. Errors: DatastoreError; ModelError when it failed."""
+    spec = {"model": model, "from": _place("--from", source), "labels": dict(labels), "force": force}
+    made, status = _made(VERSION_KIND, VERSIONS, model, spec, namespace, wait, shown)
+    if output is Format.JSON:
+        print_json(status or made)
+    elif status:
+        note(f"{model}:{status['version']}: {status['message']}, {status.get('size', '')}, {status['digest']}")
+
+
+def export_on_cluster(asked: Reference, target: str, namespace: str, wait: bool, shown: Shown) -> None:
+    """Make the ModelExport; with `wait` stay until it is complete. Errors: as of save_on_cluster."""
+    there = target.removeprefix("oci:")
+    place = _of_bucket(there, namespace) if there.startswith("s3://") else _place("TARGET", there)
+    form = "oci" if target.startswith("oci:") else "tar" if target.endswith(".tar") else "directory"
+    if not place["path"]:
+        raise typer.BadParameter(f"{target}: say below which path of the Datastore, such as {place['datastore']}/out")
+    which = {"version": asked.version} if asked.version else {"alias": asked.alias} if asked.alias else {}
+    spec = {"model": asked.model, **which, "to": place, "format": form}
+    _, status = _made(EXPORT, EXPORTS, asked.model, spec, namespace, wait, shown)
+    if status:
+        note(f"{status['message']}: {status['size']}, {status['digest']}")
+
+
+def tag_on_cluster(asked: Reference, alias: str, namespace: str, expect: int | None, remove: bool, wait: bool) -> None:
+    """Change spec.aliases of a Model; with `wait` stay until the store says the same.
+
+    Errors: NotFound; Conflict when somebody changes the Model at the same time; ModelError.
+    """
+    client = of_context(os.environ, namespace)
+    found = client.get(MODELS, asked.model)
+    if found is None:
+        raise NotFound(f"there is no Model {asked.model} in namespace {client.namespace}: kubectl get mdl")
+    status = found.get("status") or {}
+    aliases = {each["name"]: each["version"] for each in status.get("aliases") or ()}
+    listed = [each for each in found["spec"].get("aliases") or () if each["name"] != alias]
+    if expect is not None and expect != aliases.get(alias, 0):
+        stands = f"is at {aliases[alias]}" if alias in aliases else "does not exist"
+        raise ModelError(f"the alias {alias} of {asked.model} {stands}, not at {expect}; it was left there")
+    number = asked.version or (aliases.get(asked.alias) if asked.alias else status.get("latestVersion"))
+    if not number:
+        known = ", ".join(aliases) or "none"
+        raise NotFound(f"the cluster knows no version {asked}; Model {asked.model} has the aliases {known}")
+    listed += [] if remove else [{"name": alias, "version": int(number)}]
+    # With the state that was read: who changes the Model meanwhile is not undone.
+    change = {"metadata": {"resourceVersion": found["metadata"]["resourceVersion"]}, "spec": {"aliases": listed}}
+    client.patch(MODELS, asked.model, change)
+    if remove:
+        note(f"Model {asked.model} says nothing of {alias} any more; in the store it stays where it is")
+        return
+    if wait:
+        _moved(client, asked.model, alias, int(number))
+    note(f"{asked.model}:{alias} {'means' if wait else 'is moved to'} version {number}")
+
+
+def _place(name: str, text: str) -> dict[str, str]:
+    """A place in a Datastore, as a manifest has it. Errors: typer.BadParameter."""
+    if text.startswith(("/", ".", "~")) or "://" in text.removeprefix("datastore://"):
+        raise typer.BadParameter(f"{name} {text}: with --cluster write DATASTORE/path, of the namespace")
+    datastore, _, path = text.removeprefix("datastore://").partition("/")
+    return {"datastore": datastore, "path": path.strip("/")}
+
+
+def _of_bucket(url: str, namespace: str) -> dict[str, str]:
+    """The same for s3://BUCKET/PREFIX: below the Datastore of the namespace that reaches furthest to it.
+
+    Errors: NotFound when none is there: a Job has the keys of Datastores alone.
+    """
+    client = of_context(os.environ, namespace)
+    places = {
+        str((each.get("status") or {}).get("location", "")).rstrip("/") + "/": each["metadata"]["name"]
+        for each in client.list(DATASTORES)
+    }
+    found = max((each for each in places if len(each) > 1 and url.startswith(each)), key=len, default="")
+    if not found:
+        bucket = url.removeprefix("s3://").partition("/")[0]
+        raise NotFound(f"{url}: no Datastore of namespace {client.namespace} is there; apply one with bucket {bucket}")
+    return {"datastore": places[found], "path": url.removeprefix(found).strip("/")}
+
+
+def _made(
+    kind: str, resource: Resource, model: str, spec: Mapping[str, Any], namespace: str, wait: bool, shown: Shown
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """An object that a Job works for; with `wait` its status when it has ended."""
+    body = {"apiVersion": API_VERSION, "kind": kind, "metadata": {"generateName": f"{model[:57]}-"}, "spec": spec}
+    client = of_context(os.environ, namespace)
+    made = client.create(resource, body)
+    name = made["metadata"]["name"]
+    if not wait:
+        note(f"{kind} {name} is made in namespace {client.namespace}: kubectl get {kind.lower()} {name}")
+        return made, {}
+    try:
+        return made, run(lambda progress: _followed(client, kind, resource, name, progress), shown)
+    except Interrupted:
+        note(f"it goes on in the cluster: kubectl get {kind.lower()} {name}")
+        raise
+
+
+def _moved(client: KubeClient, model: str, alias: str, number: int) -> None:
+    """Until the store says so. Errors: ModelError when it can't be; NotFound."""
+    until = time.monotonic() + MOVE_S
+    why = ""
+    with watching() as watch:
+        while time.monotonic() < until:
+            watch.check()
+            found = client.get(MODELS, model)
+            if found is None:
+                raise NotFound(f"Model {model} was deleted meanwhile")
+            status = found.get("status") or {}
+            if {"name": alias, "version": number} in (status.get("aliases") or ()):
+                return
+            conditions = {each["type"]: each for each in status.get("conditions") or ()}
+            told = conditions.get("StoreUpdated") or {}
+            current = told.get("observedGeneration") == found["metadata"]["generation"]
+            why = str(told.get("message", ""))
+            if current and told.get("status") == "False" and told["reason"] in ("ModelNotFound", "ModelError"):
+                break
+            time.sleep(POLL_S)
+    raise ModelError(f"the alias {alias} of {model} was not moved to {number}: {why or 'its Job has not ended'}")
+
+
+def _followed(client: KubeClient, kind: str, resource: Resource, name: str, progress: Progress) -> dict[str, Any]:
+    """The status when the work has ended. Errors: ModelError when it failed; NotFound when somebody removed it."""
+    told, message = ("", 0, 0), ""
+    while True:
+        progress.check()
+        found = client.get(resource, name)
+        if found is None:
+            raise NotFound(f"{kind} {name} was deleted meanwhile")
+        status: dict[str, Any] = found.get("status") or {}
+        if status.get("phase") in ("Ready", "Complete"):
+            return status
+        if status.get("phase") == "Failed":
+            raise ModelError(f"{kind} {name}: {status.get('message', '')}")
+        if status.get("phase") == "Pending" and status.get("message") != message:
+            message = status.get("message", "")
+            note(f"waiting: {message}")
+        told = _tell(progress, status.get("progress") or {}, told)
+        time.sleep(POLL_S)
+
+
+def _tell(progress: Progress, said: Mapping[str, Any], told: tuple[str, int, int]) -> tuple[str, int, int]:
+    """Count what came since the last look: phase, files and bytes as they were told."""
+    if not said:
+        return told
+    phase, files, size_bytes = told
+    if said["phase"] != phase:
+        phase, files, size_bytes = said["phase"], 0, 0
+        progress.begin(phase, said.get("filesTotal", 0), said.get("bytesTotal", 0))
+    progress.count(said.get("files", 0) - files, said.get("bytes", 0) - size_bytes)
+    return phase, said.get("files", 0), said.get("bytes", 0)

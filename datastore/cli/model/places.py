@@ -1,0 +1,185 @@
+"""Where models are kept, and where directories come from and go to, as people write it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from datastore import controlclient
+from datastore.api.datastore import Datastore
+from datastore.api.manifest import Manifest, load
+from datastore.api.model import DEFAULT_STORE
+from datastore.api.resolve import MountOptions, source_in
+from datastore.api.source import LocalLocation, S3Location, Source
+from datastore.cli.console import note
+from datastore.cli.mount import say_credentials
+from datastore.errors import InvalidManifest
+from datastore.models.archives import open_layout, open_tar
+from datastore.models.opening import opened_storage, opened_tree
+from datastore.models.registry import Models
+from datastore.models.storage import ReadableTree, Tree
+from datastore.mounting import lifecycle
+from datastore.mounting.errors import Unsynced
+from datastore.mounting.records import all_records
+from datastore.mounting.signals import watching
+
+FLUSH_TIMEOUT_S = 600.0
+"""As for an unmount."""
+TAR_ENDINGS = (".tar", ".tar.gz", ".tgz")
+
+File = Annotated[
+    str | None,
+    typer.Option(
+        "--file", "-f", envvar="DATASTORE_FILE", metavar="FILE", help="YAML file with the Datastores; - is stdin."
+    ),
+]
+Store = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        envvar="DATASTORE_STORE",
+        metavar="NAME",
+        help=f"Which Datastore of the file holds the models; else the one named {DEFAULT_STORE}, or the only one.",
+    ),
+]
+Endpoint = Annotated[
+    str,
+    typer.Option("--endpoint", envvar="AWS_ENDPOINT_URL", metavar="URL", help="Server of s3://...; left out: AWS."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStore:
+    """The store that a command works on."""
+
+    manifest: Manifest
+    datastore: Datastore
+    models: Models
+
+
+@contextmanager
+def open_store(file: str | None, store: str | None) -> Iterator[OpenStore]:
+    """The store in the Datastore that holds models. Errors: InvalidManifest, StoreError, MountFailed."""
+    manifest = manifest_in(file)
+    datastore = manifest.pick_store(store)
+    say_credentials(manifest, datastore)
+    with reached(manifest, datastore) as source, opened_storage(source) as storage:
+        yield OpenStore(manifest, datastore, Models(storage))
+
+
+def manifest_in(file: str | None) -> Manifest:
+    """The file. Errors: InvalidManifest."""
+    if file is None:
+        raise InvalidManifest("name the file with the Datastores: -f FILE, or DATASTORE_FILE in the environment")
+    return load(file)
+
+
+@contextmanager
+def open_source(text: str, file: str | None, endpoint: str) -> Iterator[tuple[ReadableTree, str, str]]:
+    """What is to be saved: DATASTORE/path, a directory (begins with '/', '.' or '~'), or s3://bucket/prefix.
+
+    With the names of the Datastore and of the path in it, '' where there are none.
+    """
+    if text.startswith("s3://"):
+        location, path = _s3(text, endpoint)
+        with opened_tree(location, path) as tree:
+            yield tree, "", ""
+        return
+    if text.startswith(("/", ".", "~")):
+        with opened_tree(LocalLocation(path=os.path.realpath(os.path.expanduser(text))), "") as tree:
+            yield tree, "", ""
+        return
+    name, _, path = text.removeprefix("datastore://").partition("/")
+    manifest = manifest_in(file)
+    try:
+        datastore = manifest.pick(name)
+    except InvalidManifest as error:
+        hint = f"; for the directory write ./{text}" if Path(text).exists() else ""
+        raise InvalidManifest(f"{error}{hint}") from None
+    say_credentials(manifest, datastore)
+    upload_rest(datastore)
+    with reached(manifest, datastore) as source, opened_tree(source, path) as tree:
+        yield tree, name, path.strip("/")
+
+
+@contextmanager
+def open_import(text: str, file: str | None, endpoint: str) -> Iterator[tuple[ReadableTree, str, str]]:
+    """The tree, which version it says it is, and that one's digest; '' where it says nothing."""
+    if text.startswith("oci:"):
+        with open_layout(Path(text.removeprefix("oci:")).expanduser()) as archive:
+            yield archive, *archive.said
+    elif text.endswith(TAR_ENDINGS) and not text.startswith(("s3://", "datastore://")):
+        with open_tar(Path(text).expanduser()) as archive:
+            archive.scan()
+            yield archive, *archive.said
+    else:
+        known = text if text.startswith(("s3://", "datastore://")) else os.path.abspath(os.path.expanduser(text))
+        with open_source(known, file, endpoint) as (tree, _, _):
+            yield tree, "", ""
+
+
+@contextmanager
+def open_target(text: str, file: str | None, endpoint: str) -> Iterator[Tree]:
+    """s3://bucket/prefix or datastore://NAME/path, to be written."""
+    if text.startswith("s3://"):
+        location, path = _s3(text, endpoint)
+        with opened_tree(location, path, writable=True) as tree:
+            yield tree
+        return
+    name, _, path = text.removeprefix("datastore://").partition("/")
+    manifest = manifest_in(file)
+    datastore = manifest.pick(name)
+    say_credentials(manifest, datastore)
+    with reached(manifest, datastore) as source, opened_tree(source, path, writable=True) as tree:
+        yield tree
+
+
+def upload_rest(datastore: Datastore) -> None:
+    """Have the mounts of a Datastore on this machine upload what they have closed: a bucket is read beside them.
+
+    Errors: Unsynced, naming what can't be uploaded; NotAnswering.
+    """
+    for record in all_records():
+        if not datastore.spec.s3 or record.location != datastore.location or record.read_only or record.in_kernel:
+            continue
+        if record.ended:
+            raise Unsynced(
+                f"{record.mountpoint}: changes of {datastore.name} there are not uploaded; see datastore unsent"
+            )
+        answer = controlclient.ask(record.state_dir, {"op": "flush"}, FLUSH_TIMEOUT_S)
+        if answer["ok"] is not True:
+            told = answer.get("errors") or [answer.get("error", "no reason given")]
+            raise Unsynced(f"{record.mountpoint}: changes of {datastore.name} there are not uploaded: {told[0]}")
+
+
+@contextmanager
+def reached(manifest: Manifest, datastore: Datastore) -> Iterator[Source]:
+    """Where a Datastore's data can be read and written: a bucket as it is, others mounted for the time of the block."""
+    source = source_in(manifest, datastore)
+    if isinstance(source, S3Location | LocalLocation):
+        yield source
+        return
+    with ExitStack() as stack:
+        place = stack.enter_context(tempfile.TemporaryDirectory(prefix=f"datastore-{datastore.name}-"))
+        place = os.path.join(place, datastore.name)
+        watch = stack.enter_context(watching())
+        record = lifecycle.mount(manifest, datastore, place, MountOptions(), watch)
+        stack.callback(lifecycle.unmount, record, say=note)
+        yield LocalLocation(path=place)
+
+
+def _s3(text: str, endpoint: str) -> tuple[S3Location, str]:
+    """A bucket by its URL, with the keys of the default chain."""
+    parts = urlsplit(text)
+    if not parts.netloc:
+        raise typer.BadParameter(f"{text}: write s3://BUCKET/PREFIX")
+    prefix = parts.path.strip("/")
+    return S3Location(bucket=parts.netloc, endpoint=endpoint.rstrip("/")), prefix

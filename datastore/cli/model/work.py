@@ -1,0 +1,122 @@
+"""Long work in a thread of its own, with a bar or lines of JSON on standard error, and an end at Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated, Generic, TypeVar
+
+import typer
+from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from datastore.cli.console import diagnostics, note
+from datastore.models.progress import Event, Progress, Stopped
+from datastore.mounting.signals import Interrupted, watching
+from datastore.units import format_size
+
+T = TypeVar("T")
+
+_POLL_S = 0.1
+
+
+class Shown(StrEnum):
+    """How progress is told."""
+
+    AUTO = "auto"
+    JSON = "json"
+    NONE = "none"
+
+
+ProgressOption = Annotated[
+    Shown,
+    typer.Option("--progress", help="auto: a bar on a terminal; json: a line for each event, on standard error; none."),
+]
+
+
+def run(job: Callable[[Progress], T], shown: Shown) -> T:
+    """The result of a job. Ctrl-C ends it and removes what it made; SIGTERM ends it so that it can be gone on with.
+
+    A second signal does not wait. Errors: the job's; Interrupted.
+    """
+    with _display(shown) as display, watching() as watch:
+        progress = Progress(display.tell)
+        work = _Work(job, progress)
+        work.thread.start()
+        signum = None
+        while work.thread.is_alive():
+            work.thread.join(_POLL_S)
+            if (came := watch.take()) is None:
+                continue
+            if signum is not None:
+                raise Interrupted(came)
+            signum = came
+            progress.stop(resume=signum != signal.SIGINT)
+            note("interrupted: ending; once more to leave at once")
+    if signum is not None and isinstance(work.error, Stopped):
+        raise Interrupted(signum) from work.error
+    if work.error is not None:
+        raise work.error
+    return work.results[0]
+
+
+class _Work(Generic[T]):
+    def __init__(self, job: Callable[[Progress], T], progress: Progress) -> None:
+        self.results: list[T] = []
+        self.error: BaseException | None = None
+        self._job = job
+        self._progress = progress
+        self.thread = threading.Thread(target=self._run, name="work", daemon=True)
+
+    def _run(self) -> None:
+        try:
+            self.results.append(self._job(self._progress))
+        except BaseException as error:  # handed to the main thread
+            self.error = error
+
+
+class _display:  # noqa: N801  (used as a function)
+    """Tells of events; a context manager."""
+
+    def __init__(self, shown: Shown) -> None:
+        self._shown = shown
+        self._task = TaskID(0)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[files]}"),
+            TextColumn("{task.fields[size]}"),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+        )
+        console = diagnostics()
+        hidden = shown is not Shown.AUTO or not console.is_terminal
+        self._bar = Bar(*columns, console=console, transient=True, disable=hidden)
+
+    def __enter__(self) -> _display:
+        self._bar.start()
+        self._task = self._bar.add_task("", files="", size="", total=None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def tell(self, event: Event) -> None:
+        """One event."""
+        if self._shown is Shown.JSON:
+            sys.stderr.write(json.dumps(event.to_json()) + "\n")
+            sys.stderr.flush()
+            return
+        counted = event.files_total > 0
+        self._bar.update(
+            self._task,
+            description=event.phase,
+            completed=event.bytes + event.files,
+            total=event.bytes_total + event.files_total if counted else None,
+            files=f"{event.files:,}/{event.files_total:,} files" if counted else "",
+            size=f"{format_size(event.bytes)}/{format_size(event.bytes_total)}" if counted else "",
+        )

@@ -1,0 +1,160 @@
+"""`datastore serve NAME[:VERSION|ALIAS] -- COMMAND...`: verify a version, mount it read-only, run what serves it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+import typer
+
+from datastore.api.model import DEFAULT_IMAGE, DEFAULT_PATH, DEFAULT_PORTS
+from datastore.cli.arguments import DEFAULT_TRANSPORT, Transport, TransportChoice, mount_options
+from datastore.cli.console import note
+from datastore.cli.model.places import File, OpenStore, Store, open_store
+from datastore.cli.model.show import Reference
+from datastore.cli.model.work import ProgressOption, Shown, run
+from datastore.cli.run import run_to_the_end, unmount_all
+from datastore.errors import DatastoreError, StoreError
+from datastore.models.errors import VersionDamaged
+from datastore.models.manifest import VersionManifest
+from datastore.models.names import parse_reference
+from datastore.models.owner import identity
+from datastore.models.place import version_datastore
+from datastore.models.registry import Models, Use
+from datastore.models.verifying import verify
+from datastore.mounting import lifecycle
+from datastore.mounting.signals import watching
+
+PROGRAM = "tensorflow_model_server"
+ENGINES = ("podman", "docker")
+
+
+class Server(NamedTuple):
+    """What runs. as_another_user: it reads the mount as somebody else."""
+
+    command: list[str]
+    as_another_user: bool = False
+
+
+def serve_command(
+    reference: Reference,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- COMMAND...]", help=f"What serves; left out: {PROGRAM}, or its image by podman."),
+    ] = None,
+    port: Annotated[int | None, typer.Option("--port", "-p", min=1, max=65535, help="Where it listens.")] = None,
+    protocol: Annotated[
+        Literal["grpc", "http"], typer.Option(help="What it speaks; decides the default port.")
+    ] = "grpc",
+    image: Annotated[str, typer.Option(help="Image for podman or docker.")] = DEFAULT_IMAGE,
+    file: File = None,
+    store: Store = None,
+    transport: Transport = DEFAULT_TRANSPORT,
+    progress: ProgressOption = Shown.AUTO,
+) -> None:
+    """Serve a version on this machine until Ctrl-C: every byte is verified, then it is mounted read-only.
+
+    The command finds the version by its environment, as in the pods of a Serving: DATASTORE_MODEL_PATH, DATASTORE_PORT,
+    DATASTORE_MODEL and DATASTORE_MODEL_VERSION. Its exit code is ours.
+    """
+    asked = parse_reference(reference)
+    listens = port or DEFAULT_PORTS[protocol]
+    with open_store(file, store) as opened:
+        number = opened.models.resolve(asked)
+        manifest, damages = run(lambda told: verify(opened.models, asked.model, number, told), progress)
+        if damages:
+            more = f" (and {len(damages) - 1} more)" if len(damages) > 1 else ""
+            raise VersionDamaged(f"{asked.model}:{number} is not served: {damages[0]}{more}")
+        with _in_use(opened.models, asked.model, number):
+            code = _run(opened, manifest, listens, transport, command, protocol, image)
+    raise typer.Exit(code)
+
+
+def _run(
+    opened: OpenStore,
+    manifest: VersionManifest,
+    port: int,
+    transport: TransportChoice,
+    command: list[str] | None,
+    protocol: str,
+    image: str,
+) -> int:
+    """Mount the version, run the server until it ends, unmount; the exit code."""
+    model, number = manifest.model, manifest.version
+    folder = Path(tempfile.mkdtemp(prefix="datastore-serve-"))
+    # TensorFlow Serving looks for numbered directories below the one that it is given.
+    place = folder / model / str(number)
+    try:
+        server = Server(command) if command else default_server(place, port, protocol, image)
+        with watching() as watch:
+            options = mount_options(True, server.as_another_user, transport)
+            datastore = version_datastore(opened.datastore, model, number)
+            record = lifecycle.mount(opened.manifest, datastore, str(place), options, watch)
+            try:
+                watch.check()
+                note(f"{model}:{number} ({manifest.digest}) is served on port {port}; Ctrl-C ends it")
+                code = run_to_the_end(server.command, watch, {
+                    "DATASTORE_MODEL": model,
+                    "DATASTORE_MODEL_VERSION": str(number),
+                    "DATASTORE_MODEL_PATH": str(place),
+                    "DATASTORE_PORT": str(port),
+                })  # fmt: skip
+            finally:
+                ended = unmount_all([record], watch)
+    finally:
+        for each in (place, place.parent, folder):
+            if each.is_dir() and not os.path.ismount(each):
+                each.rmdir()
+    return code or ended
+
+
+@contextmanager
+def _in_use(models: Models, model: str, number: int) -> Iterator[None]:
+    """Says in the store that the version is served, as long as the block runs; notes a store that can't be written."""
+    use = Use(id=f"serve-{secrets.token_hex(8)}", who=f"datastore serve on {socket.gethostname()}", process=identity())
+    try:
+        models.add_use(model, number, use)
+    except StoreError as error:
+        note(f"the store does not know that {model}:{number} is served here: {error}")
+        yield
+        return
+    try:
+        yield
+    finally:
+        try:
+            models.remove_use(model, number, use.id)
+        except StoreError as error:
+            note(f"the store still has {model}/uses/{number}/{use.id}, which nobody needs any more: {error}")
+
+
+def default_server(place: Path, port: int, protocol: str, image: str) -> Server:
+    """TensorFlow Serving of this machine, else the image by podman or docker. Errors: DatastoreError."""
+    if image == DEFAULT_IMAGE and (found := shutil.which(PROGRAM)):
+        grpc, http = (port, 0) if protocol == "grpc" else (0, port)
+        ports = [f"--port={grpc}", f"--rest_api_port={http}"]
+        return Server([found, *ports, "--model_name=model", f"--model_base_path={place.parent}"])
+    engine = next((found for name in ENGINES if (found := shutil.which(name))), None)
+    if engine is None:
+        raise DatastoreError(
+            f"there is neither {PROGRAM} nor {' nor '.join(ENGINES)} on this machine; say what serves after --, "
+            "e.g. -- python server.py"
+        )
+    inside = DEFAULT_PORTS[protocol]
+    variables = {
+        "DATASTORE_MODEL_PATH": DEFAULT_PATH,
+        "DATASTORE_MODEL_VERSION": place.name,
+        "DATASTORE_MODEL": place.parent.name,
+        "DATASTORE_PORT": str(inside),
+    }
+    given = [f"--env={name}={value}" for name, value in variables.items()]
+    shown = [f"--publish={port}:{inside}", f"--volume={place}:{DEFAULT_PATH}:ro"]
+    # A plain user's podman shows the files to its containers as that user's own.
+    as_another_user = os.getuid() == 0 or engine.endswith("docker")
+    return Server([engine, "run", "--rm", "--init", *shown, *given, image], as_another_user)

@@ -1,0 +1,228 @@
+"""Tries what the volume behind a `claim` Datastore can do, by a pod that mounts it for a moment. Asked for twice.
+
+The user asks by `spec.claim.probe`, the administrator allows it by --probe-claims and the rights of
+manifests/claim-probe. One pod, once a volume: what was found stands in the status, and is not tried again. The pod
+starts where a pod that uses the claim runs, belongs to the Datastore, ends within a minute, and is removed. Where root
+is refused (Pod Security "restricted", or another policy) it runs as the pod that uses the claim does.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from datastore.api.datastore import API_VERSION, KIND
+from datastore.api.names import MANAGED_BY, MANAGER
+from datastore.api.resources import PODS
+from datastore.api.status import Capabilities
+from datastore.backends.base import Measured
+from datastore.controller.datastores.effective import EffectiveSpec
+from datastore.controller.datastores.pods import NOT_ENDED, claims_of
+from datastore.controller.datastores.settings import Settings
+from datastore.controller.runtime.client import ApiError, Client
+from datastore.controller.runtime.conditions import Event
+from datastore.logs import fields
+
+log = logging.getLogger(__name__)
+Raw = Mapping[str, Any]
+
+DIRECTORY = "/volume"
+COMMAND = ("python3", "-m", "datastore.backends.volumeprobe", DIRECTORY)
+RUN_S = 60
+"""The kubelet ends the pod then."""
+WAIT_S = 120.0
+"""From its creation; a pod that no node takes is removed then."""
+AGAIN_S = 900.0
+POLL_S = 1.0
+REFUSED_MAX = 4096
+NOBODY = 65532
+"""The image's own user, where no pod shows whom the volume is for."""
+_ROOT: Raw = {"runAsUser": 0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """What became of a step. wait_s: look again then; event: something that people should know."""
+
+    capabilities: Capabilities | None = None
+    measured: Measured | None = None
+    wait_s: float | None = None
+    event: Event | None = None
+
+
+class ClaimProbe:
+    """Level-triggered: each step looks at what there is. clock: monotonic seconds."""
+
+    def __init__(self, client: Client, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._settings = settings
+        self._clock = clock
+        self._again_at: dict[str, float] = {}
+        self._own: tuple[str, str] | None = None
+
+    async def step(self, effective: EffectiveSpec, claim: Raw | None, status: Raw) -> Tried:
+        """One step, if the volume is to be tried and was not. Errors: ApiError, Unavailable."""
+        asked = effective.spec.claim is not None and effective.spec.claim.probe and not status.get("capabilities")
+        if not asked or claim is None or not _bound(claim) or self._clock() < self._again_at.get(effective.uid, 0.0):
+            return Tried()
+        if not self._settings.probe_claims:
+            return self._failed(effective, "the administrator does not allow pods that try volumes (--probe-claims)")
+        pod = await self._pod(effective)
+        if pod is None:
+            return await self._start(effective, claim)
+        done = _answer(pod)
+        if done is None and _age_s(pod) < WAIT_S:
+            return Tried(wait_s=POLL_S)
+        metadata = pod["metadata"]
+        await self._client.delete(PODS, metadata["namespace"], metadata["name"], metadata["uid"])
+        return self._found(effective, done if done is not None else {"error": "no node ran the pod in time"})
+
+    def _found(self, effective: EffectiveSpec, answer: Raw) -> Tried:
+        if "error" in answer:
+            return self._failed(effective, str(answer["error"])[:512])
+        try:
+            capabilities = Capabilities.model_validate(answer.get("capabilities"))
+            measured = (
+                Measured(objects=int(answer["objects"]), size_bytes=int(answer["bytes"])) if "bytes" in answer else None
+            )
+        except (ValidationError, ValueError, TypeError, KeyError):
+            return self._failed(effective, "the pod's answer could not be read")
+        self._again_at.pop(effective.uid, None)
+        return Tried(capabilities=capabilities, measured=measured)
+
+    def _failed(self, effective: EffectiveSpec, why: str) -> Tried:
+        if len(self._again_at) >= REFUSED_MAX:
+            self._again_at.clear()
+        known = effective.uid in self._again_at
+        self._again_at[effective.uid] = self._clock() + AGAIN_S
+        text = f"what the volume can do was not found out: {why}"
+        return Tried(event=None if known else Event(reason="ProbeFailed", message=text, warning=True))
+
+    async def _pod(self, effective: EffectiveSpec) -> Raw | None:
+        found = await self._client.list(PODS, effective.namespace, f"metadata.name={_name(effective)}")
+        return next((each for each in found if "deletionTimestamp" not in each["metadata"]), None)
+
+    async def _start(self, effective: EffectiveSpec, claim: Raw) -> Tried:
+        image = await self._image()
+        if image is None:
+            return self._failed(effective, "the controller does not find its own pod, whose image it would use")
+        name = claim["metadata"]["name"]
+        users = await self._client.list(PODS, effective.namespace, NOT_ENDED)
+        user: Raw = next((each["spec"] for each in users if name in claims_of(each)), {})
+        node, refusal = user.get("nodeName", ""), ""
+        for who in (_ROOT, unprivileged(user)):
+            try:
+                await self._client.create(PODS, effective.namespace, pod_for(effective, name, image, node, who))
+            except ApiError as error:
+                if error.status == 409:
+                    # The last one is still going.
+                    return Tried(wait_s=POLL_S)
+                if error.status not in (403, 422):
+                    raise
+                refusal = str(error)
+                continue
+            where = f"{effective.namespace}/{effective.name}"
+            log.info("trying a volume", extra=fields(datastore=where, claim=name, node=node, user=who["runAsUser"]))
+            return Tried(wait_s=POLL_S)
+        return self._failed(effective, refusal)
+
+    async def _image(self) -> tuple[str, str] | None:
+        """(image, pull policy): the ones told, else those of our own pod."""
+        if self._settings.probe_image:
+            return self._settings.probe_image, "IfNotPresent"
+        if self._own is None:
+            where = f"metadata.name={self._settings.identity}"
+            for pod in await self._client.list(PODS, self._settings.namespace, where):
+                container = pod["spec"]["containers"][0]
+                self._own = container["image"], container.get("imagePullPolicy", "IfNotPresent")
+        return self._own
+
+
+def unprivileged(user: Raw) -> dict[str, Any]:
+    """Whom to be where root is refused: as a pod (its spec, or nothing) that uses the claim, whose files they are."""
+    given: Raw = user.get("securityContext") or {}
+    others = ((each.get("securityContext") or {}).get("runAsUser") for each in user.get("containers") or [])
+    found = next((each for each in (given.get("runAsUser"), *others) if each), NOBODY)
+    same = {name: given[name] for name in ("runAsGroup", "fsGroup", "supplementalGroups") if name in given}
+    # What the user's fsGroup changed already is not gone through again.
+    change = {"fsGroupChangePolicy": "OnRootMismatch"} if "fsGroup" in same else {}
+    return {"runAsNonRoot": True, "runAsUser": found, **same, **change}
+
+
+def pod_for(
+    effective: EffectiveSpec, claim: str, image: tuple[str, str], node: str, who: Raw = _ROOT
+) -> dict[str, Any]:
+    """The pod. Without rights, token and network identity of its own; root, because a new volume's directory is root's.
+
+    No fsGroup of our own: the kubelet would change the owner of every file. manifests/claim-probe has the rules it must
+    pass, and with another `who` it is as Pod Security "restricted" asks.
+    """
+    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": effective.name, "uid": effective.uid}
+    container = {
+        "name": "probe",
+        "image": image[0],
+        "imagePullPolicy": image[1],
+        "command": list(COMMAND),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "128Mi"}},
+        "volumeMounts": [{"name": "volume", "mountPath": DIRECTORY}],
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": _name(effective),
+            "namespace": effective.namespace,
+            "labels": {MANAGED_BY: MANAGER},
+            "ownerReferences": [{**owner, "blockOwnerDeletion": False}],
+        },
+        "spec": {
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": RUN_S,
+            "terminationGracePeriodSeconds": 0,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}, **who},
+            **({"nodeName": node} if node else {}),
+            "containers": [container],
+            "volumes": [{"name": "volume", "persistentVolumeClaim": {"claimName": claim}}],
+        },
+    }
+
+
+def _name(effective: EffectiveSpec) -> str:
+    return f"datastore-probe-{effective.uid}"
+
+
+def _bound(claim: Raw) -> bool:
+    return bool(claim.get("status", {}).get("phase") == "Bound")
+
+
+def _answer(pod: Raw) -> Raw | None:
+    """What the pod said; None while it has not ended."""
+    if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed"):
+        return None
+    for each in pod["status"].get("containerStatuses") or []:
+        said = (each.get("state", {}).get("terminated") or {}).get("message", "")
+        try:
+            document = json.loads(said)
+        except ValueError:
+            continue
+        if isinstance(document, dict):
+            return document
+    return {"error": f"the pod ended without an answer: {pod['status'].get('reason') or pod['status']['phase']}"}
+
+
+def _age_s(pod: Raw) -> float:
+    return (datetime.now(UTC) - datetime.fromisoformat(pod["metadata"]["creationTimestamp"])).total_seconds()

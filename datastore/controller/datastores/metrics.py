@@ -1,0 +1,9 @@
+"""The numbers of the controller of Datastores. Names are an interface: docs/OPERATIONS.md lists them."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge
+
+BACKEND_FAILURES = Counter("datastore_controller_backend_failures_total", "Looks at a backend that failed", ["reason"])
+PODS_TOLD = Counter("datastore_controller_pods_told_total", "Pods annotated since a Secret of theirs was rotated")
+DATASTORES = Gauge("datastore_controller_datastores", "Datastores by the reason of their Ready condition", ["reason"])

@@ -1,0 +1,132 @@
+"""Plain PersistentVolumeClaims of a StorageClass of ours: each gets a Datastore of its name, which does the rest.
+
+No provisioner sidecar is needed, and whoever wrote only a claim sees in the Datastore what became of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from datastore.api.names import MANAGED_BY, MANAGER
+from datastore.api.resources import CLAIMS, DATASTORES
+from datastore.api.volumecontext import DRIVER
+from datastore.controller.datastores import desired
+from datastore.controller.datastores.informers import Informers
+from datastore.controller.runtime.actor import Actor
+from datastore.controller.runtime.client import ApiError, Client
+from datastore.controller.runtime.conditions import Event
+from datastore.controller.runtime.queue import Key
+from datastore.controller.runtime.recorder import Recorder
+from datastore.units import parse_quantity
+
+Raw = Mapping[str, Any]
+REFUSED = "datastore.dev/Refused"
+"""The condition of a claim that gets no volume."""
+_REASON = "ClaimNotSupported"
+_SELECTED_NODE = "volume.kubernetes.io/selected-node"
+
+
+def refusal(claim: Raw) -> str:
+    """Why a claim can't have what it asks for, and what to write instead; '' when it can. Its spec never changes."""
+    spec = claim["spec"]
+    if spec.get("dataSource") or spec.get("dataSourceRef"):  # the API server makes one of the other
+        return (
+            "spec.dataSource, spec.dataSourceRef: a volume of this class begins empty, and is made from no snapshot and"
+            " no other claim; leave them out, and copy the files in a pod"
+        )
+    if spec.get("selector"):
+        return "spec.selector: a volume of this class is made for the claim, and not chosen by labels; leave it out"
+    if spec.get("volumeMode", "Filesystem") != "Filesystem":
+        return "spec.volumeMode: a volume of this class is a directory, and no block device; leave it out"
+    if "ReadWriteOncePod" in (spec.get("accessModes") or ()):
+        return (
+            "spec.accessModes: nothing keeps other pods off data that is in a store of its own, so ReadWriteOncePod"
+            " would promise too much; write ReadWriteMany or ReadWriteOnce"
+        )
+    return ""
+
+
+class PlainClaims:
+    """See the module."""
+
+    def __init__(self, client: Client, informers: Informers, recorder: Recorder) -> None:
+        self._client = client
+        self._actor = Actor(client, recorder, informers.stores)
+        self._informers = informers
+        self._recorder = recorder
+        self._complained: set[str] = set()
+
+    async def provision(self, key: Key) -> float | None:
+        """Make the Datastore of a claim that waits for us, or let it grow; see runtime.operator.Reconcile."""
+        claim = self._informers.claims.get(key)
+        datastore = self._informers.datastores.get(key)
+        if claim is not None and datastore is not None and desired.is_for_claim(datastore, claim):
+            await self._grow(datastore, claim)
+            return None
+        if claim is None or not self._is_of_ours(claim):
+            return None
+        if datastore is None and (refused := refusal(claim)):
+            await self._refuse(claim, refused)
+            return None
+        if not self._waits(claim):
+            return None
+        if datastore is None:
+            name = claim["spec"]["storageClassName"]
+            storage_class = self._informers.classes.get(("", name))
+            assert storage_class is not None, "_is_of_ours() found it"
+            try:
+                made = await self._client.create(DATASTORES, key[0], desired.datastore_for(claim, storage_class))
+            except ApiError as error:
+                if error.status not in (403, 409):
+                    raise
+                # 409: the watch shows it in a moment. 403: the namespace is being deleted.
+                return None
+            self._informers.datastores.put(made)
+        else:
+            await self._complain(claim)
+        return None
+
+    async def _grow(self, datastore: Raw, claim: Raw) -> None:
+        """A claim that asks for more has its Datastore's capacity raised; the rest follows from that."""
+        asked = claim["spec"].get("resources", {}).get("requests", {}).get("storage", "0")
+        capacity = datastore["spec"].get("capacity", 0)
+        if parse_quantity(asked) > parse_quantity(capacity):
+            await self._client.merge(DATASTORES, datastore, {"spec": {"capacity": asked}})
+
+    def _is_of_ours(self, claim: Raw) -> bool:
+        """Whether a claim is one of a class of ours that has no volume yet, and not a claim of our own making."""
+        if (claim["metadata"].get("labels") or {}).get(MANAGED_BY) == MANAGER:
+            return False
+        storage_class = self._informers.class_of(claim)
+        if storage_class is None or storage_class.get("provisioner") != DRIVER:
+            return False
+        return not claim["spec"].get("volumeName") and "deletionTimestamp" not in claim["metadata"]
+
+    def _waits(self, claim: Raw) -> bool:
+        """Whether it wants its volume now, and not only when a pod uses it."""
+        storage_class = self._informers.class_of(claim) or {}
+        late = storage_class.get("volumeBindingMode") == "WaitForFirstConsumer"
+        return not late or _SELECTED_NODE in (claim["metadata"].get("annotations") or {})
+
+    async def _refuse(self, claim: Raw, text: str) -> None:
+        """Say once why a claim gets no volume: a condition, and an Event."""
+        before = (claim.get("status") or {}).get("conditions") or []
+        if any(each["type"] == REFUSED and each.get("message") == text for each in before):
+            return
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        told = {"type": REFUSED, "status": "True", "reason": _REASON, "message": text, "lastTransitionTime": now}
+        conditions = [*(each for each in before if each["type"] != REFUSED), told]
+        await self._actor.merge(CLAIMS, claim, {"status": {"conditions": conditions}}, "status")
+        about = {**claim, "apiVersion": "v1", "kind": "PersistentVolumeClaim"}
+        await self._recorder.record(about, Event(reason=_REASON, message=text, warning=True))
+
+    async def _complain(self, claim: Raw) -> None:
+        uid = claim["metadata"]["uid"]
+        if uid in self._complained or len(self._complained) > 10_000:
+            return
+        self._complained.add(uid)
+        text = "a Datastore of this name exists and was not made for this claim; rename one of them"
+        about = {**claim, "apiVersion": "v1", "kind": "PersistentVolumeClaim"}
+        await self._recorder.record(about, Event(reason="NameTaken", message=text, warning=True))

@@ -1,0 +1,85 @@
+"""What pods use, by their specs alone. Pure, but for UsingPods, which lists them.
+
+A claim is kept by Kubernetes while a pod uses it; an inline volume that names a Datastore is known to nobody but us and
+its node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from datastore.api.resources import PODS
+from datastore.api.volumecontext import DRIVER, REFERENCE
+from datastore.controller.runtime.client import Client
+
+Raw = Mapping[str, Any]
+
+NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
+FRESH_S = 1.0
+NAMESPACES_MAX = 256
+
+
+def claims_of(pod: Raw) -> frozenset[str]:
+    """The claims that a pod which has not ended holds."""
+    volumes = _volumes(pod)
+    return frozenset(each["persistentVolumeClaim"]["claimName"] for each in volumes if "persistentVolumeClaim" in each)
+
+
+def inline_secrets_of(pod: Raw) -> frozenset[str]:
+    """The Secrets of its inline volumes."""
+    return frozenset((each.get("nodePublishSecretRef") or {}).get("name", "") for each in _inline(pod))
+
+
+def datastores_of(pod: Raw) -> frozenset[str]:
+    """The Datastores that it names in inline volumes, once it has a node: before that, none will mount them for it."""
+    if not pod.get("spec", {}).get("nodeName"):
+        return frozenset()
+    named = ((each.get("volumeAttributes") or {}).get(REFERENCE, "") for each in _inline(pod))
+    return frozenset(each for each in named if each)
+
+
+class UsingPods:
+    """Which pods use a Datastore. One list of a namespace serves all who asked before it began. Event loop only."""
+
+    def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._lists: dict[str, tuple[float, dict[str, tuple[frozenset[str], frozenset[str]]]]] = {}
+
+    async def of(self, namespace: str, claim: str, datastore: str, since: float) -> tuple[str, ...]:
+        """Names of the pods that hold the claim, or the Datastore inline, as seen after `since` (of the clock).
+
+        claim: '' for none. Errors: ApiError, Unavailable.
+        """
+        async with self._lock:
+            began, found = self._lists.get(namespace, (float("-inf"), {}))
+            if began < since or self._clock() - began > FRESH_S:
+                if len(self._lists) >= NAMESPACES_MAX:
+                    self._lists.clear()
+                began = self._clock()
+                pods = await self._client.list(PODS, namespace, NOT_ENDED)
+                found = {pod["metadata"]["name"]: (claims_of(pod), datastores_of(pod)) for pod in pods}
+                self._lists[namespace] = began, found
+        return tuple(sorted(_users(found, claim, datastore)))
+
+
+def _users(found: Mapping[str, tuple[frozenset[str], frozenset[str]]], claim: str, datastore: str) -> Iterator[str]:
+    for name, (claims, inline) in found.items():
+        if claim in claims:
+            yield name
+        elif datastore in inline:
+            yield f"{name} (inline)"
+
+
+def _volumes(pod: Raw) -> list[Raw]:
+    if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+        return []
+    return pod.get("spec", {}).get("volumes") or []
+
+
+def _inline(pod: Raw) -> list[Raw]:
+    return [each["csi"] for each in _volumes(pod) if "csi" in each and each["csi"].get("driver") == DRIVER]

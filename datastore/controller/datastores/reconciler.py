@@ -1,0 +1,429 @@
+"""The loop around the core: observe, decide, act, again. Nothing is remembered that a restart could not find out again,
+but for when to try what once more.
+
+Work on the storage runs beside this loop, one piece for a Datastore at a time; at its end the Datastore has its turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from datastore.api.names import FINALIZER, volume_name
+from datastore.api.resources import CLAIMS, NAMESPACES, VOLUMES
+from datastore.backends.base import Policy, Released
+from datastore.controller.datastores import deletion, desired
+from datastore.controller.datastores.claimprobe import ClaimProbe
+from datastore.controller.datastores.decide import Facts, Observed, Plan, believed, decide
+from datastore.controller.datastores.deletion import DeletionState, plan_deletion
+from datastore.controller.datastores.effective import EffectiveSpec, SecretRef, effective_spec
+from datastore.controller.datastores.informers import Informers
+from datastore.controller.datastores.metrics import BACKEND_FAILURES
+from datastore.controller.datastores.pods import UsingPods
+from datastore.controller.datastores.prober import BackendProber
+from datastore.controller.datastores.secretwatch import Uses
+from datastore.controller.datastores.settings import Settings
+from datastore.controller.runtime.actor import Actor
+from datastore.controller.runtime.client import Client, Fence, Unavailable
+from datastore.controller.runtime.election import LeaseLost
+from datastore.controller.runtime.mistakes import Mistake, reason_of
+from datastore.controller.runtime.queue import Key
+from datastore.controller.runtime.recorder import Recorder
+from datastore.errors import DatastoreError, ServerStarting
+from datastore.logs import fields
+
+log = logging.getLogger(__name__)
+Raw = Mapping[str, Any]
+
+STEPS_MAX = 12
+"""Looks at one Datastore before others have their turn: what needs more is edited faster than it is repaired."""
+PATIENCE_S = 3.0
+"""A claim that is being deleted for longer has users, who are worth a request and a status."""
+STARTING_S = 5.0
+"""Between looks at a server of ours that is coming."""
+DOUBT_S = 10.0
+"""A deletion that takes longer is not left to the watch alone."""
+SETTLE_S = 1.0
+"""Until another look at what waits for the cluster (binding, pods): its events wake us sooner."""
+NOW_S = 0.0
+NEVER = None
+AGAIN = -1.0
+"""Another step follows at once."""
+
+
+@dataclass(slots=True)
+class Known:
+    """What is remembered of one Datastore.
+
+    facts: of the spec as it is; look_at: when they want to be found out again; work: what runs on the storage;
+    released: what came of the last call to give the data up; failures: in a row; renewals: changes of its Secret and of
+    its clients.
+    Times: monotonic.
+    """
+
+    uid: str
+    spec: EffectiveSpec | None = None
+    facts: Facts | None = None
+    work: asyncio.Task[None] | None = None
+    released: Released | DatastoreError | None = None
+    failures: int = 0
+    look_at: float = 0.0
+    failing_since: float = 0.0
+    renewals: int = 0
+    deleting_since: float = 0.0
+
+
+class Reconciler:
+    """Works on one Datastore at a time per key; many keys at once. nodes: see Opening. wake: it wants its turn."""
+
+    def __init__(
+        self,
+        client: Client,
+        recorder: Recorder,
+        informers: Informers,
+        settings: Settings,
+        uses: Uses,
+        nodes: Callable[[], Sequence[str]],
+        *,
+        wake: Callable[[Key], None],
+        fence: Fence,
+    ) -> None:
+        self._client = client
+        self._recorder = recorder
+        self._informers = informers
+        self._settings = settings
+        self._uses = uses
+        self._wake = wake
+        self._fence = fence
+        self._actor = Actor(client, recorder, informers.stores)
+        self._prober = BackendProber(client, settings, nodes)
+        self._claim_probe = ClaimProbe(client, settings)
+        self._using = UsingPods(client)
+        self._known: dict[Key, Known] = {}
+
+    def close(self) -> None:
+        """Release threads and connections; work on the storage ends by its own deadlines."""
+        for known in self._known.values():
+            if known.work is not None:
+                known.work.cancel()
+        self._prober.close()
+
+    def reasons(self) -> Counter[str]:
+        """How many Datastores there are, by the reason of their Ready condition."""
+        counted: Counter[str] = Counter()
+        for body in self._informers.datastores.values():
+            conditions = (body.get("status") or {}).get("conditions") or []
+            counted[next((each["reason"] for each in conditions if each["type"] == "Ready"), "New")] += 1
+        return counted
+
+    def renewed(self, secret: SecretRef) -> frozenset[Key]:
+        """A Secret came or changed: whoever uses it wants to be looked at now."""
+        self._prober.forget_secret(secret)
+        keys = self._uses.of(secret)
+        for known in (self._known[key] for key in keys if key in self._known):
+            known.look_at, known.failures = 0.0, 0
+            known.renewals += 1
+        return keys
+
+    def nodes_changed(self) -> list[Key]:
+        """Nodes came or went: Datastores whose clients they are want to be looked at now."""
+        keys = []
+        for key, known in self._known.items():
+            if known.spec is not None and known.spec.kind.needs_nodes(known.spec.parameters):
+                known.look_at, known.failures = 0.0, 0
+                known.renewals += 1
+                keys.append(key)
+        return keys
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Bring one Datastore as far as it goes now; seconds until it wants its turn again, None: when it is woken."""
+        for _ in range(STEPS_MAX):
+            body = self._informers.datastores.get(key)
+            if body is None:
+                return await self._gone(key)
+            known = self._remembered(key, body)
+            step = self._delete_step if "deletionTimestamp" in body["metadata"] else self._step
+            wait_s = await step(key, body, known)
+            if wait_s is None or wait_s >= 0:
+                return wait_s
+        return SETTLE_S
+
+    # -- a Datastore that stays
+
+    async def _step(self, key: Key, body: Raw, known: Known) -> float | None:
+        effective, mistake = self._effective(body)
+        self._uses.put(key, effective.secret if effective else None)
+        if known.spec != effective:
+            known.spec, known.facts, known.look_at, known.failures = effective, None, 0.0, 0
+        if mistake is not None:
+            known.facts = Facts(error=mistake)
+        plan = decide(self._observed(key, body, effective, known.facts))
+        now = time.monotonic()
+        due = mistake is None and now >= known.look_at and (plan.look or known.facts is not None)
+        if effective is not None and due:
+            self._beside(key, known, self._look(known, effective, made=self._made(body)))
+        if plan.look:
+            return NEVER if known.work is not None else max(known.look_at - now, SETTLE_S)
+        await self._act(body, plan)
+        if plan.again:
+            return AGAIN
+        if plan.soon:
+            return SETTLE_S
+        if mistake is not None and mistake.permanent:
+            return NEVER
+        if plan.ready and effective is not None and await self._learn(key, body, effective, known):
+            return AGAIN
+        return max(known.look_at - time.monotonic(), SETTLE_S)
+
+    def _beside(self, key: Key, known: Known, work: Coroutine[Any, Any, None]) -> None:
+        """Let work on the storage run beside the loop, unless some does; the Datastore is woken at its end."""
+        if known.work is not None:
+            work.close()
+            return
+
+        async def run() -> None:
+            try:
+                await work
+            except LeaseLost:
+                log.info("work on the storage was left to another replica", extra=fields(datastore="/".join(key)))
+            except Unavailable as error:
+                # It says nothing of the storage: what was known of that stays.
+                log.info("a look at the storage is put off", extra=fields(datastore="/".join(key), reason=error))
+                known.look_at = time.monotonic() + self._settings.retry_after(known.failures)
+                known.failures += 1
+            finally:
+                known.work = None
+                self._wake(key)
+
+        known.work = asyncio.create_task(run())
+
+    async def _look(self, known: Known, effective: EffectiveSpec, *, made: bool) -> None:
+        renewals = known.renewals
+        facts = await self._prober.look(effective, self._fence, made=made)
+        if known.spec != effective:
+            return  # it was edited meanwhile, and is looked at anew
+        known.facts = believed(known.facts, facts, known.failures, exported=effective.kind.exported)
+        if facts.error is None:
+            known.failures, wait_s = 0, self._settings.check_s
+        else:
+            BACKEND_FAILURES.labels(reason_of(facts.error)).inc()
+            wait_s = self._settings.retry_after(known.failures)
+            if isinstance(facts.error, ServerStarting):
+                wait_s = min(wait_s, STARTING_S)
+            known.failures += 1
+        if known.renewals != renewals:
+            # The keys or the clients changed while the old ones were tried.
+            wait_s = NOW_S
+        known.look_at = time.monotonic() + wait_s * random.uniform(0.9, 1.1)  # noqa: S311  (spreads, hides nothing)
+
+    async def _learn(self, key: Key, body: Raw, effective: EffectiveSpec, known: Known) -> bool:
+        """Count what is stored, or try the volume of another driver; whether there is something new to tell."""
+        assert known.facts is not None, "what is Ready was looked at"
+        if effective.kind.volume != "claim":
+            if known.facts.measured is None and self._prober.may_count(effective):
+                self._beside(key, known, self._count(known, effective))
+            return False
+        status = (self._informers.datastores.get(key) or body).get("status") or {}
+        tried = await self._claim_probe.step(effective, self._claim(key, effective), status)
+        if tried.event is not None:
+            await self._recorder.record(body, tried.event)
+        if tried.wait_s is not None:
+            known.look_at = min(known.look_at, time.monotonic() + tried.wait_s)
+        if tried.capabilities is None:
+            return False
+        known.facts = Facts(capabilities=tried.capabilities, measured=tried.measured, measured_at=_now())
+        return True
+
+    async def _count(self, known: Known, effective: EffectiveSpec) -> None:
+        measured = await self._prober.count(effective)
+        if measured is not None and known.spec == effective and known.facts is not None:
+            known.facts = replace(known.facts, measured=measured, measured_at=_now())
+
+    async def _act(self, body: Raw, plan: Plan) -> None:
+        if plan.finalizer:
+            await self._actor.finalizer(body, FINALIZER, present=True)
+        # The store may not know a claim yet that is someone else's.
+        if plan.unless_claimed is not None and await self._actor.look(plan.unless_claimed) is not None:
+            return
+        if plan.claim_status:
+            claim = self._claim(_key(body), self._known[_key(body)].spec)
+            if claim is not None:
+                await self._actor.merge(CLAIMS, claim, {"status": plan.claim_status}, "status")
+        for wanted in plan.apply:
+            await self._actor.apply(wanted)
+        if plan.replace is not None:
+            await self._replace(plan.replace)
+        await self._actor.tell(body, plan.status, plan.events)
+
+    async def _replace(self, wanted: Raw) -> None:
+        """Make a volume anew that somebody deleted. The data is not touched: only the Datastore's end does."""
+        name = wanted["metadata"]["name"]
+        here = self._informers.volumes.get(("", name))
+        if here is not None:
+            uid = here["metadata"]["uid"]
+            await self._client.delete(VOLUMES, "", name, uid)
+            # Kubernetes keeps a volume while its claim is bound, and that is what it shall stay.
+            await self._client.merge(VOLUMES, here, {"metadata": {"finalizers": None}})
+            self._informers.volumes.drop(("", name), uid)
+        await self._actor.apply(wanted)
+
+    # -- a Datastore that goes
+
+    async def _delete_step(self, key: Key, body: Raw, known: Known) -> float | None:
+        if not known.deleting_since:
+            known.deleting_since, known.look_at, known.failures = time.monotonic(), 0.0, 0
+        effective, _ = self._effective(body)
+        state = await self._deletion_state(key, body, known, effective)
+        plan = plan_deletion(state)
+        claim = state.claim
+        deleted = claim["metadata"]["name"] if claim is not None and "deletionTimestamp" in claim["metadata"] else ""
+        if plan.list_pods and claim is not None and deleted and _age_s(claim) < PATIENCE_S:
+            # Mostly nobody uses it, and its event comes at once.
+            return SETTLE_S
+        if plan.list_pods:
+            pods = await self._using.of(key[0], deleted, key[1], known.deleting_since)
+            plan = plan_deletion(replace(state, pods=pods))
+        if plan.release is not None and claim is None and await self._client.get(CLAIMS, *key) is not None:
+            # The last look before data is removed: the API server's word, not the store's.
+            return SETTLE_S
+        for each in plan.delete:
+            await self._actor.delete(each)
+        await self._actor.tell(body, plan.status, plan.events)
+        if plan.finish:
+            await self._actor.finalizer(body, FINALIZER, present=False)
+            self._prober.forget(body["metadata"]["uid"])
+            self._uses.put(key, None)
+            return NEVER
+        if plan.release is not None and effective is not None:
+            return self._go_on_releasing(key, known, effective, plan.release)
+        if plan.status and _age_s(body) > DOUBT_S:
+            for found in (claim, state.volume):
+                if found is not None:
+                    await self._actor.look(found)
+        if plan.again:
+            return AGAIN
+        return SETTLE_S * 2 if plan.status else NEVER
+
+    async def _deletion_state(
+        self, key: Key, body: Raw, known: Known, effective: EffectiveSpec | None
+    ) -> DeletionState:
+        failure = known.released if isinstance(known.released, DatastoreError) else None
+        abandoned = False
+        if failure is not None and effective is not None:
+            known.failing_since = known.failing_since or time.monotonic()
+            tried_s = time.monotonic() - known.failing_since
+            abandoned = tried_s >= self._settings.abandon_s and await self._namespace_goes(effective.namespace)
+        done = isinstance(known.released, Released) and known.released.done
+        message = known.released.message if isinstance(known.released, Released) else ""
+        return DeletionState(
+            datastore=body,
+            effective=effective,
+            claim=self._claim(key, effective),
+            volume=self._informers.volumes.get(("", volume_name(body["metadata"]["uid"]))),
+            progress="" if done else message,
+            released=message if done else None,
+            failure=failure,
+            abandoned=abandoned,
+            now=_now(),
+        )
+
+    def _go_on_releasing(self, key: Key, known: Known, effective: EffectiveSpec, policy: Policy) -> float | None:
+        now = time.monotonic()
+        if known.work is None and now >= known.look_at:
+            self._beside(key, known, self._release(known, effective, policy))
+            return NEVER
+        return max(known.look_at - now, SETTLE_S)
+
+    async def _release(self, known: Known, effective: EffectiveSpec, policy: Policy) -> None:
+        try:
+            released = await self._prober.release(effective, policy, self._fence)
+        except DatastoreError as error:
+            known.released = error
+            known.look_at = time.monotonic() + self._settings.retry_after(known.failures)
+            known.failures += 1
+            return
+        known.released, known.failures, known.failing_since, known.look_at = released, 0, 0.0, 0.0
+        if released.done:
+            where = f"{effective.namespace}/{effective.name}"
+            log.info("released", extra=fields(datastore=where, what=released.message))
+
+    async def _namespace_goes(self, namespace: str) -> bool:
+        body = await self._client.get(NAMESPACES, "", namespace)
+        return body is None or "deletionTimestamp" in body["metadata"]
+
+    async def _gone(self, key: Key) -> float | None:
+        """No Datastore has this key: volumes of an earlier one go too, once that is sure."""
+        known = self._known.pop(key, None)
+        self._uses.put(key, None)
+        if known is not None:
+            self._prober.forget(known.uid)
+        left = [
+            each
+            for each in self._informers.volumes.values()
+            if desired.owner_of(each) == key and deletion.orphans(each, None)
+        ]
+        if not left:
+            return NEVER
+        if await self._actor.look(desired.reference(key)) is not None:
+            return SETTLE_S
+        for each in left:
+            name = each["metadata"]["name"]
+            log.info("removing a volume that has outlived its Datastore", extra=fields(volume=name))
+            await self._actor.delete(each)
+        return NEVER
+
+    # -- shared
+
+    def _remembered(self, key: Key, body: Raw) -> Known:
+        known = self._known.get(key)
+        if known is None or known.uid != body["metadata"]["uid"]:
+            known = self._known[key] = Known(uid=body["metadata"]["uid"])
+        return known
+
+    def _made(self, body: Raw) -> bool:
+        """Whether it was provisioned before: its data must be there."""
+        volume = self._informers.volumes.get(("", volume_name(body["metadata"]["uid"])))
+        return volume is not None or bool((body.get("status") or {}).get("volumeName"))
+
+    def _effective(self, body: Raw) -> tuple[EffectiveSpec | None, Mistake | None]:
+        try:
+            return effective_spec(body, self._informers.class_for(body), self._settings), None
+        except Mistake as mistake:
+            return None, mistake
+
+    def _observed(self, key: Key, body: Raw, effective: EffectiveSpec | None, facts: Facts | None) -> Observed:
+        claim = self._claim(key, effective)
+        return Observed(
+            datastore=body,
+            effective=effective,
+            facts=facts,
+            claim=claim,
+            storage_class=self._informers.class_of(claim),
+            volume=self._informers.volumes.get(("", volume_name(body["metadata"]["uid"]))),
+            now=_now(),
+        )
+
+    def _claim(self, key: Key, effective: EffectiveSpec | None) -> Raw | None:
+        existing = effective.spec.claim.name if effective is not None and effective.spec.claim else None
+        return self._informers.claims.get((key[0], existing) if existing else key)
+
+
+def _key(body: Raw) -> Key:
+    return body["metadata"]["namespace"], body["metadata"]["name"]
+
+
+def _age_s(body: Raw) -> float:
+    """For how long an object has been going."""
+    since = datetime.fromisoformat(body["metadata"]["deletionTimestamp"])
+    return (datetime.now(UTC) - since).total_seconds()
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,119 @@
+"""Notices within a second that a Secret in use has changed, by the metadata of Secrets alone.
+
+Nothing is remembered but the version of those in use. Each watch begins with all there is, so what changed while there
+was none is seen as well. Event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from datastore.api.resources import SECRETS
+from datastore.controller.datastores.effective import SecretRef
+from datastore.controller.runtime.client import ApiError, Client, Unavailable
+from datastore.controller.runtime.queue import Key
+from datastore.logs import Limiter, fields
+
+log = logging.getLogger(__name__)
+Raw = Mapping[str, Any]
+
+RECENT = timedelta(seconds=120)
+"""A Secret that was changed so shortly before we first saw it may have been changed while nobody looked."""
+AGAIN_S = 2.0
+
+
+class Uses:
+    """Which Datastores are reached by which Secret."""
+
+    def __init__(self) -> None:
+        self._secret: dict[Key, SecretRef] = {}
+        self._users: dict[SecretRef, set[Key]] = {}
+
+    def put(self, key: Key, secret: SecretRef | None) -> None:
+        """A Datastore uses this Secret now and no other; None: none at all."""
+        before = self._secret.get(key)
+        if before == secret:
+            return
+        if before is not None:
+            users = self._users[before]
+            users.discard(key)
+            if not users:
+                del self._users[before]
+            del self._secret[key]
+        if secret is not None:
+            self._secret[key] = secret
+            self._users.setdefault(secret, set()).add(key)
+
+    def of(self, secret: SecretRef) -> frozenset[Key]:
+        """The Datastores that use a Secret."""
+        return frozenset(self._users.get(secret, ()))
+
+
+class SecretWatch:
+    """Calls changed(secret, version, rotated) for each Secret in use that came or changed.
+
+    rotated: whether mounts may hold its former keys; False for one that is merely seen for the first time.
+    active: whether it is this replica's turn.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        uses: Uses,
+        active: Callable[[], bool],
+        changed: Callable[[SecretRef, str, bool], None],
+    ) -> None:
+        self._client = client
+        self._uses = uses
+        self._active = active
+        self._changed = changed
+        self._versions: dict[SecretRef, str] = {}
+        self._limiter = Limiter()
+
+    async def run(self, namespace: str) -> None:
+        """Watch one namespace ('' for all), for ever."""
+        while True:
+            while not self._active():
+                await asyncio.sleep(0.1)
+            started = asyncio.get_running_loop().time()
+            try:
+                await self._once(namespace)
+            except (ApiError, Unavailable) as error:
+                if self._limiter.allows(str(error), started):
+                    log.warning(
+                        "the watch of Secrets will be begun again", extra=fields(namespace=namespace, error=error)
+                    )
+            self._versions = {ref: version for ref, version in self._versions.items() if self._uses.of(ref)}
+            await asyncio.sleep(max(0.0, started + AGAIN_S - asyncio.get_running_loop().time()))
+
+    async def _once(self, namespace: str) -> None:
+        async with aclosing(self._client.watch(SECRETS, namespace)) as events:
+            async for kind, metadata in events:
+                if not self._active():
+                    # Whoever works then sees it; we begin anew when it is our turn again.
+                    return
+                if kind in ("ADDED", "MODIFIED"):
+                    self.saw(kind, metadata)
+
+    def saw(self, kind: str, metadata: Raw) -> None:
+        """One event. kind: ADDED or MODIFIED."""
+        ref = SecretRef(namespace=metadata.get("namespace", ""), name=metadata["name"])
+        version, before = str(metadata["resourceVersion"]), self._versions.get(ref)
+        if version == before or not self._uses.of(ref):
+            return
+        self._versions[ref] = version
+        rotated = before is not None or kind == "MODIFIED" or recent(metadata, datetime.now(UTC))
+        self._changed(ref, version, rotated)
+
+
+def recent(metadata: Raw, now: datetime) -> bool:
+    """Whether an object was made or changed lately, as far as its metadata says."""
+    times = [each.get("time") for each in metadata.get("managedFields") or []]
+    return any(
+        text and now - datetime.fromisoformat(text) < RECENT for text in (metadata.get("creationTimestamp"), *times)
+    )

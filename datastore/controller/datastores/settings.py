@@ -1,0 +1,34 @@
+"""What an administrator chooses for the controller of Datastores. Times in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from datastore.api.endpoints import EndpointPolicy
+from datastore.controller.runtime.settings import RuntimeSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(RuntimeSettings):
+    """Read from the command line in __main__. The Secrets of StorageClasses may be in its own namespace."""
+
+    check_s: float = 300.0
+    """How often the storage behind a Datastore that works is looked at again."""
+    usage_s: float = 900.0
+    """How often a large Datastore is counted; one that fits a page of a listing is counted at every check."""
+    release_s: float = 20.0
+    """How long one call may remove or move data; then others have their turn."""
+    abandon_s: float = 60.0
+    """In a namespace that is being deleted, how long a failing removal is tried before the data is left behind."""
+    local_paths: frozenset[str] = field(default_factory=frozenset)
+    """Directories of nodes that a Datastore may name; exactly these: below them, a link could lead anywhere."""
+    ambient_credentials: bool = False
+    """Whether a Datastore without a Secret may use the identity of the controller and of the nodes."""
+    watch_secrets: bool = False
+    """See changes of Secrets at once, and tell the pods that use them; the kubelet's own pace is 60 to 90 s."""
+    policy: EndpointPolicy = field(default_factory=EndpointPolicy)
+    """Which servers users may have asked. See api/endpoints.py."""
+    probe_claims: bool = False
+    """Whether pods may be made that try what a volume of another driver can do, for Datastores that ask for it."""
+    probe_image: str = ""
+    """Their image; empty: that of the controller's own pod."""

@@ -1,0 +1,1 @@
+"""The controller of Models and ModelVersions: saves as Jobs, and versions as read-only volumes."""

@@ -1,0 +1,281 @@
+"""What to do next about a ModelVersion, from what is observed. Pure and level-triggered, like that of Datastores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from datastore.api.datastore import API_VERSION
+from datastore.api.explain import explain
+from datastore.api.model import DEFAULT_STORE, ModelVersion
+from datastore.api.names import FINALIZER
+from datastore.controller.models.job import (
+    Role,
+    condition,
+    ended,
+    job_name,
+    reached,
+    request_of,
+    verb_of,
+    wanted_job,
+)
+from datastore.controller.models.status import model_status
+from datastore.controller.models.volume import OWNED_BY, version_volume
+from datastore.controller.runtime.conditions import Event, Finding, Truth, merged
+from datastore.controller.runtime.mistakes import Mistake
+from datastore.units import format_size
+
+Raw = Mapping[str, Any]
+
+SAVED, SAME = "Saved", "SameBytes"
+"""Why it is Ready: its own save made the version, or the store had these bytes already."""
+MESSAGE_MAX = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """All that decide() knows; None: there is none. store and source: Datastores; store_volume, source_volume: theirs.
+
+    job: that of the verb that matters now; answer, progress, waiting: see job.py. in_use: by whom, of the claim or of
+    the version. classes: StorageClasses that the administrator marked for models. image: with its pull policy.
+    """
+
+    version: Raw
+    now: str
+    model: Raw | None = None
+    store: Raw | None = None
+    store_volume: Raw | None = None
+    source: Raw | None = None
+    source_volume: Raw | None = None
+    job: Raw | None = None
+    answer: Mapping[str, Any] | None = None
+    progress: Mapping[str, Any] | None = None
+    waiting: str = ""
+    claim: Raw | None = None
+    in_use: str = ""
+    classes: Sequence[str] = ()
+    image: tuple[str, str] | None = None
+    namespace_ends: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to do, in this order. create: only where it is not there. model_status: of the Model. soon: look again."""
+
+    finalizer: bool | None = None
+    create: tuple[Raw, ...] = ()
+    apply: tuple[Raw, ...] = ()
+    delete: tuple[Raw, ...] = ()
+    status: Mapping[str, Any] | None = None
+    model_status: Mapping[str, Any] | None = None
+    events: tuple[Event, ...] = ()
+    soon: bool = False
+
+
+def parsed(body: Raw) -> ModelVersion:
+    """The object without what the API server adds. Errors: Mistake."""
+    names = {"name": body["metadata"]["name"], "namespace": body["metadata"]["namespace"]}
+    document = {key: body.get(key) for key in ("apiVersion", "kind", "spec")} | {"metadata": names}
+    try:
+        return ModelVersion.model_validate(document)
+    except ValidationError as error:
+        raise Mistake("InvalidSpec", explain(error, ModelVersion), permanent=True) from None
+
+
+def store_name(model: Raw | None) -> str:
+    """The Datastore that holds the versions of a Model."""
+    return str((model or {}).get("spec", {}).get("store") or DEFAULT_STORE)
+
+
+def is_saved(body: Raw) -> bool:
+    """Whether it is known which version of the store this is."""
+    return condition(body, "Saved").get("status") == "True"
+
+
+def decide(seen: Observed) -> Plan:
+    """The next step of a ModelVersion that stays, or of one that goes."""
+    body = seen.version
+    try:
+        version = parsed(body)
+        if "deletionTimestamp" in body["metadata"]:
+            return _going(seen, version)
+        if FINALIZER not in (body["metadata"].get("finalizers") or []):
+            return Plan(finalizer=True, soon=True)
+        if is_saved(body):
+            return _shown(seen, version)
+        if condition(body, "Failed").get("status") == "True":
+            return Plan()
+        return _made(seen, version)
+    except Mistake as mistake:
+        if "deletionTimestamp" in body["metadata"]:
+            return Plan(finalizer=False)
+        return _told(seen, "Pending", mistake.reason, str(mistake))
+
+
+def _made(seen: Observed, version: ModelVersion) -> Plan:
+    """Toward a version that is saved: Model, store, Job."""
+    body, namespace = seen.version, seen.version["metadata"]["namespace"]
+    if seen.model is None:
+        names = {"name": version.spec.model, "namespace": namespace}
+        made = {"apiVersion": API_VERSION, "kind": "Model", "metadata": names, "spec": {}}
+        return Plan(create=(made,), soon=True)
+    if seen.job is not None and ended(seen.job):
+        return _ended(seen, version)
+    if seen.job is not None:
+        if seen.waiting:
+            return _told(seen, "Saving", "PodPending", f"the Job's pod does not run yet: {seen.waiting}", soon=True)
+        return _told(seen, "Saving", "JobRunning", f"Job {seen.job['metadata']['name']} works on it", soon=True)
+    name = store_name(seen.model)
+    if seen.store is None and name == DEFAULT_STORE and len(seen.classes) == 1:
+        store = {
+            "apiVersion": API_VERSION,
+            "kind": "Datastore",
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {"storageClassName": seen.classes[0], "reclaimPolicy": "Retain"},
+        }
+        return Plan(create=(store,), soon=True)
+    roles = [Role("store", name, seen.store, seen.store_volume)]
+    if version.spec.source is not None:
+        roles.append(Role("source", version.spec.source.datastore, seen.source, seen.source_volume, "if needed"))
+    places = reached(roles)
+    verb = verb_of(version)
+    request = request_of(
+        version,
+        body["metadata"]["uid"],
+        verb,
+        places.places["store"],
+        places.places.get("source"),
+        _moved(seen.model, version),
+    )
+    job = wanted_job(body, verb, request, seen.image, places)
+    told = _told(seen, "Saving", "JobCreated", f"Job {job['metadata']['name']} was made")
+    return Plan(create=(job,), status=told.status, events=told.events, soon=True)
+
+
+def _moved(model: Raw, version: ModelVersion) -> list[str]:
+    """The aliases that its Job moves: those that the Model lists stay where that says."""
+    listed = {each["name"] for each in model.get("spec", {}).get("aliases") or ()}
+    return [alias for alias in version.spec.aliases if alias not in listed]
+
+
+def _ended(seen: Observed, version: ModelVersion) -> Plan:
+    """The Job has ended: with a version, or for good without one."""
+    assert seen.job is not None, "asked only then"
+    said = dict(seen.answer or {})
+    if ended(seen.job) == "Complete" and "version" not in said:
+        # Its pod is gone with what it said. A Job of the same id finds what this one did.
+        return Plan(delete=(seen.job,), soon=True)
+    if ended(seen.job) == "Failed":
+        reason, why = str(said.get("reason") or "JobFailed"), str(said.get("error") or "the Job's pods failed")
+        return _told(seen, "Failed", reason, f"{why}; make another ModelVersion when that is mended")
+    found = {name: said[name] for name in ("version", "digest", "files", "bytes", "saved", "location")}
+    reason = SAVED if said.get("new") or version.spec.version is not None else SAME
+    text = f"{version.spec.model}:{said['version']}"
+    message = f"saved as {text}" if reason == SAVED else f"the store has these bytes already, as {text}"
+    if left := [alias for alias in version.spec.aliases if alias not in _moved(seen.model or {}, version)]:
+        message += f"; Model {version.spec.model} says what {', '.join(left)} means"
+    plan = _told(seen, "Ready", reason, message, {**found, "size": format_size(int(said["bytes"]))})
+    assert seen.model is not None, "made before"
+    of_model = model_status(seen.model, said, store_name(seen.model), seen.now)
+    return Plan(status=plan.status, events=plan.events, model_status=of_model, soon=True)
+
+
+def _shown(seen: Observed, version: ModelVersion) -> Plan:
+    """A saved version has its volume and claim, which anybody may have removed."""
+    body, metadata = seen.version, seen.version["metadata"]
+    if seen.claim is not None and (seen.claim["metadata"].get("labels") or {}).get(OWNED_BY) != metadata["uid"]:
+        text = f"a claim {metadata['name']} is there already and not ours, so the version has none"
+        return _told(seen, "Ready", condition(body, "Ready")["reason"], text)
+    if seen.claim is not None:
+        return _told(seen, "Ready", *_ready(body), extra={"claim": metadata["name"]})
+    if seen.store is None or seen.store_volume is None:
+        return Plan(soon=seen.store is not None)
+    try:
+        volume, claim = version_volume(
+            seen.store,
+            seen.store_volume,
+            model=version.spec.model,
+            number=int(body["status"]["version"]),
+            claim=metadata["name"],
+            owner=body,
+        )
+    except Mistake as mistake:
+        return _told(seen, "Ready", condition(body, "Ready")["reason"], str(mistake))
+    return Plan(apply=(volume, claim), soon=True)
+
+
+def _ready(body: Raw) -> tuple[str, str]:
+    found = condition(body, "Ready")
+    return str(found["reason"]), str(found["message"])
+
+
+def _going(seen: Observed, version: ModelVersion) -> Plan:
+    """Claim, bytes, volume, and the end; whoever uses the version comes first."""
+    body = seen.version
+    if FINALIZER not in (body["metadata"].get("finalizers") or []):
+        return Plan()
+    ours = (
+        seen.claim is not None and (seen.claim["metadata"].get("labels") or {}).get(OWNED_BY) == body["metadata"]["uid"]
+    )
+    if seen.in_use:
+        return _told(seen, "Deleting", "VersionInUse", f"not deleted: in use by {seen.in_use}", soon=True)
+    if ours and seen.claim is not None:
+        delete = () if "deletionTimestamp" in seen.claim["metadata"] else (seen.claim,)
+        return Plan(delete=delete, soon=True)
+    job = seen.job
+    stored = version.spec.source is not None and condition(body, "Saved").get("reason") != SAME
+    if not stored or seen.namespace_ends or seen.store is None or seen.store_volume is None or seen.image is None:
+        return Plan(finalizer=False)
+    if job is None:
+        try:
+            places = reached([Role("store", store_name(seen.model), seen.store, seen.store_volume)])
+        except Mistake:
+            return Plan(finalizer=False)
+        request = request_of(version, body["metadata"]["uid"], "delete", places.places["store"], None)
+        return Plan(create=(wanted_job(body, "delete", request, seen.image, places),), soon=True)
+    if job["metadata"]["name"] != job_name(body, "delete"):
+        # A save that still runs.
+        return Plan(delete=() if "deletionTimestamp" in job["metadata"] else (job,), soon=True)
+    if ended(job) == "Complete":
+        return Plan(finalizer=False)
+    if ended(job) == "Failed":
+        said = dict(seen.answer or {})
+        plan = _told(
+            seen, "Deleting", str(said.get("reason") or "JobFailed"), str(said.get("error") or "the Job's pods failed")
+        )
+        return Plan(status=plan.status, events=plan.events, delete=(job,), soon=True)
+    return Plan(soon=True)
+
+
+def _told(
+    seen: Observed, phase: str, reason: str, text: str, extra: Mapping[str, Any] | None = None, *, soon: bool = False
+) -> Plan:
+    """The status, and an Event when it is another one than before."""
+    body, message = seen.version, text[:MESSAGE_MAX]
+    before: Mapping[str, Any] = body.get("status") or {}
+    saved = phase == "Ready" or is_saved(body)
+    truth: dict[bool, Truth] = {True: "True", False: "False"}
+    why = condition(body, "Saved").get("reason", reason) if is_saved(body) else reason
+    findings = [
+        Finding(type="Ready", status=truth[phase == "Ready"], reason=reason, message=message),
+        Finding(type="Saved", status=truth[saved], reason=why, message="" if saved else message),
+        Finding(type="Failed", status=truth[phase == "Failed"], reason=reason if phase == "Failed" else "NotFailed"),
+    ]
+    generation = body["metadata"].get("generation", 1)
+    rest = {name: value for name, value in before.items() if name != "progress"}
+    status = {
+        **rest,
+        **(extra or {}),
+        **({"progress": dict(seen.progress)} if seen.progress and phase == "Saving" else {}),
+        "observedGeneration": generation,
+        "phase": phase,
+        "message": message,
+        "conditions": merged(before.get("conditions") or [], findings, generation, seen.now),
+    }
+    same = (before.get("phase"), condition(body, "Ready").get("reason")) == (phase, reason)
+    warning = phase in ("Failed", "Pending") or reason == "VersionInUse"
+    events = () if same else (Event(reason=reason, message=message, warning=warning),)
+    return Plan(status=status, events=events, soon=soon)

@@ -1,0 +1,148 @@
+"""What to do next about a ModelExport: one Job, and what became of it. Pure and level-triggered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from datastore.api.explain import explain
+from datastore.api.model import ModelExport
+from datastore.controller.models.decide import MESSAGE_MAX, Plan, store_name
+from datastore.controller.models.job import Role, condition, ended, reached, wanted_job
+from datastore.controller.runtime.conditions import Event, Finding, Truth, merged
+from datastore.controller.runtime.mistakes import Mistake
+from datastore.units import format_size
+
+Raw = Mapping[str, Any]
+
+VERB = "export"
+_FOUND = ("version", "digest", "files", "bytes", "location")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedExport:
+    """All that decide_export() knows; None: there is none. target: the Datastore. For the rest see Observed."""
+
+    export: Raw
+    now: str
+    model: Raw | None = None
+    store: Raw | None = None
+    store_volume: Raw | None = None
+    target: Raw | None = None
+    target_volume: Raw | None = None
+    job: Raw | None = None
+    answer: Mapping[str, Any] | None = None
+    progress: Mapping[str, Any] | None = None
+    waiting: str = ""
+    image: tuple[str, str] | None = None
+
+
+def parsed_export(body: Raw) -> ModelExport:
+    """The object without what the API server adds. Errors: Mistake."""
+    names = {"name": body["metadata"]["name"], "namespace": body["metadata"]["namespace"]}
+    document = {key: body.get(key) for key in ("apiVersion", "kind", "spec")} | {"metadata": names}
+    try:
+        return ModelExport.model_validate(document)
+    except ValidationError as error:
+        raise Mistake("InvalidSpec", explain(error, ModelExport), permanent=True) from None
+
+
+def is_over(body: Raw) -> bool:
+    """Whether it has ended: an export happens once."""
+    return "True" in (condition(body, "Complete").get("status"), condition(body, "Failed").get("status"))
+
+
+def decide_export(seen: ObservedExport) -> Plan:
+    """The next step. One that is being deleted takes its Job along, and leaves what is exported."""
+    if is_over(seen.export) or "deletionTimestamp" in seen.export["metadata"]:
+        return Plan()
+    try:
+        export = parsed_export(seen.export)
+        if seen.job is None:
+            return _begun(seen, export)
+    except Mistake as mistake:
+        return _told(seen, "Pending", mistake.reason, str(mistake))
+    name, said = seen.job["metadata"]["name"], dict(seen.answer or {})
+    if ended(seen.job) == "Failed":
+        reason, why = str(said.get("reason") or "JobFailed"), str(said.get("error") or "the Job's pods failed")
+        return _told(seen, "Failed", reason, f"{why}; make another ModelExport when that is mended")
+    if ended(seen.job) and "version" not in said:
+        # Its pod is gone with what it said. Another Job finds what this one did.
+        return Plan(delete=(seen.job,), soon=True)
+    if ended(seen.job):
+        text = f"{export.spec.model}:{said['version']} is at {said['location']}"
+        found = {each: said[each] for each in _FOUND} | {"size": format_size(int(said["bytes"]))}
+        return _told(seen, "Complete", "Exported", text, found)
+    if seen.waiting:
+        return _told(seen, "Exporting", "PodPending", f"the Job's pod does not run yet: {seen.waiting}", soon=True)
+    return _told(seen, "Exporting", "JobRunning", f"Job {name} works on it", soon=True)
+
+
+def _begun(seen: ObservedExport, export: ModelExport) -> Plan:
+    """Errors: Mistake."""
+    spec = export.spec
+    if seen.model is None:
+        raise Mistake("ModelNotFound", f"there is no Model {spec.model} in this namespace; apply one")
+    aliases = {each["name"]: each["version"] for each in (seen.model.get("status") or {}).get("aliases") or ()}
+    places = reached(
+        [
+            Role("store", store_name(seen.model), seen.store, seen.store_volume, "if needed"),
+            Role(
+                "target",
+                spec.to.datastore,
+                seen.target,
+                seen.target_volume,
+                "if needed" if spec.format == "directory" else "always",
+            ),
+        ]
+    )
+    request = {
+        "do": VERB,
+        "model": spec.model,
+        # Decided now, so that a second pod exports the same version; else the Job finds out.
+        "version": spec.version or aliases.get(spec.alias or ""),
+        "alias": spec.alias,
+        "path": spec.to.path,
+        "format": spec.format,
+        "saveId": seen.export["metadata"]["uid"],
+        "who": f"ModelExport {export.metadata.namespace}/{export.name}",
+        "store": places.places["store"],
+        "target": places.places["target"],
+    }
+    job = wanted_job(seen.export, VERB, request, seen.image, places)
+    told = _told(seen, "Exporting", "JobCreated", f"Job {job['metadata']['name']} was made")
+    return Plan(create=(job,), status=told.status, events=told.events, soon=True)
+
+
+def _told(
+    seen: ObservedExport,
+    phase: str,
+    reason: str,
+    text: str,
+    extra: Mapping[str, Any] | None = None,
+    *,
+    soon: bool = False,
+) -> Plan:
+    body, message = seen.export, text[:MESSAGE_MAX]
+    before: Mapping[str, Any] = body.get("status") or {}
+    truth: dict[bool, Truth] = {True: "True", False: "False"}
+    findings = [
+        Finding(type="Complete", status=truth[phase == "Complete"], reason=reason, message=message),
+        Finding(type="Failed", status=truth[phase == "Failed"], reason=reason if phase == "Failed" else "NotFailed"),
+    ]
+    generation = int(body["metadata"].get("generation", 1))
+    status = {
+        **{name: value for name, value in before.items() if name != "progress"},
+        **(extra or {}),
+        **({"progress": dict(seen.progress)} if seen.progress and phase == "Exporting" else {}),
+        "observedGeneration": generation,
+        "phase": phase,
+        "message": message,
+        "conditions": merged(before.get("conditions") or [], findings, generation, seen.now),
+    }
+    same = (before.get("phase"), condition(body, "Complete").get("reason")) == (phase, reason)
+    events = () if same else (Event(reason=reason, message=message, warning=phase in ("Failed", "Pending")),)
+    return Plan(status=status, events=events, soon=soon)

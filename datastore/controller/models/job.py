@@ -1,0 +1,337 @@
+"""The Job that works on the store for a Model, a ModelVersion or a ModelExport, and what it said. Pure: mappings.
+
+It runs in their namespace with nothing but what is needed: no service account's token, the Secrets of the buckets that
+it reads and writes as files, or the claims of what it mounts. A store in a bucket that changes is reached directly,
+because numbers and aliases need its conditional requests; so its Secret has to be of this namespace.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from datastore.api.datastore import DatastoreSpec, location_of
+from datastore.api.model import DEFAULT_STORE, ModelVersion
+from datastore.api.names import GROUP, MANAGED_BY
+from datastore.api.volumecontext import DRIVER, Reference, from_context, settings_of
+from datastore.controller.models.volume import MANAGER, volume_spec
+from datastore.controller.runtime.mistakes import Mistake
+from datastore.models.jobcontract import EXIT_FINAL, REQUEST, SECRETS
+
+Raw = Mapping[str, Any]
+
+FOR = f"{GROUP}/model-job-for"
+"""Label of a Job: the kind of the object that it works for, which owns it."""
+CONTAINER = "work"
+RETRIES = 6
+REMEMBERED_S = 3600
+"""For so long after its end a Job, and with it its log, stays."""
+REMEMBERED_WITH_CLAIM_S = 60
+"""The same where it mounts a claim: Kubernetes removes no claim, nor we its Datastore, while an ended pod names it."""
+USER = 65532
+_NAME_CHARS = 45
+
+
+def verb_of(version: ModelVersion) -> str:
+    """What makes it: a save, or a look at a version that the store has."""
+    return "save" if version.spec.source is not None else "adopt"
+
+
+def job_name(owner: Raw, verb: str) -> str:
+    """Name of the Job, of at most 63 characters."""
+    metadata = owner["metadata"]
+    return f"{metadata['name'][:_NAME_CHARS]}-{verb}-{metadata['uid'][:8]}"
+
+
+def request_of(
+    version: ModelVersion, uid: str, verb: str, store: Raw, source: Raw | None, aliases: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What the Job is asked for (datastore/models/jobs.py). store, source: see Places; aliases: that it moves."""
+    spec = version.spec
+    request: dict[str, Any] = {
+        "do": verb,
+        "model": spec.model,
+        "saveId": uid,
+        "store": dict(store),
+        "who": f"ModelVersion {version.metadata.namespace}/{version.name}",
+    }
+    if verb == "adopt":
+        request |= {"number": spec.version, "aliases": list(aliases)}
+    if verb == "save" and spec.source is not None and source is not None:
+        origin = spec.origin
+        lineage: dict[str, Any] = {"datastore": spec.source.datastore}
+        if origin is not None:
+            lineage |= {
+                "training_job": origin.training_job,
+                "training_job_uid": origin.training_job_uid,
+                "image_digest": origin.image_digest,
+                "command": list(origin.command),
+            }
+        request |= {
+            "source": dict(source),
+            "path": spec.source.path.strip("/"),
+            "force": spec.force,
+            "labels": dict(spec.labels),
+            "aliases": list(aliases),
+            "lineage": lineage,
+        }
+    return request
+
+
+Mounted = Literal["never", "if needed", "always"]
+"""Whether a bucket is reached through a mount of its Datastore: if needed, when its keys are another namespace's."""
+
+
+class Role(NamedTuple):
+    """What a Datastore is for a Job. role: store, source or target; volume: its PersistentVolume."""
+
+    role: str
+    named: str
+    datastore: Raw | None
+    volume: Raw | None
+    mounted: Mounted = "never"
+
+
+class Inline(NamedTuple):
+    """A Datastore that a Job mounts for itself, with the Secret of its bucket."""
+
+    datastore: str
+    secret: str
+
+
+class Places(NamedTuple):
+    """How a Job reaches its Datastores, each by its role: for the request, by claims, by Secrets, or mounted inline."""
+
+    places: dict[str, dict[str, Any]]
+    claims: dict[str, str]
+    secrets: dict[str, str]
+    inline: dict[str, Inline]
+
+
+def reached(roles: Sequence[Role]) -> Places:
+    """Errors: Mistake, for a Datastore that is not there, is not Ready, or whose keys are elsewhere."""
+    found = Places({}, {}, {}, {})
+    for each in roles:
+        named, datastore = each.named, each.datastore
+        if datastore is None:
+            text = f"there is no Datastore {named} in this namespace"
+            if each.role == "store" and named == DEFAULT_STORE:
+                text += ", nor one StorageClass that the administrator marked for models; "
+                text += "make one, or name another in the Model"
+            raise Mistake("DatastoreNotFound", text)
+        claim = (datastore.get("status") or {}).get("claimName")
+        ready = condition(datastore, "Ready")
+        if each.volume is None or not claim or ready.get("status") != "True":
+            why = ready.get("message") or "it is new"
+            raise Mistake("DatastoreNotReady", f"Datastore {named} is not Ready: {why}")
+        place, secret = _place(datastore, each.volume, each.role, each.mounted)
+        found.places[each.role] = place
+        if "directory" in place and not secret:
+            found.claims[each.role] = str(claim)
+        elif "directory" in place:
+            found.inline[each.role] = Inline(named, secret)
+        elif secret:
+            found.secrets[each.role] = secret
+    return found
+
+
+def condition(body: Raw, kind: str) -> Mapping[str, Any]:
+    """One of an object's conditions; nothing where it has none."""
+    found: Sequence[Mapping[str, Any]] = (body.get("status") or {}).get("conditions") or []
+    return next((each for each in found if each.get("type") == kind), {})
+
+
+def _place(datastore: Raw, volume: Raw, role: str, mounted: Mounted) -> tuple[dict[str, Any], str]:
+    """How the Job reaches a Datastore, and the Secret of a bucket ('' without one in this namespace). Errors: Mistake.
+
+    A bucket that is always mounted, and whose Secret the Job may have, gets a mount of the Job's own. Its fsGroup lets
+    it write there as the owner may, and is no other pod's concern; pods that share a claim's mount must agree on one.
+    """
+    namespace = datastore["metadata"]["namespace"]
+    spec = None if "hostPath" in volume["spec"] else _spec(datastore, volume)
+    location = str((datastore.get("status") or {}).get("location", ""))
+    if spec is None or spec.s3 is None:
+        return {"directory": f"/{role}", "location": location}, ""
+    secret = volume["spec"]["csi"].get("nodePublishSecretRef") or {}
+    is_own = secret.get("namespace") == namespace
+    if mounted == "always":
+        return {"directory": f"/{role}", "location": location}, str(secret["name"]) if is_own else ""
+    if secret and not is_own:
+        if mounted == "if needed":
+            return {"directory": f"/{role}", "location": location}, ""
+        text = (
+            f"the keys of Datastore {datastore['metadata']['name']} are in namespace {secret.get('namespace')}, which "
+            "no Job of yours may read; use a Datastore with a Secret of this namespace, or one on NFS, or ask the "
+            "administrator for a StorageClass with secretNamespace: ${pvc.namespace}"
+        )
+        raise Mistake("SecretElsewhere", text, permanent=True)
+    return {"spec": settings_of(spec), "location": location_of(spec)}, str(secret.get("name", ""))
+
+
+def _spec(datastore: Raw, volume: Raw) -> DatastoreSpec | None:
+    if (volume["spec"].get("csi") or {}) == {}:
+        return None
+    try:
+        spec = from_context(volume_spec(datastore, volume))
+    except Mistake:  # another driver's: its claim is mounted
+        return None
+    return None if isinstance(spec, Reference) else spec
+
+
+def wanted_job(owner: Raw, verb: str, request: Raw, image: tuple[str, str] | None, places: Places) -> dict[str, Any]:
+    """The Job for an object. image: with its pull policy. Errors: Mistake without one."""
+    if image is None:
+        raise Mistake("ImageUnknown", "the controller does not find its own pod, whose image the Job would have")
+    metadata = owner["metadata"]
+    volumes: list[dict[str, Any]] = [{"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}}]
+    mounts: list[dict[str, Any]] = [{"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108  (the pod's own)
+    for name, claim in places.claims.items():
+        read_only = name == "source" or (name, verb) == ("store", "export")
+        volumes.append({"name": name, "persistentVolumeClaim": {"claimName": claim, "readOnly": read_only}})
+        mounts.append({"name": name, "mountPath": f"/{name}", "readOnly": read_only})
+    for name, (datastore, secret) in places.inline.items():
+        attributes = {"volumeAttributes": {"datastore": datastore}, "nodePublishSecretRef": {"name": secret}}
+        volumes.append({"name": name, "csi": {"driver": DRIVER, **attributes}})
+        mounts.append({"name": name, "mountPath": f"/{name}"})
+    for name, secret in places.secrets.items():
+        volumes.append({"name": f"{name}-keys", "secret": {"secretName": secret, "defaultMode": 0o444}})
+        mounts.append({"name": f"{name}-keys", "mountPath": f"{SECRETS}/{name}", "readOnly": True})
+    labels = {MANAGED_BY: MANAGER, FOR: owner["kind"]}
+    # That a change of the store failed is known from its Job alone (update.py): without it, it would be tried at once.
+    remembered_s = REMEMBERED_WITH_CLAIM_S if places.claims and verb != "update" else REMEMBERED_S
+    group = {"fsGroup": USER} if places.inline and not places.claims else {}
+    user = {"runAsNonRoot": True, "runAsUser": USER, **group, "seccompProfile": {"type": "RuntimeDefault"}}
+    container = {
+        "name": CONTAINER,
+        "image": image[0],
+        "imagePullPolicy": image[1],
+        "command": ["python3", "-m", "datastore.models.jobs"],
+        "env": [{"name": REQUEST, "value": json.dumps(request, sort_keys=True)}],
+        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": mounts,
+    }
+    pod = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": user,
+        "containers": [container],
+        "volumes": volumes,
+    }
+    reference = {
+        "apiVersion": owner["apiVersion"],
+        "kind": owner["kind"],
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": job_name(owner, verb),
+            "namespace": metadata["namespace"],
+            "labels": labels,
+            "ownerReferences": [reference],
+        },
+        "spec": {
+            "backoffLimit": RETRIES,
+            "ttlSecondsAfterFinished": remembered_s,
+            "podReplacementPolicy": "Failed",
+            "podFailurePolicy": {
+                "rules": [
+                    {
+                        "action": "FailJob",
+                        "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [EXIT_FINAL]},
+                    },
+                    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
+                ]
+            },
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+        },
+    }
+
+
+def request_in(job: Raw) -> dict[str, Any]:
+    """What a Job was asked for; nothing where it is not ours."""
+    containers: Sequence[Raw] = job["spec"]["template"]["spec"]["containers"]
+    variables = {each["name"]: each.get("value", "") for each in containers[0].get("env") or []}
+    return _object(variables.get(REQUEST, ""))
+
+
+def ended(job: Raw) -> str:
+    """'Complete', 'Failed', or '' while it goes on."""
+    conditions: Sequence[Raw] = (job.get("status") or {}).get("conditions") or []
+    return next(
+        (each["type"] for each in conditions if each["type"] in ("Complete", "Failed") and each["status"] == "True"), ""
+    )
+
+
+def answer_of(pods: Sequence[Raw]) -> dict[str, Any]:
+    """What the newest of a Job's pods that ended said; nothing where none did."""
+    for pod in sorted(pods, key=lambda each: str(each["metadata"]["creationTimestamp"]), reverse=True):
+        for each in (pod.get("status") or {}).get("containerStatuses") or []:
+            found = (each.get("state") or {}).get("terminated")
+            said = _object((found or {}).get("message", ""))
+            if said:
+                return said
+            if found:
+                return {"reason": "PodFailed", "error": f"its pod ended: {found.get('reason', '')} {found['exitCode']}"}
+    return {}
+
+
+def waiting_for(pods: Sequence[Raw]) -> str:
+    """Why the newest pod does not run yet; '' when it does."""
+    newest = max(pods, key=lambda each: str(each["metadata"]["creationTimestamp"]), default=None)
+    status = (newest or {}).get("status") or {}
+    if newest is None or status.get("phase") != "Pending":
+        return ""
+    for each in status.get("containerStatuses") or []:
+        if waiting := (each.get("state") or {}).get("waiting"):
+            return f"{waiting.get('reason', '')} {waiting.get('message', '')}".strip()
+    for each in status.get("conditions") or []:
+        if each["type"] == "PodScheduled" and each["status"] == "False":
+            return str(each.get("message", ""))
+    return ""
+
+
+def running(pods: Sequence[Raw]) -> str:
+    """Name of the pod that runs; '' for none."""
+    return next((each["metadata"]["name"] for each in pods if (each.get("status") or {}).get("phase") == "Running"), "")
+
+
+def progress_of(log: str) -> dict[str, Any] | None:
+    """status.progress from the last line of a pod's log."""
+    said = _object(log.strip().rpartition("\n")[2])
+    if "phase" not in said:
+        return None
+    try:
+        total, done = int(said["bytes_total"]), int(said["bytes"])
+        progress: dict[str, Any] = {
+            "phase": str(said["phase"])[:63],
+            "files": int(said["files"]),
+            "filesTotal": int(said["files_total"]),
+            "bytes": done,
+            "bytesTotal": total,
+            "percent": 100 * done // total if total else 0,
+        }
+        if said.get("eta_s") is not None:
+            progress["etaSeconds"] = int(said["eta_s"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    return progress
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

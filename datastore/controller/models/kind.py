@@ -1,0 +1,380 @@
+"""The controller of Models, ModelVersions and ModelExports, put together: observe, decide, act, again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from datastore.api.names import FINALIZER, MANAGED_BY, MODEL, MODEL_VERSION, SERVING, volume_name
+from datastore.api.resources import (
+    BY_KIND,
+    CLAIMS,
+    CLASSES,
+    DATASTORES,
+    EXPORTS,
+    JOBS,
+    MODELS,
+    PODS,
+    SERVINGS,
+    VERSIONS,
+    VOLUMES,
+)
+from datastore.controller.datastores.pods import NOT_ENDED, claims_of
+from datastore.controller.models import update
+from datastore.controller.models import volume as volumes
+from datastore.controller.models.decide import Observed, Plan, decide, is_saved, parsed, store_name
+from datastore.controller.models.exports import (
+    VERB,
+    ObservedExport,
+    decide_export,
+    is_over,
+    parsed_export,
+)
+from datastore.controller.models.job import (
+    answer_of,
+    condition,
+    ended,
+    job_name,
+    progress_of,
+    running,
+    verb_of,
+    waiting_for,
+)
+from datastore.controller.runtime.actor import Actor
+from datastore.controller.runtime.client import ApiError, Client, Fence
+from datastore.controller.runtime.informers import InformerStore, key_of
+from datastore.controller.runtime.mistakes import Mistake
+from datastore.controller.runtime.operator import Reconcile
+from datastore.controller.runtime.queue import Key, WorkQueue
+from datastore.controller.runtime.recorder import Recorder
+from datastore.controller.runtime.settings import RuntimeSettings
+from datastore.controller.runtime.watches import Watch
+
+log = logging.getLogger(__name__)
+Raw = Mapping[str, Any]
+
+FOR_MODELS = "datastore.dev/models"
+"""Annotation "true" of the StorageClass from which a namespace's store is made on first use."""
+STEPS_MAX = 8
+SOON_S = 2.0
+WAITING_S = 30.0
+"""Until the next look at what a person has to change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(RuntimeSettings):
+    """What an administrator chooses. image: of the Jobs, with its pull policy; '': that of the controller's own pod."""
+
+    identity: str = volumes.MANAGER
+    workers: int = 4
+    image: tuple[str, str] = ("", "IfNotPresent")
+
+
+class ModelKind:
+    """See runtime.operator.Kind."""
+
+    def __init__(self, settings: Settings, client: Client, fence: Fence) -> None:
+        self._settings = settings
+        self._client = client
+        self._queues = {name: WorkQueue() for name in ("ModelVersion", "Model", "ModelExport")}
+        self._stores = {name: InformerStore() for name in (*self._queues, "Datastore", "Serving", "Job")}
+        self._actor = Actor(client, Recorder(client, settings.identity), self._stores)
+        self._image: tuple[str, str] | None = settings.image if settings.image[0] else None
+
+    def watches(self) -> Sequence[Watch]:
+        """See Kind."""
+        return (
+            Watch(resource=VERSIONS, tell=self._teller("ModelVersion")),
+            Watch(resource=EXPORTS, tell=self._teller("ModelExport")),
+            Watch(resource=MODELS, tell=self._of_namespace("Model")),
+            Watch(resource=DATASTORES, tell=self._of_namespace("Datastore")),
+            Watch(resource=SERVINGS, tell=self._serving),
+            Watch(resource=JOBS, tell=self._job, labels=f"{MANAGED_BY}={volumes.MANAGER}"),
+        )
+
+    def queues(self) -> Sequence[tuple[WorkQueue, Reconcile]]:
+        """See Kind."""
+        work = {"ModelVersion": self._reconcile, "Model": self._update, "ModelExport": self._export}
+        return tuple((queue, work[name]) for name, queue in self._queues.items())
+
+    def beside(self, leading: Callable[[], bool]) -> Sequence[Callable[[], Awaitable[None]]]:
+        """See Kind."""
+        return ()
+
+    def refresh(self) -> None:
+        """See Kind."""
+
+    async def close(self) -> None:
+        """See Kind."""
+
+    def _teller(self, kind: str) -> Callable[[Raw], None]:
+        return lambda event: self._queues[kind].add(self._stores[kind].take(event))
+
+    def _job(self, event: Raw) -> None:
+        namespace, _ = self._stores["Job"].take(event)
+        for owner in event["object"]["metadata"].get("ownerReferences") or ():
+            if owner["kind"] in self._queues:
+                self._queues[owner["kind"]].add((namespace, owner["name"]))
+
+    def _serving(self, event: Raw) -> None:
+        namespace, _ = self._stores["Serving"].take(event)
+        self._queues["Model"].add((namespace, event["object"]["spec"]["model"]))
+
+    def _of_namespace(self, kind: str) -> Callable[[Raw], None]:
+        """A Model or a Datastore: who waits in its namespace may go on."""
+
+        def tell(event: Raw) -> None:
+            key = self._stores[kind].take(event)
+            if kind == "Model":
+                self._queues[kind].add(key)
+            for waiting in ("ModelVersion", "ModelExport"):
+                for each in self._stores[waiting].values():
+                    phase = (each.get("status") or {}).get("phase")
+                    if each["metadata"]["namespace"] == key[0] and phase in (None, "Pending"):
+                        self._queues[waiting].add(key_of(each))
+
+        return tell
+
+    async def _update(self, key: Key) -> float | None:
+        """Of a Model."""
+        for _ in range(STEPS_MAX):
+            model = self._stores["Model"].get(key)
+            if model is None:
+                return None
+            store = self._stores["Datastore"].get((key[0], store_name(model)))
+            servings = [each for each in self._stores["Serving"].values() if each["metadata"]["namespace"] == key[0]]
+            job = self._stores["Job"].get((key[0], job_name(model, update.VERB)))
+            wanted = update.wanted_of(model, servings)
+            answer, _, waiting = await self._asked(job) if job is not None else ({}, None, "")
+            seen = update.ObservedModel(
+                model=model,
+                now=_now(),
+                servings=servings,
+                store=store,
+                store_volume=await self._volume(store) if wanted["moves"] or wanted["pins"] else None,
+                job=job,
+                answer=answer,
+                waiting=waiting,
+                image=await self._own_image(),
+            )
+            plan = update.decide_model(seen)
+            await self._act(model, plan)
+            if not (plan.create or plan.delete):
+                return _again(plan, waits=job is None and condition(model, update.CONDITION).get("status") == "False")
+        return SOON_S
+
+    async def _export(self, key: Key) -> float | None:
+        """Of a ModelExport."""
+        for _ in range(STEPS_MAX):
+            body = self._stores["ModelExport"].get(key)
+            if body is None or is_over(body):
+                return None
+            try:
+                spec = parsed_export(body).spec
+            except Mistake:
+                await self._act(body, decide_export(ObservedExport(export=body, now=_now())))
+                return None
+            model = self._stores["Model"].get((key[0], spec.model))
+            store = self._stores["Datastore"].get((key[0], store_name(model)))
+            target = self._stores["Datastore"].get((key[0], spec.to.datastore))
+            job = self._stores["Job"].get((key[0], job_name(body, VERB)))
+            answer, progress, waiting = await self._asked(job) if job is not None else ({}, None, "")
+            plan = decide_export(
+                ObservedExport(
+                    export=body,
+                    now=_now(),
+                    model=model,
+                    store=store,
+                    store_volume=await self._volume(store) if job is None else None,
+                    target=target,
+                    target_volume=await self._volume(target) if job is None else None,
+                    job=job,
+                    answer=answer,
+                    progress=progress,
+                    waiting=waiting,
+                    image=await self._own_image(),
+                )
+            )
+            await self._act(body, plan)
+            if not (plan.create or plan.delete):
+                return _again(plan, waits=(plan.status or {}).get("phase") == "Pending")
+        return SOON_S
+
+    async def _reconcile(self, key: Key) -> float | None:
+        for _ in range(STEPS_MAX):
+            body = self._stores["ModelVersion"].get(key)
+            if body is None:
+                return None
+            seen = await self._observe(key, body)
+            plan = decide(seen)
+            try:
+                await self._act(body, plan, seen.model)
+            except ApiError as error:
+                if error.status != 403 or "being terminated" not in str(error):
+                    raise
+                # No Job can be made any more. Its bytes stay in the store, which is another one's to end.
+                plan = decide(replace(seen, namespace_ends=True))
+                await self._act(body, plan, seen.model)
+            if not plan.soon:
+                return _again(plan, waits=(plan.status or {}).get("phase") == "Pending")
+            if not (plan.create or plan.apply or plan.delete or plan.finalizer or plan.model_status):
+                break
+        return SOON_S
+
+    async def _observe(self, key: Key, body: Raw) -> Observed:
+        namespace, name = key
+        now = _now()
+        try:
+            version = parsed(body)
+        except Mistake:
+            return Observed(version=body, now=now)
+        going = "deletionTimestamp" in body["metadata"]
+        model = self._stores["Model"].get((namespace, version.spec.model))
+        store = self._stores["Datastore"].get((namespace, store_name(model)))
+        named = version.spec.source.datastore if version.spec.source else ""
+        source = self._stores["Datastore"].get((namespace, named)) if named else None
+        jobs = self._stores["Job"]
+        job = jobs.get((namespace, job_name(body, verb_of(version))))
+        if going:
+            job = job if job is not None and not ended(job) else jobs.get((namespace, job_name(body, "delete")))
+        working = job is not None and (going or not is_saved(body))
+        answer, progress, waiting = await self._asked(job) if job is not None and working else ({}, None, "")
+        claim = await self._client.get(CLAIMS, namespace, name) if going or is_saved(body) else None
+        return Observed(
+            version=body,
+            now=now,
+            model=model,
+            store=store,
+            store_volume=await self._volume(store) if claim is None else None,
+            source=source,
+            source_volume=await self._volume(source) if not is_saved(body) and not going else None,
+            job=job,
+            answer=answer,
+            progress=progress,
+            waiting=waiting,
+            claim=claim,
+            in_use=await self._users(body, saved_it=version.spec.source is not None) if going else "",
+            classes=await self._classes() if store is None and not going else (),
+            image=await self._own_image(),
+        )
+
+    async def _volume(self, datastore: Raw | None) -> Raw | None:
+        return (
+            None
+            if datastore is None
+            else await self._client.get(VOLUMES, "", volume_name(datastore["metadata"]["uid"]))
+        )
+
+    async def _asked(self, job: Raw) -> tuple[dict[str, Any], dict[str, Any] | None, str]:
+        """What a Job's pods said, how far the one that runs is, and what one that does not run waits for."""
+        namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
+        pods = await self._client.list(PODS, namespace, label_selector=f"job-name={name}")
+        pod = "" if ended(job) else running(pods)
+        progress = None
+        if pod:
+            try:
+                text = await self._client.text(
+                    PODS.path(namespace, pod, "log"), {"tailLines": "1", "limitBytes": "4096"}
+                )
+                progress = progress_of(text)
+            except ApiError:  # it has just ended, or has not begun
+                progress = None
+        return answer_of(pods), progress, waiting_for(pods)
+
+    async def _users(self, body: Raw, *, saved_it: bool) -> str:
+        """Who uses a version: pods of its claim, and where the bytes go too, other claims of it and who serves it."""
+        namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
+        model, number = body["spec"]["model"], (body.get("status") or {}).get("version")
+        found: list[str] = []
+        if number and saved_it:
+            found += self._servings_of(namespace, model, number)
+            text = f"{namespace}/{model}:{number}"
+            claims = await self._client.list(CLAIMS, namespace, label_selector=f"{MANAGED_BY}={volumes.MANAGER}")
+            for each in claims:
+                metadata = each["metadata"]
+                same = (metadata.get("annotations") or {}).get(volumes.VERSION_OF) == text
+                if same and (metadata.get("labels") or {}).get(volumes.OWNED_BY) != body["metadata"]["uid"]:
+                    owner: Raw = next(iter(metadata.get("ownerReferences") or []), {})
+                    found.append(f"{owner.get('kind', 'claim')} {owner.get('name', metadata['name'])}")
+        for pod in await self._client.list(PODS, namespace, NOT_ENDED):
+            labels = pod["metadata"].get("labels") or {}
+            shows = saved_it and (labels.get(MODEL), labels.get(MODEL_VERSION)) == (model, str(number))
+            of_serving = f" of Serving {labels[SERVING]}" if SERVING in labels else ""
+            if shows or name in claims_of(pod):
+                found.append(f"pod {pod['metadata']['name']}{of_serving}")
+        return ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+
+    def _servings_of(self, namespace: str, model: str, number: int) -> list[str]:
+        """The Servings that are to serve a version: by its number, or by an alias that means it."""
+        aliases = ((self._stores["Model"].get((namespace, model)) or {}).get("status") or {}).get("aliases") or ()
+        naming = {each["name"] for each in aliases if each["version"] == number}
+        return [
+            f"Serving {each['metadata']['name']}"
+            for each in self._stores["Serving"].values()
+            if (each["metadata"]["namespace"], each["spec"]["model"]) == (namespace, model)
+            and (each["spec"].get("version") == number or each["spec"].get("alias") in naming)
+        ]
+
+    async def _classes(self) -> Sequence[str]:
+        found = await self._client.list(CLASSES, "")
+        return [
+            each["metadata"]["name"]
+            for each in found
+            if (each["metadata"].get("annotations") or {}).get(FOR_MODELS) == "true"
+        ]
+
+    async def _own_image(self) -> tuple[str, str] | None:
+        if self._image is None:
+            pod = await self._client.get(PODS, self._settings.namespace, self._settings.identity)
+            if pod is not None:
+                container = pod["spec"]["containers"][0]
+                self._image = container["image"], container.get("imagePullPolicy", "IfNotPresent")
+        return self._image
+
+    async def _act(self, body: Raw, plan: Plan, model: Raw | None = None) -> None:
+        """model: whose status the plan may change, too."""
+        if plan.finalizer:
+            await self._actor.finalizer(body, FINALIZER, present=True)
+        for wanted in plan.create:
+            await self._create(wanted)
+        for wanted in plan.apply:
+            await self._actor.apply(wanted)
+        for each in plan.delete:
+            await self._actor.delete({**each, **_kind_of(each)})
+        if plan.model_status and model is not None:
+            await self._actor.tell(model, plan.model_status)
+        await self._actor.tell(body, plan.status or {}, plan.events)
+        if plan.finalizer is False:
+            number = (body.get("status") or {}).get("version")
+            if number:
+                name = volumes.volume_name(body["metadata"]["uid"], int(number))
+                found = await self._client.get(VOLUMES, "", name)
+                if found is not None:
+                    await self._actor.delete({**found, "kind": "PersistentVolume"})
+            await self._actor.finalizer(body, FINALIZER, present=False)
+
+    async def _create(self, wanted: Raw) -> None:
+        """Make an object; one that is there already is success, and a namespace that ends takes none."""
+        resource, namespace = BY_KIND[wanted["kind"]], wanted["metadata"]["namespace"]
+        try:
+            self._actor.take(await self._client.create(resource, namespace, wanted))
+        except ApiError as error:
+            if error.status != 409:
+                raise
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _again(plan: Plan, *, waits: bool) -> float | None:
+    """Seconds until the next look: soon for what works, later for what a person has to change."""
+    return SOON_S if plan.soon else WAITING_S if waits else None
+
+
+def _kind_of(body: Raw) -> dict[str, str]:
+    """Of a body that came in a list, where the API server leaves it out."""
+    return {"kind": "PersistentVolumeClaim"} if "kind" not in body else {}

@@ -1,0 +1,310 @@
+"""The API server, over the official client (`kubernetes.aio`): the few requests that controllers make.
+
+Bodies are plain mappings: the package's models of every kind would take memory and hide what is sent. Each request is
+counted by verb and resource, so that a test can compare them with the RBAC rules. Event loop only.
+Errors: ApiError with the server's status, reason and message; Unavailable when there is no answer; the fence's own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
+
+from datastore.api.names import MANAGER
+from datastore.api.resources import BY_KIND, Resource
+from datastore.controller.runtime.metrics import API_REQUESTS
+
+Raw = Mapping[str, Any]
+Fence = Callable[[], None]
+"""Raises when this process may not write any more."""
+
+DEADLINE_S = 20.0
+CONNECTIONS = 16
+WATCH_S = 600
+"""A watch ends then and is begun anew."""
+SILENCE_S = 150.0
+"""A watch in which nothing comes for so long is dead: the API server sends a bookmark each minute."""
+LINE_BYTES = 4 << 20
+"""Of an event: more than etcd keeps of one object."""
+ANSWER_BYTES = 64 << 20
+"""A page of PAGE objects of etcd's largest size would be more; no real one is."""
+PAGE = 500
+_JSON = "application/json"
+_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+_APPLY = "application/apply-patch+yaml"
+_MERGE = "application/merge-patch+json"
+_METHODS = {"get": "GET", "list": "GET", "create": "POST", "update": "PUT", "patch": "PATCH", "delete": "DELETE"}
+
+
+class ApiError(Exception):
+    """The API server refused. status: HTTP; reason: its CamelCase word."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(f"the API server: {message}")
+        self.status = status
+        self.reason = reason
+
+
+class Unavailable(Exception):
+    """The API server did not answer."""
+
+
+class Client:
+    """Logs in at the first request, with the pod's service account or else KUBECONFIG. Close it.
+
+    fence: asked before each request that changes something, at the last moment: when its connection stands, so that a
+    process that was paused in between sends nothing.
+    """
+
+    def __init__(self, fence: Fence | None = None, deadline_s: float = DEADLINE_S) -> None:
+        self._fence = fence
+        self._deadline_s = deadline_s
+        self._requests: ApiClient | None = None
+        self._watches: ApiClient | None = None
+
+    async def close(self) -> None:
+        """Release connections; idempotent."""
+        for api in (self._requests, self._watches):
+            if api is not None:
+                await api.close()  # type: ignore[no-untyped-call]
+        self._requests = self._watches = None
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
+        """An object; None when it is not there."""
+        try:
+            return await self._send("get", resource, resource.path(namespace, name))
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def list(
+        self, resource: Resource, namespace: str, field_selector: str = "", label_selector: str = ""
+    ) -> list[dict[str, Any]]:
+        """All of a namespace."""
+        async with aclosing(self.pages(resource, namespace, field_selector, label_selector)) as pages:
+            return [each async for items, _ in pages for each in items]
+
+    async def pages(
+        self,
+        resource: Resource,
+        namespace: str,
+        field_selector: str = "",
+        label_selector: str = "",
+        *,
+        limit: int = PAGE,
+    ) -> AsyncGenerator[tuple[Sequence[dict[str, Any]], str], None]:
+        """Page by page, each with the version of the whole list, from which a watch goes on."""
+        query = {"limit": str(limit), "fieldSelector": field_selector, "labelSelector": label_selector, "continue": ""}
+        while True:
+            given = {name: text for name, text in query.items() if text}
+            found = await self._send("list", resource, resource.path(namespace), query=given)
+            metadata = found.get("metadata", {})
+            yield found.get("items", []), metadata.get("resourceVersion", "")
+            query["continue"] = metadata.get("continue", "")
+            if not query["continue"]:
+                return
+
+    async def watch(
+        self, resource: Resource, namespace: str, *, whole: bool = False, version: str = "0"
+    ) -> AsyncGenerator[tuple[str, Raw], None]:
+        """(type, metadata) of everything there is in the namespace ('' for all), then of each change, for WATCH_S.
+
+        Only metadata crosses the wire, which is all that is wanted of a Secret. whole: (type, object). A watch begins
+        with what there is, or, with the version of a list, with what came later. Errors: ApiError, Unavailable.
+        """
+        API_REQUESTS.labels("watch", resource.plural).inc()
+        query = {"watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true"}
+        query["timeoutSeconds"] = str(WATCH_S)
+        accept = _JSON if whole else _METADATA
+        if self._watches is None:
+            # Connections of their own: watches last, and must not take those of the requests.
+            self._watches = await _logged_in(connections=0)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=DEADLINE_S, sock_read=SILENCE_S)
+        try:
+            answer = await _call(self._watches, "GET", resource.path(namespace), None, query, accept, _JSON, timeout)
+            async with answer:
+                if answer.status >= 400:
+                    _parsed(answer.status, await answer.read())
+                async for line in _lines(answer):
+                    kind, found = _event(line)
+                    yield kind, found if whole else found["metadata"]
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise Unavailable(f"the watch of {resource.plural} ended: {type(error).__name__}") from error
+
+    async def create(self, resource: Resource, namespace: str, body: Raw) -> dict[str, Any]:
+        """Make an object; ApiError 409 when it is there."""
+        return await self._send("create", resource, resource.path(namespace), body, {"fieldManager": MANAGER})
+
+    async def update(self, resource: Resource, body: Raw) -> dict[str, Any]:
+        """Replace an object; ApiError 409 when its resourceVersion is not the newest."""
+        metadata = body["metadata"]
+        path = resource.path(metadata.get("namespace", ""), metadata["name"])
+        return await self._send("update", resource, path, body, {"fieldManager": MANAGER})
+
+    async def apply(self, body: Raw, subresource: str = "") -> dict[str, Any]:
+        """Server-side apply: afterwards the object has these fields, and those that we dropped are gone."""
+        resource, metadata = BY_KIND[body["kind"]], body["metadata"]
+        path = resource.path(metadata.get("namespace", ""), metadata["name"], subresource)
+        return await self._send("patch", resource, path, body, {"fieldManager": MANAGER, "force": "true"}, _APPLY)
+
+    async def merge(self, resource: Resource, body: Raw, change: Raw, subresource: str = "") -> dict[str, Any] | None:
+        """Merge a change into this very object (its uid counts); None when it is gone or another one."""
+        metadata = body["metadata"]
+        whole = {**change, "metadata": {**change.get("metadata", {}), "uid": metadata["uid"]}}
+        path = resource.path(metadata.get("namespace", ""), metadata["name"], subresource)
+        try:
+            return await self._send("patch", resource, path, whole, {"fieldManager": MANAGER}, _MERGE)
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+            return None
+
+    async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> dict[str, Any] | None:
+        """Ask for the removal of this very object: what is left of it while finalizers hold it, None when it is gone.
+
+        Another object of the name (409) is none of it.
+        """
+        # Of a Job too: by default the API server would leave its pods behind.
+        body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        try:
+            left = await self._send("delete", resource, resource.path(namespace, name), body)
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+            return None
+        return left if left.get("kind") != "Status" and left.get("metadata", {}).get("finalizers") else None
+
+    async def text(self, path: str, query: Mapping[str, str]) -> str:
+        """What the API server answers to a GET, as text: the log of a pod, say."""
+        _, text = await self._answer("GET", path, None, query, "*/*", _JSON)
+        return text.decode(errors="replace")
+
+    async def _send(
+        self,
+        verb: str,
+        resource: Resource,
+        path: str,
+        body: Raw | None = None,
+        query: Mapping[str, str] | None = None,
+        content_type: str = _JSON,
+    ) -> dict[str, Any]:
+        subresource = path.rsplit("/", 1)[1] if path.endswith("/status") else ""
+        API_REQUESTS.labels(verb, resource.plural + (f"/{subresource}" if subresource else "")).inc()
+        status, text = await self._answer(_METHODS[verb], path, body, query or {}, _JSON, content_type)
+        return _parsed(status, text)
+
+    async def _answer(
+        self, method: str, path: str, body: Raw | None, query: Mapping[str, str], accept: str, content_type: str
+    ) -> tuple[int, bytes]:
+        if self._requests is None:
+            self._requests = await _logged_in(CONNECTIONS, self._fence)
+        timeout = aiohttp.ClientTimeout(total=self._deadline_s)
+        try:
+            answer = await _call(self._requests, method, path, body, query, accept, content_type, timeout)
+            async with answer:
+                text = await answer.content.read(ANSWER_BYTES)
+                while chunk := await answer.content.read(ANSWER_BYTES - len(text)):
+                    text += chunk
+                if not answer.content.at_eof():
+                    raise Unavailable(f"the answer to {method} {path} is longer than {ANSWER_BYTES >> 20} MiB")
+                if answer.status >= 400 and accept != _JSON:
+                    _parsed(answer.status, text)
+                return answer.status, text
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unavailable(f"the API server does not answer: {type(error).__name__}") from error
+
+
+async def _logged_in(connections: int, fence: Fence | None = None) -> ApiClient:
+    configuration = Configuration()
+    try:
+        load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    except ConfigException:
+        try:
+            await load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        except ConfigException as error:
+            raise Unavailable(f"there is neither a service account nor a kubeconfig: {error}") from None
+    configuration.connection_pool_maxsize = connections
+    configuration.retries = False  # one layer tries again: the loop of the controller
+    if fence is not None:
+        configuration.trace_configs = [_fenced(fence)]
+    return ApiClient(configuration)
+
+
+def _fenced(fence: Fence) -> aiohttp.TraceConfig:
+    """Asks the fence when a connection for a writing request stands, right before the request is sent on it."""
+
+    async def note(_: object, context: SimpleNamespace, request: aiohttp.TraceRequestStartParams) -> None:
+        context.writes = request.method != "GET"
+
+    async def check(_: object, context: SimpleNamespace, __: object) -> None:
+        if context.writes:
+            fence()
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_start.append(note)
+    trace.on_connection_create_end.append(check)
+    trace.on_connection_reuseconn.append(check)
+    return trace
+
+
+async def _call(
+    api: ApiClient,
+    method: str,
+    path: str,
+    body: Raw | None,
+    query: Mapping[str, str],
+    accept: str,
+    content_type: str,
+    timeout: aiohttp.ClientTimeout,
+) -> aiohttp.ClientResponse:
+    request = await api.param_serialize(
+        method,
+        path,
+        query_params=list(query.items()),
+        header_params={"Accept": accept, "Content-Type": content_type},
+        body=body,
+        auth_settings=["BearerToken"],
+    )
+    found = await api.call_api(*request, _request_timeout=timeout)
+    answer: aiohttp.ClientResponse = found.response
+    return answer
+
+
+async def _lines(answer: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
+    """Lines of up to LINE_BYTES; the library's own way ends at 128 KiB. Errors: ValueError."""
+    left = b""
+    async for chunk in answer.content.iter_any():
+        *lines, left = (left + chunk).split(b"\n")
+        for line in lines:
+            yield line
+        if len(left) > LINE_BYTES:
+            raise ValueError("an event is too long")
+
+
+def _event(line: bytes) -> tuple[str, Raw]:
+    """One line of a watch. Errors: ApiError for what the server has to complain of, ValueError."""
+    event = json.loads(line)
+    found = event["object"]
+    if event["type"] == "ERROR":
+        raise ApiError(int(found.get("code", 500)), str(found.get("reason", "")), str(found.get("message", "")))
+    return event["type"], found
+
+
+def _parsed(status: int, text: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except ValueError:
+        document = {}
+    if status >= 400:
+        # The body of a refusal can quote what was sent; Secrets are only read, so none is in it.
+        raise ApiError(status, str(document.get("reason", "")), str(document.get("message", f"HTTP {status}")))
+    found: dict[str, Any] = document
+    return found

@@ -1,0 +1,30 @@
+"""Whether an object of the cluster is as it should be. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from datastore.units import parse_quantity
+
+Raw = Mapping[str, Any]
+
+
+def holds(observed: Any, wanted: Any) -> bool:
+    """Whether everything wanted is there; what else is there does not matter. Quantities are compared as amounts."""
+    if wanted == "":
+        # The API server leaves empty text out.
+        return observed in (None, "")
+    if isinstance(wanted, Mapping):
+        return isinstance(observed, Mapping) and all(_field_holds(observed, name, wanted[name]) for name in wanted)
+    if isinstance(wanted, list):
+        if not isinstance(observed, list) or len(observed) < len(wanted):
+            return False
+        return all(any(holds(each, one) for each in observed) for one in wanted)
+    return bool(observed == wanted)
+
+
+def _field_holds(observed: Raw, name: str, wanted: Any) -> bool:
+    if name == "storage" and isinstance(wanted, str):
+        return isinstance(observed.get(name), str | int) and parse_quantity(observed[name]) == parse_quantity(wanted)
+    return holds(observed.get(name), wanted)

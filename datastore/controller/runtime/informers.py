@@ -1,0 +1,100 @@
+"""Informer stores: what the watches showed of each kind. One event loop, no locks.
+
+Bodies are kept without managedFields, which are half of an object. An older version never replaces a newer one: our own
+writes answer before the watch shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from datastore.controller.runtime.queue import Key
+
+Raw = Mapping[str, Any]
+
+GONE_MAX = 10_000
+"""So many of those that went last are remembered: an answer is late by seconds."""
+
+
+def key_of(body: Raw) -> Key:
+    """Namespace ('' for none) and name of an object."""
+    return (body["metadata"].get("namespace", ""), body["metadata"]["name"])
+
+
+def slim(body: Raw) -> dict[str, Any]:
+    """The body without what nobody reads."""
+    metadata = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
+    annotations = metadata.get("annotations")
+    if annotations:
+        # kubectl keeps a whole second manifest in it.
+        kept = {
+            key: text for key, text in annotations.items() if key != "kubectl.kubernetes.io/last-applied-configuration"
+        }
+        metadata["annotations"] = kept
+    return {**body, "metadata": metadata}
+
+
+class InformerStore:
+    """Objects of one kind by namespace and name ('' for none)."""
+
+    def __init__(self) -> None:
+        self._bodies: dict[Key, dict[str, Any]] = {}
+        self._gone: dict[str, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._bodies)
+
+    def get(self, key: Key) -> dict[str, Any] | None:
+        """The newest version seen."""
+        return self._bodies.get(key)
+
+    def values(self) -> list[dict[str, Any]]:
+        """All of them."""
+        return list(self._bodies.values())
+
+    def repeats(self, event: Raw) -> bool:
+        """Whether a listing shows what is known. kopf lists all objects again each time that a watch has ended."""
+        before = self._bodies.get(key_of(event["object"]))
+        return event["type"] is None and before is not None and _identity(before) == _identity(event["object"])
+
+    def take(self, event: Raw) -> Key:
+        """An event of a watch; the key of its object."""
+        body = event["object"]
+        key = key_of(body)
+        if event["type"] == "DELETED":
+            self.drop(key, body["metadata"]["uid"])
+        else:
+            self.put(body)
+        return key
+
+    def put(self, body: Raw) -> None:
+        """Take in a version; an older one than ours, or one of what is known to be gone, is ignored."""
+        metadata = body["metadata"]
+        if metadata["uid"] in self._gone:
+            # The answer to our request comes after the watch has told the end.
+            return
+        key = key_of(body)
+        before = self._bodies.get(key)
+        if before is None or _version(before) <= _version(body) or before["metadata"]["uid"] != metadata["uid"]:
+            self._bodies[key] = slim(body)
+
+    def drop(self, key: Key, uid: str = "") -> None:
+        """It is gone; with a uid only that one."""
+        before = self._bodies.get(key)
+        if before is not None and uid in ("", before["metadata"]["uid"]):
+            del self._bodies[key]
+        if uid:
+            self._gone[uid] = None
+            if len(self._gone) > GONE_MAX:
+                del self._gone[next(iter(self._gone))]
+
+
+def _identity(body: Raw) -> tuple[str, str | None]:
+    return body["metadata"]["uid"], body["metadata"].get("resourceVersion")
+
+
+def _version(body: Raw) -> int:
+    """Comparable as numbers since Kubernetes 1.35 (KEP-5504); a server that counts otherwise counts as new."""
+    text = str(body["metadata"].get("resourceVersion", ""))
+    return int(text) if text.isdigit() else 1 << 63

@@ -1,0 +1,150 @@
+"""The process of a controller: kopf's watches, the election, the queues and their workers, the endpoints.
+
+Which objects a controller looks after is a Kind's matter (below): it brings its watches, its queues with what is done
+about a key, and what else runs beside them. All replicas watch, so that whoever takes over knows everything at once;
+only the one that leads works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+import kopf
+
+from datastore.api.resources import LEASES
+from datastore.controller.runtime.client import ApiError, Client, Fence, Unavailable
+from datastore.controller.runtime.election import REQUEST_S, Election, LeaseLost, now_s
+from datastore.controller.runtime.metrics import QUEUED, RECONCILE_SECONDS, RECONCILES
+from datastore.controller.runtime.queue import Key, WorkQueue
+from datastore.controller.runtime.serving import Serving
+from datastore.controller.runtime.settings import RuntimeSettings
+from datastore.controller.runtime.watches import Watch, operator_settings, registry
+from datastore.logs import Limiter, fields
+
+log = logging.getLogger(__name__)
+
+Reconcile = Callable[[Key], Awaitable[float | None]]
+"""Bring one object as far as it goes now; seconds until it wants its turn again, None: when something happens."""
+CONFLICT_S = 0.1
+TURN_S = 0.1
+"""How soon a replica notices that it leads."""
+
+
+class Kind(Protocol):
+    """One kind of object and the controller of it. Made with the client whose writes are fenced."""
+
+    def watches(self) -> Sequence[Watch]:
+        """What is watched in every namespace that is served."""
+        ...
+
+    def queues(self) -> Sequence[tuple[WorkQueue, Reconcile]]:
+        """The queues, and what is done about their keys."""
+        ...
+
+    def beside(self, leading: Callable[[], bool]) -> Sequence[Callable[[], Awaitable[None]]]:
+        """What else runs for as long as the process; it asks `leading` before it changes anything."""
+        ...
+
+    def refresh(self) -> None:
+        """Set gauges, before they are read."""
+        ...
+
+    async def close(self) -> None:
+        """Release threads and connections."""
+        ...
+
+
+class Operator:
+    """The whole process in one event loop. name: of the Lease; kind: makes the Kind. Use run()."""
+
+    def __init__(self, settings: RuntimeSettings, name: str, kind: Callable[[Client, Fence], Kind]) -> None:
+        self._settings = settings
+        self._lease_client = Client(deadline_s=REQUEST_S)
+        self._election = Election(self._lease_client, settings.namespace, name, settings.identity)
+        self._client = Client(self._election.check)
+        self._kind = kind(self._client, self._election.check)
+        self._queues = self._kind.queues()
+        self._failures: dict[Key, int] = {}
+        self._limiter = Limiter()
+        self._started = now_s()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until `stop`, or until kopf gives up."""
+        election = self._election
+        serving = Serving(lambda: election.alive(self._started), election.ready, self._refresh)
+        port = await serving.start("0.0.0.0", self._settings.port)  # noqa: S104  (the kubelet probes from outside)
+        log.info("serving", extra=fields(port=port, identity=self._settings.identity))
+        lease = Watch(resource=LEASES, tell=election.echoed, fields=f"metadata.name={election.name}")
+        watches = [*self._kind.watches(), lease]
+        tasks: list[asyncio.Future[None]] = [asyncio.ensure_future(election.run())]
+        for queue, reconcile in self._queues:
+            tasks += [asyncio.ensure_future(self._work(queue, reconcile)) for _ in range(self._settings.workers)]
+        tasks += [asyncio.ensure_future(start()) for start in self._kind.beside(election.leading)]
+        try:
+            await kopf.operator(
+                registry=registry(watches),
+                settings=operator_settings(watches),
+                clusterwide=not self._settings.namespaces,
+                namespaces=self._settings.watched_namespaces,
+                standalone=True,
+                identity=self._settings.identity,  # type: ignore[arg-type]
+                stop_flag=stop,
+            )
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await election.release()
+            await self._kind.close()
+            await serving.close()
+            await self._client.close()
+            await self._lease_client.close()
+
+    async def _work(self, queue: WorkQueue, reconcile: Reconcile) -> None:
+        while True:
+            key = await queue.get()
+            try:
+                while not self._election.leading():
+                    await asyncio.sleep(TURN_S)
+                wait_s = await self._one(key, reconcile)
+                if wait_s is not None:
+                    queue.add_after(key, wait_s)
+            finally:
+                queue.done(key)
+
+    async def _one(self, key: Key, reconcile: Reconcile) -> float | None:
+        started = time.monotonic()
+        try:
+            wait_s = await reconcile(key)
+        except LeaseLost:
+            # Another replica does it; this one looks again should it ever lead again.
+            return 0.0
+        except (ApiError, Unavailable) as error:
+            wait_s = self._again(key, error, "refused")
+        except Exception as error:
+            # One object that we can't handle must not stop the others; it is logged with its traceback.
+            log.exception("an object could not be worked on", extra=fields(object="/".join(key)))
+            wait_s = self._again(key, error, "failed")
+        else:
+            self._failures.pop(key, None)
+            RECONCILES.labels("done").inc()
+        RECONCILE_SECONDS.observe(time.monotonic() - started)
+        return wait_s
+
+    def _again(self, key: Key, error: Exception, outcome: str) -> float:
+        RECONCILES.labels(outcome).inc()
+        failures = self._failures[key] = self._failures.get(key, 0) + 1
+        if self._limiter.allows(str(error), time.monotonic()):
+            log.warning("will be tried again", extra=fields(object="/".join(key), error=error))
+        if isinstance(error, ApiError) and error.status == 409:
+            # Someone else wrote first; the watch shows what.
+            return CONFLICT_S
+        return self._settings.retry_after(failures)
+
+    def _refresh(self) -> None:
+        QUEUED.set(sum(len(queue) for queue, _ in self._queues))
+        self._kind.refresh()

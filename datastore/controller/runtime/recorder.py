@@ -1,0 +1,61 @@
+"""Events about a Datastore, as `kubectl describe` shows them. What can't be recorded is logged and never in the way."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from datastore.api.names import MANAGER
+from datastore.api.resources import EVENTS
+from datastore.controller.runtime.client import ApiError, Client
+from datastore.controller.runtime.conditions import Event
+from datastore.logs import fields
+
+log = logging.getLogger(__name__)
+Raw = Mapping[str, Any]
+DEFAULT_NAMESPACE = "default"
+"""Where Events about objects without a namespace are, by convention."""
+
+
+class Recorder:
+    """Writes core/v1 Events. instance: this replica."""
+
+    def __init__(self, client: Client, instance: str) -> None:
+        self._client = client
+        self._instance = instance
+
+    async def record(self, about: Raw, event: Event) -> None:
+        """One Event about an object; a namespace that is being deleted takes none, and that is no failure."""
+        metadata = about["metadata"]
+        namespace = metadata.get("namespace") or DEFAULT_NAMESPACE
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        body = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{metadata['name'][:200]}.{secrets.token_hex(8)}", "namespace": namespace},
+            "involvedObject": {
+                "apiVersion": about["apiVersion"],
+                "kind": about["kind"],
+                "name": metadata["name"],
+                "namespace": metadata.get("namespace", ""),
+                "uid": metadata["uid"],
+            },
+            "type": "Warning" if event.warning else "Normal",
+            "reason": event.reason,
+            "message": event.message.encode()[:1024].decode("utf-8", "ignore"),
+            "source": {"component": MANAGER},
+            "reportingComponent": MANAGER,
+            "reportingInstance": self._instance,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        where = f"{namespace}/{metadata['name']}"
+        log.info("event", extra=fields(about=where, reason=event.reason, message=event.message))
+        try:
+            await self._client.create(EVENTS, namespace, body)
+        except ApiError as error:
+            log.warning("the event was not recorded", extra=fields(about=where, error=error))

@@ -1,0 +1,1 @@
+"""The controller of Servings: a version of a model behind one address. It reads no storage and no Secret."""

@@ -1,0 +1,149 @@
+"""The controller of Servings, put together for the operator (runtime/operator.py): watches, and what follows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from datastore.api.names import SERVING
+from datastore.api.resources import AUTOSCALERS, DATASTORES, DEPLOYMENTS, MODELS, PODS, SERVICES, SERVINGS
+from datastore.controller.runtime.actor import Actor
+from datastore.controller.runtime.client import Client, Fence, Unavailable
+from datastore.controller.runtime.informers import InformerStore, key_of
+from datastore.controller.runtime.operator import Reconcile
+from datastore.controller.runtime.queue import Key, WorkQueue
+from datastore.controller.runtime.recorder import Recorder
+from datastore.controller.runtime.watches import Watch
+from datastore.controller.servings.decide import Observed, decide, store_of
+from datastore.controller.servings.desired import Image
+from datastore.controller.servings.metrics import SERVINGS as COUNTED
+from datastore.controller.servings.settings import Settings
+
+Raw = Mapping[str, Any]
+_MADE = ("Deployment", "Service", "HorizontalPodAutoscaler", "Pod")
+
+
+class ServingKind:
+    """See runtime.operator.Kind."""
+
+    def __init__(self, settings: Settings, client: Client, _: Fence) -> None:
+        self._settings = settings
+        self._client = client
+        self._queue = WorkQueue()
+        kinds = ("Serving", "Model", "Datastore", *_MADE)
+        self._stores = {kind: InformerStore() for kind in kinds}
+        self._actor = Actor(client, Recorder(client, settings.identity), self._stores)
+        self._image: Image | None = None
+        if settings.verify_image:
+            self._image = Image(settings.verify_image, settings.verify_pull_policy)
+
+    def watches(self) -> Sequence[Watch]:
+        """See Kind. Of what we make only that; RBAC has nothing more of these verbs but the Lease."""
+        made = {"Deployment": DEPLOYMENTS, "Service": SERVICES, "HorizontalPodAutoscaler": AUTOSCALERS, "Pod": PODS}
+        return (
+            Watch(resource=SERVINGS, tell=self._serving),
+            Watch(resource=MODELS, tell=self._model),
+            Watch(resource=DATASTORES, tell=self._datastore),
+            *(Watch(resource=resource, tell=self._teller(kind), labels=SERVING) for kind, resource in made.items()),
+        )
+
+    def queues(self) -> Sequence[tuple[WorkQueue, Reconcile]]:
+        """See Kind."""
+        return ((self._queue, self._reconcile),)
+
+    def beside(self, leading: Callable[[], bool]) -> Sequence[Callable[[], Awaitable[None]]]:
+        """See Kind."""
+        return ()
+
+    def refresh(self) -> None:
+        """See Kind."""
+        phases = Counter(str((each.get("status") or {}).get("phase", "New")) for each in self._servings())
+        COUNTED.clear()
+        for phase, count in phases.items():
+            COUNTED.labels(phase).set(count)
+
+    async def close(self) -> None:
+        """See Kind."""
+
+    async def _reconcile(self, key: Key) -> float | None:
+        """Events wake every Serving, so none wants its turn by the clock."""
+        serving = self._stores["Serving"].get(key)
+        if serving is None or "deletionTimestamp" in serving["metadata"]:
+            return None
+        model = self._stores["Model"].get((key[0], serving["spec"]["model"]))
+        plan = decide(
+            Observed(
+                serving=serving,
+                model=model,
+                store=self._stores["Datastore"].get((key[0], store_of(model))) if model else None,
+                deployment=await self._there("Deployment", key),
+                service=await self._there("Service", key),
+                autoscaler=self._stores["HorizontalPodAutoscaler"].get(key),
+                pods=[each for each in self._stores["Pod"].values() if _serving_of(each) == key],
+                image=await self._verify_image(),
+                now=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            )
+        )
+        for each in plan.apply:
+            await self._actor.apply(each)
+        for obsolete in plan.delete:
+            await self._actor.delete(obsolete)
+        await self._actor.tell(serving, plan.status, plan.events)
+        return None
+
+    async def _there(self, kind: str, key: Key) -> dict[str, Any] | None:
+        """An object by our name. The watch shows ours only; before we take a name we ask whether somebody has it."""
+        if (known := self._stores[kind].get(key)) is not None:
+            return known
+        resource = {"Deployment": DEPLOYMENTS, "Service": SERVICES}[kind]
+        found = await self._client.get(resource, *key)
+        if found is not None and _serving_of(found) == key:
+            self._stores[kind].put(found)
+        return found
+
+    async def _verify_image(self) -> Image:
+        """The image told, else that of our own pod. Errors: Unavailable."""
+        if self._image is None:
+            pod = await self._client.get(PODS, self._settings.namespace, self._settings.identity)
+            if pod is None:
+                raise Unavailable(
+                    f"there is no pod {self._settings.identity}, whose image would be used; --verify-image"
+                )
+            container = pod["spec"]["containers"][0]
+            self._image = Image(container["image"], container.get("imagePullPolicy", "IfNotPresent"))
+        return self._image
+
+    def _servings(self) -> list[dict[str, Any]]:
+        return self._stores["Serving"].values()
+
+    def _serving(self, event: Raw) -> None:
+        self._queue.add(self._stores["Serving"].take(event))
+
+    def _model(self, event: Raw) -> None:
+        namespace, name = self._stores["Model"].take(event)
+        for each in self._servings():
+            if key_of(each)[0] == namespace and each["spec"].get("model") == name:
+                self._queue.add(key_of(each))
+
+    def _datastore(self, event: Raw) -> None:
+        """The store of a Model, perhaps."""
+        namespace, name = self._stores["Datastore"].take(event)
+        for each in self._servings():
+            model = self._stores["Model"].get((namespace, each["spec"].get("model", "")))
+            if key_of(each)[0] == namespace and model is not None and store_of(model) == name:
+                self._queue.add(key_of(each))
+
+    def _teller(self, kind: str) -> Callable[[Raw], None]:
+        def tell(event: Raw) -> None:
+            self._stores[kind].take(event)
+            self._queue.add(_serving_of(event["object"]))
+
+        return tell
+
+
+def _serving_of(body: Raw) -> Key:
+    """The Serving that an object's label names."""
+    metadata = body["metadata"]
+    return metadata.get("namespace", ""), (metadata.get("labels") or {}).get(SERVING, "")

@@ -1,0 +1,116 @@
+"""What the controller of TrainingJobs watches, and which of them each event concerns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from datastore.api.resources import DATASTORES, JOBS, PODS, TRAININGJOBS, VERSIONS
+from datastore.controller.runtime.informers import InformerStore, key_of
+from datastore.controller.runtime.queue import Key
+from datastore.controller.runtime.watches import Watch
+from datastore.training.cluster import names
+
+Raw = Mapping[str, Any]
+
+
+class Informers:
+    """The stores. wake: it is a TrainingJob's turn; saves_models: whether ModelVersions are looked at."""
+
+    def __init__(self, wake: Callable[[Key], None], *, saves_models: bool) -> None:
+        self.trainingjobs = InformerStore()
+        self.datastores = InformerStore()
+        self.jobs = InformerStore()
+        self.pods = InformerStore()
+        self.versions = InformerStore()
+        self.stores = {
+            "TrainingJob": self.trainingjobs,
+            "Job": self.jobs,
+            "Pod": self.pods,
+            "ModelVersion": self.versions,
+        }
+        self._saves_models = saves_models
+        self._pods_of: dict[Key, set[Key]] = {}
+        """TrainingJob -> its pods: there may be thousands of others."""
+        self._wake = wake
+
+    def watches(self) -> Sequence[Watch]:
+        """Listed and watched; of Jobs and pods only those that were made for TrainingJobs."""
+        versions = Watch(resource=VERSIONS, tell=self._version, labels=names.JOB)
+        return (
+            *([versions] if self._saves_models else []),
+            Watch(resource=TRAININGJOBS, tell=self._trainingjob),
+            Watch(resource=DATASTORES, tell=self._datastore),
+            Watch(resource=JOBS, tell=self._job, labels=names.JOB),
+            Watch(resource=PODS, tell=self._pod, labels=names.JOB),
+        )
+
+    def pods_of(self, key: Key) -> list[dict[str, Any]]:
+        """The pods of a TrainingJob."""
+        return [pod for each in self._pods_of.get(key, ()) if (pod := self.pods.get(each)) is not None]
+
+    def jobs_of(self, key: Key) -> dict[str, dict[str, Any]]:
+        """Its Jobs by role."""
+        body = self.trainingjobs.get(key)
+        found = (
+            self.jobs.get((key[0], names.job_name(key[1], role))) for role in ("master", "ps", "worker", "evaluator")
+        )
+        return {
+            job["metadata"]["labels"][names.ROLE]: job
+            for job in found
+            if job is not None and body is not None and is_owned(job, body["metadata"]["uid"])
+        }
+
+    def board_of(self, key: Key) -> dict[str, Any] | None:
+        """The Job of its TensorBoard."""
+        body, job = self.trainingjobs.get(key), self.jobs.get((key[0], names.board_name(key[1])))
+        ours = body is not None and job is not None and is_owned(job, body["metadata"]["uid"])
+        return job if ours else None
+
+    def runs_of(self, key: Key) -> list[dict[str, Any]]:
+        """The TrainingJobs that its schedule made."""
+        return [
+            each
+            for each in self.trainingjobs.values()
+            if each["metadata"].get("namespace") == key[0]
+            and (each["metadata"].get("labels") or {}).get(names.SCHEDULE) == key[1]
+        ]
+
+    def _trainingjob(self, event: Raw) -> None:
+        self._wake(self.trainingjobs.take(event))
+
+    def _datastore(self, event: Raw) -> None:
+        """Whoever waits for it."""
+        namespace, name = self.datastores.take(event)
+        for each in self.trainingjobs.values():
+            used = each["spec"].get("datastores") or []
+            if each["metadata"].get("namespace") == namespace and any(one.get("name") == name for one in used):
+                self._wake(key_of(each))
+
+    def _job(self, event: Raw) -> None:
+        self.jobs.take(event)
+        self._wake(_owner(event["object"]))
+
+    def _version(self, event: Raw) -> None:
+        self.versions.take(event)
+        self._wake(_owner(event["object"]))
+
+    def _pod(self, event: Raw) -> None:
+        key, owner = self.pods.take(event), _owner(event["object"])
+        known = self._pods_of.setdefault(owner, set())
+        if self.pods.get(key) is None:
+            known.discard(key)
+            if not known:
+                del self._pods_of[owner]
+        else:
+            known.add(key)
+        self._wake(owner)
+
+
+def is_owned(body: Raw, uid: str) -> bool:
+    """Whether an object was made for the TrainingJob with this uid."""
+    return any(each.get("uid") == uid for each in body["metadata"].get("ownerReferences") or [])
+
+
+def _owner(body: Raw) -> Key:
+    return (body["metadata"].get("namespace", ""), body["metadata"]["labels"][names.JOB])

@@ -1,0 +1,218 @@
+"""The API server, for the node plugin and the command: one blocking request after the other, over the official client.
+
+`kubernetes` brings what kubectl can: contexts, TLS, tokens that are renewed, exec plugins, proxies. Bodies are plain
+mappings. The library is imported with the first client, because it takes a third of a second and 35 MB, and most verbs
+of the command need none. Nothing is tried again here. Threads: any.
+Errors of every method: AccessDenied, CredentialsInvalid, Conflict, Unreachable, else InvalidRequest; NotFound where
+nothing else is said. They have the server's own words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from datastore.api.resources import Resource
+from datastore.errors import (
+    AccessDenied,
+    CredentialsInvalid,
+    DatastoreError,
+    InvalidManifest,
+    InvalidRequest,
+    NotFound,
+    Unreachable,
+)
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient, Configuration
+
+Object = dict[str, Any]
+
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+DEADLINE_S = 10.0
+"""For the connection and for each part of an answer."""
+PAGE = 500
+DEFAULT_NAMESPACE = "default"
+EVERYWHERE = ""
+"""In place of a namespace: all of them."""
+JSON = "application/json"
+MERGE_PATCH = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+CONFLICT = 409
+
+
+class Conflict(DatastoreError):
+    """The object has changed since it was read."""
+
+
+class KubeClient:
+    """A login at one API server. namespace: of methods that are given none."""
+
+    def __init__(self, api: ApiClient, namespace: str = DEFAULT_NAMESPACE) -> None:
+        self._api = api
+        self.namespace = namespace
+
+    def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> Object | None:
+        """An object; None when it is not there."""
+        try:
+            return _object(self._send("GET", resource.path(self._space(namespace), name)))
+        except NotFound:
+            return None
+
+    def list(self, resource: Resource, *, namespace: str | None = None, selector: str = "") -> list[Object]:
+        """All objects, with a label selector those that it fits; page by page."""
+        items: list[Object] = []
+        query = {"limit": str(PAGE), "labelSelector": selector, "continue": ""}
+        while True:
+            given = [(name, text) for name, text in query.items() if text]
+            page = _object(self._send("GET", resource.path(self._space(namespace)), query=given))
+            items += page.get("items") or []
+            query["continue"] = page.get("metadata", {}).get("continue", "")
+            if not query["continue"]:
+                return items
+
+    def patch(
+        self, resource: Resource, name: str, change: Mapping[str, Any] | Sequence[Any], *, namespace: str | None = None
+    ) -> Object:
+        """Change an object: a mapping is a merge patch (RFC 7396), a sequence a JSON patch (RFC 6902)."""
+        kind = MERGE_PATCH if isinstance(change, Mapping) else JSON_PATCH
+        path = resource.path(self._space(namespace), name)
+        return _object(self._send("PATCH", path, body=change, content_type=kind))
+
+    def create(self, resource: Resource, body: Mapping[str, Any], *, namespace: str | None = None) -> Object:
+        """Make an object. Errors: Conflict when one has its name."""
+        return _object(self._send("POST", resource.path(self._space(namespace)), body=body))
+
+    def delete(self, resource: Resource, name: str, *, namespace: str | None = None) -> bool:
+        """Ask for the removal of an object, and of what belongs to it; whether it was there."""
+        body = {"propagationPolicy": "Background"}
+        try:
+            self._send("DELETE", resource.path(self._space(namespace), name), body=body)
+        except NotFound:
+            return False
+        return True
+
+    def text(self, path: str, query: Sequence[tuple[str, str]] = ()) -> str:
+        """What the API server, or what it is a proxy of, answers to a GET of this path."""
+        return self._send("GET", path, query=query).decode(errors="replace")
+
+    def _space(self, namespace: str | None) -> str:
+        return self.namespace if namespace is None else namespace
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Sequence[tuple[str, str]] = (),
+        body: object = None,
+        content_type: str = JSON,
+    ) -> bytes:
+        import urllib3.exceptions
+        from kubernetes.client import ApiException
+
+        what = f"{method} {path}"
+        try:
+            headers = {"Accept": "*/*", "Content-Type": content_type}
+            _, url, headers, _, _ = self._api.param_serialize(
+                method, path, query_params=list(query), header_params=headers, auth_settings=["BearerToken"]
+            )
+            # The body is none of the library's models, and a null in it means something.
+            answer = self._api.call_api(method, url, headers, body, _request_timeout=DEADLINE_S)
+            content: bytes = answer.read()  # type: ignore[no-untyped-call]
+        except (urllib3.exceptions.HTTPError, ApiException, OSError) as error:
+            raise Unreachable(f"the API server does not answer: {_reason(error)}") from None
+        except ValueError:  # its text may hold the token
+            raise CredentialsInvalid("the login at the API server can't be sent: is its token one line?") from None
+        if answer.status >= 400:
+            raise _error(answer.status, f"{what}: the API server says: {_message(answer.status, content)}")
+        return content
+
+
+def of_context(environment: Mapping[str, str], namespace: str = "") -> KubeClient:
+    """As kubectl's current context says (KUBECONFIG, else ~/.kube/config); inside of a pod without one, the pod's own.
+
+    namespace '': that of the context. Errors: DatastoreError when there is neither, or it is wrong.
+    """
+    from kubernetes import config
+
+    try:
+        # Given, because the library has read the variable when it was imported.
+        path = environment.get("KUBECONFIG") or None
+        _, active = config.list_kube_config_contexts(path)  # type: ignore[no-untyped-call]
+        configuration = _configuration()
+        config.load_kube_config(path, client_configuration=configuration)  # type: ignore[no-untyped-call]
+    except config.ConfigException as error:
+        inside = in_cluster(environment)
+        if inside is None:
+            raise DatastoreError(f"no cluster is configured for you: {error} (KUBECONFIG, ~/.kube/config)") from None
+        inside.namespace = namespace or inside.namespace
+        return inside
+    return KubeClient(_client(configuration), namespace or active["context"].get("namespace") or DEFAULT_NAMESPACE)
+
+
+def in_cluster(environment: Mapping[str, str], account: Path = ACCOUNT) -> KubeClient | None:
+    """By what the kubelet gives every container; None outside of a cluster. The token is read again each minute."""
+    if not environment.get("KUBERNETES_SERVICE_HOST") or not (account / "token").exists():
+        return None
+    from kubernetes.config import ConfigException
+    from kubernetes.config.incluster_config import InClusterConfigLoader
+
+    configuration = _configuration()
+    given = {"KUBERNETES_SERVICE_PORT": "443", **environment}
+    try:
+        loader = InClusterConfigLoader(  # type: ignore[no-untyped-call]
+            token_filename=str(account / "token"), cert_filename=str(account / "ca.crt"), environ=given
+        )
+        loader.load_and_set(configuration)  # type: ignore[no-untyped-call]
+    except ConfigException as error:
+        raise InvalidManifest(f"the service account in {account} can't be used: {error}") from None
+    space = account / "namespace"
+    return KubeClient(_client(configuration), space.read_text().strip() if space.exists() else DEFAULT_NAMESPACE)
+
+
+def _configuration() -> Configuration:
+    from kubernetes.client import Configuration
+
+    made = Configuration()
+    made.retries = False  # one layer tries again: the caller's
+    return made
+
+
+def _client(configuration: Configuration) -> ApiClient:
+    from kubernetes.client import ApiClient
+
+    return ApiClient(configuration)
+
+
+def _object(content: bytes) -> Object:
+    try:
+        document = json.loads(content)
+    except ValueError:
+        raise Unreachable("what answers as the API server sends no JSON") from None
+    return document if isinstance(document, dict) else {}
+
+
+def _message(status: int, content: bytes) -> str:
+    """The words of a Status (meta/v1), or of whatever it was."""
+    try:
+        said = json.loads(content).get("message")
+    except (ValueError, AttributeError):
+        said = content.decode(errors="replace").strip()[:200]
+    return str(said or f"status {status}")
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "reason", None) or error)
+
+
+def _error(status: int, text: str) -> DatastoreError:
+    if status == 401:
+        return CredentialsInvalid(f"{text}; log in to the cluster again")
+    if status == CONFLICT:
+        return Conflict(text)
+    if status in (429, 500, 502, 503, 504):
+        return Unreachable(text)
+    return {403: AccessDenied, 404: NotFound}.get(status, InvalidRequest)(text)

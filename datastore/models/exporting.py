@@ -1,0 +1,193 @@
+"""Bring a version somewhere else: a directory, a bucket, a tar file. Every byte is compared with the manifest first.
+
+A directory and a tar file appear when they are whole. What an interrupted export into a directory or a bucket had
+written is read again, and stays where it is right.
+"""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from itertools import groupby
+from pathlib import Path
+from typing import Protocol
+
+from datastore.errors import AlreadyExists, NotFound
+from datastore.models.directory import DirectoryTree
+from datastore.models.errors import ModelError, VersionDamaged
+from datastore.models.manifest import Entry, VersionManifest
+from datastore.models.progress import Progress
+from datastore.models.registry import Models
+from datastore.models.storage import Body, Node, ReadableTree, Tree, compare
+from datastore.models.transfer import Transfer
+
+
+class Exported:
+    """A version that is about to leave: its manifest, and its files as they are found now."""
+
+    def __init__(self, models: Models, model: str, number: int, progress: Progress) -> None:
+        """Errors: ModelNotFound, VersionDamaged, StoreError."""
+        progress.begin("looking")
+        self.manifest: VersionManifest = models.manifest(model, number)
+        self.tree: Tree = models.tree(model, number)
+        self.progress = progress
+        nodes = self.tree.scan()
+        compare(self.tree.location, self.manifest.entries, nodes)
+        found = {node.path: node for node in nodes}
+        self.files: list[tuple[Node, Entry]] = [
+            (found[entry.path], entry) for entry in self.manifest.entries if entry.kind == "file"
+        ]
+
+    def begin(self) -> None:
+        """The reading begins."""
+        self.progress.begin("reading", self.manifest.files, self.manifest.size_bytes)
+
+    def contents(self, transfer: Transfer, entries: Sequence[Entry]) -> Iterator[tuple[Entry, Iterator[Body]]]:
+        """Some of the files in order, each with its chunks, to be taken to their end. Errors: VersionDamaged."""
+        wanted = {entry.path for entry in entries}
+        files = [each for each in self.files if each[1].path in wanted]
+        with closing(transfer.stream(self.tree, [node for node, _ in files])) as stream:
+            for index, pieces in groupby(stream, key=lambda found: found[0]):
+                entry = files[index][1]
+                yield entry, transfer.checked(self.tree, entry, (piece for _, piece in pieces))
+
+
+def export_directory(models: Models, model: str, number: int, place: Path, progress: Progress) -> VersionManifest:
+    """A new directory. Errors: AlreadyExists when something is there; VersionDamaged; then nothing is there."""
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise AlreadyExists(f"{place}: is there already; give a directory that is not, or is empty")
+    exported = Exported(models, model, number, progress)
+    short = exported.manifest.digest.removeprefix("sha256:")[:12]
+    partial = place.with_name(f".{place.name[:200]}.{short}.partial")
+    target = DirectoryTree(partial)
+    _into(exported, target, found={node.path: node for node in target.scan()} if partial.exists() else None)
+    target.settle(exported.manifest.entries)
+    os.rename(partial, place)
+    return exported.manifest
+
+
+def export_tree(models: Models, model: str, number: int, target: Tree, progress: Progress) -> VersionManifest:
+    """Into a tree in which nothing else is.
+
+    Errors: ModelError, naming what is; VersionDamaged: then no file that was not there before is there.
+    """
+    exported = Exported(models, model, number, progress)
+    found: dict[str, Node] | None = None
+    with suppress(NotFound):
+        found = {node.path: node for node in target.scan()}
+    paths = {entry.path: entry.kind for entry in exported.manifest.entries}
+    for path, node in (found or {}).items():
+        if paths.get(path) != node.kind:
+            raise ModelError(f"{target.location}/{path}: is there already; choose a place where nothing is")
+    try:
+        _into(exported, target, found=found, foreign=True)
+    except VersionDamaged:
+        for node, _ in exported.files:
+            if node.path not in (found or {}):
+                target.discard(node.path)
+        raise
+    target.settle(exported.manifest.entries)
+    return exported.manifest
+
+
+def _into(exported: Exported, target: Tree, *, found: Mapping[str, Node] | None, foreign: bool = False) -> None:
+    """found: what an earlier attempt left; None: the directory itself is not there. foreign: it may be another's."""
+    entries = exported.manifest.entries
+    filled = {entry.path.rpartition("/")[0] for entry in entries}
+    there = found or {}
+    nodes = {node.path: node for node, _ in exported.files}
+    by_path = {entry.path: entry for entry in entries}
+    largest = max(nodes.values(), key=lambda node: node.size, default=None)
+    by_server = largest is not None and target.reaches(exported.tree, largest)
+    exported.begin()
+    if found is None:
+        target.begin()
+    with Transfer(exported.progress) as transfer:
+
+        def bring(node: Node) -> None:
+            entry = by_path[node.path]
+            old = there.get(node.path)
+            if old is None or not _is_right(transfer, target, old, entry, foreign=foreign):
+                _bring(exported.tree, transfer, node, entry, target, by_server=by_server)
+
+        for entry in entries:
+            if entry.kind == "directory":
+                target.make(entry, bare=entry.path not in filled)
+        transfer.each(list(nodes.values()), bring)
+        for entry in entries:  # last: nothing is ever written through a link
+            if entry.kind == "symlink" and entry.path not in there:
+                target.make(entry, bare=False)
+
+
+def _is_right(transfer: Transfer, target: Tree, old: Node, entry: Entry, *, foreign: bool) -> bool:
+    """Whether a file is what is to be there; False: it was not, and is gone. Errors: ModelError where it is foreign."""
+    try:
+        if old.size != entry.size:
+            raise VersionDamaged(f"{target.location}/{old.path}: has another size")
+        transfer.check(target, old, entry)
+    except VersionDamaged as error:
+        if foreign:
+            raise ModelError(
+                f"{target.location}/{old.path}: is there with another content; choose an empty place"
+            ) from error
+        target.discard(old.path)
+        return False
+    return True
+
+
+def _bring(
+    source: ReadableTree, transfer: Transfer, node: Node, entry: Entry, target: Tree, *, by_server: bool
+) -> None:
+    if not by_server:
+        transfer.check(source, node, entry, target)
+        return
+    transfer.check(source, node, entry)
+    if target.copy(source, node, entry.path, entry.mode) is None:
+        transfer.check(source, node, entry, target)
+
+
+def export_tar(models: Models, model: str, number: int, out: Out, progress: Progress) -> VersionManifest:
+    """A tar archive (POSIX.1-2001), byte for byte the same each time. Errors: VersionDamaged, when part is written."""
+    exported = Exported(models, model, number, progress)
+    exported.begin()
+    manifest = exported.manifest
+    about = f"{manifest.model}:{manifest.version} {manifest.digest}"
+    out.write(tarfile.TarInfo.create_pax_global_header({"comment": about}))
+    with Transfer(progress) as transfer:
+        write_members(out, exported, transfer, manifest.entries, "")
+    return manifest
+
+
+class Out(Protocol):
+    """Takes an archive."""
+
+    def write(self, body: Body, /) -> object:
+        """All of it."""
+        ...
+
+
+def write_members(out: Out, exported: Exported, transfer: Transfer, entries: Sequence[Entry], prefix: str) -> None:
+    """Entries as members of an archive. prefix: '' or ends with '/'."""
+    contents = exported.contents(transfer, entries)
+    for entry in entries:
+        out.write(member(entry, prefix))
+        if entry.kind == "file":
+            _, chunks = next(contents)
+            for chunk in chunks:
+                out.write(chunk)
+            out.write(bytes(-entry.size % tarfile.BLOCKSIZE))
+    for _ in contents:
+        raise AssertionError("every file was written")
+    out.write(bytes(2 * tarfile.BLOCKSIZE))
+
+
+def member(entry: Entry, prefix: str) -> bytes:
+    """The header of an entry: nobody's, of no time, so that equal versions make equal archives."""
+    info = tarfile.TarInfo(prefix + entry.path)
+    info.mode = entry.mode or (0o777 if entry.kind == "symlink" else 0)
+    info.size = entry.size
+    info.type = {"file": tarfile.REGTYPE, "directory": tarfile.DIRTYPE, "symlink": tarfile.SYMTYPE}[entry.kind]
+    info.linkname = entry.target
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")

@@ -1,0 +1,220 @@
+"""What the pod of a ModelVersion's Job runs: `python -m datastore.models.jobs`.
+
+Each look at the work is a line of JSON on standard output, and the answer is what the pod terminates with; how both
+sides call things stands in jobcontract.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from datastore.api.resolve import source_of
+from datastore.api.secretmanifest import SecretManifest, for_storage
+from datastore.api.source import LocalLocation, Source
+from datastore.api.volumecontext import SPEC, Reference, from_context
+from datastore.errors import DatastoreError, InvalidManifest, StoreError
+from datastore.models.errors import ModelNotFound, SaveLost, VersionDamaged
+from datastore.models.jobcontract import EXIT_AGAIN, EXIT_FINAL, REQUEST, SECRETS
+from datastore.models.manifest import Lineage, VersionManifest
+from datastore.models.names import Reference as VersionReference
+from datastore.models.opening import opened_storage, opened_tree
+from datastore.models.progress import Event, Progress
+from datastore.models.registry import Models, Use
+from datastore.models.repeatable import export_repeatably
+from datastore.models.saving import Wish, save
+from datastore.models.verifying import verify
+from datastore.secret import Secret
+
+ANSWER = Path("/dev/termination-log")
+MESSAGE_CHARS = 900
+"""The kubelet keeps 4,096 bytes of an answer."""
+TOLD_EVERY_S = 1.0
+ALIASES_MAX = 32
+"""So many are told; there may be more in the store."""
+
+Request = Mapping[str, Any]
+
+
+def main() -> int:
+    """Do what is asked for; the exit code."""
+    progress = Progress(_teller())
+    signal.signal(signal.SIGTERM, lambda *_: progress.stop(resume=True))
+    try:
+        answer, code = perform(json.loads(os.environ[REQUEST]), progress), 0
+    except DatastoreError as error:
+        answer, code = {"reason": reason_of(error), "error": str(error)[:MESSAGE_CHARS]}, exit_code(error)
+    text = json.dumps(answer, ensure_ascii=False)
+    sys.stdout.write(text + "\n")
+    ANSWER.write_text(text)
+    return code
+
+
+def perform(request: Request, progress: Progress) -> dict[str, Any]:
+    """The answer to a request. Errors: DatastoreError."""
+    with _place(request, "store") as store, opened_storage(store) as storage:
+        models = Models(storage, who=str(request["who"]))
+        verb = {"save": _save, "adopt": _adopt, "delete": _delete, "update": _update, "export": _export}[request["do"]]
+        return verb(models, request, progress)
+
+
+def exit_code(error: DatastoreError) -> int:
+    """Whether the same request may succeed later."""
+    again = isinstance(error, SaveLost) or (isinstance(error, StoreError) and error.transient)
+    return EXIT_AGAIN if again else EXIT_FINAL
+
+
+def reason_of(error: DatastoreError) -> str:
+    """One CamelCase word: the name of the class."""
+    return type(error).__name__
+
+
+def _save(models: Models, request: Request, progress: Progress) -> dict[str, Any]:
+    lineage = dict(request.get("lineage") or {})
+    command = tuple(lineage.pop("command", ()))
+    path = str(request.get("path", ""))
+    with _place(request, "source") as source, opened_tree(source, path) as tree:
+        wish = Wish(
+            model=str(request["model"]),
+            lineage=Lineage(**lineage, command=command, location=str(request["source"]["location"]), path=path),
+            labels=dict(request.get("labels") or {}),
+            force=bool(request.get("force")),
+            save_id=str(request["saveId"]),
+        )
+        saved = save(models, tree, wish, progress)
+    # Under the same id it was this save that made it, before the pod was ended.
+    own = saved.new or saved.manifest.save_id == wish.save_id
+    return {**_told(models, saved.manifest, request), "new": own}
+
+
+def _adopt(models: Models, request: Request, progress: Progress) -> dict[str, Any]:
+    """Of a version that the store has: read every byte of it."""
+    manifest, damages = verify(models, str(request["model"]), int(request["number"]), progress)
+    if damages:
+        raise VersionDamaged("; ".join(damages[:3]) + (f"; and {len(damages) - 3} more" if len(damages) > 3 else ""))
+    return {**_told(models, manifest, request), "new": False}
+
+
+def _delete(models: Models, request: Request, _: Progress) -> dict[str, Any]:
+    """The version that a save made; nothing where it made none. Errors: VersionInUse."""
+    model, save_id = str(request["model"]), str(request["saveId"])
+    for head in models.versions(model):
+        if head.save_id == save_id:
+            models.delete(model, head.version)
+            break
+    for garbage in models.garbage(model):
+        models.remove_garbage(garbage)
+    return {"deleted": True}
+
+
+def _update(models: Models, request: Request, _: Progress) -> dict[str, Any]:
+    """Move the aliases that a Model lists, and write down which of its versions Servings name.
+
+    moves: numbers by alias. pins: by UID of a Serving its version, or null for no more, and who it is.
+    """
+    model = str(request["model"])
+    for alias, number in dict(request["moves"]).items():
+        models.set_alias(model, str(alias), int(number))
+    for uid, pin in dict(request["pins"]).items():
+        if pin.get("was") and pin["was"] != pin.get("version"):
+            models.remove_use(model, int(pin["was"]), str(uid))
+        if pin.get("version"):
+            models.add_use(model, int(pin["version"]), Use(id=str(uid), who=str(pin["who"])))
+    return _of_model(models, model)
+
+
+def _export(models: Models, request: Request, progress: Progress) -> dict[str, Any]:
+    """Bring a version to a place, compared with its manifest before and after. Repeated: it goes on."""
+    model, path = str(request["model"]), str(request["path"])
+    number = models.resolve(VersionReference(model, version=request.get("version"), alias=request.get("alias")))
+    with _place(request, "target") as target:
+        manifest = export_repeatably(
+            models, model, number, target, path, request["format"], str(request["saveId"]), progress
+        )
+    location = f"{str(request['target']['location']).rstrip('/')}/{path}"
+    return {
+        "version": number,
+        "digest": manifest.digest,
+        "files": manifest.files,
+        "bytes": manifest.size_bytes,
+        "location": location,
+    }
+
+
+def _told(models: Models, manifest: VersionManifest, request: Request) -> dict[str, Any]:
+    """What status says of a version and of its model."""
+    model, number = manifest.model, manifest.version
+    for alias in request.get("aliases") or ():
+        models.set_alias(model, str(alias), number)
+    return {
+        "version": number,
+        "digest": manifest.digest,
+        "files": manifest.files,
+        "bytes": manifest.size_bytes,
+        "saved": manifest.saved,
+        "location": models.tree(model, number).location,
+        **_of_model(models, model),
+    }
+
+
+def _of_model(models: Models, model: str) -> dict[str, Any]:
+    """What status says of a model."""
+    newest, known = models.newest(model), models.numbers(model)
+    if newest is None:
+        raise ModelNotFound(f"{model} has no version any more")
+    return {
+        "store": models.storage.location,
+        "latest": newest.version,
+        "versions": sum(1 for there in known.values() if there.manifest and there.tree),
+        "aliases": dict(list(models.aliases(model).items())[:ALIASES_MAX]),
+    }
+
+
+@contextmanager
+def _place(request: Request, name: str) -> Iterator[Source]:
+    """Where the store or the source is: a directory that is mounted, or a bucket with the keys of a Secret."""
+    place = request[name]
+    if "directory" in place:
+        yield LocalLocation(path=str(place["directory"]))
+        return
+    spec = from_context({SPEC: json.dumps(place["spec"])})
+    if isinstance(spec, Reference):
+        raise InvalidManifest(f"{name}: is no place")
+    yield source_of(spec, _secret(SECRETS / name))
+
+
+def _secret(folder: Path) -> SecretManifest | None:
+    """A Secret that is mounted there. Errors: InvalidManifest."""
+    if not folder.is_dir():
+        return None
+    try:
+        values = {each.name: Secret(each.read_text()) for each in folder.iterdir() if not each.name.startswith("..")}
+    except UnicodeDecodeError:
+        raise InvalidManifest("the Secret holds what is no text") from None
+    return for_storage(SecretManifest(name="of the Datastore", namespace="", values=values))
+
+
+class _teller:  # noqa: N801  (used as a function)
+    """Writes events, at most one each TOLD_EVERY_S, and the first of each phase."""
+
+    def __init__(self) -> None:
+        self._last = ("", -TOLD_EVERY_S)
+
+    def __call__(self, event: Event) -> None:
+        phase, at = self._last
+        now = time.monotonic()
+        if event.phase != phase or now - at >= TOLD_EVERY_S:
+            self._last = (event.phase, now)
+            sys.stdout.write(json.dumps(event.to_json()) + "\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

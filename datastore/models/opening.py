@@ -1,0 +1,58 @@
+"""From where data is (datastore/api/source.py) to what models are saved in and from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from datastore.api.source import LocalLocation, S3Location, Source
+from datastore.errors import InvalidRequest
+from datastore.fuse.store.s3 import open_s3, probe
+from datastore.models.directory import DirectoryStorage, DirectoryTree
+from datastore.models.objects import Objects, ObjectStorage, ObjectTree, Place
+from datastore.models.storage import Storage, Tree
+
+PROBE_DEADLINE_S = 10.0
+
+
+@contextmanager
+def opened_storage(source: Source) -> Iterator[Storage]:
+    """The store of models at a place: a bucket, or a directory where anything else is mounted. Errors: StoreError."""
+    if isinstance(source, S3Location):
+        with _objects(source, writable=True) as objects:
+            yield ObjectStorage(objects, source.prefix)
+        return
+    yield DirectoryStorage(_directory(source))
+
+
+@contextmanager
+def opened_tree(source: Source, path: str, *, writable: bool = False) -> Iterator[Tree]:
+    """A directory below a place ('' is the place itself), there or not. Errors: StoreError, InvalidRequest."""
+    names = [name for name in path.split("/") if name]
+    if ".." in names or "." in names:
+        raise InvalidRequest(f"{path}: '.' and '..' lead nowhere in a Datastore; write the path below it")
+    if isinstance(source, S3Location):
+        with _objects(source, writable=writable) as objects:
+            prefix = source.prefix + "".join(f"{name}/" for name in names)
+            yield ObjectTree(objects, prefix, within=source.prefix)
+        return
+    root = _directory(source)
+    yield DirectoryTree(Path(root, *names), within=root)
+
+
+@contextmanager
+def _objects(location: S3Location, *, writable: bool) -> Iterator[Objects]:
+    probe(location, writable=writable, deadline_s=PROBE_DEADLINE_S)
+    store = open_s3(location)
+    objects = Objects(store, Place(location.endpoint, location.bucket), store.metrics)
+    try:
+        yield objects
+    finally:
+        objects.close()
+
+
+def _directory(source: Source) -> str:
+    if not isinstance(source, LocalLocation):
+        raise InvalidRequest(f"{source} has to be mounted first; the models are in the mounted directory")
+    return source.path

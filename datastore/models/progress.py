@@ -1,0 +1,106 @@
+"""How far long work is: a stream of events for a bar on a terminal or an object's status; and how it is stopped."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from datastore.errors import DatastoreError
+from datastore.models.errors import SaveLost
+
+Phase = Literal["looking", "reading", "copying", "checking", "removing"]
+
+EVERY_S = 0.25
+"""At most four events a second: a terminal shows no more, and a status far less."""
+_FILE_COSTS_BYTES = 256 << 10
+"""For the estimate: opening a file takes about as long as so many bytes of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One look at the work. eta_s: seconds left; None while nothing can be said."""
+
+    phase: Phase
+    files: int
+    files_total: int
+    bytes: int
+    bytes_total: int
+    elapsed_s: float
+    eta_s: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """For a line of a log or a status."""
+        return asdict(self)
+
+
+Listener = Callable[[Event], None]
+
+
+class Stopped(SaveLost):
+    """The work was asked to stop. resume: what is done already may be gone on with."""
+
+    def __init__(self, text: str, *, resume: bool) -> None:
+        super().__init__(text)
+        self.resume = resume
+
+
+class Progress:
+    """Counts, tells, and stops. Threads: any; the listener is called by one at a time."""
+
+    def __init__(self, listener: Listener | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._listener = listener
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._stop: DatastoreError | None = None
+        self._phase: Phase = "looking"
+        self._files = self._bytes = self._files_total = self._bytes_total = 0
+        self._began = self._told = clock()
+
+    def begin(self, phase: Phase, files: int = 0, size_bytes: int = 0) -> None:
+        """The next part of the work, of which so much is to be done."""
+        with self._lock:
+            self._phase, self._files_total, self._bytes_total = phase, files, size_bytes
+            self._files = self._bytes = 0
+            self._began = self._clock()
+            self._tell()
+
+    def count(self, files: int, size_bytes: int) -> None:
+        """So much more is done. Errors: Stopped."""
+        self.check()
+        with self._lock:
+            self._files += files
+            self._bytes += size_bytes
+            done = self._files == self._files_total and self._bytes == self._bytes_total
+            if done or self._clock() - self._told >= EVERY_S:
+                self._tell()
+
+    def stop(self, *, resume: bool) -> None:
+        """Ask the work to end: what is under way ends with an error. resume: see Stopped."""
+        self._stop = Stopped("interrupted", resume=resume)
+
+    def fail(self, error: DatastoreError) -> None:
+        """The same with another error."""
+        self._stop = error
+
+    def check(self) -> None:
+        """Errors: Stopped, or what fail() was given."""
+        if self._stop is not None:
+            raise self._stop
+
+    def _tell(self) -> None:
+        self._told = self._clock()
+        if self._listener is None:
+            return
+        elapsed_s = self._told - self._began
+        done = self._bytes + self._files * _FILE_COSTS_BYTES
+        left = self._bytes_total + self._files_total * _FILE_COSTS_BYTES - done
+        eta_s = elapsed_s * left / done if done and elapsed_s > 1 else None
+        self._listener(
+            Event(
+                self._phase, self._files, self._files_total, self._bytes, self._bytes_total, round(elapsed_s, 3),
+                None if eta_s is None else round(eta_s, 1),
+            )
+        )  # fmt: skip

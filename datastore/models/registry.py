@@ -1,0 +1,536 @@
+"""The models of one store: numbers, versions, aliases and who uses a version. All that changes does by one document.
+
+    NAME/7/             the files of version 7, as they were
+    NAME/7.json         its manifest, created last: that is what makes it a version
+    NAME/7.saving       created first: the number belongs to one save of one process, for ever
+    NAME/aliases/prod   a number
+    NAME/uses/7/ID      who serves version 7
+    .datastore.models.json   in the root: which layout this is
+
+A number that was given up or deleted has a manifest that says so ("removed"). It is put in the place where the save
+would create its own, so that a save that was taken for dead can't become a version afterwards, and no number comes
+twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal, NamedTuple
+
+from datastore.errors import AlreadyExists, InvalidRequest, NotFound, PreconditionFailed, StoreError, Unsupported
+from datastore.models import owner
+from datastore.models.errors import ModelError, ModelNotFound, SaveLost, VersionDamaged, VersionInUse
+from datastore.models.manifest import HEAD_BYTES, Removed, VersionManifest, parse, parse_head
+from datastore.models.names import Reference, check_alias, check_model, is_alias, is_model, version_number
+from datastore.models.storage import Document, Storage, Tag, Tree
+
+LAYOUT = "datastore.dev/model-store/v1"
+MARKER = ".datastore.models.json"
+STALE_S = 900.0
+"""A save of another machine that has said nothing for so long is dead. It says something every BEAT_S."""
+BEAT_S = 30.0
+_ATTEMPTS = 1000
+"""Of finding a free number: one for each save that began at the same moment."""
+_NOBODY = Tag("0" * 32)
+
+
+class Number(NamedTuple):
+    """What there is of one number of a model."""
+
+    manifest: bool = False
+    saving: bool = False
+    tree: bool = False
+
+
+class Alias(NamedTuple):
+    """What an alias says, and the state of its document."""
+
+    version: int
+    tag: Tag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """Somebody who serves a version, so that it is not deleted. id: the UID of the object."""
+
+    id: str
+    who: str
+    """For people: 'Serving prod/digits'."""
+    process: Mapping[str, str] = field(default_factory=dict)
+    """As owner.identity() has it; when that process is seen to be dead, the use has ended. Empty: it says so itself."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Saving:
+    """A save that is not a version yet, as its document says. done: what may be gone on with, by its path."""
+
+    model: str
+    number: int
+    save_id: str
+    source: str
+    owner: dict[str, str]
+    state: Literal["running", "stopped"] = "running"
+    done: list[dict[str, Any]] = field(default_factory=list)
+    tag: Tag = _NOBODY
+
+    def body(self) -> bytes:
+        """The document."""
+        said = {
+            "save": self.save_id,
+            "source": self.source,
+            "state": self.state,
+            "owner": self.owner,
+            "done": self.done,
+        }
+        return json.dumps(said, separators=(",", ":")).encode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Garbage:
+    """What is left of one number that is no version."""
+
+    model: str
+    number: int
+    why: Literal["deleted", "unfinished"]
+
+
+class Models:
+    """See above. who: the person or account, for manifests. now: seconds since the epoch."""
+
+    def __init__(self, storage: Storage, *, who: str = "", now: Callable[[], float] = time.time) -> None:
+        self.storage = storage
+        self.who = who or _account()
+        self._now = now
+
+    def check(self) -> None:
+        """Before anything is written: make the layout's document, and try on it what everything depends on.
+
+        Errors: Unsupported, saying what to use instead.
+        """
+        self.storage.check()
+        body = json.dumps({"format": LAYOUT}).encode()
+        try:
+            self.storage.create(MARKER, body)
+            self.storage.create(MARKER, body)
+        except AlreadyExists:
+            pass
+        except (InvalidRequest, Unsupported) as error:
+            raise self._no_conditions("create a file only where none is", error) from error
+        else:
+            raise self._no_conditions("create a file only where none is")
+        try:
+            self.storage.replace(MARKER, body, _NOBODY)
+        except PreconditionFailed:
+            pass
+        except (InvalidRequest, Unsupported) as error:
+            raise self._no_conditions("replace a file only in the state that was read", error) from error
+        else:
+            raise self._no_conditions("replace a file only in the state that was read")
+        found = self.storage.read(MARKER).body
+        if found != body:
+            raise Unsupported(f"{self.storage.location}: has another layout than {LAYOUT}: {found[:200]!r}")
+
+    def names(self) -> list[str]:
+        """The models that have, or had, a version."""
+        return sorted(name for each, is_directory in self.storage.names("") if is_directory and is_model(name := each))
+
+    def numbers(self, model: str) -> dict[int, Number]:
+        """Every number of a model that was ever given out and left something."""
+        found: dict[int, Number] = {}
+        for name, is_directory in self.storage.names(check_model(model)):
+            stem, dot, ending = name.partition(".")
+            number = version_number(stem)
+            if number is None:
+                continue
+            present = found.get(number, Number())
+            if is_directory and not dot:
+                found[number] = present._replace(tree=True)
+            elif not is_directory and ending == "json":
+                found[number] = present._replace(manifest=True)
+            elif not is_directory and ending == "saving":
+                found[number] = present._replace(saving=True)
+        return dict(sorted(found.items()))
+
+    def manifest(self, model: str, number: int) -> VersionManifest:
+        """A version with its entries. Errors: ModelNotFound, VersionDamaged."""
+        path = _manifest_path(model, number)
+        try:
+            document = self.storage.read(path)
+        except NotFound:
+            raise self._no_version(model, number) from None
+        found = parse(document.body, self._where(path))
+        return self._checked(found, model, number)
+
+    def head(self, model: str, number: int) -> VersionManifest:
+        """A version without its entries. Errors: ModelNotFound, VersionDamaged."""
+        found = self._head(model, number)
+        if found is None:
+            raise self._no_version(model, number)
+        return self._checked(found, model, number)
+
+    def versions(self, model: str) -> Iterator[VersionManifest]:
+        """The heads of all versions, the newest first."""
+        for number, there in sorted(self.numbers(model).items(), reverse=True):
+            found = self._head(model, number) if there.manifest else None
+            if found is not None and found.removed is None:
+                yield self._checked(found, model, number)
+
+    def newest(self, model: str) -> VersionManifest | None:
+        """The head of the newest version."""
+        return next(self.versions(model), None)
+
+    def resolve(self, reference: Reference) -> int:
+        """The number that a reference means. Errors: ModelNotFound."""
+        if reference.version is not None:
+            return self.head(reference.model, reference.version).version
+        if reference.alias is not None:
+            alias = self.alias(reference.model, reference.alias)
+            if alias is None:
+                known = ", ".join(self.aliases(reference.model)) or "none"
+                raise ModelNotFound(f"{reference.model} has no alias {reference.alias}; it has {known}")
+            return self.head(reference.model, alias.version).version
+        newest = self.newest(reference.model)
+        if newest is None:
+            raise ModelNotFound(f"{self.storage.location} has no version of a model {reference.model}")
+        return newest.version
+
+    def tree(self, model: str, number: int) -> Tree:
+        """The files of a version."""
+        return self.storage.tree(f"{check_model(model)}/{number}")
+
+    # Aliases
+
+    def aliases(self, model: str) -> dict[str, int]:
+        """The aliases of a model and the numbers that they hold."""
+        found = {}
+        for name, is_directory in self.storage.names(f"{check_model(model)}/aliases"):
+            if not is_directory and is_alias(name) and (alias := self.alias(model, name)) is not None:
+                found[name] = alias.version
+        return dict(sorted(found.items()))
+
+    def alias(self, model: str, name: str) -> Alias | None:
+        """What one alias says; None when there is none. Errors: VersionDamaged when it holds no number."""
+        path = f"{check_model(model)}/aliases/{check_alias(name)}"
+        try:
+            document = self.storage.read(path)
+        except NotFound:
+            return None
+        number = version_number(document.body.decode("ascii", "replace").strip())
+        if number is None:
+            raise VersionDamaged(
+                f"{self._where(path)}: holds no number; move the alias to the version that it is to mean"
+            )
+        return Alias(number, document.tag)
+
+    def set_alias(self, model: str, name: str, number: int, *, expected: int | None = None) -> int | None:
+        """Move an alias to a version; where it was before. expected: it must be there now; 0: it must not exist.
+
+        Errors: ModelNotFound; ModelError when it is elsewhere, or somebody moves it at the same time.
+        """
+        self.check()
+        self.head(model, number)
+        path = f"{model}/aliases/{check_alias(name)}"
+        try:
+            present = self.alias(model, name)
+        except VersionDamaged:
+            present = Alias(0, self.storage.read(path).tag)
+        if expected is not None and expected != (present.version if present else 0):
+            stands = f"is at {present.version}" if present else "does not exist"
+            raise ModelError(f"the alias {name} of {model} {stands}, not at {expected}; it was left there")
+        body = f"{number}\n".encode()
+        try:
+            tag = self.storage.replace(path, body, present.tag) if present else self.storage.create(path, body)
+        except (AlreadyExists, PreconditionFailed):
+            raise ModelError(
+                f"the alias {name} of {model} was moved by somebody else meanwhile; look, and repeat"
+            ) from None
+        try:
+            self.head(model, number)  # a deletion looks for aliases after it has taken the version away
+        except ModelNotFound:
+            if present and present.version:
+                self.storage.replace(path, f"{present.version}\n".encode(), tag)
+            else:
+                self.storage.remove(path)
+            raise
+        return present.version if present else None
+
+    def remove_alias(self, model: str, name: str) -> None:
+        """Errors: ModelNotFound."""
+        if self.alias(model, name) is None:
+            raise ModelNotFound(f"{model} has no alias {name}")
+        self.storage.remove(f"{model}/aliases/{name}")
+
+    # Who serves a version
+
+    def add_use(self, model: str, number: int, use: Use) -> None:
+        """From now on the version can't be deleted. Repeated: the same. Errors: ModelNotFound."""
+        path = f"{check_model(model)}/uses/{number}/{use.id}"
+        with contextlib.suppress(AlreadyExists):
+            self.storage.create(path, json.dumps({"who": use.who, "process": dict(use.process)}).encode())
+        try:
+            self.head(model, number)  # a deletion looks for uses after it has taken the version away
+        except ModelNotFound:
+            self.storage.remove(path)
+            raise
+
+    def remove_use(self, model: str, number: int, use_id: str) -> None:
+        """Repeated: the same."""
+        self.storage.remove(f"{check_model(model)}/uses/{number}/{use_id}")
+
+    def uses(self, model: str, number: int) -> list[Use]:
+        """Who serves a version; of this machine only processes that live."""
+        found = []
+        for name, _ in self.storage.names(f"{check_model(model)}/uses/{number}"):
+            try:
+                said = _mapping(self.storage.read(f"{model}/uses/{number}/{name}").body)
+            except NotFound:
+                continue
+            process = said.get("process")
+            use = Use(id=name, who=str(said.get("who", name)), process=process if isinstance(process, dict) else {})
+            if use.process and owner.is_dead(dict(use.process)):
+                self.remove_use(model, number, name)
+            else:
+                found.append(use)
+        return found
+
+    # Saves
+
+    def reserve(self, model: str, save_id: str, source: str) -> Saving:
+        """A number that nobody had and nobody else will have. Errors: StoreError."""
+        known = self.numbers(model)
+        number = max(known, default=0)
+        for _ in range(_ATTEMPTS):
+            number += 1
+            saving = Saving(model=model, number=number, save_id=save_id, source=source, owner=owner.identity())
+            try:
+                saving.tag = self.storage.create(_saving_path(model, number), saving.body())
+            except AlreadyExists:
+                continue
+            if self._head(model, number) is None:
+                return saving
+            # It was a version, or was given up, after we had looked.
+            self.storage.remove(_saving_path(model, number))
+        raise ModelError(f"{model}: no free number was found in {_ATTEMPTS} attempts")
+
+    def renew(self, saving: Saving) -> None:
+        """Say that the save goes on, and how far it is. Errors: SaveLost when it was taken for dead."""
+        try:
+            saving.tag = self.storage.replace(_saving_path(saving.model, saving.number), saving.body(), saving.tag)
+        except PreconditionFailed:
+            raise self._lost(saving) from None
+
+    def commit(self, saving: Saving, manifest: VersionManifest) -> None:
+        """Make the version. Errors: SaveLost when it was taken for dead."""
+        path = _manifest_path(saving.model, saving.number)
+        try:
+            self.storage.create(path, manifest.text().encode())
+        except AlreadyExists:
+            raise self._lost(saving) from None
+        with contextlib.suppress(StoreError):  # it is a version; whoever collects garbage sees that
+            self.storage.remove(_saving_path(saving.model, saving.number))
+
+    def withdraw(self, saving: Saving) -> None:
+        """Give a number up that this process has, when nothing of it is under way any more.
+
+        It is given out again, unless a write of it was not answered and may still take effect.
+        """
+        tree = self.tree(saving.model, saving.number)
+        if tree.is_quiet():
+            tree.remove()
+            self.storage.remove(_saving_path(saving.model, saving.number))
+        else:
+            self._clear(saving.model, saving.number)
+
+    def savings(self, model: str) -> Iterator[Saving]:
+        """The saves that are no versions yet, whether they go on or not."""
+        for number, there in self.numbers(model).items():
+            if there.saving and (found := self._saving(model, number)) is not None:
+                yield found
+
+    def is_dead(self, saving: Saving, stale_s: float = STALE_S) -> bool:
+        """Whether a save can't go on: it said so, its process is gone, or it has said nothing for too long."""
+        if saving.state == "stopped" or owner.is_dead(saving.owner):
+            return True
+        try:
+            return self.storage.age_s(_saving_path(saving.model, saving.number)) > stale_s
+        except NotFound:
+            return False
+
+    def give_up(self, saving: Saving) -> bool:
+        """Make sure that a dead save never becomes a version; False: it became one before."""
+        return self._fence(saving.model, saving.number)
+
+    # Removal
+
+    def delete(self, model: str, number: int) -> int:
+        """Delete a version; how many files that were. Errors: ModelNotFound; VersionInUse, naming by whom."""
+        self._refuse_used(model, number)
+        path = _manifest_path(model, number)
+        document = self._version_document(model, number)
+        gone = self._gone(model, number, "deleted")
+        try:
+            tag = self.storage.replace(path, gone, document.tag)
+        except PreconditionFailed:
+            raise self._no_version(model, number) from None
+        try:
+            self._refuse_used(model, number)
+        except VersionInUse:
+            self.storage.replace(path, document.body, tag)
+            raise
+        return self.tree(model, number).remove()
+
+    def garbage(self, model: str, stale_s: float = STALE_S) -> Iterator[Garbage]:
+        """What is left of numbers that are no versions: deletions and saves that were cut off."""
+        for number, there in self.numbers(model).items():
+            if not (there.tree or there.saving):
+                continue
+            head = self._head(model, number)
+            if head is not None and head.removed is not None:
+                yield Garbage(model=model, number=number, why=head.removed.why)
+            elif there.saving:
+                saving = self._saving(model, number)
+                if head is not None:  # only its own document is left of the save
+                    self.storage.remove(_saving_path(model, number))
+                elif saving is not None and self.is_dead(saving, stale_s):
+                    yield Garbage(model=model, number=number, why="unfinished")
+
+    def remove_garbage(self, garbage: Garbage) -> int:
+        """Remove it; how many files and uploads that were. A save that went on after all is left alone: 0."""
+        return self._clear(garbage.model, garbage.number)
+
+    def sweep(self, model: str) -> int:
+        """Remove what interrupted writers of documents left; how many files that were."""
+        folders = (model, f"{model}/aliases", f"{model}/uses")
+        return sum(self.storage.sweep(folder) for folder in folders)
+
+    def time(self) -> str:
+        """Now, as manifests have it."""
+        return datetime.fromtimestamp(self._now(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    def _clear(self, model: str, number: int) -> int:
+        """Files and uploads first, and the save's document last: whoever comes after a crash in between goes on."""
+        if not self._fence(model, number):
+            return 0
+        removed = self.tree(model, number).remove()
+        self.storage.remove(_saving_path(model, number))
+        return removed
+
+    def _fence(self, model: str, number: int) -> bool:
+        """Put the word that a number is no version where its manifest would be; False: it is a version."""
+        try:
+            self.storage.create(_manifest_path(model, number), self._gone(model, number, "unfinished"))
+        except AlreadyExists:
+            head = self._head(model, number)
+            return head is not None and head.removed is not None
+        return True
+
+    def _gone(self, model: str, number: int, why: Literal["deleted", "unfinished"]) -> bytes:
+        removed = Removed(at=self.time(), by=self.who, why=why)
+        manifest = VersionManifest(
+            model=model, version=number, digest="", files=0, size_bytes=0, saved="", removed=removed
+        )
+        return manifest.text().encode()
+
+    def _refuse_used(self, model: str, number: int) -> None:
+        named = [name for name, version in self.aliases(model).items() if version == number]
+        if named:
+            raise VersionInUse(
+                f"{model}:{number} is not deleted: the alias {', '.join(named)} means it; move or remove that first"
+            )
+        if uses := self.uses(model, number):
+            raise VersionInUse(f"{model}:{number} is not deleted: it is served by {', '.join(use.who for use in uses)}")
+
+    def _version_document(self, model: str, number: int) -> Document:
+        try:
+            document = self.storage.read(_manifest_path(model, number))
+        except NotFound:
+            raise self._no_version(model, number) from None
+        head = parse_head(document.body[:HEAD_BYTES], self._where(_manifest_path(model, number)))
+        self._checked(head, model, number)
+        return document
+
+    def _head(self, model: str, number: int) -> VersionManifest | None:
+        path = _manifest_path(check_model(model), number)
+        try:
+            return parse_head(self.storage.read(path, HEAD_BYTES).body, self._where(path))
+        except NotFound:
+            return None
+
+    def _checked(self, found: VersionManifest, model: str, number: int) -> VersionManifest:
+        if found.removed is not None:
+            raise ModelNotFound(
+                f"{model}:{number} is no version: it was {_WHY[found.removed.why]} at {found.removed.at}"
+            )
+        if (found.model, found.version) != (model, number):
+            where = self._where(_manifest_path(model, number))
+            raise VersionDamaged(f"{where}: is the manifest of {found.model}:{found.version}")
+        return found
+
+    def _saving(self, model: str, number: int) -> Saving | None:
+        """What a save says of itself; None when it has just ended. One that can't be read is nobody's."""
+        try:
+            document = self.storage.read(_saving_path(model, number))
+        except NotFound:
+            return None
+        said = _mapping(document.body)
+        who = said.get("owner")
+        return Saving(
+            model=model,
+            number=number,
+            save_id=str(said.get("save", "")),
+            source=str(said.get("source", "")),
+            owner={str(key): str(value) for key, value in who.items()} if isinstance(who, dict) else {},
+            state="stopped" if said.get("state") == "stopped" else "running",
+            done=[each for each in said.get("done", []) if isinstance(each, dict)],
+            tag=document.tag,
+        )
+
+    def _lost(self, saving: Saving) -> SaveLost:
+        return SaveLost(
+            f"the save of {saving.model} as version {saving.number} was taken for dead meanwhile; repeat it"
+        )
+
+    def _no_version(self, model: str, number: int) -> ModelNotFound:
+        return ModelNotFound(f"{self.storage.location} has no version {number} of a model {model}")
+
+    def _no_conditions(self, what: str, error: Exception | None = None) -> Unsupported:
+        said = f" ({error})" if error else ""
+        return Unsupported(
+            f"{self.storage.location}: this server can't {what}{said}, so two saves could get one number; keep models "
+            "on a server with conditional writes (AWS S3, MinIO, versitygw, ...), or in a directory"
+        )
+
+    def _where(self, path: str) -> str:
+        return f"{self.storage.location.removesuffix('/')}/{path}"
+
+
+_WHY: Mapping[str, str] = {"deleted": "deleted", "unfinished": "given up before it was finished,"}
+
+
+def _manifest_path(model: str, number: int) -> str:
+    return f"{model}/{number}.json"
+
+
+def _saving_path(model: str, number: int) -> str:
+    return f"{model}/{number}.saving"
+
+
+def _mapping(body: bytes) -> dict[str, Any]:
+    try:
+        said = json.loads(body)
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _account() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        return ""

@@ -1,0 +1,31 @@
+"""NVML, the interface of NVIDIA's driver, where there is one."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def driver() -> Iterator[Any]:
+    """NVML's module, or None where there is no driver. Imported here: most machines have no GPU."""
+    nvml = importlib.import_module("pynvml")
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        yield None
+        return
+    try:
+        yield nvml
+    finally:
+        nvml.nvmlShutdown()
+
+
+def memory_used(nvml: Any, handle: object) -> int:
+    """Bytes of a GPU in use, without what the driver itself keeps, where it tells that apart."""
+    try:
+        return int(nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used)
+    except nvml.NVMLError:
+        return int(nvml.nvmlDeviceGetMemoryInfo(handle).used)

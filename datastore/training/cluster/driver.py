@@ -1,0 +1,298 @@
+"""The driver of a Kubernetes cluster: what the commands do there, with the rights of whoever runs them.
+
+The controller (datastore/controller/trainingjobs) does the work; here its objects are made, read and marked.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from datastore.api.datastore import KIND as DATASTORE_KIND
+from datastore.api.manifest import Manifest, objects_of
+from datastore.api.resources import CONFIGMAPS, DATASTORES, PODS, SECRETS, TRAININGJOBS, Resource
+from datastore.api.trainingjob import KIND, RoleName, TrainingJob, TrainingJobStatus
+from datastore.errors import DatastoreError, InvalidRequest, NotFound
+from datastore.kubeclient import EVERYWHERE, Conflict, KubeClient
+from datastore.training import schedule
+from datastore.training.cluster import names, usage
+from datastore.training.cluster.replicas import replicas_of
+from datastore.training.driver import JobExists, LogLine, NoSuchJob, Observed
+from datastore.training.evidence import Evidence
+from datastore.training.policy import State
+from datastore.training.results import place_of_result
+from datastore.training.topology import Task, tasks_of
+from datastore.training.variables import check_roles
+
+Raw = Mapping[str, Any]
+
+WHERE = "cluster"
+POLL_S = 1.0
+FREE_TIMEOUT_S = 120.0
+STALE_S = 60.0
+"""Figures that are older say nothing of now."""
+_TRAIL = 5
+"""Lines by which the end of what was printed is found again in the evidence."""
+_ENDED = ("Succeeded", "Failed", "Suspended")
+
+
+class KubernetesDriver:
+    """See Driver."""
+
+    def __init__(self, client: KubeClient) -> None:
+        self._client = client
+
+    @property
+    def client(self) -> KubeClient:
+        """The cluster, with the rights of whoever asks."""
+        return self._client
+
+    def create(self, job: TrainingJob, manifest: Manifest) -> Observed:
+        """See Driver. Datastores and Secrets of the file that are not there are made, too; others stay as they are."""
+        check_roles(job, tasks_of(job.spec))
+        schedule.check(job)
+        if job.spec.save is not None:
+            place_of_result(job)
+        # A file that names no namespace is for that of kubectl's context, as with kubectl.
+        given = [each for each in objects_of(manifest) if (each.get("metadata") or {}).get("name") == job.name]
+        said = any((each.get("metadata") or {}).get("namespace") for each in given if each.get("kind") == KIND)
+        space = job.namespace if said else self._client.namespace
+        wanted: list[tuple[Resource, Raw]] = []
+        own: Raw | None = None
+        for document in objects_of(manifest):
+            kind, metadata = document.get("kind"), document.get("metadata") or {}
+            here = (metadata.get("namespace") or (job.namespace if said else space)) == space
+            if kind == KIND and here and metadata.get("name") == job.name:
+                own = document
+            elif here and kind in (DATASTORE_KIND, "Secret"):
+                wanted.append((DATASTORES if kind == DATASTORE_KIND else SECRETS, document))
+        assert own is not None, "the job is from this manifest"
+        made: list[tuple[Resource, str]] = []
+        try:
+            for resource, document in wanted:
+                try:
+                    self._client.create(resource, document, namespace=space)
+                    made.append((resource, document["metadata"]["name"]))
+                except Conflict:
+                    pass  # it is there already
+            self._client.create(TRAININGJOBS, own, namespace=space)
+        except BaseException as error:
+            for resource, name in reversed(made):
+                self._client.delete(resource, name, namespace=space)
+            if isinstance(error, Conflict):
+                raise JobExists(
+                    f"TrainingJob {job.name} exists already; `datastore job delete {job.name}` removes it"
+                ) from None
+            raise
+        return self.observe(job.name, space)
+
+    def observe(self, name: str, namespace: str) -> Observed:
+        """See Driver."""
+        return self._observed(self._found(name, namespace), pods=None)
+
+    def observe_all(self, namespace: str | None = None) -> Sequence[Observed]:
+        """See Driver. Without what only the pods tell."""
+        bodies = self._client.list(TRAININGJOBS, namespace=EVERYWHERE if namespace is None else namespace)
+        found = []
+        for body in bodies:
+            try:
+                found.append(self._observed(body, pods=[]))
+            except ValidationError:
+                continue  # of another version of ours
+        return found
+
+    def suspend(self, name: str, namespace: str, *, suspended: bool) -> None:
+        """See Driver."""
+        observed = self.observe(name, namespace)
+        if observed.finished:
+            phase = observed.status.phase
+            raise DatastoreError(f"TrainingJob {name} has finished ({phase}); submit it again under another name")
+        self._client.patch(TRAININGJOBS, name, {"spec": {"suspend": suspended}}, namespace=namespace)
+
+    def free(self, name: str, namespace: str) -> float:
+        """See Driver."""
+        began = time.monotonic()
+        if not self.observe(name, namespace).finished:
+            change = {"metadata": {"annotations": {names.FREE: datetime.now(UTC).isoformat(timespec="seconds")}}}
+            self._client.patch(TRAININGJOBS, name, change, namespace=namespace)
+        while not self.observe(name, namespace).finished:
+            if time.monotonic() - began > FREE_TIMEOUT_S:
+                raise DatastoreError(
+                    f"TrainingJob {name} is not freed after {FREE_TIMEOUT_S:.0f} s: does its controller run "
+                    "(deployment datastore-training-controller)?"
+                )
+            time.sleep(POLL_S / 4)
+        return time.monotonic() - began
+
+    def logs(
+        self, name: str, namespace: str, role: RoleName | None = None, index: int | None = None, *, follow: bool = False
+    ) -> Iterator[LogLine]:
+        """See Driver. Of what was freed, the end that is kept."""
+        job = _parsed(self._found(name, namespace))
+        chosen = [each for each in tasks_of(job.spec) if role in (None, each.role) and index in (None, each.index)]
+        if not chosen:
+            raise DatastoreError(f"TrainingJob {name} has no {role or 'replica'}{'' if index is None else f' {index}'}")
+        readers = [_Reader(self._client, job, task) for task in chosen]
+        while True:
+            ended = self.observe(name, namespace).status.phase in _ENDED
+            pods = self._pods(name, namespace)
+            kept, logged = self._evidence(name, namespace)
+            logs = {each.name: each.log for each in kept.replicas}
+            for reader in readers:
+                own = [pod for pod in pods if _is_of(pod, reader.task) and pod["metadata"]["uid"] not in logged]
+                yield from reader.kept(logs.get(reader.task.name, ""))
+                for pod in sorted(own, key=lambda each: str(each["metadata"].get("creationTimestamp"))):
+                    yield from reader.new(pod)
+            if ended or not follow:
+                return
+            time.sleep(POLL_S)
+
+    def metrics(self, name: str, namespace: str) -> Sequence[dict[str, Any]]:
+        """See Driver; what the node plugins told, renewed every 10 s. Of a replica of which nothing is told, `why`."""
+        job = _parsed(self._found(name, namespace))
+        evidence = self._client.get(CONFIGMAPS, names.evidence_name(name), namespace=namespace)
+        used = usage.parsed(evidence)
+        rows = []
+        for replica in replicas_of(names.cluster_topology(job), {}, self._pods(name, namespace)):
+            if replica.state.state is not State.RUNNING:
+                continue
+            pod = replica.pods[-1]
+            told = used.get(replica.task.name, usage.ReplicaFigures()).of(pod["metadata"]["uid"])
+            row = {"role": replica.task.role, "index": replica.task.index}
+            fresh = told is not None and told.last is not None and time.time() - told.last.at_s < STALE_S
+            rows.append(row | (told.now if told is not None and fresh else {"why": _untold(pod["spec"]["nodeName"])}))
+        return rows
+
+    def delete(self, name: str, namespace: str) -> None:
+        """See Driver. The cluster removes what belongs to it."""
+        if not self._client.delete(TRAININGJOBS, name, namespace=namespace):
+            raise self._no_such(name, namespace)
+
+    def notes(self, name: str, namespace: str) -> list[str]:
+        """What of the job is not done in a cluster: nothing."""
+        return []
+
+    # -- what there is
+
+    def _found(self, name: str, namespace: str) -> dict[str, Any]:
+        found = self._client.get(TRAININGJOBS, name, namespace=namespace)
+        if found is None:
+            raise self._no_such(name, namespace)
+        return found
+
+    def _no_such(self, name: str, namespace: str) -> NoSuchJob:
+        return NoSuchJob(f"there is no TrainingJob {name} in namespace {namespace}, nor on this machine")
+
+    def _observed(self, body: Raw, *, pods: Sequence[Raw] | None) -> Observed:
+        """pods: [] for none, None to ask for them."""
+        job = _parsed(body)
+        status = _status_of(body)
+        evidence = Evidence(replicas=[])
+        if pods is None:
+            pods = self._pods(job.name, job.namespace)
+            found = self._client.get(CONFIGMAPS, names.evidence_name(job.name), namespace=job.namespace)
+            evidence, _ = _kept(found, job.name)
+            topology = names.cluster_topology(job)
+            live = {each.task.name: each.evidence(0) for each in replicas_of(topology, {}, pods) if each.pods}
+            kept = {each.name: each for each in evidence.replicas}
+            # What has a pod is newer than what was kept, unless all was kept at the end.
+            both = {**live, **kept} if status.phase in _ENDED else {**kept, **live}
+            used = {each: figures.all().usage() for each, figures in usage.parsed(found).items()}
+            there = [both[task.name] for task in topology.tasks if task.name in both]
+            evidence = Evidence(replicas=[each.model_copy(update={"usage": used.get(each.name)}) for each in there])
+        return Observed(job=job, status=status, evidence=evidence, where=WHERE)
+
+    def _pods(self, name: str, namespace: str) -> list[dict[str, Any]]:
+        return self._client.list(PODS, namespace=namespace, selector=f"{names.JOB}={name}")
+
+    def _evidence(self, name: str, namespace: str) -> tuple[Evidence, set[str]]:
+        """What is kept, and the uids of the pods whose logs are in it."""
+        return _kept(self._client.get(CONFIGMAPS, names.evidence_name(name), namespace=namespace), name)
+
+
+def _kept(found: Raw | None, name: str) -> tuple[Evidence, set[str]]:
+    data = (found or {}).get("data") or {}
+    try:
+        evidence = Evidence.model_validate_json(data.get(names.EVIDENCE_KEY, '{"replicas": []}'))
+        return evidence, set(json.loads(data.get(names.LOGGED_KEY, "[]")))
+    except (ValidationError, ValueError):
+        raise DatastoreError(
+            f"ConfigMap {names.evidence_name(name)} was edited, and can't be read as what was kept of {name}"
+        ) from None
+
+
+def _untold(node: str) -> str:
+    return (
+        f"nothing was told of it lately: the node plugin of {node} does so within 20 s of its start, if it runs there "
+        "(kubectl get pods -A -l app.kubernetes.io/component=node -o wide)"
+    )
+
+
+class _Reader:
+    """Reads the log of one replica once, from its pods while they are there and from what was kept of them after."""
+
+    def __init__(self, client: KubeClient, job: TrainingJob, task: Task) -> None:
+        self.task = task
+        self._client = client
+        self._namespace = job.namespace
+        self._last: dict[str, str] = {}
+        """Of each pod, the time of the newest line that was printed."""
+        self._trail: deque[str] = deque(maxlen=_TRAIL)
+        self._kept = ""
+
+    def new(self, pod: Raw) -> Iterator[LogLine]:
+        """The lines of a pod since the last call."""
+        uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
+        query = [("container", names.CONTAINER), ("timestamps", "true")]
+        last = self._last.get(uid, "")
+        if last:
+            query.append(("sinceTime", f"{last[:19]}Z"))  # whole seconds: what was printed of that one is left out
+        try:
+            text = self._client.text(PODS.path(self._namespace, name, "log"), query)
+        except (InvalidRequest, NotFound):
+            return  # it has not started, or is gone
+        for line in text.splitlines():
+            at, _, words = line.partition(" ")
+            if at > last:
+                self._last[uid] = max(at, self._last.get(uid, ""))
+                yield self._line(words)
+
+    def kept(self, log: str) -> Iterator[LogLine]:
+        """The lines of what was kept that were not printed."""
+        if log == self._kept:
+            return
+        self._kept = log
+        lines = log.splitlines()
+        yield from [self._line(words) for words in lines[_printed(lines, list(self._trail)) :]]
+
+    def _line(self, words: str) -> LogLine:
+        self._trail.append(words)
+        return LogLine(role=self.task.role, index=self.task.index, text=words)
+
+
+def _printed(lines: Sequence[str], trail: Sequence[str]) -> int:
+    """How many of the lines were printed, when these were the last."""
+    for length in range(len(trail), 0, -1):
+        for end in range(len(lines), length - 1, -1):
+            if list(lines[end - length : end]) == list(trail[-length:]):
+                return end
+    return 0
+
+
+def _parsed(body: Raw) -> TrainingJob:
+    return TrainingJob.model_validate({name: body[name] for name in ("apiVersion", "kind", "metadata", "spec")})
+
+
+def _status_of(body: Raw) -> TrainingJobStatus:
+    return TrainingJobStatus.model_validate({"phase": "Pending", **(body.get("status") or {})})
+
+
+def _is_of(pod: Raw, task: Task) -> bool:
+    labels = pod["metadata"].get("labels") or {}
+    return (labels.get(names.ROLE), labels.get(names.INDEX)) == (task.role, str(task.index))

@@ -1,0 +1,74 @@
+"""What is left of a training when nothing of it runs any more: exit codes, times, the ends of the logs, the resources
+used. Pure, and the same for every launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from datastore.api.fields import Part
+from datastore.api.status import Count, Timestamp
+from datastore.api.trainingjob import RoleName
+from datastore.metering import Usage
+from datastore.training.policy import State
+
+LOG_BYTES = 64 << 10
+"""Of each replica, the end of its log."""
+TOTAL_BYTES = 1 << 20
+"""Of all together: what an object in etcd may have."""
+_OVERHEAD_BYTES = 2 << 10
+"""Of a replica without its log, as JSON; generously."""
+_ESCAPED = 2
+"""JSON writes a newline, a quote and a backslash as two bytes."""
+
+
+class ReplicaEvidence(Part):
+    """One replica: its last run, and how often it was started before."""
+
+    role: RoleName = Field(description="Its role.")
+    index: Count = Field(description="Its index in the role.")
+    state: State = Field(description="How it ended, or what it does.")
+    exit_code: int | None = Field(None, description="Exit code; 128 + N after signal N. None if it was lost or runs.")
+    reason: str = Field("", description="More about a failure, e.g. OOMKilled.")
+    restarts: Count = Field(0, description="How often it was started again.")
+    started_at: Timestamp | None = Field(None, description="When it was last started.")
+    ended_at: Timestamp | None = Field(None, description="When it ended.")
+    image: str = Field("", description="Image that ran, with its digest, as its node names it.")
+    gpus: list[str] = Field(default_factory=list, description="The GPUs it had.")
+    usage: Usage | None = Field(None, description="What it used.")
+    log: str = Field("", description="The end of its log.")
+
+    @property
+    def name(self) -> str:
+        """'worker-0'."""
+        return f"{self.role}-{self.index}"
+
+
+class Evidence(Part):
+    """All replicas of one job."""
+
+    replicas: Annotated[list[ReplicaEvidence], Field(default_factory=list)] = Field(description="By role and index.")
+
+
+def log_bytes(replicas: int) -> int:
+    """How many bytes of each log are kept, so that all of it stays within TOTAL_BYTES."""
+    share = TOTAL_BYTES // max(1, replicas) - _OVERHEAD_BYTES
+    return max(256, min(LOG_BYTES, share // _ESCAPED))
+
+
+def tail(log: bytes, size: int) -> str:
+    """The end of a log as text, from the beginning of a line on where there is one."""
+    if len(log) <= size:
+        return log.decode(errors="replace")
+    end = log[-size:]
+    cut = end.find(b"\n") + 1
+    return end[cut if cut < len(end) else 0 :].decode(errors="replace")
+
+
+def with_logs(replicas: Sequence[ReplicaEvidence], logs: Sequence[bytes]) -> Evidence:
+    """The evidence with the end of each log, bounded in all."""
+    size = log_bytes(len(replicas))
+    pairs = zip(replicas, logs, strict=True)
+    return Evidence(replicas=[each.model_copy(update={"log": tail(log, size)}) for each, log in pairs])

@@ -1,0 +1,1 @@
+"""The driver for this machine: each replica is a process."""

@@ -1,0 +1,84 @@
+"""`python -m datastore.training.local --channel FD DIRECTORY`: the launcher of one job, in a process of its own.
+
+The submitter's environment and directory come over the channel; {"ready": true}, or {"error": ..., "kind": ...}, goes
+back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from datastore import frames, logs
+from datastore.errors import DatastoreError
+from datastore.mounting.signals import Interrupted, SignalWatch, watching
+from datastore.training.local.launcher import Launcher, Submitter
+from datastore.training.local.records import JobDirectory
+from datastore.training.local.scheduling import Scheduler
+
+log = logging.getLogger(__name__)
+
+HELLO_TIMEOUT_S = 30.0
+LOCK_TIMEOUT_S = 2.0
+"""Who looks whether a launcher lives holds the lock for a moment."""
+
+
+def main(arguments: list[str]) -> int:
+    """The exit code: 0 unless nothing was started, or the launcher itself failed."""
+    parser = argparse.ArgumentParser(prog="python -m datastore.training.local")
+    parser.add_argument("--channel", type=int, required=True)
+    parser.add_argument("directory", type=Path)
+    given = parser.parse_args(arguments)
+    logs.setup()
+    directory = JobDirectory(given.directory)
+    with socket.socket(fileno=given.channel) as channel, watching() as watch:
+        lock = directory.lock(LOCK_TIMEOUT_S)
+        try:
+            if lock is None:
+                raise DatastoreError(f"TrainingJob {directory.name} has a launcher already")
+            directory.write_failure("")
+            hello, _ = frames.receive(channel, HELLO_TIMEOUT_S)
+            submitter = Submitter(
+                environment=hello["environment"], directory=hello["directory"], container=hello["container"]
+            )
+            return _launch(directory, submitter, watch, channel)
+        except (DatastoreError, OSError) as error:
+            if channel.fileno() < 0:  # the command has had its answer: the next one tells it
+                log.exception("the launcher failed")
+                with suppress(OSError):
+                    directory.write_failure(str(error))
+                return 1
+            frames.send(channel, {"error": str(error), "kind": type(error).__name__})
+            return 1
+        except Interrupted:
+            return 1
+        finally:
+            if lock is not None:
+                os.close(lock)
+
+
+def _launch(directory: JobDirectory, submitter: Submitter, watch: SignalWatch, channel: socket.socket) -> int:
+    if directory.load_job().spec.schedule is not None:
+        scheduler = Scheduler(directory, submitter, watch)
+        frames.send(channel, {"ready": True})
+        channel.close()
+        scheduler.run()
+        return 0
+    launcher = Launcher(directory=directory, submitter=submitter, watch=watch)
+    try:
+        launcher.prepare()
+        frames.send(channel, {"ready": True})
+        channel.close()
+        launcher.run()
+    finally:
+        launcher.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

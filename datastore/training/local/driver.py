@@ -1,0 +1,300 @@
+"""The driver of this machine: jobs are directories (records.py), each with a launcher process while it runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from datastore import mountinfo
+from datastore.api.manifest import Manifest
+from datastore.api.trainingjob import RoleName, TrainingJob, TrainingJobStatus
+from datastore.errors import DatastoreError, InvalidManifest
+from datastore.mounting import lifecycle
+from datastore.mounting.records import all_records
+from datastore.training import schedule
+from datastore.training.conditions import with_condition
+from datastore.training.driver import LogLine, NoSuchJob, Observed
+from datastore.training.local import cgroups, gpus, processes
+from datastore.training.local.isolation import Container
+from datastore.training.local.launcher import Submitter
+from datastore.training.local.records import (
+    JobDirectory,
+    Wanted,
+    all_directories,
+    check_datastores,
+    directory_of,
+)
+from datastore.training.local.starting import start_launcher
+from datastore.training.policy import State
+from datastore.training.results import place_of_result
+from datastore.training.topology import tasks_of
+from datastore.training.variables import check_roles
+
+WHERE = "local"
+STOP_TIMEOUT_S = 630.0
+"""An unmount uploads what is left: lifecycle.STOP_TIMEOUT_S, and the end of the processes before it."""
+POLL_S = 0.05
+_READ_BYTES = 1 << 16
+_SHOWN_LOG_BYTES = 32 << 20
+
+
+class LocalDriver:
+    """See Driver. container: run images by podman or docker in place of this machine's programs."""
+
+    def __init__(self, *, container: bool = False, environment: Mapping[str, str] | None = None) -> None:
+        self._submitter = Submitter(
+            environment=dict(os.environ if environment is None else environment),
+            directory=os.getcwd(),
+            container=container,
+        )
+
+    def create(self, job: TrainingJob, manifest: Manifest) -> Observed:
+        """See Driver. It returns when the Datastores are mounted and the processes are about to start."""
+        _check(job, manifest)
+        directory = directory_of(job.name, job.namespace)
+        directory.make(job, manifest)
+        try:
+            if not job.spec.suspend:
+                start_launcher(directory, self._submitter)
+            else:
+                self._say_suspended(directory)
+        except BaseException:
+            directory.remove()
+            raise
+        return self._observed(directory)
+
+    def observe(self, name: str, namespace: str) -> Observed:
+        """See Driver."""
+        return self._observed(self._found(name, namespace))
+
+    def observe_all(self, namespace: str | None = None) -> Sequence[Observed]:
+        """See Driver. A job whose time to live is over is deleted here, as nothing runs that could do it."""
+        found = []
+        for directory in list(all_directories(namespace)):
+            with suppress(NoSuchJob):
+                observed = self._observed(directory)
+                end = observed.status.completion_time
+                expires = end and schedule.expires(observed.job, end)
+                if expires and expires <= datetime.now(UTC):
+                    self.delete(observed.job.name, observed.job.namespace)
+                else:
+                    found.append(observed)
+        return found
+
+    def suspend(self, name: str, namespace: str, *, suspended: bool) -> None:
+        """See Driver."""
+        directory = self._found(name, namespace)
+        job, phase = directory.load_job(), directory.read_state().status.phase
+        if phase in ("Succeeded", "Failed") and not directory.alive:
+            raise DatastoreError(f"TrainingJob {name} has finished ({phase}); submit it again under another name")
+        spec = job.spec.model_copy(update={"suspend": suspended})
+        directory.write_job(job.model_copy(update={"spec": spec}))
+        if suspended:
+            self._stop(directory, "suspend")
+            self._say_suspended(directory)
+        elif not directory.alive:
+            directory.write_wanted(Wanted())
+            start_launcher(directory, self._submitter)
+
+    def free(self, name: str, namespace: str) -> float:
+        """See Driver."""
+        directory = self._found(name, namespace)
+        began = time.monotonic()
+        self._stop(directory, "free", until_freed=True)
+        return time.monotonic() - began
+
+    def logs(
+        self, name: str, namespace: str, role: RoleName | None = None, index: int | None = None, *, follow: bool = False
+    ) -> Iterator[LogLine]:
+        """See Driver."""
+        directory = self._found(name, namespace)
+        chosen = [
+            task
+            for task in tasks_of(directory.load_job().spec)
+            if role in (None, task.role) and index in (None, task.index)
+        ]
+        if not chosen:
+            raise DatastoreError(f"TrainingJob {name} has no {role or 'replica'}{'' if index is None else f' {index}'}")
+        readers = [(task, _Lines(directory.log(task.name))) for task in chosen]
+        while True:
+            ended = not (follow and directory.alive)
+            said = False
+            for task, reader in readers:
+                for text in reader.new(last=ended):
+                    said = True
+                    yield LogLine(role=task.role, index=task.index, text=text)
+            if ended:
+                return
+            if not said:
+                time.sleep(POLL_S)
+
+    def metrics(self, name: str, namespace: str) -> Sequence[dict[str, Any]]:
+        """See Driver."""
+        directory = self._found(name, namespace)
+        return directory.read_state().metrics if directory.alive else []
+
+    def delete(self, name: str, namespace: str) -> None:
+        """See Driver."""
+        directory = self._found(name, namespace)
+        self._stop(directory, "delete")
+        _sweep(directory)
+        directory.remove()
+
+    def notes(self, name: str, namespace: str) -> list[str]:
+        """What is different on this machine than in a cluster."""
+        return self._found(name, namespace).read_state().notes
+
+    def _found(self, name: str, namespace: str) -> JobDirectory:
+        directory = directory_of(name, namespace)
+        if not directory.job_file.exists():
+            near = ", ".join(each.name for each in all_directories(namespace))
+            raise NoSuchJob(
+                f"there is no TrainingJob {name} on this machine; {f'there are {near}' if near else 'none is'}"
+            )
+        return directory
+
+    def _observed(self, directory: JobDirectory) -> Observed:
+        """A job whose launcher has died is told, and what it left is removed."""
+        job = directory.load_job()
+        state = directory.read_state()
+        if state.status.phase in ("Pending", "Running", "Restarting") and not directory.alive:
+            state = directory.read_state()  # it may have ended in between
+            if state.status.phase in ("Pending", "Running", "Restarting"):
+                _say_lost(directory)
+                state = directory.read_state()
+        return Observed(job=job, status=state.status, evidence=state.evidence, where=WHERE)
+
+    def _stop(self, directory: JobDirectory, why: str, *, until_freed: bool = False) -> None:
+        """Have the launcher end, if there is one, and wait for it."""
+        if not directory.alive:
+            return
+        directory.write_wanted(Wanted(why))
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while directory.alive:
+            if until_freed and _is_freed(directory.read_state().status):
+                return
+            if time.monotonic() > deadline:
+                raise DatastoreError(f"TrainingJob {directory.name} does not end; see {directory.launcher_log}")
+            time.sleep(POLL_S)
+
+    def _say_suspended(self, directory: JobDirectory) -> None:
+        state = directory.read_state()
+        fields = state.status.model_dump(by_alias=True, exclude_none=True)
+        status = TrainingJobStatus.model_validate(
+            {**fields, "phase": "Suspended", "message": "it is suspended; `datastore job resume` lets it run"}
+        )
+        directory.write_state(state.model_copy(update={"status": status}))
+
+
+def _check(job: TrainingJob, manifest: Manifest) -> None:
+    """All that can be said before anything is made. Errors: DatastoreError."""
+    where = f"TrainingJob {job.name}"
+    if job.spec.save is not None:
+        place_of_result(job)
+        try:
+            manifest.pick_store()
+        except InvalidManifest as error:
+            raise InvalidManifest(f"{where}: spec.save: {error}") from None
+    tasks = tasks_of(job.spec)
+    check_roles(job, tasks)
+    schedule.check(job)
+    check_datastores(job, manifest)
+    needed = sum(task.gpus for task in tasks)
+    there = len(gpus.devices()) if needed else 0
+    if needed > there:
+        most = max(tasks, key=lambda task: task.gpus)
+        raise InvalidManifest(
+            f"{where}: it needs {needed} GPUs ({most.name} alone {most.gpus}), and this machine has {there}"
+        )
+
+
+def _is_freed(status: TrainingJobStatus) -> bool:
+    return any(each.type == "ResourcesFreed" and each.status == "True" for each in status.conditions or [])
+
+
+def _say_lost(directory: JobDirectory) -> None:
+    """The launcher failed or was killed, or the machine went down: its processes ended with it."""
+    lock = directory.lock()
+    if lock is None:
+        return
+    try:
+        _sweep(directory)
+        state, now = directory.read_state(), datetime.now(UTC)
+        why = directory.read_failure()
+        reason = "LauncherFailed" if why else "LauncherLost"
+        message = f"its launcher failed: {why}" if why else "its launcher was killed, or this machine went down"
+        message += "; what it had written to its Datastores is there"
+        conditions = with_condition(state.status.conditions or [], "Failed", True, reason, message, now)
+        conditions = with_condition(conditions, "Running", False, reason, message, now)
+        conditions = with_condition(conditions, "ResourcesFreed", True, reason, "", now)
+        fields = {
+            **state.status.model_dump(by_alias=True, exclude_none=True),
+            "phase": "Failed",
+            "message": message,
+            "completionTime": now,
+            "conditions": [each.model_dump(by_alias=True) for each in conditions],
+        }
+        replicas = [
+            each.model_copy(update={"state": State.FREED}) if each.state in (State.RUNNING, State.PENDING) else each
+            for each in state.evidence.replicas
+        ]
+        evidence = state.evidence.model_copy(update={"replicas": replicas})
+        status = TrainingJobStatus.model_validate(fields)
+        directory.write_state(state.model_copy(update={"status": status, "evidence": evidence, "metrics": []}))
+    finally:
+        os.close(lock)
+
+
+def _sweep(directory: JobDirectory) -> None:
+    """Unmount what a dead launcher left, and end its containers; what is not uploaded stays on disk.
+
+    Its processes ended with it, but for a bwrap that it was just starting, which waits for ever for its parent.
+    """
+    if run := directory.read_state().run:
+        for pid in processes.with_variable("DATASTORE_RUN", run):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    cgroups.parents(f"{directory.path.parent.name}-{directory.name}").remove()
+    below = str(directory.path / "mounts") + os.sep
+    for record in all_records():
+        if record.mountpoint.startswith(below):
+            with suppress(DatastoreError):
+                lifecycle.unmount(record)
+    still = [each.mountpoint for each in mountinfo.read().mounts if each.mountpoint.startswith(below)]
+    if still:
+        raise DatastoreError(f"{still[0]} is still mounted; `datastore umount --force {still[0]}` ends it")
+    if engine := directory.read_engine():
+        Container(engine=engine, shown={}, working_dir=None).sweep(f"{directory.path.parent.name}-{directory.name}")
+
+
+class _Lines:
+    """Reads a growing log line by line, from the beginning of what is left of it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._at = -1
+        self._rest = b""
+
+    def new(self, *, last: bool) -> Iterator[str]:
+        """The whole lines since the last call; last: also one without an end."""
+        try:
+            with self._path.open("rb") as log:
+                size = os.fstat(log.fileno()).st_size
+                if self._at < 0:
+                    self._at = max(0, size - _SHOWN_LOG_BYTES)
+                log.seek(self._at)
+                while chunk := log.read(_READ_BYTES):
+                    self._at += len(chunk)
+                    *whole, self._rest = (self._rest + chunk).split(b"\n")
+                    yield from (line.decode(errors="replace").rstrip("\r") for line in whole)
+        except FileNotFoundError:
+            return
+        if last and self._rest:
+            yield self._rest.decode(errors="replace")
+            self._rest = b""

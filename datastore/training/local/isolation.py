@@ -1,0 +1,202 @@
+"""How a replica is kept apart from the rest of the machine: by a mount namespace, or as a container of its image."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from datastore.errors import DatastoreError
+from datastore.training.local import processes, sandbox
+from datastore.training.local.cgroups import Limits
+from datastore.training.local.gpus import Gpu
+from datastore.training.local.sandbox import Plan, Shown
+
+ENGINES = ("podman", "docker")
+ENGINE_TIMEOUT_S = 30.0
+LABEL = "dev.datastore.job"
+NO_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What one replica runs. unique: a name that no other replica of this user has."""
+
+    unique: str
+    job: str
+    command: Sequence[str]
+    variables: Mapping[str, str]
+    gpus: Sequence[Gpu] = ()
+    image: str = ""
+    limits: Limits = NO_LIMITS
+
+
+class Isolation(Protocol):
+    """Starts and ends the processes of replicas."""
+
+    def command_line(self, run: Run) -> list[str]:
+        """What to start; it ends with the exit code of the command, 128 + N after signal N."""
+        ...
+
+    def environment(self, run: Run) -> dict[str, str]:
+        """The environment of that."""
+        ...
+
+    def first_pid(self, process: subprocess.Popen[bytes], run: Run) -> int:
+        """The process below which all of the replica is; 0 while there is none."""
+        ...
+
+    def terminate(self, process: subprocess.Popen[bytes], run: Run) -> None:
+        """SIGTERM for the command."""
+        ...
+
+    def kill(self, process: subprocess.Popen[bytes], run: Run) -> None:
+        """End everything of it now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Namespaces:
+    """bwrap: the programs of this machine, its own view of the file system, a table of processes of its own."""
+
+    plan: Plan
+    shown: Mapping[str, Shown]
+    working_dir: str
+    inherited: Mapping[str, str]
+
+    def check(self, run: Run) -> None:
+        """Errors: DatastoreError, for a command that can't be started."""
+        search = self.environment(run).get("PATH", os.defpath)
+        why = sandbox.find_program(
+            run.command[0], search, self.working_dir, lambda path: sandbox.to_source(path, self.shown)
+        )
+        if why:
+            raise DatastoreError(f"{run.command[0]}: {why}")
+
+    def command_line(self, run: Run) -> list[str]:
+        """See Isolation."""
+        return sandbox.command_line(self.plan, run.command, self.working_dir)
+
+    def environment(self, run: Run) -> dict[str, str]:
+        """This user's own, and over that the job's."""
+        return {**self.inherited, "PWD": self.working_dir, **run.variables}
+
+    def first_pid(self, process: subprocess.Popen[bytes], run: Run) -> int:
+        """See Isolation."""
+        return process.pid
+
+    def terminate(self, process: subprocess.Popen[bytes], run: Run) -> None:
+        """To the command itself, as to the first process of a container."""
+        with suppress(ProcessLookupError):
+            os.kill(processes.command_below(process.pid) or process.pid, signal.SIGTERM)
+
+    def kill(self, process: subprocess.Popen[bytes], run: Run) -> None:
+        """bwrap takes its namespace with it."""
+        _kill(process)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """podman or docker: the programs of the image. It shares the host's network, where the others are."""
+
+    engine: str
+    shown: Mapping[str, Shown]
+    working_dir: str | None
+
+    def command_line(self, run: Run) -> list[str]:
+        """Variables come by our environment, so that no value stands in an argument."""
+        arguments = [
+            self.engine,
+            "run",
+            "--rm",
+            "--name",
+            run.unique,
+            "--network",
+            "host",
+            "--label",
+            f"{LABEL}={run.job}",
+        ]
+        arguments += ["--pull", "missing"]
+        for path, shown in self.shown.items():
+            arguments += ["--volume", f"{shown.source}:{path}{':ro' if shown.read_only else ''}"]
+        for name in run.variables:
+            arguments += ["--env", name]
+        if self.working_dir:
+            arguments += ["--workdir", self.working_dir]
+        if run.limits.processors is not None:
+            arguments += ["--cpus", f"{run.limits.processors:g}"]
+        if run.limits.memory_bytes is not None:
+            arguments += ["--memory", str(run.limits.memory_bytes)]
+        if run.gpus and self.engine == "docker":
+            arguments += ["--gpus", '"device=' + ",".join(each.uuid for each in run.gpus) + '"']
+        elif run.gpus:
+            for each in run.gpus:
+                arguments += ["--device", f"nvidia.com/gpu={each.uuid}"]
+        command = [*arguments]
+        if run.command:
+            command += ["--entrypoint", run.command[0]]
+        return [*command, run.image, *run.command[1:]]
+
+    def environment(self, run: Run) -> dict[str, str]:
+        """The engine's own, from ours, and what it passes on."""
+        return {**os.environ, **run.variables}
+
+    def first_pid(self, process: subprocess.Popen[bytes], run: Run) -> int:
+        """As the engine tells."""
+        said = self._ask("inspect", "--format", "{{.State.Pid}}", run.unique)
+        return int(said) if said.isdigit() else 0
+
+    def terminate(self, process: subprocess.Popen[bytes], run: Run) -> None:
+        """See Isolation."""
+        self._ask("kill", "--signal", "TERM", run.unique)
+
+    def kill(self, process: subprocess.Popen[bytes], run: Run) -> None:
+        """See Isolation. `podman rm --force` alone would ask the command once more, and wait for 10 s."""
+        self._ask("kill", "--signal", "KILL", run.unique)
+        self._ask("rm", "--force", run.unique)
+        _kill(process)
+
+    def sweep(self, job: str) -> None:
+        """Remove the containers of a job whose launcher has died."""
+        for container in self._ask("ps", "--all", "--quiet", "--filter", f"label={LABEL}={job}").split():
+            self._ask("rm", "--force", container)
+
+    def _ask(self, *arguments: str) -> str:
+        with suppress(OSError, subprocess.TimeoutExpired):
+            done = subprocess.run(
+                [self.engine, *arguments], capture_output=True, text=True, timeout=ENGINE_TIMEOUT_S, check=False
+            )
+            return done.stdout.strip() if done.returncode == 0 else ""
+        return ""
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Not Popen.kill(): it waits for one that has ended by itself, whose exit code the replica then never gets."""
+    with suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGKILL)
+
+
+def find_engine() -> str:
+    """podman, else docker, that works. Errors: DatastoreError."""
+    said = []
+    for engine in ENGINES:
+        if shutil.which(engine) is None:
+            continue
+        try:
+            done = subprocess.run(
+                [engine, "info"], capture_output=True, text=True, timeout=ENGINE_TIMEOUT_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            said.append(f"{engine}: {error}")
+            continue
+        if done.returncode == 0:
+            return engine
+        said.append(f"{engine}: {(done.stderr.strip().splitlines() or ['does not work'])[-1]}")
+    raise DatastoreError(
+        f"--container needs podman or docker, and none works here: {'; '.join(said) or 'none is on PATH'}"
+    )

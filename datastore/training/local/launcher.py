@@ -1,0 +1,561 @@
+"""Runs one job on this machine, from its mounts to its evidence: the process behind `datastore job submit --local`.
+
+It is on its own: no terminal, no parent that matters. All that it starts ends with it (PR_SET_PDEATHSIG by bwrap, flock
+for GPUs and for the job's directory), so a launcher that is killed leaves mounts only, which the next command of this
+user removes. What the command wants of it stands in wanted.json, and it looks there several times a second.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from datastore.api.datastore import Datastore
+from datastore.api.manifest import Manifest
+from datastore.api.resolve import MountOptions
+from datastore.api.trainingjob import EnvironmentVariable, TrainingJob, TrainingJobStatus, role_of
+from datastore.errors import DatastoreError, InvalidManifest
+from datastore.mounting import lifecycle
+from datastore.mounting.errors import Unsynced
+from datastore.mounting.records import MountRecord
+from datastore.mounting.signals import SignalWatch
+from datastore.training.conditions import with_condition
+from datastore.training.evidence import Evidence
+from datastore.training.frameworks import FRAMEWORKS
+from datastore.training.frameworks.base import FILES
+from datastore.training.local import cgroups, gpus, processes, sandbox
+from datastore.training.local.cgroups import Limits
+from datastore.training.local.isolation import Container, Isolation, Namespaces, Run, find_engine
+from datastore.training.local.logcopies import LogCopies
+from datastore.training.local.records import JobDirectory, LocalState
+from datastore.training.local.replica import Replica
+from datastore.training.local.sandbox import Shown
+from datastore.training.local.saving import save
+from datastore.training.policy import Finish, Release, Restart, RunPolicy, Seen, State, decide, policy_of
+from datastore.training.topology import Address, Task, Topology, topology_of
+from datastore.training.variables import check_roles, command_of, of_task
+from datastore.units import exact_quantity, parse_quantity
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 5.0
+"""Between SIGTERM and SIGKILL. What a job leaves is in its Datastores when close returns, so it needs no long one."""
+KILL_TIMEOUT_S = 10.0
+TICK_S = 0.2
+SAMPLE_S = 0.5
+_FIRST_PORT, _LAST_PORT = 20_000, 32_000
+"""Below those that the kernel gives to outgoing connections (net.ipv4.ip_local_port_range begins at 32768)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitter:
+    """Who submitted the job, as far as it matters: the environment and directory, and whether images are to be run."""
+
+    environment: dict[str, str]
+    directory: str
+    container: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a run ended."""
+
+    phase: Literal["Succeeded", "Failed", "Suspended"]
+    reason: str
+    message: str
+
+
+@dataclass(slots=True)
+class _Times:
+    """Of time.monotonic()."""
+
+    started: float = 0.0
+    trained: float | None = None
+    """When the training itself had succeeded."""
+    sampled: float = 0.0
+
+
+@dataclass(slots=True)
+class Launcher:
+    """One run of one job. Call prepare(), then run(); in any case close()."""
+
+    directory: JobDirectory
+    submitter: Submitter
+    watch: SignalWatch
+    job: TrainingJob = field(init=False)
+    _status: TrainingJobStatus = field(init=False)
+    _replicas: list[Replica] = field(default_factory=list)
+    _notes: list[str] = field(default_factory=list)
+    _mounts: list[MountRecord] = field(default_factory=list)
+    _claim: gpus.Claim = field(default_factory=gpus.Claim)
+    _cgroups: cgroups.Parents = field(default_factory=cgroups.Parents)
+    _traffic: processes.Traffic = field(default_factory=processes.Traffic)
+    _times: _Times = field(default_factory=_Times)
+    _copies: LogCopies | None = None
+    _board: Replica | None = None
+    _restarts: int = 0
+    _token: str = field(default_factory=lambda: secrets.token_hex(32))
+    _run: str = field(default_factory=lambda: secrets.token_hex(8))
+    _manifest: Manifest = field(init=False)
+    _topology: Topology = field(init=False)
+    _policy: RunPolicy = field(init=False)
+    _isolation: Isolation = field(init=False)
+
+    # The story: prepare, run, close.
+
+    def prepare(self) -> None:
+        """Mount, and check all that can be checked before anything runs. Errors: DatastoreError, Interrupted."""
+        self.job = self.directory.load_job()
+        self._manifest = self.directory.load_manifest()
+        self._status = TrainingJobStatus.model_validate({"phase": "Pending", "restarts": 0})
+        self._new_topology()
+        check_roles(self.job, self._topology.tasks)
+        self._policy = policy_of(self.job.spec, self._topology)
+        engine = find_engine() if self.submitter.container else ""
+        shown = self._mount(engine)
+        shown |= self._framework_files()
+        self._isolation = self._isolated(shown, engine)
+        if not engine:
+            self._cgroups = cgroups.parents(f"{self.job.namespace}-{self.job.name}")
+            if self._cgroups.why_not and any(self._limits(task) != Limits() for task in self._topology.tasks):
+                self._note(f"the limits of spec.resources are not kept here: {self._cgroups.why_not}")
+        self._replicas = [
+            Replica(
+                task=task,
+                log_path=self.directory.log(task.name),
+                isolation=self._isolation,
+                group=self._cgroups.group(task.name),
+            )
+            for task in self._topology.tasks
+        ]
+        for replica in self._replicas:
+            run = self._run_of(replica)
+            if isinstance(self._isolation, Namespaces):
+                self._isolation.check(run)
+            elif not run.image:
+                raise DatastoreError(f"TrainingJob {self.job.name}: spec.image is missing, which --container runs")
+        if (place := self.job.spec.logs) is not None:
+            folder = self._place(place.datastore, place.path) / self.job.name
+            self._copies = LogCopies({each.log_path: folder / each.log_path.name for each in self._replicas})
+        self._condition("DatastoresReady", True, "Mounted", "")
+        self._write()
+
+    def run(self) -> Ended:
+        """Run it to its end. Errors: none but of the system; the reason of a failure is in what is returned."""
+        try:
+            ended = self._take_gpus() or self._follow()
+        except (OSError, DatastoreError) as error:
+            log.exception("the launcher failed")
+            ended = Ended(phase="Failed", reason="LauncherFailed", message=str(error))
+        return self._finish(ended)
+
+    def close(self) -> None:
+        """End and unmount whatever there still is; for a prepare that failed, and idempotent."""
+        self._end(self._replicas)
+        self._claim.release()
+        self._unmount(force=True)
+        self._cgroups.remove()
+
+    # Before anything runs.
+
+    def _new_topology(self) -> None:
+        """Every task gets a port of its own on the loopback interface."""
+        taken: set[int] = set()
+
+        def address(task: Task) -> Address:
+            taken.add(port := _free_port(taken))
+            return Address(host="127.0.0.1", port=port)
+
+        self._topology = topology_of(self.job.name, self.job.spec, address, one_host=True)
+
+    def _mount(self, engine: str) -> dict[str, Shown]:
+        shown: dict[str, Shown] = {}
+        wanted = self.job.spec.datastores
+        writers = {each.name for each in wanted if not each.read_only}
+        roots: dict[str, Path] = {}
+        for name in dict.fromkeys(each.name for each in wanted):
+            datastore = self._manifest.pick(name, self.job.namespace)
+            roots[name] = self._mounted(datastore, read_only=name not in writers, for_others=engine == "docker")
+        for each in wanted:
+            source = roots[each.name] / each.sub_path
+            if each.sub_path and not each.read_only:
+                source.mkdir(parents=True, exist_ok=True)
+            if not source.is_dir() or not source.resolve().is_relative_to(roots[each.name].resolve()):
+                where = f"TrainingJob {self.job.name}: spec.datastores"
+                raise InvalidManifest(f"{where}: Datastore {each.name} has no directory {each.sub_path}")
+            shown["/" + each.path.strip("/")] = Shown(source=str(source), read_only=each.read_only)
+        return shown
+
+    def _mounted(self, datastore: Datastore, *, read_only: bool, for_others: bool) -> Path:
+        if datastore.spec.local:
+            source = Path(datastore.spec.local.path)
+            if not source.is_dir():
+                raise InvalidManifest(f"Datastore {datastore.name}: spec.local.path {source} is not a directory")
+            return source
+        mountpoint = self.directory.mountpoint(datastore.name)
+        options = MountOptions(read_only=read_only, allow_other=for_others and os.geteuid() != 0)
+        self._mounts.append(lifecycle.mount(self._manifest, datastore, str(mountpoint), options, self.watch))
+        return mountpoint
+
+    def _framework_files(self) -> dict[str, Shown]:
+        made = FRAMEWORKS[self.job.spec.framework].files(self._topology)
+        for name, text in made.items():
+            path = self.directory.files / name
+            path.write_text(text)
+            path.chmod(0o755)
+        return {FILES: Shown(source=str(self.directory.files), read_only=True)} if made else {}
+
+    def _isolated(self, shown: dict[str, Shown], engine: str) -> Isolation:
+        wanted = self.job.spec.working_dir
+        if engine:
+            self.directory.write_engine(engine)
+            return Container(engine=engine, shown=shown, working_dir=wanted)
+        working_dir = wanted or self.submitter.directory
+        if wanted and sandbox.to_source(wanted, shown) == wanted and not os.path.isdir(wanted):
+            shown[wanted] = Shown(source=self.submitter.directory)
+            self._note(f"{self.submitter.directory} is shown at {wanted}, for spec.workingDir is not on this machine")
+        plan = sandbox.planned(shown, sandbox.Machine())
+        for path in plan.made:
+            Path(path).mkdir(parents=True, exist_ok=True)
+        return Namespaces(plan=plan, shown=shown, working_dir=working_dir, inherited=self.submitter.environment)
+
+    def _place(self, datastore: str, path: str) -> Path:
+        """A directory of one of the job's Datastores, on this machine."""
+        found = self._manifest.pick(datastore, self.job.namespace)
+        root = Path(found.spec.local.path) if found.spec.local else self.directory.mountpoint(datastore)
+        return root / path
+
+    def _lookup(self, variable: EnvironmentVariable) -> str | None:
+        """A variable that has valueFrom: a laptop has the Secrets of the file, and no pod."""
+        assert variable.value_from is not None
+        wanted = variable.value_from.secret_key_ref
+        where = f"TrainingJob {self.job.name}: variable {variable.name}"
+        if wanted is None:
+            raise InvalidManifest(f"{where}: only secretKeyRef can be had on this machine")
+        for secret in self._manifest.secrets:
+            if (secret.name, secret.namespace) == (wanted.name, self.job.namespace) and wanted.key in secret.values:
+                return secret.values[wanted.key].reveal()
+        if wanted.optional:
+            return None
+        raise InvalidManifest(f"{where}: no Secret {wanted.name} with the key {wanted.key} is in the file")
+
+    def _limits(self, task: Task) -> Limits:
+        resources = role_of(self.job.spec, task.role).resources or self.job.spec.resources
+        limits = resources.limits if resources else {}
+        return Limits(
+            processors=float(exact_quantity(limits["cpu"])) if "cpu" in limits else None,
+            memory_bytes=parse_quantity(limits["memory"]) if "memory" in limits else None,
+        )
+
+    def _run_of(self, replica: Replica) -> Run:
+        task = replica.task
+        variables = of_task(self._topology, self.job, task, self._lookup, self._token)
+        return Run(
+            unique=f"{self.job.name}-{task.name}-{replica.restarts}-{os.getpid()}",
+            job=f"{self.job.namespace}-{self.job.name}",
+            command=command_of(self._topology, self.job, task, variables),
+            variables={**gpus.variables(list(replica.gpus)), "DATASTORE_RUN": self._run, **variables},
+            gpus=replica.gpus,
+            image=role_of(self.job.spec, task.role).image or self.job.spec.image or "",
+            limits=self._limits(task),
+        )
+
+    # While it runs.
+
+    def _take_gpus(self) -> Ended | None:
+        """Wait until as many are free as the job has; all at once, so that no two jobs wait for each other."""
+        wanted = {task.name: task.gpus for task in self._topology.tasks}
+        began, said = time.monotonic(), ""
+        while True:
+            try:
+                self._claim = gpus.claim(wanted)
+            except gpus.NotFree as error:
+                late = self.job.spec.gang and time.monotonic() - began > self.job.spec.start_deadline_seconds
+                if str(error) != said or late != self._holds("Starved"):
+                    said = str(error)
+                    self._condition("Starved", late, "NotEnoughFree" if late else "Waiting", said)
+                    self._phase("Pending", f"waits for GPUs: {said}")
+                if stop := self._wanted_stop():
+                    return stop
+                self.watch.wait([], 1.0)
+                continue
+            if self._holds("Starved"):
+                self._condition("Starved", False, "Started", "")
+            for replica in self._replicas:
+                replica.gpus = self._claim.by_task.get(replica.task.name, [])
+            return None
+
+    def _follow(self) -> Ended:
+        """Start all, and do what the run policy says until it says that the job is over."""
+        self._times.started = time.monotonic()
+        self._status = self._with(startTime=datetime.now(UTC))
+        self._condition("Running", True, "Started", "")
+        self._phase("Running", "")
+        self._start_board()
+        while True:
+            if stop := self._wanted_stop():
+                return stop
+            ended = [each for each in self._all() if each.reap()]
+            changed = self._start_due() or bool(ended)
+            decision = decide(self._policy, self._seen())
+            match decision:
+                case Restart():
+                    self._restart(decision)
+                case Release():
+                    self._times.trained = time.monotonic()
+                    self._end([each for each in self._replicas if each.task in decision.tasks])
+                    self._phase("Running", "the training has succeeded; the evaluator goes on")
+                case Finish():
+                    phase: Literal["Succeeded", "Failed"] = "Succeeded" if decision.succeeded else "Failed"
+                    return Ended(phase=phase, reason=decision.reason, message=decision.message)
+            if self._sample() or changed:
+                self._write()
+            if not changed:
+                self.watch.wait([], TICK_S)
+
+    def _seen(self) -> Seen:
+        now = time.monotonic()
+        return Seen(
+            tasks=[each.task_state for each in self._replicas],
+            restarts=self._restarts,
+            running_s=now - self._times.started,
+            trained_s=None if self._times.trained is None else now - self._times.trained,
+        )
+
+    def _start_due(self) -> bool:
+        """Start those whose time has come; whether there were some."""
+        due = [each for each in self._replicas if each.start_at is not None and each.start_at <= time.monotonic()]
+        for replica in due:
+            replica.start(self._run_of(replica))
+        if due and self._status.phase == "Restarting":
+            self._phase("Running", self._status.message or "")
+        return bool(due)
+
+    def _restart(self, decision: Restart) -> None:
+        again = [each for each in self._replicas if each.task in decision.tasks]
+        self._end([each for each in again if each.runs])
+        self._restarts += 1
+        if len(again) == len(self._replicas):
+            # The ports of before may not be free at once, and everybody is told the new ones.
+            self._new_topology()
+            self._framework_files()
+        for replica in again:
+            replica.note(f"{decision.why}; {replica.task.name} is started again in {decision.delay_s:g} s")
+            replica.state, replica.start_at = State.PENDING, time.monotonic() + decision.delay_s
+            replica.restarts += 1
+        self._status = self._with(restarts=self._restarts)
+        self._phase("Restarting", f"{decision.why}; restart {self._restarts} of {self._policy.backoff_limit}")
+
+    def _wanted_stop(self) -> Ended | None:
+        """What the command wants, or a signal."""
+        stop = self.directory.read_wanted().stop
+        if stop in ("suspend", "delete"):
+            return Ended(
+                phase="Suspended", reason="Suspended", message="it is suspended; `datastore job resume` goes on"
+            )
+        if stop == "free":
+            return Ended(phase="Failed", reason="Freed", message="it was ended by `free`, before it had finished")
+        if (signum := self.watch.take()) is not None:
+            return Ended(phase="Failed", reason="Interrupted", message=f"its launcher was ended by signal {signum}")
+        return None
+
+    def _sample(self) -> bool:
+        """Look at what every replica uses, every SAMPLE_S; whether it did."""
+        now = time.monotonic()
+        if now - self._times.sampled < SAMPLE_S:
+            return False
+        self._times.sampled = now
+        table = processes.table()
+        own = {each.task.name: each.pids(table) for each in self._replicas if each.runs}
+        try:
+            sockets = {name: processes.socket_inodes(each.pid for each in mine) for name, mine in own.items()}
+            traffic = self._traffic.look(sockets)
+        except OSError:
+            traffic = {}
+        for replica in self._replicas:
+            if own.get(replica.task.name):
+                replica.sample(own[replica.task.name], traffic.get(replica.task.name))
+            replica.trim_log(self._copies.copied(replica.log_path) if self._copies else None)
+        return True
+
+    def _start_board(self) -> None:
+        """spec.tensorboard: one TensorBoard beside the job, where there is one to run."""
+        place = self.job.spec.tensorboard
+        if place is None or not isinstance(self._isolation, Namespaces):
+            return
+        path = self._isolation.environment(self._run_of(self._replicas[0])).get("PATH")
+        program = shutil.which("tensorboard", path=path)
+        if program is None:
+            self._note("tensorboard is not on PATH, so none is run; `datastore job tensorboard` can do it later")
+            return
+        port = _free_port(set())
+        arguments = ["--logdir", str(self._place(place.datastore, place.path)), "--host", "127.0.0.1"]
+        arguments += ["--port", str(port), "--load_fast", "false", "--reload_interval", "5"]
+        board = Replica(
+            task=Task(role="evaluator", index=-1),
+            log_path=self.directory.log("tensorboard"),
+            isolation=self._isolation,
+            group=cgroups.Parents().group(""),
+        )
+        name = f"{self.job.name}-tensorboard-{os.getpid()}"
+        board.start(
+            Run(unique=name, job=self.job.name, command=[program, *arguments], variables={"DATASTORE_RUN": self._run})
+        )
+        self._board = board
+        self._status = self._with(tensorboard=f"http://127.0.0.1:{port}")
+
+    # The end.
+
+    def _all(self) -> Iterable[Replica]:
+        return [*self._replicas, self._board] if self._board else self._replicas
+
+    def _end(self, replicas: Sequence[Replica]) -> None:
+        """End them at once: SIGTERM, and SIGKILL after GRACE_S."""
+        running = [each for each in replicas if each.runs]
+        for replica in replicas:
+            if replica.runs or replica.state is State.PENDING:
+                replica.state, replica.start_at = State.FREED, None
+        for each in running:
+            each.terminate()
+        deadline = time.monotonic() + GRACE_S
+        while [each for each in running if each.runs and not each.reap()] and time.monotonic() < deadline:
+            self.watch.wait([], 0.02)
+            self.watch.take()
+        for each in running:
+            each.kill()
+        deadline = time.monotonic() + KILL_TIMEOUT_S
+        while [each for each in running if each.runs and not each.reap()] and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def _finish(self, ended: Ended) -> Ended:
+        """Free everything, keep the evidence, and only then say how it ended."""
+        began = time.monotonic()
+        self._sample_last()
+        self._end(list(self._all()))
+        self._claim.release()
+        self._cgroups.remove()
+        seconds = time.monotonic() - began
+        self._status = self._with(freedSeconds=round(seconds, 3), tensorboard=None)
+        self._condition("ResourcesFreed", True, ended.reason, f"after {seconds:.2f} s")
+        self._condition("Running", False, ended.reason, ended.message)
+        self._phase(self._status.phase or "Running", f"{ended.message}; its Datastores are being unmounted")
+        if self._copies and (why := self._copies.stop()):
+            self._note(f"the logs could not be copied to spec.logs: {why}")
+        try:
+            self._unmount(force=False)
+        except Unsynced as error:
+            ended = Ended(phase="Failed", reason="NotUploaded", message=f"{ended.message}; but {error}")
+        except DatastoreError as error:
+            self._note(f"an unmount had trouble, and all is uploaded: {error}")
+        self._unmount(force=True)
+        if ended.phase == "Succeeded" and self.job.spec.save is not None:
+            ended = self._save(ended)
+        if ended.phase != "Suspended":
+            self._condition(ended.phase, True, ended.reason, ended.message)
+            self._status = self._with(completionTime=datetime.now(UTC))
+        self._condition("Suspended", ended.phase == "Suspended", ended.reason, "")
+        self._phase(ended.phase, ended.message)
+        return ended
+
+    def _save(self, ended: Ended) -> Ended:
+        """All is uploaded and unmounted: the save reads what the storage has."""
+
+        def stopped() -> bool:
+            self.watch.wait([], TICK_S)
+            return self.directory.read_wanted().stop == "delete" or self.watch.take() is not None
+
+        assert self.job.spec.save is not None
+        model = self.job.spec.save.model
+        self._phase("Running", f"{ended.message}; its result is being saved as a version of the model {model}")
+        try:
+            saved = save(self.job, self.directory, self._run, stopped)
+        except DatastoreError as error:
+            self._condition("Saved", False, "NotSaved", str(error))
+            told = f"{ended.message}; but its result was not saved as a version of the model {model}: {error}"
+            return Ended(phase=ended.phase, reason=ended.reason, message=told)
+        self._condition("Saved", True, "Saved", saved)
+        return Ended(phase="Succeeded", reason=ended.reason, message=f"{ended.message}; saved as {saved}")
+
+    def _sample_last(self) -> None:
+        self._times.sampled = 0.0
+        self._sample()
+
+    def _unmount(self, *, force: bool) -> None:
+        """The last first. Errors, after all were tried: Unsynced if there was one, else the first."""
+        failed: DatastoreError | None = None
+        for record in reversed(list(self._mounts)):
+            try:
+                lifecycle.unmount(record, None if force else self.watch, force=force)
+            except DatastoreError as error:
+                failed = error if isinstance(error, Unsynced) or failed is None else failed
+                if not force:
+                    continue
+            self._mounts.remove(record)
+        if failed and not force:
+            raise failed
+
+    # What others see.
+
+    def _note(self, text: str) -> None:
+        self._notes.append(text)
+
+    def _with(self, **changes: object) -> TrainingJobStatus:
+        dumped = self._status.model_dump(by_alias=True, exclude_none=True)
+        return TrainingJobStatus.model_validate({**dumped, **changes})
+
+    def _condition(self, kind: str, holds: bool, reason: str, message: str) -> None:
+        before = self._status.conditions or []
+        changed = with_condition(before, kind, holds, reason, message, datetime.now(UTC))
+        self._status = self._with(conditions=[each.model_dump(by_alias=True) for each in changed])
+
+    def _holds(self, kind: str) -> bool:
+        return any(each.type == kind and each.status == "True" for each in self._status.conditions or [])
+
+    def _phase(self, phase: str, message: str) -> None:
+        self._status = self._with(phase=phase, message=message)
+        self._write()
+
+    def _write(self) -> None:
+        roles = []
+        for role in dict.fromkeys(each.task.role for each in self._replicas):
+            states = [each.state for each in self._replicas if each.task.role == role]
+            counts = {
+                "active": states.count(State.RUNNING),
+                "succeeded": states.count(State.SUCCEEDED),
+                "failed": states.count(State.FAILED),
+            }
+            roles.append({"role": role, "replicas": len(states), **counts})
+        status = self._with(roles=roles)
+        self.directory.write_state(
+            LocalState(
+                status=status,
+                evidence=Evidence(replicas=[each.evidence() for each in self._replicas]),
+                metrics=[each.metrics() for each in self._replicas if each.runs],
+                notes=self._notes,
+                run=self._run,
+            )
+        )
+
+
+def _free_port(taken: set[int]) -> int:
+    """A port of 127.0.0.1 that is free now, and that no outgoing connection gets. Errors: DatastoreError."""
+    for _ in range(1000):
+        port = random.randrange(_FIRST_PORT, _LAST_PORT)  # noqa: S311  (no secret: it only has to be free)
+        with socket.socket() as probe:
+            if port not in taken:
+                try:
+                    probe.bind(("127.0.0.1", port))
+                except OSError:
+                    continue
+                return port
+    raise DatastoreError(f"no port of 127.0.0.1 between {_FIRST_PORT} and {_LAST_PORT} is free")

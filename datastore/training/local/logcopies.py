@@ -1,0 +1,68 @@
+"""spec.logs: the whole log of each replica, in a Datastore. In a thread: a slow store must not slow the launcher."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+INTERVAL_S = 2.0
+STOP_TIMEOUT_S = 120.0
+_CHUNK = 1 << 20
+
+
+class LogCopies:
+    """Copies what was appended since, until it is stopped. One thread, started at once."""
+
+    def __init__(self, files: Mapping[Path, Path]) -> None:
+        self._files = dict(files)
+        self._copied = dict.fromkeys(files, 0)
+        self._stopping = threading.Event()
+        self._open: dict[Path, BinaryIO] = {}
+        self._trouble = ""
+        self._thread = threading.Thread(target=self._work, name="log-copies", daemon=True)
+        self._thread.start()
+
+    def copied(self, source: Path) -> int:
+        """How many bytes of a log are in the Datastore."""
+        return self._copied[source]
+
+    def stop(self) -> str:
+        """Copy the rest; '' or why not all of it is there. Waits for STOP_TIMEOUT_S at most."""
+        self._stopping.set()
+        self._thread.join(STOP_TIMEOUT_S)
+        return "the storage does not answer" if self._thread.is_alive() else self._trouble
+
+    def _work(self) -> None:
+        while True:
+            last = self._stopping.wait(INTERVAL_S)
+            try:
+                for source, target in self._files.items():
+                    self._copy(source, target)
+                self._trouble = ""
+            except OSError as error:
+                self._trouble = f"{error.filename or ''}: {error.strerror}"
+            if last:
+                self._close()
+                return
+
+    def _copy(self, source: Path, target: Path) -> None:
+        """Write what is new. The file stays open: what only grows is published meanwhile (S-44)."""
+        if not source.exists() or source.stat().st_size <= self._copied[source]:
+            return
+        if source not in self._open:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._open[source] = target.open("wb", buffering=0)
+        with source.open("rb") as reading:
+            reading.seek(self._copied[source])
+            while chunk := reading.read(_CHUNK):
+                self._open[source].write(chunk)
+                self._copied[source] += len(chunk)
+
+    def _close(self) -> None:
+        for file in self._open.values():
+            try:
+                file.close()
+            except OSError as error:
+                self._trouble = f"{error.filename or ''}: {error.strerror}"

@@ -1,0 +1,195 @@
+"""One replica: the process of a task, its log, its cgroup and what it uses."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from datastore.metering import Meter, Sample
+from datastore.training.evidence import ReplicaEvidence
+from datastore.training.local import gpus, processes
+from datastore.training.local.cgroups import Group
+from datastore.training.local.gpus import Gpu
+from datastore.training.local.isolation import Isolation, Run
+from datastore.training.local.processes import Process
+from datastore.training.policy import State, TaskState
+from datastore.training.topology import Task
+
+MAX_LOG_BYTES = 32 << 20
+"""Of one replica on disk; what is older is given back to the disk."""
+_PUNCH_HOLE_KEEP_SIZE = 3
+_BLOCK = 4096
+
+
+@dataclass(slots=True)
+class Replica:
+    """A task and the process it has now, if any. start_at: when it is to be started (time.monotonic()), or None."""
+
+    task: Task
+    log_path: Path
+    isolation: Isolation
+    group: Group
+    gpus: Sequence[Gpu] = ()
+    state: State = State.PENDING
+    start_at: float | None = 0.0
+    exit_code: int | None = None
+    reason: str = ""
+    restarts: int = 0
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    meter: Meter = field(default_factory=Meter)
+    _process: subprocess.Popen[bytes] | None = None
+    _run: Run | None = None
+    _cpu_before: float = 0.0
+    """Processor seconds of earlier starts."""
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has a process that was not seen to end."""
+        return self._process is not None
+
+    @property
+    def task_state(self) -> TaskState:
+        """As the run policy sees it."""
+        return TaskState(task=self.task, state=self.state, exit_code=self.exit_code, reason=self.reason)
+
+    def start(self, run: Run) -> None:
+        """Start its process. Errors: OSError, DatastoreError; then it has none."""
+        self.group.make(run.limits)
+        command = self.group.enter(self.isolation.command_line(run))
+        log = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            self._process = subprocess.Popen(
+                command,
+                env=self.isolation.environment(run),
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        finally:
+            os.close(log)
+        self._run = run
+        self.state, self.start_at = State.RUNNING, None
+        self.exit_code, self.reason, self.ended_at = None, "", None
+        self.started_at = datetime.now(UTC)
+
+    def reap(self) -> bool:
+        """Look whether its process has ended; True when it just has."""
+        if self._process is None:
+            return False
+        pid, status, used = os.wait4(self._process.pid, os.WNOHANG)
+        if pid == 0:
+            return False
+        code = os.waitstatus_to_exitcode(status)
+        self._process.returncode = code
+        self.exit_code = 128 - code if code < 0 else code
+        self.ended_at = datetime.now(UTC)
+        if self.group.out_of_memory():
+            self.reason = "OOMKilled"
+        if self.state is not State.FREED:
+            self.state = State.FAILED if self.exit_code else State.SUCCEEDED
+        self._last_sample(used.ru_utime + used.ru_stime, used.ru_maxrss << 10)
+        self._process = None
+        self.group.remove()
+        return True
+
+    def terminate(self) -> None:
+        """Ask the command to end."""
+        if self._process and self._run:
+            self.isolation.terminate(self._process, self._run)
+
+    def kill(self) -> None:
+        """End everything of it."""
+        if self._process and self._run:
+            self.isolation.kill(self._process, self._run)
+
+    def pids(self, table: dict[int, Process]) -> list[Process]:
+        """Its processes."""
+        if not (self._process and self._run):
+            return []
+        first = self.isolation.first_pid(self._process, self._run)
+        return processes.below(first, table) if first else []
+
+    def sample(self, own: Sequence[Process], traffic: tuple[int, int] | None) -> None:
+        """Take one look at what it uses; traffic: received and sent so far."""
+        cpu_s, memory_bytes = self.group.cpu_s(), self.group.memory_bytes()
+        load = gpus.load(list(self.gpus))
+        self.meter.add(
+            Sample(
+                at_s=time.monotonic(),
+                cpu_s=self._cpu_before + (sum(each.cpu_s for each in own) if cpu_s is None else cpu_s),
+                memory_bytes=sum(each.memory_bytes for each in own) if memory_bytes is None else memory_bytes,
+                received_bytes=traffic[0] if traffic else None,
+                sent_bytes=traffic[1] if traffic else None,
+                gpu_percent=load[0] if load else None,
+                gpu_memory_bytes=load[1] if load else None,
+            )
+        )
+
+    def _last_sample(self, cpu_s: float, memory_bytes: int) -> None:
+        """What its process used from beginning to end, which no look between may have seen."""
+        last = self.meter.last
+        in_all = max(self._cpu_before + (self.group.cpu_s() or cpu_s), last.cpu_s if last else 0.0)
+        self.meter.add(
+            Sample(
+                at_s=time.monotonic(),
+                cpu_s=in_all,
+                memory_bytes=last.memory_bytes if last else memory_bytes,
+                received_bytes=last.received_bytes if last else None,
+                sent_bytes=last.sent_bytes if last else None,
+            )
+        )
+        self._cpu_before = in_all
+
+    def note(self, text: str) -> None:
+        """A line of the launcher in the log of the replica."""
+        with suppress(OSError), self.log_path.open("ab") as log:
+            log.write(f"[datastore] {text}\n".encode())
+
+    def trim_log(self, copied: int | None) -> None:
+        """Give the oldest part of a long log back to the disk. copied: up to where it may go; None: all of it.
+
+        A hole is punched, so who writes and who follows keep their places.
+        """
+        with suppress(OSError), self.log_path.open("r+b") as log:
+            end = os.fstat(log.fileno()).st_size - MAX_LOG_BYTES
+            end = min(end, copied if copied is not None else end) // _BLOCK * _BLOCK
+            if end > 0 and os.fstat(log.fileno()).st_blocks * 512 > MAX_LOG_BYTES + _BLOCK:
+                libc = ctypes.CDLL(None, use_errno=True)
+                libc.fallocate(log.fileno(), _PUNCH_HOLE_KEEP_SIZE, ctypes.c_long(0), ctypes.c_long(end))
+
+    def evidence(self) -> ReplicaEvidence:
+        """What is known of it."""
+        usage = self.meter.usage()
+        return ReplicaEvidence.model_validate(
+            {
+                "role": self.task.role,
+                "index": self.task.index,
+                "state": self.state,
+                "exitCode": self.exit_code,
+                "reason": self.reason,
+                "restarts": self.restarts,
+                "startedAt": self.started_at,
+                "endedAt": self.ended_at,
+                "gpus": [f"{each.index} ({each.name}, {each.uuid})" for each in self.gpus],
+                "usage": usage,
+            }
+        )
+
+    def metrics(self) -> dict[str, Any]:
+        """What it uses now."""
+        return {
+            "role": self.task.role,
+            "index": self.task.index,
+            **{key: round(value, 3) for key, value in self.meter.now.items()},
+        }

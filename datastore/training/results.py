@@ -1,0 +1,41 @@
+"""spec.save: where the result of a training lies, and who made it. Pure."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+from datastore.api.trainingjob import RoleName, TrainingJob, TrainingJobSpec, role_of
+from datastore.errors import InvalidManifest
+
+
+def place_of_result(job: TrainingJob) -> tuple[str, str]:
+    """The Datastore and the path in it ('' for all of it) of the directory that spec.save.from names.
+
+    Of two Datastores of which one is mounted below the other, the inner one has it. Errors: InvalidManifest when no
+    Datastore of the job is there, or that one is read-only.
+    """
+    assert job.spec.save is not None
+    wanted = PurePosixPath("/", job.spec.save.source)
+    where = f"TrainingJob {job.name}: spec.save.from"
+    above = [each for each in job.spec.datastores if wanted.is_relative_to(PurePosixPath("/", each.path))]
+    if not above:
+        paths = ", ".join(each.path for each in job.spec.datastores) or "none"
+        raise InvalidManifest(f"{where}: {wanted} is in none of the job's Datastores ({paths}), so nothing would stay")
+    inner = max(above, key=lambda each: len(PurePosixPath("/", each.path).parts))
+    if inner.read_only:
+        raise InvalidManifest(f"{where}: {wanted} is in the Datastore {inner.name}, which the job mounts read-only")
+    below = PurePosixPath(inner.sub_path, wanted.relative_to(PurePosixPath("/", inner.path)))
+    return inner.name, "" if str(below) == "." else str(below)
+
+
+def chief_of(spec: TrainingJobSpec) -> RoleName:
+    """The role whose first replica leads, and saves."""
+    return "worker" if role_of(spec, "master").replicas == 0 else "master"
+
+
+def command_of_result(job: TrainingJob) -> list[str]:
+    """The words with which the chief made it."""
+    chief = role_of(job.spec, chief_of(job.spec))
+    command = chief.command if chief.command is not None else job.spec.command or []
+    arguments = chief.args if chief.args is not None else job.spec.args or []
+    return [*command, *arguments]

@@ -1,0 +1,78 @@
+"""The environment and the words of a command, as a container gets them. Pure.
+
+$(NAME) stands for a variable that was set before, $$(NAME) for that text itself, and what is not set stays as it is:
+the rules of Kubernetes (kubernetes.io/docs, "Define Dependent Environment Variables"), kept so that one file means the
+same everywhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from datastore.api.trainingjob import EnvironmentVariable, TrainingJob, role_of
+from datastore.errors import InvalidManifest
+from datastore.training.frameworks import FRAMEWORKS
+from datastore.training.topology import Task, Topology
+
+_REFERENCE = re.compile(r"\$(\$|\(([^()$]*)\))")
+
+Lookup = Callable[[EnvironmentVariable], str | None]
+"""Finds the value of a variable that has valueFrom; None leaves it out. Errors: InvalidManifest."""
+
+
+def expand(text: str, variables: Mapping[str, str]) -> str:
+    """The text with its references replaced."""
+
+    def value(found: re.Match[str]) -> str:
+        if found[1] == "$":
+            return "$"
+        return variables.get(found[2], found[0])
+
+    return _REFERENCE.sub(value, text)
+
+
+def of_task(topology: Topology, job: TrainingJob, task: Task, lookup: Lookup, token: str = "") -> dict[str, str]:
+    """The variables of a task in the order in which they may refer to each other: ours, the framework's, the user's."""
+    framework = FRAMEWORKS[job.spec.framework]
+    ranked = task.role in ("master", "worker")
+    found = {
+        "DATASTORE_JOB": job.name,
+        "DATASTORE_ROLE": task.role,
+        "DATASTORE_INDEX": str(task.index),
+        "DATASTORE_RANK": str(topology.first_rank(task.role) + task.index if ranked else 0),
+        **({"DATASTORE_TOKEN": token} if framework.needs_token else {}),
+    }
+    for name, value in framework.environment(topology, task.role).items():
+        found[name] = expand(value, found)
+    for each in [*job.spec.env, *role_of(job.spec, task.role).env]:
+        value_of = lookup(each) if each.value_from else expand(each.value or "", found)
+        if value_of is not None:
+            found[each.name] = value_of
+    return found
+
+
+def command_of(topology: Topology, job: TrainingJob, task: Task, variables: Mapping[str, str]) -> list[str]:
+    """The command of a task with its arguments; [] is the image's own."""
+    role = role_of(job.spec, task.role)
+    given = role.command if role.command is not None else job.spec.command
+    arguments = role.args if role.args is not None else job.spec.args
+    words = [*(given or []), *(arguments or [])] if given else []
+    framework = FRAMEWORKS[job.spec.framework]
+    return [expand(word, variables) for word in framework.command(topology, task.role, words)]
+
+
+def check_roles(job: TrainingJob, tasks: Sequence[Task]) -> None:
+    """Errors: InvalidManifest, for roles that the framework does not have."""
+    framework = FRAMEWORKS[job.spec.framework]
+    for task in tasks:
+        if task.role not in framework.roles:
+            raise InvalidManifest(
+                f"TrainingJob {job.name}: spec.roles.{task.role}: {framework.name} has no {task.role}; "
+                f"it has {', '.join(framework.roles)}"
+            )
+    if framework.needs_master and not any(task.role == "master" for task in tasks):
+        raise InvalidManifest(
+            f"TrainingJob {job.name}: spec.roles.master.replicas is 0, and {framework.name} needs the master: it runs "
+            "the command, the workers wait for it"
+        )

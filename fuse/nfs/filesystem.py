@@ -1,0 +1,615 @@
+"""The file system that is served (ops.Filesystem) over an NFS client.
+
+The server decides everything: names, permissions, sizes, errors. Nothing is remembered beside what the kernel keeps for
+its times to live, but for what a file handle needs: which version the kernel's pages are of, who opened it, what the
+server has not committed, and under which name a file is kept that was removed while it is open.
+
+Threads: methods are called by the loop, what they give as Blocking runs on workers. One lock covers the nodes, the open
+files and the directories that are being read; it is never held while the server is waited for.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from datastore.errors import StoreError
+from datastore.logs import fields
+
+from ..fileserver import END_S, NAME_MAX, FileServerFilesystem
+from ..ops import (
+    Attr,
+    AttrReply,
+    Blocking,
+    Caller,
+    DirBudget,
+    DirEntry,
+    Entry,
+    Fh,
+    FSError,
+    Ino,
+    Notifier,
+    OpenDirReply,
+    OpenReply,
+    OpenRequest,
+    Reply,
+    SetAttr,
+    StatFs,
+)
+from ..state.nodelog import NodeLog
+from . import calls
+from .calls import Attributes, Found, NFSError
+from .client import Client, Credentials
+from .identity import Identities
+from .nodes import Node, Nodes, version
+from .opened import OpenFiles, remove_name
+from .uncommitted import Uncommitted
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+LISTING_BYTES = 64 << 10
+"""Of one answer to READDIRPLUS."""
+UNCOMMITTED_BYTES = 64 << 20
+"""Kept of all files together until the server has committed it; beyond, a write waits for that."""
+BLOCK = 4096
+
+
+class _Listing:
+    """A directory that is being read: what the server has sent and the kernel has not asked for yet."""
+
+    __slots__ = ("at", "end", "lines", "read_at", "verifier")
+
+    def __init__(self) -> None:
+        self.at = 0
+        """The cookie before `lines`."""
+        self.lines: list[calls.Line] = []
+        self.end = False
+        self.read_at = 0.0
+        self.verifier: int | None = 0
+        """None: of a server process that died; it is asked for again."""
+
+
+class NFSFilesystem(FileServerFilesystem):
+    """One export. state: the directory in which a successor finds what the kernel knows and what is open.
+
+    ttl_s: how long the kernel may believe names and attributes. group: everything is shown as of this group, which may
+    do what the owner may; None: as it is. resumed: the kernel goes on with what it knew from a server that died.
+    """
+
+    def __init__(
+        self, client: Client, state: Path, *, ttl_s: float, group: int | None, limit: int, resumed: bool
+    ) -> None:
+        self.client = client
+        self._nodes = Nodes(NodeLog(state / "nodes.log"), limit)
+        super().__init__(self._nodes, threading.Condition(), ttl_s=ttl_s, group=group)
+        self._files = OpenFiles(client, self._nodes, self._lock, state)
+        self._written: dict[Node, Uncommitted] = {}
+        self._identities = Identities()
+        self._listings: dict[int, _Listing] = {}
+        self._verifier = state / "verifier"
+        self._seen_verifier = self._read_verifier()
+        self._resumed = resumed
+        if not resumed:
+            self._files.begin()
+            self._nodes.begin(client.root)
+            return
+        self._nodes.resume()
+        client.root = self._nodes.root().handle
+        for handle in self._files.resume():
+            if handle.writable:
+                node, identity = handle.node, handle.identity
+                self._written[node] = node.uncommitted = Uncommitted(node.handle, identity, self._seen_verifier)
+
+    # -- life
+
+    def start(self, notifier: Notifier) -> None:
+        """See ops.Filesystem. After a death or a broken connection, what is not committed is, or is written again."""
+        self._notifier = notifier
+        self.client.on_reconnect = self._commit_soon
+        if self._resumed:
+            self._commit_soon()
+
+    def stop(self) -> None:
+        """See ops.Filesystem."""
+        self.client.on_reconnect = lambda: None
+        self.client.outage_s = END_S
+        for line in self.flush_all():
+            log.error("not on the server's disk", extra=fields(what=line))
+        self._files.end()
+        self.client.stop()
+
+    def flush_all(self) -> list[str]:
+        """Have the server commit everything; a line for each file that it could not."""
+        with self._lock:
+            written = list(self._written.items())
+        failures, silent = [], None
+        for node, uncommitted in written:
+            try:
+                if silent is None:
+                    uncommitted.settle(self.client)
+            except StoreError as error:
+                silent = error  # the others would wait for as long
+            except OSError as error:
+                failures.append(f"inode {node.ino}: {error}")
+            if silent is not None and uncommitted:
+                failures.append(f"inode {node.ino}: {silent}")
+        return failures
+
+    def _commit_soon(self) -> None:
+        threading.Thread(target=self._commit_all, name="nfs-commit", daemon=True).start()
+
+    def _commit_all(self) -> None:
+        if self.client.root != self._nodes.root().handle:
+            with self._lock:
+                self._nodes.move_root(self.client.root)
+        self._files.remove_orphans()
+        for line in self.flush_all():
+            log.error("not on the server's disk", extra=fields(what=line))
+
+    def uncommitted(self) -> list[tuple[int, int]]:
+        """(inode, bytes) that the server has not committed yet, as far as this process wrote them."""
+        with self._lock:
+            return [(node.ino, one.bytes) for node, one in self._written.items() if one]
+
+    # -- what the server says, for the kernel
+
+    def _attr(self, node: Node, given: Attributes) -> Attr:
+        mode, gid = self._shown(given.mode, given.gid)
+        nlink = max(0, given.nlink - 1) if node.hidden else given.nlink  # 0: another client removed its other name, too
+        return Attr(
+            node.ino, mode, given.size, nlink, given.uid, gid,
+            given.atime_ns, given.mtime_ns, given.ctime_ns, given.rdev,
+        )  # fmt: skip
+
+    def _entry(self, node: Node, given: Attributes) -> Entry:
+        return Entry(self._attr(node, given), self._ttl_s, self._ttl_s)
+
+    def _reply(self, node: Node, given: Attributes) -> AttrReply:
+        return AttrReply(self._attr(node, given), self._ttl_s)
+
+    def _saw(self, node: Node, given: Attributes) -> None:
+        """Attributes that the server told: pages of another version are the kernel's no more."""
+        if node.kind != stat.S_IFREG or node.pages is None:
+            return
+        seen = version(given)
+        # An answer from before our own last change may come after that one's.
+        if seen != node.pages and seen[1] >= node.pages[1] and not self._writing(node):
+            node.pages = seen
+            self._notifier.inval_inode(node.ino)
+
+    @staticmethod
+    def _writing(node: Node) -> bool:
+        """Whether a write of ours is under way: then attributes may show it before its own answer does."""
+        return node.uncommitted is not None and node.uncommitted.busy
+
+    def _changed(self, node: Node, given: Attributes | None) -> None:
+        """Attributes after a change of ours, which the kernel knows of."""
+        if given is not None and node.pages is not None and given.ctime_ns >= node.pages[1]:
+            node.pages = version(given)
+
+    def _look_up(self, found: Found, directory: Node, name: bytes, identity: Credentials) -> tuple[Node, Attributes]:
+        """The node of what a call found or made, with one lookup more."""
+        handle, attributes = found
+        if not handle:  # the server need not say
+            handle, attributes = self.client.call(calls.lookup(directory.handle, name), identity)
+        if attributes is None:
+            attributes = self.client.call(calls.getattr(handle), identity)
+        with self._lock:
+            (node,) = self._nodes.look_up([(handle, attributes)])
+            surplus = self._nodes.surplus()
+        if surplus:
+            self._notifier.release(surplus)
+        return node, self._sure(node, attributes)
+
+    def _sure(self, node: Node, attributes: Attributes) -> Attributes:
+        """The same, or of a file that we write what _settled() says."""
+        if node.uncommitted is not None:
+            attributes = self._settled(node, partial(self.client.call, calls.getattr(node.handle)))
+        self._saw(node, attributes)
+        return attributes
+
+    def _settled(self, node: Node, ask: Callable[[], T]) -> T:
+        """What the host says of a file when it has all that it had taken of it: it may have restarted meanwhile."""
+        while True:
+            uncommitted, connection = node.uncommitted, self.client.reconnects
+            if not uncommitted:
+                return ask()
+            if uncommitted.unsure(self.client):
+                uncommitted.settle(self.client)
+            answer = ask()
+            if connection == self.client.reconnects:
+                return answer
+
+    def _asked(self, caller: Caller) -> Credentials:
+        identity = self._identities.of(caller)
+        group = self.group
+        if group is None or group == identity.gid or group in identity.groups:
+            return identity
+        return identity._replace(groups=(group, *identity.groups))  # the group of the volume's pods
+
+    # -- names
+
+    def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Reply[Entry]:
+        """See ops.Filesystem. The kernel asks for each name first, so that longer ones go no further."""
+        if len(name) > NAME_MAX:
+            raise FSError(errno.ENAMETOOLONG)
+        return Blocking(partial(self._lookup, self._asked(caller), self._nodes.get(parent), name))
+
+    def _lookup(self, identity: Credentials, directory: Node, name: bytes) -> Entry:
+        try:
+            found = self.client.call(calls.lookup(directory.handle, name), identity)
+        except NFSError as error:
+            if error.errno != errno.ENOENT:
+                raise
+            return Entry(None, self._ttl_s)
+        return self._entry(*self._look_up(found, directory, name, identity))
+
+    def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Reply[Entry]:
+        """See ops.Filesystem; the server says whether it makes devices."""
+        if not stat.S_ISREG(mode):
+            new = SetAttr(mode=mode & 0o7777)
+            return self._make(caller, parent, name, partial(calls.mknod, mode=mode, rdev=rdev, changes=new))
+        directory, identity = self._nodes.get(parent), self._asked(caller)
+
+        def make() -> Entry:
+            found = self._create_new(identity, directory, name, mode)
+            return self._entry(*self._look_up(found, directory, name, identity))
+
+        return Blocking(make)
+
+    def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Reply[Entry]:
+        """See ops.Filesystem."""
+        return self._make(caller, parent, name, partial(calls.mkdir, changes=SetAttr(mode=mode & 0o7777)))
+
+    def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Reply[Entry]:
+        """See ops.Filesystem."""
+        return self._make(caller, parent, name, partial(calls.symlink, target=target))
+
+    def _make(
+        self,
+        caller: Caller,
+        parent: Ino,
+        name: bytes,
+        request: Callable[[bytes, bytes], calls.Request[Found]],
+    ) -> Blocking[Entry]:
+        """Make something that is not a file."""
+        identity, directory = self._asked(caller), self._nodes.get(parent)
+
+        def make() -> Entry:
+            try:
+                found = self.client.call(request(directory.handle, name), identity)
+            except NFSError as error:
+                if not (error.repeated and error.errno == errno.EEXIST):
+                    raise
+                found = Found(b"", None)  # the first request made it, and its answer was lost
+            return self._entry(*self._look_up(found, directory, name, identity))
+
+        return Blocking(make)
+
+    def unlink(self, caller: Caller, parent: Ino, name: bytes) -> Reply[None]:
+        """See ops.Filesystem. What is open gets another name until it is closed."""
+        return Blocking(partial(self._unlink, self._asked(caller), self._nodes.get(parent), name))
+
+    def _unlink(self, identity: Credentials, directory: Node, name: bytes) -> None:
+        with self._files.taking_away(directory, name, identity) as opened:
+            if opened is not None:
+                self._files.hide(opened, directory, identity, partial(calls.rename, directory.handle, name))
+            else:
+                remove_name(self.client, calls.remove(directory.handle, name), identity)
+
+    def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> Reply[None]:
+        """See ops.Filesystem."""
+        request = calls.rmdir(self._nodes.get(parent).handle, name)
+        return Blocking(partial(remove_name, self.client, request, self._asked(caller)))
+
+    def rename(
+        self, caller: Caller, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int
+    ) -> Reply[None]:
+        """See ops.Filesystem; version 3 knows none of the flags."""
+        if flags:
+            raise FSError(errno.EINVAL)
+        directories = self._nodes.get(parent), self._nodes.get(new_parent)
+        return Blocking(partial(self._rename, self._asked(caller), directories, name, new_name))
+
+    def _rename(self, identity: Credentials, directories: tuple[Node, Node], name: bytes, new_name: bytes) -> None:
+        old, new = directories
+        request = calls.rename(old.handle, name, new.handle, new_name)
+        with self._files.taking_away(new, new_name, identity) as opened:
+            if opened is None:
+                remove_name(self.client, request, identity)
+                return
+            source = self.client.call(calls.lookup(old.handle, name), identity)
+            if source.handle == opened.handle:  # two names of one file: POSIX says that nothing happens
+                return
+            # One name more for what is replaced, so that the one that it has is never missing.
+            self._files.hide(opened, new, identity, partial(calls.link, opened.handle))
+            try:
+                remove_name(self.client, request, identity)
+            except (OSError, StoreError):
+                self._files.unhide(opened)
+                raise
+
+    def link(self, caller: Caller, ino: Ino, new_parent: Ino, new_name: bytes) -> Reply[Entry]:
+        """See ops.Filesystem."""
+        node, directory, identity = self._nodes.get(ino), self._nodes.get(new_parent), self._asked(caller)
+
+        def make() -> Entry:
+            try:
+                self.client.call(calls.link(node.handle, directory.handle, new_name), identity)
+            except NFSError as error:
+                if not (error.repeated and error.errno == errno.EEXIST):
+                    raise
+            return self._lookup(identity, directory, new_name)
+
+        return Blocking(make)
+
+    def readlink(self, ino: Ino) -> Reply[bytes]:
+        """See ops.Filesystem."""
+        return Blocking(partial(self.client.call, calls.readlink(self._nodes.get(ino).handle)))
+
+    # -- attributes
+
+    def getattr(self, ino: Ino, fh: Fh) -> Reply[AttrReply]:
+        """See ops.Filesystem."""
+        return Blocking(partial(self._getattr, self._nodes.get(ino)))
+
+    def _getattr(self, node: Node) -> AttrReply:
+        attributes = self._settled(node, partial(self.client.call, calls.getattr(node.handle)))
+        self._saw(node, attributes)
+        return self._reply(node, attributes)
+
+    def setattr(self, caller: Caller, ino: Ino, fh: Fh, changes: SetAttr) -> Reply[AttrReply]:
+        """See ops.Filesystem."""
+        node, identity = self._nodes.get(ino), self._asked(caller)
+        if changes.size is not None and self._files.get(fh) is not None:
+            identity = self._files.identity(fh)  # who may write to it may change its size
+        return Blocking(lambda: self._reply(node, self._set(node, identity, changes)))
+
+    def _set(self, node: Node, identity: Credentials, changes: SetAttr) -> Attributes:
+        request = calls.setattr(node.handle, changes._replace(ctime_ns=None, kill_suidgid=False))
+
+        def change() -> Attributes:
+            after = self.client.call(request, identity)
+            return after if after is not None else self.client.call(calls.getattr(node.handle), identity)
+
+        def change_in_order() -> Attributes:
+            if node.uncommitted is None or changes.size is None:
+                return change()
+            return node.uncommitted.resize(change, changes.size)
+
+        after = self._settled(node, change_in_order)
+        self._changed(node, after)
+        return after
+
+    def statfs(self, ino: Ino) -> Reply[StatFs]:
+        """See ops.Filesystem: what the server says, which of a directory with a quota may be that."""
+
+        def ask() -> StatFs:
+            space = self.client.call(calls.fsstat(self._nodes.get(ino).handle))
+            return StatFs(
+                space.bytes // BLOCK,
+                space.bytes_available // BLOCK,
+                space.files,
+                space.files_available,
+                BLOCK,
+                NAME_MAX,
+            )
+
+        return Blocking(ask)
+
+    # -- files
+
+    def open(self, caller: Caller, ino: Ino, request: OpenRequest) -> Reply[OpenReply]:
+        """See ops.Filesystem."""
+        node, identity = self._nodes.get(ino), self._asked(caller)
+        return Blocking(partial(self._open, node, identity, request.flags))
+
+    def _open(self, node: Node, identity: Credentials, flags: int) -> OpenReply:
+        mode = flags & os.O_ACCMODE
+        with self._files.opening(node):
+            wanted = calls.READ | calls.MODIFY | calls.EXTEND | calls.EXECUTE
+            granted, attributes = self.client.call(calls.access(node.handle, wanted), identity)
+            readable = granted & (calls.READ | calls.EXECUTE)  # what may be executed may be read for that
+            writable = granted & (calls.MODIFY | calls.EXTEND)
+            if (mode != os.O_WRONLY and not readable) or (mode != os.O_RDONLY and not writable):
+                raise FSError(errno.EACCES)
+            if flags & os.O_TRUNC:
+                attributes = self._set(node, identity, SetAttr(size=0))
+            elif attributes is None:
+                attributes = self.client.call(calls.getattr(node.handle), identity)
+            pages = node.pages
+            seen = version(self._sure(node, attributes))
+            keep = pages == seen or self._writing(node)
+            if not keep:
+                node.pages = seen
+            return OpenReply(self._files.add(node, identity, flags), keep_cache=keep)
+
+    def create(
+        self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest
+    ) -> Reply[tuple[Entry, OpenReply]]:
+        """See ops.Filesystem."""
+        directory, identity = self._nodes.get(parent), self._asked(caller)
+        new = SetAttr(mode=mode & 0o7777, size=0 if request.flags & os.O_TRUNC else None)
+
+        def make() -> tuple[Entry, OpenReply]:
+            if request.flags & os.O_EXCL:
+                found = self._create_new(identity, directory, name, mode)
+            else:
+                found = self.client.call(calls.create(directory.handle, name, new), identity)
+            node, attributes = self._look_up(found, directory, name, identity)
+            with self._files.opening(node):
+                node.pages = version(attributes)
+                opened = OpenReply(self._files.add(node, identity, request.flags))
+            return self._entry(node, attributes), opened
+
+        return Blocking(make)
+
+    def _create_new(self, identity: Credentials, directory: Node, name: bytes, mode: int) -> Found:
+        """A file that must not be there. Its access time tells whether it is ours, if the first answer is lost."""
+        stamp = time.time_ns()
+        request = calls.create(directory.handle, name, SetAttr(mode=mode & 0o7777, atime_ns=stamp), exclusive=True)
+        try:
+            return self.client.call(request, identity)
+        except NFSError as error:
+            if not (error.repeated and error.errno == errno.EEXIST):
+                raise
+            found = self.client.call(calls.lookup(directory.handle, name), identity)
+            if found.attributes is None or found.attributes.atime_ns != stamp:
+                raise
+            return found
+
+    def release(self, ino: Ino, fh: Fh) -> Reply[None]:
+        """See ops.Filesystem."""
+        handle = self._files.close(fh)
+        if handle is None or handle.node.opens or not (handle.node.hidden or handle.node.uncommitted is not None):
+            return None
+        return Blocking(partial(self._last_close, handle.node))
+
+    def _last_close(self, node: Node) -> None:
+        try:
+            if node.hidden:
+                self._files.unhide(node)
+            elif node.uncommitted:  # written through a memory map after the last close(2)
+                node.uncommitted.commit(self.client)
+        finally:
+            with self._lock:
+                if not node.opens:
+                    node.uncommitted = None
+                    self._written.pop(node, None)
+
+    def read(self, ino: Ino, fh: Fh, offset: int, size: int) -> Reply[bytes | bytearray | memoryview]:
+        """See ops.Filesystem."""
+        return Blocking(partial(self._read, self._nodes.get(ino), self._files.identity(fh), offset, size))
+
+    def _read(self, node: Node, identity: Credentials, offset: int, size: int) -> bytes:
+        return self._settled(node, partial(self._read_once, node, identity, offset, size))
+
+    def _read_once(self, node: Node, identity: Credentials, offset: int, size: int) -> bytes:
+        client, most = self.client, self.client.read_bytes()
+        places = [(at, min(at + most, offset + size)) for at in range(offset, offset + size, most)]
+        requests = [calls.read(node.handle, at, end - at) for at, end in places]
+        pieces: list[bytes] = []
+        for (at, end), answer in zip(places, client.gather(requests, identity), strict=True):
+            while True:
+                pieces.append(answer.content)
+                at += len(answer.content)
+                if answer.end or at >= end or not answer.content:
+                    break
+                answer = client.call(calls.read(node.handle, at, end - at), identity)  # it may send less than asked for
+            if answer.attributes is not None:
+                self._saw(node, answer.attributes)
+            if answer.end:
+                break
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def write(self, ino: Ino, fh: Fh, offset: int, payload: memoryview, kill_suidgid: bool) -> Reply[int]:
+        """See ops.Filesystem; the server drops setuid and setgid by itself."""
+        return Blocking(partial(self._write, self._nodes.get(ino), self._files.identity(fh), offset, payload))
+
+    def _write(self, node: Node, identity: Credentials, offset: int, payload: memoryview) -> int:
+        with self._lock:
+            uncommitted = node.uncommitted
+            if uncommitted is None:
+                self._written[node] = node.uncommitted = uncommitted = Uncommitted(node.handle, identity)
+        written = uncommitted.write(self.client, identity, offset, bytes(payload))
+        self._changed(node, written.attributes)
+        if written.verifier != self._seen_verifier:
+            self._write_verifier(written.verifier)
+        if sum(count for _, count in self.uncommitted()) > UNCOMMITTED_BYTES:
+            uncommitted.commit(self.client)
+        return len(payload)
+
+    def flush(self, ino: Ino, fh: Fh) -> Reply[None]:
+        """See ops.Filesystem: when a close returns, the server has the bytes on its disk."""
+        uncommitted = self._nodes.get(ino).uncommitted
+        return Blocking(partial(uncommitted.commit, self.client)) if uncommitted else None
+
+    def fsync(self, ino: Ino, fh: Fh, datasync: bool) -> Reply[None]:
+        """See ops.Filesystem."""
+        return self.flush(ino, fh)
+
+    def _read_verifier(self) -> int:
+        try:
+            return int(self._verifier.read_text())
+        except (OSError, ValueError):
+            return -1
+
+    def _write_verifier(self, verifier: int) -> None:
+        """For a successor, which has to know whether the server restarted since."""
+        self._seen_verifier = verifier
+        temporary = self._verifier.with_suffix(".new")
+        temporary.write_text(str(verifier))
+        temporary.replace(self._verifier)
+
+    # -- directories
+
+    def opendir(self, caller: Caller, ino: Ino) -> Reply[OpenDirReply]:
+        """See ops.Filesystem."""
+        fh = self._files.add(self._nodes.get(ino), self._asked(caller), os.O_DIRECTORY)
+        self._listings[fh] = _Listing()
+        return OpenDirReply(fh)
+
+    def readdir(self, ino: Ino, fh: Fh, offset: int, budget: DirBudget, plus: bool) -> Reply[Sequence[DirEntry]]:
+        """See ops.Filesystem. Cursors are the server's cookies."""
+        listing = self._listings.get(fh)
+        if listing is None:  # opened by a process that died
+            listing = self._listings[fh] = _Listing()
+            listing.verifier = None
+        call = partial(self._readdir, self._nodes.get(ino), self._files.identity(fh), listing, offset, budget, plus)
+        return Blocking(call)
+
+    def _readdir(
+        self, node: Node, identity: Credentials, listing: _Listing, offset: int, budget: DirBudget, plus: bool
+    ) -> Sequence[DirEntry]:
+        stale = time.monotonic() - listing.read_at > self._ttl_s
+        if offset != listing.at or stale or (not listing.lines and not listing.end):
+            if listing.verifier is None and offset:
+                listing.verifier = self.client.call(calls.readdir(node.handle, 0, 0, LISTING_BYTES), identity).verifier
+            verifier = listing.verifier if offset and listing.verifier else 0
+            answer = self.client.call(calls.readdir(node.handle, offset, verifier, LISTING_BYTES), identity)
+            listing.lines, listing.end, listing.verifier = answer.lines, answer.end, answer.verifier
+            listing.at, listing.read_at = offset, time.monotonic()
+        taken = 0
+        while taken < len(listing.lines) and budget.take(len(listing.lines[taken].name)):
+            taken += 1
+        lines = listing.lines[:taken]
+        told = [(line, line.attributes) for line in lines if plus and line.attributes and self._to_tell(line)]
+        with self._lock:
+            nodes = self._nodes.look_up([(line.handle, attributes) for line, attributes in told])
+            surplus = self._nodes.surplus()
+        entries: dict[bytes, Entry] = {}
+        for (line, attributes), found in zip(told, nodes, strict=True):
+            self._saw(found, attributes)
+            entries[line.name] = self._entry(found, attributes)
+        if surplus:
+            self._notifier.release(surplus)
+        # Only now: the lines that are given up to an interrupted caller are asked for again at the same cookie.
+        del listing.lines[:taken]
+        listing.at = lines[-1].cookie if lines else offset
+        return [_dir_entry(line, entries.get(line.name)) for line in lines]
+
+    def _to_tell(self, line: calls.Line) -> bool:
+        """Whether a line's attributes are for the kernel; not of a file that we write: see _sure()."""
+        node = self._nodes.of(line.handle)
+        ours = node is not None and node.uncommitted is not None
+        return bool(line.handle) and line.name not in (b".", b"..") and not ours
+
+    def releasedir(self, ino: Ino, fh: Fh) -> None:
+        """See ops.Filesystem."""
+        self._listings.pop(fh, None)
+        self._files.close(fh)
+
+
+def _dir_entry(line: calls.Line, entry: Entry | None) -> DirEntry:
+    attr = entry.attr if entry is not None else None
+    mode = line.attributes.mode if line.attributes is not None else 0
+    return DirEntry(line.name, attr.ino if attr is not None else Ino(line.fileid), mode, line.cookie, entry)

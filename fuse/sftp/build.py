@@ -1,0 +1,80 @@
+"""The mount of an SFTP directory: the builder that the supervisor's servers use for sources of kind sftp."""
+
+from __future__ import annotations
+
+import errno
+import stat
+from pathlib import Path
+
+from datastore.api.mountspec import MountSpec
+from datastore.api.source import SFTPLocation
+from datastore.errors import AccessDenied, InvalidManifest, NotFound
+
+from ..fileserver import MountedFileServer, nodes_within, ttl_of
+from ..ops import ROOT_INO, Fh, FSError, resolve
+from .connection import Connection
+from .filesystem import SFTPFilesystem
+
+
+class MountedDirectory(MountedFileServer[SFTPFilesystem]):
+    """One file system and its connection."""
+
+    def __init__(self, filesystem: SFTPFilesystem, spec: MountSpec) -> None:
+        super().__init__(filesystem, spec)
+        self._connection = filesystem.connection
+
+    def status(self) -> dict[str, object]:
+        """What `datastore status` shows of this side."""
+        metrics = self._connection.metrics
+        return {
+            "location": str(self._connection.location),
+            "reads": {"path": "network", "why": "every open drops the kernel's pages: SFTP's times are whole seconds"},
+            "dirty": [],
+            "store": metrics.snapshot(),
+            "storage": metrics.silence.told(),
+            "reconnects": max(0, self._connection.reconnects),
+            "nodes": len(self.filesystem),
+        }
+
+    def flush_all(self) -> list[str]:
+        """Nothing is waiting: the server has every write that was answered."""
+        return []
+
+
+def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedDirectory:
+    """Connect, then make the file system; resumed: the kernel already knows nodes of an earlier server.
+
+    Errors: why the directory can't be mounted. A resumed mount waits for its server instead.
+    """
+    location = spec.source
+    if not isinstance(location, SFTPLocation):
+        raise InvalidManifest(f"{location} is no directory of an SSH server")
+    connection = Connection(location)
+    connection.start(wait=not resumed)
+    state = Path(spec.state_dir)
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    listing_bytes = spec.memory_bytes // 4
+    filesystem = SFTPFilesystem(
+        connection,
+        state,
+        ttl_s=ttl_of(spec),
+        group=spec.group,
+        limit=nodes_within(spec.memory_bytes - listing_bytes),
+        listing_bytes=listing_bytes,
+        resumed=resumed,
+    )
+    if not resumed:
+        _check(filesystem, location)
+    return MountedDirectory(filesystem, spec)
+
+
+def _check(filesystem: SFTPFilesystem, location: SFTPLocation) -> None:
+    try:
+        filesystem.owner()
+        attr = resolve(filesystem.getattr(ROOT_INO, Fh(0))).attr
+    except FSError as error:
+        if error.errno == errno.EACCES:
+            raise AccessDenied(f"the login at {location.host} may not look at {location.path}") from None
+        raise NotFound(f"{location.host} has no directory {location.path}: make it there first") from None
+    if not stat.S_ISDIR(attr.mode):
+        raise NotFound(f"{location.path} at {location.host} is no directory")

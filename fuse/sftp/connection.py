@@ -1,0 +1,302 @@
+"""An SFTP session that comes back by itself when it breaks, for many threads at once.
+
+One thread runs asyncssh's event loop. A call is a coroutine over the present session; when the connection breaks under
+it, it begins again on the next one and is told so, because the server may have done what it was asked. Nothing retries
+below that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import errno
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import asyncssh
+
+from datastore.api.source import SFTPLocation
+from datastore.errors import (
+    AccessDenied,
+    CredentialsInvalid,
+    DeadlineExceeded,
+    InvalidManifest,
+    StoreError,
+    Unreachable,
+    Unsupported,
+)
+from datastore.logs import fields
+
+from ..ops import FSError
+from ..store.observing import StoreMetrics
+
+log = logging.getLogger(__name__)
+asyncssh.set_log_level(logging.WARNING)  # otherwise it tells each step of each login
+
+T = TypeVar("T")
+CONNECT_S = 10.0
+"""For the connection, and again for the login."""
+OUTAGE_S = 600.0
+"""How long a call waits for a server that does not answer."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
+ALIVE_S, ALIVE_COUNT = 5, 3
+"""A server that leaves three questions in a row unanswered, five seconds apart, is given up."""
+CIPHERS = "^aes128-gcm@openssh.com,aes256-gcm@openssh.com"
+"""Tried first: half the processor time of ChaCha20, which asyncssh would take."""
+BROKEN = (
+    asyncssh.SFTPNoConnection,
+    asyncssh.SFTPConnectionLost,
+    asyncssh.DisconnectError,
+    asyncssh.ChannelOpenError,
+    ConnectionError,
+)
+"""The connection is gone: the server may have done what it was asked, or not."""
+ERRNO = {
+    asyncssh.FX_NO_SUCH_FILE: errno.ENOENT,
+    asyncssh.FX_PERMISSION_DENIED: errno.EACCES,
+    asyncssh.FX_OP_UNSUPPORTED: errno.EOPNOTSUPP,
+    asyncssh.FX_BAD_MESSAGE: errno.EINVAL,
+}
+"""Of version 3's codes, those that say what is wrong; any other is a mere failure."""
+
+Call = Callable[[asyncssh.SFTPClient, bool], Awaitable[T]]
+"""(session, whether an earlier session may have done it already)"""
+
+
+class SFTPFailed(FSError):
+    """The server refused. vague: it did not say why (SSH_FX_FAILURE), and the errno is EIO."""
+
+    def __init__(self, error: asyncssh.SFTPError) -> None:
+        super().__init__(ERRNO.get(error.code, errno.EIO), error.reason)
+        self.vague = error.code not in ERRNO
+
+
+class _Watch(asyncssh.SSHClient):
+    """Remembers the host key that known_hosts did not have."""
+
+    def __init__(self) -> None:
+        self.refused = ""
+
+    def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
+        """Called for a key that is not known."""
+        self.refused = f"{key.get_algorithm()} {key.get_fingerprint()}"
+        return False
+
+
+class Connection:
+    """One server and login."""
+
+    def __init__(self, location: SFTPLocation, *, outage_s: float = OUTAGE_S) -> None:
+        """Errors: InvalidManifest for a private key that is none."""
+        self.location = location
+        self.outage_s = outage_s
+        self.metrics = StoreMetrics()
+        self.reconnects = -1
+        self._options = _login(location)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="sftp", daemon=True)
+        self._ssh: asyncssh.SSHClientConnection | None = None
+        self._sftp: asyncssh.SFTPClient | None = None
+        self._connecting: asyncio.Task[asyncssh.SFTPClient] | None = None
+        self._failure: StoreError | None = None
+        self._stopping = False
+
+    # -- for those who call, on any thread
+
+    def start(self, *, wait: bool) -> None:
+        """Begin. wait: for the first connection. Errors: StoreError, why there is none."""
+        self._thread.start()
+        if wait:
+            asyncio.run_coroutine_threadsafe(self._connect(), self._loop).result(3 * CONNECT_S)
+
+    def stop(self) -> None:
+        """End the connection; calls that are under way fail. Idempotent."""
+        if self._stopping:
+            return
+        self._stopping = True
+        if self._thread.is_alive():
+            with contextlib.suppress(concurrent.futures.TimeoutError):
+                asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(CONNECT_S)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(CONNECT_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    def call(self, what: str, call: Call[T], *, sent: int = 0) -> T:
+        """Do it on a session and wait. what, sent: for the metrics.
+
+        Errors: SFTPFailed; what `call` raises; StoreError when the server did not answer for outage_s; ENOTCONN when
+        the mount ends.
+        """
+        silence, began = self.metrics.silence, time.monotonic()
+        error: BaseException | None = None
+        silence.asked()
+        try:
+            if self._stopping:
+                raise FSError(errno.ENOTCONN)
+            made = self._again(what, call, began + self.outage_s)
+            result = asyncio.run_coroutine_threadsafe(made, self._loop).result()
+        except StoreError as silent:
+            error = silent
+            silence.gave_up(silent)
+            raise
+        except concurrent.futures.CancelledError as ended:
+            error = ended
+            silence.answered()
+            raise FSError(errno.ENOTCONN) from None
+        except BaseException as refused:
+            error = refused
+            silence.answered()
+            raise
+        else:
+            silence.answered()
+            return result
+        finally:
+            received = len(result) if error is None and isinstance(result, bytes) else 0
+            name = type(error).__name__ if error else ""
+            self.metrics.record(what, time.monotonic() - began, sent=sent, received=received, error=name)
+
+    def username(self) -> str:
+        """Who logged in, '' before that."""
+        return str(self._ssh.get_extra_info("username", "")) if self._ssh is not None else ""
+
+    # -- in the event loop
+
+    async def _again(self, what: str, call: Call[T], until: float) -> T:
+        repeated = False
+        while True:
+            try:
+                async with asyncio.timeout_at(until):
+                    sftp = await self._session()
+                    return await call(sftp, repeated)
+            except TimeoutError:
+                raise self._failure or DeadlineExceeded(
+                    f"the SSH server {self.location.host} did not answer for {self.outage_s:.0f} s"
+                ) from None
+            except BROKEN as error:
+                self._lost(sftp, error)
+                repeated = True
+                self.metrics.record_retry(what, self._failure or Unreachable(str(error)))
+            except asyncssh.SFTPError as error:
+                raise SFTPFailed(error) from error
+
+    async def _session(self) -> asyncssh.SFTPClient:
+        if self._sftp is not None:
+            return self._sftp
+        if self._connecting is None:
+            self._connecting = self._loop.create_task(self._connect_again())
+        return await asyncio.shield(self._connecting)
+
+    async def _connect_again(self) -> asyncssh.SFTPClient:
+        """As often as it takes: whoever waits for it has a limit, and without them the next call begins anew."""
+        pause_s, until = FIRST_PAUSE_S, time.monotonic() + self.outage_s
+        try:
+            while True:
+                try:
+                    return await self._connect()
+                except StoreError as error:
+                    if str(error) != str(self._failure):
+                        log.error(str(error))
+                    self._failure = error
+                    self.metrics.silence.failed(error)
+                    if time.monotonic() > until:
+                        raise
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        finally:
+            self._connecting = None
+
+    async def _connect(self) -> asyncssh.SFTPClient:
+        """A new session. Errors: StoreError that says why not, and what to do."""
+        watch = _Watch()
+        server = f"the SSH server {self.location.host}"
+        ssh = None
+        try:
+            async with asyncio.timeout(2 * CONNECT_S):
+                ssh = await asyncssh.connect(self.location.host, client_factory=lambda: watch, **self._options)
+                sftp = await ssh.start_sftp_client()
+        except asyncssh.HostKeyNotVerifiable as error:
+            raise AccessDenied(self._unknown_key(watch.refused or str(error))) from error
+        except asyncssh.PermissionDenied as error:
+            raise CredentialsInvalid(
+                f"{server} lets nobody in with these keys or this password: {error.reason} (ssh -v"
+                f" {self.location.host} shows what it asks for; spec.sftp.credentialsSecret names others)"
+            ) from error
+        except (asyncssh.ChannelOpenError, asyncssh.SFTPError) as error:
+            if ssh is not None:
+                ssh.abort()
+            raise Unsupported(
+                f"{server} shows no files by SFTP: {error.reason or error} (sshd_config needs a Subsystem sftp)"
+            ) from error
+        except (OSError, asyncssh.Error, ValueError) as error:
+            if ssh is not None:
+                ssh.abort()
+            raise Unreachable(f"{server} can't be reached: {error or type(error).__name__}") from error
+        self._ssh, self._sftp, self._failure = ssh, sftp, None
+        self.reconnects += 1
+        if self.reconnects:
+            log.warning("connected again", extra=fields(server=self.location.host))
+        return sftp
+
+    def _unknown_key(self, key: str) -> str:
+        host, port = self.location.host, self.location.port
+        where = "spec.sftp.knownHosts" if self.location.known_hosts else "your known_hosts file"
+        scan = f"ssh-keyscan {'' if port == 22 else f'-p {port} '}{host}"
+        return (
+            f"the SSH server {host} has a host key that {where} does not have: {key}. Ask its administrator whether"
+            f" this is its key; if it is, put what `{scan}` prints into {where}"
+        )
+
+    def _lost(self, sftp: asyncssh.SFTPClient, error: BaseException) -> None:
+        if self._sftp is not sftp:
+            return
+        self._sftp = None
+        self._failure = Unreachable(f"the connection to the SSH server {self.location.host} is lost: {error}")
+        self.metrics.silence.failed(self._failure)
+        log.warning("the connection is lost", extra=fields(server=self.location.host, why=str(error)))
+        if self._ssh is not None:
+            self._ssh.abort()
+
+    async def _end(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if self._ssh is not None:
+            self._ssh.abort()
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+
+def _login(location: SFTPLocation) -> dict[str, Any]:
+    """Options of asyncssh.connect. What is left out comes from the user's own SSH configuration, agent and keys."""
+    given: dict[str, Any] = {
+        "connect_timeout": CONNECT_S,
+        "login_timeout": CONNECT_S,
+        "keepalive_interval": ALIVE_S,
+        "keepalive_count_max": ALIVE_COUNT,
+        "encryption_algs": CIPHERS,
+    }
+    if location.port != 22:
+        given["port"] = location.port
+    if location.known_hosts:
+        given["known_hosts"] = location.known_hosts.encode()
+    credentials = location.credentials
+    if credentials is None:
+        return given
+    given |= {"agent_path": None, "client_keys": None}
+    if credentials.username:
+        given["username"] = credentials.username
+    if credentials.password is not None:
+        given["password"] = credentials.password.reveal()
+    if credentials.private_key is not None:
+        try:
+            given["client_keys"] = [asyncssh.import_private_key(credentials.private_key.reveal())]
+        except (asyncssh.KeyImportError, asyncssh.KeyEncryptionError) as error:
+            raise InvalidManifest(
+                f"the Secret's ssh-privatekey is no private key that can be used: {error} (one without a passphrase,"
+                " as ssh-keygen -N '' makes it)"
+            ) from None
+    return given

@@ -1,0 +1,907 @@
+"""The file system that is served (ops.Filesystem) over an SFTP connection.
+
+The server decides everything, by path, as the user who logged in. The kernel keeps names and attributes for their time
+to live and a file's pages until the next open; nothing else is remembered, but for what an open file needs.
+
+Threads: methods are called by the loop, what they give as Blocking runs on workers, and what is said to the server on
+the connection's thread. One lock covers the nodes and the table of open files; it is never held while the server is
+waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import stat
+import struct
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import asyncssh
+from asyncssh import SFTPAttrs, SFTPClient
+
+from datastore.errors import StoreError
+from datastore.logs import fields
+
+from ..fileserver import END_S, NAME_MAX, FileServerFilesystem
+from ..ops import (
+    NOW,
+    ROOT_INO,
+    Attr,
+    AttrReply,
+    Blocking,
+    Caller,
+    DirBudget,
+    DirEntry,
+    Entry,
+    Fh,
+    FSError,
+    Ino,
+    Notifier,
+    OpenDirReply,
+    OpenReply,
+    OpenRequest,
+    Reply,
+    SetAttr,
+    StatFs,
+)
+from ..state.opens import OpenTable
+from .connection import Connection, SFTPFailed
+from .nodes import HIDDEN, Node, Nodes
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+SECOND_NS = 1_000_000_000
+LATEST_S = (1 << 32) - 1
+"""Version 3 has 32 bits for the seconds of a time; what is out of range becomes the nearest one."""
+LINE = struct.Struct("<IIIIIQ")
+"""Behind the name of a packed line and a zero byte: mode, uid, gid, atime, mtime, size."""
+LINE_BYTES = 64
+"""Of an object of Python's, and its place in a list."""
+UNKNOWN_INO = Ino(0xFFFFFFFF)
+"""In a directory's lines, of what the kernel has not looked up."""
+
+
+class Owner(NamedTuple):
+    """Who is shown as the owner of what the login owns. remote_uid None: it can't be told who owns what there, so
+    that everything is the login's."""
+
+    uid: int
+    gid: int
+    remote_uid: int | None
+    remote_gid: int
+
+
+class Handle:
+    """An open file. file: on `session`; it is opened again, by its path, on the next one."""
+
+    def __init__(self, node: Node, flags: int) -> None:
+        self.node = node
+        self.flags = flags
+        self.session: SFTPClient | None = None
+        self.file: asyncssh.SFTPClientFile | None = None
+        self.opening = asyncio.Lock()
+
+
+class _Listing:
+    """A directory that is being read: its lines in the order of names, each packed, because there may be millions."""
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] | None = None
+        self.read_at = 0.0
+        self.closed = False
+        self.bytes = 0
+        """What they take of this process's memory."""
+
+
+class SFTPFilesystem(FileServerFilesystem):
+    """One directory. state: where a successor finds what the kernel knows and what is open.
+
+    ttl_s: how long the kernel may believe names and attributes. group: everything is shown as of this group, which may
+    do what the owner may; None: as it is. resumed: the kernel goes on with what it knew from a server that died.
+    listing_bytes: of memory for the directories that are being read, all together.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        state: Path,
+        *,
+        ttl_s: float,
+        group: int | None,
+        limit: int,
+        listing_bytes: int,
+        resumed: bool,
+    ) -> None:
+        self.connection = connection
+        self._nodes = Nodes(state, limit, os.fsencode(connection.location.path))
+        super().__init__(self._nodes, threading.Condition(), ttl_s=ttl_s, group=group)
+        self._owner: Owner | None = None
+        self._table = OpenTable(state / "opens")
+        self._handles: dict[int, Handle] = {}
+        self._listings: dict[int, _Listing] = {}
+        self._listing_bytes = listing_bytes
+        self._next_fh = time.time_ns()  # never one that an earlier server gave out
+        self._left: list[bytes] = []
+        """Paths of files that were removed while they were open, in a mount that was never unmounted."""
+        if resumed:
+            self._resume()
+        else:
+            self._table.clear()
+            self._left = self._nodes.begin()
+
+    def _resume(self) -> None:
+        self._nodes.resume()
+        for opened in self._table.load():
+            node = self._nodes.by_ino.get(opened.ino)
+            if node is None:
+                self._table.remove(opened.fh)
+                continue
+            self._handles[opened.fh] = Handle(node, opened.flags)
+            node.opens += 1
+
+    # -- life
+
+    def start(self, notifier: Notifier) -> None:
+        """See ops.Filesystem."""
+        self._notifier = notifier
+        hidden = [node for node in self._nodes.by_ino.values() if node.hidden and node.parent is not None]
+        for node in hidden:
+            node.opens += 1  # so that it is known until its other name is looked at, though the kernel forgets it
+        if self._left or hidden:
+            threading.Thread(target=self._tidy, args=(hidden,), name="sftp-tidy", daemon=True).start()
+
+    def _tidy(self, hidden: list[Node]) -> None:
+        """After a death: what was being removed while it was open has one of two names."""
+        for path in self._left:
+            self._remove_hidden(path)
+        for node in hidden:
+            directory, other = node.parent, self._nodes.hidden_name(node)
+            if directory is not None and node.hidden and self._is_there(directory, other):
+                with self._lock:
+                    self._nodes.move(node, directory, other, HIDDEN)
+            self._end_open(node)
+
+    def stop(self) -> None:
+        """See ops.Filesystem."""
+        self.connection.outage_s = END_S
+        for node in [node for node in self._nodes.by_ino.values() if node.hidden and node.parent is not None]:
+            self._remove_hidden(self._nodes.hidden_path(node))
+        self.connection.stop()
+
+    def _remove_hidden(self, path: bytes) -> None:
+        """Remove the other name of a file. It stays when that fails, until the next mount."""
+        try:
+            self.connection.call("remove", lambda sftp, _: sftp.remove(path))
+        except (OSError, StoreError) as error:
+            if getattr(error, "errno", None) != errno.ENOENT:
+                log.warning("a removed file keeps its other name", extra=fields(path=path, error=error))
+
+    # -- asking
+
+    def _ask(
+        self,
+        what: str,
+        node: Node,
+        call: Callable[[SFTPClient, bytes, bool], Awaitable[T]],
+        name: bytes | None = None,
+    ) -> T:
+        """call(session, path of the node or of this name in it, whether it may have been done already).
+
+        Again when "no such file" came because a directory above has another name now.
+        """
+
+        async def asked(sftp: SFTPClient, repeated: bool) -> T:
+            while True:
+                path = self._nodes.path(node, name)
+                try:
+                    return await call(sftp, path, repeated)
+                except asyncssh.SFTPNoSuchFile:
+                    if self._nodes.path(node, name) == path:
+                        raise
+
+        return self.connection.call(what, asked)
+
+    def _lstat(self, node: Node, name: bytes | None = None) -> SFTPAttrs:
+        return self._ask("lstat", node, lambda sftp, path, _: sftp.lstat(path), name)
+
+    def _is_there(self, directory: Node, name: bytes) -> bool:
+        try:
+            self._lstat(directory, name)
+        except SFTPFailed:
+            return False
+        return True
+
+    def owner(self) -> Owner:
+        """Who logged in. Errors: StoreError.
+
+        SFTP does not tell; it is who owns the directory in which a session begins. Root owns that of an account that
+        is shut into a directory (ChrootDirectory), which tells nothing.
+        """
+        if self._owner is None:
+            home = self.connection.call("lstat", lambda sftp, _: sftp.stat(b"."))
+            user = self.connection.username()
+            known = home.uid or (0 if user == "root" and os.getuid() == 0 else None)
+            self._owner = Owner(os.getuid(), os.getgid(), known, home.gid or 0)
+        return self._owner
+
+    def _attr(self, node: Node, given: SFTPAttrs) -> Attr:
+        owner, mode = self.owner(), given.permissions or 0
+        uid, gid = given.uid or 0, given.gid or 0
+        if owner.remote_uid is None or uid == owner.remote_uid:
+            uid = owner.uid
+        elif not stat.S_ISLNK(mode):
+            # Which groups the login has it does not tell either: let the kernel pass to the server what it may refuse.
+            mode |= (mode & stat.S_IRWXG) >> 3
+        if owner.remote_uid is None or gid == owner.remote_gid:
+            gid = owner.gid
+        mode, gid = self._shown(mode, gid)
+        mtime_ns = (given.mtime or 0) * SECOND_NS
+        return Attr(
+            node.ino, mode, given.size or 0, 2 if stat.S_ISDIR(mode) else 1, uid, gid,
+            (given.atime or 0) * SECOND_NS, mtime_ns, mtime_ns,
+        )  # fmt: skip
+
+    def _saw(self, node: Node, given: SFTPAttrs) -> None:
+        """Attributes that the server told: when another client wrote, the kernel's pages are right no more."""
+        if node.kind == stat.S_IFREG:
+            seen, node.seen = node.seen, (given.mtime or 0, given.size or 0)
+            if seen is not None and seen != node.seen:
+                self._notifier.inval_inode(node.ino)
+
+    def _reply(self, node: Node, given: SFTPAttrs) -> AttrReply:
+        self._saw(node, given)
+        return AttrReply(self._attr(node, given), self._ttl_s)
+
+    def _entries(self, directory: Node, found: Sequence[tuple[bytes, SFTPAttrs]]) -> list[tuple[Node, Entry]]:
+        """The nodes of names, each with one lookup more."""
+        with self._lock:
+            nodes = self._nodes.look_up(directory, [(name, _kind(given)) for name, given in found])
+            surplus = self._nodes.surplus()
+        told = []
+        for node, (_, given) in zip(nodes, found, strict=True):
+            self._saw(node, given)
+            told.append((node, Entry(self._attr(node, given), self._ttl_s, self._ttl_s)))
+        if surplus:
+            self._notifier.release(surplus)
+        return told
+
+    # -- names
+
+    def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Reply[Entry]:
+        """See ops.Filesystem. The kernel asks for each name first, so that longer ones go no further."""
+        if len(name) > NAME_MAX:
+            raise FSError(errno.ENAMETOOLONG)
+        return Blocking(partial(self._lookup, self._nodes.get(parent), name))
+
+    def _lookup(self, directory: Node, name: bytes) -> Entry:
+        try:
+            given = self._lstat(directory, name)
+        except SFTPFailed as error:
+            if error.errno != errno.ENOENT:
+                raise
+            return Entry(None, self._ttl_s)
+        ((_, entry),) = self._entries(directory, [(name, given)])
+        return entry
+
+    def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Reply[Entry]:
+        """See ops.Filesystem; SFTP makes regular files only."""
+        if not stat.S_ISREG(mode):
+            raise FSError(errno.EPERM)
+        directory = self._nodes.get(parent)
+
+        def make() -> Entry:
+            handle = Handle(directory, os.O_WRONLY)
+            given = self._create_new(directory, name, mode, handle)
+            self._close(handle)
+            ((_, entry),) = self._entries(directory, [(name, given)])
+            return entry
+
+        return Blocking(make)
+
+    def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Reply[Entry]:
+        """See ops.Filesystem."""
+
+        async def make(sftp: SFTPClient, path: bytes, repeated: bool) -> SFTPAttrs:
+            try:
+                await sftp.mkdir(path, SFTPAttrs(permissions=mode & 0o7777))
+            except asyncssh.SFTPFailure:
+                if not repeated:
+                    raise
+            return await _with_mode(sftp, path, await sftp.lstat(path), mode)
+
+        return self._make("mkdir", parent, name, make)
+
+    def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Reply[Entry]:
+        """See ops.Filesystem."""
+
+        async def make(sftp: SFTPClient, path: bytes, repeated: bool) -> SFTPAttrs:
+            try:
+                await sftp.symlink(target, path)
+            except asyncssh.SFTPFailure:
+                if not repeated:
+                    raise
+            return await sftp.lstat(path)
+
+        return self._make("symlink", parent, name, make)
+
+    def _make(
+        self, what: str, parent: Ino, name: bytes, call: Callable[[SFTPClient, bytes, bool], Awaitable[SFTPAttrs]]
+    ) -> Blocking[Entry]:
+        directory = self._nodes.get(parent)
+
+        def make() -> Entry:
+            try:
+                given = self._ask(what, directory, call, name)
+            except SFTPFailed as error:
+                raise self._named(error, directory, name) from None
+            ((_, entry),) = self._entries(directory, [(name, given)])
+            return entry
+
+        return Blocking(make)
+
+    def _named(self, error: SFTPFailed, directory: Node, name: bytes) -> FSError:
+        """What a mere failure to make a name was: most often the name is taken, or there is no room."""
+        if not error.vague:
+            return error
+        return FSError(errno.EEXIST) if self._is_there(directory, name) else self._no_room(error, directory)
+
+    def _no_room(self, error: SFTPFailed, directory: Node) -> FSError:
+        """ENOSPC for a mere failure when the server's disk is full, which SFTP has no word for."""
+        if error.vague:
+            try:
+                space = self._statfs(directory)
+            except (OSError, StoreError):
+                return error
+            if space.blocks_free == 0 or (space.files and space.files_free == 0):
+                return FSError(errno.ENOSPC)
+        return error
+
+    def unlink(self, caller: Caller, parent: Ino, name: bytes) -> Reply[None]:
+        """See ops.Filesystem. What is open gets another name until it is closed."""
+        return Blocking(partial(self._unlink, self._nodes.get(parent), name))
+
+    def _unlink(self, directory: Node, name: bytes) -> None:
+        node = directory.children.get(name)
+        if node is not None and node.opens and node.kind == stat.S_IFREG:
+            if node.hidden == HIDDEN:
+                raise FSError(errno.EBUSY)  # its only name, as long as it is open
+            self._begin_open(node)  # so that it is not closed for good meanwhile
+            try:
+                self._hide(node, directory, name)
+            finally:
+                self._end_open(node)
+            return
+
+        async def remove(sftp: SFTPClient, path: bytes, repeated: bool) -> None:
+            try:
+                await sftp.remove(path)
+            except asyncssh.SFTPNoSuchFile:
+                if not repeated:
+                    raise
+
+        self._ask("remove", directory, remove, name)
+        self._gone(node)
+
+    def _gone(self, node: Node | None) -> None:
+        if node is not None:
+            with self._lock:
+                self._nodes.detach(node)
+
+    def _hide(self, node: Node, directory: Node, name: bytes) -> None:
+        """Give an open file another name until its last close."""
+        other = self._nodes.hidden_name(node)
+        with self._lock:
+            self._nodes.hide(node)
+        try:
+            self._move("rename", directory, name, directory, other)
+        except SFTPFailed as error:
+            if error.errno != errno.ENOENT or not self._is_there(directory, other):  # a server that died had done it
+                node.hidden = ""
+                raise
+        with self._lock:
+            self._nodes.move(node, directory, other, HIDDEN)
+
+    def _show(self, node: Node, directory: Node, name: bytes) -> None:
+        """Give it its name back: what was to replace it could not."""
+        self._move("rename", directory, node.name, directory, name)
+        with self._lock:
+            self._nodes.move(node, directory, name)
+
+    def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> Reply[None]:
+        """See ops.Filesystem."""
+        return Blocking(partial(self._rmdir, self._nodes.get(parent), name))
+
+    def _rmdir(self, directory: Node, name: bytes) -> None:
+        async def remove(sftp: SFTPClient, path: bytes, repeated: bool) -> None:
+            try:
+                await sftp.rmdir(path)
+            except asyncssh.SFTPNoSuchFile:
+                if not repeated:
+                    raise
+            except asyncssh.SFTPFailure:
+                async for line in sftp.scandir(path):
+                    if line.filename not in (b".", b".."):
+                        raise FSError(errno.ENOTEMPTY) from None
+                raise
+
+        self._ask("rmdir", directory, remove, name)
+        self._gone(directory.children.get(name))
+
+    def rename(
+        self, caller: Caller, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int
+    ) -> Reply[None]:
+        """See ops.Filesystem."""
+        if flags & ~1:
+            raise FSError(errno.EINVAL)
+        directories = self._nodes.get(parent), self._nodes.get(new_parent)
+        return Blocking(partial(self._rename, *directories, name, new_name, bool(flags)))
+
+    def _rename(self, old: Node, new: Node, name: bytes, new_name: bytes, no_replace: bool) -> None:
+        if no_replace:
+            self._move("rename-new", old, name, new, new_name)
+        else:
+            replaced = new.children.get(new_name)
+            if replaced is not None and replaced.opens and replaced.kind == stat.S_IFREG:
+                self._replace_open(replaced, old, name, new, new_name)
+            else:
+                self._move("rename", old, name, new, new_name)
+        self._renamed(old, name, new, new_name)
+
+    def _renamed(self, old: Node, name: bytes, new: Node, new_name: bytes) -> None:
+        with self._lock:
+            node = old.children.get(name)
+            if node is not None:
+                self._nodes.move(node, new, new_name)
+            elif (shown := new.children.get(new_name)) is not None:
+                self._nodes.detach(shown)
+
+    def renamed_before(self, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes) -> Reply[None]:
+        """See ops.KnowsFilesByName."""
+        old, new = self._nodes.get(parent), self._nodes.get(new_parent)
+
+        def follow() -> None:
+            if name in old.children and self._is_there(new, new_name):
+                self._renamed(old, name, new, new_name)
+
+        return Blocking(follow)
+
+    def _replace_open(self, replaced: Node, old: Node, name: bytes, new: Node, new_name: bytes) -> None:
+        """What is open keeps another name; for a moment nothing has its own."""
+        if not self._is_there(old, name):
+            raise FSError(errno.ENOENT)
+        self._begin_open(replaced)
+        try:
+            self._hide(replaced, new, new_name)
+            try:
+                self._move("rename", old, name, new, new_name)
+            except (OSError, StoreError):
+                self._show(replaced, new, new_name)
+                raise
+        finally:
+            self._end_open(replaced)
+
+    def _move(self, what: str, old: Node, name: bytes, new: Node, new_name: bytes) -> None:
+        """Version 3's own rename refuses a name that is taken; the extension replaces it."""
+
+        async def move(sftp: SFTPClient, path: bytes, repeated: bool) -> None:
+            to = self._nodes.path(new, new_name)
+            try:
+                await (sftp.posix_rename(path, to) if what == "rename" else sftp.rename(path, to))
+            except asyncssh.SFTPNoSuchFile:
+                if not repeated:
+                    raise
+
+        try:
+            self._ask(what, old, move, name)
+        except SFTPFailed as error:
+            if not error.vague or not self._is_there(new, new_name):
+                raise
+            if what != "rename":
+                raise FSError(errno.EEXIST) from None
+            raise self._why_not_replaced(error, old, name, new, new_name) from None
+
+    def _why_not_replaced(self, error: SFTPFailed, old: Node, name: bytes, new: Node, new_name: bytes) -> FSError:
+        from_directory = _kind(self._lstat(old, name)) == stat.S_IFDIR
+        to_directory = _kind(self._lstat(new, new_name)) == stat.S_IFDIR
+        if from_directory and to_directory:
+            return FSError(errno.ENOTEMPTY)
+        if from_directory:
+            return FSError(errno.ENOTDIR)
+        return FSError(errno.EISDIR) if to_directory else error
+
+    def link(self, caller: Caller, ino: Ino, new_parent: Ino, new_name: bytes) -> Reply[Entry]:
+        """EOPNOTSUPP: SFTP does not tell which two names are one file."""
+        raise FSError(errno.EOPNOTSUPP)
+
+    def readlink(self, ino: Ino) -> Reply[bytes]:
+        """See ops.Filesystem."""
+        return Blocking(partial(self._ask, "readlink", self._nodes.get(ino), lambda sftp, path, _: sftp.readlink(path)))
+
+    # -- attributes
+
+    def getattr(self, ino: Ino, fh: Fh) -> Reply[AttrReply]:
+        """See ops.Filesystem."""
+        node, handle = self._nodes.get(ino), self._handles.get(fh)
+
+        def ask() -> AttrReply:
+            if handle is not None:
+                return self._reply(node, self._on(handle, "fstat", lambda file: file.stat()))
+            return self._reply(node, self._lstat(node))
+
+        return Blocking(ask)
+
+    def setattr(self, caller: Caller, ino: Ino, fh: Fh, changes: SetAttr) -> Reply[AttrReply]:
+        """See ops.Filesystem."""
+        return Blocking(partial(self._set, self._nodes.get(ino), self._handles.get(fh), changes))
+
+    def _set(self, node: Node, handle: Handle | None, changes: SetAttr) -> AttrReply:
+        owner = self.owner()
+
+        async def change(sftp: SFTPClient, path: bytes, repeated: bool) -> SFTPAttrs:
+            follow = node.kind != stat.S_IFLNK
+            if changes.size is not None:
+                if handle is not None:
+                    await (await self._file(handle, sftp)).setstat(SFTPAttrs(size=changes.size))
+                else:
+                    await sftp.setstat(path, SFTPAttrs(size=changes.size))
+            wanted = _attributes(changes, await sftp.lstat(path), owner)
+            if wanted is not None:
+                await sftp.setstat(path, wanted, follow_symlinks=follow)
+            return await sftp.lstat(path)
+
+        if changes.size is not None:
+            node.seen = None
+        try:
+            given = self._ask("setstat", node, change)
+        except SFTPFailed as error:
+            if error.errno == errno.EACCES and changes.size is None:
+                raise FSError(errno.EPERM) from None  # chmod(2), chown(2): not the owner
+            raise self._no_room(error, node) from None
+        return self._reply(node, given)
+
+    def statfs(self, ino: Ino) -> Reply[StatFs]:
+        """See ops.Filesystem; by the extension statvfs@openssh.com."""
+        return Blocking(partial(self._statfs, self._nodes.get(ino)))
+
+    def _statfs(self, node: Node) -> StatFs:
+        given = self._ask("statvfs", node, lambda sftp, path, _: sftp.statvfs(path))
+        return StatFs(given.blocks, given.bavail, given.files, given.favail, given.frsize or given.bsize, given.namemax)
+
+    # -- files
+
+    def open(self, caller: Caller, ino: Ino, request: OpenRequest) -> Reply[OpenReply]:
+        """See ops.Filesystem. The kernel drops its pages: times are of whole seconds, so no other sign tells."""
+        return Blocking(partial(self._open, self._nodes.get(ino), request.flags))
+
+    def _open(self, node: Node, flags: int) -> OpenReply:
+        handle = Handle(node, flags)
+        truncate = asyncssh.FXF_TRUNC if flags & os.O_TRUNC else 0
+        self._begin_open(node)
+        try:
+            self.connection.call("open", lambda sftp, _: self._file(handle, sftp, truncate))
+            node.seen = None
+        except BaseException:
+            self._end_open(node)
+            raise
+        return OpenReply(self._add(handle))
+
+    def create(
+        self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest
+    ) -> Reply[tuple[Entry, OpenReply]]:
+        """See ops.Filesystem."""
+        directory = self._nodes.get(parent)
+
+        def make() -> tuple[Entry, OpenReply]:
+            handle = Handle(directory, request.flags)
+            try:
+                given = self._create_new(directory, name, mode, handle)
+            except FSError as error:
+                if error.errno != errno.EEXIST or request.flags & os.O_EXCL:
+                    raise
+                ((node, entry),) = self._entries(directory, [(name, self._lstat(directory, name))])
+                return entry, self._open(node, request.flags)
+            ((node, entry),) = self._entries(directory, [(name, given)])
+            handle.node = node
+            self._begin_open(node)
+            return entry, OpenReply(self._add(handle))
+
+        return Blocking(make)
+
+    def _create_new(self, directory: Node, name: bytes, mode: int, handle: Handle) -> SFTPAttrs:
+        """A file that must not be there, open as `handle`. Errors: EEXIST."""
+
+        async def make(sftp: SFTPClient, path: bytes, repeated: bool) -> SFTPAttrs:
+            flags = _access(handle.flags) | asyncssh.FXF_CREAT | (0 if repeated else asyncssh.FXF_EXCL)
+            handle.file = await sftp.open(path, flags, SFTPAttrs(permissions=mode & 0o7777), encoding=None)
+            handle.session = sftp
+            return await _with_mode(sftp, path, await handle.file.stat(), mode)
+
+        try:
+            return self._ask("create", directory, make, name)
+        except SFTPFailed as error:
+            raise self._named(error, directory, name) from None
+
+    async def _file(self, handle: Handle, sftp: SFTPClient, more: int = 0) -> asyncssh.SFTPClientFile:
+        """The file of a handle on this session."""
+        async with handle.opening:
+            if handle.session is not sftp or handle.file is None:
+                node, flags = handle.node, _access(handle.flags) | more
+                try:
+                    handle.file = await sftp.open(self._nodes.path(node), flags, encoding=None)
+                except asyncssh.SFTPNoSuchFile:
+                    if not node.hidden:
+                        raise
+                    handle.file = await sftp.open(self._nodes.hidden_path(node), flags, encoding=None)
+                handle.session = sftp
+            return handle.file
+
+    def _on(
+        self,
+        handle: Handle,
+        what: str,
+        call: Callable[[asyncssh.SFTPClientFile], Awaitable[T]],
+        sent: int = 0,
+    ) -> T:
+        async def asked(sftp: SFTPClient, repeated: bool) -> T:
+            return await call(await self._file(handle, sftp))
+
+        return self.connection.call(what, asked, sent=sent)
+
+    def _begin_open(self, node: Node) -> None:
+        with self._lock:
+            node.opens += 1
+
+    def _end_open(self, node: Node) -> None:
+        """The last one of a removed file removes its other name; until then the file is known."""
+        with self._lock:
+            if node.hidden != HIDDEN or node.opens > 1 or node.parent is None:
+                node.opens -= 1
+                self._nodes.let_go(node)
+                return
+            path = self._nodes.path(node)
+        self._remove_hidden(path)
+        with self._lock:
+            node.opens -= 1
+            self._nodes.detach(node)
+            self._nodes.let_go(node)
+
+    def _add(self, handle: Handle) -> Fh:
+        with self._lock:
+            fh = Fh(self._next_fh)
+            self._next_fh += 1
+            self._handles[fh] = handle
+            self._table.add(fh, handle.node.ino, handle.flags, "", 0)
+        return fh
+
+    def _handle(self, ino: Ino, fh: Fh, flags: int) -> tuple[Handle, bool]:
+        """The handle, and whether it is for this call only: an unknown one is answered by the inode."""
+        handle = self._handles.get(fh)
+        return (handle, False) if handle is not None else (Handle(self._nodes.get(ino), flags), True)
+
+    def release(self, ino: Ino, fh: Fh) -> Reply[None]:
+        """See ops.Filesystem."""
+        with self._lock:
+            handle = self._handles.pop(fh, None)
+            self._table.remove(fh)
+        return None if handle is None else Blocking(partial(self._release, handle))
+
+    def _release(self, handle: Handle) -> None:
+        node = handle.node
+        try:
+            self._close(handle)
+        finally:
+            self._end_open(node)
+
+    def _close(self, handle: Handle) -> None:
+        async def close(sftp: SFTPClient, repeated: bool) -> None:
+            if handle.session is sftp and handle.file is not None:
+                await handle.file.close()
+
+        self.connection.call("close", close)
+
+    def read(self, ino: Ino, fh: Fh, offset: int, size: int) -> Reply[bytes | bytearray | memoryview]:
+        """See ops.Filesystem. asyncssh asks for all parts of it at once."""
+
+        def ask() -> bytes:
+            handle, passing = self._handle(ino, fh, os.O_RDONLY)
+            try:
+                content: bytes = self._on(handle, "read", lambda file: file.read(size, offset))  # type: ignore[assignment]
+                return content
+            finally:
+                if passing:
+                    self._close(handle)
+
+        return Blocking(ask)
+
+    def write(self, ino: Ino, fh: Fh, offset: int, payload: memoryview, kill_suidgid: bool) -> Reply[int]:
+        """See ops.Filesystem; the server drops setuid and setgid by itself."""
+
+        def send() -> int:
+            handle, passing = self._handle(ino, fh, os.O_WRONLY)
+            node, content = handle.node, bytes(payload)
+            node.seen = None
+            try:
+                self._on(handle, "write", lambda file: file.write(content, offset), sent=len(content))
+            except SFTPFailed as error:
+                raise self._no_room(error, node) from None
+            finally:
+                node.seen = None
+                if passing:
+                    self._close(handle)
+            return len(content)
+
+        return Blocking(send)
+
+    def flush(self, ino: Ino, fh: Fh) -> Reply[None]:
+        """See ops.Filesystem: the server has every write that was answered."""
+        return None
+
+    def fsync(self, ino: Ino, fh: Fh, datasync: bool) -> Reply[None]:
+        """See ops.Filesystem; by the extension fsync@openssh.com. EOPNOTSUPP of a server without it."""
+        handle = self._handles.get(fh)
+        return None if handle is None else Blocking(partial(self._on, handle, "fsync", lambda file: file.fsync()))
+
+    # -- directories
+
+    def opendir(self, caller: Caller, ino: Ino) -> Reply[OpenDirReply]:
+        """See ops.Filesystem."""
+        self._nodes.get(ino)
+        with self._lock:
+            fh = Fh(self._next_fh)
+            self._next_fh += 1
+        self._listings[fh] = _Listing()
+        return OpenDirReply(fh)
+
+    def readdir(self, ino: Ino, fh: Fh, offset: int, budget: DirBudget, plus: bool) -> Reply[Sequence[DirEntry]]:
+        """See ops.Filesystem. A cursor is a place in the order of names, and SFTP has none, so all names are read at
+        the first call. ENOMEM where they are more than there is memory for."""
+        listing = self._listings.setdefault(fh, _Listing())  # of a process that died: it is read anew
+        return Blocking(partial(self._readdir, self._nodes.get(ino), listing, offset, budget, plus))
+
+    def _readdir(self, node: Node, listing: _Listing, offset: int, budget: DirBudget, plus: bool) -> Sequence[DirEntry]:
+        lines = listing.lines
+        if lines is None or offset == 0:
+            lines = self._list(node, listing)
+        taken, shown = offset, []
+        while taken < len(lines) and budget.take(len(lines[taken]) - LINE.size - 1):
+            shown.append(_unpacked(lines[taken]))
+            taken += 1
+        fresh = plus and time.monotonic() - listing.read_at <= self._ttl_s
+        told = [line for line in shown if fresh and self._to_tell(node, line[0])]
+        entries = {name: entry for (name, _), (_, entry) in zip(told, self._entries(node, told), strict=True)}
+        return [
+            self._line(node, name, given, number, entries.get(name))
+            for number, (name, given) in enumerate(shown, offset + 1)
+        ]
+
+    def _list(self, node: Node, listing: _Listing) -> list[bytes]:
+        """Read a directory anew. Errors: ENOMEM."""
+        self._let_go(listing)
+
+        async def scan(sftp: SFTPClient, path: bytes, repeated: bool) -> list[bytes]:
+            self._let_go(listing)
+            lines = []
+            async for found in sftp.scandir(path):
+                lines.append(_packed(_as_bytes(found.filename), found.attrs))
+                size = LINE_BYTES + len(lines[-1])
+                with self._lock:
+                    listing.bytes += size
+                    self._listing_bytes -= size
+                    full = self._listing_bytes < 0
+                if full:
+                    log.error(
+                        "a directory has too many names to be listed; --memory lets more be",
+                        extra=fields(path=path, names=len(lines)),
+                    )
+                    raise FSError(errno.ENOMEM)
+            return lines
+
+        try:
+            lines = self._ask("readdir", node, scan)
+        except BaseException:
+            self._let_go(listing)
+            raise
+        lines.sort()
+        listing.lines, listing.read_at = lines, time.monotonic()
+        if listing.closed:  # by who did not want to wait for it
+            self._let_go(listing)
+        return lines
+
+    def _let_go(self, listing: _Listing) -> None:
+        with self._lock:
+            self._listing_bytes += listing.bytes
+            listing.lines, listing.bytes = None, 0
+
+    @staticmethod
+    def _to_tell(directory: Node, name: bytes) -> bool:
+        """Whether a line's attributes are for the kernel; not of a file that we may be writing."""
+        node = directory.children.get(name)
+        return name not in (b".", b"..") and not (node is not None and node.opens)
+
+    @staticmethod
+    def _line(directory: Node, name: bytes, given: SFTPAttrs, cursor: int, entry: Entry | None) -> DirEntry:
+        if entry is not None and entry.attr is not None:
+            ino = entry.attr.ino
+        elif name == b".":
+            ino = directory.ino
+        elif name == b"..":
+            ino = directory.parent.ino if directory.parent is not None else ROOT_INO
+        else:
+            known = directory.children.get(name)
+            ino = known.ino if known is not None else UNKNOWN_INO
+        return DirEntry(name, ino, _kind(given), cursor, entry)
+
+    def releasedir(self, ino: Ino, fh: Fh) -> None:
+        """See ops.Filesystem."""
+        listing = self._listings.pop(fh, None)
+        if listing is not None:
+            listing.closed = True
+            self._let_go(listing)
+
+
+def _kind(given: SFTPAttrs) -> int:
+    return stat.S_IFMT(given.permissions or 0) or stat.S_IFREG
+
+
+def _as_bytes(name: str | bytes) -> bytes:
+    return name if isinstance(name, bytes) else os.fsencode(name)
+
+
+def _packed(name: bytes, given: SFTPAttrs) -> bytes:
+    """A line of a directory, such that lines are in the order of names: those have no zero byte."""
+    numbers = (given.permissions, given.uid, given.gid, given.atime, given.mtime, given.size)
+    return name + b"\0" + LINE.pack(*(number or 0 for number in numbers))
+
+
+def _unpacked(line: bytes) -> tuple[bytes, SFTPAttrs]:
+    at = len(line) - LINE.size
+    mode, uid, gid, atime, mtime, size = LINE.unpack_from(line, at)
+    return line[: at - 1], SFTPAttrs(permissions=mode, uid=uid, gid=gid, atime=atime, mtime=mtime, size=size)
+
+
+def _access(flags: int) -> int:
+    return {
+        os.O_RDONLY: asyncssh.FXF_READ,
+        os.O_WRONLY: asyncssh.FXF_WRITE,
+        os.O_RDWR: asyncssh.FXF_READ | asyncssh.FXF_WRITE,
+    }[flags & os.O_ACCMODE]
+
+
+async def _with_mode(sftp: SFTPClient, path: bytes, given: SFTPAttrs, mode: int) -> SFTPAttrs:
+    """The attributes of something new with the mode that was asked for, of which the server's umask may have taken."""
+    missing = mode & 0o777 & ~(given.permissions or 0)
+    if not missing:
+        return given
+    await sftp.setstat(path, SFTPAttrs(permissions=(given.permissions or 0) & 0o7777 | mode & 0o777))
+    return await sftp.lstat(path)
+
+
+def _attributes(changes: SetAttr, present: SFTPAttrs, owner: Owner) -> SFTPAttrs | None:
+    """What is to be changed beside the size; version 3 sets both owner and group, and both times, or none."""
+    wanted = SFTPAttrs()
+    if changes.mode is not None:
+        wanted.permissions = changes.mode & 0o7777
+    if changes.uid is not None or changes.gid is not None:
+        theirs = owner.remote_uid if owner.remote_uid is not None else present.uid
+        uid = theirs if changes.uid == owner.uid else changes.uid
+        gid = owner.remote_gid if changes.gid == owner.gid else changes.gid
+        wanted.uid, wanted.gid = (present.uid if uid is None else uid), (present.gid if gid is None else gid)
+    if changes.atime_ns is not None or changes.mtime_ns is not None:
+        wanted.atime = _seconds(changes.atime_ns, present.atime)
+        wanted.mtime = _seconds(changes.mtime_ns, present.mtime)
+    nothing = wanted.permissions is None and wanted.uid is None and wanted.atime is None
+    return None if nothing else wanted
+
+
+def _seconds(wanted_ns: int | None, present: int | None) -> int:
+    if wanted_ns is None:
+        return present or 0
+    return min(max(int(time.time()) if wanted_ns == NOW else wanted_ns // SECOND_NS, 0), LATEST_S)

@@ -1,0 +1,354 @@
+"""Many requests by one thread: one at a time on each of several connections.
+
+A thread for each request costs many times the processor. A server that takes long for an answer, or is far away, is
+asked on more connections side by side.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from datastore.errors import DeadlineExceeded, StoreError, Unreachable
+
+from .beside import Beside
+from .connections import Connections
+from .errors import connection_words
+from .http1 import HEAD_BYTES, NOT_NOW, Connection, Heard, HungUp, NotHttp, heard
+from .messages import Answer
+
+_LANES_MIN = 2
+_LANE_S = 0.0005
+"""One connection more for each such time that the server takes for an answer."""
+_HICCUP = 4
+"""What took so many times as long as it should counts as no longer."""
+_STRIKES = 3
+"""So many requests without an answer, and the endpoint is given up for this time."""
+_TICK_S = 0.25
+"""How often it is looked who is late."""
+_ROOM_BYTES = 4 << 10
+"""For the head of an answer; S3's have 1 to 2 KiB."""
+_RECORD_BYTES = 16 << 10
+"""What TLS hands out at once; asking for more costs the clearing of that."""
+
+
+class Question(NamedTuple):
+    """A request without a body. number: the asker's; head: as it is sent; body_bytes: of its answer, None: it has none.
+
+    An answer with a body is taken if it is 200 and as long as that.
+    """
+
+    number: int
+    head: bytes
+    body_bytes: int | None = None
+
+
+Feed = Callable[[], Question | None]
+"""The next question, asked for whenever a connection is free; None: there is no other one now. Errors: StoreError,
+which ends everything."""
+Take = Callable[[int, Answer | StoreError | None], None]
+"""Once for each question: the answer, or why there is none; None: the server answered something else than a body of the
+right length. What it raises ends everything."""
+
+
+class FanOut:
+    """What is known of one endpoint: how long it takes for an answer. Threads: any."""
+
+    def __init__(self, connections: Connections, clock: Callable[[], float] = time.monotonic) -> None:
+        self.connections = connections
+        self.clock = clock
+        self._answer_s = 0.0
+        """The way there and back, and the server's time; 0: not known yet."""
+
+    def ask(self, feed: Feed, take: Take) -> StoreError | None:
+        """Ask until there is no question left and all are answered; or why no more were taken from `feed`.
+
+        Each wait is bounded as in Transport.send.
+        """
+        return _Run(self, feed, take).run()
+
+    @property
+    def lanes(self) -> int:
+        """Connections at once."""
+        wanted = math.ceil(self._answer_s / _LANE_S)
+        return min(max(_LANES_MIN, wanted), self.connections.limits.connections)
+
+    def paced(self, seconds: float) -> None:
+        """So long the first answer took: what was asked later may have waited for our own requests.
+
+        What took long once was in the way of something else; what did not shows what can be done.
+        """
+        known = self._answer_s
+        self._answer_s = (
+            known + (0.1 if seconds > known else 0.5) * (min(seconds, _HICCUP * known) - known) if known else seconds
+        )
+
+
+class _Lane:
+    """A connection, and what has come of the answer to its question."""
+
+    __slots__ = ("body", "connection", "fd", "filled", "found", "heard_at", "held", "kept", "question", "sent_at")
+
+    def __init__(self, connection: Connection, *, kept: bool) -> None:
+        """kept: it lay idle, so the server may have given it up; so it is as long as nothing has come."""
+        connection.unlimit()
+        self.connection = connection
+        self.fd = connection.fileno()
+        self.kept = kept
+
+    def begin(self, question: Question, now: float) -> None:
+        """Send it; before that there is nothing to receive. Errors: OSError."""
+        self.question = question
+        self.sent_at = self.heard_at = now
+        self.held, self.filled = b"", 0
+        self.found: Heard | None = None
+        self.body: bytearray | None = None
+        if self.connection.sock.send(question.head) < len(question.head):
+            raise BlockingIOError("a request does not fit into an idle connection")
+
+    def receive(self, now: float) -> Answer | None:
+        """What has come by now; the answer when it is whole. Errors: OSError, NotHttp, HungUp."""
+        sock, secure = self.connection.sock, self.connection.secure
+        while True:
+            try:
+                if self.body is not None:
+                    count = sock.recv_into(memoryview(self.body)[self.filled :])
+                    self.filled += count
+                else:
+                    piece = sock.recv(_RECORD_BYTES if secure else self._room())
+                    count = len(piece)
+                    self.held = self.held + piece if self.held else piece
+            except NOT_NOW:
+                return None
+            if not count:
+                raise HungUp("the server hung up before the end of its answer")
+            self.kept, self.heard_at = False, now
+            answer = self._read()
+            if answer is not None:
+                return answer
+            if not secure:  # epoll tells of the rest; of what TLS holds it does not
+                return None
+
+    def _room(self) -> int:
+        return (self.question.body_bytes or 0) + _ROOM_BYTES
+
+    def _read(self) -> Answer | None:
+        if self.found is None:
+            self.found = heard(self.held, 0)
+            while self.found is not None and self.found.is_interim:
+                if self.found.end > HEAD_BYTES:
+                    raise NotHttp("interim answers without an end")
+                self.held = self.held[self.found.end :]
+                self.found = heard(self.held, 0)
+        found, expected = self.found, self.question.body_bytes
+        if found is None:
+            return None
+        if expected is None or not self.is_plain:
+            return Answer(found.status, found.fields, b"")
+        if self.body is None:
+            body = memoryview(self.held)[found.end :]
+            self.filled = len(body)
+            if self.filled >= expected:
+                return Answer(found.status, found.fields, body[:expected])
+            self.body = bytearray(expected)
+            self.body[: self.filled] = body
+        return Answer(found.status, found.fields, self.body) if self.filled == expected else None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the answer is one that the question is about."""
+        found = self.found
+        if found is None:
+            return False
+        return self.question.body_bytes is None or (found.status, found.length) == (200, self.question.body_bytes)
+
+    @property
+    def goes_on(self) -> bool:
+        """After the answer: nothing else came, and the connection can be used again."""
+        assert self.found is not None
+        body_bytes = self.question.body_bytes or 0
+        exact = self.body is not None or len(self.held) == self.found.end + body_bytes
+        return exact and self.found.goes_on and self.is_plain
+
+
+class _Run:
+    """One call of ask(). INVARIANT each lane has a place of its own, and a question."""
+
+    def __init__(self, known: FanOut, feed: Feed, take: Take) -> None:
+        self._known = known
+        self._connections = known.connections
+        self._feed = feed
+        self._take = take
+        self._again: deque[Question] = deque()
+        """What a kept connection took that the server had given up meanwhile."""
+        self._lanes: dict[int, _Lane] = {}
+        self._poll = select.epoll()
+        self._beside = Beside(known.connections)
+        self._strikes = 0
+        self._paced = False
+        self._tick_s = min(_TICK_S, self._connections.limits.idle_s / 4)
+        self._looked_at = known.clock()
+        self._next: Question | None = None
+        """It has no lane yet."""
+
+    def run(self) -> StoreError | None:
+        """See FanOut.ask()."""
+        try:
+            while self._begin() or self._lanes:
+                self._wait()
+        except StoreError as error:
+            self._fail(error)
+            return error
+        finally:
+            self._end()
+        return None
+
+    # -- connections
+
+    def _begin(self) -> bool:
+        """Ask what there is, on as many connections as there is use for; whether a question still waits for one.
+
+        Errors: StoreError when there is no connection at all.
+        """
+        while self._look() and len(self._lanes) < self._known.lanes:
+            if self._lanes or self._beside.coming:
+                if len(self._lanes) + self._beside.coming >= self._known.lanes or self._beside.failed:
+                    break
+                if not self._connections.try_place():
+                    break
+            else:
+                self._connections.take_place()
+            kept = self._connections.take_idle()
+            if kept is None and (self._lanes or self._beside.coming):
+                new = self._beside.fd < 0
+                fd = self._beside.connect(self._known.clock() + self._connections.limits.call_s)
+                if new:
+                    self._poll.register(fd, select.EPOLLIN)
+                continue
+            self._add(kept or self._connect(), kept=kept is not None)
+        return self._next is not None
+
+    def _look(self) -> bool:
+        """Whether there is something to ask."""
+        if self._next is None:
+            self._next = self._again.popleft() if self._again else self._feed()
+        return self._next is not None
+
+    def _connect(self) -> Connection:
+        try:
+            return self._connections.connect(self._known.clock() + self._connections.limits.call_s)
+        except BaseException:
+            self._connections.leave_place()
+            raise
+
+    def _add(self, connection: Connection, *, kept: bool) -> None:
+        """A lane more, for the question that waits."""
+        lane = _Lane(connection, kept=kept)
+        if not self._look():
+            self._give_back(lane, keep=True)
+            return
+        self._lanes[lane.fd] = lane
+        self._poll.register(lane.fd, select.EPOLLIN)
+        self._send(lane)
+
+    def _send(self, lane: _Lane) -> None:
+        question, self._next = self._next, None
+        assert question is not None
+        try:
+            lane.begin(question, self._known.clock())
+        except OSError as error:
+            self._lost(lane, error)
+
+    def _drop(self, lane: _Lane, *, keep: bool) -> None:
+        self._poll.unregister(lane.fd)
+        del self._lanes[lane.fd]
+        self._give_back(lane, keep=keep)
+
+    def _give_back(self, lane: _Lane, *, keep: bool) -> None:
+        self._connections.give_back(lane.connection, keep=keep)
+        self._connections.leave_place()
+
+    def _end(self) -> None:
+        for lane in list(self._lanes.values()):
+            self._drop(lane, keep=False)
+        self._beside.end()
+        self._poll.close()
+
+    # -- answers
+
+    def _wait(self) -> None:
+        """Until something happens. Errors: StoreError when too much went wrong."""
+        ready = self._poll.poll(self._tick_s)
+        now = self._known.clock()
+        for fd, _ in ready:
+            lane = self._lanes.get(fd)
+            if lane is not None:
+                self._progress(lane, now)
+            elif fd == self._beside.fd:
+                for connection in self._beside.arrived():
+                    self._add(connection, kept=False)
+        if now >= self._looked_at + self._tick_s:
+            self._looked_at = now
+            for lane in [lane for lane in self._lanes.values() if now >= self._late_at(lane)]:
+                self._lost(lane, TimeoutError())
+
+    def _late_at(self, lane: _Lane) -> float:
+        """When its answer comes too late."""
+        limits = self._connections.limits
+        whole_s = limits.call_s + (lane.question.body_bytes or 0) / limits.body_floor
+        return min(lane.heard_at + limits.idle_s, lane.sent_at + whole_s)
+
+    def _progress(self, lane: _Lane, now: float) -> None:
+        try:
+            answer = lane.receive(now)
+        except (NotHttp, OSError) as error:
+            self._lost(lane, error)
+            return
+        if answer is None:
+            return
+        question = lane.question
+        if not self._paced:
+            self._paced = True
+            self._known.paced(now - lane.sent_at)
+        plain = lane.is_plain
+        lane.kept = True
+        try:
+            if not lane.goes_on:
+                self._drop(lane, keep=False)
+            elif self._look():
+                self._send(lane)  # first, so that the server has something to do meanwhile
+            else:
+                self._drop(lane, keep=True)
+        finally:
+            self._take(question.number, answer if plain else None)
+
+    def _lost(self, lane: _Lane, error: Exception) -> None:
+        """The connection broke, or is silent. Errors: StoreError, when that was once too often."""
+        question = lane.question
+        self._drop(lane, keep=False)
+        if lane.kept and not isinstance(error, TimeoutError):
+            self._again.append(question)
+            return
+        failure = self._failure(error)
+        self._take(question.number, failure)
+        self._strikes += 1
+        if self._strikes == _STRIKES:
+            raise failure from error
+
+    def _failure(self, error: Exception) -> StoreError:
+        where = self._connections.where()
+        if isinstance(error, TimeoutError):
+            return DeadlineExceeded(f"{where}: no answer in time to one of many requests")
+        return Unreachable(f"{where}: {connection_words(error)}")
+
+    def _fail(self, error: StoreError) -> None:
+        """None of the rest will be answered."""
+        left = [*(lane.question for lane in self._lanes.values()), *self._again]
+        if self._next is not None:
+            left.append(self._next)
+        for question in left:
+            self._take(question.number, error)

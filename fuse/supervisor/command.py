@@ -1,0 +1,99 @@
+"""The supervisor's process: reads a mount specification, makes the mount, says so, and stays.
+
+    python -m datastore.fuse [--builder module:function] [--guard FD] [--down-limit SECONDS] < mount specification
+
+It writes one JSON line to standard output, {"ready": true, ...} or {"error": line, "kind": class}. Nothing is mounted
+when it says error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from contextlib import suppress
+from typing import NoReturn
+
+from datastore import logs
+from datastore.api.mountspec import from_json
+from datastore.errors import DatastoreError, InvalidManifest
+
+from .guard import Guard
+from .process import DOWN_LIMIT_S, ENDING, EXIT_ERROR, UPGRADE, Supervisor
+from .serverprocess import BUILDERS, ServerProcess
+
+MAX_SPEC_BYTES = 8 << 20
+
+
+def _say(line: dict[str, object]) -> None:
+    """The one line on standard output. Errors: OSError when nobody reads it any more."""
+    os.write(sys.stdout.fileno(), json.dumps(line).encode() + b"\n")
+
+
+def _detach(supervisor: Supervisor) -> None:
+    """Leave the terminal and the caller: our output goes to the log."""
+    fd = os.open(supervisor.log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+    os.close(null)
+    os.chdir("/")
+
+
+def run(text: str, builder: str, guard: Guard | None, down_limit_s: float, first: ServerProcess | None) -> int:
+    """Make the mount and keep it; the exit code."""
+    if not text:  # who started us wants no mount after all
+        return EXIT_ERROR
+    try:
+        spec = from_json(text)
+        if not builder and spec.source.kind not in (*BUILDERS, "glusterfs"):
+            raise InvalidManifest(f"a mount server can't show {spec.source}: it shows {', '.join(BUILDERS)}, glusterfs")
+        if not builder and spec.source.kind == "glusterfs":
+            from .glusterfs import GlusterSupervisor  # here: other supervisors stay small
+
+            supervisor: Supervisor = GlusterSupervisor(spec, guard, first)
+        else:
+            supervisor = Supervisor(spec, builder or BUILDERS[spec.source.kind], guard, down_limit_s, first)
+        held = guard.adopted() if guard else None
+        if held is not None:
+            supervisor.adopt(held)
+        else:
+            supervisor.open()
+            supervisor.share()
+    except DatastoreError as error:
+        with suppress(OSError):
+            _say({"error": str(error), "kind": type(error).__name__})
+        return EXIT_ERROR
+    try:
+        _say(supervisor.report())
+    except OSError:  # who asked for the mount is gone: nobody would ever unmount it
+        supervisor.close()
+        return EXIT_ERROR
+    _detach(supervisor)
+    return supervisor.keep()
+
+
+def main(arguments: list[str], first: ServerProcess | None = None) -> NoReturn:
+    """The command line. first: a server that was started before we were imported; it ends when we do."""
+    parser = argparse.ArgumentParser(prog="python -m datastore.fuse")
+    parser.add_argument("--builder", default="", help="module:function (default: by the kind of the mount's source)")
+    parser.add_argument("--guard", type=int, default=-1, help="descriptor of a channel; supervisor/guard.py")
+    parser.add_argument(
+        "--down-limit",
+        type=float,
+        default=DOWN_LIMIT_S,
+        metavar="SECONDS",
+        help="callers wait so long for a new server; then they get EIO until one serves (default: %(default)s)",
+    )
+    options = parser.parse_args(arguments)
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING | {signal.SIGCHLD, UPGRADE})
+    with suppress(OSError):  # already the leader of a session or a group
+        os.setsid()
+    os.umask(0o077)
+    logs.setup()
+    guard = Guard(options.guard) if options.guard >= 0 else None
+    sys.exit(run(sys.stdin.read(MAX_SPEC_BYTES), options.builder, guard, options.down_limit, first))

@@ -1,0 +1,439 @@
+"""The supervisor of a GlusterFS volume: it runs the native client, and replaces one that died.
+
+The client (glusterfs(8)) speaks to the kernel itself, so nothing of a mount can be handed to the next client: programs
+that had files open there get ENOTCONN, and open them again. What is opened by path after the replacement works.
+
+A client mounts at a place that nobody sees. Only when the volume answers there it is bound to the mount point, over a
+dead one if there is one, so that no program ever finds an empty directory in its place.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from datastore import beneath
+from datastore.api.mountspec import MountSpec
+from datastore.api.source import GlusterFSLocation
+from datastore.controlclient import Answer
+from datastore.errors import (
+    AccessDenied,
+    DatastoreError,
+    InvalidManifest,
+    MountFailed,
+    NotFound,
+    Unreachable,
+    Unsupported,
+)
+from datastore.logs import fields
+
+from ..control import ControlServer, Operation, Progress, failed
+from ..kernel import device
+from .guard import Adopted, Guard
+from .mountfile import NAME
+from .process import WATCH_S, Supervisor
+from .serverprocess import ServerProcess
+
+log = logging.getLogger(__name__)
+
+PROGRAM = "glusterfs"
+CLIENT_LOG = "client.log"
+HIDDEN = "client"
+"""Below the state directory: where a client mounts."""
+MOUNT_TIMEOUT_S = 15.0
+"""For the volume's file from one of the servers, and for its bricks. The command gives a mount 20 s."""
+LOOK_S = 5.0
+"""How often the volume is looked at, for `status`; and how long a look may take before it counts as none."""
+KILLED_TIMEOUT_S = 5.0
+POLL_S = 0.02
+BACKOFF_FIRST_S, BACKOFF_LAST_S = 0.1, 5.0
+CONTROL_TIMEOUT_S = 60.0
+_TOLD = 8 << 10
+"""Of the end of a client's log, what may say why it ended."""
+
+
+def command(spec: MountSpec, place: Path) -> list[str]:
+    """The client's command line. No shell and no list of options sees what a user wrote."""
+    location = _location(spec)
+    words = [PROGRAM, "--no-daemon", "--process-name=fuse", *(f"--volfile-server={each}" for each in location.servers)]
+    words += [f"--volfile-id={location.volume}", f"--log-file={Path(spec.state_dir, CLIENT_LOG)}", "--log-level=INFO"]
+    if location.path.strip("/"):
+        words.append(f"--subdir-mount={location.path.rstrip('/')}")
+    if spec.read_only:
+        words.append("--read-only")
+    ttl_s = int(spec.metadata_ttl_s)
+    words += [f"--attribute-timeout={ttl_s}", f"--entry-timeout={ttl_s}", "--fuse-mountopts=nosuid,nodev"]
+    return [*words, str(place)]
+
+
+class GlusterSupervisor(Supervisor):
+    """One mount by the native client. Threads: the supervisor's one, those of its control socket, one that looks."""
+
+    def __init__(self, spec: MountSpec, guard: Guard | None = None, first: ServerProcess | None = None) -> None:
+        super().__init__(spec, "", guard, first=first)
+        self.standby.end()
+        self._hidden = self.state_dir / HIDDEN
+        self._client: subprocess.Popen[bytes] | None = None
+        self._client_pid = 0
+        self._stopping = False
+        self._began = time.monotonic()
+        self._silent: dict[str, Any] | None = None
+        self._control = ControlServer(self.state_dir)
+
+    # -- making the mount
+
+    def open(self) -> None:
+        """See Supervisor."""
+        if os.geteuid() != 0:
+            raise MountFailed("a GlusterFS volume is mounted by its own client, which needs root: use sudo")
+        self._claim()
+        options = self._options()
+        if not device.is_mounted(options.mountpoint):
+            beneath.restore(options.mountpoint, self.state_dir / beneath.NOTE_FILE)  # of a mount that crashed
+        device.check_mountpoint(options)
+        device.check_device()
+        try:
+            beneath_fd = os.open(options.mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._begin()
+            self.mounted = True
+            beneath.protect(beneath_fd, self.state_dir / beneath.NOTE_FILE, immutable=self.guard is None)
+            os.close(beneath_fd)
+            self._attend()
+        except BaseException:
+            self.close()
+            raise
+
+    def share(self) -> None:
+        """See Supervisor. There is nothing to go on with: the descriptors stand for none."""
+        if self.guard is not None:
+            empty = os.memfd_create("none")
+            try:
+                self.guard.give(Adopted(empty, empty, {}))
+            except BaseException:
+                self.close()
+                raise
+            finally:
+                os.close(empty)
+
+    def adopt(self, held: Adopted) -> None:
+        """See Supervisor: a client of an earlier supervisor that lives goes on; keep() replaces any other."""
+        os.close(held.device_fd)
+        os.close(held.opens_fd)
+        self._claim()
+        self.mounted = True
+        self._client_pid = _client_of(self.state_dir, self._hidden)
+        self._attend()
+
+    def close(self) -> None:
+        """See Supervisor."""
+        self._control.stop()
+        self._end_client()
+        while device.is_mounted(self.spec.mountpoint) and self.mounted:
+            device.unmount(self.spec.mountpoint, lazy=True)
+        self.mounted = False
+        super().close()
+
+    def _begin(self) -> None:
+        """Start a client and show it at the mount point. Errors: why it can't be mounted; then nothing is left."""
+        if shutil.which(PROGRAM) is None:
+            raise MountFailed(f"{PROGRAM} is missing: apt-get install glusterfs-client")
+        self._hidden.mkdir(mode=0o700, exist_ok=True)
+        self._hide()
+        try:
+            with self.log_path.open("ab") as output:
+                self._client = subprocess.Popen(
+                    command(self.spec, self._hidden),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    cwd="/",
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise MountFailed(f"the system starts no {PROGRAM}: {error}") from error
+        self._client_pid = self._client.pid
+        try:
+            self._until_it_is_shown()
+        except BaseException:
+            self._end_client()
+            raise
+        finally:
+            self._hide()
+        self._note()
+
+    def _until_it_is_shown(self) -> None:
+        """Wait until the volume answers, and bind it to the mount point. Errors: why it does not.
+
+        By a descriptor: a client mounts for a moment even where the volume has no such directory, and the empty
+        directory below must be neither asked nor bound in its place.
+        """
+        end = time.monotonic() + MOUNT_TIMEOUT_S
+        mark = self._log_size()
+        root_fd = -1
+        looked: _Look | None = None
+        try:
+            while True:
+                if self._client is not None and self._client.poll() is not None:
+                    raise _told(_location(self.spec), self._said(mark))
+                if looked is None and (root_fd := self._open_root()) != -1:
+                    looked = _Look(Path(f"/proc/self/fd/{root_fd}"))
+                if looked is not None and looked.done.is_set():
+                    if not looked.error:
+                        device.bind(f"/proc/self/fd/{root_fd}", self.spec.mountpoint)
+                        return
+                    os.close(root_fd)
+                    root_fd, looked = -1, None  # its bricks are connected one by one
+                if time.monotonic() >= end:
+                    raise Unreachable(
+                        f"{self.spec.source}: no answer within {MOUNT_TIMEOUT_S:.0f} s: are its servers and bricks up?"
+                        f" See {self.state_dir / CLIENT_LOG}"
+                    )
+                self._wait(None, POLL_S)
+                if self.ending:
+                    raise MountFailed("interrupted before the mount was ready")
+        finally:
+            if root_fd != -1:
+                os.close(root_fd)
+
+    def _open_root(self) -> int:
+        """A descriptor of what the client has mounted; -1 while it has not."""
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+        root_fd, below_fd = os.open(self._hidden, flags), os.open(self.state_dir, flags)
+        mounted = _mount_id(root_fd) != _mount_id(below_fd)
+        os.close(below_fd)
+        if mounted:
+            return root_fd
+        os.close(root_fd)
+        return -1
+
+    def _hide(self) -> None:
+        """Take away what is mounted at the place that nobody sees."""
+        while device.is_mounted(str(self._hidden)):
+            device.unmount(str(self._hidden), lazy=True)
+
+    def _end_client(self) -> None:
+        """At once; what it had not sent is lost, so that this is only for one whose mount nobody can reach.
+
+        With what it has forked: the process that mounts for it can outlive it, and would mount afterwards.
+        """
+        if self._client is not None:
+            end = time.monotonic() + KILLED_TIMEOUT_S
+            with suppress(ProcessLookupError):
+                while time.monotonic() < end:
+                    os.killpg(self._client.pid, signal.SIGKILL)
+                    self._client.poll()
+                    time.sleep(POLL_S)
+            self._client.wait(max(0.0, end - time.monotonic()))
+        self._client = None
+        self._client_pid = 0
+
+    # -- keeping it
+
+    def keep(self) -> int:
+        """See Supervisor: a client that died is replaced as soon as the volume answers."""
+        pause_s = 0.0
+        while True:
+            self._wait(None, WATCH_S)
+            if self.ending:
+                return self._end()
+            self._take_news()
+            if self._lives():
+                pause_s = 0.0
+                continue
+            if self._stopping or not device.is_mounted(self.spec.mountpoint):
+                self.close()
+                return 0
+            log.error("the client died; it is replaced", extra=fields(pid=self._client_pid))
+            self._wait(None, pause_s)
+            pause_s = min(max(BACKOFF_FIRST_S, pause_s * 2), BACKOFF_LAST_S)
+            self.restarts += 1
+            try:
+                self._begin()
+                log.warning("a new client serves", extra=fields(pid=self._client_pid))
+            except DatastoreError as error:
+                log.error("a new client could not start", extra=fields(error=error))
+                self._note(trouble=f"the client died, and no other can be started: {error}")
+
+    def _end(self) -> int:
+        """Asked to end by a signal: unmount, whoever uses it."""
+        self._flush({}, lambda _: None)
+        self._unmount(lazy=True)
+        if self._client is not None:
+            try:
+                self._client.wait(CONTROL_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                log.warning("programs still used the mount when it ended")
+        self.close()
+        return 0
+
+    def _lives(self) -> bool:
+        if self._client is not None:
+            return self._client.poll() is None
+        return bool(self._client_pid) and self._client_pid == _client_of(self.state_dir, self._hidden)
+
+    def _unmount(self, *, lazy: bool, retry_s: float = 0.0) -> None:
+        """Errors: device.Busy. Dead mounts below the one that serves go with it."""
+        device.unmount(self.spec.mountpoint, lazy=lazy, retry_s=retry_s)
+        while device.is_mounted(self.spec.mountpoint):
+            device.unmount(self.spec.mountpoint, lazy=True)
+
+    # -- what others see
+
+    def report(self) -> dict[str, object]:
+        """See Supervisor."""
+        return {**super().report(), "serverPid": self._client_pid}
+
+    def _attend(self) -> None:
+        operations = {
+            "status": self._status,
+            "flush": self._flush,
+            "discard": lambda _request, _progress: {"discarded": 0},
+            "warm": _warm,
+            "settings": lambda _request, _progress: {"later": []},
+            "stop": self._stop,
+        }
+        self._control.start(
+            {name: Operation(run=run, deadline_s=CONTROL_TIMEOUT_S) for name, run in operations.items()}
+        )
+        threading.Thread(target=self._look_now_and_then, name="look", daemon=True).start()
+
+    def _look_now_and_then(self) -> None:
+        """Whether the volume answers. A look that hangs is left behind, and is the only one."""
+        since = 0.0
+        while True:
+            looked = _Look(Path(self.spec.mountpoint))
+            while not looked.done.wait(LOOK_S):
+                since = since or time.time()
+                self._silent = _silence(since, f"no answer within {LOOK_S:.0f} s")
+            if looked.error:
+                since = since or time.time()
+                self._silent = _silence(since, looked.error)
+            else:
+                since, self._silent = 0.0, None
+            time.sleep(LOOK_S)
+
+    def _status(self, _request: Answer, _progress: Progress) -> Answer:
+        return {
+            "name": self.spec.name,
+            "mountpoint": self.spec.mountpoint,
+            "location": str(self.spec.source),
+            "transport": self.spec.transport,
+            "serverPid": self._client_pid,
+            "supervisorPid": os.getpid(),
+            "uptimeSeconds": round(time.monotonic() - self._began, 1),
+            "restarts": self.restarts,
+            "detached": not device.is_mounted(self.spec.mountpoint),
+            "dirty": [],
+            "store": {},
+            "storage": self._silent,
+        }
+
+    def _flush(self, _request: Answer, _progress: Progress) -> Answer:
+        """What the client has behind it goes to the bricks."""
+        try:
+            fd = os.open(self.spec.mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            return failed(f"{self.spec.mountpoint}: {error.strerror}")
+        return {"ok": True, "errors": []}
+
+    def _stop(self, request: Answer, _progress: Progress) -> Answer:
+        force, detach = request.get("force") is True, request.get("detach") is True
+        self._stopping = True  # before the client ends, which is not to be replaced
+        try:
+            self._unmount(lazy=False, retry_s=0.0 if force else device.BUSY_RETRY_S)
+        except MountFailed as error:
+            if not (force or (detach and isinstance(error, device.Busy))):
+                self._stopping = False
+                return failed(str(error))
+            self._unmount(lazy=True)
+            if detach:
+                return {"detached": str(error), "errors": []}
+        return {"ok": True, "errors": []}
+
+    def _log_size(self) -> int:
+        try:
+            return (self.state_dir / CLIENT_LOG).stat().st_size
+        except OSError:
+            return 0
+
+    def _said(self, mark: int) -> str:
+        try:
+            with (self.state_dir / CLIENT_LOG).open("rb") as file:
+                file.seek(max(mark, self._log_size() - _TOLD))
+                return file.read(_TOLD).decode(errors="replace")
+        except OSError:
+            return ""
+
+
+class _Look:
+    """One look at a directory by a thread that nobody has to wait for. error: why it failed, or ''."""
+
+    def __init__(self, place: Path) -> None:
+        self.done = threading.Event()
+        self.error = ""
+        threading.Thread(target=self._run, args=(place,), name="look-once", daemon=True).start()
+
+    def _run(self, place: Path) -> None:
+        try:
+            os.statvfs(place)
+            os.stat(place)
+        except OSError as error:
+            self.error = error.strerror or str(error)
+        self.done.set()
+
+
+def _mount_id(fd: int) -> str:
+    """Of the mount that a descriptor is in, without asking its file system: proc(5), fdinfo."""
+    about = Path(f"/proc/self/fdinfo/{fd}").read_text()
+    return next(line for line in about.splitlines() if line.startswith("mnt_id:"))
+
+
+def _silence(since: float, why: str) -> dict[str, Any]:
+    return {"since": since, "lastAsked": time.time(), "error": why}
+
+
+def _warm(_request: Answer, _progress: Progress) -> Answer:
+    raise Unsupported("a GlusterFS mount keeps no files on this machine's disk, so there is nothing to fetch ahead")
+
+
+def _location(spec: MountSpec) -> GlusterFSLocation:
+    if not isinstance(spec.source, GlusterFSLocation):
+        raise InvalidManifest(f"{spec.source} is no GlusterFS volume")
+    return spec.source
+
+
+def _told(location: GlusterFSLocation, said: str) -> DatastoreError:
+    """Why a client ended, from its log."""
+    names = ", ".join(location.servers)
+    if "is not found" in said and "subdirectory" in said:
+        return NotFound(f"volume {location.volume} has no directory {location.path}: make it there first")
+    if "authentication failed" in said or "AUTH_FAILED" in said:
+        return AccessDenied(f"the bricks of {location.volume} refuse this machine (auth.allow of the volume)")
+    if "failed to fetch volume file" in said:
+        return NotFound(f"{names}: there is no volume {location.volume}, or it is not started")
+    if "connect" in said:
+        return Unreachable(f"none of the servers {names} answers on port 24007")
+    return MountFailed(f"the GlusterFS client ended; its last words: {said.strip()[-300:] or 'none'}")
+
+
+def _client_of(state_dir: Path, hidden: Path) -> int:
+    """The pid of a client that an earlier supervisor started from this state directory; 0: none lives."""
+    try:
+        pid = int(json.loads((state_dir / NAME).read_bytes())["serverPid"])
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+    return pid if os.fsencode(hidden) in words else 0

@@ -1,0 +1,400 @@
+"""What the supervisor does: checks the storage through a server, mounts, hands over, replaces a server that died.
+
+A server that dies is replaced at once: the kernel keeps the requests, the new server answers them. Only an asked-for
+end unmounts. It imports little, and does nothing but wait: it must not be what fails.
+Signals: SIGTERM, SIGINT and SIGHUP end the mount in order, SIGUSR2 replaces the server by one of the code that is
+installed now. All waiting is in _wait, where they are taken synchronously; supervisor/command.py blocks them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import select
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from datastore import beneath, logs
+from datastore.api.mountspec import MountSpec, from_json
+from datastore.controlclient import SOCKET
+from datastore.errors import DatastoreError, MountFailed
+from datastore.frames import PeerGone
+from datastore.logs import fields
+
+from ..kernel import abi, device
+from ..kernel.negotiate import Negotiated
+from ..kernel.passthrough import TABLE_BYTES
+from .channel import Channel, error_in
+from .guard import Adopted, Guard
+from .mountfile import MountFile
+from .outage import Outage
+from .refusal import Refusal
+from .serverprocess import ServerProcess
+from .standby import Standby
+
+log = logging.getLogger(__name__)
+
+PROBE_TIMEOUT_S = 30.0  # the builder promises 5 s; importing and local recovery come on top
+RESUME_TIMEOUT_S = 300.0
+"""A new server first ends the renames that the old one began."""
+READY_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 60.0
+LEAVE_TIMEOUT_S = 15.0
+END_TIMEOUT_S = 5.0
+DOWN_LIMIT_S = 60.0
+"""Callers wait for a new server for so long; then they get EIO, until one serves."""
+WATCH_S = 0.5
+"""A server whose death the system does not tell (ServerProcess.code) is found after so long."""
+TICK_S = 0.1
+LOG_CHECK_S = 60.0
+UPGRADE = signal.SIGUSR2
+ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+EXIT_ERROR = 1
+
+
+class Interrupted(DatastoreError):
+    """Someone asked for the end while the mount was being made."""
+
+
+class Supervisor:
+    """One mount. states: no server -> probed -> mounted -> serving (and again, after a death) -> ended."""
+
+    def __init__(
+        self,
+        spec: MountSpec,
+        builder: str,
+        guard: Guard | None = None,
+        down_limit_s: float = DOWN_LIMIT_S,
+        first: ServerProcess | None = None,
+    ) -> None:
+        """first: the server that is to serve first; it was told to prepare."""
+        self.spec = spec
+        self.builder = builder
+        self.guard = guard
+        self.outage = Outage(down_limit_s, time.monotonic())
+        self.state_dir = Path(spec.state_dir)
+        self.log_path = self.state_dir / "mount.log"
+        self.file = MountFile(self.state_dir)
+        self.server: ServerProcess | None = None
+        self.undead: list[ServerProcess] = []
+        """Servers that died, until nothing is left of them."""
+        self.refusal: Refusal | None = None
+        self.upgrading = False
+        self.standby = Standby(self._process, first)
+        self.device_fd = -1
+        self.opens_fd = -1
+        self.negotiated: dict[str, Any] | None = None
+        self.restarts = 0
+        self.mounted = False
+        self.ending = False
+
+    def _process(self) -> ServerProcess:
+        """A new one; on a cluster's node, where somebody guards us, with fewer rights than ours."""
+        return ServerProcess(self.builder, self.log_path, confined=self.state_dir if self.guard else None)
+
+    # -- making the mount
+
+    def open(self) -> None:
+        """Probe, mount, serve. Errors: DatastoreError; then nothing is left behind."""
+        self._claim()
+        options = self._options()
+        if not device.is_mounted(options.mountpoint):
+            beneath.restore(options.mountpoint, self.state_dir / beneath.NOTE_FILE)  # of a mount that crashed
+        device.check_mountpoint(options)
+        if self.spec.transport == "kernel":
+            device.check_device()
+            self.opens_fd = os.memfd_create("opens")
+            os.ftruncate(self.opens_fd, TABLE_BYTES)
+        try:
+            self._start(resumed=False, server=self._prepared(self.standby.take()))
+            self._expect("probed", PROBE_TIMEOUT_S)
+            beneath_fd = os.open(options.mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            if self.spec.transport == "kernel":
+                self.device_fd = device.mount(options)
+            self.mounted = True
+            self._hand_over()
+            if self.file.trouble:
+                raise MountFailed(f"can't write to the state directory {self.state_dir}: {self.file.trouble}")
+            # a guard's host removes the directory itself when a crash is cleared up
+            beneath.protect(beneath_fd, self.state_dir / beneath.NOTE_FILE, immutable=self.guard is None)
+            os.close(beneath_fd)
+        except BaseException:
+            self.close()
+            raise
+
+    def share(self) -> None:
+        """Give the guard, if there is one, its copies. Errors: MountFailed; then nothing is left behind."""
+        if self.guard is not None and self.negotiated is not None:
+            try:
+                self.guard.give(Adopted(self.device_fd, self.opens_fd, self.negotiated))
+            except BaseException:
+                self.close()
+                raise
+
+    def adopt(self, held: Adopted) -> None:
+        """Go on with a mount that another supervisor made; keep() starts its server. Errors: DatastoreError."""
+        self._claim()
+        self.device_fd, self.opens_fd, self.negotiated = held.device_fd, held.opens_fd, held.negotiated
+        self.mounted = True
+
+    def close(self) -> None:
+        """Undo open(): end the server, unmount, remove the files that say it lives. Idempotent."""
+        self.standby.end()
+        if self.server is not None:
+            self.server.end(END_TIMEOUT_S)
+            self._forget_server()
+        if self.device_fd >= 0:
+            os.close(self.device_fd)
+            self.device_fd = -1
+        if self.mounted:
+            self.mounted = False
+            try:
+                device.unmount(self.spec.mountpoint, lazy=True)
+            except MountFailed as error:
+                log.error(str(error))
+        if not device.is_mounted(self.spec.mountpoint):
+            beneath.restore(self.spec.mountpoint, self.state_dir / beneath.NOTE_FILE)
+        self._remove_files()
+
+    def _options(self) -> device.MountOptions:
+        return device.MountOptions(
+            mountpoint=self.spec.mountpoint,
+            name=self.spec.name,
+            read_only=self.spec.read_only,
+            allow_other=self.spec.allow_other,
+        )
+
+    def _claim(self) -> None:
+        """Take the state directory: one supervisor per directory."""
+        try:
+            self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.state_dir.chmod(0o700)
+            self._lock = (self.state_dir / "lock").open("a")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise MountFailed(f"{self.spec.name} is mounted already: another process holds {self.state_dir}") from None
+        except OSError as error:
+            raise MountFailed(f"can't use the state directory {self.state_dir}: {error.strerror}") from error
+
+    def _start(self, *, resumed: bool, server: ServerProcess | None = None) -> None:
+        self.server = server or self._process()
+        document: dict[str, object] = {"spec": self.spec.to_json(), "builder": self.builder}
+        document |= {"resumed": resumed, "restarts": self.restarts}
+        self.server.channel.send({**document, "log": str(self.log_path)}, self.opens_fd)
+
+    def _expect(self, key: str, timeout_s: float, channel: Channel | None = None) -> Any:
+        """The next message of the server (or over another's channel), which has to hold `key`."""
+        channel = channel or self._open_channel()
+        end = time.monotonic() + timeout_s
+        while not self._wait(channel, min(TICK_S, max(0.0, end - time.monotonic()))):
+            if self.ending:
+                raise Interrupted("interrupted before the mount was ready")
+            if time.monotonic() >= end:
+                raise MountFailed(f"the mount server gave no answer in {timeout_s:.0f} s; see {self.log_path}")
+        try:
+            message, _ = channel.receive(timeout_s)
+        except PeerGone:
+            raise MountFailed(f"the mount server ended while it started; see {self.log_path}") from None
+        if "error" in message:
+            raise error_in(message)
+        return message.get(key)
+
+    def _hand_over(self) -> None:
+        self._open_channel().send({"serve": True, "negotiated": self.negotiated}, self.device_fd)
+        settled = self._expect("negotiated", READY_TIMEOUT_S)
+        self.outage.served(time.monotonic())
+        if self.negotiated is None:
+            self.negotiated = settled
+            device.tune_read_ahead(self.spec.mountpoint)
+        self._note()
+
+    def _open_channel(self) -> Channel:
+        if self.server is None:
+            raise MountFailed("the mount server is not running")
+        return self.server.channel
+
+    # -- keeping it
+
+    def keep(self) -> int:
+        """Wait for the end, replacing servers that die; the exit code."""
+        outage = self.outage
+        checked = time.monotonic()
+        outage.started(checked)
+        while True:
+            if self.server is None:
+                if not self._pause(outage.pause_s()):
+                    return self._ended(0)
+            else:
+                self._wait(None, WATCH_S)
+            now = time.monotonic()
+            if now - checked > LOG_CHECK_S:
+                checked = now
+                logs.trim(self.log_path)
+            if self.ending:
+                return self._end()
+            self._take_news()
+            self.undead = [each for each in self.undead if not each.reaped()]
+            if self.upgrading:
+                self._upgrade()
+                outage.started(time.monotonic())
+            if self.server is None:
+                self._restart()
+                outage.started(time.monotonic())
+                continue
+            code = self.server.code()
+            lived_s = outage.lives(now)
+            if code is None:
+                self._tend(lived_s)
+                continue
+            if code == 0 or self.spec.transport != "kernel":
+                return self._ended(code)
+            outage.died(now)
+            log.error("the mount server died; it is replaced", extra=fields(code=code, after_s=round(lived_s, 1)))
+            self._forget_server()
+
+    def _tend(self, lived_s: float) -> None:
+        """While a server lives."""
+        if self.file.trouble:
+            self._note()
+        if self._can_resend():
+            self.standby.keep(lived_s)
+
+    def _take_news(self) -> None:
+        document = self.guard.news() if self.guard else None
+        if document is not None:
+            self.spec = from_json(document)
+
+    def _pause(self, pause_s: float) -> bool:
+        """Before another server is tried; callers must not hang meanwhile. False: somebody has unmounted by force."""
+        patience_s = self.outage.patience_s(time.monotonic(), resend=self._can_resend())
+        if patience_s is None:
+            self.refusal = None
+        elif pause_s and self.device_fd >= 0:
+            if self.refusal is None:
+                log.error("no mount server lives; who has waited for long is refused")
+                self.refusal = Refusal(self.device_fd, resend=self._can_resend())
+            if not self.refusal.answer(pause_s, older_than_s=patience_s):
+                return False
+            pause_s = 0.0
+        self._wait(None, pause_s)
+        return True
+
+    def _restart(self, server: ServerProcess | None = None) -> None:
+        self.restarts += 1
+        try:
+            self._start(resumed=True, server=server or self._prepared(self.standby.take()))
+            self._expect("probed", RESUME_TIMEOUT_S)
+            self._hand_over()
+            log.warning("a new mount server serves", extra=fields(pid=self.server.pid if self.server else 0))
+        except DatastoreError as error:
+            log.error("a new mount server could not start", extra=fields(error=error))
+            self._note(trouble=f"no mount server can be started: {error}")
+            if self.server is not None:
+                self.server.kill()  # keep() sees it dead and pauses
+            else:
+                self.outage.failed(time.monotonic())
+
+    def _upgrade(self) -> None:
+        """Let a new server, of the code that is installed now, go on in the place of the one that serves."""
+        self.upgrading = False
+        old = self.server
+        if old is None:
+            return  # one is about to be started
+        self.standby.end()  # its code is as old as the server's
+        new = None
+        try:
+            if not self._can_resend():
+                raise MountFailed("the kernel can't hand requests from one server to the next (Linux 6.9 can)")
+            new = self._process()
+            new.prepare()
+            self._expect("prepared", READY_TIMEOUT_S, new.channel)
+        except DatastoreError as error:
+            if new is not None:
+                new.kill()
+            log.error("the mount server is not replaced", extra=fields(error=error))
+            self._note(refused=f"the new mount server does not start, the old one serves on: {error}")
+            return
+        old.signal(signal.SIGUSR2)
+        if old.wait(LEAVE_TIMEOUT_S) is None:
+            old.kill()
+        log.warning("the mount server has left its place to a new one", extra=fields(old=old.pid, new=new.pid))
+        self._forget_server()
+        self._restart(new)
+
+    def _prepared(self, server: ServerProcess | None) -> ServerProcess | None:
+        """The same, when it has imported its code; None when it can't."""
+        if server is None:
+            return None
+        try:
+            self._expect("prepared", READY_TIMEOUT_S, server.channel)
+        except DatastoreError:
+            server.kill()
+            return None
+        return server
+
+    def _can_resend(self) -> bool:
+        return Negotiated(**self.negotiated).has(abi.HAS_RESEND) if self.negotiated else False
+
+    def _ended(self, code: int) -> int:
+        """The server is done; after a clean end it has unmounted.
+
+        A libfuse mount that crashed can't be served again, and stays dead: it answers with errors, which is better than
+        an empty directory.
+        """
+        self.mounted = False
+        if code:
+            # mount.json stays: `list` and `umount` have to know of what is left.
+            log.error("the mount server died; unmount and mount again", extra=fields(code=code))
+            return EXIT_ERROR
+        self.close()
+        return 0
+
+    def _end(self) -> int:
+        """Asked to end: the server flushes, unmounts and exits; if it can't, we unmount."""
+        if self.server is not None:
+            self.server.signal(signal.SIGTERM)
+            self.mounted = self.server.wait(STOP_TIMEOUT_S) != 0
+        self.close()
+        return 0
+
+    def _forget_server(self) -> None:
+        if self.server is not None:
+            self.server.channel.close()
+            self.undead.append(self.server)
+        self.server = None
+
+    def _wait(self, channel: Channel | None, timeout_s: float) -> bool:
+        """Until the channel is readable, a signal comes or the time is over; True when readable."""
+        if channel is None:
+            taken = signal.sigtimedwait(ENDING | {signal.SIGCHLD, UPGRADE}, timeout_s)
+            self.ending |= taken is not None and taken.si_signo in ENDING
+            self.upgrading |= taken is not None and taken.si_signo == UPGRADE
+            return False
+        ready, _, _ = select.select([channel], [], [], timeout_s)
+        if ENDING & signal.sigpending():
+            self.ending = True
+        return bool(ready)
+
+    # -- what others see
+
+    def report(self) -> dict[str, object]:
+        """The ready line."""
+        return {
+            "ready": True,
+            "supervisorPid": os.getpid(),
+            "serverPid": self.server.pid if self.server else 0,
+            "mountpoint": self.spec.mountpoint,
+        }
+
+    def _note(self, **more: object) -> None:
+        """Bring mount.json up to date. more: what went wrong, until the next server serves."""
+        described = {**self.spec.without_secrets(), **self.report(), "started": time.time(), **more}
+        described["upgradable"] = self._can_resend()
+        self.file.write(described)
+
+    def _remove_files(self) -> None:
+        self.file.remove()
+        (self.state_dir / SOCKET).unlink(missing_ok=True)

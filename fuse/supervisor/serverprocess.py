@@ -1,0 +1,109 @@
+"""One process of the mount server, as its supervisor sees it. Imports little: the first is started before all else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from datastore import ourprocess
+from datastore.errors import MountFailed
+
+from .channel import Channel
+
+BUILDERS = {
+    "s3": "datastore.fuse.vfs.build:build_mount",
+    "nfs": "datastore.fuse.nfs.build:build_mount",
+    "sftp": "datastore.fuse.sftp.build:build_mount",
+}
+"""The code that serves each kind of source (datastore.api.source), as module:function."""
+KILLED_TIMEOUT_S = 5.0
+WAIT_STEP_S = 0.005
+_MALLOC = {
+    "MALLOC_ARENA_MAX": "2",
+    "MALLOC_MMAP_THRESHOLD_": str(8 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(32 << 20),
+}
+"""glibc (mallopt(3)): what comes from the store is received into memory that is used again. Fresh pages for every MiB
+took a tenth of the processor time of a sequential read. What is held free goes back when the memory limit is near."""
+
+
+class ServerProcess:
+    """Started when it is made; it waits for what the channel brings. Its output goes to the log.
+
+    confined: the state directory of the mount whose server this is to be, confined (see confinement.py).
+    log_path None: the log is not known yet, and its output goes where our errors go until it learns of it.
+    Errors: MountFailed when the system has no room for a process or a descriptor.
+    """
+
+    def __init__(self, builder: str, log_path: Path | None, *, confined: Path | None = None) -> None:
+        arguments = ("--builder", builder, *(("--confined", str(confined)) if confined else ()))
+        try:
+            self._process, ours = ourprocess.start(
+                "datastore.fuse", "--server", arguments, log_path=log_path, environment=_MALLOC
+            )
+        except OSError as error:
+            raise MountFailed(f"the system starts no mount server: {error}") from error
+        self.channel = Channel(ours)
+        self.pid = self._process.pid
+
+    def prepare(self) -> None:
+        """Let it import its code; its next message is {"prepared": true}. Errors: PeerGone."""
+        self.channel.send({"prepare": True})
+
+    def code(self) -> int | None:
+        """Its exit code, None while it lives.
+
+        A thread of it may be stuck in the kernel, waiting for an answer that only the next server can give (an
+        invalidation waits for the directory that a caller has locked). Then it can't be reaped yet, but serves nobody.
+        """
+        code = self._process.poll()
+        return -9 if code is None and self._is_zombie() else code
+
+    def _is_zombie(self) -> bool:
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
+        except (OSError, IndexError):
+            return False
+
+    def reaped(self) -> bool:
+        """Whether nothing is left of it."""
+        return self._process.poll() is not None
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Its exit code, None when it lives on after timeout_s. It looks again: wait(2) may not tell an end."""
+        end = time.monotonic() + timeout_s
+        while (code := self.code()) is None and time.monotonic() < end:
+            time.sleep(WAIT_STEP_S)
+        return code
+
+    def signal(self, number: int) -> None:
+        """Send a signal, unless it is gone."""
+        self._process.send_signal(number)
+
+    def end(self, timeout_s: float) -> None:
+        """Ask it to end; kill it after timeout_s."""
+        if self.code() is None:
+            self._process.terminate()
+            if self.wait(timeout_s) is None:
+                self.kill()
+
+    def kill(self) -> None:
+        """End it at once, and wait for that as long as a thread of it may take."""
+        self._process.kill()
+        self.wait(KILLED_TIMEOUT_S)
+
+
+def first(arguments: Sequence[str]) -> ServerProcess | None:
+    """A server for a mount that nobody has described yet; its code is imported while ours is. Most are of S3.
+
+    None when it can't be started: the supervisor tries again, and says why it can't.
+    """
+    named = [word for flag, word in pairwise((*arguments, "")) if flag == "--builder"]
+    try:
+        process = ServerProcess(named[-1] if named else BUILDERS["s3"], None)
+        process.prepare()
+    except MountFailed:
+        return None
+    return process

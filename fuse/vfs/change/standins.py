@@ -1,0 +1,36 @@
+"""Objects `dir` of other tools that stand for a directory (S-165) become `dir/` before it is changed."""
+
+from __future__ import annotations
+
+import errno
+from contextlib import suppress
+
+from datastore.errors import AlreadyExists, NotFound
+
+from ...ops import FSError
+from ...store.base import WriteOptions
+from ..tree.attrs import DIRECTORY_TYPE, stands_for_directory, to_metadata
+from ..tree.core import Core
+from ..tree.nodes import Directory
+
+
+def replace_stand_in(core: Core, directory: Directory) -> None:
+    """Give a directory the marker that every server and tool takes for one. FSError(ESTALE): it is none any more."""
+    parent = directory.parent
+    if parent is None or not directory.stood_in():
+        return
+    with core.tree.shared(), directory.lock:
+        key = directory.key
+        with suppress(NotFound):
+            found = core.store.head(key[:-1])
+            if not stands_for_directory(found.key, found.size, found.content_type):
+                raise FSError(errno.ESTALE)
+            # versitygw has no place for both.
+            core.store.delete(key[:-1], if_match=found.etag)
+            core.known.forget(key[:-1])
+        metadata = to_metadata(directory.attributes)
+        with suppress(AlreadyExists):
+            core.store.put(key, b"", WriteOptions(metadata=metadata, content_type=DIRECTORY_TYPE, if_none_match=True))
+        with core.lock:
+            directory.marker = True
+            parent.stand_ins.pop(directory.tail[:-1], None)

@@ -1,0 +1,196 @@
+"""The memory limit (docs/SEMANTICS.md S-55): what is known of names is let go of, the longest unused first.
+
+Nodes stay for as long as the kernel may ask for them by id, so the kernel is asked to give up its own first. Counted is
+what there is most of, nodes and listed entries; the process's resident size is looked at as well, and is what tightens
+the limits when something else takes more than its share.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import sys
+import threading
+from typing import NamedTuple
+
+from ...ops import Held
+from .core import Core
+from .nodes import Directory, Node
+
+log = logging.getLogger(__name__)
+
+MIB = 1 << 20
+NODE_BYTES = 900
+"""Of a node with its place in two tables (measured)."""
+ENTRY_BYTES = 420
+"""Of a listed entry (measured)."""
+ATTRIBUTES_BYTES = 1400
+"""Of the metadata of one version that memory has before the database (measured)."""
+BASE_BYTES = 120 * MIB
+"""What the interpreter, the libraries and 100 threads take."""
+_TICK_S = 0.25
+_GROWN = 5000
+"""So many new nodes and entries are worth a look."""
+_TRIMMED = 0.75
+"""How much of its share stays when something is let go of, so that it is not done all the time."""
+_PRESSED, _RELAXED = 0.85, 0.7
+"""Shares of the memory limit: above the first the limits are tightened, below the second they are as they were."""
+_IDLE_S = 5.0
+"""What the kernel does not have is let go of when nobody asked for it for so long."""
+_DROPPED_MAX = 4096
+_LOG_SLACK = 5000
+_LOG_RATIO = 4
+"""The log of node ids is written anew above this many records for each node, and so many besides."""
+
+
+class Shares(NamedTuple):
+    """What the limit leaves to whom, bytes. The rest is for what is on its way to the store and for fragments."""
+
+    names: int
+    """Nodes and listings."""
+    pieces: int
+    """Bytes of objects, read ahead or just read."""
+    attributes: int
+    """How many objects' metadata memory has before the database; a number."""
+
+    @classmethod
+    def of(cls, limit_bytes: int) -> Shares:
+        """The shares of a limit; of one below the base size everything is as small as it can be."""
+        free = max(limit_bytes - BASE_BYTES, limit_bytes // 4)
+        return cls(free * 4 // 10, min(128 * MIB, free * 3 // 10), free // 10 // ATTRIBUTES_BYTES)
+
+
+def resident_bytes() -> int:
+    """The process's resident size; 0 where there is no /proc."""
+    try:
+        with open("/proc/self/statm", "rb") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def holdings(core: Core) -> dict[str, int]:
+    """What the memory is taken by, as far as it is counted: the process's and the pieces' bytes, and numbers."""
+    with core.lock:
+        listed = sum(len(one.listing.entries) for one in core.nodes.used.values() if one.listing is not None)
+        nodes, staged = len(core.nodes.by_ino), len(core.nodes.staged)
+    return {
+        "resident": resident_bytes(),
+        "pieces": core.reader.held_bytes,
+        "nodes": nodes,
+        "listed": listed,
+        "staged": staged,
+    }
+
+
+class MemoryReclaimer:
+    """One thread. stop() is idempotent and bounded."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._ceiling = core.settings.memory_bytes
+        self._shares = Shares.of(self._ceiling)
+        self._pressed = False
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread = threading.Thread(target=self._run, name="memory-reclaimer", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, after the look that is under way."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(timeout=10)
+            self._thread = None
+
+    def look(self, resident: int) -> None:
+        """Let go of what is too much; resident: the process's size, bytes."""
+        nodes = self._core.nodes
+        self._press(resident)
+        if nodes.grown >= _GROWN or self._pressed:
+            nodes.grown = 0
+            self._trim(self._shares.names // 2 if self._pressed else self._shares.names)
+        with self._core.lock:
+            if len(nodes.dropped) >= _DROPPED_MAX:
+                self._core.log_nodes(())
+        self._compact_log()
+
+    def _press(self, resident: int) -> None:
+        """Tighten the limits, or loosen them again."""
+        if not self._pressed and resident > self._ceiling * _PRESSED:
+            self._pressed = True
+            self._core.reader.limit_memory(self._shares.pieces // 4)
+        elif self._pressed and resident < self._ceiling * _RELAXED:
+            self._pressed = False
+            self._core.reader.limit_memory(self._shares.pieces)
+
+    def _trim(self, limit: int) -> None:
+        with self._core.lock:
+            directories = list(self._core.nodes.used.values())
+            listed = sum(len(one.listing.entries) for one in directories if one.listing is not None)
+            held = len(self._core.nodes.by_ino) * NODE_BYTES + listed * ENTRY_BYTES
+        if held <= limit:
+            return
+        for directory in directories:
+            if held <= limit * _TRIMMED:
+                break
+            held -= self._shed(directory)
+        if self._pressed:
+            _give_back()
+
+    def _shed(self, directory: Directory) -> int:
+        """Let go of a directory's listing and entries; bytes that become free."""
+        core = self._core
+        freed = 0
+        held: list[Held] = []
+        with core.lock:
+            if directory.listing is not None and not directory.handles:
+                freed += len(directory.listing.entries) * ENTRY_BYTES
+                directory.listing = None
+            idle = core.clock.monotonic() - _IDLE_S
+            for child in list(directory.children.values()):
+                if not _in_use(child):
+                    freed += self._let_go(child, held, idle)
+            if directory.ino in core.nodes.used:
+                core.nodes.used.move_to_end(directory.ino)
+        core.notifier.release(held)
+        return freed
+
+    def _let_go(self, node: Node, held: list[Held], idle: float) -> int:
+        if node.nlookup and node.parent is not None:
+            held.append(Held(node.ino, node.parent.ino, b"" if isinstance(node, Directory) else node.name))
+        elif node.checked_at < idle:
+            self._core.nodes.drop_unused(node)
+        else:
+            return 0
+        return NODE_BYTES
+
+    def _compact_log(self) -> None:
+        """The log of node ids says what the kernel has, not what it ever had."""
+        core = self._core
+        with core.lock:
+            if core.nodelog.records > _LOG_RATIO * len(core.nodes.by_ino) + _LOG_SLACK:
+                core.rewrite_nodelog()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(_TICK_S):
+            try:
+                self.look(resident_bytes())
+            except OSError as error:
+                log.error(f"the memory could not be looked after: {error}")
+
+
+def _in_use(node: Node) -> bool:
+    return bool(node.handles or node.staged is not None or (isinstance(node, Directory) and node.children))
+
+
+def _give_back() -> None:
+    """What malloc holds free goes back to the system (glibc; elsewhere nothing happens)."""
+    if sys.platform.startswith("linux"):
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

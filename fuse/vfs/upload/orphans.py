@@ -1,0 +1,312 @@
+"""What an earlier process left: unsent files, and multipart uploads that nobody will complete (S-20, S-46).
+
+Also the files that cannot be sent any more because another client was first: they wait for a person (S-47).
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from typing import NamedTuple
+
+from datastore.errors import DatastoreError, NotFound, StoreError
+from datastore.logs import fields
+
+from ...data.staging import StagedFile
+from ...ops import FSError
+from ...state.rows import NotedUpload, Unsent
+from ...store.base import ETag, ObjectVersion, PendingUpload, WriteOptions
+from ..tree.attrs import from_metadata
+from ..tree.core import Core
+from ..tree.nodes import Node
+from .copies import Copy
+from .delivery import Delivery, Destination
+
+log = logging.getLogger(__name__)
+UNKNOWN = ETag("unknown")
+"""The version of an object that may or may not exist; no server's etag."""
+CUT = "the machine went down before this was on its disk, and the store has what was written since; it is kept on disk"
+_SKEW_NS = 900 * 1_000_000_000
+"""How far the store's clock may be from ours, and how long a request may take."""
+
+
+class OrphanedUpload(NamedTuple):
+    """An unsent file of no node. lock: held while it is sent, and by who sends newer content of its key.
+
+    unsynced: the machine went down since it was written, so it may be cut, and sent and removed already.
+    """
+
+    staged: StagedFile
+    to: Destination
+    lock: threading.RLock
+    unsynced: bool = False
+
+
+_Named = tuple[str, OrphanedUpload]
+
+
+class OrphanedUploads:
+    """Unsent files that belong to no node, by the name of their staging file."""
+
+    def __init__(self, core: Core, delivery: Delivery) -> None:
+        self._core = core
+        self._delivery = delivery
+        self.files: dict[str, OrphanedUpload] = {}
+        self._uploads: list[NotedUpload] = []
+        self._dead = 0
+        """Up to this note they are a dead process's."""
+
+    def recover(self, node_of: Callable[[str], Node | None]) -> None:
+        """Read the journal; what it lists is sent by send(). Staging files that no row speaks of are removed.
+
+        node_of: the node that has a key, when the kernel still knows it (the server was restarted under a live mount).
+        """
+        core = self._core
+        self._uploads = core.db.uploads()
+        self._dead = max((one.note for one in self._uploads), default=0)
+        rows = {row.staging: row for row in core.db.unsent()}
+        for path in core.staging_dir.iterdir():
+            if path.name not in rows:
+                path.unlink()
+        for name, row in rows.items():
+            path = core.staging_dir / name
+            if not path.exists():
+                core.db.forget_unsent(name)
+                continue
+            base = ObjectVersion(row.base_key, ETag(row.base_etag), row.base_length) if row.base_key else None
+            staged = StagedFile.recovered(path, base, row.base_size, row.since_ns)
+            staged.error, staged.attempt, staged.stuck = row.error, row.metadata, row.stuck
+            staged.journaled = True
+            staged.expects = None if row.expects is None else ETag(row.expects)
+            node = node_of(row.key)
+            if node is not None and not row.stuck and not row.unsynced:
+                self._give_way(node)
+                self._reattach(node, staged, row)
+                continue
+            to = Destination(row.key, WriteOptions(metadata=row.metadata, content_type=row.content_type))
+            self.add(staged, to, unsynced=row.unsynced)
+
+    def _give_way(self, node: Node) -> None:
+        """Of several files of one name the node has the newest: programs see that one, and it is what they close."""
+        older = node.staged
+        if older is not None:
+            self._core.db.forget_unsent(older.path.name)
+            older.close(remove=True)
+
+    def _reattach(self, node: Node, staged: StagedFile, row: Unsent) -> None:
+        defaults = self._core.settings.defaults.of(stat.S_IFREG, row.since_ns)
+        node.attributes = from_metadata(row.metadata, stat.S_IFREG, defaults, row.content_type)
+        node.staged, node.size = staged, staged.size
+        self._core.nodes.staged.add(node)
+        # Whether there is an object, and of which version, nobody wrote down: a removal must try to remove it.
+        node.etag = ETag(row.base_etag) or UNKNOWN
+        if node.parent is not None:
+            node.parent.pending.add(node.name)
+
+    def add(self, staged: StagedFile, to: Destination, *, unsynced: bool = False) -> None:
+        """Take a staging file that no node has any more."""
+        with self._core.lock:
+            self.files[staged.path.name] = OrphanedUpload(staged, to, threading.RLock(), unsynced)
+
+    def send(self) -> list[str]:
+        """Send the files and drop the uploads; a line for each that failed.
+
+        Of several of one key the newest is sent, and then the others are dropped: they were written before it.
+        """
+        self._abort_uploads()
+        failures = []
+        for name, left in _by_age(self.files.items()):
+            with self._held(left.to.key) as same:
+                if name not in self.files or any(_age(one) > _age((name, left)) for one in same if _is_sent(one)):
+                    continue
+                if not self._send(name, left):
+                    failures.append(f"{left.to.key}: {left.staged.error}")
+                    continue
+                self._drop_sent(same)
+        return failures
+
+    def _send(self, name: str, left: OrphanedUpload) -> bool:
+        staged = left.staged
+        if staged.stuck:
+            return False
+        try:
+            if left.unsynced and self._has_newer(left):
+                staged.stuck = True
+                raise FSError(errno.ESTALE, CUT)
+            self._delivery.write(staged, left.to)
+        except (DatastoreError, OSError) as error:
+            staged.error = str(error)
+            self._core.db.failed_unsent(name, staged.error, stuck=staged.stuck)
+            return False
+        return True
+
+    def _has_newer(self, left: OrphanedUpload) -> bool:
+        """Whether the store has content of the key that was written since this was begun; by the clock of who wrote."""
+        try:
+            info = self._core.store.head(left.to.key)
+        except NotFound:
+            return False
+        defaults = self._core.settings.defaults.of(stat.S_IFREG, info.mtime_ns)
+        written = from_metadata(info.metadata, stat.S_IFREG, defaults, info.content_type)
+        return written.ctime_ns >= left.staged.since_ns
+
+    @contextmanager
+    def superseded(self, key: str, before_ns: float = math.inf) -> Iterator[None]:
+        """Newer content of this key goes to the store: what was left for it is not sent meanwhile, nor afterwards.
+
+        When that fails it stays, and so does what was begun after before_ns. The node's lock may be held. Whoever has
+        a row in the journal for the newer content removes that later, so that a kill in between can't bring back this.
+        """
+        with self._held(key) as same:
+            yield
+            self._drop_sent([one for one in same if one[1].staged.since_ns <= before_ns])
+
+    @contextmanager
+    def _held(self, key: str) -> Iterator[list[_Named]]:
+        """What is left for a key, the oldest first; nobody else sends or drops it meanwhile."""
+        with ExitStack() as locks:
+            same = [one for one in sorted(self.files.items()) if one[1].to.key == key]
+            for _, left in same:
+                locks.enter_context(left.lock)
+            yield _by_age(same)
+
+    def _drop_sent(self, same: list[_Named]) -> None:
+        """Their key has newer content. Their rows may outlive a power cut, and that content has none any more."""
+        for name, left in same:
+            if not left.staged.stuck:
+                self.drop(name)
+        if same:
+            with suppress(OSError):
+                self._core.db.sync()
+
+    def after(self, key: str, since_ns: int) -> int:
+        """When content of a key was begun that is newer than all that is left for it, whatever the clock says."""
+        with self._core.lock:
+            left = [one.staged.since_ns for one in self.files.values() if one.to.key == key]
+        return max(since_ns, max(left, default=-1) + 1)
+
+    def waits_for(self, key: str, *, below: bool = False) -> bool:
+        """Whether something is still to be sent to a key; below: or to one that begins with it."""
+        with self._core.lock:
+            keys = [left.to.key for left in self.files.values() if not left.staged.stuck]
+        return any(one.startswith(key) if below else one == key for one in keys)
+
+    def follow(self, old: str, new: str, made: Mapping[str, Copy]) -> None:
+        """A directory was renamed: what is left for keys below it goes where they went. made: by new key. OSError."""
+        with self._core.lock:
+            below = [(name, left) for name, left in self.files.items() if left.to.key.startswith(old)]
+        for name, left in below:
+            staged, key = left.staged, new + left.to.key[len(old) :]
+            copy = made.get(key)
+            with left.lock:
+                if copy is not None and staged.base is not None and staged.base.etag == copy.original:
+                    staged.moved(ObjectVersion(key, copy.etag, staged.base.size))
+                self._core.db.record_unsent(row_of(staged, key, left.to.options)._replace(unsynced=left.unsynced))
+                with self._core.lock:
+                    if name in self.files:
+                        self.files[name] = left._replace(to=replace(left.to, key=key))
+
+    def drop(self, name: str) -> None:
+        """Forget a file and remove its bytes."""
+        left = self.files.get(name)
+        if left is None:
+            return
+        with left.lock:
+            with self._core.lock:
+                self.files.pop(name, None)
+            self._core.db.forget_unsent(name)
+            left.staged.close(remove=True)
+
+    def unsent(self) -> list[dict[str, object]]:
+        """As Uploads.unsent()."""
+        with self._core.lock:
+            files = [(left.to.key, left.staged) for left in self.files.values()]
+        return [listed(os.fsencode(key), staged) for key, staged in files]
+
+    # -- multipart uploads of a dead process
+
+    def _abort_uploads(self) -> None:
+        """What the store does not let us drop stays in the journal, and is tried again."""
+        waiting, self._uploads = self._uploads, []
+        for noted in waiting:
+            try:
+                aborted = self._abort(noted)
+            except StoreError as error:
+                aborted = False
+                log.warning("an unfinished upload stays behind", extra=fields(key=noted.key, error=str(error)))
+            if aborted:
+                self._core.db.upload_ended(noted.note)
+            else:
+                self._uploads.append(noted)
+
+    def _abort(self, noted: NotedUpload) -> bool:
+        """Whether it is sure to be gone."""
+        store = self._core.store
+        if noted.upload_id:
+            store.abort_upload(noted.key, noted.upload_id)
+            return True
+        # We never learned its id: it is one of this very key that was begun when we asked for ours.
+        near = [one for one in store.pending_uploads(noted.key) if _may_be(one, noted)]
+        ours = {one.upload_id for one in self._core.db.uploads() if one.key == noted.key and one.note > self._dead}
+        if "" in ours:
+            return False  # this process asks for one just now, and it may be among them
+        for pending in near:
+            if pending.upload_id not in ours:
+                store.abort_upload(pending.key, pending.upload_id)
+        return True
+
+
+def _may_be(pending: PendingUpload, noted: NotedUpload) -> bool:
+    return pending.key == noted.key and abs(pending.initiated_ns - noted.since_ns) < _SKEW_NS
+
+
+def _age(one: _Named) -> tuple[int, str]:
+    name, left = one
+    return left.staged.since_ns, name
+
+
+def _by_age(files: Iterable[_Named]) -> list[_Named]:
+    return sorted(files, key=_age)
+
+
+def _is_sent(one: _Named) -> bool:
+    """Whether it can be sent at all."""
+    return not one[1].staged.stuck
+
+
+def row_of(staged: StagedFile, key: str, options: WriteOptions) -> Unsent:
+    """The journal's row of a staging file that is to become the object of this key."""
+    base = staged.base or ObjectVersion("", ETag(""), 0)
+    return Unsent(
+        staged.path.name,
+        key,
+        base.key,
+        base.etag,
+        base.size,
+        staged.base_size,
+        dict(options.metadata),
+        options.content_type,
+        staged.since_ns,
+        staged.error,
+        staged.expects,
+        staged.stuck,
+    )
+
+
+def listed(path: bytes, staged: StagedFile) -> dict[str, object]:
+    """A line of `datastore status`: path, bytes, since (seconds since the epoch), error or None, stuck, staging."""
+    return {
+        "path": os.fsdecode(path),
+        "bytes": staged.size,
+        "since": staged.since_ns / 1e9,
+        "error": staged.error or None,
+        "stuck": staged.stuck,
+        "staging": staged.path.name,
+    }

@@ -1,0 +1,169 @@
+"""What the API server lets our service accounts do, beyond their roles: policies that a real API server keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from datastore.api.names import usage_name
+from datastore.controller.datastores.claimprobe import pod_for
+from datastore.controller.datastores.effective import effective_spec
+from datastore.controller.datastores.settings import Settings
+from datastore.csi.plugin import STARTUP_TAINT
+from tests.cluster.cluster import Cluster
+from tests.cluster.controlled import ROOT, SYSTEM, answer, datastore_of
+from tests.cluster.kube import Kube, Manifest
+from tests.promises import promise
+
+pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(120, func_only=True)]
+SOON_S = 30.0
+MERGE = "application/merge-patch+json"
+TAINT = {"key": STARTUP_TAINT, "effect": "NoSchedule"}
+OTHER = {"key": "example.org/reserved", "effect": "NoSchedule"}
+
+
+def account_of_pod(api_server: Cluster, kube: Kube, folder: Path, account: str, pod: str) -> Path:
+    """A kubeconfig with a token as the kubelet gives one to this pod: it names the pod's node."""
+    bound = ["--bound-object-kind=Pod", f"--bound-object-name={pod}"]
+    token = kube.kubectl("create", "token", account, "--namespace", SYSTEM, *bound).strip()
+    document = yaml.safe_load(api_server.kubeconfig.read_text())
+    document["users"] = [{"name": user["name"], "user": {"token": token}} for user in document["users"]]
+    path = folder / f"{pod}.kubeconfig"
+    path.touch(mode=0o600)
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+@pytest.fixture
+def nodes(api_kube: Kube) -> Iterator[tuple[str, str]]:
+    """Two Nodes, each with our taint and another one, and a pod of the node plugin on the first."""
+    names = ("node-a", "node-b")
+    for name in names:
+        spec = {"taints": [TAINT, OTHER]}
+        api_kube.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": spec})
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "plugin-a"},
+        "spec": {
+            "containers": [{"name": "main", "image": "none"}],
+            "nodeName": "node-a",
+            "serviceAccountName": "datastore-node",
+            "tolerations": [{"operator": "Exists"}],
+        },
+    }
+    api_kube.apply(pod, namespace=SYSTEM)
+    yield names
+    api_kube.kubectl("delete", "pod", "plugin-a", "--namespace", SYSTEM, "--grace-period=0", "--force")
+    for name in names:
+        api_kube.delete("node", name)
+
+
+@promise("S-214")
+def test_the_node_plugin_changes_its_own_node_only(
+    api_server: Cluster, api_kube: Kube, nodes: tuple[str, str], tmp_path: Path
+) -> None:
+    account = account_of_pod(api_server, api_kube, tmp_path, "datastore-node", "plugin-a")
+
+    def said(node: str, change: dict[str, Any]) -> tuple[int, str]:
+        return answer(account, "PATCH", f"/api/v1/nodes/{node}", change, MERGE)
+
+    ours = {"spec": {"taints": [OTHER]}}
+    told: list[tuple[int, str]] = []
+
+    def refused() -> bool:
+        told.append(said("node-b", {"metadata": {"labels": {"x": "y"}}}))
+        return told[-1][0] != 200
+
+    # A policy that was just made holds a moment later.
+    api_kube.wait_for("a refusal", refused, limit_s=SOON_S)
+    assert "changes no Node but its own" in said("node-b", ours)[1]
+    for change in (
+        {"spec": {"taints": [TAINT]}},
+        {"spec": {"taints": None}},
+        {"spec": {"taints": [OTHER, {"key": "x", "effect": "NoExecute"}]}},
+        {"spec": {"unschedulable": True}},
+    ):
+        assert "takes its start-up taint off, and changes nothing else" in said("node-a", change)[1]
+    assert "changes no labels" in said("node-a", {"metadata": {"labels": {"x": "y"}}})[1]
+    assert said("node-a", ours) == (200, "")
+    assert ((api_kube.get("node", "node-a") or {})["spec"])["taints"] == [OTHER]
+
+
+@promise("S-360")
+def test_the_node_plugin_tells_what_pods_use_of_its_own_node_only(
+    api_server: Cluster, api_kube: Kube, nodes: tuple[str, str], tmp_path: Path
+) -> None:
+    """It reads nothing of what other nodes tell."""
+    account = account_of_pod(api_server, api_kube, tmp_path, "datastore-node", "plugin-a")
+    maps = f"/api/v1/namespaces/{SYSTEM}/configmaps"
+    own, other = (usage_name(node) for node in nodes)
+
+    def make(name: str) -> tuple[int, str]:
+        body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"a": "1"}}
+        return answer(account, "POST", maps, body, "application/json")
+
+    def refused() -> bool:
+        if make(other)[0] != 201:
+            return True
+        api_kube.delete("configmap", other, namespace=SYSTEM)
+        return False
+
+    api_kube.wait_for("a refusal", refused, limit_s=SOON_S)
+    assert "writes no ConfigMap but that of its own node" in make(other)[1]
+    assert make(own)[0] == 201
+    assert answer(account, "PATCH", f"{maps}/{own}", {"data": {"a": "2"}}, MERGE) == (200, "")
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": other}, "data": {"a": "1"}}
+    api_kube.apply(body, namespace=SYSTEM)
+    for change in ({}, {"data": {"a": "2"}}):
+        code, told = answer(account, "PATCH", f"{maps}/{other}", change, MERGE)
+        assert code != 200
+        assert "writes no ConfigMap but that of its own node" in told
+    for path in (f"{maps}/{own}", f"{maps}/{other}", maps, "/api/v1/configmaps"):
+        assert answer(account, "GET", path, None, "application/json")[0] == 403
+    for name in (own, other):
+        api_kube.delete("configmap", name, namespace=SYSTEM)
+
+
+@pytest.fixture
+def probing(api_kube: Kube) -> Iterator[None]:
+    policy = str(ROOT / "manifests" / "claim-probe" / "policy.yaml")
+    api_kube.kubectl("apply", "--filename", policy)
+    yield
+    api_kube.kubectl("delete", "--filename", policy)
+
+
+@promise("S-115")
+@pytest.mark.usefixtures("probing")
+def test_a_pod_that_tries_a_volume_has_the_controllers_image(api_kube: Kube, account: Path, space: str) -> None:
+    """Who has the controller's token starts no image of his own in a tenant's namespace."""
+    api_kube.wait_for("service account", lambda: bool(api_kube.get("serviceaccount", "default", namespace=space)))
+    body: Manifest = datastore_of("disk", {"claim": {"name": "disk"}})
+    body["metadata"] |= {"namespace": space, "uid": "0001"}
+    effective = effective_spec(body, None, Settings())
+    own = api_kube.get("deployment", "datastore-controller", namespace=SYSTEM)
+    assert own is not None
+    image = own["spec"]["template"]["spec"]["containers"][0]["image"]
+
+    def said(image: str) -> tuple[int, str]:
+        pod = pod_for(effective, "disk", (image, "Never"), "")
+        return answer(account, "POST", f"/api/v1/namespaces/{space}/pods", pod, "application/json")
+
+    told: list[tuple[int, str]] = []
+
+    def remove() -> None:
+        api_kube.kubectl("delete", "pod", "--all", "--namespace", space, "--grace-period=0", "--force")
+
+    def refused() -> bool:
+        told.append(said("example.org/miner:1"))
+        if told[-1][0] == 201:  # A policy that was just made holds a moment later.
+            remove()
+        return "has the controller's image" in told[-1][1]
+
+    api_kube.wait_for("a refusal of the image", refused, limit_s=SOON_S)
+    assert said(image)[0] == 201
+    remove()

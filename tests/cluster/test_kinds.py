@@ -1,0 +1,80 @@
+"""What the API server itself refuses of models, before any controller looks: the CEL rules of the CRDs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.kube import Kube, KubeError
+from tests.cluster.layout import REPOSITORY
+from tests.promises import promise
+
+pytestmark = pytest.mark.e2e_cluster
+
+SPACE = "kinds"
+
+
+@pytest.fixture(scope="module")
+def kube(api_server: Cluster) -> Kube:
+    """An API server with the CRDs, and a namespace of our own."""
+    made = Kube(api_server.kubeconfig)
+    made.kubectl("apply", "--server-side", f"--filename={REPOSITORY / 'manifests' / 'base' / 'crd.yaml'}")
+    made.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
+    made.kubectl("create", "namespace", SPACE)
+    return made
+
+
+def made(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": "datastore.dev/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+VERSION = {"model": "digits", "from": {"datastore": "runs", "path": "7"}, "labels": {"a": "b"}, "aliases": ["canary"]}
+SERVING = {"model": "digits", "alias": "prod", "replicas": 2}
+
+
+@promise("S-390")
+@pytest.mark.parametrize(
+    ("kind", "name", "spec", "words"),
+    [
+        ("Model", "a.b", {}, "metadata.name must have at most 63"),
+        ("ModelVersion", "v", {"model": "digits"}, "exactly one of from"),
+        ("ModelVersion", "v", {**VERSION, "version": 1}, "exactly one of from"),
+        ("ModelVersion", "v", {"model": "Digits", "version": 1}, "spec.model"),
+        ("ModelVersion", "v", {**VERSION, "aliases": ["latest"]}, "latest always means the newest version"),
+        ("Serving", "s", {"model": "digits"}, "exactly one of version and alias"),
+        ("Serving", "s", {**SERVING, "version": 1}, "exactly one of version and alias"),
+        ("Serving", "s", {**SERVING, "autoscaling": {"maxReplicas": 2}}, "at most one of replicas and autoscaling"),
+        (
+            "Serving",
+            "s",
+            {"model": "digits", "alias": "prod", "autoscaling": {"minReplicas": 3, "maxReplicas": 2}},
+            "minReplicas must not be above",
+        ),
+    ],
+)
+def test_a_wrong_object_is_refused(kube: Kube, kind: str, name: str, spec: dict[str, Any], words: str) -> None:
+    with pytest.raises(KubeError, match=words):
+        kube.apply(made(kind, name, spec), namespace=SPACE)
+
+
+@promise("S-390")
+def test_what_says_which_bytes_it_is_never_changes(kube: Kube) -> None:
+    kube.apply(made("Model", "digits", {"store": "models"}), namespace=SPACE)
+    kube.apply(made("ModelVersion", "v", VERSION), namespace=SPACE)
+    kube.apply(made("Serving", "s", SERVING), namespace=SPACE)
+
+    for kind, name, spec, field in (
+        ("Model", "digits", {"store": "other"}, "store"),
+        ("ModelVersion", "v", {**VERSION, "model": "other"}, "model"),
+        ("ModelVersion", "v", {**VERSION, "from": {"datastore": "runs", "path": "8"}}, "from"),
+        ("ModelVersion", "v", {**VERSION, "labels": {"a": "c"}}, "labels"),
+        ("ModelVersion", "v", {**VERSION, "aliases": ["prod"]}, "aliases"),
+        ("Serving", "s", {**SERVING, "model": "other"}, "model"),
+    ):
+        with pytest.raises(KubeError, match=f"{field} is immutable"):
+            kube.apply(made(kind, name, spec), namespace=SPACE)
+
+    kube.apply(made("Serving", "s", {"model": "digits", "version": 2, "replicas": 3}), namespace=SPACE)
+    assert "digits" in kube.kubectl("get", "mdl,mv,srv", f"--namespace={SPACE}")

@@ -1,0 +1,277 @@
+"""What a tenant gets from a node through the driver, and what he does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from datastore.csi.mountdaemon.protocol import handles_of
+from datastore.csi.request import key_of
+from datastore.csi.spec import csi_pb2 as csi
+from datastore.fuse.confinement import CAPABILITIES
+from tests.csi.accounts import Accounts, run_accounts
+from tests.csi.driver import Driver, Pod, context_of, secrets_of, until
+from tests.csi.takenover import check_confined, check_reaches_nothing
+from tests.hostile import servers
+from tests.hostile.servers import Hostile, hostile, redirecting
+from tests.promises import promise
+from tests.servers import Server, boto_client, make_bucket
+
+pytestmark = pytest.mark.fuse
+INLINE = {"csi.storage.k8s.io/ephemeral": "true", "csi.storage.k8s.io/pod.namespace": "team"}
+
+
+@pytest.fixture
+def strict(directory: Path) -> Iterator[Driver]:
+    """A node whose administrator has allowed nothing."""
+    made = Driver(directory, {"ALLOW_RANGES": ""})
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
+
+
+@promise("S-203")
+@pytest.mark.parametrize("inline", [True, False])
+def test_a_node_asks_no_private_server_unless_the_administrator_allows_it(
+    strict: Driver, versitygw: Server, inline: bool
+) -> None:
+    with hostile(servers.page) as server:
+        where = {"bucket": "data", "endpoint": server.endpoint}
+        context = {**where, **INLINE} if inline else {"datastore.dev/spec": json.dumps({"s3": where})}
+        pod = Pod(strict, "csi-1" if inline else "team/data/1", context, secrets_of(versitygw))
+        with pytest.raises(grpc.RpcError) as refused:
+            pod.publish() if inline else pod.stage()
+
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    said = "127.0.0.1 is an address of this machine; an administrator of the cluster may allow it"
+    assert said in str(refused.value.details())
+    assert server.heads == []
+
+
+@promise("S-203")
+def test_nobody_who_writes_a_pod_is_the_administrator(strict: Driver, versitygw: Server) -> None:
+    with hostile(servers.page) as server:
+        context = {"bucket": "data", "endpoint": server.endpoint, "datastore.dev/class": "fast", **INLINE}
+        pod = Pod(strict, "csi-1", context, secrets_of(versitygw))
+        with pytest.raises(grpc.RpcError) as refused:
+            pod.publish()
+
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert server.heads == []
+
+
+@promise("S-203", "S-116")
+def test_the_server_of_a_class_is_the_administrators_choice(strict: Driver, versitygw: Server, bucket: str) -> None:
+    spec = {"s3": {"bucket": bucket, "endpoint": versitygw.endpoint}}
+    context = {"datastore.dev/spec": json.dumps(spec), "datastore.dev/class": "fast"}
+    pod = Pod(strict, "team/data/1", context, secrets_of(versitygw))
+    (pod.start() / "x").write_text("x")
+    pod.end()
+
+
+BODY = bytes(range(256)) * 800
+
+
+@pytest.fixture
+def shared() -> Iterator[tuple[Accounts, str]]:
+    """A bucket with `file` that its owner may read, and of which user `lister` sees a listing and nothing more."""
+    with run_accounts() as accounts:
+        bucket = make_bucket(accounts.server, "shared-data")
+        owner = boto_client(accounts.server)
+        owner.put_object(Bucket=bucket, Key="file", Body=BODY, Metadata={"mode": "33184"})
+        accounts.create("lister", "lister-secret", "user")
+        statement = {
+            "Effect": "Allow",
+            "Principal": {"AWS": ["lister"]},
+            "Action": ["s3:ListBucket"],
+            "Resource": [f"arn:aws:s3:::{bucket}"],
+        }
+        policy = {"Version": "2012-10-17", "Statement": [statement]}
+        owner.put_bucket_policy(Bucket=bucket, Policy=json.dumps(policy))
+        yield accounts, bucket
+
+
+LISTER = {"AWS_ACCESS_KEY_ID": "lister", "AWS_SECRET_ACCESS_KEY": "lister-secret"}
+
+
+@promise("S-205")
+def test_what_one_tenant_has_cached_another_one_does_not_read(driver: Driver, shared: tuple[Accounts, str]) -> None:
+    """He may list the bucket, and so knows each version, but not read it."""
+    accounts, bucket = shared
+    context = context_of(accounts.server, bucket, readOnly=True)
+    owner = Pod(driver, "team-a/data/1", context, secrets_of(accounts.server))
+    other = Pod(driver, "team-b/data/2", context, LISTER, name="pod-b")
+    assert (owner.start() / "file").read_bytes() == BODY
+    seen = other.start()
+    assert [each.name for each in seen.iterdir()] == ["file"]
+    with pytest.raises(PermissionError):
+        (seen / "file").read_bytes()
+    other.end()
+    owner.end()
+
+
+@promise("S-205")
+def test_a_volume_with_other_keys_reads_nothing_that_its_former_keys_read(
+    driver: Driver, shared: tuple[Accounts, str]
+) -> None:
+    """The Secret is another one when the volume comes to the node again."""
+    accounts, bucket = shared
+    context = context_of(accounts.server, bucket)
+    first = Pod(driver, "team-a/data/1", context, secrets_of(accounts.server))
+    time.sleep(1.1)  # what was changed within the second is not remembered
+    assert (first.start() / "file").stat().st_mode & 0o777 == 0o640
+    assert (first.target / "file").read_bytes() == BODY
+    first.end()
+    for listed in (False, True):
+        again = Pod(driver, "team-a/data/1", context_of(accounts.server, bucket, readOnly=listed), LISTER)
+        file = again.start() / "file"
+        with pytest.raises(PermissionError):
+            file.read_bytes() if listed else file.stat()
+        again.end()
+
+
+@pytest.fixture
+def small(directory: Path) -> Iterator[Driver]:
+    """A node with little room for caches."""
+    made = Driver(directory, {"CACHE_SIZE_VOLUME": "8Mi", "CACHE_SIZE_NODE": "12Mi", "MAX_VOLUMES": "3"})
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
+
+
+def on_disk(directory: str) -> int:
+    files = [each for each in Path(directory).rglob("*") if each.is_file()]
+    return sum(each.stat().st_blocks * 512 for each in files)
+
+
+@promise("S-206", "S-208")
+def test_no_manifest_takes_more_of_the_disk_than_the_administrator_gives(
+    small: Driver, versitygw: Server, bucket: str
+) -> None:
+    """A tenant asks for 900 TiB, and another one's volume comes beside it."""
+    assert small.node("NodeGetInfo", csi.NodeGetInfoRequest()).max_volumes_per_node == 3
+    body = bytes(24 << 20)
+    boto_client(versitygw).put_object(Bucket=bucket, Key="large", Body=body)
+    context = context_of(versitygw, bucket, cache={"size": "900Ti"})
+    pods = [Pod(small, f"team-{name}/data/1", context, secrets_of(versitygw), name=name) for name in "ab"]
+    caches = []
+    for pod in pods:
+        assert (pod.start() / "large").read_bytes() == body
+        caches.append(f"{small.settings.cache_dir}/{key_of(pod.volume_id)}")
+    assert all(0 < on_disk(each) <= 8 << 20 for each in caches)
+    until(lambda: sum(map(on_disk, caches)) <= 12 << 20, "both have their share of the node's", 40)
+    assert all((pod.target / "large").read_bytes() == body for pod in pods)
+    assert sum(map(on_disk, caches)) <= 12 << 20
+    for pod in pods:
+        pod.end()
+
+
+@promise("S-211", "S-215")
+def test_a_mount_server_has_few_rights(driver: Driver, versitygw: Server, bucket: str) -> None:
+    """Also the one that replaces it."""
+    pod = Pod(driver, "team/data/1", context_of(versitygw, bucket), secrets_of(versitygw))
+    (pod.start() / "file").write_text("x")
+    assert handles_of(driver.settings.handles_socket) == [], "the daemon answers, so nobody has to ask the plugin"
+    before = 0
+    for _ in range(2):
+        until(lambda: driver.state(pod.volume_id).server_pid not in {0, before}, "a server")  # noqa: B023
+        server = check_confined(driver, pod)
+        assert (pod.target / "file").read_text() == "x"
+        before = server
+        os.kill(server, signal.SIGKILL)
+    pod.end()
+
+
+@promise("S-215")
+def test_a_mount_server_that_is_taken_over_reaches_nothing_of_others(
+    driver: Driver, versitygw: Server, bucket: str
+) -> None:
+    """Two volumes of two tenants on a node; the one's server tries all it can think of."""
+    pods = [Pod(driver, f"team-{n}/data/1", context_of(versitygw, bucket), secrets_of(versitygw), name=n) for n in "ab"]
+    for pod in pods:
+        (pod.start() / f"file-{pod.name}").write_text(pod.name)
+    check_reaches_nothing(driver, *pods)
+    for pod in pods:
+        assert (pod.target / f"file-{pod.name}").read_text() == pod.name
+        pod.end()
+
+
+BARE = """
+from pathlib import Path
+from datastore.api.mountspec import MountSpec
+from datastore.api.source import S3Location
+from datastore.fuse import confinement
+
+confinement.LEAST_LANDLOCK, confinement._LIBSECCOMP = 1000, "libnone.so"
+spec = MountSpec(name="v", mountpoint="/m", source=S3Location(bucket="b"), state_dir="/var/tmp", cache_dir="/var/tmp")
+missing = confinement.confine(spec)
+(capabilities,) = (line for line in Path("/proc/self/status").read_text().splitlines() if "CapEff" in line)
+print(len(missing), capabilities)
+"""
+
+
+@promise("S-215")
+def test_a_system_that_lacks_landlock_and_seccomp_is_told_of() -> None:
+    """An older kernel, and an image without the library; what is left holds."""
+    told = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, timeout=60, check=True)
+    assert told.stdout.split() == ["2", "CapEff:", f"{CAPABILITIES['s3']:016x}"]
+
+
+@promise("S-215", "S-217")
+def test_what_a_server_writes_about_itself_leads_nobody_to_another_one(
+    driver: Driver, versitygw: Server, bucket: str
+) -> None:
+    """Its own state directory says that the neighbour's server is its own, and then its volume ends."""
+    pods = [Pod(driver, f"team-{n}/data/1", context_of(versitygw, bucket), secrets_of(versitygw), name=n) for n in "ab"]
+    for pod in pods:
+        pod.start()
+    hostile_state, neighbour = (driver.state(pod.volume_id) for pod in pods)
+    note = Path(hostile_state.state_dir) / "mount.json"
+    honest = note.read_bytes()
+    note.write_bytes(b"[" * 100_000)
+    assert [driver.state(pod.volume_id).server_pid for pod in pods] == [0, neighbour.server_pid]
+    note.write_bytes(honest)
+    note.write_text(json.dumps({**json.loads(note.read_text()), "serverPid": neighbour.server_pid}))
+    assert driver.state(pods[0].volume_id).server_pid == 0
+    os.kill(hostile_state.supervisor_pid, signal.SIGKILL)  # who replaces it kills the server that the note names
+    until(lambda: driver.state(pods[0].volume_id).server_pid not in {0, hostile_state.server_pid}, "another server")
+    assert driver.state(pods[1].volume_id).server_pid == neighbour.server_pid
+    for pod in pods:
+        pod.end()
+
+
+@pytest.fixture
+def metadata_service() -> Iterator[Hostile]:
+    """What a redirect is to lead to."""
+    with hostile(servers.page) as server:
+        yield server
+
+
+@promise("S-200")
+def test_what_is_read_on_a_node_comes_from_the_server_that_was_named(
+    driver: Driver, versitygw: Server, metadata_service: Hostile
+) -> None:
+    """On the real path of a pod's read."""
+    with hostile(redirecting(f"{metadata_service.endpoint}/latest/meta-data/iam")) as server:
+        spec = {"s3": {"bucket": "data", "endpoint": server.endpoint}, "readOnly": True}
+        pod = Pod(driver, "team/data/1", {"datastore.dev/spec": json.dumps(spec)}, secrets_of(versitygw))
+        folder = pod.start()
+        assert [each.name for each in folder.iterdir()] == ["file"]
+        with pytest.raises(OSError, match="Input/output error"):
+            (folder / "file").read_bytes()
+        pod.end()
+
+    assert metadata_service.heads == []

@@ -1,0 +1,1 @@
+"""GlusterFS volumes of a real glusterd, in a network namespace."""

@@ -1,0 +1,454 @@
+"""A bucket in memory: the verified fake. It passes the same contract suite as the real servers (tests/contract).
+
+Several MemoryStore views may share one MemoryBucket, each standing for another client. Thread-safe: one lock per
+bucket, never held across anything that waits. By its Capabilities a bucket can stand for a stricter server, such as
+one that keeps keys as files of a disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+import time
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from datastore.errors import AlreadyExists, InvalidRequest, KeyConflict, NotFound, PreconditionFailed, StoreError
+from datastore.fuse.store.base import (
+    Body,
+    ByteRange,
+    Capabilities,
+    DeleteFailure,
+    ETag,
+    FilePart,
+    GetFeed,
+    GetSink,
+    HeadSink,
+    ListedObject,
+    ListPage,
+    ObjectInfo,
+    ObjectStore,
+    PartNumber,
+    PendingUpload,
+    Shown,
+    Sink,
+    UploadId,
+    WriteOptions,
+    WriteResult,
+    handed_over,
+    in_memory,
+)
+from datastore.fuse.store.forwarding import ForwardingStore
+from datastore.fuse.store.limits import (
+    MAX_LIST_KEYS,
+    check_delete_count,
+    check_head_count,
+    check_key,
+    check_metadata,
+    check_options,
+    check_part_number,
+    key_bytes,
+    shown,
+)
+from datastore.fuse.store.packed import packed
+
+
+def get_each(store: ObjectStore, feed: GetFeed, sink: GetSink) -> None:
+    """ObjectStore.get_many() by one get() after the other."""
+    while (wanted := feed()) is not None:
+        answer = None
+        with suppress(StoreError):
+            body, info = store.get(wanted.key, if_match=wanted.etag)
+            if (info.etag or wanted.etag, len(body)) == (wanted.etag, wanted.size):
+                answer = body, info
+        sink(wanted, answer)
+
+
+def head_each(store: ObjectStore, objects: Sequence[Shown], sink: HeadSink) -> None:
+    """ObjectStore.head_many() by one head() after the other."""
+    check_head_count(objects)
+    for number, one in enumerate(objects):
+        try:
+            answer: ObjectInfo | StoreError = store.head(one.key)
+        except StoreError as error:
+            answer = error
+        sink(number, answer)
+
+
+class OneByOneStore(ForwardingStore):
+    """A store in front of another one, whose hook is also around each of the calls for many objects."""
+
+    head_many = head_each
+    get_many = get_each
+
+
+MIN_PART_BYTES = 5 << 20
+_MS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    body: bytes
+    etag: ETag
+    mtime_ns: int
+    metadata: Mapping[str, str]
+    content_type: str
+
+
+@dataclass(slots=True)
+class _Upload:
+    key: str
+    options: WriteOptions
+    initiated_ns: int
+    copies: bool
+    parts: dict[int, _Object] = field(default_factory=dict)
+
+
+class MemoryBucket:
+    """The objects themselves.
+
+    clock: nanoseconds since the epoch (kept at 1 ms); min_part_bytes: S3's 5 MiB, tests of planners may lower it.
+
+    INVARIANT sorted_keys is the sorted list of the keys of objects.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], int] = time.time_ns,
+        capabilities: Capabilities | None = None,
+        min_part_bytes: int = MIN_PART_BYTES,
+    ) -> None:
+        self.capabilities = capabilities or Capabilities(conditional_delete=True)
+        self.min_part_bytes = min_part_bytes
+        self.lock = threading.RLock()
+        self.objects: dict[bytes, _Object] = {}
+        self.sorted_keys: list[bytes] = []
+        self.uploads: dict[UploadId, _Upload] = {}
+        self.upload_numbers = itertools.count(1)
+        self.others: dict[str, MemoryBucket] = {}
+        """Other buckets of the same server, by name: copies may come from there."""
+        self._clock = clock
+
+    def now_ns(self) -> int:
+        """The server's time."""
+        return self._clock() // _MS * _MS
+
+    def find(self, key: str) -> _Object:
+        """Errors: NotFound."""
+        found = self.objects.get(key_bytes(key))
+        if found is None:
+            raise NotFound(f"{shown(key)}: no such object", key=key, status=404, code="NoSuchKey")
+        return found
+
+    def check_condition(self, key: str, options: WriteOptions) -> None:
+        """Errors: AlreadyExists, PreconditionFailed."""
+        present = self.objects.get(key_bytes(key))
+        if options.if_none_match and present is not None:
+            raise AlreadyExists(f"{shown(key)}: the key is taken", key=key, status=412, code="PreconditionFailed")
+        if options.if_match is not None and (present is None or present.etag != options.if_match):
+            raise _changed(key)
+
+    def store(self, key: str, body: bytes, etag: ETag, options: WriteOptions) -> WriteResult:
+        """Put an object in its place. Errors: KeyConflict."""
+        raw = key_bytes(key)
+        self._check_beside(key, raw)
+        made = _Object(body, etag, self.now_ns(), dict(options.metadata), options.content_type)
+        if raw not in self.objects:
+            insort(self.sorted_keys, raw)
+        self.objects[raw] = made
+        return WriteResult(etag, made.mtime_ns)
+
+    def remove(self, key: str) -> None:
+        """Remove an object; success when it is not there."""
+        raw = key_bytes(key)
+        if self.objects.pop(raw, None) is not None:
+            del self.sorted_keys[bisect_left(self.sorted_keys, raw)]
+
+    def _check_beside(self, key: str, raw: bytes) -> None:
+        if self.capabilities.file_beside_directory:
+            return
+        below = raw.rstrip(b"/") + b"/"
+        at = bisect_left(self.sorted_keys, below)
+        occupied = at < len(self.sorted_keys) and self.sorted_keys[at].startswith(below)
+        parents = [raw[:end] for end, byte in enumerate(raw) if byte == ord("/")]
+        if (occupied and not raw.endswith(b"/")) or any(parent in self.objects for parent in parents):
+            raise KeyConflict(f"{shown(key)}: this server can't hold a file beside a directory of its name", key=key)
+
+
+class MemoryStore:
+    """One client's view of a MemoryBucket; implements ObjectStore."""
+
+    def __init__(self, bucket: MemoryBucket | None = None) -> None:
+        self.bucket = bucket or MemoryBucket()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this server can do."""
+        return self.bucket.capabilities
+
+    def list_page(
+        self,
+        prefix: str,
+        *,
+        delimiter: str = "",
+        token: str | None = None,
+        start_after: str = "",
+        max_keys: int = 1000,
+        unless: bytes = b"",
+    ) -> ListPage:
+        """See ObjectStore."""
+        with self.bucket.lock:
+            page = _Lister(self.bucket, key_bytes(prefix), key_bytes(delimiter)).page(token, start_after, max_keys)
+        said = repr((page.objects, page.common_prefixes, page.next_token is None)).encode("ascii", "backslashreplace")
+        digest = hashlib.blake2b(said, digest_size=16).digest()
+        return ListPage((), (), None, digest) if digest == unless else page._replace(digest=digest)
+
+    def head(self, key: str) -> ObjectInfo:
+        """See ObjectStore."""
+        with self.bucket.lock:
+            return self._describe(key, self.bucket.find(key))
+
+    head_many = head_each
+    get_many = get_each
+
+    def get(
+        self,
+        key: str,
+        *,
+        byte_range: ByteRange | None = None,
+        if_match: ETag | None = None,
+        sink: Sink | None = None,
+    ) -> tuple[Body, ObjectInfo]:
+        """See ObjectStore."""
+        with self.bucket.lock:
+            found = self.bucket.find(key)
+            info = self._describe(key, found)
+        if if_match is not None and found.etag != if_match:
+            raise _changed(key)
+        body = found.body if byte_range is None else found.body[byte_range.start : byte_range.stop]
+        return handed_over((body, info), sink)
+
+    def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
+        """See ObjectStore."""
+        check_key(key, self.capabilities)
+        check_options(key, options)
+        copied = bytes(body)
+        etag = _md5(copied)
+        if copied and key.endswith("/") and not self.capabilities.file_beside_directory:
+            raise InvalidRequest(f"{shown(key)}: a directory object has no body here", key=key, status=400)
+        with self.bucket.lock:
+            self.bucket.check_condition(key, options)
+            return self.bucket.store(key, copied, etag, options)
+
+    def copy(
+        self,
+        source: str,
+        target: str,
+        *,
+        replace: WriteOptions | None = None,
+        if_source_match: ETag | None = None,
+        source_bucket: str = "",
+    ) -> WriteResult:
+        """See ObjectStore."""
+        check_key(target, self.capabilities)
+        if replace is not None:
+            check_metadata(target, replace.metadata)
+        if source == target and replace is None:
+            raise InvalidRequest(f"{shown(target)}: a copy onto itself must change something", key=target, status=400)
+        with self.bucket.lock:
+            found = (self.bucket.others[source_bucket] if source_bucket else self.bucket).find(source)
+            if if_source_match is not None and found.etag != if_source_match:
+                raise _changed(source)
+            kept = replace or WriteOptions(metadata=found.metadata, content_type=found.content_type)
+            return self.bucket.store(target, found.body, _md5(found.body), kept)
+
+    def delete(self, key: str, *, if_match: ETag | None = None) -> None:
+        """See ObjectStore."""
+        with self.bucket.lock:
+            present = self.bucket.objects.get(key_bytes(key))
+            guarded = if_match is not None and self.capabilities.conditional_delete
+            if guarded and present is not None and present.etag != if_match:
+                raise _changed(key)
+            self.bucket.remove(key)
+
+    def delete_many(self, keys: Sequence[str]) -> list[DeleteFailure]:
+        """See ObjectStore."""
+        check_delete_count(keys)
+        with self.bucket.lock:
+            for key in keys:
+                self.bucket.remove(key)
+        return []
+
+    def create_upload(self, key: str, options: WriteOptions, *, copies: bool = False) -> UploadId:
+        """See ObjectStore."""
+        check_key(key, self.capabilities)
+        check_options(key, options)
+        with self.bucket.lock:
+            upload_id = UploadId(f"upload-{next(self.bucket.upload_numbers)}")
+            self.bucket.uploads[upload_id] = _Upload(key, options, self.bucket.now_ns(), copies)
+            return upload_id
+
+    def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:
+        """See ObjectStore."""
+        check_part_number(key, number)
+        return self._keep_part(key, upload_id, number, bytes(in_memory(body)))
+
+    def upload_part_copy(
+        self,
+        key: str,
+        upload_id: UploadId,
+        number: PartNumber,
+        source: str,
+        byte_range: ByteRange,
+        if_source_match: ETag | None,
+        *,
+        source_bucket: str = "",
+    ) -> ETag:
+        """See ObjectStore."""
+        check_part_number(key, number)
+        there = MemoryStore(self.bucket.others[source_bucket]) if source_bucket else self
+        body, info = there.get(source, if_match=if_source_match)
+        if byte_range.stop > info.size:
+            raise InvalidRequest(f"{shown(source)}: {byte_range} is not inside its {info.size} bytes", key=source)
+        if not self._upload(key, upload_id).copies:  # as MinIO, of an upload whose parts have checksums
+            raise InvalidRequest(f"{shown(key)}: the upload was begun without copies", key=key)
+        return self._keep_part(key, upload_id, number, bytes(body[byte_range.start : byte_range.stop]))
+
+    def complete_upload(
+        self, key: str, upload_id: UploadId, parts: Sequence[tuple[PartNumber, ETag]], options: WriteOptions
+    ) -> WriteResult:
+        """See ObjectStore."""
+        with self.bucket.lock:
+            upload = self._upload(key, upload_id)
+            bodies = self._chosen(key, upload, parts)
+            self.bucket.check_condition(key, options)
+            digests = b"".join(hashlib.md5(body, usedforsecurity=False).digest() for body in bodies)
+            etag = ETag(f"{_md5(digests)}-{len(bodies)}")
+            result = self.bucket.store(key, b"".join(bodies), etag, upload.options)
+            del self.bucket.uploads[upload_id]
+            return result
+
+    def abort_upload(self, key: str, upload_id: UploadId) -> None:
+        """See ObjectStore."""
+        with self.bucket.lock:
+            self.bucket.uploads.pop(upload_id, None)
+
+    def pending_uploads(self, prefix: str) -> Iterator[PendingUpload]:
+        """See ObjectStore."""
+        with self.bucket.lock:
+            found = [
+                PendingUpload(upload.key, upload_id, upload.initiated_ns)
+                for upload_id, upload in self.bucket.uploads.items()
+                if upload.key.startswith(prefix)
+            ]
+        return iter(sorted(found, key=lambda upload: (key_bytes(upload.key), upload.initiated_ns)))
+
+    def has_object_lock(self) -> bool:
+        """See ObjectStore: it has none."""
+        return False
+
+    def set_legal_hold(self, key: str, *, on: bool) -> None:
+        """See ObjectStore."""
+        raise InvalidRequest(f"{shown(key)}: the bucket has no object lock", key=key, status=400)
+
+    def close(self) -> None:
+        """See ObjectStore."""
+
+    def _describe(self, key: str, found: _Object) -> ObjectInfo:
+        return ObjectInfo(
+            key=key,
+            size=len(found.body),
+            etag=found.etag,
+            mtime_ns=found.mtime_ns,
+            server_time_ns=self.bucket.now_ns(),
+            metadata=dict(found.metadata),
+            content_type=found.content_type,
+        )
+
+    def _upload(self, key: str, upload_id: UploadId) -> _Upload:
+        upload = self.bucket.uploads.get(upload_id)
+        if upload is None or upload.key != key:
+            raise NotFound(f"{shown(key)}: no such upload", key=key, status=404, code="NoSuchUpload")
+        return upload
+
+    def _keep_part(self, key: str, upload_id: UploadId, number: int, body: bytes) -> ETag:
+        part = _Object(body, _md5(body), self.bucket.now_ns(), {}, "")
+        with self.bucket.lock:
+            self._upload(key, upload_id).parts[number] = part
+        return part.etag
+
+    def _chosen(self, key: str, upload: _Upload, parts: Sequence[tuple[PartNumber, ETag]]) -> list[bytes]:
+        numbers = [number for number, _ in parts]
+        if not parts or any(a >= b for a, b in itertools.pairwise(numbers)):
+            raise InvalidRequest(f"{shown(key)}: parts must be given, in ascending order", key=key, status=400)
+        bodies = []
+        for number, etag in parts:
+            part = upload.parts.get(number)
+            if part is None or part.etag != etag:
+                raise InvalidRequest(f"{shown(key)}: part {number} was not sent", key=key, status=400)
+            bodies.append(part.body)
+        if any(len(body) < self.bucket.min_part_bytes for body in bodies[:-1]):
+            raise InvalidRequest(f"{shown(key)}: a part is under the least size", key=key, status=400)
+        return bodies
+
+
+class _Lister:
+    """Groups sorted keys into a page; keys and prefixes count alike towards max_keys, as on S3."""
+
+    def __init__(self, bucket: MemoryBucket, prefix: bytes, delimiter: bytes) -> None:
+        self._bucket = bucket
+        self._prefix = prefix
+        self._delimiter = delimiter
+
+    def page(self, token: str | None, start_after: str, max_keys: int) -> ListPage:
+        after = bytes.fromhex(token) if token else key_bytes(start_after)
+        objects: list[ListedObject] = []
+        prefixes: list[str] = []
+        last = b""
+        for entry in self._entries(after):
+            if len(objects) + len(prefixes) == min(max_keys, MAX_LIST_KEYS):
+                return ListPage(objects, prefixes, last.hex())
+            last = entry
+            found = self._bucket.objects.get(entry)
+            text = entry.decode("utf-8", "surrogateescape")
+            if found is None or self._group(entry) is not None:
+                prefixes.append(text)
+            else:
+                said = packed(found.metadata, found.content_type) if self._bucket.capabilities.listed_metadata else None
+                objects.append(ListedObject(text, len(found.body), found.etag, found.mtime_ns, said))
+        return ListPage(objects, prefixes, None)
+
+    def _entries(self, after: bytes) -> Iterator[bytes]:
+        """Keys and common prefixes in order; a common prefix that holds `after` is over (as on all servers tried)."""
+        keys = self._bucket.sorted_keys
+        position = bisect_left(keys, self._prefix)
+        if after >= self._prefix:
+            skipped = self._group(after) if after.startswith(self._prefix) else None
+            position = bisect_left(keys, _past(skipped) if skipped is not None else after + b"\0")
+        while position < len(keys) and keys[position].startswith(self._prefix):
+            group = self._group(keys[position])
+            yield keys[position] if group is None else group
+            position = position + 1 if group is None else bisect_left(keys, _past(group))
+
+    def _group(self, key: bytes) -> bytes | None:
+        if not self._delimiter:
+            return None
+        at = key.find(self._delimiter, len(self._prefix))
+        return None if at < 0 else key[: at + len(self._delimiter)]
+
+
+def _past(prefix: bytes) -> bytes:
+    """The least byte string above everything that starts with `prefix` (which ends with the delimiter, below 0xff)."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])
+
+
+def _md5(body: bytes) -> ETag:
+    return ETag(hashlib.md5(body, usedforsecurity=False).hexdigest())
+
+
+def _changed(key: str) -> PreconditionFailed:
+    return PreconditionFailed(f"{shown(key)}: the object is another version", key=key, status=412)

@@ -1,0 +1,401 @@
+"""The supervisor: a mount that outlives its servers, ends in order, and leaves nothing behind when it can't begin."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from datastore import mountinfo
+from datastore.api.source import S3Location, StaticCredentials
+from datastore.fuse.kernel import device
+from datastore.secret import Secret
+from tests.memfs import pattern
+from tests.mount.engine import CHECKOUT, Supervisor, kept, spec
+from tests.patience import eventually
+from tests.promises import promise
+
+pytestmark = [pytest.mark.fuse, pytest.mark.plain_user]
+KILLS = 6
+
+
+def test_a_mount_is_described_used_and_stopped(tmp_path: Path) -> None:
+    with kept(spec(tmp_path)) as supervisor:
+        assert supervisor.said["ready"] is True
+        assert supervisor.said["mountpoint"] == str(supervisor.path)
+        assert (supervisor.path / "d" / "007").read_bytes() == pattern(7)
+        described = supervisor.described()
+        assert described["supervisorPid"] == supervisor.process.pid
+        assert described["source"]["credentials"] == "default chain"
+        assert (supervisor.state / "mount.json").stat().st_mode & 0o777 == 0o600
+        assert supervisor.state.stat().st_mode & 0o777 == 0o700
+        (status,) = supervisor.ask(op="status")
+        assert status["ok"]
+        assert status["serverPid"] == described["serverPid"]
+        assert status["files"] == 202
+        assert status["requests"]["READ"] >= 1
+        assert supervisor.ask(op="stop") == [{"ok": True, "errors": []}]
+        assert supervisor.wait() == 0
+        assert not os.path.ismount(supervisor.path)
+        assert sorted(os.listdir(supervisor.state)) == ["lock", "mount.log"]
+
+
+def test_warming_reports_progress(tmp_path: Path) -> None:
+    with kept(spec(tmp_path)) as supervisor:
+        lines = supervisor.ask(op="warm", path="d")
+        assert [line["progress"]["done"] for line in lines[:-1]] == [1, 2, 3]
+        assert lines[-1] == {"ok": True, "files": 3}
+
+
+def test_control_requests_that_make_no_sense_get_an_answer(tmp_path: Path) -> None:
+    with kept(spec(tmp_path)) as supervisor:
+        for request in ({"op": "dance"}, {"up": 1}):
+            (answer,) = supervisor.ask(**request)
+            assert not answer["ok"]
+        with supervisor.connected():
+            assert supervisor.ask(op="status")[0]["ok"], "one silent client holds up nobody"
+        (answer,) = supervisor.ask(op="warm", path=5)
+        assert not answer["ok"]
+
+
+def test_many_clients_ask_at_once(tmp_path: Path) -> None:
+    with kept(spec(tmp_path)) as supervisor:
+        answers: list[bool] = []
+        threads = [
+            threading.Thread(target=lambda: answers.append(supervisor.ask(op="status")[0]["ok"])) for _ in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert answers == [True] * 8
+
+
+def test_a_busy_mount_is_not_stopped_unless_forced(tmp_path: Path) -> None:
+    with kept(spec(tmp_path)) as supervisor:
+        with (supervisor.path / "d" / "000").open("rb"):
+            (answer,) = supervisor.ask(op="stop")
+            assert not answer["ok"]
+            assert f"pid {os.getpid()} " in answer["errors"][0]
+            assert (supervisor.path / "d" / "001").read_bytes() == pattern(1), "it goes on"
+        assert supervisor.ask(op="stop")[0]["ok"]
+
+
+def test_what_is_not_in_the_storage_is_told_before_the_mount_is_given_up(tmp_path: Path) -> None:
+    with kept(spec(tmp_path, labels={"flush": "d/000: access denied"})) as supervisor:
+        assert supervisor.ask(op="flush") == [{"ok": False, "errors": ["d/000: access denied"]}]
+        assert supervisor.ask(op="stop") == [{"ok": False, "errors": ["d/000: access denied"]}]
+        assert os.path.ismount(supervisor.path)
+        assert supervisor.ask(op="stop", force=True) == [{"ok": True, "errors": ["d/000: access denied"]}]
+        assert supervisor.wait() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_the_mount_even_when_it_is_in_use(tmp_path: Path, number: signal.Signals) -> None:
+    with kept(spec(tmp_path)) as supervisor:
+        with (supervisor.path / "d" / "000").open("rb") if number is signal.SIGTERM else (tmp_path / "x").open("wb"):
+            supervisor.process.send_signal(number)
+            eventually(lambda: not os.path.ismount(supervisor.path))
+        assert supervisor.wait() == 0
+
+
+def test_a_mount_unmounted_by_hand_ends(tmp_path: Path) -> None:
+    with kept(spec(tmp_path)) as supervisor:
+        command = ["umount"] if os.geteuid() == 0 else ["fusermount3", "-u"]
+        subprocess.run([*command, str(supervisor.path)], check=True, timeout=20)
+        assert supervisor.wait() == 0
+
+
+def test_readers_notice_no_death_of_the_server(tmp_path: Path) -> None:
+    with kept(spec(tmp_path, labels={"delay": "0.003"})) as supervisor:
+        stop = threading.Event()
+        wrong: list[str] = []
+        reads = [0] * 4
+        held = (supervisor.path / "d" / "199").open("rb", buffering=0)
+
+        def read(slot: int) -> None:
+            number = slot
+            while not stop.is_set():
+                number = (number * 7 + 3) % 200
+                try:
+                    if (supervisor.path / "d" / f"{number:03d}").read_bytes() != pattern(number):
+                        wrong.append(f"content of {number}")
+                    if os.pread(held.fileno(), 7, 0) != pattern(199)[:7]:
+                        wrong.append("content of the held file")
+                except OSError as error:
+                    wrong.append(repr(error))
+                reads[slot] += 1
+
+        threads = [threading.Thread(target=read, args=(slot,)) for slot in range(4)]
+        for thread in threads:
+            thread.start()
+        for _ in range(KILLS):
+            before, progress = supervisor.server_pid(), sum(reads)
+            eventually(lambda: sum(reads) > progress + 20)  # noqa: B023  (called at once)
+            os.kill(before, signal.SIGKILL)
+            eventually(lambda: supervisor.server_pid() != before)  # noqa: B023
+        progress = sum(reads)
+        eventually(lambda: sum(reads) > progress + 50)
+        stop.set()
+        for thread in threads:
+            thread.join(20)
+        held.close()
+        assert not any(thread.is_alive() for thread in threads), "no request is lost"
+        assert wrong == []
+        assert supervisor.ask(op="stop")[0]["ok"]
+
+
+WRONG = [
+    ({"labels": {"wrong": "key"}}, "CredentialsInvalid", "AKIAEXAMPLE is unknown"),
+    ({"labels": {"defect": "1"}}, "MountFailed", "could not start: RuntimeError"),
+    ({"mountpoint": "/nowhere/at/all"}, "MountFailed", "does not exist"),
+    ({"mountpoint": "/usr"}, "MountFailed", "not empty"),
+    ({"mountpoint": "/proc"}, "MountFailed", "already a mount of"),
+]
+
+
+@pytest.mark.parametrize(("changes", "kind", "words"), WRONG)
+def test_what_can_not_begin_says_why_and_mounts_nothing(
+    tmp_path: Path, changes: dict[str, object], kind: str, words: str
+) -> None:
+    wanted = spec(tmp_path, **changes)
+    with kept(wanted, mounted_after=wanted.mountpoint == "/proc") as supervisor:
+        assert supervisor.said["kind"] == kind
+        assert words in supervisor.said["error"]
+        assert supervisor.wait() == 1
+        assert not (supervisor.state / "mount.json").exists()
+        assert not (supervisor.state / "control.sock").exists()
+
+
+def test_one_state_directory_serves_one_mount(tmp_path: Path) -> None:
+    with kept(spec(tmp_path)):
+        other = tmp_path / "other"
+        other.mkdir()
+        with kept(spec(tmp_path, mountpoint=str(other))) as second:
+            assert "mounted already" in second.said["error"]
+            assert second.wait() == 1
+
+
+def test_a_specification_that_is_none_is_refused() -> None:
+    finished = subprocess.run(
+        [sys.executable, "-m", "datastore.fuse"], input=b'{"version": 9}', capture_output=True, cwd=CHECKOUT, timeout=30
+    )
+    assert finished.returncode == 1
+    assert b"InvalidManifest" in finished.stdout
+
+
+def test_who_asked_and_went_away_leaves_no_mount(tmp_path: Path) -> None:
+    wanted = spec(tmp_path)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "datastore.fuse", "--builder", "tests.memfs:build"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=CHECKOUT,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    process.communicate(wanted.to_json().encode())
+    assert process.wait(30) == 1
+    assert not os.path.ismount(wanted.mountpoint)
+
+
+def test_a_server_that_can_not_come_back_is_tried_again_until_it_can(tmp_path: Path) -> None:
+    flag = tmp_path / "broken"
+    with kept(spec(tmp_path, labels={"broken while": str(flag)})) as supervisor:
+        flag.touch()
+        before = supervisor.server_pid()
+        os.kill(before, signal.SIGKILL)
+        eventually(lambda: supervisor.log().count("could not start") >= 2)
+        # asked of /proc: the mount itself answers when a server is back
+        assert mountinfo.read().at(str(supervisor.path)), "a crash never unmounts"
+        flag.unlink()
+        eventually(lambda: supervisor.server_pid() != before)
+        assert (supervisor.path / "d" / "011").read_bytes() == pattern(11)
+
+
+@promise("S-153")
+def test_a_full_disk_ends_no_supervisor(tmp_path: Path) -> None:
+    """A limit of the size of files stands for the disk."""
+    with kept(spec(tmp_path)) as supervisor:
+        before = supervisor.server_pid()
+        limited(supervisor, resource.RLIMIT_FSIZE, 0)
+        os.kill(before, signal.SIGKILL)
+        assert (supervisor.path / "d" / "011").read_bytes() == pattern(11)
+        (status,) = supervisor.ask(op="status")
+        assert status["serverPid"] != before
+        assert supervisor.server_pid() == before, "the supervisor could not write that down"
+        limited(supervisor, resource.RLIMIT_FSIZE)
+        eventually(lambda: supervisor.server_pid() == status["serverPid"])
+
+
+@promise("S-153")
+def test_a_system_that_starts_no_process_ends_no_supervisor(tmp_path: Path) -> None:
+    """A limit of descriptors stands for one of processes."""
+    with kept(spec(tmp_path)) as supervisor, ThreadPoolExecutor(1) as reader:
+        output = f"/proc/{supervisor.process.pid}/fd/1"
+        eventually(lambda: os.readlink(output) == str(supervisor.state / "mount.log"), "it has begun to keep")
+        limited(supervisor, resource.RLIMIT_NOFILE, 0)
+        for server in psutil.Process(supervisor.process.pid).children():
+            server.kill()
+        waiting = reader.submit((supervisor.path / "d" / "011").read_bytes)
+        eventually(lambda: supervisor.log().count("could not start") >= 5)
+        assert supervisor.log().count("could not start") < 20, "it is not tried all the time"
+        limited(supervisor, resource.RLIMIT_NOFILE)
+        assert waiting.result(30) == pattern(11)
+
+
+@promise("S-153")
+def test_a_state_directory_that_can_not_be_written_gives_no_mount(tmp_path: Path) -> None:
+    """Nobody could find and unmount it."""
+    (tmp_path / "state" / "mount.json.new").mkdir(parents=True)
+    with kept(spec(tmp_path)) as supervisor:
+        assert "can't write to the state directory" in supervisor.said["error"]
+        assert supervisor.wait() == 1
+
+
+def limited(supervisor: Supervisor, kind: int, soft: int | None = None) -> None:
+    """Change a limit of the supervisor's process; None: as far as may be."""
+    _, hard = resource.prlimit(supervisor.process.pid, kind)
+    resource.prlimit(supervisor.process.pid, kind, (hard if soft is None else soft, hard))
+
+
+@pytest.mark.root_only  # passthrough is root's
+def test_files_open_by_passthrough_and_otherwise_go_on_after_a_death(tmp_path: Path) -> None:
+    local = tmp_path / "local"
+    local.write_bytes(pattern(0))
+    with kept(spec(tmp_path, labels={"local": str(local)})) as supervisor:
+        by_passthrough, otherwise = supervisor.path / "d" / "000", supervisor.path / "d" / "001"
+        with by_passthrough.open("rb") as one, otherwise.open("rb") as other:
+            before = supervisor.server_pid()
+            os.kill(before, signal.SIGKILL)
+            eventually(lambda: supervisor.server_pid() != before)
+            assert one.read() == pattern(0)
+            assert other.read() == pattern(1)
+            # opens beside those of the dead server have to be of the same kind, or the kernel says EIO
+            assert by_passthrough.read_bytes() == pattern(0)
+            assert otherwise.read_bytes() == pattern(1)
+            assert supervisor.ask(op="status")[0]["passthroughOpen"] == 1
+        eventually(lambda: supervisor.ask(op="status")[0]["passthroughOpen"] == 0)
+
+
+def test_secrets_are_in_no_file_and_no_command_line(tmp_path: Path) -> None:
+    keys = StaticCredentials(access_key_id="AKIAEXAMPLE", secret_access_key=Secret("very-secret-words"))
+    wanted = spec(tmp_path, source=S3Location(bucket="b", credentials=keys))
+    with kept(wanted) as supervisor:
+        for pid in (supervisor.process.pid, supervisor.server_pid()):
+            for name in ("cmdline", "environ"):
+                assert b"very-secret-words" not in Path(f"/proc/{pid}/{name}").read_bytes()
+        for file in supervisor.state.iterdir():
+            assert file.name == "control.sock" or b"very-secret-words" not in file.read_bytes()
+
+
+def test_the_supervisor_stays_small(tmp_path: Path) -> None:
+    with kept(spec(tmp_path)) as supervisor:
+        status = Path(f"/proc/{supervisor.process.pid}/status").read_text()
+        resident_kb = int(status.split("VmRSS:")[1].split()[0])
+        assert resident_kb < 24_000
+
+
+@promise("S-60")
+def test_the_directory_beneath_is_unwritable_until_the_end(tmp_path: Path) -> None:
+    """After a crash as well, so that nothing lands on the disk below; an orderly end gives its mode back."""
+    (tmp_path / "m").mkdir(mode=0o755)
+    before = (tmp_path / "m").stat().st_mode
+    beneath = os.open(tmp_path / "m", os.O_RDONLY)
+    try:
+        with kept(spec(tmp_path)) as supervisor:
+            assert stat.S_IMODE(os.fstat(beneath).st_mode) == 0o555
+            if may_be_immutable(tmp_path):
+                with pytest.raises(PermissionError):
+                    os.open("stray", os.O_WRONLY | os.O_CREAT, dir_fd=beneath)
+            supervisor.process.kill()
+            supervisor.process.wait()
+            os.kill(supervisor.server_pid(), signal.SIGKILL)
+            eventually(lambda: fails_to_list(supervisor.path), "a dead mount is not an empty directory")
+            device.unmount(str(supervisor.path), lazy=True)
+            assert stat.S_IMODE(os.fstat(beneath).st_mode) == 0o555
+        with kept(spec(tmp_path)) as supervisor:
+            assert supervisor.ask(op="stop")[0]["ok"]
+            assert supervisor.wait() == 0
+            assert (tmp_path / "m").stat().st_mode == before
+            (tmp_path / "m" / "file").touch()
+    finally:
+        os.close(beneath)
+
+
+def fails_to_list(path: Path) -> bool:
+    try:
+        os.listdir(path)
+    except OSError:
+        return True
+    return False
+
+
+def may_be_immutable(directory: Path) -> bool:
+    """Whether chattr(1) works here for us."""
+    probe = directory / "probe"
+    probe.mkdir()
+    done = subprocess.run(["chattr", "+i", str(probe)], capture_output=True, check=False, timeout=10)
+    subprocess.run(["chattr", "-i", str(probe)], capture_output=True, check=False, timeout=10)
+    return done.returncode == 0
+
+
+@promise("S-59")
+def test_a_server_is_replaced_on_request_under_readers(tmp_path: Path) -> None:
+    """By one that imports its code anew, while the old one serves."""
+    with (
+        kept(spec(tmp_path, labels={"delay": "0.002"})) as supervisor,
+        (supervisor.path / "d" / "199").open("rb") as held,
+    ):
+        for _ in range(3):
+            before = supervisor.server_pid()
+            supervisor.process.send_signal(signal.SIGUSR2)
+            while supervisor.server_pid() == before:
+                assert (supervisor.path / "d" / "011").read_bytes() == pattern(11)
+            assert os.pread(held.fileno(), 100, 50) == pattern(199)[50:150]
+        assert "died" not in supervisor.log()
+        assert supervisor.described()["upgradable"] is True
+
+
+@promise("S-59")
+def test_a_new_server_that_does_not_start_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken installation costs nothing; mount.json says why."""
+    broken = tmp_path / "python" / "tests"
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'python'}{os.pathsep}{CHECKOUT}")
+    with kept(spec(tmp_path)) as supervisor:
+        before = supervisor.server_pid()
+        broken.mkdir(parents=True)
+        (broken / "__init__.py").write_text("raise ImportError('half installed')")
+        supervisor.process.send_signal(signal.SIGUSR2)
+        eventually(lambda: "half installed" in supervisor.log())
+        eventually(lambda: "does not start" in supervisor.described().get("refused", ""))
+        assert supervisor.server_pid() == before
+        assert (supervisor.path / "d" / "011").read_bytes() == pattern(11)
+
+
+@promise("S-61")
+def test_a_mount_without_a_server_refuses_after_a_while_and_works_again(tmp_path: Path) -> None:
+    """Nobody hangs for ever, and mount.json says why."""
+    flag = tmp_path / "broken"
+    unlucky = spec(tmp_path, labels={"broken while": str(flag)})
+    with kept(unlucky, "--down-limit", "1") as supervisor, (supervisor.path / "d" / "011").open() as held:
+        flag.touch()
+        before = supervisor.server_pid()
+        os.kill(before, signal.SIGKILL)
+        eventually(lambda: bool(supervisor.described().get("trouble")))
+        eventually(lambda: fails_to_list(supervisor.path / "d"), patience_s=30.0)
+        assert "refused" in supervisor.log()
+        flag.unlink()
+        eventually(lambda: "trouble" not in supervisor.described(), patience_s=20.0)
+        assert held.read().encode() == pattern(11)
+        assert supervisor.server_pid() != before

@@ -1,0 +1,184 @@
+"""How a mount ends while its store hangs or programs use it (docs/SEMANTICS.md, S-191, S-192)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.mount.conftest import Mounter, new_bucket
+from tests.mount.mounts import Mount, mounted, runs
+from tests.mount.outages import breakable
+from tests.patience import eventually
+from tests.promises import promise
+from tests.servers import Server
+from tests.tools.mounting import COMMAND, Client
+
+pytestmark = [pytest.mark.fuse, pytest.mark.timeout(300)]
+
+MORE_S = 2.0
+"""What a forced unmount may take beside its --timeout."""
+
+
+def timed(mount: Mount, *options: str) -> tuple[subprocess.CompletedProcess[str], float]:
+    """`umount`, and its seconds without those that the interpreter needs to begin, and as many for a busy machine."""
+    began = time.monotonic()
+    mount.command("version")
+    begun = time.monotonic()
+    done = mount.umount(*options)
+    return done, max(0.0, time.monotonic() - begun - 2 * (begun - began))
+
+
+@contextlib.contextmanager
+def user(program: str, *arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
+    """A program that says a line when it uses the mount."""
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "in use\n"
+            yield process
+        finally:
+            process.kill()
+
+
+OPEN_FILE = """
+import os, sys
+fd = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)
+os.write(fd, b"precious")
+print("in use", flush=True)
+sys.stdin.readline()
+os.write(fd, b" bytes")
+"""
+
+
+@promise("S-191")
+def test_a_forced_unmount_ends_in_time_while_the_store_hangs(
+    versitygw: Server, clean_environment: Path, tmp_path: Path
+) -> None:
+    """At most --timeout and two seconds; what is not uploaded is sent by the next mount there."""
+    with (
+        breakable(str(tmp_path)) as storage,
+        mounted(storage.server, new_bucket(storage.server), clean_environment) as mount,
+        user(OPEN_FILE, mount.path / "file") as writer,
+    ):
+        storage.freeze()
+        assert writer.stdin is not None
+        writer.stdin.close()  # it closes the file, which waits for the store
+        done, took_s = timed(mount, "--force", "--timeout", "3s")
+        print(f"umount --force --timeout 3s: {took_s:.1f} s")
+        assert done.returncode == 6, done.stderr
+        assert took_s < 3 + MORE_S
+        assert not os.path.ismount(mount.path)
+        assert not any(map(runs, mount.pids))
+        storage.thaw()
+        mount.mount()
+        eventually(lambda: mount.objects.exists("file"), "it is sent")
+        assert mount.objects.get("file") == b"precious bytes"
+
+
+@promise("S-191")
+def test_an_unmount_that_gave_up_does_not_come_later(
+    versitygw: Server, clean_environment: Path, tmp_path: Path
+) -> None:
+    """Once its --timeout is over the mount stays, also when the store takes everything afterwards."""
+    with (
+        breakable(str(tmp_path)) as storage,
+        mounted(storage.server, new_bucket(storage.server), clean_environment) as mount,
+        user(OPEN_FILE, mount.path / "file") as writer,
+    ):
+        storage.freeze()
+        assert writer.stdin is not None
+        writer.stdin.close()
+        refused, took_s = timed(mount, "--timeout", "1s")
+        print(f"umount --timeout 1s: {took_s:.1f} s")
+        assert (refused.returncode, "still mounted" in refused.stderr) == (6, True), refused.stderr
+        assert took_s < 1 + MORE_S
+        storage.thaw()
+        assert writer.wait(60) == 0
+        assert mount.objects.get("file") == b"precious bytes"
+        time.sleep(1)
+        assert os.path.ismount(mount.path)
+
+
+@promise("S-60")
+def test_a_forced_unmount_without_a_record_gives_the_directory_back(mount_with: Mounter) -> None:
+    """Where the state directory is gone nobody knows of the mount, and the directory is not left immutable.
+
+    `doctor` tells a dead one from one that is alive.
+    """
+    with mount_with() as mount:
+        (state_dir,) = (mount.folder / "state/kube-datastore/mounts").iterdir()
+        (state_dir / "mount.json").unlink()
+        (state_dir / "cli.json").unlink()
+        mount.path.parent.chmod(0o700)
+        doctor = mount.command("doctor")
+        assert f"{mount.path}: a Datastore mount that this user has no record of; it is alive" in doctor.stdout
+        mount.kill()
+        doctor = mount.command("doctor")
+        assert (doctor.returncode, "it is dead" in doctor.stdout) == (0, True), doctor.stdout
+        done, took_s = timed(mount, "--force")
+        print(f"umount --force without a record: {took_s:.1f} s")
+        assert (done.returncode, "no record of this mount" in done.stderr) == (0, True), done.stderr
+        assert took_s < MORE_S
+        (mount.path / "file").write_text("can be written again")
+        (mount.path / "file").unlink()
+        mount.path.rmdir()
+
+
+@promise("S-192")
+def test_a_command_that_leaves_a_user_behind_is_detached_and_loses_nothing(mount_with: Mounter) -> None:
+    """`run` says who uses the directory, ends with 76, and what that one still writes is uploaded."""
+    with mount_with() as mount:
+        assert mount.umount().returncode == 0
+        ended = mount.folder / "ended"
+        waits = "import time\nwhile not os.path.exists(sys.argv[2]): time.sleep(0.05)"
+        program = OPEN_FILE.replace("sys.stdin.readline()", waits)
+        began = time.monotonic()
+        done = mount.command(
+            *("run", "-f", mount.folder / "datastore.yaml", "--mount", f"work={mount.path}", "--"),
+            *("sh", "-c", '"$@" & sleep 1', "sh", sys.executable, "-c", program, mount.path / "file", ended),
+        )
+        took_s = time.monotonic() - began
+        print(f"run, with a command of 1 s that leaves a user of the directory behind: {took_s:.1f} s")
+        assert took_s < 20
+        assert done.returncode == 76, done.stderr
+        assert "used by pid" in done.stderr
+        assert "it was detached" in done.stderr
+        assert not os.path.ismount(mount.path)
+        ended.touch()
+        eventually(
+            lambda: mount.objects.exists("file") and mount.objects.get("file") == b"precious bytes", "it is sent"
+        )
+        eventually(lambda: "work" not in mount.command("list").stdout, "the mount has ended")
+
+
+@promise("S-192")
+def test_ctrl_c_of_a_mount_in_the_foreground_detaches_it_from_its_users(mount_with: Mounter) -> None:
+    """No mount stays in the tree, and who uses it goes on to its own end."""
+    with mount_with() as mount:
+        assert mount.umount().returncode == 0
+        command = [COMMAND, "mount", "--foreground", str(mount.folder / "datastore.yaml"), "work", str(mount.path)]
+        environment = Client(mount.folder).environment
+        with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as foreground:
+            eventually(lambda: os.path.ismount(mount.path), "it is mounted")
+            with user(OPEN_FILE, mount.path / "file") as writer:
+                began = time.monotonic()
+                foreground.send_signal(signal.SIGINT)
+                _, said = foreground.communicate(timeout=60)
+                took_s = time.monotonic() - began
+                print(f"mount --foreground, busy: gone {took_s:.1f} s after Ctrl-C")
+                assert took_s < 5
+                assert (foreground.returncode, "it was detached" in said) == (76, True), said
+                assert not os.path.ismount(mount.path)
+                assert writer.stdin is not None
+                writer.stdin.close()
+                assert writer.wait(60) == 0
+            assert mount.objects.get("file") == b"precious bytes"

@@ -1,0 +1,1 @@
+"""NFS: the test bed, the binding, the mount over libnfs."""

@@ -1,0 +1,103 @@
+"""`datastore mount` by root on a machine whose kernel has the NFS client: a guest."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.nfs.host.guest import CHECKOUT, Guest
+from tests.nfs.host.server import NFSServer
+from tests.patience import eventually
+from tests.promises import promise
+from tests.tools.mounting import NAME
+
+pytestmark = pytest.mark.timeout(300, func_only=True)
+SOON_S = 40.0
+"""A command of Python takes seconds in an emulated machine."""
+
+
+@dataclass
+class Laptop:
+    """A person's places in the guest, and what he calls there."""
+
+    guest: Guest
+    server: str
+    folder: str = field(default_factory=lambda: f"/run/laptop-{uuid.uuid4().hex[:8]}")
+
+    @property
+    def path(self) -> str:
+        return f"{self.folder}/mnt"
+
+    def call(self, *words: str) -> str:
+        """`datastore WORDS`. Errors: AssertionError with what it said."""
+        places = [f"XDG_{kind}_HOME={self.folder}/{kind.lower()}" for kind in ("CACHE", "CONFIG", "DATA", "STATE")]
+        return self.guest.run("env", *places, f"{CHECKOUT}/.venv/bin/datastore", *words)
+
+    def mount(self, path: str, *options: str) -> None:
+        metadata = {"apiVersion": "datastore.dev/v1alpha1", "kind": "Datastore", "metadata": {"name": NAME}}
+        document = {**metadata, "spec": {"nfs": {"server": self.server, "path": path}}}
+        self.guest.run("mkdir", "-p", self.folder)
+        self.guest.run("tee", f"{self.folder}/datastore.yaml", text=yaml.safe_dump(document))
+        self.call("mount", *options, f"{self.folder}/datastore.yaml", NAME, self.path)
+
+    def status(self) -> Any:
+        return json.loads(self.call("status", "-o", "json", self.path))
+
+    def mounted(self) -> str:
+        """The lines of the mount table for it."""
+        return self.guest.shell(f"grep ' {self.path} ' /proc/self/mountinfo || true")
+
+
+@pytest.fixture
+def laptop(nfs_client: Guest, nfs_host: NFSServer) -> Iterator[Laptop]:
+    made = Laptop(nfs_client, nfs_host.address)
+    yield made
+    nfs_client.shell(f"umount -l {made.path} 2>/dev/null || true; rm -rf {made.folder}")
+
+
+@promise("S-313")
+def test_root_mounts_by_the_kernel_and_can_leave_a_server_that_is_away(
+    laptop: Laptop, nfs_host: NFSServer, export: Callable[..., str]
+) -> None:
+    """Without a process of ours. Nothing waits that need not; what was written gets there when it is back."""
+    path = export()
+    with pytest.raises(AssertionError, match="has no such export for this machine"):
+        laptop.mount(f"{path}-not")
+    assert laptop.guest.shell(f"ls {laptop.folder}") == "datastore.yaml\nstate\n"
+    laptop.mount(path)
+    assert " nfs4 " in laptop.mounted()
+    assert "nosuid,nodev" in laptop.mounted()
+    laptop.guest.shell(f"echo here >{laptop.path}/x; ln {laptop.path}/x {laptop.path}/y")
+    assert nfs_host.shell(f"cat {path}/y; sync") == "here\n"
+    seen = laptop.status()
+    assert (seen["state"], seen["storage"]) == ("mounted", None)
+    assert seen["via"] == {"transport": "kernel", "why": "root mounts by the kernel's NFS client, here version 4.2"}
+    laptop.guest.shell(f"(cd {laptop.path}; exec sleep 300) >/dev/null 2>&1 & echo $! >/run/user-of-it")
+    with pytest.raises(AssertionError, match="busy"):
+        laptop.call("umount", laptop.path)
+    laptop.guest.shell("kill $(cat /run/user-of-it)")
+
+    nfs_host.cut_power()
+    try:
+        laptop.guest.shell(f"(echo late >{laptop.path}/late; echo $? >/run/late) >/dev/null 2>&1 &")
+        began = time.monotonic()
+        silent = laptop.status()["storage"]
+        assert f"the NFS server {nfs_host.address} does not answer" in silent["error"]
+        assert "since" not in silent
+        with pytest.raises(AssertionError, match="lets go of it all the same"):
+            laptop.call("umount", laptop.path)
+        laptop.call("umount", "--force", laptop.path)
+        assert time.monotonic() - began < 3 * SOON_S
+        assert not laptop.mounted()
+    finally:
+        nfs_host.start()
+        nfs_host.ready()
+    eventually(lambda: laptop.guest.shell("cat /run/late || true") == "0\n", "who waited goes on", 120)
+    assert nfs_host.shell(f"cat {path}/late") == "late\n"

@@ -1,0 +1,1 @@
+"""Directories of a real SSH server on loopback, mounted over SFTP."""

@@ -1,0 +1,257 @@
+"""A mounted directory of an SSH server, as programs see it through the kernel."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import random
+import signal
+import stat
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.mount.mounts import error_of, fails, runs
+from tests.patience import eventually
+from tests.promises import promise
+from tests.sftp.mounts import TTL_S, DirectoryMount, mounted
+from tests.sftp.sshd import SSHServer, running
+from tests.survival.running import kill_server
+from tests.tools import fsx_tier
+
+pytestmark = [pytest.mark.fuse, pytest.mark.timeout(300), pytest.mark.plain_user]
+
+TTL = f"{TTL_S * 1000:.0f}ms"
+MIB = 1 << 20
+OPERATIONS = int(os.environ.get("FSX_OPERATIONS", "2000"))
+SEEDS = int(os.environ.get("FSX_SEEDS", "1"))
+
+
+@pytest.fixture(scope="module")
+def served(clean_environment: Path) -> Path:
+    """The directory that the tests of this module share, as the server has it."""
+    made = clean_environment / "served"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def mount(sshd: SSHServer, served: Path, clean_environment: Path) -> Iterator[DirectoryMount]:
+    with mounted(sshd, served, clean_environment, metadataTTL=TTL) as made:
+        yield made
+
+
+@pytest.fixture
+def area(mount: DirectoryMount, request: pytest.FixtureRequest) -> Path:
+    """A directory of the mount for one test."""
+    made = mount.path / str(request.node.name)[:60]
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
+def there(area: Path, served: Path) -> Path:
+    """The same directory on the server's side."""
+    return served / area.name
+
+
+@promise("S-272")
+def test_files_and_directories_are_the_servers(area: Path, there: Path) -> None:
+    """Names, bytes, modes and times; the login is shown as who mounts; the server's umask takes nothing."""
+    name = "ü \n\\'$(x)"
+    os.umask(0o022)
+    (area / name).write_bytes(b"1" * 3 * MIB)
+    assert (there / name).read_bytes() == b"1" * 3 * MIB
+    with (area / name).open("r+b") as file:
+        file.seek(MIB)
+        file.write(b"2" * MIB)
+        file.truncate(2 * MIB)
+        os.fsync(file.fileno())
+        assert os.fstat(file.fileno()).st_size == 2 * MIB
+    assert (there / name).read_bytes() == b"1" * MIB + b"2" * MIB
+    with (area / name).open("ab") as file:
+        file.write(b"3")
+    assert (area / name).read_bytes()[-2:] == b"23"
+    (area / name).chmod(0o640)
+    os.utime(area / name, (1_000_000_000, 2_000_000_000))
+    seen = (area / name).stat()
+    assert (stat.S_IMODE(seen.st_mode), seen.st_mtime, seen.st_atime) == (0o640, 2_000_000_000, 1_000_000_000)
+    assert (seen.st_uid, seen.st_gid) == (os.getuid(), os.getgid())
+    assert stat.S_IMODE((there / name).stat().st_mode) == 0o640
+    os.umask(0)
+    try:
+        (area / "d").mkdir(mode=0o777)
+        os.close(os.open(area / "d" / "f", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    finally:
+        os.umask(0o022)
+    assert [stat.S_IMODE((there / each).stat().st_mode) for each in ("d", "d/f")] == [0o777, 0o666]
+    (area / "link").symlink_to("../nowhere")
+    assert (there / "link").readlink() == Path("../nowhere")
+    assert {each.name: each.is_dir() for each in os.scandir(area)} == {name: False, "d": True, "link": False}
+    (area / "d").rename(area / "e")
+    assert (there / "e" / "f").exists()
+    assert not (area / "d").exists()
+
+
+@promise("S-273")
+def test_errors_say_what_a_disk_would(area: Path) -> None:
+    """Although version 3 has one word for most of them."""
+    (area / "f").write_bytes(b"1")
+    (area / "d").mkdir()
+    (area / "d" / "x").touch()
+    fails(errno.EEXIST, os.open, area / "f", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+    fails(errno.EEXIST, (area / "d").mkdir)
+    fails(errno.EEXIST, (area / "f").symlink_to, "x")
+    fails(errno.ENOENT, (area / "none").read_bytes)
+    fails(errno.ENOENT, (area / "none").rename, area / "f")
+    fails(errno.ENOTEMPTY, (area / "d").rmdir)
+    (area / "d2").mkdir()
+    fails(errno.ENOTEMPTY, (area / "d2").rename, area / "d")
+    fails(errno.EISDIR, (area / "f").rename, area / "d")
+    fails(errno.ENAMETOOLONG, (area / ("x" * 256)).touch)
+    fails(errno.EOPNOTSUPP, os.link, area / "f", area / "g")
+    fails(errno.EPERM, os.mkfifo, area / "p")
+    fails(errno.EOPNOTSUPP, os.setxattr, area / "f", "user.a", b"1")
+    os.utime(area / "f", (0, 2**33))
+    assert os.stat(area / "f").st_mtime == 2**32 - 1
+
+
+@promise("S-273")
+def test_statfs_is_the_servers(area: Path, there: Path) -> None:
+    seen, theirs = os.statvfs(area), os.statvfs(there)
+    assert (seen.f_frsize * seen.f_blocks, seen.f_files) == (theirs.f_frsize * theirs.f_blocks, theirs.f_files)
+
+
+@promise("S-273")
+@pytest.mark.root_only
+def test_a_full_disk_is_said_so(sshd: SSHServer, clean_environment: Path) -> None:
+    small = clean_environment / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", small], check=True)
+    try:
+        with mounted(sshd, small, clean_environment) as mount:
+            assert error_of((mount.path / "f").write_bytes, bytes(8 * MIB)) == errno.ENOSPC
+            (mount.path / "f").unlink()
+            (mount.path / "g").write_bytes(b"1" * MIB)
+            assert (small / "g").read_bytes() == b"1" * MIB
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+@promise("S-274")
+def test_removed_and_replaced_files_stay_for_who_has_them_open(mount: DirectoryMount, area: Path, there: Path) -> None:
+    """Also when the connection or the mount's server dies meanwhile."""
+    for name in ("removed", "replaced"):
+        (area / name).write_bytes(name.encode())
+    with (area / "removed").open("r+b", buffering=0) as removed, (area / "replaced").open("rb", buffering=0) as old:
+        (area / "removed").unlink()
+        (area / "new").write_bytes(b"new")
+        (area / "new").replace(area / "replaced")
+        assert (area / "replaced").read_bytes() == b"new"
+        mount.server.break_connections()
+        assert old.read() == b"replaced"
+        removed.write(b"written")
+        kill_server(mount, random.Random(1))
+        assert os.pread(removed.fileno(), 100, 0) == b"written"
+        assert len([name for name in os.listdir(there) if name.startswith(".sftp")]) == 2
+    eventually(lambda: os.listdir(there) == ["replaced"], "the other names are removed")
+
+
+@promise("S-275")
+def test_what_others_change_is_seen(area: Path, there: Path) -> None:
+    """At an open, even within the same second and of the same size; without one after metadataTTL."""
+    for number in range(3):
+        (there / "f").write_bytes(b"%d" % number)
+        assert (area / "f").read_bytes() == b"%d" % number
+    with (area / "f").open("rb", buffering=0) as held:
+        assert held.read() == b"2"
+        (there / "f").write_bytes(b"longer")
+        time.sleep(TTL_S + 0.05)
+        eventually(lambda: os.pread(held.fileno(), 100, 0) == b"longer", "an open file follows")
+    (there / "f").unlink()
+    time.sleep(TTL_S + 0.05)
+    assert not (area / "f").exists()
+    assert os.listdir(area) == []
+
+
+@promise("S-275")
+def test_a_map_of_a_file_is_shared(area: Path, there: Path) -> None:
+    """What is written through it is the server's after msync."""
+    (area / "f").write_bytes(bytes(100_000))
+    with (area / "f").open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        mapped[50_000:50_004] = b"here"
+        mapped.flush()
+        assert (there / "f").read_bytes()[50_000:50_004] == b"here"
+
+
+@promise("S-272")
+@pytest.mark.slow
+def test_a_large_directory_is_listed(area: Path, there: Path) -> None:
+    names = {f"{number:04}" for number in range(2500)}
+    for name in names:
+        (there / name).touch()
+    assert set(os.listdir(area)) == names
+    assert sum(each.stat().st_size == 0 for each in os.scandir(area)) == 2500
+
+
+@promise("S-272")
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_fsx(area: Path) -> None:
+    """With and without memory maps. SFTP makes no holes, and no room beforehand."""
+    assert fsx_tier.run_all(area, OPERATIONS, SEEDS, absent=("punch_hole", "posix_fallocate")) == 0
+
+
+@promise("S-272")
+def test_it_is_served_by_libfuse_too(sshd: SSHServer, served: Path, clean_environment: Path) -> None:
+    directory = served / "libfuse"
+    directory.mkdir()
+    with mounted(sshd, directory, clean_environment, transport="libfuse") as mount:
+        (mount.path / "d").mkdir()
+        (mount.path / "d" / "f").write_bytes(b"1" * 300_000)
+        assert os.listdir(mount.path) == ["d"]
+        assert (mount.path / "d" / "f").read_bytes() == (directory / "d" / "f").read_bytes() == b"1" * 300_000
+
+
+@promise("S-277")
+def test_a_server_that_is_away_can_be_left(clean_environment: Path) -> None:
+    """Who waits can be ended, status says since when, and a forced unmount ends."""
+    with running(clean_environment) as server:
+        directory = clean_environment / "away"
+        directory.mkdir()
+        with mounted(server, directory, clean_environment) as mount:
+            (mount.path / "f").write_bytes(b"1")
+            time.sleep(1.1)
+            server.stop()
+            waiting = subprocess.Popen(["cat", mount.path / "f"], stderr=subprocess.DEVNULL)
+            eventually(lambda: mount.told()["storage"], "status says so")
+            assert waiting.poll() is None
+            waiting.send_signal(signal.SIGINT)
+            assert waiting.wait(5) != 0
+            server.start()
+            assert (mount.path / "f").read_bytes() == b"1"
+            server.stop()
+            began = time.monotonic()
+            assert mount.umount("--force").returncode == 0
+            assert time.monotonic() - began < 60
+            eventually(lambda: not any(map(runs, mount.pids)), "nothing of the mount is left")
+
+
+@promise("S-277")
+@pytest.mark.slow
+def test_a_server_that_falls_silent_is_left_for_a_new_connection(clean_environment: Path) -> None:
+    """It is noticed within 20 s, and programs go on when it answers again."""
+    with running(clean_environment) as server:
+        directory = clean_environment / "silent"
+        directory.mkdir()
+        with mounted(server, directory, clean_environment) as mount:
+            (mount.path / "f").write_bytes(b"1")
+            with server.silent():
+                reading = subprocess.Popen(["cat", mount.path / "f"], stdout=subprocess.PIPE)
+                eventually(lambda: mount.told()["storage"].get("error"), "the connection is given up", 30)
+                assert reading.poll() is None
+            assert reading.communicate(timeout=30)[0] == b"1"

@@ -1,0 +1,83 @@
+"""What can't be mounted over SFTP, and in which words."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.promises import promise
+from tests.sftp.mounts import DirectoryMount
+from tests.sftp.sshd import SSHServer, running
+
+pytestmark = [pytest.mark.fuse, pytest.mark.plain_user]
+
+SOON_S = 30.0
+OTHER_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"
+
+
+def refused(server: SSHServer, home: Path, directory: str | None = None, **sftp: Any) -> str:
+    """What the command says in its one line."""
+    folder = Path(tempfile.mkdtemp(prefix="r", dir=home))
+    mount = DirectoryMount(server, Path(directory or folder), folder, sftp=sftp)
+    began = time.monotonic()
+    done = mount.try_mount()
+    assert done.returncode != 0
+    assert time.monotonic() - began < SOON_S
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    return lines[0]
+
+
+@promise("S-278")
+def test_a_host_key_that_is_not_known(sshd: SSHServer, clean_environment: Path) -> None:
+    """Neither one that the manifest does not have nor, without one there, one that the user does not have."""
+    other = f"[127.0.0.1]:{sshd.port} {OTHER_KEY}\n"
+    said = refused(sshd, clean_environment, knownHosts=other)
+    assert "has a host key that spec.sftp.knownHosts does not have: ssh-ed25519 SHA256:" in said
+    assert f"ssh-keyscan -p {sshd.port} 127.0.0.1" in said
+    assert "that your known_hosts file does not have" in refused(sshd, clean_environment, knownHosts=None)
+
+
+@promise("S-278")
+def test_a_login_that_is_refused(sshd: SSHServer, clean_environment: Path) -> None:
+    """The user has no key of his own here."""
+    said = refused(sshd, clean_environment, credentialsSecret=None)
+    assert "lets nobody in with these keys" in said
+
+
+@promise("S-278")
+def test_a_directory_that_is_not_there(sshd: SSHServer, clean_environment: Path) -> None:
+    assert "has no directory /nowhere/at/all" in refused(sshd, clean_environment, "/nowhere/at/all")
+    assert "is no directory" in refused(sshd, clean_environment, str(sshd.directory / "id"))
+
+
+@promise("S-278")
+def test_a_server_without_sftp_or_none(clean_environment: Path) -> None:
+    with running(clean_environment, more="") as server:
+        assert "shows no files by SFTP" in refused(server, clean_environment)
+        server.stop()
+        assert "can't be reached" in refused(server, clean_environment)
+
+
+@promise("S-278")
+def test_the_users_own_known_hosts_and_keys(sshd: SSHServer, clean_environment: Path) -> None:
+    """As his ssh has them."""
+    own = clean_environment / ".ssh"
+    own.mkdir(mode=0o700)
+    (own / "known_hosts").write_text(sshd.known_hosts)
+    (own / "id_ed25519").write_text(sshd.private_key)
+    (own / "id_ed25519").chmod(0o600)
+    folder = Path(tempfile.mkdtemp(prefix="r", dir=clean_environment))
+    mount = DirectoryMount(sshd, folder, folder, sftp={"knownHosts": None, "credentialsSecret": None})
+    try:
+        mount.mount()
+        assert "mnt" in os.listdir(mount.path)
+    finally:
+        mount.end()
+        for name in ("known_hosts", "id_ed25519"):
+            (own / name).unlink()

@@ -1,0 +1,79 @@
+"""What the kernel sends again, though the server that died has done it. Without a mount, on a real SSH server."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from datastore.fuse.kernel import abi, wire
+from datastore.fuse.kernel.dispatch import Header, Operation, call_again
+from datastore.fuse.ops import ROOT_INO, Blocking, Caller, Ino, OpenRequest, resolve
+from datastore.fuse.sftp.filesystem import SFTPFilesystem
+from tests.mount.mounts import fails
+from tests.promises import promise
+from tests.sftp.mounts import unmounted
+from tests.sftp.sshd import SSHServer
+
+pytestmark = pytest.mark.plain_user
+ME = Caller(0, 0, os.getpid())
+READING = OpenRequest(flags=os.O_RDONLY)
+
+
+def known(fs: SFTPFilesystem, parent: Ino, name: bytes) -> Ino:
+    attr = resolve(fs.lookup(ME, parent, name)).attr
+    assert attr is not None
+    return attr.ino
+
+
+def content(fs: SFTPFilesystem, ino: Ino) -> bytes:
+    handle = resolve(fs.open(ME, ino, READING)).fh
+    read: Blocking[bytes] | bytes = fs.read(ino, handle, 0, 100)  # type: ignore[assignment]
+    return resolve(read)
+
+
+def renamed_again(fs: SFTPFilesystem, old: bytes, new: bytes) -> None:
+    """As the session does, of names in the root."""
+    operation = SimpleNamespace(call=lambda _h, a: fs.rename(ME, ROOT_INO, a.name, ROOT_INO, a.new_name, a.flags))
+    header: Header = (0, abi.RENAME, abi.UNIQUE_RESEND | 2, ROOT_INO, 0, 0, os.getpid(), 0, 0)
+    call_again(cast(Operation, operation), header, wire.RenameRequest(ROOT_INO, 0, old, new), fs)
+
+
+@promise("S-276")
+def test_a_rename_is_followed_that_a_server_carried_out_before_it_died(sshd: SSHServer, tmp_path: Path) -> None:
+    """Files and what lies below directories are found under the numbers that the kernel has."""
+    served = tmp_path / "served"
+    (served / "directory").mkdir(parents=True)
+    (tmp_path / "state").mkdir()
+    (served / "old").write_bytes(b"of old")
+    (served / "replaced").write_bytes(b"of replaced")
+    (served / "directory" / "below").write_bytes(b"of below")
+    with unmounted(sshd, tmp_path / "served", tmp_path / "state", resumed=False) as first:
+        old, replaced, directory = (known(first, ROOT_INO, name) for name in (b"old", b"replaced", b"directory"))
+        below = known(first, directory, b"below")
+    (served / "old").rename(served / "replaced")
+    (served / "directory").rename(served / "moved")
+    with unmounted(sshd, tmp_path / "served", tmp_path / "state", resumed=True) as second:
+        renamed_again(second, b"old", b"replaced")
+        renamed_again(second, b"directory", b"moved")
+        assert content(second, old) == b"of old"
+        assert content(second, below) == b"of below"
+        fails(errno.ESTALE, content, second, replaced)
+        assert known(second, ROOT_INO, b"replaced") == old
+
+
+@promise("S-276")
+def test_a_rename_of_what_is_not_there_any_more_changes_nothing(sshd: SSHServer, tmp_path: Path) -> None:
+    (tmp_path / "served").mkdir()
+    (tmp_path / "state").mkdir()
+    (tmp_path / "served" / "old").write_bytes(b"of old")
+    with unmounted(sshd, tmp_path / "served", tmp_path / "state", resumed=False) as first:
+        old = known(first, ROOT_INO, b"old")
+    (tmp_path / "served" / "old").unlink()
+    with unmounted(sshd, tmp_path / "served", tmp_path / "state", resumed=True) as second:
+        renamed_again(second, b"old", b"new")
+        fails(errno.ENOENT, content, second, old)

@@ -1,0 +1,574 @@
+"""TrainingJobs on this machine, as a person runs them: real mounts of a real store, real processes, no frameworks."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.patience import eventually
+from tests.promises import promise
+from tests.servers import boto_client, free_port
+from tests.training.laptop import PATIENCE_S, Laptop, kill_replica, pids_of
+
+pytestmark = [pytest.mark.fuse, pytest.mark.timeout(240)]
+
+MOUNTS = "  datastores: [{name: data, path: /data, readOnly: true}, {name: out, path: /results/here}]\n"
+
+
+def shell(text: str) -> str:
+    """The command of a job: a line of shell, in which $$ is a $, as in a container's."""
+    return f"  command: [sh, -c, {json.dumps(text)}]\n"
+
+
+def program(laptop: Laptop, text: str, name: str = "program.py") -> str:
+    """The command of a job: Python code, in the directory where the job is submitted."""
+    (laptop.directory / name).write_text(text)
+    return f"  command: [python, {name}]\n"
+
+
+def gone(laptop: Laptop, name: str) -> bool:
+    """Whether no process of a job lives, and nothing of it is mounted."""
+    return not pids_of(laptop, name) and f"/{name}/mounts/" not in Path("/proc/self/mountinfo").read_text()
+
+
+@promise("S-327")
+@pytest.mark.plain_user
+def test_datastores_stand_at_their_paths_and_nowhere_else(laptop: Laptop) -> None:
+    line = (
+        "set -e; ls /data; test ! -e /results/here/x; echo hello > /results/here/x; echo deep > /deep/y; pwd; "
+        "if echo no > /data/z 2>/dev/null; then exit 9; fi; if mkdir /results/other 2>/dev/null; then exit 8; fi"
+    )
+    mounts = MOUNTS.replace("}]", "}, {name: out, path: /deep, subPath: a/b}]")
+    file = laptop.manifest("places", "  framework: none\n  workingDir: /workspace\n" + shell(line) + mounts)
+    said = laptop.submit(file, "--follow")
+    assert "[master-0] digits.npz" in said
+    assert "[master-0] /workspace" in said
+    assert f"{laptop.directory} is shown at /workspace" in said
+    assert laptop.stored() >= {"x", "a/b/y"}
+    assert not any(Path(path).exists() for path in ("/data", "/results", "/deep", "/workspace"))
+
+
+@promise("S-327", "S-328")
+@pytest.mark.plain_user
+def test_the_same_file_gives_every_task_its_place(laptop: Laptop) -> None:
+    """TF_CONFIG has loopback ports that differ, and role and index are in it."""
+    text = "import json, os, pathlib\nname = os.environ['DATASTORE_ROLE'] + os.environ['DATASTORE_INDEX']\n"
+    text += "pathlib.Path('/results/here', name).write_text(os.environ['TF_CONFIG'])\n"
+    spec = "  framework: tensorflow\n  success: allWorkers\n  roles: {worker: {replicas: 2}, evaluator: {}}\n"
+    laptop.submit(laptop.manifest("tf", spec + program(laptop, text) + MOUNTS), "--follow")
+    client = boto_client(laptop.server)
+    found = {}
+    for key in ("master0", "worker0", "worker1", "evaluator0"):
+        found[key] = json.loads(client.get_object(Bucket=laptop.out, Key=key)["Body"].read())
+    assert [each["task"] for each in found.values()] == [
+        {"type": "chief", "index": 0},
+        {"type": "worker", "index": 0},
+        {"type": "worker", "index": 1},
+        {"type": "evaluator", "index": 0},
+    ]
+    clusters = [each["cluster"] for each in found.values()]
+    assert all(each == clusters[0] for each in clusters)
+    addresses = [*clusters[0]["chief"], *clusters[0]["worker"]]
+    assert len(set(addresses)) == 3
+    assert all(each.startswith("127.0.0.1:") for each in addresses)
+
+
+@promise("S-320", "S-332")
+@pytest.mark.parametrize(
+    ("spec", "line"),
+    [
+        ("  framework: tensorflw\n  command: [a]\n", "spec.framework must be 'tensorflow'"),
+        (
+            "  framework: none\n  command: [sh]\n  datastores: [{name: dta, path: /data}]\n",
+            "spec.datastores: ",
+        ),
+        (
+            "  framework: none\n  command: [sh]\n  datastores: [{name: data, path: /a}, {name: out, path: /a}]\n",
+            "mounts two Datastores at /a: data and out",
+        ),
+        ("  framework: none\n  command: [no-such-program]\n", "no-such-program: no such command on PATH"),
+        ("  framework: none\n  command: [./missing.sh]\n", "./missing.sh: no such command"),
+        ("  framework: none\n  command: [./plain.txt]\n", "./plain.txt: can't be executed"),
+        (
+            "  framework: none\n  command: [sh]\n  roles: {worker: {replicas: 2, gpus: 99}}\n",
+            "it needs 198 GPUs (worker-0 alone 99), and this machine has ",
+        ),
+        ("  framework: jax\n  command: [sh]\n  roles: {ps: {}}\n", "jax has no ps"),
+        (
+            "  framework: none\n  command: [sh]\n  save: {model: m, from: /out}\n" + MOUNTS,
+            "spec.save.from: /out is in none of the job's Datastores (",
+        ),
+        (
+            "  framework: none\n  command: [sh]\n  save: {model: m, from: /data/runs}\n" + MOUNTS,
+            "spec.save.from: /data/runs is in the Datastore data, which the job mounts read-only",
+        ),
+        (
+            "  framework: none\n  command: [sh]\n  save: {model: m, from: /results/here}\n" + MOUNTS,
+            "spec.save: ",
+        ),
+        ("  framework: none\n  command: [sh]\n  schedule: '0 99 * * *'\n", "is wrong: Bad hour"),
+        (
+            "  framework: none\n  command: [sh]\n  env: [{name: A, valueFrom: {secretKeyRef: {name: keys}}}]\n",
+            "spec.env[0].valueFrom.secretKeyRef.key is missing",
+        ),
+        (
+            "  framework: none\n  command: [sh]\n  env: [{name: A, valueFrom: {secretKeyRef: {name: keys, key: x}}}]\n",
+            "variable A: no Secret keys with the key x is in the file",
+        ),
+    ],
+)
+def test_what_can_not_run_is_refused_and_leaves_nothing(laptop: Laptop, spec: str, line: str) -> None:
+    (laptop.directory / "plain.txt").write_text("no program")
+    said = laptop.refused(laptop.manifest("wrong", spec))
+    assert line in said
+    if "dta" in spec:
+        assert "did you mean data?" in said
+
+
+@promise("S-342")
+@pytest.mark.plain_user
+def test_a_result_is_saved_as_a_version_of_a_model(laptop: Laptop) -> None:
+    """When it has succeeded; and a save that fails is told."""
+    store = (
+        "---\napiVersion: datastore.dev/v1alpha1\nkind: Datastore\nmetadata: {name: models}\nspec: {s3: {bucket: "
+        f"{laptop.out}, prefix: kept/, endpoint: '{laptop.server.endpoint}', credentialsSecret: keys}}}}\n"
+    )
+    spec = "  framework: none\n  save: {model: digits, from: /results/here/run/best}\n" + MOUNTS
+    for name, made, code in (("kept", "best", 0), ("lost", "other", 1)):
+        line = shell(f"mkdir -p /results/here/run/{made} && echo weights >/results/here/run/{made}/w")
+        file = laptop.manifest(name, spec + line, laptop.datastores() + store)
+        done = laptop.run("job", "submit", "-f", file, "--local", "--follow", "-o", "json")
+        assert done.returncode == code, done.stderr
+        boto_client(laptop.server).delete_object(Bucket=laptop.out, Key="run/best/w")
+    version = json.loads(
+        boto_client(laptop.server).get_object(Bucket=laptop.out, Key="kept/digits/1.json")["Body"].read()
+    )
+    assert (version["lineage"]["trainingJob"], version["lineage"]["command"][0]) == ("kept", "sh")
+    kept, lost = laptop.get("kept")["status"], laptop.get("lost")["status"]
+    assert kept["message"] == "the training has succeeded; saved as digits:1"
+    assert lost["phase"] == "Succeeded"
+    assert lost["message"].startswith("the training has succeeded; but its result was not saved as a version of ")
+    conditions = {each["type"]: (each["status"], each["reason"]) for each in lost["conditions"]}
+    assert (conditions["Saved"], conditions["ResourcesFreed"][0]) == (("False", "NotSaved"), "True")
+    assert "digits/2.json" not in "".join(laptop.stored())
+
+
+@promise("S-332")
+def test_wrong_keys_are_told_and_nothing_stays(laptop: Laptop) -> None:
+    file = laptop.manifest("keys", "  framework: none\n  command: [sh]\n" + MOUNTS)
+    file.write_text(file.read_text().replace(laptop.server.secret_key, "mistaken"))
+    said = laptop.refused(file)
+    assert "the secret access key is wrong for access key id testaccess" in said
+    assert "mistaken" not in said
+
+
+@promise("S-332")
+def test_a_name_that_is_taken_is_told_and_the_job_goes_on(laptop: Laptop) -> None:
+    file = laptop.manifest("twice", "  framework: none\n" + shell("sleep 60"))
+    laptop.submit(file)
+    assert "TrainingJob twice exists already; `datastore job delete twice` removes it" in laptop.refused(file)
+    assert laptop.phase("twice") == "Running"
+
+
+@promise("S-324", "S-331")
+@pytest.mark.plain_user
+def test_a_chief_that_fails_frees_everything_and_leaves_the_evidence(laptop: Laptop) -> None:
+    line = 'echo "$DATASTORE_ROLE says: out of luck"; [ $DATASTORE_ROLE = worker ] && exec sleep 99; sleep 2; exit 1'
+    spec = "  framework: tensorflow\n  roles: {worker: {replicas: 2}}\n"
+    laptop.submit(laptop.manifest("luckless", spec + shell(line) + MOUNTS))
+    eventually(lambda: laptop.logs("luckless").count("out of luck") == 3, patience_s=PATIENCE_S)
+    before = laptop.logs("luckless")
+    found = laptop.until("luckless", "Failed")
+    assert found["status"]["message"] == "master-0 ended with exit code 1"
+    assert gone(laptop, "luckless")
+    assert laptop.logs("luckless") == before
+    assert laptop.logs("luckless", "worker", 1) == "worker says: out of luck\n"
+    replicas = {each["role"] + str(each["index"]): each for each in found["evidence"]["replicas"]}
+    assert (replicas["master0"]["state"], replicas["master0"]["exitCode"]) == ("Failed", 1)
+    assert (replicas["worker1"]["state"], replicas["worker1"]["exitCode"]) == ("Freed", 143)
+    assert replicas["master0"]["startedAt"] < replicas["master0"]["endedAt"]
+    assert replicas["worker0"]["usage"]["memory"]["peak"] > 0
+    conditions = {each["type"]: each["status"] for each in found["status"]["conditions"]}
+    assert conditions["Failed"] == conditions["ResourcesFreed"] == "True"
+    assert conditions["Running"] == "False"
+    assert found["status"]["freedSeconds"] < 5
+
+
+COUNTING = """
+import os, pathlib, time
+place = pathlib.Path("/results/here", os.environ["DATASTORE_ROLE"] + os.environ["DATASTORE_INDEX"])
+at = int(place.read_text()) if place.exists() else 0
+print("begins at", at, flush=True)
+while at < 12:
+    at += 1
+    time.sleep(0.25)
+    place.with_suffix(".new").write_text(str(at))
+    place.with_suffix(".new").rename(place)
+print("done", flush=True)
+"""
+
+
+@promise("S-324")
+@pytest.mark.plain_user
+def test_a_replica_that_is_killed_goes_on_from_its_checkpoint(laptop: Laptop) -> None:
+    """It alone, where nobody waits for the others."""
+    spec = "  framework: none\n  roles: {worker: {replicas: 1}}\n"
+    laptop.submit(laptop.manifest("counting", spec + program(laptop, COUNTING) + MOUNTS))
+    eventually(lambda: "worker0" in laptop.stored(), patience_s=PATIENCE_S)
+    kill_replica("counting", "worker-0")
+    found = laptop.until("counting", "Succeeded", "Failed")
+    log = laptop.logs("counting", "worker")
+    assert found["status"]["phase"] == "Succeeded", log
+    assert "[datastore] worker-0 ended with exit code 137; worker-0 is started again in 1 s" in log
+    assert log.count("begins at") == 2
+    assert "begins at 0" not in log.partition("started again")[2]
+    assert laptop.logs("counting", "master").count("begins at") == 1
+    assert [each["restarts"] for each in found["evidence"]["replicas"]] == [0, 1]
+
+
+@promise("S-324")
+def test_restarts_end_at_the_limit(laptop: Laptop) -> None:
+    laptop.submit(laptop.manifest("hopeless", "  framework: none\n  backoffLimit: 1\n" + shell("kill -9 $$$$")))
+    found = laptop.until("hopeless", "Failed", "Succeeded")
+    assert found["status"]["message"] == "master-0 ended with exit code 137, after 1 restarts"
+
+
+@promise("S-325")
+def test_a_deadline_fails_the_job(laptop: Laptop) -> None:
+    laptop.submit(laptop.manifest("late", "  framework: none\n  activeDeadlineSeconds: 2\n" + shell("sleep 600")))
+    found = laptop.until("late", "Failed")
+    assert "activeDeadlineSeconds" in found["status"]["message"]
+    assert gone(laptop, "late")
+
+
+@promise("S-325")
+@pytest.mark.plain_user
+def test_suspend_gives_everything_back_and_resume_goes_on(laptop: Laptop) -> None:
+    laptop.submit(laptop.manifest("paused", "  framework: none\n" + program(laptop, COUNTING) + MOUNTS))
+    eventually(lambda: "master0" in laptop.stored(), patience_s=PATIENCE_S)
+    assert laptop.run("job", "suspend", "paused").returncode == 0
+    assert laptop.phase("paused") == "Suspended"
+    assert gone(laptop, "paused")
+    assert laptop.run("job", "resume", "paused").returncode == 0
+    found = laptop.until("paused", "Succeeded", "Failed")
+    assert found["status"]["phase"] == "Succeeded"
+    log = laptop.logs("paused")
+    assert log.count("begins at") == 2
+    assert "begins at 0" not in log.partition("\n")[2]
+    assert "has finished" in laptop.run("job", "suspend", "paused").stderr
+
+
+@promise("S-325")
+def test_a_job_that_is_submitted_suspended_waits_for_resume(laptop: Laptop) -> None:
+    laptop.submit(laptop.manifest("waiting", "  framework: none\n  suspend: true\n" + shell("true")))
+    assert laptop.phase("waiting") == "Suspended"
+    assert laptop.run("job", "resume", "waiting").returncode == 0
+    laptop.until("waiting", "Succeeded")
+
+
+@promise("S-325")
+def test_a_finished_job_is_deleted_after_its_time_to_live(laptop: Laptop) -> None:
+    spec = "  framework: none\n  ttlSecondsAfterFinished: 3\n" + shell("true")
+    laptop.submit(laptop.manifest("shortlived", spec))
+    laptop.until("shortlived", "Succeeded")
+    eventually(lambda: "shortlived" not in laptop.run("job", "list").stdout, patience_s=PATIENCE_S)
+
+
+@promise("S-326")
+@pytest.mark.slow
+def test_each_time_of_a_schedule_makes_a_job_of_its_own(laptop: Laptop) -> None:
+    """This waits for the next full minute."""
+    laptop.submit(
+        laptop.manifest("hourly", "  framework: none\n  schedule: '* * * * *'\n" + shell("echo ran") + MOUNTS)
+    )
+    status = laptop.get("hourly")["status"]
+    assert status["phase"] == "Scheduled"
+    assert status["nextRun"].endswith(":00Z")
+    eventually(lambda: "lastRun" in laptop.get("hourly")["status"], patience_s=PATIENCE_S)
+    run = laptop.get("hourly")["status"]["lastRun"]
+    assert run.startswith("hourly-2")
+    laptop.until(run, "Succeeded")
+    assert laptop.logs(run) == "ran\n"
+    assert laptop.run("job", "suspend", "hourly").returncode == 0
+    assert laptop.phase("hourly") == "Suspended"
+
+
+@promise("S-331")
+@pytest.mark.plain_user
+def test_free_ends_everything_and_says_how_long_it_took(laptop: Laptop) -> None:
+    """Also what does not listen to SIGTERM."""
+    line = "echo up; trap '' TERM; while :; do sleep 1; done"
+    laptop.submit(laptop.manifest("stubborn", "  framework: none\n  roles: {worker: {}}\n" + shell(line) + MOUNTS))
+    eventually(lambda: laptop.logs("stubborn").count("up") == 2, patience_s=PATIENCE_S)
+    done = laptop.run("job", "free", "stubborn", "-o", "json")
+    assert json.loads(done.stdout)["seconds"] < 12
+    assert not pids_of(laptop, "stubborn")
+    found = laptop.until("stubborn", "Failed")
+    assert "ended by `free`" in found["status"]["message"]
+    assert laptop.logs("stubborn").count("up") == 2
+
+
+@promise("S-332")
+@pytest.mark.parametrize("phase", ["running", "waiting", "restarting", "finished"])
+def test_a_job_deleted_in_any_phase_leaves_nothing(laptop: Laptop, phase: str) -> None:
+    line = {"running": "sleep 600", "waiting": "sleep 600", "restarting": "kill -9 $$$$", "finished": "true"}[phase]
+    suspended = "  suspend: true\n" if phase == "waiting" else ""
+    laptop.submit(laptop.manifest("goner", f"  framework: none\n{suspended}{shell(line)}{MOUNTS}"))
+    if phase in ("restarting", "finished"):
+        laptop.until("goner", "Restarting" if phase == "restarting" else "Succeeded")
+    assert laptop.run("job", "delete", "goner").returncode == 0
+    assert gone(laptop, "goner")
+    assert "there is no TrainingJob goner" in laptop.run("job", "get", "goner").stderr
+    state = Path(os.environ["XDG_STATE_HOME"], "kube-datastore", "jobs")
+    assert not list(state.glob("*/goner"))
+
+
+@promise("S-332")
+def test_a_job_outlives_the_terminal(laptop: Laptop) -> None:
+    file = laptop.manifest("outlives", "  framework: none\n" + shell("sleep 4; echo survived"))
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(laptop.directory)
+        os.environ.update(laptop.environment)
+        command = [sys.executable, "-m", "datastore.cli", "job", "submit", "-f", str(file), "--local", "--follow"]
+        os.execv(command[0], command)
+    seen = b""
+    deadline = time.monotonic() + PATIENCE_S
+    while b"Running" not in seen and time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            seen += os.read(terminal, 4096)
+    os.close(terminal)  # the window is closed: SIGHUP
+    os.waitpid(child, 0)
+    laptop.until("outlives", "Succeeded")
+    assert laptop.logs("outlives") == "survived\n"
+
+
+@promise("S-332")
+def test_ctrl_c_ends_the_looking_and_not_the_job(laptop: Laptop) -> None:
+    file = laptop.manifest("looked-at", "  framework: none\n" + shell("echo here; sleep 5"))
+    following = laptop.start("job", "submit", "-f", file, "--local", "--follow")
+    assert following.stdout is not None
+    assert following.stdout.readline() == "[master-0] here\n"
+    following.send_signal(signal.SIGINT)
+    said = following.communicate(timeout=PATIENCE_S)[1]
+    assert following.returncode == 130
+    assert "looked-at goes on" in said
+    laptop.until("looked-at", "Succeeded")
+
+
+@contextlib.contextmanager
+def silent_server() -> Iterator[str]:
+    """Takes connections and never answers."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(16)
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+@promise("S-332")
+def test_ctrl_c_while_it_mounts_leaves_nothing(laptop: Laptop) -> None:
+    with silent_server() as endpoint:
+        file = laptop.manifest("stuck", "  framework: none\n  command: [sh]\n" + MOUNTS)
+        file.write_text(file.read_text().replace(laptop.server.endpoint, endpoint))
+        submitting = laptop.start("job", "submit", "-f", file, "--local")
+        state = Path(os.environ["XDG_STATE_HOME"], "kube-datastore", "jobs", "default", "stuck")
+        eventually((state / "launcher.log").exists, patience_s=PATIENCE_S)
+        time.sleep(1.0)
+        submitting.send_signal(signal.SIGINT)
+        submitting.communicate(timeout=PATIENCE_S)
+    assert submitting.returncode == 130
+    assert not state.exists()
+    assert laptop.run("job", "list").stdout.count("\n") == 1
+
+
+@promise("S-333")
+@pytest.mark.plain_user
+def test_a_killed_launcher_takes_its_processes_along_and_is_told(laptop: Laptop) -> None:
+    laptop.submit(
+        laptop.manifest("headless", "  framework: none\n  roles: {worker: {}}\n" + shell("sleep 600") + MOUNTS)
+    )
+    eventually(lambda: len(pids_of(laptop, "headless")) >= 2, patience_s=PATIENCE_S)
+    launcher = subprocess.run(
+        ["pgrep", "-f", "datastore.training.local --channel .*/headless$"], capture_output=True, text=True, check=True
+    )
+    os.kill(int(launcher.stdout.split()[0]), signal.SIGKILL)
+    eventually(lambda: laptop.phase("headless") == "Failed")
+    found = laptop.get("headless")
+    assert found["status"]["phase"] == "Failed"
+    assert "its launcher was killed, or this machine went down" in found["status"]["message"]
+    assert gone(laptop, "headless")
+    assert list(Path("/sys/fs/cgroup").glob("**/datastore-jobs/*headless*")) == []
+
+
+TALKING = """
+import os, socket, time
+role, index = os.environ["DATASTORE_ROLE"], os.environ["DATASTORE_INDEX"]
+host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+if role == "master":
+    listening = socket.create_server((host, port))
+    peer, _ = listening.accept()
+    got = 0
+    while chunk := peer.recv(1 << 16):
+        got += len(chunk)
+    print("got", got)
+else:
+    while True:
+        try:
+            peer = socket.create_connection((host, port))
+            break
+        except OSError:
+            time.sleep(0.1)
+    ballast = bytearray(100 << 20)
+    for at in range(0, len(ballast), 4096):
+        ballast[at] = 1
+    for _ in range(20):
+        peer.sendall(bytes(1 << 19))
+        time.sleep(0.1)
+    while time.process_time() < 1.5:
+        pass
+    time.sleep(1)
+"""
+
+
+@promise("S-334")
+@pytest.mark.plain_user
+def test_what_each_replica_used_is_measured(laptop: Laptop) -> None:
+    """10 MiB go from worker to master, the worker has 100 MiB and computes."""
+    spec = "  framework: pytorch\n  roles: {worker: {}}\n"
+    laptop.submit(laptop.manifest("talking", spec + program(laptop, TALKING)))
+    eventually(lambda: len(laptop.run("job", "top", "talking", "--once").stdout.splitlines()) == 3)
+    found = laptop.until("talking", "Succeeded", "Failed")
+    assert found["status"]["phase"] == "Succeeded", laptop.logs("talking")
+    master, worker = (each["usage"] for each in found["evidence"]["replicas"])
+    assert 8 << 20 <= master["receivedBytes"] <= 11 << 20
+    assert 8 << 20 <= worker["sentBytes"] <= 11 << 20
+    assert worker["received"]["peak"] < 1 << 20
+    assert 100 << 20 <= worker["memory"]["peak"] <= 200 << 20
+    assert 1.4 <= worker["cpuSeconds"] < 3
+    assert worker["cpu"]["peak"] > master["cpu"]["mean"]
+    table = laptop.run("job", "get", "talking").stdout
+    assert "worker-0  Succeeded  0" in table
+
+
+@promise("S-329")
+@pytest.mark.skipif(os.geteuid() != 0, reason="cgroups of this machine need root")
+@pytest.mark.parametrize("limit", ["memory", "cpu"])
+def test_limits_hold(laptop: Laptop, limit: str) -> None:
+    resources = "  backoffLimit: 0\n  resources: {limits: {cpu: 250m, memory: 96Mi}}\n"
+    text = "import time\nend = time.monotonic() + 3\nwhile time.monotonic() < end:\n    pass\n"
+    if limit == "memory":
+        text = "ballast = bytearray(400 << 20)\nfor at in range(0, len(ballast), 4096):\n    ballast[at] = 1\n"
+    laptop.submit(laptop.manifest("limited", "  framework: none\n" + resources + program(laptop, text)))
+    found = laptop.until("limited", "Succeeded", "Failed")
+    (replica,) = found["evidence"]["replicas"]
+    if limit == "memory":
+        assert (replica["exitCode"], replica["reason"]) == (137, "OOMKilled")
+        assert "(OOMKilled)" in found["status"]["message"]
+    else:
+        assert found["status"]["phase"] == "Succeeded"
+        assert replica["usage"]["cpu"]["mean"] < 0.45
+    left = [each for each in Path("/sys/fs/cgroup").glob("*/**/datastore-jobs/*limited*") if each.is_dir()]
+    assert left == []
+
+
+@promise("S-338")
+def test_whole_logs_go_to_a_datastore(laptop: Laptop) -> None:
+    line = "i=0; while [ $i -lt 3000 ]; do echo line $i of a long log; i=$((i+1)); done"
+    spec = "  framework: none\n  roles: {worker: {}}\n  logs: {datastore: out, path: logs}\n"
+    laptop.submit(laptop.manifest("chatty", spec + shell(line) + MOUNTS))
+    laptop.until("chatty", "Succeeded")
+    body = boto_client(laptop.server).get_object(Bucket=laptop.out, Key="logs/chatty/worker-0.log")["Body"].read()
+    assert body.decode() == laptop.logs("chatty", "worker")
+    assert body.count(b"\n") == 3000
+
+
+@promise("S-340")
+def test_a_secret_of_the_file_reaches_the_environment_and_no_output(laptop: Laptop) -> None:
+    env = "  env: [{name: KEY, valueFrom: {secretKeyRef: {name: keys, key: AWS_SECRET_ACCESS_KEY}}}]\n"
+    laptop.submit(laptop.manifest("secretive", "  framework: none\n" + env + shell('echo "$KEY" | sha256sum')))
+    laptop.until("secretive", "Succeeded")
+    digest = hashlib.sha256(f"{laptop.server.secret_key}\n".encode()).hexdigest()
+    assert laptop.logs("secretive") == f"{digest}  -\n"
+    shown = laptop.run("job", "get", "secretive", "-o", "json").stdout + laptop.run("job", "list").stdout
+    assert laptop.server.secret_key not in shown
+
+
+@promise("S-341")
+def test_list_and_prune(laptop: Laptop) -> None:
+    for name, line in (("old", "true"), ("bad", "exit 3"), ("busy", "sleep 600")):
+        laptop.submit(laptop.manifest(name, "  framework: none\n" + shell(line)))
+    laptop.until("old", "Succeeded")
+    laptop.until("bad", "Failed")
+    listed = {each["metadata"]["name"]: each for each in json.loads(laptop.run("job", "list", "-o", "json").stdout)}
+    assert {name: each["status"]["phase"] for name, each in listed.items()} == {
+        "old": "Succeeded",
+        "bad": "Failed",
+        "busy": "Running",
+    }
+    assert listed["bad"]["evidence"]["replicas"][0]["exitCode"] == 3
+    assert json.loads(laptop.run("job", "prune", "--since", "7d", "-o", "json").stdout) == []
+    gone_ones = json.loads(laptop.run("job", "prune", "--since", "0s", "-o", "json").stdout)
+    assert sorted(each["name"] for each in gone_ones) == ["bad", "old"]
+    rows = laptop.run("job", "list").stdout.splitlines()
+    assert rows[0].split() == ["NAME", "FRAMEWORK", "PHASE", "ROLES", "RESTARTS", "DURATION", "FREED", "WHERE"]
+    assert rows[1].startswith("busy  none       Running  master 1/1")
+
+
+EVENTS = """
+import time
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+writer = EventFileWriter("/results/here/board", flush_secs=1)
+for step in range(600):
+    value = Summary.Value(tag="loss", simple_value=1.0 / (step + 1))
+    writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=[value])))
+    writer.flush()
+    time.sleep(1)
+"""
+
+
+@promise("S-337")
+@pytest.mark.slow
+def test_tensorboard_shows_what_is_being_written(laptop: Laptop) -> None:
+    """It reads through the mount, while the program appends to its file; later the command shows it."""
+    pytest.importorskip("tensorboard")
+    spec = "  framework: none\n  tensorboard: {datastore: out, path: board}\n"
+    laptop.submit(laptop.manifest("board", spec + program(laptop, EVENTS) + MOUNTS))
+    url = eventually(lambda: laptop.get("board")["status"].get("tensorboard"))
+
+    def steps() -> int:
+        with contextlib.suppress(OSError):
+            asked = f"{url}/data/plugin/scalars/scalars?tag=loss&run=."
+            with urllib.request.urlopen(asked, timeout=10) as answer:
+                return len(json.loads(answer.read()))
+        return 0
+
+    eventually(lambda: steps() >= 2, patience_s=PATIENCE_S)
+    first = steps()
+    eventually(lambda: steps() > first, patience_s=PATIENCE_S)
+    assert laptop.phase("board") == "Running"
+    assert laptop.run("job", "free", "board").returncode == 0
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(url, timeout=5)
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    later = laptop.start("job", "tensorboard", "board", "--port", str(port))
+    try:
+        eventually(lambda: steps() >= first, patience_s=PATIENCE_S)
+    finally:
+        later.send_signal(signal.SIGINT)
+        _, said = later.communicate(timeout=PATIENCE_S)
+    assert "Traceback" not in said, said

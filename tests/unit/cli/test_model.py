@@ -1,0 +1,233 @@
+"""`datastore model ...` over a store in a directory: a laptop without a cluster and without a server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from datastore.models.directory import DirectoryStorage
+from datastore.models.registry import Models
+from tests.modelstores import plant, tree_of
+from tests.promises import promise
+
+from .conftest import Cli, asked
+
+MANIFEST = """
+apiVersion: datastore.dev/v1alpha1
+kind: Datastore
+metadata: {{name: models}}
+spec: {{local: {{path: {root}/models}}}}
+---
+apiVersion: datastore.dev/v1alpha1
+kind: Datastore
+metadata: {{name: runs}}
+spec: {{local: {{path: {root}/runs}}}}
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the person is: two Datastores in p.yaml, which the environment names, and a run."""
+    (tmp_path / "p.yaml").write_text(MANIFEST.format(root=tmp_path))
+    (tmp_path / "models").mkdir()
+    plant(tmp_path / "runs" / "7")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DATASTORE_FILE", "p.yaml")
+    return tmp_path
+
+
+def digest_of(here: Path) -> str:
+    return Models(DirectoryStorage(here / "models")).head("digits", 1).digest
+
+
+@promise("S-370")
+def test_a_model_is_saved_listed_shown_and_exported(here: Path, cli: Cli) -> None:
+    code, out, err = cli("model", "save", "digits", "--from", "runs/7", "--label", "stage=test")
+    digest = digest_of(here)
+    assert (code, out, err) == (0, "", f"digits:1 is saved: 6 files, 10.7 KiB, {digest}\n")
+    again = cli("model", "save", "digits", "--from", "./runs/7")
+    assert again.code == 0
+    assert "digits:1 holds the same bytes already, so no version was made" in again.err
+
+    assert cli("model", "tag", "digits:1", "prod").err == "digits:prod means version 1\n"
+    head, row = cli("model", "list").out.splitlines()
+    assert head.split() == ["MODEL", "NEWEST", "ALIASES", "FILES", "SIZE", "SAVED", "DIGEST"]
+    assert row.split()[:5] == ["digits", "1", "prod=1", "6", "10.7"]
+    shown = json.loads(cli("model", "show", "digits:prod", "--files", "-o", "json").out)
+    assert (shown["digest"], shown["labels"], shown["aliases"]) == (digest, {"stage": "test"}, ["prod"])
+    assert shown["lineage"]["datastore"] == "runs"
+    assert len(shown["entries"]) == 11
+    assert f"digest:             {digest}\n" in cli("model", "show", "digits").out
+
+    assert cli("model", "export", "digits:prod", "out").code == 0
+    assert tree_of(here / "out") == tree_of(here / "runs" / "7")
+    assert cli("model", "export", "digits", "datastore://runs/copy").code == 0
+    assert tree_of(here / "runs" / "copy") == tree_of(here / "runs" / "7")
+
+
+@promise("S-378", "S-385")
+@pytest.mark.parametrize("form", ["out", "out.tar", "oci:out", "datastore://runs/out"])
+def test_every_export_can_be_imported(here: Path, cli: Cli, form: str) -> None:
+    cli("model", "save", "digits", "--from", "runs/7")
+    assert cli("model", "export", "digits", form).code == 0
+    done = cli("model", "import", "copy", form, "-o", "json")
+    assert json.loads(done.out)["digest"] == digest_of(here)
+    refused = cli("model", "export", "digits", form)
+    if not form.startswith("datastore:"):
+        assert refused.code == 4
+        assert "is there already" in refused.err
+
+
+@promise("S-383")
+def test_a_damaged_version_is_refused_with_the_path_and_both_digests(here: Path, cli: Cli) -> None:
+    cli("model", "save", "digits", "--from", "runs/7")
+    assert "digits:1 is as it was saved: 6 files" in cli("model", "verify", "digits").err
+    file = here / "models/digits/1/variables/data"
+    file.write_bytes(b"\1" + file.read_bytes()[1:])
+
+    for arguments in (("verify", "digits"), ("export", "digits", "out"), ("mount", "digits", "m", "--verify")):
+        code, out, err = cli("model", *arguments)
+        assert (code, out) == (1, "")
+        assert err.count("\n") == 1
+        assert "digits/1/variables/data: was saved with sha256 " in err
+        assert "and has " in err
+    assert not (here / "out").exists()
+    assert not (here / "m").exists()
+
+
+@promise("S-380", "S-381", "S-382")
+def test_diff_tag_delete_and_gc(here: Path, cli: Cli) -> None:
+    cli("model", "save", "digits", "--from", "runs/7")
+    (here / "runs/7/new").write_bytes(b"12345")
+    cli("model", "save", "digits", "--from", "runs/7")
+    assert cli("model", "diff", "digits:1", "2").out == "+ new 5 B\n"
+    assert cli("model", "diff", "digits:1", "1").err == "digits:1 and digits:1 hold the same\n"
+
+    assert cli("model", "tag", "digits:2", "prod", "--expect", "1").code == 1
+    cli("model", "tag", "digits:2", "prod", "--expect", "0")
+    assert cli("model", "tag", "digits:1", "prod").err == "digits:prod means version 1 (it was 2)\n"
+    refused = cli("model", "delete", "digits:1")
+    assert (refused.code, refused.err) == (
+        1,
+        "error: digits:1 is not deleted: the alias prod means it; move or remove that first\n",
+    )
+    assert cli("model", "delete", "digits:prod").code == 2
+    assert cli("model", "tag", "digits", "prod", "--remove").code == 0
+    assert cli("model", "delete", "digits:1").code == 0
+    assert not (here / "models/digits/1").exists()
+    assert cli("model", "gc").err == "nothing to remove\n"
+
+    Models(DirectoryStorage(here / "models")).reserve("digits", "x", "y")
+    os.utime(here / "models/digits/3.saving", (0, 0))
+    looked = cli("model", "gc")
+    assert (looked.out, looked.err) == ("digits/3  unfinished\n", "nothing was removed; gc --delete does it\n")
+    assert (here / "models/digits/3.saving").exists()
+    assert cli("model", "gc", "--delete").code == 0
+    assert not (here / "models/digits/3.saving").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["save", "Digits", "--from", "runs/7"], 2, "can't be the name of a model"),
+        (["save", "digits", "--from", "run/7"], 2, "holds no Datastore 'run'; did you mean runs?"),
+        (["save", "digits", "--from", "runs/8"], 4, "runs/8: there is no such directory"),
+        (["save", "digits", "--from", "runs/../models"], 4, "'.' and '..' lead nowhere"),
+        (["save", "digits", "--from", "runs/7", "--label", "x"], 2, "write NAME=VALUE"),
+        (["show", "digits"], 1, "has no version of a model digits"),
+        (["show", "digits:7"], 1, "has no version 7 of a model digits"),
+        (["tag", "digits:1", "latest"], 2, "always means the newest version"),
+        (["list", "--store", "other"], 2, "holds no Datastore 'other'"),
+        (["export", "digits", "out", "--base", "x"], 2, "--base is for oci:DIR"),
+        (["gc", "--older-than", "soon"], 2, "must be a duration"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_line(here: Path, cli: Cli, arguments: list[str], code: int, words: str) -> None:
+    found = cli("model", *arguments)
+    assert (found.code, found.out) == (code, "")
+    assert words in found.err
+    assert found.err.startswith("error: ")
+    assert found.err.count("\n") == 1
+
+
+def test_without_a_file_it_says_how_to_name_one(here: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DATASTORE_FILE")
+    assert "-f FILE, or DATASTORE_FILE" in cli("model", "list").err
+    assert cli("model", "list", "-f", "p.yaml").code == 0
+
+
+def test_of_several_datastores_the_one_with_the_models_is_named(here: Path, cli: Cli) -> None:
+    text = (here / "p.yaml").read_text().replace("name: models", "name: registry")
+    (here / "p.yaml").write_text(text)
+    found = cli("model", "list")
+    assert (found.code, "say which Datastore holds the models, --store NAME: registry, runs" in found.err) == (2, True)
+    assert cli("model", "list", "--store", "registry").code == 0
+
+
+@promise("S-391")
+@pytest.mark.parametrize(("mode", "code", "words"), [("ready", 4, "127.0.0.1:9"), ("unsynced", 6, "are not uploaded")])
+def test_a_mount_of_the_source_uploads_first_what_it_has(
+    here: Path,
+    cli: Cli,
+    root: Path,
+    manifest: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+    code: int,
+    words: str,
+) -> None:
+    """What was closed with writeBack is in the bucket before that is read; where it can't be, nothing is saved.
+
+    When it is, the bucket is read, whose server is not there in this test.
+    """
+    monkeypatch.setenv("FAKE_MODE", mode)
+    store = MANIFEST.format(root=here).split("---\n")[0]
+    manifest.write_text(f"{store}---\n{manifest.read_text()}")
+    assert cli("mount", manifest, "output", here / "m").code == 0
+
+    refused = cli("model", "save", "digits", "--from", "output/7", "-f", manifest)
+
+    assert asked(root, "output") == [{"op": "flush"}]
+    assert refused.code == code
+    assert words in refused.err
+    assert os.listdir(here / "models") == []
+
+
+@promise("S-388")
+def test_progress_is_lines_of_json_for_programs(here: Path, cli: Cli) -> None:
+    found = cli("model", "save", "digits", "--from", "runs/7", "--progress", "json")
+    events = [json.loads(line) for line in found.err.splitlines() if line.startswith("{")]
+    assert [each["phase"] for each in events if each["files"] == each["files_total"]][:1] == ["looking"]
+    assert {"phase", "files", "files_total", "bytes", "bytes_total", "elapsed_s", "eta_s"} == set(events[0])
+
+
+@promise("S-388")
+@pytest.mark.parametrize(("signum", "code", "resumes"), [(signal.SIGINT, 130, False), (signal.SIGTERM, 143, True)])
+def test_a_signal_ends_a_save_in_order(here: Path, signum: int, code: int, resumes: bool) -> None:
+    """Ctrl-C leaves nothing; SIGTERM, as when a pod is evicted, leaves what the retry goes on with."""
+    with (here / "runs" / "7" / "weights").open("wb") as file:
+        file.truncate(6 << 30)  # sparse, and long enough to read
+    (here / "runs" / "7" / "a-first").write_bytes(b"x" * 100)
+    command = [sys.executable, "-m", "datastore.cli", "model", "save", "digits", "--from", "runs/7", "--save-id", "j"]
+    process = subprocess.Popen([*command, "--progress", "json"], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if '"reading"' in line and json.loads(line)["bytes"] > 1 << 20:
+            break
+    process.send_signal(signum)
+    began = time.monotonic()
+    rest = process.stderr.read()
+    process.stderr.close()
+
+    assert process.wait(30) == code
+    assert time.monotonic() - began < 10
+    assert f"interrupted by {signal.Signals(signum).name}" in rest
+    left = sorted(os.listdir(here / "models" / "digits"))
+    assert left == (["1", "1.saving"] if resumes else [])

@@ -1,0 +1,159 @@
+"""datastore.controller.datastores.reconciler: a Secret that comes or changes is no matter of waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from datastore.api.names import FINALIZER
+from datastore.api.resources import SECRETS, Resource
+from datastore.controller.datastores.effective import SecretRef
+from datastore.controller.datastores.informers import Informers
+from datastore.controller.datastores.reconciler import Reconciler
+from datastore.controller.datastores.secretwatch import Uses
+from datastore.controller.datastores.settings import Settings
+from datastore.controller.runtime.client import Client, Unavailable
+from datastore.controller.runtime.recorder import Recorder
+from tests.promises import promise
+
+KEY = ("team", "digits")
+KEYS = SecretRef(namespace="team", name="keys")
+
+
+class Api(Client):
+    """An API server with one Datastore and perhaps its Secret. looks: how often the Secret was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.secret: dict[str, Any] | None = None
+        self.looks = 0
+        self.silent = False
+        spec = {"s3": {"bucket": "digits", "endpoint": "http://h:1", "credentialsSecret": "keys"}}
+        metadata = {"name": "digits", "namespace": "team", "uid": "0b6d", "resourceVersion": "1"}
+        metadata |= {"finalizers": [FINALIZER]}  # type: ignore[dict-item]
+        kind = {"apiVersion": "datastore.dev/v1alpha1", "kind": "Datastore"}
+        self.datastore: dict[str, Any] = {**kind, "metadata": metadata, "spec": spec}
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
+        assert resource is SECRETS
+        self.looks += 1
+        if self.silent:
+            raise Unavailable("the API server does not answer: TimeoutError")
+        return self.secret
+
+    async def apply(self, body: Mapping[str, Any], subresource: str = "") -> dict[str, Any]:
+        assert subresource == "status"
+        version = str(int(self.datastore["metadata"]["resourceVersion"]) + 1)
+        metadata = {**self.datastore["metadata"], "resourceVersion": version}
+        self.datastore = {**self.datastore, "metadata": metadata, "status": body["status"]}
+        return self.datastore
+
+    async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(body)
+
+    @property
+    def reason(self) -> str:
+        conditions = self.datastore.get("status", {}).get("conditions", [])
+        return str(conditions[0]["reason"]) if conditions else ""
+
+
+class World:
+    def __init__(self) -> None:
+        self.api, self.uses = Api(), Uses()
+        self.informers = Informers(lambda _: None, lambda _: None, lambda _: True)
+        self.informers.datastores.put(self.api.datastore)
+        self.woken = asyncio.Event()
+        self.reconciler = Reconciler(
+            self.api,
+            Recorder(self.api, "test"),
+            self.informers,
+            Settings(first_retry_s=30.0),
+            self.uses,
+            lambda: (),
+            wake=lambda _: self.woken.set(),
+            fence=lambda: None,
+        )
+
+    async def reason(self) -> str:
+        """Of its Ready condition, when all that can be done now is done, also beside the loop."""
+        while True:
+            self.woken.clear()
+            await self.reconciler.reconcile(KEY)
+            try:
+                await asyncio.wait_for(self.woken.wait(), 0.2)
+            except TimeoutError:
+                return self.api.reason
+
+
+def run(story: Any) -> None:
+    async def told() -> None:
+        world = World()
+        try:
+            await story(world)
+        finally:
+            world.reconciler.close()
+
+    asyncio.run(told())
+
+
+@promise("S-113")
+def test_a_secret_that_comes_is_looked_at_before_the_next_try() -> None:
+
+    async def story(world: World) -> None:
+        assert await world.reason() == "SecretNotFound"
+        world.api.secret = {"metadata": {"name": "keys", "namespace": "team"}, "data": {}}
+        assert await world.reason() == "SecretNotFound", "its time has not come"
+        assert world.reconciler.renewed(KEYS) == {KEY}
+        assert await world.reason() == "SecretInvalid"
+
+    run(story)
+
+
+@promise("S-113")
+def test_a_secret_that_changes_while_it_is_tried_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+
+    async def story(world: World) -> None:
+        get = world.api.get
+
+        async def changing(resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
+            found = await get(resource, namespace, name)
+            if world.api.looks == 1:
+                world.api.secret = {"metadata": {"name": "keys", "namespace": "team"}, "data": {}}
+                world.reconciler.renewed(KEYS)
+            return found
+
+        monkeypatch.setattr(world.api, "get", changing)
+        assert await world.reason() == "SecretInvalid"
+
+    run(story)
+
+
+@promise("S-113")
+def test_an_api_server_that_shows_no_secret_says_nothing_of_the_storage() -> None:
+
+    async def story(world: World) -> None:
+        world.api.silent = True
+        assert await world.reason() == ""
+        assert world.api.looks == 1, "its time has not come"
+        world.api.silent = False
+        world.reconciler.renewed(KEYS)
+        assert await world.reason() == "SecretNotFound"
+        world.api.silent = True
+        world.reconciler.renewed(KEYS)
+        assert await world.reason() == "SecretNotFound", "what was known stays"
+
+    run(story)
+
+
+def test_the_secret_of_a_datastore_that_is_gone_is_nobodys() -> None:
+    async def story(world: World) -> None:
+        await world.reason()
+        assert world.uses.of(KEYS) == {KEY}
+        world.informers.datastores.drop(KEY)
+        await world.reconciler.reconcile(KEY)
+        assert world.uses.of(KEYS) == frozenset()
+
+    run(story)

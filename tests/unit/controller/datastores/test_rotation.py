@@ -1,0 +1,169 @@
+"""datastore.controller.datastores.secretwatch and rotation: what a changed Secret means, and whom it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from datastore.api.names import CREDENTIALS
+from datastore.api.resources import Resource
+from datastore.controller.datastores.effective import SecretRef
+from datastore.controller.datastores.rotation import Announcer, to_tell
+from datastore.controller.datastores.secretwatch import SecretWatch, Uses, recent
+from datastore.controller.runtime.client import ApiError, Client
+from tests.promises import promise
+
+KEYS = SecretRef(namespace="team", name="keys")
+LONG_AGO = "2026-01-31T12:00:00Z"
+
+
+def test_uses_know_who_is_reached_by_what() -> None:
+    uses = Uses()
+    uses.put(("team", "a"), KEYS)
+    uses.put(("team", "a"), KEYS)
+    uses.put(("other", "b"), KEYS)
+    assert uses.of(KEYS) == {("team", "a"), ("other", "b")}
+    uses.put(("team", "a"), SecretRef(namespace="team", name="more"))
+    uses.put(("other", "b"), None)
+    uses.put(("other", "b"), None)
+    assert uses.of(KEYS) == frozenset()
+
+
+class Seen:
+    def __init__(self) -> None:
+        self.uses = Uses()
+        self.uses.put(("team", "a"), KEYS)
+        self.told: list[tuple[str, bool]] = []
+        self.watch = SecretWatch(Client(), self.uses, lambda: True, self._changed)
+
+    def _changed(self, secret: SecretRef, version: str, rotated: bool) -> None:
+        self.told.append((version, rotated))
+
+    def saw(self, kind: str, version: str, name: str = "keys", made: str = LONG_AGO, changed: str = LONG_AGO) -> None:
+        metadata = {"name": name, "namespace": "team", "resourceVersion": version, "creationTimestamp": made}
+        self.watch.saw(kind, {**metadata, "managedFields": [{"manager": "kubectl", "time": changed}]})
+
+
+@promise("S-113")
+def test_a_change_is_told_once_and_what_nobody_uses_never() -> None:
+    seen = Seen()
+    seen.saw("ADDED", "5")
+    seen.saw("MODIFIED", "6")
+    seen.saw("MODIFIED", "6")
+    seen.saw("MODIFIED", "7", name="other")
+    assert seen.told == [("5", False), ("6", True)]
+
+
+@promise("S-113")
+def test_what_changed_between_two_watches_is_told() -> None:
+    """Each begins with what there is."""
+    seen = Seen()
+    seen.saw("ADDED", "5")
+    seen.saw("ADDED", "5")
+    seen.saw("ADDED", "9")
+    assert seen.told == [("5", False), ("9", True)]
+
+
+def test_what_is_seen_for_the_first_time_was_rotated_if_it_changed_lately() -> None:
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    for times in ({"changed": now}, {"made": now}):
+        seen = Seen()
+        seen.saw("ADDED", "5", **times)
+        assert seen.told == [("5", True)]
+    assert not recent({"name": "x"}, datetime.now(UTC) + timedelta(hours=1))
+
+
+def pod(name: str = "p", *claims: str, annotation: str = "", inline: str = "", **more: Any) -> dict[str, Any]:
+    volumes: list[dict[str, Any]] = [{"persistentVolumeClaim": {"claimName": each}} for each in claims]
+    if inline:
+        volumes.append({"csi": {"driver": "csi.datastore.dev", "nodePublishSecretRef": {"name": inline}}})
+    volumes.append({"emptyDir": {}})
+    metadata: dict[str, Any] = {"name": name, "namespace": "team", "uid": f"u-{name}", **more.pop("metadata", {})}
+    if annotation:
+        metadata["annotations"] = {CREDENTIALS: annotation}
+    return {"metadata": metadata, "spec": {"nodeName": more.pop("node", "n"), "volumes": volumes}, **more}
+
+
+@promise("S-113")
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (pod("p", "digits"), True),
+        (pod("p", "other", "digits"), True),
+        (pod("p", "other"), False),
+        (pod("p"), False),
+        (pod("p", "digits", annotation="6"), True),
+        (pod("p", "digits", annotation="7"), False),
+        (pod("p", "digits", annotation="12"), False),
+        (pod("p", "digits", annotation="x"), True),
+        (pod("p", "digits", node=""), False),
+        (pod("p", "digits", metadata={"deletionTimestamp": LONG_AGO}), False),
+        (pod("p", "digits", status={"phase": "Succeeded"}), False),
+        (pod("p", inline="keys"), True),
+        (pod("p", inline="other"), False),
+    ],
+)
+def test_who_is_told(body: dict[str, Any], told: bool) -> None:
+    assert bool(list(to_tell([body], frozenset({"digits"}), "keys", "7"))) is told
+
+
+class Pods(Client):
+    """A cluster of pods; refuses as often as told."""
+
+    def __init__(self, *pods: dict[str, Any], refusals: int = 0) -> None:
+        super().__init__()
+        self.pods, self.refusals, self.listed = pods, refusals, 0
+
+    async def list(
+        self, resource: Resource, namespace: str, field_selector: str = "", label_selector: str = ""
+    ) -> list[dict[str, Any]]:
+        self.listed += 1
+        return [each for each in self.pods if each["metadata"]["namespace"] == namespace]
+
+    async def merge(self, resource: Resource, body: Any, change: Any, subresource: str = "") -> Any:
+        if self.refusals:
+            self.refusals -= 1
+            raise ApiError(500, "InternalError", "not now")
+        assert set(change["metadata"]) == {"annotations"}
+        body["metadata"].setdefault("annotations", {}).update(change["metadata"]["annotations"])
+        return body
+
+
+def carried(client: Pods) -> list[str]:
+    return [(each["metadata"].get("annotations") or {}).get(CREDENTIALS, "") for each in client.pods]
+
+
+def uses() -> Uses:
+    made = Uses()
+    made.put(("team", "digits"), KEYS)
+    return made
+
+
+@promise("S-113")
+def test_each_pod_is_annotated_once() -> None:
+    cluster = Pods(pod("a", "digits"), pod("b", "digits"), pod("c", "other"))
+    announcer = Announcer(cluster, uses(), pace_s=0.0)
+    asyncio.run(announcer.announce(KEYS, "7"))
+    asyncio.run(announcer.announce(KEYS, "7"))
+    assert carried(cluster) == ["7", "7", ""]
+
+
+def test_what_failed_is_tried_again_and_the_newest_version_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datastore.controller.datastores.rotation.AGAIN_S", 0.01)
+    cluster = Pods(pod("a", "digits"), refusals=2)
+
+    async def story() -> None:
+        announcer = Announcer(cluster, uses(), pace_s=0.0)
+        announcer.rotated(KEYS, "7")
+        announcer.rotated(KEYS, "8")
+        running = asyncio.create_task(announcer.run())
+        async with asyncio.timeout(5):
+            while carried(cluster) != ["8"]:
+                await asyncio.sleep(0.01)
+        running.cancel()
+
+    asyncio.run(story())
+    assert cluster.listed == 3

@@ -1,0 +1,238 @@
+"""What is done next about a ModelVersion, from what is observed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from datastore.api.names import FINALIZER
+from datastore.api.volumecontext import DRIVER, SPEC
+from datastore.controller.models.decide import Observed, Plan, decide
+from datastore.controller.models.volume import OWNED_BY
+from tests.promises import promise
+
+NOW = "2026-01-01T00:00:00Z"
+ANSWER = {
+    "version": 7,
+    "digest": "sha256:00",
+    "files": 3,
+    "bytes": 2048,
+    "saved": NOW,
+    "location": "s3://models/digits/7",
+    "store": "s3://models/",
+    "latest": 7,
+    "versions": 2,
+    "aliases": {"prod": 6},
+    "new": True,
+}
+
+
+def version(status: dict[str, Any] | None = None, going: bool = False, **spec: Any) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"name": "digits-7", "namespace": "team", "uid": "0123456789", "generation": 1}
+    metadata["finalizers"] = [FINALIZER]
+    if going:
+        metadata["deletionTimestamp"] = NOW
+    origin = {} if "version" in spec else {"from": {"datastore": "runs", "path": "7"}}
+    asked = {"model": "digits", **origin, **spec}
+    body = {"apiVersion": "datastore.dev/v1alpha1", "kind": "ModelVersion", "metadata": metadata, "spec": asked}
+    return {**body, "status": status} if status else body
+
+
+def datastore(name: str, ready: str = "True") -> dict[str, Any]:
+    condition = {"type": "Ready", "status": ready, "reason": "R", "message": "the bucket is gone"}
+    status = {"claimName": name, "conditions": [condition], "location": f"s3://{name}"}
+    return {"metadata": {"name": name, "namespace": "team"}, "status": status}
+
+
+def volume(bucket: str, secret_namespace: str = "team") -> dict[str, Any]:
+    context = {SPEC: json.dumps({"s3": {"bucket": bucket, "endpoint": "https://s3.example.org"}})}
+    secret = {"name": f"{bucket}-keys", "namespace": secret_namespace}
+    return {"spec": {"csi": {"driver": DRIVER, "volumeAttributes": context, "nodePublishSecretRef": secret}}}
+
+
+def observed(body: dict[str, Any], **more: Any) -> Observed:
+    known: dict[str, Any] = {
+        "model": {"metadata": {"name": "digits", "generation": 1}, "spec": {}},
+        "store": datastore("models"),
+        "store_volume": volume("models"),
+        "source": datastore("runs"),
+        "source_volume": volume("runs"),
+        "image": ("image", "Never"),
+    }
+    return Observed(version=body, now=NOW, **(known | more))
+
+
+def reason(plan: Plan) -> str:
+    assert plan.status is not None
+    return str(plan.status["conditions"][0]["reason"])
+
+
+def ended(how: str, name: str = "digits-7-save-01234567") -> dict[str, Any]:
+    return {"metadata": {"name": name}, "status": {"conditions": [{"type": how, "status": "True"}]}}
+
+
+def saved() -> dict[str, Any]:
+    plan = decide(observed(version(), job=ended("Complete"), answer=ANSWER))
+    assert plan.status is not None
+    return dict(plan.status)
+
+
+@promise("S-393")
+def test_a_save_is_a_job_with_nothing_but_what_it_needs() -> None:
+    plan = decide(observed(version(labels={"a": "b"})))
+    (job,) = plan.create
+    pod = job["spec"]["template"]["spec"]
+    request = json.loads(pod["containers"][0]["env"][0]["value"])
+    assert (request["do"], request["model"], request["path"], request["saveId"]) == (
+        "save",
+        "digits",
+        "7",
+        "0123456789",
+    )
+    assert request["store"]["spec"]["s3"]["bucket"] == "models"
+    assert request["labels"] == {"a": "b"}
+    secrets = {each["secret"]["secretName"] for each in pod["volumes"] if "secret" in each}
+    assert secrets == {"models-keys", "runs-keys"}
+    assert not pod["automountServiceAccountToken"]
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert job["metadata"]["ownerReferences"][0]["uid"] == "0123456789"
+    assert not [each for each in pod["volumes"] if "persistentVolumeClaim" in each]
+
+
+@promise("S-393")
+def test_a_source_that_is_no_bucket_is_mounted_read_only() -> None:
+    """Its pod is deleted soon after its end: until then nobody can delete the claim."""
+    export = {"spec": {"csi": {"driver": DRIVER, "volumeAttributes": {SPEC: '{"nfs":{"server":"h","path":"/a"}}'}}}}
+    (job,) = decide(observed(version(), source_volume=export)).create
+    pod = job["spec"]["template"]["spec"]
+    claims = [each["persistentVolumeClaim"] for each in pod["volumes"] if "persistentVolumeClaim" in each]
+    assert claims == [{"claimName": "runs", "readOnly": True}]
+    (of_buckets,) = decide(observed(version())).create
+    assert job["spec"]["ttlSecondsAfterFinished"] <= 60 < of_buckets["spec"]["ttlSecondsAfterFinished"]
+
+
+@promise("S-396")
+def test_a_model_and_the_store_of_a_namespace_are_made_on_first_use() -> None:
+    (made,) = decide(observed(version(), model=None)).create
+    assert (made["kind"], made["metadata"]["name"]) == ("Model", "digits")
+    (made,) = decide(observed(version(), store=None, classes=("central",))).create
+    assert (made["kind"], made["metadata"]["name"], made["spec"]) == (
+        "Datastore",
+        "models",
+        {"storageClassName": "central", "reclaimPolicy": "Retain"},
+    )
+
+
+@promise("S-393")
+@pytest.mark.parametrize(
+    ("more", "why", "words"),
+    [
+        ({"source": None}, "DatastoreNotFound", "there is no Datastore runs"),
+        ({"store": None}, "DatastoreNotFound", "nor one StorageClass"),
+        ({"store": None, "classes": ("a", "b")}, "DatastoreNotFound", "nor one StorageClass"),
+        ({"store": datastore("models", "False")}, "DatastoreNotReady", "the bucket is gone"),
+        ({"store_volume": volume("models", "admin")}, "SecretElsewhere", "namespace admin"),
+        ({"image": None}, "ImageUnknown", "its own pod"),
+    ],
+)
+def test_what_a_save_waits_for_is_told(more: dict[str, Any], why: str, words: str) -> None:
+    plan = decide(observed(version(), **more))
+    assert plan.status is not None
+    assert not plan.create
+    assert (plan.status["phase"], reason(plan)) == ("Pending", why)
+    assert words in plan.status["message"]
+    assert plan.events[0].warning
+
+
+@promise("S-394")
+def test_what_became_of_a_save_is_told_once() -> None:
+    plan = decide(observed(version(), job=ended("Complete"), answer=ANSWER))
+    assert plan.status is not None
+    assert plan.model_status is not None
+    assert (plan.status["phase"], plan.status["version"], plan.status["size"]) == ("Ready", 7, "2 KiB")
+    assert plan.model_status["aliases"] == [{"name": "prod", "version": 6}]
+    again = decide(observed(version(saved())))
+    assert [each["kind"] for each in again.apply] == ["PersistentVolume", "PersistentVolumeClaim"]
+    same = decide(observed(version(), job=ended("Complete"), answer={**ANSWER, "new": False}))
+    assert reason(same) == "SameBytes"
+    lost = decide(observed(version(), job=ended("Complete"), answer={}))
+    assert lost.delete == (ended("Complete"),)
+    failed = decide(observed(version(), job=ended("Failed"), answer={"reason": "SourceChanged", "error": "x: changed"}))
+    assert failed.status is not None
+    assert (failed.status["phase"], reason(failed)) == ("Failed", "SourceChanged")
+    assert "x: changed" in failed.status["message"]
+    assert decide(observed(version(dict(failed.status)))) == Plan()
+
+
+@promise("S-394")
+def test_how_far_a_save_is_stands_in_the_status() -> None:
+    job = {"metadata": {"name": "digits-7-save-01234567"}, "status": {}}
+    progress = {"phase": "reading", "percent": 40}
+    plan = decide(observed(version(), job=job, progress=progress))
+    assert plan.status is not None
+    assert (plan.status["progress"], plan.status["phase"]) == (progress, "Saving")
+    plan = decide(observed(version(), job=job, waiting="Unschedulable: no node"))
+    assert reason(plan) == "PodPending"
+
+
+def claim(uid: str = "0123456789", **more: Any) -> dict[str, Any]:
+    return {"kind": "PersistentVolumeClaim", "metadata": {"name": "digits-7", "labels": {OWNED_BY: uid}, **more}}
+
+
+@promise("S-395")
+def test_the_claim_of_a_version_is_told() -> None:
+    plan = decide(observed(version(saved()), claim=claim(), store_volume=None))
+    assert plan.status is not None
+    assert (plan.status["claim"], plan.status["phase"]) == ("digits-7", "Ready")
+
+
+@promise("S-395")
+def test_anothers_claim_is_left_alone() -> None:
+    plan = decide(observed(version(saved()), claim=claim("other")))
+    assert plan.status is not None
+    assert not plan.apply
+    assert "claim" not in plan.status
+    assert "not ours" in plan.status["message"]
+
+
+@promise("S-397")
+def test_a_version_goes_when_nobody_uses_it() -> None:
+    """Who uses it, the claim, the bytes by a Job, the end."""
+    going = version(saved(), going=True)
+    used = decide(observed(going, claim=claim(), in_use="pod reader"))
+    assert used.status is not None
+    assert not used.delete
+    assert "in use by pod reader" in used.status["message"]
+    assert decide(observed(going, claim=claim())).delete == (claim(),)
+    assert decide(observed(going, claim=claim(deletionTimestamp=NOW))).delete == ()
+    (job,) = decide(observed(going)).create
+    assert json.loads(job["spec"]["template"]["spec"]["containers"][0]["env"][0]["value"])["do"] == "delete"
+    name = job["metadata"]["name"]
+    refused = decide(
+        observed(
+            going, job=ended("Failed", name), answer={"reason": "VersionInUse", "error": "the alias prod means it"}
+        )
+    )
+    assert refused.status is not None
+    assert refused.delete
+    assert refused.finalizer is None
+    assert "the alias prod" in refused.status["message"]
+    assert decide(observed(going, job=ended("Complete", name))).finalizer is False
+    assert decide(observed(going, namespace_ends=True)).finalizer is False
+
+
+@promise("S-397")
+def test_the_end_of_a_reference_leaves_the_bytes() -> None:
+    """Of a version that another save had made, or that the object only names."""
+    named = version(saved(), going=True, version=7)
+    assert decide(observed(named)).finalizer is False
+    same = decide(observed(version(), job=ended("Complete"), answer={**ANSWER, "new": False}))
+    assert decide(observed(version(dict(same.status or {}), going=True))).finalizer is False
+
+
+@promise("S-397")
+def test_a_save_that_runs_is_ended_before() -> None:
+    job = {"metadata": {"name": "digits-7-save-01234567"}, "status": {}}
+    assert decide(observed(version(going=True), job=job)).delete == (job,)

@@ -1,0 +1,41 @@
+"""Commands that end by their deadline, or are left behind."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from datastore import errors
+from datastore.csi import errors as own
+from datastore.csi.commands import Commands
+from tests.patience import eventually
+from tests.promises import promise
+
+
+@promise("S-87")
+def test_a_command_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    note.touch()
+    for timeout_s in (0.5, 5.0, 20.0):  # a busy machine takes its time to start it
+        began = time.monotonic()
+        with pytest.raises(own.CommandTimeout):
+            Commands().run(["sh", "-c", f"sleep 60 & echo $! > {note}; wait"], place="x", timeout_s=timeout_s)
+        assert time.monotonic() - began < timeout_s + 30
+        if note.read_text():
+            break
+    pid = int(note.read_text())
+    eventually(lambda: not _runs(pid), "a busy machine takes its time to end what is killed")
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_command_that_fails_says_why() -> None:
+    with pytest.raises(errors.MountFailed, match="no such place"):
+        Commands().run(["sh", "-c", "echo no such place >&2; exit 3"], place="x")

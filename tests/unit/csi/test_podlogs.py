@@ -1,0 +1,190 @@
+"""datastore.csi.podlogs: the whole log of a pod in its Datastore, from the kubelet's files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datastore.api.names import LOGS_VOLUME
+from datastore.api.volumecontext import DRIVER
+from datastore.csi.podlogs import PodLogs
+from tests.patience import eventually
+from tests.promises import promise
+
+UID = "11111111-2222-3333-4444-555555555555"
+
+
+class Node:
+    """The kubelet's files of one pod, made by hand."""
+
+    def __init__(self, root: Path, wanted: str = "runs/mnist/worker") -> None:
+        self.root = root
+        self.plugins: list[PodLogs] = []
+        self.volumes = root / "pods" / UID / "volumes"
+        wish = self.volumes / "kubernetes.io~downward-api" / LOGS_VOLUME
+        wish.mkdir(parents=True)
+        told = {"datastore": "out", "path": wanted}
+        for name, text in {"wanted": json.dumps(told), "index": "1", "pod": "p", "namespace": "team"}.items():
+            (wish / name).write_text(text)
+        self.wish = wish
+        self.mount = self.volumes / "kubernetes.io~csi" / "pv" / "mount"
+        self.mount.mkdir(parents=True)
+        about = {"driverName": DRIVER, "volumeHandle": "team/out/u-1"}
+        (self.mount.parent / "vol_data.json").write_text(json.dumps(about))
+        self.log = root / "log" / f"team_p_{UID}" / "main" / "0.log"
+        self.log.parent.mkdir(parents=True)
+        self.target = self.mount / "runs" / "mnist" / "worker-1.log"
+        self.followed = self.plugin()
+
+    def plugin(self) -> PodLogs:
+        """A plugin that was just started."""
+        self.plugins.append(PodLogs(self.root / "pods", self.root / "log", self.root / "notes"))
+        return self.plugins[-1]
+
+    def close(self) -> None:
+        for each in self.plugins:
+            each.close()
+
+    def says(self, *lines: str, tag: str = "F") -> None:
+        with self.log.open("a") as file:
+            file.writelines(f"2026-01-01T00:00:00.000000000Z stdout {tag} {line}\n" for line in lines)
+
+    def ends(self) -> str:
+        self.followed.finish(str(self.mount))
+        return self.target.read_text()
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    monkeypatch.setattr(os.path, "ismount", lambda _: True)
+    made = Node(tmp_path)
+    yield made
+    made.close()
+
+
+@promise("S-357")
+def test_the_whole_log_is_in_the_datastore_when_the_pods_volume_goes(node: Node) -> None:
+    """Rotated in between, with lines that came in parts."""
+    node.says("one", "two")
+    node.followed.look()
+    node.says("thr", tag="P")
+    node.says("ee")
+    node.log.rename(node.log.with_name("0.log.20260101-000000"))
+    node.says("four", "")
+    assert node.ends() == "one\ntwo\nthree\nfour\n\n"
+    node.says("late")
+    assert node.ends() == "one\ntwo\nthree\nfour\n\n", "its containers have ended"
+
+
+@promise("S-357")
+def test_what_asked_for_the_log_may_go_before_the_volume(node: Node) -> None:
+    """The kubelet takes the volumes of a pod away in any order, or at once."""
+    node.says("one")
+    node.followed.look()
+    eventually(lambda: node.target.is_file() and node.target.read_text(), "the log so far is copied")
+    node.says("two")
+    shutil.rmtree(node.wish)
+    node.followed.look()
+    assert node.ends() == "one\ntwo\n"
+
+
+@promise("S-357")
+def test_nothing_of_a_pod_is_remembered_when_it_is_gone(node: Node) -> None:
+    node.says("one")
+    assert node.ends() == "one\n"
+    assert list((node.root / "notes").iterdir())
+    shutil.rmtree(node.root / "pods" / UID)
+    node.followed.look()
+    assert not list((node.root / "notes").iterdir())
+
+
+@promise("S-357")
+def test_a_log_that_is_put_aside_just_when_it_is_opened_is_written_once(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.says("one")
+    really = os.open
+
+    def opened(path: Path, *arguments: Any, **more: Any) -> int:
+        descriptor = really(path, *arguments, **more)
+        if path == node.log and not list(node.log.parent.glob("0.log.*")):
+            node.log.rename(node.log.with_name("0.log.20260101-000000"))
+            node.says("two")
+        return descriptor
+
+    monkeypatch.setattr(os, "open", opened)
+    assert node.ends() == "one\ntwo\n"
+
+
+@promise("S-357")
+def test_a_plugin_that_is_replaced_goes_on_where_the_last_one_was(node: Node) -> None:
+    """Also behind what an earlier pod of the replica wrote."""
+    node.target.parent.mkdir(parents=True)
+    node.target.write_text("the first run\n")
+    node.says("one")
+    node.followed.look()
+    eventually(lambda: node.target.read_text().endswith("one\n"), "the log so far is copied")
+    node.log.rename(aside := node.log.with_name("0.log.20260101-000000"))
+    with gzip.open(f"{aside}.gz", "wb") as file:
+        file.write(aside.read_bytes())
+    aside.unlink()
+    node.says("two")
+    node.followed = node.plugin()
+    assert node.ends() == "the first run\none\ntwo\n"
+
+
+@promise("S-357")
+@pytest.mark.parametrize("wanted", ["../../x", "a/../../x"])
+def test_a_path_that_leads_out_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
+    monkeypatch.setattr(os.path, "ismount", lambda _: True)
+    node = Node(tmp_path, wanted)
+    node.says("one")
+    node.followed.finish(str(node.mount))
+    node.close()
+    assert not list(tmp_path.rglob("x-1.log"))
+
+
+@promise("S-357")
+def test_links_of_the_datastore_are_not_followed(node: Node, tmp_path: Path) -> None:
+    """Nor is what is no file."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    node.says("one")
+    (node.mount / "runs").symlink_to(outside)
+    node.followed.finish(str(node.mount))
+    assert list(outside.iterdir()) == []
+    (node.mount / "runs").unlink()
+    node.target.parent.mkdir(parents=True)
+    node.target.symlink_to(outside / "file")
+    node.plugin().finish(str(node.mount))
+    node.target.unlink()
+    os.mkfifo(node.target)
+    node.plugin().finish(str(node.mount))
+    assert list(outside.iterdir()) == []
+
+
+@promise("S-357")
+@pytest.mark.parametrize(
+    ("name", "text"), [("namespace", "other/.."), ("pod", "p/../../x"), ("index", "1/../../x"), ("wanted", "[]")]
+)
+def test_a_pod_has_no_other_pods_log(node: Node, name: str, text: str) -> None:
+    """What it says of itself is checked."""
+    (node.wish / name).write_text(text)
+    node.says("one")
+    node.followed.finish(str(node.mount))
+    assert not [each for each in node.mount.rglob("*") if each.is_file()]
+
+
+@promise("S-357")
+def test_only_a_datastore_that_the_pod_has_mounted_is_written(node: Node) -> None:
+    (node.mount.parent / "vol_data.json").write_text(json.dumps({"driverName": "other", "volumeHandle": "team/out/u"}))
+    node.says("one")
+    node.followed.finish(str(node.mount))
+    assert list(node.mount.iterdir()) == []

@@ -1,0 +1,124 @@
+"""A supervisor that can't be started or watched over: nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datastore import frames, ourprocess
+from datastore.api.mountspec import MountSpec
+from datastore.api.source import S3Location
+from datastore.csi.errors import NotAnswering
+from datastore.csi.handle import MountHandle
+from datastore.csi.mountdaemon.cgroups import Cgroup
+from datastore.csi.mountdaemon.supervisor import MountRequest, SupervisedMount
+from datastore.errors import MountFailed
+from tests.patience import eventually
+from tests.promises import promise
+
+Started = list[tuple[subprocess.Popen[bytes], socket.socket]]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    """Supervisors that were started, each a process that says it is ready, and the other ends of their channels."""
+    made: Started = []
+
+    def start(*_: object, **__: object) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        ours, theirs = socket.socketpair()
+        process = subprocess.Popen(
+            ["sh", "-c", "echo '{\"ready\": true}'; exec sleep 60"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        made.append((process, theirs))
+        return process, ours
+
+    monkeypatch.setattr(ourprocess, "start", start)
+    return made
+
+
+def mount_of(tmp_path: Path) -> SupervisedMount:
+    """A volume's mount, not started."""
+    spec = MountSpec(
+        name="v", mountpoint=str(tmp_path / "m"), source=S3Location(bucket="b"), state_dir=str(tmp_path / "state"),
+        cache_dir=str(tmp_path / "cache"),
+    )  # fmt: skip
+    return SupervisedMount(MountRequest(volume_id="v", spec=spec), Cgroup(None), lambda _: None)
+
+
+@promise("S-153")
+@pytest.mark.parametrize(("kind", "supervisors"), [("Thread", 0), ("Timer", 1)])
+def test_a_system_that_starts_no_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started, kind: str, supervisors: int
+) -> None:
+    """A supervisor that nobody watches would hold its volume for ever."""
+    original = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if type(thread).__name__ == kind:
+            raise RuntimeError("can't start new thread")
+        original(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with pytest.raises(MountFailed, match="starts no thread"):
+        mount_of(tmp_path).start()
+    assert [process.poll() for process, _ in started] == [-9] * supervisors
+    for _, theirs in started:
+        theirs.close()
+
+
+def test_a_supervisor_that_ends_while_it_shares_its_descriptors(tmp_path: Path, started: Started) -> None:
+    """Else the host would hold a connection that nobody serves, and who uses the mount would wait for ever."""
+    device, other = os.pipe()
+
+    def share() -> None:
+        eventually(lambda: bool(started))
+        assert frames.receive(started[0][1], 10.0) == ({"adopt": None}, [])
+        frames.send(started[0][1], {"mounted": {}}, (device,))
+        started[0][1].close()
+
+    sharing = threading.Thread(target=share)
+    sharing.start()
+    with pytest.raises(NotAnswering):
+        mount_of(tmp_path).start()
+    sharing.join()
+    os.close(device)
+    with pytest.raises(BrokenPipeError):
+        os.write(other, b"x")
+    os.close(other)
+
+
+@promise("S-153")
+def test_a_mount_of_an_earlier_daemon_is_gone_on_with_when_a_supervisor_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started
+) -> None:
+    """Else nobody would serve it, and it would not end either, since its descriptors stay open."""
+    starts, refusals = ourprocess.start, iter((True, True))
+
+    def start(*arguments: Any, **options: Any) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        if next(refusals, False):
+            raise BlockingIOError("Resource temporarily unavailable")
+        return starts(*arguments, **options)
+
+    monkeypatch.setattr(ourprocess, "start", start)
+    mount = mount_of(tmp_path)
+    device_fd, opens_fd = (os.open(os.devnull, os.O_RDONLY) for _ in range(2))
+    handle = MountHandle(
+        volume_id="v", spec=mount.spec, ephemeral=False, negotiated={}, device_fd=device_fd, opens_fd=opens_fd
+    )  # fmt: skip
+    assert mount.start(handle) is handle
+    eventually(lambda: mount.supervisor_pid != 0)
+    _, descriptors = frames.receive(started[0][1], 10.0)
+    assert [os.path.sameopenfile(one, device_fd) for one in descriptors] == [True]
+    os.close(descriptors[0])
+    mount.kill()
+    assert mount.over.is_set()
+    started[0][1].close()

@@ -1,0 +1,229 @@
+"""The supervisor's pure parts and its channel."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from datastore.errors import MountFailed
+from datastore.frames import PeerGone
+from datastore.fuse.kernel import abi, reply
+from datastore.fuse.supervisor.channel import Channel
+from datastore.fuse.supervisor.outage import BACKOFF_LAST_S, Outage, pause_after
+from datastore.fuse.supervisor.refusal import Refusal
+from datastore.fuse.supervisor.serverprocess import ServerProcess
+from datastore.fuse.supervisor.standby import Standby
+from tests.promises import promise
+
+DYING = """
+import ctypes, os, threading, time
+
+def hang():
+    while not os.path.exists({released!r}):
+        time.sleep(0.01)
+
+threading.Thread(target=hang).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+"""A builder whose first thread ends while another goes on, as one does that waits in the kernel."""
+
+
+def pair() -> tuple[Channel, Channel]:
+    one, other = socket.socketpair()
+    return Channel(one), Channel(other)
+
+
+def test_a_message_travels_with_its_descriptor() -> None:
+    ours, theirs = pair()
+    read_fd, write_fd = os.pipe()
+    ours.send({"serve": True, "text": "x" * 100_000}, read_fd)
+    message, received = theirs.receive(5.0)
+    assert message["text"] == "x" * 100_000
+    os.write(write_fd, b"through")
+    assert os.read(received, 10) == b"through"
+    assert not os.get_inheritable(received)
+    for fd in (read_fd, write_fd, received):
+        os.close(fd)
+    ours.close()
+    theirs.close()
+
+
+def test_who_has_read_a_message_may_answer_and_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that refuses its mount says why: that is read, and not lost to a send that had nothing left to send."""
+    ours, theirs = pair()
+    send_fds = socket.send_fds
+
+    def send_and_be_refused(*arguments: Any) -> int:
+        sent = send_fds(*arguments)
+        theirs.receive(5.0)
+        theirs.send({"error": "the key is unknown"})
+        theirs.close()
+        return sent
+
+    monkeypatch.setattr(socket, "send_fds", send_and_be_refused)
+    with open(os.devnull, "rb") as null:
+        ours.send({"spec": "..."}, null.fileno())
+    assert ours.receive(5.0)[0] == {"error": "the key is unknown"}
+    ours.close()
+
+
+def test_the_other_ends_death_and_silence_are_told() -> None:
+    ours, theirs = pair()
+    with pytest.raises(PeerGone, match="in time"):
+        ours.receive(0.05)
+    theirs.close()
+    with pytest.raises(PeerGone, match="ended"):
+        ours.receive(5.0)
+    with pytest.raises(PeerGone, match="gone"):
+        ours.send({})
+    ours.close()
+
+
+def test_a_length_that_is_not_ours_is_refused() -> None:
+    one, other = socket.socketpair()
+    one.sendall(b"\xff\xff\xff\xff")
+    with pytest.raises(PeerGone, match="not one of ours"):
+        Channel(other).receive(5.0)
+    one.close()
+    other.close()
+
+
+@given(st.integers(0, 10_000))
+def test_pauses_grow_from_none_to_a_bound(deaths: int) -> None:
+    assert 0.0 <= pause_after(deaths) <= pause_after(deaths + 1) <= BACKOFF_LAST_S
+    assert pause_after(3) == 0.0
+
+
+@promise("S-61")
+def test_while_servers_serve_and_die_young_only_who_waited_for_long_is_refused() -> None:
+    """Kills without a pause for over a minute cost no caller an error whom a next server answers."""
+    outage = Outage(60.0, 0.0)
+    for second in range(100):
+        outage.started(second)
+        outage.served(second)
+        assert outage.lives(second + 0.1) == pytest.approx(0.1)
+        outage.died(second + 0.1)
+        refused = 30.0 if second >= 30 else None
+        assert outage.patience_s(second + 0.1, resend=True) == refused
+        assert outage.patience_s(second + 0.1, resend=False) == (0.0 if second >= 60 else None)
+    assert outage.pause_s() == BACKOFF_LAST_S
+    outage.started(100.0)
+    outage.served(100.0)
+    outage.lives(101.0)
+    assert (outage.pause_s(), outage.patience_s(101.0, resend=True)) == (0.0, None)
+
+
+@promise("S-153")
+def test_when_the_system_starts_none_the_pauses_grow_all_the_same() -> None:
+    outage = Outage(60.0, 0.0)
+    outage.lives(10.0)
+    outage.died(10.0)
+    now, pauses = 10.0, []
+    for _ in range(10):
+        outage.failed(now)
+        outage.started(now)
+        pauses.append(outage.pause_s())
+        now += pauses[-1]
+    assert pauses == [0.0, 0.0, 0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, BACKOFF_LAST_S]
+    assert outage.patience_s(75.0, resend=True) == 0.0
+
+
+@promise("S-153")
+def test_no_standby_where_the_system_starts_no_process() -> None:
+    """The server serves on, and it is tried again later."""
+    tries = []
+
+    def start() -> ServerProcess:
+        tries.append(1)
+        raise MountFailed("no room")
+
+    standby = Standby(start)
+    standby.keep(5.0)
+    standby.keep(6.0)
+    assert standby.take() is None
+    assert len(tries) == 1
+
+
+@promise("S-61")
+def test_when_none_can_be_started_all_are_refused() -> None:
+    """Nobody waits for a mount that is dead."""
+    outage = Outage(60.0, 0.0)
+    outage.lives(10.0)
+    outage.died(10.0)
+    assert outage.patience_s(50.0, resend=True) == 30.0
+    assert outage.patience_s(61.0, resend=True) == 0.0
+
+
+@promise("S-61")
+def test_who_is_refused_and_who_is_left_to_the_next_server() -> None:
+    """As far as Refusal sees it the device is a socket that keeps messages apart."""
+    supervisor, kernel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    now = 0.0
+    refusal = Refusal(supervisor.fileno(), resend=True, clock=lambda: now)
+
+    def refused(*requests: tuple[int, int], older_than_s: float) -> list[int]:
+        for opcode, unique in requests:
+            kernel.send(abi.IN_HEADER.pack(abi.HEADER_SIZE, opcode, unique, 1, 0, 0, 1, 0, 0))
+        refusal.answer(0.02, older_than_s=older_than_s)
+        assert kernel.recv(100) == reply.resend()
+        answers = []
+        while select.select([kernel], [], [], 0)[0]:
+            _, error, unique = abi.OUT_HEADER.unpack(kernel.recv(100))
+            assert error == -errno.EIO
+            answers.append(unique)
+        return answers
+
+    again = abi.UNIQUE_RESEND
+    with supervisor, kernel:
+        assert refused((abi.READ, 2), (abi.FORGET, 4), (abi.GETATTR, 6), older_than_s=30.0) == []
+        now = 20.0
+        assert refused((abi.READ, 2 | again), (abi.LOOKUP, 8), older_than_s=30.0) == [], "6 was answered meanwhile"
+        now = 30.0
+        assert refused((abi.READ, 2 | again), (abi.LOOKUP, 8 | again), older_than_s=30.0) == [2 | again]
+        now = 31.0
+        assert refused((abi.LOOKUP, 8 | again), (abi.FORGET, 10), (abi.READ, 12), older_than_s=0.0) == [8 | again, 12]
+
+
+def test_a_server_whose_first_thread_is_gone_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    released = tmp_path / "released"
+    (tmp_path / "dying.py").write_text(DYING.format(released=str(released)))
+    monkeypatch.syspath_prepend(tmp_path)
+    server = ServerProcess("dying:build", tmp_path / "log")
+    try:
+        server.channel.send({"prepare": True})
+        started = time.monotonic()
+        assert server.wait(30.0) == -9
+        assert time.monotonic() - started < 25.0
+        assert not server.reaped()
+    finally:
+        released.touch()
+        server.kill()
+        server.channel.close()
+    deadline = time.monotonic() + 10.0
+    while not server.reaped():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_what_is_no_message_is_refused_and_its_descriptor_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[int] = []
+    one, other = socket.socketpair()
+    with open(os.devnull, "rb") as null:
+        socket.send_fds(one, [b"\x03\0\0\0no!"], [null.fileno()])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", closed.append)
+        with pytest.raises(PeerGone, match="our language"):
+            Channel(other).receive(5.0)
+    assert len(closed) == 1
+    os.close(closed[0])
+    one.close()
+    other.close()

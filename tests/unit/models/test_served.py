@@ -1,0 +1,59 @@
+"""datastore.models.served: what each pod of a Serving does before it serves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from datastore.models import served
+from datastore.models.directory import DirectoryStorage, DirectoryTree
+from datastore.models.progress import Progress
+from datastore.models.registry import Models
+from datastore.models.saving import Wish, save
+from tests.promises import promise
+
+
+@pytest.fixture
+def store(source: Path, tmp_path: Path) -> Path:
+    """A store with version 1 of digits."""
+    (tmp_path / "store").mkdir()
+    models = Models(DirectoryStorage(tmp_path / "store"), who="tester")
+    save(models, DirectoryTree(source), Wish(model="digits"), Progress())
+    return tmp_path / "store"
+
+
+def run(store: Path, reference: str = "digits:1") -> tuple[int, str]:
+    report = store.parent / "report"
+    code = served.main([f"--store={store}", f"--report={report}", reference])
+    return code, report.read_text()
+
+
+@promise("S-413")
+def test_a_whole_version_is_reported_with_its_digest(store: Path) -> None:
+    code, text = run(store)
+    manifest = Models(DirectoryStorage(store)).manifest("digits", 1)
+    assert (code, json.loads(text)) == (0, {"version": 1, "digest": manifest.digest})
+
+
+@promise("S-411")
+def test_one_flipped_bit_is_refused_with_its_path_and_both_digests(store: Path) -> None:
+    entry = next(each for each in Models(DirectoryStorage(store)).manifest("digits", 1).entries if each.size > 10)
+    at = store / "digits" / "1" / entry.path
+    body = bytearray(at.read_bytes())
+    body[7] ^= 1
+    mode = at.stat().st_mode
+    at.chmod(0o600)
+    at.write_bytes(body)
+    at.chmod(mode)
+    code, text = run(store)
+    assert code == served.DAMAGED
+    assert text.startswith(f"digits/1/{entry.path}: was saved with sha256 {entry.sha256}, and has ")
+
+
+def test_a_version_that_is_not_there_is_told(store: Path) -> None:
+    code, text = run(store, "digits:2")
+    assert code == served.UNREADABLE
+    assert "digits" in text
+    assert "2" in text

@@ -1,0 +1,139 @@
+"""datastore.kubeclient over the official client and a played API server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from datastore.api.resources import DATASTORES, NODES, PODS
+from datastore.errors import (
+    AccessDenied,
+    CredentialsInvalid,
+    DatastoreError,
+    InvalidRequest,
+    Unreachable,
+)
+from datastore.kubeclient import EVERYWHERE, Conflict, KubeClient, in_cluster, of_context
+from tests.playedapi import PlayedApi, played_api
+
+TEAM = "/apis/datastore.dev/v1alpha1/namespaces/team/datastores"
+
+
+@pytest.fixture
+def api() -> Iterator[PlayedApi]:
+    with played_api() as played:
+        yield played
+
+
+@pytest.fixture
+def client(api: PlayedApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KubeClient:
+    return logged_in(api.kubeconfig(tmp_path), monkeypatch)
+
+
+def logged_in(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch, namespace: str = "") -> KubeClient:
+    from kubernetes.config import kube_config
+
+    # The library reads the variable when it is imported.
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig))
+    return of_context({}, namespace)
+
+
+def test_an_object_is_found_in_the_contexts_namespace_or_another(api: PlayedApi, client: KubeClient) -> None:
+    api.objects[f"{TEAM}/digits"] = {"spec": {}}
+    assert client.get(DATASTORES, "digits") == {"spec": {}}
+    assert client.get(DATASTORES, "digits", namespace="other") is None
+    assert api.authorization == "Bearer of-the-user"
+
+
+def test_all_pages_of_a_list_come(api: PlayedApi, client: KubeClient) -> None:
+    api.page = 2
+    for number in range(5):
+        api.objects[f"/api/v1/pods/{number}"] = {"number": number}
+    found = client.list(PODS, namespace=EVERYWHERE, selector="a=b")
+    assert [each["number"] for each in found] == [0, 1, 2, 3, 4]
+    assert ["labelSelector=a%3Db" in target for _, target, _ in api.asked] == [True] * 3
+
+
+def test_a_null_in_a_merge_patch_takes_a_field_away(api: PlayedApi, client: KubeClient) -> None:
+    api.objects["/api/v1/nodes/n"] = {"spec": {"taints": [{"key": "a"}], "other": 1}}
+    client.patch(NODES, "n", {"spec": {"taints": None}})
+    assert api.objects["/api/v1/nodes/n"] == {"spec": {"other": 1}}
+    client.patch(NODES, "n", [{"op": "test", "path": "/spec", "value": 1}])
+    assert api.asked[-1] == ("PATCH", "/api/v1/nodes/n", [{"op": "test", "path": "/spec", "value": 1}])
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (401, CredentialsInvalid),
+        (403, AccessDenied),
+        (409, Conflict),
+        (422, InvalidRequest),
+        (429, Unreachable),
+        (503, Unreachable),
+    ],
+)
+def test_a_refusal_has_the_servers_words(
+    api: PlayedApi, client: KubeClient, status: int, kind: type[DatastoreError]
+) -> None:
+    api.refused["/api/v1/nodes"] = (status, "nodes is forbidden: User x cannot get it")
+    with pytest.raises(kind, match="GET /api/v1/nodes/n: the API server says: nodes is forbidden: User x cannot"):
+        client.get(NODES, "n")
+    assert len(api.asked) == 1, "nothing is tried again here"
+
+
+def test_a_server_that_is_not_there_is_told_at_once(
+    client: KubeClient, api: PlayedApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.url = "http://127.0.0.1:9"
+    nowhere = logged_in(api.kubeconfig(tmp_path), monkeypatch)
+    with pytest.raises(Unreachable, match=r"the API server does not answer: .*Connection refused"):
+        nowhere.get(NODES, "n")
+
+
+def test_what_a_pod_serves_is_text(api: PlayedApi, client: KubeClient) -> None:
+    api.objects["/api/v1/namespaces/s/pods/p:9808/proxy/metrics"] = {"text": "up 1\n"}
+    assert client.text("/api/v1/namespaces/s/pods/p:9808/proxy/metrics") == "up 1\n"
+
+
+def test_a_login_by_a_program_is_used(api: PlayedApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of cloud providers."""
+    program = tmp_path / "login"
+    given = '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "given"}}'
+    program.write_text(f"#!/bin/sh\necho '{given}'\n")
+    program.chmod(0o755)
+    run = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(program), "args": []}
+    client = logged_in(api.kubeconfig(tmp_path, exec=run), monkeypatch, "mine")
+    assert client.list(PODS) == []
+    assert (api.authorization, api.asked[0][1]) == ("Bearer given", "/api/v1/namespaces/mine/pods?limit=500")
+
+
+def test_a_pod_logs_in_with_its_service_account(api: PlayedApi, tmp_path: Path) -> None:
+    host, _, port = api.url.removeprefix("http://").partition(":")
+    inside = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
+    assert in_cluster(inside, tmp_path) is None
+    (tmp_path / "token").write_text("of-the-pod")
+    (tmp_path / "namespace").write_text("system\n")
+    with pytest.raises(DatastoreError, match="can't be used: Service certification file does not exist"):
+        in_cluster(inside, tmp_path)
+    (tmp_path / "ca.crt").write_text("-")
+    assert in_cluster({}, tmp_path) is None
+    client = in_cluster(inside, tmp_path)
+    assert client is not None
+    assert client.namespace == "system"
+
+
+def test_a_token_that_cannot_be_sent_is_not_shown(
+    api: PlayedApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = logged_in(api.kubeconfig(tmp_path, token="CANARY\n"), monkeypatch)
+    with pytest.raises(CredentialsInvalid, match="one line") as refused:
+        client.get(NODES, "n")
+    assert "CANARY" not in str(refused.value)
+
+
+def test_without_any_cluster_it_says_where_one_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DatastoreError, match=r"no cluster is configured for you: .* \(KUBECONFIG, ~/.kube/config\)"):
+        logged_in(tmp_path / "missing", monkeypatch)

@@ -1,0 +1,34 @@
+"""datastore.training.evidence and usage: what is left of a training (S-331, S-334)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from datastore.training.evidence import LOG_BYTES, TOTAL_BYTES, ReplicaEvidence, log_bytes, tail, with_logs
+from tests.promises import promise
+
+
+@promise("S-331")
+@pytest.mark.parametrize("replicas", [1, 4, 13, 100, 1000])
+def test_all_of_it_fits_into_one_object(replicas: int) -> None:
+    """Whatever the logs hold; a newline is two bytes of JSON."""
+    each = [
+        ReplicaEvidence.model_validate({"role": "worker", "index": index, "state": "Failed"})
+        for index in range(replicas)
+    ]
+    found = with_logs(each, [b"\n" * (LOG_BYTES * 2)] * replicas)
+    assert len(json.dumps(found.model_dump(by_alias=True, mode="json", exclude_none=True))) <= TOTAL_BYTES
+
+
+@promise("S-331")
+def test_a_few_replicas_keep_64_kib_each() -> None:
+    assert log_bytes(4) == LOG_BYTES == 65536
+
+
+@promise("S-331")
+def test_the_end_of_a_log_begins_with_a_line() -> None:
+    assert tail(b"first\nsecond\nthird\n", 14) == "second\nthird\n"
+    assert tail(b"short\n", 14) == "short\n"
+    assert tail(b"x" * 20, 14) == "x" * 14

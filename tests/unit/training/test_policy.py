@@ -1,0 +1,156 @@
+"""datastore.training.policy: when a job has succeeded, has failed, or starts something again (S-323, S-324, S-325)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from datastore.training.policy import (
+    Finish,
+    Release,
+    Restart,
+    Seen,
+    State,
+    TaskState,
+    Wait,
+    decide,
+    policy_of,
+    restart_delay_s,
+)
+from datastore.training.topology import Task
+from tests.promises import promise
+from tests.unit.training.jobs import in_a_cluster, job
+
+ALL = "roles: {worker: {replicas: 2}, ps: {}, evaluator: {}}"
+RUNNING, DONE, FAILED = State.RUNNING, State.SUCCEEDED, State.FAILED
+
+
+def tasks(spec: str, framework: str = "tensorflow", **codes: int | str) -> list[TaskState]:
+    """All tasks running but those named: worker_1=0 has ended so, 'lost' and 'freed' say what they are."""
+    found = []
+    for task in in_a_cluster(job(spec, framework)).tasks:
+        code = codes.get(task.name.replace("-", "_"))
+        if code is None:
+            found.append(TaskState(task=task, state=RUNNING))
+        elif code == "freed":
+            found.append(TaskState(task=task, state=State.FREED))
+        elif code == "lost":
+            found.append(TaskState(task=task, state=FAILED, lost=True))
+        else:
+            found.append(TaskState(task=task, state=FAILED if code else DONE, exit_code=int(code)))
+    return found
+
+
+def decision(
+    spec: str, framework: str = "tensorflow", restarts: int = 0, trained_s: float | None = None, **codes: int | str
+) -> Wait | Restart | Release | Finish:
+    made = job(spec, framework)
+    seen = Seen(tasks=tasks(spec, framework, **codes), restarts=restarts, running_s=50.0, trained_s=trained_s)
+    return decide(policy_of(made.spec, in_a_cluster(made)), seen)
+
+
+def names(found: tuple[Task, ...]) -> list[str]:
+    return [task.name for task in found]
+
+
+def test_nothing_has_happened() -> None:
+    assert decision(ALL) == Wait(None)
+
+
+@promise("S-323")
+def test_the_chief_decides_and_the_rest_is_released_while_the_evaluator_goes_on() -> None:
+    found = decision(ALL, master_0=0)
+    assert isinstance(found, Release)
+    assert names(found.tasks) == ["ps-0", "worker-0", "worker-1"]
+    freed: dict[str, Any] = {"ps_0": "freed", "worker_0": "freed", "worker_1": "freed"}
+    assert decision(ALL, master_0=0, trained_s=10.0, **freed) == Wait(590.0)
+    assert decision(ALL, master_0=0, trained_s=10.0, evaluator_0=0, **freed) == Finish(
+        True, "Completed", "the training has succeeded"
+    )
+
+
+@promise("S-323")
+def test_an_evaluator_that_does_not_end_is_ended_and_the_job_has_succeeded() -> None:
+    spec = ALL + ", evaluatorGraceSeconds: 5"
+    found = decision(spec, master_0=0, trained_s=5.0, ps_0="freed", worker_0="freed", worker_1="freed")
+    assert isinstance(found, Finish)
+    assert (found.succeeded, found.reason) == (True, "EvaluatorEnded")
+
+
+@promise("S-323")
+def test_all_workers_have_to_succeed_where_they_are_equal() -> None:
+    spec = "roles: {worker: {replicas: 2}}"
+    assert decision(spec, "pytorch", master_0=0, worker_0=0) == Wait(None)
+    assert decision(spec, "pytorch", master_0=0, worker_0=0, worker_1=0) == Finish(
+        True, "Completed", "the training has succeeded"
+    )
+    assert isinstance(decision(spec + ", success: chief", "pytorch", master_0=0), Finish)
+    assert decision(spec + ", success: allWorkers", "tensorflow", master_0=0) == Wait(None)
+
+
+@promise("S-323")
+def test_without_a_master_worker_0_is_the_chief() -> None:
+    spec = "roles: {master: {replicas: 0}, worker: {replicas: 2}}"
+    assert decision(spec, worker_1=0) == Wait(None)
+    assert isinstance(decision(spec, worker_0=0), Finish)
+
+
+@promise("S-324")
+@pytest.mark.parametrize("task", ["master_0", "worker_1", "ps_0", "evaluator_0"])
+@pytest.mark.parametrize("code", [1, 2, 127])
+def test_a_failure_of_the_program_ends_the_job(task: str, code: int) -> None:
+    ended: dict[str, Any] = {task: code}
+    found = decision(ALL, **ended)
+    assert found == Finish(False, "TaskFailed", f"{task.replace('_', '-')} ended with exit code {code}")
+
+
+@promise("S-324")
+@pytest.mark.parametrize("code", [128, 137, 143, 255, "lost"])
+def test_a_kill_or_a_lost_node_starts_the_replica_again_with_parameter_servers(code: int | str) -> None:
+    found = decision(ALL, worker_1=code)
+    assert isinstance(found, Restart)
+    assert names(found.tasks) == ["worker-1"]
+
+
+@promise("S-324")
+@pytest.mark.parametrize("framework", ["tensorflow", "pytorch", "jax", "mxnet", "mpi"])
+def test_a_kill_starts_all_again_in_collectives(framework: str) -> None:
+    found = decision("roles: {worker: {replicas: 2}}", framework, worker_1=137)
+    assert isinstance(found, Restart)
+    assert names(found.tasks) == ["master-0", "worker-0", "worker-1"]
+    assert found.why == "worker-1 ended with exit code 137"
+
+
+@promise("S-324")
+def test_the_job_says_what_starts_again_if_it_likes() -> None:
+    one = decision("roles: {worker: {replicas: 2}}, restart: replica", "pytorch", worker_1=137)
+    assert isinstance(one, Restart)
+    assert names(one.tasks) == ["worker-1"]
+    every = decision(ALL + ", restart: all", worker_1=137)
+    assert isinstance(every, Restart)
+    assert len(every.tasks) == 5
+
+
+@promise("S-324")
+def test_restarts_are_counted_and_wait_longer_each_time() -> None:
+    found = decision(ALL + ", backoffLimit: 2", restarts=2, worker_1=137)
+    assert found == Finish(False, "BackoffLimitExceeded", "worker-1 ended with exit code 137, after 2 restarts")
+    assert [restart_delay_s(count) for count in (0, 1, 2, 5, 6, 1000)] == [1, 2, 4, 32, 60, 60]
+
+
+def test_the_reason_of_a_kill_is_told() -> None:
+    task = Task(role="worker", index=1)
+    killed = TaskState(task=task, state=FAILED, exit_code=137, reason="OOMKilled")
+    assert killed.failure == "worker-1 ended with exit code 137 (OOMKilled)"
+
+
+@promise("S-325")
+def test_a_deadline_fails_the_job_and_success_goes_before_it() -> None:
+    assert decision(ALL + ", activeDeadlineSeconds: 60") == Wait(10.0)
+    found = decision(ALL + ", activeDeadlineSeconds: 50")
+    assert isinstance(found, Finish)
+    assert (found.succeeded, found.reason) == (False, "DeadlineExceeded")
+    late = decision("activeDeadlineSeconds: 50", master_0=0)
+    assert isinstance(late, Finish)
+    assert late.succeeded

@@ -1,0 +1,87 @@
+"""datastore.training.local.sandbox: how a path comes to be in a replica's view (S-327). The machine is made up."""
+
+from __future__ import annotations
+
+import pytest
+
+from datastore.errors import DatastoreError
+from datastore.training.local.sandbox import Entry, Machine, Shown, planned, to_source
+from tests.promises import promise
+
+DATA = Shown(source="/state/mounts/data")
+
+
+class Made(Machine):
+    """Directories that are there, by path, with their entries; and those that this user may write."""
+
+    def __init__(self, directories: dict[str, list[str]], writable: set[str]) -> None:
+        self._directories = directories
+        self._writable = writable
+
+    def is_dir(self, path: str) -> bool:
+        return path in self._directories
+
+    def writable(self, path: str) -> bool:
+        return path in self._writable
+
+    def entries(self, path: str) -> list[Entry]:
+        return [Entry(name=name.partition("@")[0], link=name.partition("@")[2]) for name in self._directories[path]]
+
+
+PLAIN = Made({"/": ["bin@usr/bin", "home", "mnt", "proc"], "/mnt": ["disk"], "/home": [], "/home/me": []}, {"/home/me"})
+
+
+@promise("S-327")
+def test_a_directory_that_is_there_is_covered() -> None:
+    plan = planned({"/home/me": DATA}, PLAIN)
+    assert plan.arguments == (
+        *("--dev-bind", "/", "/", "--proc", "/proc"),
+        *("--dev-bind", "/state/mounts/data", "/home/me"),
+    )
+    assert plan.made == ()
+
+
+@promise("S-327")
+def test_one_in_the_root_needs_a_root_of_its_own() -> None:
+    """Nothing is made on the machine, links stay links, and what would be lost can't be written."""
+    plan = planned({"/data": Shown(source="/s", read_only=True)}, PLAIN)
+    assert plan.arguments == (
+        *("--tmpfs", "/", "--symlink", "usr/bin", "/bin", "--dev-bind-try", "/home", "/home"),
+        *("--dev-bind-try", "/mnt", "/mnt", "--proc", "/proc"),
+        *("--ro-bind", "/s", "/data", "--remount-ro", "/"),
+    )
+
+
+@promise("S-327")
+def test_one_where_this_user_may_write_is_made_and_elsewhere_the_directory_is_copied() -> None:
+    plan = planned({"/home/me/out": DATA, "/mnt/data": DATA}, PLAIN)
+    assert plan.made == ("/home/me/out",)
+    assert plan.arguments[:8] == (
+        *("--dev-bind", "/", "/", "--tmpfs", "/mnt"),
+        *("--dev-bind-try", "/mnt/disk", "/mnt/disk"),
+    )
+    assert plan.arguments[-2:] == ("--remount-ro", "/mnt")
+
+
+@promise("S-327")
+def test_a_path_below_another_of_the_job_needs_nothing_of_the_machine() -> None:
+    plan = planned({"/home/me/a/b": DATA, "/home/me/a": DATA}, PLAIN)
+    assert plan.made == ("/home/me/a",)
+    assert plan.arguments.index("/home/me/a") < plan.arguments.index("/home/me/a/b")
+
+
+@promise("S-327")
+def test_a_crowded_directory_is_not_copied() -> None:
+    crowded = Made({"/": [], "/mnt": [str(number) for number in range(300)]}, set())
+    with pytest.raises(DatastoreError, match="/mnt/data: this directory is not there, and can't be shown in /mnt"):
+        planned({"/mnt/data": DATA}, crowded)
+
+
+def test_where_something_is_on_the_machine() -> None:
+    shown = {"/data": Shown(source="/a"), "/data/deep": Shown(source="/b")}
+    assert [to_source(path, shown) for path in ("/data/x", "/data/deep/y", "/database", "/bin/sh")] == [
+        "/a/x",
+        "/b/y",
+        "/database",
+        "/bin/sh",
+    ]

@@ -1,0 +1,388 @@
+"""What the kernel may keep of directories on readOnly mounts (S-151), against a model of how it does that."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from datastore.fuse.ops import ROOT_INO, DirEntry, Fh, OpenDirReply, resolve
+from datastore.fuse.vfs.tree.nodes import Directory
+from tests.kernelkeeps import CALLER, Kept, OpenDirectory, Room, names
+from tests.mounted import Client, World
+from tests.promises import promise
+
+TTL_S = 60.0
+ALL = 1000
+
+
+def reader_of(world: World, **changes: object) -> Client:
+    """A readOnly client, as a Datastore has it unless told otherwise."""
+    made = world.client()
+    made.kill()
+    spec = dataclasses.replace(made.spec, read_only=True, attributes="listing", metadata_ttl_s=TTL_S)
+    return world.add(Client(world, made.directory, dataclasses.replace(spec, **changes)))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def reader(world: World) -> Client:
+    for name in "abcdef":
+        world.put(name)
+    return reader_of(world)
+
+
+def opened(client: Client) -> OpenDirReply:
+    """OPENDIR of the root."""
+    return resolve(client.fs.opendir(CALLER, ROOT_INO))
+
+
+def walk(client: Client, *, plus: bool = True) -> OpenDirReply:
+    """Open, read to the end, close; what OPENDIR said."""
+    reply = opened(client)
+    cursor = 0
+    while lines := resolve(client.fs.readdir(ROOT_INO, reply.fh, cursor, Room(4), plus)):
+        cursor = lines[-1].offset
+    client.fs.releasedir(ROOT_INO, reply.fh)
+    return reply
+
+
+def cursors(client: Client, fh: Fh) -> list[int]:
+    """Of a whole pass."""
+    return [line.offset for line in resolve(client.fs.readdir(ROOT_INO, fh, 0, Room(ALL), True))]
+
+
+@promise("S-151")
+def test_what_was_told_with_attributes_is_kept_until_it_is_nearly_too_old(world: World, reader: Client) -> None:
+    first = walk(reader)
+    assert (first.cache, first.keep) == (True, False)
+    world.later(57.0)
+    assert walk(reader).keep
+    world.later(2.0)
+    assert not walk(reader).keep
+    world.later(1.0)
+    assert not walk(reader).keep
+    assert walk(reader).keep, "the store showed the same"
+
+
+@promise("S-151")
+def test_names_alone_are_not_kept(reader: Client) -> None:
+    """Who goes by them would ask for each name."""
+    walk(reader)
+    reply = opened(reader)
+    resolve(reader.fs.readdir(ROOT_INO, reply.fh, 0, Room(4), True))
+    resolve(reader.fs.readdir(ROOT_INO, reply.fh, cursors(reader, reply.fh)[3], Room(4), False))
+    assert not walk(reader, plus=False).keep
+    assert not walk(reader).keep
+    assert walk(reader).keep
+
+
+@promise("S-151")
+def test_what_the_kernel_gave_up_is_told_again(reader: Client) -> None:
+    """All at once, not one by one; what has lost its name does not count."""
+    walk(reader)
+    child = reader.fs.core.nodes.root.children[b"a"]
+    reader.fs.forget(child.ino, child.nlookup)
+    assert not walk(reader).keep
+    assert walk(reader).keep
+    gone = reader.fs.core.nodes.root.children[b"b"]
+    with reader.fs.core.lock:
+        reader.fs.core.nodes.detach(gone)
+    reader.fs.forget(gone.ino, gone.nlookup)
+    assert walk(reader).keep
+
+
+@promise("S-151")
+def test_what_was_read_in_part_is_kept_for_who_reads_the_rest(world: World, reader: Client) -> None:
+    """The kernel does not go by it, and would not begin anew."""
+    kept = Kept()
+    first = OpenDirectory(reader.fs, ROOT_INO, kept)
+    first.read(4)
+    first.close()
+    world.later(TTL_S)
+    second = OpenDirectory(reader.fs, ROOT_INO, kept)
+    while second.read(4):
+        pass
+    second.close()
+    assert second.asked == 3
+    third = OpenDirectory(reader.fs, ROOT_INO, kept)
+    assert names(third.read(ALL)) == [b"a", b"b", b"c", b"d", b"e", b"f"]
+    assert third.asked == 0
+
+
+@promise("S-151", "S-28")
+def test_a_listing_that_changed_or_was_dropped_is_not_kept(world: World, reader: Client) -> None:
+    walk(reader)
+    world.put("new")
+    world.later(TTL_S)
+    reader.local.stat("new")
+    assert not walk(reader).keep
+    assert walk(reader).keep
+    reader.fs.core.nodes.root.listing = None
+    assert not walk(reader).keep
+
+
+@promise("S-151")
+def test_cursors_are_of_one_listing(world: World, reader: Client) -> None:
+    """So that what the kernel adds to what it keeps is of the same one."""
+    one, two = opened(reader), opened(reader)
+    first = cursors(reader, one.fh)
+    assert first == sorted(first)
+    assert 0 < first[0] < first[-1] < 1 << 63
+    assert cursors(reader, two.fh) == first
+    world.put("new")
+    world.later(TTL_S)
+    assert not set(cursors(reader, one.fh)) & set(first)
+    again = reader.again(resumed=True)
+    assert not set(cursors(again, opened(again).fh)) & set(first)
+
+
+@promise("S-151")
+def test_nothing_is_kept_while_two_have_read_different_listings(world: World, reader: Client) -> None:
+    """What the older one was told may still be on its way."""
+    one = opened(reader)
+    cursors(reader, one.fh)
+    world.put("new")
+    world.later(TTL_S)
+    walk(reader)
+    assert not walk(reader).keep
+    reader.fs.releasedir(ROOT_INO, one.fh)
+    assert not walk(reader).keep
+    assert walk(reader).keep
+
+
+@promise("S-151", "S-05")
+def test_an_open_directory_is_dropped_when_its_time_is_over(world: World, reader: Client) -> None:
+    """Once, and only one that is open."""
+    walk(reader)
+    reply = opened(reader)
+    world.later(57.0)
+    reader.fs.kernel_dir_cache.expire()
+    assert not reader.kernel.inodes
+    world.later(1.0)
+    reader.fs.kernel_dir_cache.expire()
+    reader.fs.kernel_dir_cache.expire()
+    assert reader.kernel.inodes == [(ROOT_INO, 0)]
+    reader.fs.releasedir(ROOT_INO, reply.fh)
+    walk(reader)
+    world.later(TTL_S)
+    reader.fs.kernel_dir_cache.expire()
+    assert reader.kernel.inodes == [(ROOT_INO, 0)]
+
+
+@promise("S-151", "S-58")
+def test_a_new_server_drops_what_the_earlier_one_told(world: World, reader: Client) -> None:
+    """It also expires the directories that were opened before its start."""
+    world.put("d/x")
+    world.later(TTL_S)
+    ino = reader.local.stat("d").ino
+    fh = resolve(reader.fs.opendir(CALLER, ino)).fh
+    again = reader.again(resumed=True)
+    again.fs.kernel_dir_cache.start()
+    assert sorted(again.kernel.inodes) == sorted([(ROOT_INO, 0), (ino, 0)])
+    assert [line.name for line in resolve(again.fs.readdir(ino, fh, 0, Room(ALL), True))][2:] == [b"x"]
+    again.kernel.inodes.clear()
+    world.later(TTL_S)
+    again.fs.kernel_dir_cache.expire()
+    assert again.kernel.inodes == [(ino, 0)]
+    again.fs.releasedir(ino, fh)
+    directory = again.fs.core.nodes.by_ino[ino]
+    assert isinstance(directory, Directory)
+    assert directory.handles == 0
+
+
+@promise("S-151", "S-05")
+def test_a_pass_that_the_kernel_began_goes_on_with_the_same_names(world: World, reader: Client) -> None:
+    """The server is asked for the rest although it was not for the first part."""
+    kept = Kept()
+    first = OpenDirectory(reader.fs, ROOT_INO, kept)
+    while first.read(4):
+        pass
+    first.close()
+    second = OpenDirectory(reader.fs, ROOT_INO, kept)
+    seen = names(second.read(4))
+    assert second.asked == 0
+    world.put("0")
+    world.later(TTL_S)
+    walk(reader)
+    kept.drop()
+    while lines := second.read(4):
+        seen += names(lines)
+    assert seen == [b"a", b"b", b"c", b"d", b"e", b"f"]
+
+
+@promise("S-151")
+@pytest.mark.parametrize("changes", [{"read_only": False}, {"transport": "libfuse"}])
+def test_other_mounts_keep_nothing(world: World, changes: dict[str, object]) -> None:
+    """Where names are changed here, or libfuse speaks to the kernel, cursors are plain numbers, too."""
+    world.put("a")
+    client = reader_of(world, **changes)
+    for _ in range(2):
+        reply = walk(client)
+        assert (reply.cache, reply.keep) == (False, False)
+    assert cursors(client, opened(client).fh) == [1, 2, 3]
+    client.fs.kernel_dir_cache.start()
+    client.fs.kernel_dir_cache.expire()
+    assert not client.kernel.inodes
+
+
+@dataclass
+class Pass:
+    """What one who reads the directory has seen since it began from the start."""
+
+    handle: OpenDirectory
+    began: float
+    seen: list[bytes] = field(default_factory=list)
+    on_its_way: tuple[list[DirEntry], int] | None = None
+    checked: bool = True
+
+
+class Readers:
+    """Several who read one directory that another client changes, through one kernel."""
+
+    def __init__(self, world: World, client: Client, seed: int) -> None:
+        self.world, self.client = world, client
+        self.random = random.Random(seed)
+        self.kept = Kept()
+        self.passes: list[Pass] = []
+        self.there: dict[bytes, list[tuple[float, float]]] = {}
+        self.served = 0
+        for number in range(0, 20, 2):
+            self.put(b"%02d" % number)
+        self.wait(2 * TTL_S)
+
+    def now(self) -> float:
+        return self.world.clock.monotonic()
+
+    def put(self, name: bytes) -> None:
+        spans = self.there.setdefault(name, [])
+        if not spans or spans[-1][1] < float("inf"):
+            self.world.put(name.decode())
+            spans.append((self.now(), float("inf")))
+
+    def delete(self, name: bytes) -> None:
+        spans = self.there.get(name)
+        if spans and spans[-1][1] == float("inf"):
+            self.world.tool.delete(name.decode())
+            spans[-1] = (spans[-1][0], self.now())
+
+    def wait(self, seconds: float) -> None:
+        """As upkeep does it, each second."""
+        for _ in range(int(seconds)):
+            self.world.later(1.0)
+            self.client.fs.kernel_dir_cache.expire()
+            self.notified()
+
+    def notified(self) -> None:
+        if self.client.kernel.inodes:
+            self.client.kernel.inodes.clear()
+            self.kept.drop()
+
+    def step(self) -> None:
+        chosen = self.random.choices(
+            (self.open, self.read, self.ask, self.arrive, self.rewind, self.close, self.change, self.pause, self.forget,
+             self.evict, self.evict_all, self.restart),
+            (6, 60, 4, 8, 2, 6, 2, 3, 0.5, 0.5, 4, 0.3),
+        )[0]  # fmt: skip
+        chosen()
+
+    def open(self) -> None:
+        if len(self.passes) < 4:
+            self.passes.append(Pass(OpenDirectory(self.client.fs, ROOT_INO, self.kept), self.now()))
+
+    def one(self) -> Pass | None:
+        return self.random.choice(self.passes) if self.passes else None
+
+    def read(self) -> None:
+        one = self.one()
+        if one is not None and one.on_its_way is None:
+            if one.handle.cursor == 0:
+                one.began, one.seen, one.checked = self.now(), [], True
+            before = one.handle.asked
+            lines = one.handle.read(self.random.choice((1, 3, 5, 50)))
+            self.served += bool(lines) and one.handle.asked == before
+            self.took(one, lines)
+
+    def ask(self) -> None:
+        """The answer comes later."""
+        one = self.one()
+        if one is not None and one.on_its_way is None and not (one.handle.cache and self.kept.complete):
+            if one.handle.cursor == 0:
+                one.began, one.seen, one.checked = self.now(), [], True
+            one.on_its_way = one.handle.ask(self.random.choice((3, 50)), plus=self.random.random() < 0.9)
+
+    def arrive(self) -> None:
+        one = self.one()
+        if one is not None and one.on_its_way is not None:
+            answer, one.on_its_way = one.on_its_way, None
+            self.took(one, one.handle.arrive(*answer))
+
+    def took(self, one: Pass, lines: list[DirEntry]) -> None:
+        one.seen += names(lines)
+        if not lines and one.checked:
+            self.check(one)
+
+    def check(self, one: Pass) -> None:
+        """S-28 and S-05 of a whole pass."""
+        assert len(set(one.seen)) == len(one.seen), one.seen
+        since, now = one.began - TTL_S, self.now()
+        throughout = {name for name, spans in self.there.items() if any(a <= since and now < b for a, b in spans)}
+        ever = {name for name, spans in self.there.items() if any(a <= now and since <= b for a, b in spans)}
+        assert throughout <= set(one.seen) <= ever, (throughout - set(one.seen), set(one.seen) - ever)
+
+    def rewind(self) -> None:
+        one = self.one()
+        if one is not None and one.on_its_way is None:
+            one.handle.rewind()
+
+    def close(self) -> None:
+        one = self.one()
+        if one is not None and one.on_its_way is None:
+            self.passes.remove(one)
+            one.handle.close()
+
+    def change(self) -> None:
+        name = b"%02d" % self.random.randrange(20)
+        (self.put if self.random.random() < 0.5 else self.delete)(name)
+
+    def pause(self) -> None:
+        self.wait(self.random.choice((1, 10, 20, 40, 61)))
+
+    def forget(self) -> None:
+        for node in list(self.client.fs.core.nodes.root.children.values())[:3]:
+            self.client.fs.forget(node.ino, node.nlookup)
+
+    def evict(self) -> None:
+        """The kernel needs the memory of some pages."""
+        self.kept.pages = [page if self.random.random() < 0.5 else None for page in self.kept.pages]
+
+    def evict_all(self) -> None:
+        """Or of the directory itself."""
+        if not self.passes:
+            self.kept.pages, self.kept.count, self.kept.end, self.kept.complete = [], 0, 0, False
+
+    def restart(self) -> None:
+        """Passes that are under way go on, by the names that were saved or are there now."""
+        if any(one.on_its_way for one in self.passes):
+            return
+        self.client = self.client.again(resumed=True)
+        self.client.fs.kernel_dir_cache.start()
+        self.notified()
+        for one in self.passes:
+            one.handle.fs, one.checked = self.client.fs, False
+
+
+@promise("S-151", "S-28", "S-05")
+@pytest.mark.parametrize("seed", range(24))
+def test_no_reader_sees_what_is_too_old_or_two_listings_mixed(world: World, seed: int) -> None:
+    """Whatever is open, dropped, given up or on its way."""
+    readers = Readers(world, reader_of(world), seed)
+    for _ in range(2):
+        readers.open()
+        for _ in range(30):
+            readers.read()
+        readers.close()
+    assert readers.served
+    for _ in range(600):
+        readers.step()

@@ -1,0 +1,143 @@
+"""PassthroughFiles: a passthrough file has what its node has, or is not called right (S-52)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from datastore.fuse.data.blockcache import BlockCache
+from datastore.fuse.ops import Ino
+from datastore.fuse.store.base import ETag, ObjectVersion
+from datastore.fuse.vfs.tree import passthrough
+from datastore.fuse.vfs.tree.passthrough import MIN_BYTES, PassthroughFiles
+from tests.mounted import Client, World
+from tests.promises import promise
+
+INO = Ino(7)
+BODY = bytes(range(256)) * (MIN_BYTES // 128)
+VERSION = ObjectVersion("k", ETag("e"), len(BODY))
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> BlockCache:
+    made = BlockCache(tmp_path, 64 << 20, "test")
+    made.write(VERSION, 0, BODY)
+    return made
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as made:
+        yield made
+
+
+def content(fd: int) -> bytes:
+    return os.pread(fd, 1 << 30, 0)
+
+
+@promise("S-52")
+def test_changes_of_the_node_reach_the_lent_file_and_not_the_cache(cache: BlockCache, pool: ThreadPoolExecutor) -> None:
+    files = PassthroughFiles(cache, pool)
+    fd = files.offer(INO, VERSION)
+    assert content(fd) == BODY
+    files.write(INO, 100, b"abc")
+    files.zero(INO, 200, 50)
+    files.truncate(INO, 1000)
+    wanted = bytearray(BODY[:1000])
+    wanted[100:103], wanted[200:250] = b"abc", bytes(50)
+    assert content(fd) == wanted
+    assert files.right(INO)
+    assert cache.read(VERSION, 0, 10) is None
+    files.returned(INO)
+    files.returned(INO)
+    assert not files.right(INO)
+
+
+def test_small_absent_and_lent_files_are_not_offered(cache: BlockCache, pool: ThreadPoolExecutor) -> None:
+    files, other = PassthroughFiles(cache, pool), PassthroughFiles(cache, pool)
+    small = ObjectVersion("s", ETag("e"), 100)
+    cache.write(small, 0, bytes(100))
+    assert files.offer(INO, small) == -1
+    assert files.offer(INO, VERSION._replace(key="absent")) == -1
+    assert files.offer(INO, VERSION) >= 0
+    assert other.offer(INO, VERSION) == -1
+    files.close()
+    assert other.offer(INO, VERSION) >= 0
+    other.close()
+    assert PassthroughFiles(None, pool).offer(INO, VERSION) == -1
+
+
+def test_what_would_be_offered_is_known_before(cache: BlockCache, pool: ThreadPoolExecutor) -> None:
+    files, other = PassthroughFiles(cache, pool), PassthroughFiles(cache, pool)
+    assert files.available(VERSION)
+    assert not files.available(VERSION._replace(key="absent"))
+    assert not files.available(VERSION._replace(size=MIN_BYTES - 1))
+    assert not PassthroughFiles(None, pool).available(VERSION)
+    assert files.offer(INO, VERSION) >= 0
+    assert not other.available(VERSION)
+    assert files.returned(INO)
+    assert not files.returned(INO)
+    assert other.available(VERSION)
+
+
+def test_a_cache_that_is_too_busy_to_let_go_of_it_makes_it_wrong(
+    cache: BlockCache, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = PassthroughFiles(cache, pool)
+    fd = files.offer(INO, VERSION)
+    monkeypatch.setattr(cache, "drop", lambda _: None)
+    files.write(INO, 0, b"abc")
+    assert content(fd) == BODY
+    assert not files.right(INO)
+    files.close()
+
+
+@promise("S-52", "S-31")
+def test_what_another_client_appended_is_fetched(
+    cache: BlockCache, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passthrough, "_STEP", 7)
+    files = PassthroughFiles(cache, pool)
+    grown = BODY + b"more than seven bytes"
+    assert not files.grow(INO, VERSION, lambda *_: b"")
+    fd = files.offer(INO, VERSION)
+    new = ObjectVersion("k", ETag("f"), len(grown))
+    assert files.grow(INO, new, lambda _, start, size: grown[start : start + size])
+    assert content(fd) == grown
+    files.close()
+
+
+@promise("S-54")
+def test_a_large_file_without_a_seal_is_checked_first_and_lent_then(
+    cache: BlockCache, pool: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    large = ObjectVersion("l", ETag("e"), 6 << 20)
+    cache.write(large, 0, bytes(6 << 20))
+    os.utime(cache._place(large).data_path)  # as after a reboot
+    later = PassthroughFiles(BlockCache(tmp_path, 64 << 20, "test"), pool)
+    assert later.offer(INO, large) == -1
+    pool.submit(int).result(10)
+    assert later.offer(INO, large) >= 0
+    later.close()
+
+
+@promise("S-52")
+def test_pages_of_what_is_lent_next_are_dropped_at_the_last_close(
+    world: World, one: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next open would wait while the kernel drops them; what is not lent next keeps its pages."""
+    monkeypatch.setattr(one.kernel, "is_local", lambda _: False)
+    monkeypatch.setattr(one.fs.core.passthrough, "available", lambda version: version.size >= MIN_BYTES)
+    world.put("large", BODY)
+    world.put("small", b"small")
+    for name, dropped in (("large", True), ("small", False)):
+        first, second = one.local.open(name), one.local.open(name)
+        first.read()
+        first.close()
+        assert (first.ino, 0) not in one.kernel.inodes
+        second.close()
+        assert ((first.ino, 0) in one.kernel.inodes) is dropped

@@ -1,0 +1,159 @@
+"""Prefetcher: which names of a listing come next."""
+
+from __future__ import annotations
+
+import random
+import stat
+
+import pytest
+
+from datastore.fuse.ops import resolve
+from datastore.fuse.vfs.lookup.prefetcher import _AHEAD, _Run
+from datastore.fuse.vfs.tree.listing import Listed, Listing
+from datastore.fuse.vfs.tree.openings import PENDING_MAX
+from tests.kernelkeeps import CALLER, Room
+from tests.mounted import Client, World
+from tests.patience import eventually
+from tests.promises import promise
+
+NAMES = [b"f%04d" % number for number in range(1000)]
+
+
+def run() -> _Run:
+    listing = Listing(0.0, marker=True)
+    listing.entries.update({name: Listed(stat.S_IFREG, name.decode()) for name in NAMES})
+    return _Run(listing)
+
+
+def test_one_loader_gets_what_comes_next_and_each_name_once() -> None:
+    made = run()
+    asked: list[int] = []
+    for at, name in enumerate(NAMES):
+        ahead = made.step(name)
+        assert all(at < one <= at + _AHEAD for one in ahead)
+        asked += ahead
+    assert len(asked) == len(set(asked)) >= len(NAMES) - 10
+
+
+def test_threads_that_drift_apart_are_one_run() -> None:
+    made, places = run(), random.Random(2)
+    at = list(range(16))
+    asked: list[int] = []
+    while any(one < len(NAMES) for one in at):
+        # a thread may be many of its own steps behind the first one
+        first = min(range(16), key=lambda thread: at[thread] + places.randrange(400))
+        if at[first] < len(NAMES):
+            asked += made.step(NAMES[at[first]])
+        at[first] += 16
+    assert len(asked) == len(set(asked)) > len(NAMES) * 0.9
+
+
+@pytest.mark.parametrize("jumps", [[777, 999, 111], [500], [999, 998, 997, 996]])
+def test_one_who_read_elsewhere_before_begins_a_run(jumps: list[int]) -> None:
+    made = run()
+    for at in jumps:
+        made.step(NAMES[at])
+    asked = [one for name in NAMES for one in made.step(name)]
+    assert len(set(asked) & set(range(900))) > 800
+
+
+def test_random_names_are_no_run() -> None:
+    made, places = run(), random.Random(2)
+    assert sum(len(made.step(places.choice(NAMES))) for _ in range(200)) < 200
+
+
+def test_attributes_that_a_get_brought_along_are_not_asked_for_again(world: World, one: Client) -> None:
+    for number in range(60):
+        world.put(f"d/f{number:03}", b"x" * 100)
+    world.later()
+    one.local.listdir("d")
+    for number in range(60):
+        assert one.local.read(f"d/f{number:03}") == b"x" * 100
+        one.fs.core.io.submit(int).result(10)
+    assert one.calls("head") <= 24, "the first ones, before there was a run of reads"
+
+
+def test_who_reads_on_in_a_large_directory_has_the_next_attributes_asked_for(world: World, one: Client) -> None:
+    """While he is told of some, by their order and each once; not for who reads the beginning only."""
+    names = [f"d/{name.decode()}" for name in NAMES]
+    for name in names:
+        world.put(name)
+    world.later(100)
+    ino = one.local.stat("d").ino
+    fh = resolve(one.fs.opendir(CALLER, ino)).fh
+    before = one.calls("head")
+    lines = resolve(one.fs.readdir(ino, fh, 0, Room(100), True))
+    one.quiet()
+    assert len(lines) < one.calls("head") - before < 300
+    resolve(one.fs.readdir(ino, fh, lines[-1].offset, Room(100), True))
+    one.quiet()
+    assert one.calls("head") - before == len(names)
+
+
+def test_what_the_kernel_has_kept_is_not_fetched_ahead(world: World, one: Client) -> None:
+    """Only a read shows that it let go of the pages, and then the next ones are fetched."""
+    names = [f"d/f{number:04}" for number in range(1100)]
+    for name in names:
+        world.put(name, name.encode())
+    world.later(100)
+    one.local.listdir("d")
+    prefetcher, core = one.fs._reading._prefetcher, one.fs.core
+    for name in names:
+        one.local.open(name).close()
+    eventually(lambda: prefetcher._files.bytes == 0)
+    assert core.cache is not None
+    for node in core.nodes.by_ino.values():
+        core.reader.forget(node.version())
+        core.cache.drop(node.version())
+    before = one.calls("get")
+    for name in names:
+        one.local.open(name).close()
+    assert (one.calls("get") - before, prefetcher._files.bytes) == (0, 0)
+    for name in names[:10]:
+        assert one.local.read(name) == name.encode()
+    eventually(lambda: one.calls("get") - before >= 20)
+
+
+def shuffled(world: World, folder: str, count: int = 200) -> list[str]:
+    """Names of files that another tool put long ago, in an order that nobody can guess."""
+    names = [f"{folder}/f{number:03}" for number in range(count)]
+    for name in names:
+        world.put(name, name.encode())
+    world.later(100)
+    random.Random(3).shuffle(names)
+    return names
+
+
+@promise("S-152")
+def test_a_shuffled_loader_costs_one_request_a_file(world: World, one: Client) -> None:
+    """The attributes come with the content, once a few files in a row were opened after they were looked up."""
+    for name in shuffled(world, "d"):
+        assert one.local.read(name) == name.encode()
+    assert one.calls("get") <= 210
+    assert one.calls("head") <= 40, "the first ones, and what falls into an order by chance"
+
+
+@promise("S-152")
+def test_who_only_looks_at_files_fetches_few(world: World, one: Client) -> None:
+    """Also right after a loader; what is gone meanwhile is gone."""
+    others = shuffled(world, "others")
+    for name in shuffled(world, "d"):
+        one.local.read(name)
+    world.tool.delete("others/f007")
+    before = one.calls("get")
+    sizes = {name: one.local.stat(name).size for name in others if one.local.exists(name)}
+    assert sizes == {name: len(name) for name in others if name != "others/f007"}
+    assert one.calls("get") - before <= PENDING_MAX + 8
+
+
+@promise("S-152")
+def test_a_file_that_changes_while_it_is_looked_up(world: World, one: Client, other: Client) -> None:
+    """The version that is listed may be gone when its content is asked for: no lookup fails for that."""
+    names = shuffled(world, "d")
+    for name in names[:100]:
+        one.local.read(name)
+    for name in names[100:]:
+        other.local.write(name, b"of another client")
+    assert all(one.local.stat(name).size in (6, 17) for name in names[100:])
+    world.later()
+    assert all(one.local.read(name) == b"of another client" for name in names[100:])

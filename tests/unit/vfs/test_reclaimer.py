@@ -1,0 +1,221 @@
+"""The ceiling of memory: what is let go of, what stays, and that nobody notices."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from datastore.fuse.ops import resolve
+from datastore.fuse.state.nodelog import NodeLog, NodeRecord
+from datastore.fuse.vfs.tree import reclaimer
+from datastore.fuse.vfs.tree.nodes import Directory
+from datastore.fuse.vfs.tree.reclaimer import MIB, MemoryReclaimer, Shares, resident_bytes
+from tests.mounted import Client, World
+from tests.promises import promise
+
+FOLDERS, FILES = 6, 20
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch, world: World) -> Client:
+    """A client whose share for names holds about two of six folders."""
+    for folder in range(FOLDERS):
+        for number in range(FILES):
+            world.put(f"d{folder}/f{number:02}")
+    shares = Shares(names=2 * FILES * (reclaimer.NODE_BYTES + reclaimer.ENTRY_BYTES), pieces=MIB, attributes=10)
+    monkeypatch.setattr(Shares, "of", lambda _: shares)
+    monkeypatch.setattr(reclaimer, "_GROWN", 1)
+    return world.client(attributes="listing", ttl_s=60.0)
+
+
+def walk(client: Client) -> None:
+    """As `find -ls` does: the kernel keeps every node."""
+    for folder in range(FOLDERS):
+        client.local.scandir(f"d{folder}", plus=True)
+
+
+def listed(client: Client) -> int:
+    """Directories whose listing is held."""
+    nodes = client.fs.core.nodes.by_ino.values()
+    return sum(isinstance(node, Directory) and node.listing is not None for node in nodes)
+
+
+def kernel_gives_up(client: Client) -> None:
+    """What was released is forgotten, as the kernel does with what nobody uses."""
+    for one in client.kernel.released:
+        client.fs.forget(one.ino, 1000)
+    client.kernel.released.clear()
+
+
+@promise("S-55")
+def test_what_was_used_last_stays(small: Client) -> None:
+    """The kernel is asked to give up the nodes of the directories that were not used for longest."""
+    walk(small)
+    before = len(small.fs.core.nodes.by_ino)
+    MemoryReclaimer(small.fs.core).look(0)
+    assert listed(small) < FOLDERS
+    kernel_gives_up(small)
+    left = small.fs.core.nodes.by_ino.values()
+    assert len(left) < before / 2
+    last = small.local.stat(f"d{FOLDERS - 1}")
+    assert sum(node.parent is not None and node.parent.ino == last.ino for node in left) == FILES
+    walk(small)
+    assert small.local.stat("d0/f00").size == 0
+
+
+@promise("S-55")
+def test_what_is_in_use_is_not_released(small: Client) -> None:
+    """Open files, open directories and what the store has not seen."""
+    core = small.fs.core
+    file = small.local.open("d0/f00")
+    small.local.scandir("d1")
+    ino = small.local.stat("d1").ino
+    handle = resolve(small.fs.opendir(small.local._caller, ino)).fh
+    walk(small)
+    MemoryReclaimer(small.fs.core).look(0)
+    assert file.ino not in {one.ino for one in small.kernel.released}
+    opened = core.nodes.by_ino[ino]
+    assert isinstance(opened, Directory)
+    assert opened.listing is not None
+    small.fs.releasedir(ino, handle)
+    file.close()
+
+
+@promise("S-55")
+def test_directories_are_not_detached_by_name(small: Client) -> None:
+    """A process may stand in one: without a name the kernel can only be asked to prune it."""
+    walk(small)
+    core = small.fs.core
+    MemoryReclaimer(core).look(0)
+    inos = {node.ino for node in core.nodes.by_ino.values() if isinstance(node, Directory)}
+    assert small.kernel.released
+    assert all(not one.name for one in small.kernel.released if one.ino in inos)
+
+
+@promise("S-55")
+def test_nodes_that_the_kernel_never_had_go_when_they_are_idle(small: Client) -> None:
+    """Those of a warm-up, or of attributes that were asked for ahead."""
+    for folder in range(FOLDERS):
+        directory = small.fs.resolver.find(small.fs.core.nodes.root, b"d%d" % folder)
+        assert isinstance(directory, Directory)
+        for number in range(FILES):
+            small.fs.resolver.find(directory, b"f%02d" % number)
+    look = MemoryReclaimer(small.fs.core)
+    before = len(small.fs.core.nodes.by_ino)
+    look.look(0)
+    assert len(small.fs.core.nodes.by_ino) == before
+    small.world.clock.advance(10)
+    small.fs.core.nodes.grown = 1
+    look.look(0)
+    assert len(small.fs.core.nodes.by_ino) < before
+
+
+@promise("S-55")
+def test_pressure_tightens_and_its_end_loosens(small: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the process is near its ceiling, whatever it is that takes the room."""
+    limits: list[int] = []
+    monkeypatch.setattr(small.fs.core.reader, "limit_memory", limits.append)
+    look = MemoryReclaimer(small.fs.core)
+    of = small.fs.core.settings.memory_bytes
+    for resident in (of // 2, of, of, of // 10 * 8, of // 2, of // 2):
+        look.look(resident)
+    assert limits == [MIB // 4, MIB]
+
+
+@promise("S-55")
+def test_the_shares_of_a_ceiling() -> None:
+    """They leave room, also of a ceiling that is too low."""
+    for size in (64 * MIB, 192 * MIB, 512 * MIB, 8192 * MIB):
+        shares = Shares.of(size)
+        assert shares.pieces + shares.names + shares.attributes * reclaimer.ATTRIBUTES_BYTES < size
+        assert min(shares) > 0
+    assert resident_bytes() > MIB
+
+
+@promise("S-41", "S-55")
+def test_the_log_of_nodes_says_what_the_kernel_has(small: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was given up is not restored, and the log does not grow for ever."""
+    walk(small)
+    MemoryReclaimer(small.fs.core).look(0)
+    kernel_gives_up(small)
+    small.local.stat("d0/f00")
+    again = small.again(resumed=True)
+    nodes = again.fs.core.nodes.by_ino
+    assert len(nodes) < FOLDERS * FILES
+    assert {node.ino for node in nodes.values()} >= {again.local.stat("d0/f00").ino}
+    monkeypatch.setattr(reclaimer, "_LOG_SLACK", 0)
+    monkeypatch.setattr(reclaimer, "_LOG_RATIO", 1)
+    MemoryReclaimer(again.fs.core).look(0)
+    assert again.fs.core.nodelog.records <= len(again.fs.core.nodes.by_ino)
+
+
+@promise("S-41", "S-55")
+def test_names_that_come_and_go_leave_a_small_log(world: World) -> None:
+    """Of thousands of names, of which few live, a few thousand records stay."""
+    client = world.client(ttl_s=60.0)
+    core, look = client.fs.core, MemoryReclaimer(client.fs.core)
+    root = core.nodes.root
+    world.put("f")
+    client.local.stat("f")
+    node = next(one for one in core.nodes.by_ino.values() if one.parent is root)
+    for _ in range(8):
+        with core.lock:
+            for _ in range(1000):
+                core.log_nodes((node,))
+        look.look(0)
+    assert core.nodelog.records <= 5500
+    assert set(core.nodelog.load()) == {node.ino}
+
+
+@promise("S-12")
+def test_what_this_mount_removes_is_forgotten_on_disk(world: World) -> None:
+    """The rows of objects that it removed or renamed go: the database does not grow with every name ever used."""
+    for name in ("kept", "removed", "renamed", "replaced", "d/inside"):
+        world.put(name, mode="33188")
+    world.clock.advance(10)
+    client = world.client()
+    core = client.fs.core
+    for name in ("kept", "removed", "renamed", "replaced", "d/inside"):
+        client.local.stat(name)
+    core.known.save()
+    assert core.db.attributes("removed") is not None
+    client.local.unlink("removed")
+    client.local.rename("renamed", "replaced")
+    client.local.rename("d", "e")
+    core.known.save()
+    assert core.db.attributes("kept") is not None
+    assert [name for name in ("removed", "renamed", "d/inside") if core.db.attributes(name) is not None] == []
+
+
+def test_a_node_that_was_dropped_and_came_back(tmp_path: Path) -> None:
+    """The last record of an id counts, also after one that it is no more."""
+    log = NodeLog(tmp_path / "log")
+    one, two = NodeRecord(2, 1, 0o100000, "a", b"a"), NodeRecord(3, 1, 0o100000, "b", b"b")
+    log.append([one, two])
+    log.append([], [2, 3])
+    log.append([one])
+    assert log.load() == {2: one}
+    assert log.records == 5
+    log.rewrite([one])
+    assert (log.records, log.load()) == (1, {2: one})
+    log.close()
+
+
+@promise("S-19", "S-44")
+def test_unsent_files_are_found_among_those_that_are_staged(world: World) -> None:
+    """The look for them, once a second, takes as long as there are staging files, not as there are nodes."""
+    client = world.client()
+    for name in ("a", "b"):
+        client.local.write(name, b"x")
+    nodes = client.fs.core.nodes
+    file = client.local.open("c", os.O_CREAT | os.O_WRONLY)
+    file.write(b"more")
+    assert [node.name for node in nodes.unsent()] == [b"c"]
+    assert [node.name for node in nodes.staged] == [b"c"]
+    told = reclaimer.holdings(client.fs.core)
+    assert (told["staged"], told["nodes"]) == (1, 4)
+    file.close()
+    assert nodes.unsent() == []
+    assert not nodes.staged
