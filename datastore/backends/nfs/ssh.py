@@ -41,6 +41,9 @@ ALIVE_S = 15
 ANSWER_BYTES = 1 << 20
 COMMAND = 'exec python3 -I -S -c "import sys;i=sys.stdin.buffer;exec(i.read(int(i.readline())))"'
 NO_PYTHON = (126, 127)
+_NO_STATUS = -1
+_UNANSWERED = ("Authentication timeout.", "Authentication failed: transport shut down or saw EOF")
+"""paramiko's words for a host that said neither yes nor no to who logs in; it has no classes for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +188,10 @@ def _run(connection: _Connection, script: str, request: Mapping[str, Any], until
         said = channel.recv_stderr(4096) if channel.recv_stderr_ready() else b""
         if not channel.status_event.wait(max(0.1, until - time.monotonic())):
             raise TimeoutError
-        return channel.recv_exit_status(), bytes(output), said
+        status = channel.recv_exit_status()
+        if status == _NO_STATUS and not channel.eof_received:
+            raise EOFError("the connection ended while the script ran")
+        return status, bytes(output), said
 
 
 def _connected(address: HostAddress) -> paramiko.SSHClient:
@@ -219,7 +225,7 @@ def _connected(address: HostAddress) -> paramiko.SSHClient:
 
 
 def _refusal(address: HostAddress, error: Exception) -> DatastoreError:
-    if isinstance(error, paramiko.AuthenticationException):
+    if isinstance(error, paramiko.AuthenticationException) and str(error) not in _UNANSWERED:
         return CredentialsInvalid(f"NFS host {address} refuses {address.credentials.username}: {error}")
     if isinstance(error, paramiko.BadHostKeyException):
         shown = error.key.get_name()
