@@ -125,8 +125,13 @@ class Commands:
 
         Errors: MountFailed, CommandTimeout.
         """
-        if mountinfo.read().at(path) is not None:
+        if mountinfo.read().at(path) is None:
+            return
+        try:
             self.run(["umount", "-c", "-i", "-n", "--", path], place=path)
+        except MountFailed:
+            if mountinfo.read().at(path) is not None:  # else its own server took it away meanwhile
+                raise
 
     def unmount_all(self, path: str) -> None:
         """Take away what is mounted there, all layers, also a dead mount or one in use; nothing there is success.
@@ -140,8 +145,8 @@ class Commands:
                 return
             try:
                 self.run(["umount", "-c", "-i", "-n", "-l", "--", path], place=path)
-            except CommandTimeout:
-                if mountinfo.read().count(path) == layers:
+            except (MountFailed, CommandTimeout):
+                if mountinfo.read().count(path) >= layers:  # else it, or somebody else, has taken it away
                     raise
         raise MountFailed(f"{path}: there is always another mount")
 

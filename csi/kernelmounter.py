@@ -42,7 +42,8 @@ MOUNTSTATS = Path("/proc/self/mountstats")
 MOUNT_TIMEOUT_S = 45.0
 UNMOUNT_TIMEOUT_S = 45.0
 """For what programs wrote and the server does not have yet. The kubelet gives a call two minutes, and comes again."""
-STAT_TIMEOUT_S = 3.0
+STAT_TIMEOUT_S = 10.0
+"""Its server has just answered: this is for a busy node."""
 ASKED_AT_ONCE = 16
 MISSING_AGAIN_S = 300.0
 """How long a kernel without NFS is believed to have none: an administrator may load a module."""

@@ -24,7 +24,8 @@ FSTYPES = ("nfs", "nfs4")
 FILESYSTEMS = Path("/proc/filesystems")
 """What this kernel knows, but for modules that nobody has asked for yet."""
 PROGRAM = 100003
-PING_TIMEOUT_S = 2.0
+PING_TIMEOUT_S = 5.0
+"""A server whose threads all wait for its disks is not away: of a mount whose server is, what it lacks stays behind."""
 _LAST_FRAGMENT = 1 << 31
 _CALL, _REPLY, _RPC_VERSION = 0, 1, 2
 

@@ -26,6 +26,7 @@ from datastore.mounting.signals import SignalWatch
 MOUNT_TIMEOUT_S = 45.0
 """Versions are tried one after the other."""
 POLL_S = 0.05
+KILLED_TIMEOUT_S = 5.0
 _SYS_FSOPEN = 430
 """Of the same number on every machine. It has the kernel load its module, and mounts nothing."""
 
@@ -131,6 +132,9 @@ def _run(command: Sequence[str], given: str, timeout_s: float, watch: SignalWatc
     except BaseException:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+        # Until then it may still mount something.
+        with suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=KILLED_TIMEOUT_S)
         raise
     if process.returncode:
         raise MountFailed(said.strip().splitlines()[-1] if said.strip() else f"{command[0]}: {process.returncode}")

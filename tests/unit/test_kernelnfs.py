@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from datastore import nfsclient
 from datastore.api.mountspec import MountSpec
 from datastore.api.source import NFSLocation, S3Location
-from datastore.mounting import kernelnfs
+from datastore.errors import MountFailed
+from datastore.mounting import kernelnfs, mounttable
+from datastore.mounting.signals import watching
 from tests.promises import promise
 
 SPEC = MountSpec(name="n", mountpoint="/m", source=NFSLocation(server="h", path="/p"), state_dir="/s", cache_dir="/c")
@@ -34,3 +38,26 @@ def test_roots_exports_are_mounted_by_a_kernel_that_has_a_client(
         assert not kernelnfs.mounts(other)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert not kernelnfs.mounts(SPEC)
+
+
+@promise("S-313")
+def test_who_mounts_has_ended_before_it_is_looked_what_there_is_to_undo(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else it may still mount."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(_command: list[str], **more: Any) -> subprocess.Popen[str]:
+        started.append(popen(["sleep", "600"], **more))
+        return started[-1]
+
+    def look(_mountpoint: str) -> None:
+        assert started[0].returncode is not None
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(kernelnfs, "MOUNT_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(mounttable, "mounted_at", look)
+    with watching() as watch, pytest.raises(MountFailed, match="did not end within"):
+        kernelnfs.mount(SPEC, watch)
+    assert started

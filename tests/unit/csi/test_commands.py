@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from datastore import errors
+from datastore import errors, mountinfo
 from datastore.csi import errors as own
 from datastore.csi.commands import Commands
 from tests.patience import eventually
@@ -39,3 +40,18 @@ def _runs(pid: int) -> bool:
 def test_a_command_that_fails_says_why() -> None:
     with pytest.raises(errors.MountFailed, match="no such place"):
         Commands().run(["sh", "-c", "echo no such place >&2; exit 3"], place="x")
+
+
+@pytest.mark.parametrize("verb", ["unmount", "unmount_all"])
+def test_what_somebody_else_unmounts_meanwhile_is_unmounted(monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    """So does a mount server that ends just then."""
+    there = [mountinfo.Mount("0:1", "/place", False, "fuse.datastore", "s")]
+
+    def umount(self: Commands, command: list[str], *, place: str, **_: Any) -> bytes:
+        there.clear()
+        raise errors.MountFailed(f"umount: {place}: not mounted.")
+
+    monkeypatch.setattr(mountinfo, "read", lambda: mountinfo.MountTable(list(there)))
+    monkeypatch.setattr(Commands, "run", umount)
+    getattr(Commands(), verb)("/place")
+    assert not there
