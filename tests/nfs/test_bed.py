@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
@@ -10,8 +9,7 @@ import pytest
 from tests.nfs.host.guest import CHECKOUT, Guest
 from tests.nfs.host.server import NFSServer
 
-READY_S = 60.0
-"""Five seconds and a bit on a quiet machine."""
+pytestmark = pytest.mark.timeout(900, func_only=True)
 
 
 def test_a_kernel_client_mounts_an_export_and_meets_its_quota(
@@ -39,8 +37,6 @@ def test_the_repository_runs_in_the_client(nfs_client: Guest) -> None:
 def test_exports_and_what_was_synced_outlive(nfs_host: NFSServer, export: Callable[..., str], orderly: bool) -> None:
     path = export(quota_bytes=8 << 20)
     nfs_host.shell(f"echo kept >{path}/file; sync")
-    began = time.monotonic()
     nfs_host.reboot(orderly=orderly)
-    assert time.monotonic() - began < READY_S
     assert nfs_host.shell(f"cat {path}/file; exportfs -s | grep -c '^{path} '").split() == ["kept", "1"]
     assert "8192" in nfs_host.shell("xfs_quota -x -c 'report -p -N' /srv")

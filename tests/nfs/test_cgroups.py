@@ -17,6 +17,7 @@ from tests.servers import boto_client, make_bucket, run_versitygw
 MEMORY = 192 << 20
 FILES, FILE_BYTES = 12, 8 << 20
 SMALL = 400
+FORWARD_TIMEOUT_S = 120.0
 
 
 @contextmanager
@@ -24,15 +25,19 @@ def reached_from(guest: Guest, port: int) -> Iterator[None]:
     """A server on this machine's loopback is on the guest's, at the same port."""
     command = guest.ssh_command()
     forward = ["-R", f"{port}:127.0.0.1:{port}", command[-1]]
-    subprocess.run([*command[:-1], "-O", "forward", *forward], check=True, timeout=30, capture_output=True)
+    subprocess.run(
+        [*command[:-1], "-O", "forward", *forward], check=True, timeout=FORWARD_TIMEOUT_S, capture_output=True
+    )
     try:
         yield
     finally:
-        subprocess.run([*command[:-1], "-O", "cancel", *forward], check=False, timeout=30, capture_output=True)
+        subprocess.run(
+            [*command[:-1], "-O", "cancel", *forward], check=False, timeout=FORWARD_TIMEOUT_S, capture_output=True
+        )
 
 
 @promise("S-118", "S-239")
-@pytest.mark.timeout(400, func_only=True)
+@pytest.mark.timeout(900, func_only=True)
 def test_a_mount_keeps_below_its_limit_and_ends_alone_when_it_is_met(nfs_client: Guest) -> None:
     nfs_client.shell("mountpoint -q /sys/fs/cgroup || mount -t cgroup2 cgroup2 /sys/fs/cgroup")
     with run_versitygw() as server:
@@ -44,7 +49,7 @@ def test_a_mount_keeps_below_its_limit_and_ends_alone_when_it_is_met(nfs_client:
         with reached_from(nfs_client, int(server.endpoint.rpartition(":")[2])):
             words = (server.endpoint, bucket, str(MEMORY), server.access_key, server.secret_key)
             command = f"cd {CHECKOUT} && .venv/bin/python -m tests.csi.on_version_2 {' '.join(words)}"
-            said = json.loads(nfs_client.shell(command, timeout_s=300).splitlines()[-1])
+            said = json.loads(nfs_client.shell(command, timeout_s=700).splitlines()[-1])
     print(said)
     assert said["read"] == FILES * FILE_BYTES + SMALL
     assert said["limit"] == limit_of(MEMORY)

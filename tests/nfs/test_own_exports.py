@@ -30,8 +30,10 @@ from tests.nfs.hosting import Class
 from tests.nfs.test_csi_kernel import Node, Volume
 from tests.promises import promise
 
-pytestmark = pytest.mark.timeout(600, func_only=True)
+pytestmark = pytest.mark.timeout(1800, func_only=True)
 CROWD = 50
+SLOW_S = 300.0
+"""Most of it takes seconds; this only ends a hang."""
 LOOP = """
 import os, sys, time
 stop, told, *places = sys.argv[1:]
@@ -63,7 +65,7 @@ class Site:
     def apply(self, space: str, *datastores: Manifest) -> None:
         self.kube.apply(*datastores, namespace=space)
 
-    def ready(self, space: str, names: set[str], limit_s: float = 240.0) -> float:
+    def ready(self, space: str, names: set[str], limit_s: float = 600.0) -> float:
         def all_ready() -> bool:
             found = {each["metadata"]["name"]: each for each in self.kube.items("datastores", namespace=space)}
             return all(condition(found.get(name), "Ready").get("status") == "True" for name in names)
@@ -182,7 +184,7 @@ def test_fifty_at_once_have_exports_and_half_of_them_go_while_another_is_used(
     places = " ".join(f"{here}/{each}" for each in staying)
     python = f"{CHECKOUT}/.venv/bin/python"
     nfs_client.run("tee", f"/tmp/loop-{space}.py", text=LOOP)
-    nfs_client.shell(f"mkdir -p {full} {places}\n" + "\n".join(mounts), timeout_s=180)
+    nfs_client.shell(f"mkdir -p {full} {places}\n" + "\n".join(mounts), timeout_s=500)
     nfs_client.shell(f"mount -t nfs -o vers=4.2 {site.cls.host.address}:{paths['d02']} {full}")
     loop = f"{python} /tmp/loop-{space}.py /tmp/stop-{space} /tmp/rounds-{space} {places}"
     nfs_client.shell(f"{loop} >/tmp/said-{space} 2>&1 &")
@@ -192,7 +194,7 @@ def test_fifty_at_once_have_exports_and_half_of_them_go_while_another_is_used(
         return int(nfs_client.shell(f"cat /tmp/rounds-{space} || echo 0"))
 
     try:
-        site.kube.wait_for("the loop is at work on all that stay", lambda: rounds() > 0, limit_s=60)
+        site.kube.wait_for("the loop is at work on all that stay", lambda: rounds() > 0, limit_s=SLOW_S)
         with pytest.raises(AssertionError, match=r"No space left on device|Disk quota exceeded"):
             nfs_client.shell(f"dd if=/dev/zero of={full}/file bs=1M count=20 conv=fsync")
         site.kube.patch("datastore", "d02", {"spec": {"capacity": "32Mi"}}, namespace=space)
@@ -201,7 +203,7 @@ def test_fifty_at_once_have_exports_and_half_of_them_go_while_another_is_used(
             mib = int(nfs_client.shell(f"df --output=size --block-size=1M {full} | tail -n 1"))
             return mib == 32 and site.volume(space, "d02")["spec"]["capacity"]["storage"] == "32Mi"
 
-        site.kube.wait_for("the quota grows under the mount", grown, limit_s=60, namespace=space)
+        site.kube.wait_for("the quota grows under the mount", grown, limit_s=SLOW_S, namespace=space)
         nfs_client.shell(f"dd if=/dev/zero of={full}/file bs=1M count=20 conv=fsync; umount {full}")
 
         train = pod_on_no_node("train", "d00")
@@ -215,27 +217,27 @@ def test_fifty_at_once_have_exports_and_half_of_them_go_while_another_is_used(
         def gone() -> bool:
             return {each["metadata"]["name"] for each in site.kube.items("datastores", namespace=space)} == left
 
-        site.kube.wait_for("half of them are gone", gone, limit_s=180, namespace=space)
+        site.kube.wait_for("half of them are gone", gone, limit_s=SLOW_S, namespace=space)
         served = site.cls.left()["served"]
         assert len(served) == CROWD // 2 + 1
         assert any(line.startswith(f"{paths['d00']}\t") for line in served), "a pod uses it"
         assert not any(line.startswith(f"{paths['d01']}\t") for line in served)
         site.kube.delete("pod", "train", namespace=space)
         left.remove("d00")
-        site.kube.wait_for("the one that was in use is gone", gone, limit_s=60, namespace=space)
-        assert rounds() > before, "meanwhile programs went on"
+        site.kube.wait_for("the one that was in use is gone", gone, limit_s=SLOW_S, namespace=space)
+        site.kube.wait_for("programs go on all the while", lambda: rounds() > before, limit_s=SLOW_S)
         # A node that comes has all of them, without anybody asking.
         site.node("node-2", "10.99.0.77")
 
         def for_both() -> bool:
             return len(site.cls.left()["served"]) == 2 * len(left)
 
-        site.kube.wait_for("exports are served to the new node", for_both, limit_s=120, namespace=space)
+        site.kube.wait_for("exports are served to the new node", for_both, limit_s=SLOW_S, namespace=space)
         before = rounds()
-        site.kube.wait_for("the loop goes on", lambda: rounds() > before + 1, limit_s=60)
+        site.kube.wait_for("the loop goes on", lambda: rounds() > before + 1, limit_s=SLOW_S)
         nfs_client.shell(f"touch /tmp/stop-{space}")
         said = f"cat /tmp/said-{space}"
-        site.kube.wait_for("the loop ends", lambda: bool(nfs_client.shell(said)), limit_s=60)
+        site.kube.wait_for("the loop ends", lambda: bool(nfs_client.shell(said)), limit_s=SLOW_S)
         assert nfs_client.shell(said) == "well\n"
     finally:
         nfs_client.shell(f"touch /tmp/stop-{space}; umount -i -l {full} {places} || true")
@@ -252,7 +254,7 @@ def test_an_export_that_exists_is_bound_where_the_administrator_lists_its_server
     there = {"nfs": {"server": site.cls.host.address, "path": path}, "reclaimPolicy": "Delete"}
     site.apply(space, datastore_of("there", there))
     site.apply(space, datastore_of("other", {"nfs": {"server": "nas.example.org", "path": "/srv"}}))
-    site.ready(space, {"there"}, 30)
+    site.ready(space, {"there"}, SLOW_S)
     claim = site.kube.get("pvc", "there", namespace=space)
     assert claim is not None
     assert claim["status"]["phase"] == "Bound"
@@ -278,6 +280,6 @@ def test_an_export_that_exists_is_bound_where_the_administrator_lists_its_server
         found = site.kube.get("datastore", "other", namespace=space)
         return condition(found, "Ready").get("reason") == "EndpointNotAllowed"
 
-    site.kube.wait_for("it is refused", refused, limit_s=15, namespace=space)
+    site.kube.wait_for("it is refused", refused, limit_s=SLOW_S, namespace=space)
     site.kube.delete("datastore", "there", namespace=space)
     assert site.cls.host.shell(f"ls -d {path}").strip() == path

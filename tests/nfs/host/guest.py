@@ -17,9 +17,13 @@ from tests.patience import eventually
 
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parents[2]
-BOOT_TIMEOUT_S = 90.0
-STOP_TIMEOUT_S = 15.0
-COMMAND_TIMEOUT_S = 60.0
+BOOT_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 60.0
+COMMAND_TIMEOUT_S = 180.0
+HANG_UP_TIMEOUT_S = 60.0
+"""Seconds on a quiet machine. These only end hangs."""
+RECOVERED_S = 400.0
+"""For a kernel's NFS client to find its server again: its pauses double, to as long again as the outage was."""
 MEMORY = {"server": "448M", "client": "768M"}
 """By role. In the client a mount has a limit of 416 MiB, which is to be met before the guest's own."""
 ROOT_BYTES = 256 << 20
@@ -227,14 +231,22 @@ class Guest:
         """Run a script of the shell, which stops at the first command that fails; otherwise as run()."""
         return self.run("sh", "-eu", text=script, timeout_s=timeout_s)
 
+    def stuck(self, script: str) -> None:
+        """Start a script and leave it behind where the kernel holds it, since a server that it needs is away."""
+        pid = self.shell(f"({script}) >/dev/null 2>&1 & echo $!").strip()
+        waits = f"ps -o stat= --pid {pid} --ppid {pid} | grep -q '^D'"
+        look = f"if {waits} && sleep 0.2 && {waits}; then echo yes; fi"
+        eventually(lambda: self.shell(look), f"{script} waits in the kernel of the {self.role}")
+
     def ssh_command(self) -> list[str]:
         """The beginning of a command line that runs something in it, from any network namespace."""
         options = {
             "UserKnownHostsFile": str(self.directory / "known_hosts"),
             "StrictHostKeyChecking": "yes",
             "IdentitiesOnly": "yes",
-            "ConnectTimeout": "10",
-            "ServerAliveInterval": "5",
+            "ConnectTimeout": "30",
+            "ServerAliveInterval": "15",
+            "ServerAliveCountMax": "8",
             # One connection for all commands: a new one costs an emulated machine half a second.
             "ControlMaster": "auto",
             "ControlPath": str(self.directory / "ssh.sock"),
@@ -269,5 +281,7 @@ class Guest:
         """End the connection that is kept for commands."""
         if (self.directory / "ssh.sock").exists():
             command = self.ssh_command()
-            subprocess.run([*command[:-1], "-O", "exit", command[-1]], capture_output=True, timeout=20, check=False)
+            subprocess.run(
+                [*command[:-1], "-O", "exit", command[-1]], capture_output=True, timeout=HANG_UP_TIMEOUT_S, check=False
+            )
             (self.directory / "ssh.sock").unlink(missing_ok=True)

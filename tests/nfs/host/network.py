@@ -15,7 +15,7 @@ SERVER = "10.99.0.2"
 CLIENT = "10.99.0.3"
 PREFIX = 24
 CLONE_NEWNET = 0x40000000
-COMMAND_TIMEOUT_S = 20.0
+COMMAND_TIMEOUT_S = 60.0
 
 
 def ip(*arguments: str) -> None:
