@@ -269,7 +269,10 @@ def _sweep(place: Place) -> None:
 def _number(place: Place) -> int:
     """Project id and fsid: from the uid, so that it is the same on every try, and one that nobody else has."""
     taken = {mark.get("number") for mark in place.marks()}
-    texts = [path.read_text(errors="replace") for path in (EXPORT_TABLE, *EXPORTS.glob("*.exports")) if path.exists()]
+    texts = []
+    for path in (EXPORT_TABLE, *EXPORTS.glob("*.exports")):
+        with contextlib.suppress(FileNotFoundError):  # others take theirs away as we look
+            texts.append(path.read_text(errors="replace"))
     taken |= {int(found) for text in texts for found in re.findall(r"fsid=([0-9]{1,10})\b", text)}
     number = int.from_bytes(hashlib.sha256(place.uid.encode()).digest()[:4], "big") & 0x3FFFFFFF | 0x40000000
     while number in taken:
