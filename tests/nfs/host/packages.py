@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 from tests.servers import ServerMissing, tools_dir
@@ -26,6 +27,7 @@ PACKAGES = (
     "xfsprogs",
 )
 FETCH_TIMEOUT_S = 600.0
+ATTEMPTS, PAUSE_S = 3, 10.0
 LAYOUT = "1"
 """Of what unpack() leaves; another one is fetched anew."""
 
@@ -53,13 +55,18 @@ def _fetch(scratch: Path) -> None:
     command = [
         *("apt-get", "install", "--yes", "--quiet=2", "--download-only", "--reinstall", "--no-install-recommends"),
         *("-o", f"Dir::Cache::archives={archives}", "-o", "DPkg::Lock::Timeout=120", "-o", "APT::Sandbox::User=root"),
+        *("-o", "Acquire::Retries=3"),
         *PACKAGES,
     ]
-    if _run(command).returncode:
-        _run(["apt-get", "update", "--quiet=2"])  # a fresh machine has no lists yet
+    done = _run(command)
+    for _ in range(ATTEMPTS):
+        if done.returncode == 0:
+            return
+        if _run(["apt-get", "update", "--quiet=2"]).returncode:  # a fresh machine has no lists yet
+            time.sleep(PAUSE_S)  # while others update them, they can't be read either
         done = _run(command)
-        if done.returncode:
-            raise ServerMissing(f"apt-get could not fetch the NFS host's packages: {done.stdout.strip()[-500:]}")
+    if done.returncode:
+        raise ServerMissing(f"apt-get could not fetch the NFS host's packages: {done.stdout.strip()[-500:]}")
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
