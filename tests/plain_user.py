@@ -142,7 +142,8 @@ def copy_checkout(target: Path) -> None:
         source = CHECKOUT / name
         if source.is_symlink() or source.exists():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, target / name, follow_symlinks=False)
+            with contextlib.suppress(FileNotFoundError):  # it went meanwhile
+                shutil.copy2(source, target / name, follow_symlinks=False)
 
 
 def _can(account: pwd.struct_passwd, argv: Sequence[str | Path]) -> bool:
@@ -187,7 +188,9 @@ def _with_environment(place: Place, account: pwd.struct_passwd, staging: Path) -
     )
     ours = Path(psutil.__file__).parents[1]
     if not _can(account, ["test", "-r", ours / "psutil" / "__init__.py"]):
-        shutil.copytree(ours, staging / "site-packages", symlinks=True)
+        # Processes that import a module for the first time write its code under another name, and rename that.
+        unfinished = shutil.ignore_patterns("*.pyc.*")
+        shutil.copytree(ours, staging / "site-packages", symlinks=True, ignore=unfinished)
         ours = staging / "site-packages"
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     borrowed = venv / "lib" / version / "site-packages" / "borrowed.pth"

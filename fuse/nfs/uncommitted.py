@@ -49,7 +49,8 @@ class Uncommitted:
 
     def __bool__(self) -> bool:
         """Whether anything is to be committed, or to be said."""
-        return bool(self._writes) or self._lost or self._doubt is not None
+        # In this order, without the lock: who settles says what is lost before he drops the doubt.
+        return bool(self._writes) or self._doubt is not None or self._lost
 
     def unsure(self, client: Client) -> bool:
         """Whether the server may have restarted since, so that its answers about this file may be of before."""

@@ -104,6 +104,8 @@ class Connection:
         self._connecting: asyncio.Task[asyncssh.SFTPClient] | None = None
         self._failure: StoreError | None = None
         self._stopping = False
+        self._beginning = threading.Lock()
+        """A call begins before the end, which cancels it, or not at all: nobody waits for a loop that has stopped."""
 
     # -- for those who call, on any thread
 
@@ -115,9 +117,10 @@ class Connection:
 
     def stop(self) -> None:
         """End the connection; calls that are under way fail. Idempotent."""
-        if self._stopping:
-            return
-        self._stopping = True
+        with self._beginning:
+            if self._stopping:
+                return
+            self._stopping = True
         if self._thread.is_alive():
             with contextlib.suppress(concurrent.futures.TimeoutError):
                 asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(CONNECT_S)
@@ -136,10 +139,12 @@ class Connection:
         error: BaseException | None = None
         silence.asked()
         try:
-            if self._stopping:
-                raise FSError(errno.ENOTCONN)
-            made = self._again(what, call, began + self.outage_s)
-            result = asyncio.run_coroutine_threadsafe(made, self._loop).result()
+            with self._beginning:
+                if self._stopping:
+                    raise FSError(errno.ENOTCONN)
+                made = self._again(what, call, began + self.outage_s)
+                waiting = asyncio.run_coroutine_threadsafe(made, self._loop)
+            result = waiting.result()
         except StoreError as silent:
             error = silent
             silence.gave_up(silent)

@@ -148,6 +148,7 @@ class GlusterSupervisor(Supervisor):
             raise MountFailed(f"{PROGRAM} is missing: apt-get install glusterfs-client")
         self._hidden.mkdir(mode=0o700, exist_ok=True)
         self._hide()
+        mark = self._log_size()  # now: a client that can't mount may have ended before we go on
         try:
             with self.log_path.open("ab") as output:
                 self._client = subprocess.Popen(
@@ -162,7 +163,7 @@ class GlusterSupervisor(Supervisor):
             raise MountFailed(f"the system starts no {PROGRAM}: {error}") from error
         self._client_pid = self._client.pid
         try:
-            self._until_it_is_shown()
+            self._until_it_is_shown(mark)
         except BaseException:
             self._end_client()
             raise
@@ -170,14 +171,15 @@ class GlusterSupervisor(Supervisor):
             self._hide()
         self._note()
 
-    def _until_it_is_shown(self) -> None:
-        """Wait until the volume answers, and bind it to the mount point. Errors: why it does not.
+    def _until_it_is_shown(self, mark: int) -> None:
+        """Wait until the volume answers, and bind it to the mount point. mark: where this client's log begins.
+
+        Errors: why it does not.
 
         By a descriptor: a client mounts for a moment even where the volume has no such directory, and the empty
         directory below must be neither asked nor bound in its place.
         """
         end = time.monotonic() + MOUNT_TIMEOUT_S
-        mark = self._log_size()
         root_fd = -1
         looked: _Look | None = None
         try:
@@ -232,7 +234,8 @@ class GlusterSupervisor(Supervisor):
                     os.killpg(self._client.pid, signal.SIGKILL)
                     self._client.poll()
                     time.sleep(POLL_S)
-            self._client.wait(max(0.0, end - time.monotonic()))
+            if self._client.poll() is None:
+                log.warning("a client that was killed has not ended yet", extra=fields(pid=self._client.pid))
         self._client = None
         self._client_pid = 0
 

@@ -18,7 +18,7 @@ from tests.patience import eventually
 CHECKOUT = Path(__file__).resolve().parents[2]
 ADDRESS = "10.97.0.1"
 """glusterd takes no brick at a loopback address."""
-COMMAND_TIMEOUT_S = 60.0
+COMMAND_TIMEOUT_S = 300.0
 PACKAGES_TIMEOUT_S = 600.0
 NEEDED = {"glusterd": "glusterfs-server", "glusterfs": "glusterfs-client", "ip": "iproute2"}
 

@@ -16,7 +16,7 @@ from tests.glusterfs.server import GlusterServer
 from tests.mount.mounts import error_of
 from tests.promises import promise
 
-pytestmark = pytest.mark.fuse
+pytestmark = [pytest.mark.fuse, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
@@ -49,8 +49,9 @@ def test_a_volume_lives_as_long_as_the_mount_daemon(gluster: GlusterServer, driv
 
     # A supervisor that dies leaves its client to the next one.
     client = driver.mounted_client(pod.volume_id)
-    os.kill(driver.state(pod.volume_id).supervisor_pid, signal.SIGKILL)
-    until(lambda: driver.state(pod.volume_id).supervisor_pid > 0, "another supervisor", log=driver.logs)
+    supervisor = driver.state(pod.volume_id).supervisor_pid
+    os.kill(supervisor, signal.SIGKILL)
+    until(lambda: driver.state(pod.volume_id).supervisor_pid not in (0, supervisor), "another one", log=driver.logs)
     until(lambda: driver.mounted_client(pod.volume_id) == client, "it goes on with the client", log=driver.logs)
     assert os.pwrite(opened, b"By", 0) == 2
 

@@ -18,7 +18,7 @@ from tests.mount.mounts import error_of, runs
 from tests.patience import eventually
 from tests.promises import promise
 
-pytestmark = pytest.mark.fuse
+pytestmark = [pytest.mark.fuse, pytest.mark.timeout(900)]
 
 
 @promise("S-305")
@@ -104,12 +104,13 @@ def test_a_client_that_died_is_replaced(gluster: GlusterServer, clean_environmen
         seen: set[object] = set()
 
         def again(before: int) -> bool:
+            another = mount.told()["serverPid"] not in (0, before)  # first: the one before may serve until it is gone
             try:
                 seen.add("kept" in os.listdir(mount.path))
             except OSError as error:
                 seen.add(error.errno)
                 return False
-            return bool(mount.told()["serverPid"] != before)
+            return another
 
         for _ in range(2):
             client = mount.told()["serverPid"]
@@ -119,7 +120,7 @@ def test_a_client_that_died_is_replaced(gluster: GlusterServer, clean_environmen
         assert (mount.path / "kept").read_text() == "kept"
         assert error_of(os.pwrite, opened, b"lost", 0) == errno.ENOTCONN
         ended.close()
-        assert mount.told()["restarts"] == 2
+        assert mount.told()["restarts"] >= 2
         mount.pids = [mount.told()["supervisorPid"], mount.told()["serverPid"]]
         done = mount.umount()
         assert done.returncode == 0, done.stderr

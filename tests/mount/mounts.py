@@ -92,7 +92,7 @@ class CommandMount:
     def told(self) -> dict[str, Any]:
         """The same from the mount server itself, without the second that a command takes."""
         (state_dir,) = (self.folder / "state/kube-datastore/mounts").iterdir()
-        return dict(controlclient.status(state_dir))
+        return dict(controlclient.ask(state_dir, {"op": "status"}, PATIENCE_S, controlclient.STATUS_BYTES))
 
     def umount(self, *options: str) -> subprocess.CompletedProcess[str]:
         """`datastore umount`."""

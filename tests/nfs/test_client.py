@@ -20,7 +20,7 @@ from datastore.backends.nfs.parameters import parse_ganesha
 from datastore.errors import AccessDenied, DeadlineExceeded, NotFound, Unreachable
 from datastore.fuse.nfs import calls
 from datastore.fuse.nfs.calls import NFSError
-from datastore.fuse.nfs.client import Client, Credentials
+from datastore.fuse.nfs.client import OUTAGE_S, Client, Credentials
 from datastore.fuse.ops import NOW, SetAttr
 from tests.nfs.clients import CONNECT_S, connected
 from tests.nfs.host.bed import Bed
@@ -33,8 +33,12 @@ from tests.nfs.rpcproxy import proxied
 from tests.patience import eventually
 from tests.promises import promise
 
+pytestmark = pytest.mark.timeout(900)
+
 ROOT, ALICE = Credentials(0, 0), Credentials(1001, 1001)
 NEW_FILE = SetAttr(mode=0o644, size=0)
+RECOVERED_S = 400.0
+"""For a kernel's client to find its server again: its pauses double, to as long again as the outage was."""
 MIB = 1 << 20
 
 
@@ -231,7 +235,7 @@ def test_the_kernels_client_mounts_ganesha_by_version_4_1(ganesha: Ganesha) -> N
         ganesha.kill()
         ganesha.guest.shell(f"rm {path}/open")
         ganesha.start()
-        eventually(lambda: ganesha.guest.shell("cat /tmp/read-on") == "one\n0\n", "the open file is read", 60)
+        eventually(lambda: ganesha.guest.shell("cat /tmp/read-on") == "one\n0\n", "the open file is read", RECOVERED_S)
     finally:
         ganesha.guest.shell(f"umount -l {place}")
 
@@ -292,12 +296,19 @@ def test_an_export_that_is_away_for_a_moment_is_waited_for(nfs_host: NFSServer, 
     with connected(NFSLocation(server=nfs_host.address, path=path)) as client:
         handle = client.call(calls.create(client.root, b"f", NEW_FILE)).handle
         nfs_host.shell("exportfs -ua; exportfs -f")
-        back = threading.Timer(1.5, lambda: nfs_host.shell("exportfs -ar"))
+        exporting = threading.Event()
+
+        def export_again() -> None:
+            exporting.set()
+            nfs_host.shell("exportfs -ar")
+
+        back = threading.Timer(1.5, export_again)
         back.start()
-        began = time.monotonic()
-        assert client.call(calls.getattr(handle)).size == 0
-        assert time.monotonic() - began > 1
-        back.join()
+        try:
+            assert client.call(calls.getattr(handle)).size == 0
+            assert exporting.is_set()
+        finally:
+            back.join()
         client.call(calls.remove(client.root, b"f"))
         assert code(client, calls.getattr(handle)) == errno.ESTALE  # of one file it is said at once
 
@@ -334,8 +345,9 @@ def test_a_call_gives_up_after_its_time(nfs_host: NFSServer, export: Callable[..
             began = time.monotonic()
             with pytest.raises((DeadlineExceeded, Unreachable)):
                 client.call(calls.getattr(client.root))
-            assert 1.0 < time.monotonic() - began < 10
+            assert 1.0 < time.monotonic() - began < OUTAGE_S / 2
             proxy.plan = lambda _: ""
+            client.outage_s = OUTAGE_S  # it may just pause between two attempts to connect
             assert stat.S_ISDIR(client.call(calls.getattr(client.root)).mode)
 
 
@@ -369,7 +381,7 @@ def test_without_root_the_export_has_to_be_insecure(nfs_host: NFSServer, export:
 
     def tried(path: str) -> str:
         command = [sys.executable, "-c", script, nfs_host.address, path]
-        return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=60, check=True).stdout
+        return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=300, check=True).stdout
 
     assert "lacks the option insecure" in tried(export(options=FOR_ALL.replace("insecure", "secure")))
     assert tried(export()) == "mounted\n"

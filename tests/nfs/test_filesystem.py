@@ -24,6 +24,8 @@ from tests.nfs.rpcproxy import RpcProxy, proxied
 from tests.patience import eventually
 from tests.promises import promise
 
+pytestmark = pytest.mark.timeout(900)
+
 MIB = 1 << 20
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -17,7 +18,10 @@ import psutil
 
 from tests.patience import eventually
 
-READY_S = 10.0
+READY_S = 60.0
+ANSWER_S = 10.0
+PORTS = range(20_000, 30_000)
+"""None that the system gives to outgoing connections: those could take ours while the server is away."""
 CONFIGURATION = """\
 ListenAddress 127.0.0.1
 Port {port}
@@ -51,8 +55,7 @@ class SSHServer:
         self.user = getpass.getuser() if os.getuid() else "root"
         self._more = more
         self._process: subprocess.Popen[bytes] | None = None
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = int(free.getsockname()[1])
+        self.port = _free_port()
         for name in ("host_key", "id"):
             command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(directory / name)]
             subprocess.run(command, check=True)
@@ -75,16 +78,19 @@ class SSHServer:
         configuration.write_text(CONFIGURATION.format(port=self.port, directory=self.directory, more=self._more))
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen([program(), "-D", "-e", "-f", configuration], stderr=log)
-        eventually(self._answers, f"sshd answers: {(self.directory / 'log').read_text()}", READY_S)
+        eventually(self._answers, f"sshd answers; see {self.directory / 'log'}", READY_S)
 
     def _answers(self) -> bool:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as connection:
+        assert self._process is not None
+        assert self._process.poll() is None, (self.directory / "log").read_text()
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), ANSWER_S) as connection:
             return connection.recv(4) == b"SSH-"
         return False
 
     def stop(self) -> None:
         """End it with all its connections."""
         if self._process is not None:
+            self._signal(signal.SIGSTOP, [psutil.Process(self._process.pid)])  # so that no session is begun meanwhile
             self._signal(signal.SIGKILL, [psutil.Process(self._process.pid), *self._sessions()])
             self._process.wait()
             self._process = None
@@ -115,12 +121,19 @@ class SSHServer:
                 process.send_signal(number)
 
 
+def _free_port() -> int:
+    while True:
+        port = PORTS[secrets.randbelow(len(PORTS))]
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
 @contextlib.contextmanager
 def running(home: Path, more: str = "Subsystem sftp internal-sftp") -> Iterator[SSHServer]:
     """A server, ended at the end."""
     server = SSHServer(Path(tempfile.mkdtemp(prefix="sshd-", dir=home)), more)
-    server.start()
     try:
+        server.start()
         yield server
     finally:
         server.stop()

@@ -16,7 +16,7 @@ from tests.promises import promise
 from tests.sftp.mounts import unmounted
 from tests.sftp.sshd import SSHServer
 
-pytestmark = pytest.mark.plain_user
+pytestmark = [pytest.mark.plain_user, pytest.mark.timeout(300)]
 NAMES = {b"%03d" % number for number in range(300)}
 EACH = LINE_BYTES + LINE.size + len(b"000") + 1
 ROOM = (len(NAMES) + 2) * EACH

@@ -16,8 +16,8 @@ from tests.promises import promise
 from tests.sftp.mounts import mounted
 from tests.sftp.sshd import SSHServer
 
-pytestmark = [pytest.mark.fuse, pytest.mark.timeout(300)]
-LIMIT_S = 200.0
+pytestmark = [pytest.mark.fuse, pytest.mark.timeout(1800)]
+LIMIT_S = 400.0
 
 
 @promise("S-373", "S-380")

@@ -14,7 +14,7 @@ from tests.csi.takenover import check_confined, check_reaches_nothing
 from tests.promises import promise
 from tests.sftp.sshd import SSHServer
 
-pytestmark = pytest.mark.fuse
+pytestmark = [pytest.mark.fuse, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

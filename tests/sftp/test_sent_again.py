@@ -19,7 +19,7 @@ from tests.promises import promise
 from tests.sftp.mounts import unmounted
 from tests.sftp.sshd import SSHServer
 
-pytestmark = pytest.mark.plain_user
+pytestmark = [pytest.mark.plain_user, pytest.mark.timeout(300)]
 ME = Caller(0, 0, os.getpid())
 READING = OpenRequest(flags=os.O_RDONLY)
 

@@ -14,7 +14,7 @@ from tests.sftp.mounts import mounted
 from tests.sftp.sshd import SSHServer
 from tests.survival.running import kill_pair, kill_server, load, without_faults
 
-pytestmark = [pytest.mark.fuse, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.fuse, pytest.mark.timeout(1800)]
 
 KILLS = int(os.environ.get("KILLS", "6"))
 

@@ -59,7 +59,9 @@ class Ganesha:
         self.guest.shell(f"mkdir -p -m 0777 {self.path}; chmod 0777 {self.path}")
         self.launch(CONFIGURATION.format(path=self.path))
         said = f"showmount --no-headers --exports localhost | grep -q '^{self.path} '"
-        eventually(lambda: self.guest.run("sh", "-c", f"{said} && echo yes || true").strip() == "yes", "Ganesha serves")
+        eventually(
+            lambda: self.guest.run("sh", "-c", f"{said} && echo yes || true").strip() == "yes", "Ganesha serves", 300.0
+        )
 
     def launch(self, configuration: str) -> None:
         """Start it with any configuration."""
