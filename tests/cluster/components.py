@@ -20,6 +20,9 @@ ETCD_PEER = "http://127.0.0.1:2380"
 NO_OOM_SCORE = 0
 """Root in a container often lacks CAP_SYS_RESOURCE, and can't lower any process's score."""
 
+OF_NODES = ("pod-garbage-collector-controller", "node-lifecycle-controller")
+"""Controllers that a cluster without a node goes without."""
+
 CONTAINERD_CONFIG = """\
 version = 2
 root = "{state}/containerd"
@@ -108,6 +111,9 @@ def later_components(layout: Layout, *, api_only: bool) -> dict[str, list[str]]:
         ]
     }
     if api_only:
+        # No kubelet is there on whose word these two wait: after 40 to 60 s they would remove the pods that a test has
+        # bound to a node of its own, also those made a moment ago, and taint the Nodes that it has made.
+        found["kube-controller-manager"].append(f"--controllers=*,{','.join(f'-{each}' for each in OF_NODES)}")
         return found
     return found | {
         "kube-scheduler": ["kube-scheduler", *_with_kubeconfig(layout, "kube-scheduler"), "--leader-elect=false"],

@@ -29,8 +29,8 @@ from tests.cluster.kube import Kube, KubeError, NotInTime
 from tests.cluster.layout import REPOSITORY, Layout
 from tests.servers import Server, run_versitygw
 
-NAMESPACE_LIMIT_S = 120.0
-ROLLOUT_S = 180.0
+NAMESPACE_LIMIT_S = 300.0
+ROLLOUT_S = 300.0
 SYSTEM = "datastore-system"
 PRIVATE_RANGES = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "127.0.0.0/8")
 """Where the tests' S3 servers are."""
@@ -173,21 +173,25 @@ def models_controller(kube: Kube, product: Product, tmp_path_factory: pytest.Tem
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
     kube.kubectl("apply", "--kustomize", str(folder))
     for name in ("models", "servings"):
-        kube.kubectl("rollout", "status", f"deployment/datastore-{name}", f"--namespace={SYSTEM}", "--timeout=120s")
+        _rolled_out(kube, f"deployment/datastore-{name}")
     yield
     files = [f"--filename={REPOSITORY / 'manifests' / 'models' / name}.yaml" for name in ("models", "servings")]
-    kube.kubectl("delete", *files)
+    kube.kubectl("delete", *files, timeout_s=ROLLOUT_S)
 
 
 def wait_rolled_out(kube: Kube) -> None:
     """Wait for the controllers, and for the node plugin, which is ready when the mount daemon is."""
     controllers = [f"deployment/datastore-{name}" for name in ("controller", "training-controller")]
     for workload in (*controllers, "daemonset/datastore-node"):
-        limit = f"--timeout={ROLLOUT_S:.0f}s"
-        try:
-            kube.kubectl("rollout", "status", workload, f"--namespace={SYSTEM}", limit, timeout_s=ROLLOUT_S + 30)
-        except KubeError as error:
-            raise NotInTime(f"{error}\n{kube.diagnosis(SYSTEM)}") from error
+        _rolled_out(kube, workload)
+
+
+def _rolled_out(kube: Kube, workload: str) -> None:
+    limit = f"--timeout={ROLLOUT_S:.0f}s"
+    try:
+        kube.kubectl("rollout", "status", workload, f"--namespace={SYSTEM}", limit, timeout_s=ROLLOUT_S + 60)
+    except KubeError as error:
+        raise NotInTime(f"{error}\n{kube.diagnosis(SYSTEM)}") from error
 
 
 def _overlay(image: str, folder: Path) -> Path:

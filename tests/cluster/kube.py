@@ -15,7 +15,9 @@ import yaml
 
 from tests.servers import tools_dir
 
-COMMAND_TIMEOUT_S = 60.0
+COMMAND_TIMEOUT_S = 180.0
+PATIENCE_S = 120.0
+"""Of waits, unless said. It only ends those for what never comes."""
 POLL_S = 0.2
 LOG_LINES = 40
 
@@ -52,13 +54,14 @@ class Kube:
             raise KubeError(f"kubectl {' '.join(arguments)}: {done.stderr.strip() or done.stdout.strip()}")
         return done.stdout
 
-    def apply(self, *manifests: Manifest, namespace: str = "default") -> None:
+    def apply(self, *manifests: Manifest, namespace: str = "default", timeout_s: float = COMMAND_TIMEOUT_S) -> None:
         """Server-side apply, all in one call."""
         text = yaml.safe_dump_all(manifests)
         self.kubectl(
             *("apply", "--server-side", "--field-manager=tests", "--force-conflicts"),
             *(f"--namespace={namespace}", "--filename=-"),
             given=text,
+            timeout_s=timeout_s,
         )
 
     def apply_folder(self, folder: Path) -> None:
@@ -102,18 +105,26 @@ class Kube:
         return self.kubectl("exec", pod, f"--namespace={namespace}", *which, "--", *command)
 
     def wait_for(
-        self, what: str, done: Callable[[], bool], *, limit_s: float = 60.0, namespace: str = "default"
+        self, what: str, done: Callable[[], bool], *, limit_s: float = PATIENCE_S, namespace: str = "default"
     ) -> float:
-        """Ask until done; returns the seconds it took. Errors: NotInTime, with `diagnosis` of the namespace."""
-        begun = time.monotonic()
-        while not done():
+        """Ask until done, again also where kubectl got no answer; returns the seconds it took.
+
+        Errors: NotInTime, with `diagnosis` of the namespace.
+        """
+        begun, said = time.monotonic(), ""
+        while True:
+            try:
+                if done():
+                    return time.monotonic() - begun
+                said = ""
+            except (KubeError, subprocess.TimeoutExpired) as error:
+                said = f"; the last look: {error}"
             if time.monotonic() - begun > limit_s:
                 found = "\n".join(self.diagnosis(each) for each in (namespace, *self.also))
-                raise NotInTime(f"{what}: not within {limit_s:.0f} s\n{found}")
+                raise NotInTime(f"{what}: not within {limit_s:.0f} s{said}\n{found}")
             time.sleep(POLL_S)
-        return time.monotonic() - begun
 
-    def wait_phase(self, pod: str, phase: str, *, namespace: str = "default", limit_s: float = 60.0) -> float:
+    def wait_phase(self, pod: str, phase: str, *, namespace: str = "default", limit_s: float = PATIENCE_S) -> float:
         """Wait until the pod is in the phase; a pod that failed instead is told at once."""
 
         def reached() -> bool:
@@ -125,7 +136,7 @@ class Kube:
         return self.wait_for(f"pod {pod} {phase}", reached, limit_s=limit_s, namespace=namespace)
 
     def wait_condition(
-        self, kind: str, name: str, condition: str, *, namespace: str = "default", limit_s: float = 60.0
+        self, kind: str, name: str, condition: str, *, namespace: str = "default", limit_s: float = PATIENCE_S
     ) -> float:
         """Wait until the object's condition is True."""
 

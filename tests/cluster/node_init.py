@@ -45,13 +45,13 @@ PRIVATE_SYSCTLS = {
 }
 """The kubelet sets these for the whole machine; here it finds private files that hold what it wants."""
 RESTART_DELAY_S = 0.5
-API_TIMEOUT_S = 120.0
-LINK_TIMEOUT_S = 30.0
+API_TIMEOUT_S = 170.0
+LINK_TIMEOUT_S = 120.0
 
 
 def run(*argv: str) -> None:
     """Run a command that makes a part of the node. Errors: CalledProcessError."""
-    subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, timeout=30)
+    subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, timeout=120)
 
 
 def drop_foreign_mounts(needed: Iterable[Path]) -> None:

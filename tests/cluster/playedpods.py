@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from datastore.api.resources import PODS
-from datastore.errors import DatastoreError
+from datastore.errors import DatastoreError, Unreachable
 from datastore.kubeclient import EVERYWHERE, KubeClient, of_context
 from datastore.training.cluster import names
 from tests.cluster.kube import Manifest
@@ -33,12 +33,16 @@ def playing(kubeconfig: Path, outcome: Outcome, but: Callable[[Manifest], bool] 
         yield
     finally:
         stop.set()
-        thread.join(30)
+        thread.join(300)
 
 
 def _play(client: KubeClient, outcome: Outcome, but: Callable[[Manifest], bool], stop: threading.Event) -> None:
     while not stop.wait(POLL_S):
-        for pod in client.list(PODS, namespace=EVERYWHERE, selector=names.JOB):
+        try:
+            pods = client.list(PODS, namespace=EVERYWHERE, selector=names.JOB)
+        except Unreachable:
+            continue  # a busy machine: it is asked again, as a kubelet would
+        for pod in pods:
             status = None if but(pod) else _next(pod, outcome)
             if status is not None:
                 about = pod["metadata"]
@@ -46,7 +50,7 @@ def _play(client: KubeClient, outcome: Outcome, but: Callable[[Manifest], bool],
                     change = {"status": status}
                     client.patch(PODS, f"{about['name']}/status", change, namespace=about["namespace"])
                 except DatastoreError:
-                    pass  # it is gone by now
+                    pass  # it is gone by now, or has its turn again
 
 
 def _next(pod: Manifest, outcome: Outcome) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ import ssl
 from pathlib import Path
 from typing import Any
 
-REQUEST_TIMEOUT_S = 5.0
+REQUEST_TIMEOUT_S = 30.0
 
 
 def ask(pki: Path, port: int, path: str) -> tuple[int, bytes]:

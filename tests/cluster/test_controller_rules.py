@@ -9,6 +9,7 @@ from tests.cluster.controlled import (
     ROOT,
     Controller,
 )
+from tests.cluster.kube import Kube
 
 pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300, func_only=True)]
 
@@ -44,7 +45,7 @@ def test_the_rules_of_the_role_are_the_calls_made(running: Controller) -> None:
     assert sorted(allowed - made - RARE) == []
 
 
-def test_the_watch_is_proven_alive(running: Controller) -> None:
+def test_the_watch_is_proven_alive(api_kube: Kube, running: Controller) -> None:
     assert running.status("/livez") == 200
     assert running.status("/readyz") == 200
-    assert "datastore_controller_active 1.0" in running.metrics()
+    api_kube.wait_for("its turn to work", running.works)

@@ -11,7 +11,7 @@ from tests.cluster.kube import Kube, KubeError
 from tests.cluster.layout import REPOSITORY
 from tests.promises import promise
 
-pytestmark = pytest.mark.e2e_cluster
+pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300, func_only=True)]
 
 SPACE = "kinds"
 
@@ -21,7 +21,7 @@ def kube(api_server: Cluster) -> Kube:
     """An API server with the CRDs, and a namespace of our own."""
     made = Kube(api_server.kubeconfig)
     made.kubectl("apply", "--server-side", f"--filename={REPOSITORY / 'manifests' / 'base' / 'crd.yaml'}")
-    made.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
+    made.kubectl("wait", "--for=condition=Established", "--timeout=120s", "crd", "--all")
     made.kubectl("create", "namespace", SPACE)
     return made
 

@@ -182,6 +182,13 @@ class Client:
             return None
         return left if left.get("kind") != "Status" and left.get("metadata", {}).get("finalizers") else None
 
+    async def serves(self, resource: Resource) -> bool:
+        """Whether the API server has this kind: of a definition that was just made it has it a moment later."""
+        status, text = await self._answer("GET", resource.path("").rpartition("/")[0], None, {}, _JSON, _JSON)
+        if status == 404:
+            return False
+        return any(each.get("name") == resource.plural for each in _parsed(status, text).get("resources", []))
+
     async def text(self, path: str, query: Mapping[str, str]) -> str:
         """What the API server answers to a GET, as text: the log of a pod, say."""
         _, text = await self._answer("GET", path, None, query, "*/*", _JSON)

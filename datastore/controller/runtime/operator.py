@@ -15,7 +15,7 @@ from typing import Protocol
 
 import kopf
 
-from datastore.api.resources import LEASES
+from datastore.api.resources import LEASES, Resource
 from datastore.controller.runtime.client import ApiError, Client, Fence, Unavailable
 from datastore.controller.runtime.election import REQUEST_S, Election, LeaseLost, now_s
 from datastore.controller.runtime.metrics import QUEUED, RECONCILE_SECONDS, RECONCILES
@@ -32,6 +32,8 @@ Reconcile = Callable[[Key], Awaitable[float | None]]
 CONFLICT_S = 0.1
 TURN_S = 0.1
 """How soon a replica notices that it leads."""
+SERVED_S = 0.5
+"""Between two looks for a kind that the API server does not have yet."""
 
 
 class Kind(Protocol):
@@ -85,6 +87,7 @@ class Operator:
             tasks += [asyncio.ensure_future(self._work(queue, reconcile)) for _ in range(self._settings.workers)]
         tasks += [asyncio.ensure_future(start()) for start in self._kind.beside(election.leading)]
         try:
+            await self._until_served([each.resource for each in watches], stop)
             await kopf.operator(
                 registry=registry(watches),
                 settings=operator_settings(watches),
@@ -103,6 +106,27 @@ class Operator:
             await serving.close()
             await self._client.close()
             await self._lease_client.close()
+
+    async def _until_served(self, resources: Sequence[Resource], stop: asyncio.Event) -> None:
+        """Wait until the API server has all these kinds, or for `stop`.
+
+        kopf looks for them once, when it begins, and would never watch one that came later. Until then no watch shows
+        anything, so this replica is not ready, and in the end not alive.
+        """
+        for resource in resources:
+            while not stop.is_set() and not await self._serves(resource):
+                await asyncio.sleep(SERVED_S)
+
+    async def _serves(self, resource: Resource) -> bool:
+        try:
+            if await self._client.serves(resource):
+                return True
+            why = "there is no such kind; was its definition applied?"
+        except (ApiError, Unavailable) as error:
+            why = str(error)
+        if self._limiter.allows(f"{resource.plural} {why}", time.monotonic()):
+            log.warning("waits for what it shall watch", extra=fields(kind=resource.plural, error=why))
+        return False
 
     async def _work(self, queue: WorkQueue, reconcile: Reconcile) -> None:
         while True:
