@@ -21,7 +21,7 @@ from tests.cluster.layout import CGROUP_ROOT, Layout
 from tests.cluster.node_init import MNT_DETACH
 from tests.servers import boto_client, make_bucket
 
-pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300, func_only=True)]
+pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(900, func_only=True)]
 
 RESTRICTED = {
     "runAsNonRoot": True,

@@ -16,7 +16,7 @@ from tests.cluster.managednfs import GONE_S, LOOP, MANIFESTS, READY_S, SPACE, go
 from tests.cluster.test_node_plugin import pods_of
 from tests.promises import promise
 
-pytestmark = [pytest.mark.e2e_cluster, pytest.mark.own_node, pytest.mark.timeout(400, func_only=True)]
+pytestmark = [pytest.mark.e2e_cluster, pytest.mark.own_node, pytest.mark.timeout(1200, func_only=True)]
 KINDS = "statefulsets,services,networkpolicies,persistentvolumeclaims,pods"
 PROBE = "import sys; from datastore.backends.nfs.ganeshapod import probe; probe(sys.argv[1])"
 
