@@ -140,24 +140,24 @@ class Plugin:
         """A task of its own: the API server may take its time."""
         while self._cluster is not None:
             if self._daemon_there:
-                await asyncio.to_thread(self._refresher.look, time.monotonic())
+                await _guarded(lambda: self._refresher.look(time.monotonic()))
             await asyncio.sleep(REFRESH_S)
 
     async def _share_caches(self) -> None:
         while True:
             await asyncio.sleep(CACHES_S)
             if self._daemon_there:
-                await asyncio.to_thread(self._volumes.fuse.share_caches)
+                await _guarded(self._volumes.fuse.share_caches)
 
     async def _write_logs(self) -> None:
         while True:
             await asyncio.sleep(LOGS_S)
-            await asyncio.to_thread(self._volumes.pod_logs.look)
+            await _guarded(self._volumes.pod_logs.look)
 
     async def _measure(self) -> None:
         while self._volumes.pod_usage is not None:
             await asyncio.sleep(USAGE_S)
-            await asyncio.to_thread(self._volumes.pod_usage.look)
+            await _guarded(self._volumes.pod_usage.look)
 
     def _look_at_daemon(self, now: float) -> None:
         try:
@@ -185,3 +185,12 @@ class Plugin:
             log.warning("the start-up taint stays for now", extra=fields(reason=error))
             return False
         return True
+
+
+async def _guarded(work: Callable[[], object]) -> None:
+    """One round of a task, in a thread. What it did not expect, such as a pod's directory that goes while it is looked
+    at, ends this round and not the task."""
+    try:
+        await asyncio.to_thread(work)
+    except Exception:
+        log.exception("a round failed; the next one follows")

@@ -97,7 +97,7 @@ class PodUsage:
         with self._lock:
             pod = self._known.get(uid)
             if pod is not None and pod.gone_s is None:
-                self._measure(pod, time.time(), None)
+                self._measure(pod, None)
                 self._urgent = True
 
     def _go_on(self, before: Mapping[str, str], there: Collection[str]) -> None:
@@ -121,7 +121,7 @@ class PodUsage:
             self._find(lost)
         gpus = self._gpus()
         for uid in there:
-            self._measure(self._known[uid], now, gpus.get(uid))
+            self._measure(self._known[uid], gpus.get(uid))
 
     def _find(self, wanted: Collection[str]) -> None:
         """A process of each of these pods, and their control groups."""
@@ -141,14 +141,15 @@ class PodUsage:
             return ""
         return found[1].replace("_", "-") if found else ""
 
-    def _measure(self, pod: _Pod, now: float, gpu: tuple[float, int] | None) -> None:
-        cpu_s, memory_bytes = pod.places.cpu_s(), pod.places.memory_bytes()
+    def _measure(self, pod: _Pod, gpu: tuple[float, int] | None) -> None:
+        # The time belongs to the reading: on a busy node seconds may pass between the first pod and the last.
+        cpu_s, at_s, memory_bytes = pod.places.cpu_s(), time.time(), pod.places.memory_bytes()
         if cpu_s is None or memory_bytes is None:
             return  # it has not begun, or nothing of it is left
         pod.network = self._traffic(pod.pid) or pod.network
         pod.meter.add(
             Sample(
-                at_s=now,
+                at_s=at_s,
                 cpu_s=cpu_s,
                 memory_bytes=memory_bytes,
                 received_bytes=pod.network[0] if pod.network else None,

@@ -32,7 +32,9 @@ Object = dict[str, Any]
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 DEADLINE_S = 10.0
-"""For the connection and for each part of an answer."""
+"""For the connection and for each part of an answer: of the node plugin, for which the kubelet waits."""
+COMMAND_DEADLINE_S = 30.0
+"""The same of a command, which a busy cluster may keep waiting; kubectl waits as long for a connection."""
 PAGE = 500
 DEFAULT_NAMESPACE = "default"
 EVERYWHERE = ""
@@ -50,8 +52,9 @@ class Conflict(DatastoreError):
 class KubeClient:
     """A login at one API server. namespace: of methods that are given none."""
 
-    def __init__(self, api: ApiClient, namespace: str = DEFAULT_NAMESPACE) -> None:
+    def __init__(self, api: ApiClient, namespace: str = DEFAULT_NAMESPACE, *, deadline_s: float = DEADLINE_S) -> None:
         self._api = api
+        self._deadline_s = deadline_s
         self.namespace = namespace
 
     def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> Object | None:
@@ -120,7 +123,7 @@ class KubeClient:
                 method, path, query_params=list(query), header_params=headers, auth_settings=["BearerToken"]
             )
             # The body is none of the library's models, and a null in it means something.
-            answer = self._api.call_api(method, url, headers, body, _request_timeout=DEADLINE_S)
+            answer = self._api.call_api(method, url, headers, body, _request_timeout=self._deadline_s)
             content: bytes = answer.read()  # type: ignore[no-untyped-call]
         except (urllib3.exceptions.HTTPError, ApiException, OSError) as error:
             raise Unreachable(f"the API server does not answer: {_reason(error)}") from None
@@ -150,7 +153,8 @@ def of_context(environment: Mapping[str, str], namespace: str = "") -> KubeClien
             raise DatastoreError(f"no cluster is configured for you: {error} (KUBECONFIG, ~/.kube/config)") from None
         inside.namespace = namespace or inside.namespace
         return inside
-    return KubeClient(_client(configuration), namespace or active["context"].get("namespace") or DEFAULT_NAMESPACE)
+    space = namespace or active["context"].get("namespace") or DEFAULT_NAMESPACE
+    return KubeClient(_client(configuration), space, deadline_s=COMMAND_DEADLINE_S)
 
 
 def in_cluster(environment: Mapping[str, str], account: Path = ACCOUNT) -> KubeClient | None:

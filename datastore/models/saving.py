@@ -67,22 +67,26 @@ def save(models: Models, source: ReadableTree, wish: Wish, progress: Progress) -
     """Errors: SourceChanged, SourceInvalid, SaveLost (as Stopped), StoreError; then no version is there."""
     models.check()
     repeated = _saved_before(models, wish)
-    if repeated is not None:
-        return Saved(repeated, new=False)
+    # One that was killed after its commit may have left what says that it goes on.
+    saved = _saved(models, source, wish, progress) if repeated is None else Saved(repeated, new=False)
+    with contextlib.suppress(StoreError):  # gc does it as well
+        for garbage in models.garbage(wish.model, wish.stale_s):
+            models.remove_garbage(garbage)
+    return saved
+
+
+def _saved(models: Models, source: ReadableTree, wish: Wish, progress: Progress) -> Saved:
+    """A save with a number of its own."""
     progress.begin("looking")
     nodes = _scan(source)
     saving = models.reserve(check_model(wish.model), wish.save_id or secrets.token_hex(8), source.location)
     attempt = _Attempt(models, source, wish, progress, saving, nodes)
     try:
         with attempt.beating():
-            saved = attempt.run()
+            return attempt.run()
     except BaseException as error:
         attempt.end(error)
         raise
-    with contextlib.suppress(StoreError):  # gc does it as well
-        for garbage in models.garbage(wish.model, wish.stale_s):
-            models.remove_garbage(garbage)
-    return saved
 
 
 class _Waiting:

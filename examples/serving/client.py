@@ -19,7 +19,7 @@ import grpc
 sys.path.insert(0, str(Path(__file__).parent))
 messages, services = grpc.protos_and_services("digits.proto")
 WORKERS = 4
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 ZERO = (
     *(0, 0, 5, 13, 9, 1, 0, 0),
     *(0, 0, 13, 15, 10, 15, 5, 0),

@@ -20,8 +20,8 @@ from tests.cluster.test_node_plugin import MOUNT_DAEMON, pods_of, wait_ready
 from tests.cluster.volumes import GOES_ON_S
 
 SPACE = "datastore-nfs"
-READY_S = 120.0
-GONE_S = 120.0
+READY_S = 300.0
+GONE_S = 300.0
 MANIFESTS = ROOT / "manifests" / "managed-nfs" / "managed-nfs.yaml"
 
 LOOP = """

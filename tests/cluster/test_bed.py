@@ -21,7 +21,7 @@ from tests.cluster.layout import CGROUP_ROOT, Layout
 from tests.cluster.node_init import MNT_DETACH
 from tests.servers import boto_client, make_bucket
 
-pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300, func_only=True)]
+pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(900, func_only=True)]
 
 RESTRICTED = {
     "runAsNonRoot": True,
@@ -70,14 +70,14 @@ def test_a_pod_reaches_a_service_by_its_name(site: Site, kube: Kube, namespace: 
     names = ("web", f"web.{namespace}.svc.cluster.local")
     # The pod is ready a moment before kube-proxy lets connections through to it.
     program = f"""
-import time, urllib.error, urllib.request
-end = time.monotonic() + 30
+import time, urllib.request
+end = time.monotonic() + 90
 for name in {names}:
     while True:
         try:
             print(urllib.request.urlopen(f"http://{{name}}/hostname", timeout=10).read())
             break
-        except urllib.error.URLError:
+        except OSError:
             if time.monotonic() > end:
                 raise
             time.sleep(0.2)
@@ -205,7 +205,7 @@ def test_clusters_run_side_by_side_and_leave_nothing_behind(site: Site) -> None:
         assert str(place) not in Path(f"/proc/{other.record.init_pid}/mountinfo").read_text()
         assert not is_gone(device)
         ctypes.CDLL(None).umount2(str(place).encode(), 0)
-        site.kube.wait_for("end of a mount that the cluster found", lambda: is_gone(device), limit_s=10)
+        site.kube.wait_for("end of a mount that the cluster found", lambda: is_gone(device), limit_s=60)
         assert Kube(other.kubeconfig).get("namespace", "default")
         processes = other.processes()
         assert len(processes) >= 4

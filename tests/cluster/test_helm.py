@@ -22,11 +22,11 @@ from tests.cluster.layout import REPOSITORY
 from tests.cluster.volumes import Volume
 from tests.servers import boto_client, make_bucket, tools_dir
 
-pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(400, func_only=True)]
+pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(1200, func_only=True)]
 CHART = REPOSITORY / "manifests" / "chart"
 RELEASE = "datastore"
-READY_S = 90.0
-STEP_S = 240.0
+READY_S = 240.0
+STEP_S = 600.0
 LABEL = "datastore.test/here"
 
 
@@ -115,7 +115,7 @@ def installed(site: Site, kube: Kube, tmp_path: Path) -> Iterator[dict[str, Any]
     given = values(site)
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(given))
     kube.kubectl("label", "nodes", "--all", f"{LABEL}=yes", "--overwrite")
-    options = ("--create-namespace", f"--values={tmp_path / 'values.yaml'}", "--wait", "--timeout=180s")
+    options = ("--create-namespace", f"--values={tmp_path / 'values.yaml'}", "--wait", "--timeout=480s")
     begun = time.monotonic()
     try:
         helm(kube, "install", RELEASE, str(CHART), *options)
@@ -173,7 +173,7 @@ def test_the_chart_is_installed_works_and_goes(
 def check_upgrade_to_namespaces(kube: Kube, namespace: str) -> None:
     """S-134"""
     chosen = ("--reuse-values", "--set", f"namespaces={{{namespace}}}")
-    helm(kube, "upgrade", RELEASE, str(CHART), *chosen, "--wait", "--timeout=180s")
+    helm(kube, "upgrade", RELEASE, str(CHART), *chosen, "--wait", "--timeout=480s")
 
     def both_are_told() -> bool:
         containers = [each for pod in pods_of(kube, "controller") for each in pod["spec"]["containers"]]

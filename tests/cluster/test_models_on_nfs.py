@@ -15,9 +15,9 @@ from tests.cluster.kube import Kube, Manifest
 from tests.promises import promise
 from tests.servers import boto_client, make_bucket
 
-pytestmark = [pytest.mark.e2e_models_long, pytest.mark.own_node, pytest.mark.timeout(400, func_only=True)]
-LIMIT_S = 120.0
-GONE_S = 180.0
+pytestmark = [pytest.mark.e2e_models_long, pytest.mark.own_node, pytest.mark.timeout(1500, func_only=True)]
+LIMIT_S = 300.0
+GONE_S = 300.0
 WEIGHTS = bytes(range(256)) * 40_000
 READS = "import hashlib; print(hashlib.sha256(open('/model/weights', 'rb').read()).hexdigest(), flush=True)"
 

@@ -25,10 +25,10 @@ from tests.csi.accounts import run_accounts
 from tests.promises import promise
 from tests.servers import boto_client, make_bucket
 
-pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(300, func_only=True)]
+pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(1200, func_only=True)]
 NODE, MOUNT_DAEMON = "node", "mount-daemon"
-READY_S = 90.0
-ROTATED_S = 150.0
+READY_S = 240.0
+ROTATED_S = 300.0
 """The kubelet publishes again each 60 to 90 s by its default syncFrequency, when it has the time."""
 
 
@@ -45,12 +45,12 @@ def pods_of(kube: Kube, component: str) -> list[Manifest]:
 def wait_ready(kube: Kube) -> None:
     def there() -> bool:
         pods = [pods_of(kube, component) for component in (NODE, MOUNT_DAEMON)]
-        return all(pods) and all(_is_ready(pod) for each in pods for pod in each)
+        return all(pods) and all(is_ready(pod) for each in pods for pod in each)
 
     kube.wait_for("both DaemonSets ready", there, limit_s=READY_S, namespace=SYSTEM)
 
 
-def _is_ready(pod: Manifest) -> bool:
+def is_ready(pod: Manifest) -> bool:
     conditions = pod["status"].get("conditions", [])
     leaving = "deletionTimestamp" in pod["metadata"]
     return not leaving and any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
@@ -94,13 +94,19 @@ Runs = Callable[..., str]
 @promise("S-80")
 def test_two_pods_use_one_volume(kube: Kube, volume: Volume, storage: Storage, runs: Runs) -> None:
     boto_client(storage.here).put_object(Bucket=volume.bucket, Key="given", Body=b"given")
-    script = "import time; print(open('/data/given').read(), flush=True); open('/data/x', 'w').write('x')"
+    script = (
+        "import time\n"
+        "print(open('/data/given').read(), flush=True)\n"
+        "open('/data/x', 'w').write('x')\n"
+        "print('written', flush=True)\n"
+        "time.sleep(3600)\n"
+    )
     began = time.time()
-    kube.apply(volume.pod("first", f"{script}; time.sleep(3600)"), namespace=volume.namespace)
+    kube.apply(volume.pod("first", script), namespace=volume.namespace)
     kube.wait_phase("first", "Running", namespace=volume.namespace, limit_s=READY_S)
     running_s = time.time() - began
     log = ("logs", "first", f"--namespace={volume.namespace}", "--timestamps")
-    kube.wait_for("a first read", lambda: "given" in kube.kubectl(*log), namespace=volume.namespace)
+    kube.wait_for("its file", lambda: "written" in kube.kubectl(*log), limit_s=READY_S, namespace=volume.namespace)
     at = re.sub(r"(\.\d{6})\d*", r"\1", kube.kubectl(*log).split()[0])
     read_s = datetime.fromisoformat(at).timestamp() - began
     print(f"pod on a volume: apply to running {running_s:.1f} s, to its first read {read_s:.1f} s")
@@ -211,7 +217,7 @@ def test_what_a_volume_holds_is_shown_by_df_and_by_the_kubelet(kube: Kube, volum
         return shown.get("usedBytes", 0), shown.get("inodesUsed", 0)
 
     kubelet_s = kube.wait_for(
-        "the kubelet shows it", lambda: by_kubelet()[0] > 0, limit_s=200.0, namespace=volume.namespace
+        "the kubelet shows it", lambda: by_kubelet()[0] > 0, limit_s=400.0, namespace=volume.namespace
     )
     told, counted = by_kubelet()
     assert 0 <= used - told < 4096, "df counts in blocks"
@@ -221,7 +227,7 @@ def test_what_a_volume_holds_is_shown_by_df_and_by_the_kubelet(kube: Kube, volum
 
 @promise("S-119")
 @pytest.mark.own_node
-def test_the_start_up_taint_goes_when_the_plugin_is_ready(kube: Kube, volume: Volume) -> None:
+def test_the_start_up_taint_goes_when_the_pluginis_ready(kube: Kube, volume: Volume) -> None:
     (node,) = kube.items("nodes", namespace="")
     name = node["metadata"]["name"]
 
@@ -288,7 +294,8 @@ KILL = """
 import contextlib, json, os, pathlib, sys
 for each in pathlib.Path("/var/lib/kubelet/plugins/csi.datastore.dev/state").glob("*/mount.json"):
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # unmounted just now, or ended
-        os.kill(json.loads(each.read_text())[sys.argv[1]], 9)
+        if pid := json.loads(each.read_text())[sys.argv[1]]:  # 0 while there is none
+            os.kill(pid, 9)
 """
 """In the mount daemon's pod: kill -9 of each mount's process that its record has by this name."""
 
@@ -309,11 +316,10 @@ def killed(kube: Kube, what: str) -> None:
 def rolled(kube: Kube) -> None:
     where = f"--namespace={SYSTEM}"
     kube.kubectl("rollout", "restart", "daemonset/datastore-node", where)
-    kube.kubectl("rollout", "status", "daemonset/datastore-node", where, "--timeout=60s", timeout_s=90)
+    kube.kubectl("rollout", "status", "daemonset/datastore-node", where, "--timeout=240s", timeout_s=270)
 
 
 @promise("S-89")
-@pytest.mark.timeout(600, func_only=True)
 def test_what_ends_and_comes_back_under_the_load_of_survival(
     site: Site, kube: Kube, volume: Volume, runs: Runs
 ) -> None:

@@ -23,10 +23,10 @@ from tests.cluster.volumes import LOOP, Loop, Volume
 from tests.promises import promise
 from tests.servers import boto_client, make_bucket, tools_dir
 
-pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(600, func_only=True)]
+pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(1500, func_only=True)]
 DOCUMENT = REPOSITORY / "docs" / "QUICKSTART.md"
-READY_S = 90.0
-STEP_S = 300.0
+READY_S = 240.0
+STEP_S = 900.0
 
 
 class Guide:

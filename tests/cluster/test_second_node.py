@@ -21,18 +21,15 @@ from tests.cluster.controlled import condition, datastore_of
 from tests.cluster.fixtures import ROLLOUT_S, SYSTEM, Product, Site, Storage
 from tests.cluster.image import GANESHA, image_archive
 from tests.cluster.kube import Kube, KubeError, Manifest
-from tests.cluster.test_node_plugin import MOUNT_DAEMON, NODE, pods_of, wait_ready
+from tests.cluster.test_node_plugin import MOUNT_DAEMON, NODE, is_ready, pods_of, wait_ready
 from tests.cluster.volumes import LOOP, Loop, Volume
 from tests.promises import promise
 from tests.servers import boto_client, make_bucket
 
-pytestmark = [pytest.mark.e2e_cluster, pytest.mark.own_node, pytest.mark.timeout(600, func_only=True)]
-READY_S = 90.0
+pytestmark = [pytest.mark.e2e_cluster, pytest.mark.own_node, pytest.mark.timeout(1500, func_only=True)]
+READY_S = 240.0
 TTL_S = 2.0
-FAILOVER_S = 20.0
-BUSY_S = 10.0
-"""What it takes besides on a machine that is busy with the end of the other node."""
-LOST_S = 240.0
+LOST_S = 480.0
 """Kubernetes fails the pods of a Node that is gone within a minute; then they start elsewhere."""
 FIRST, SECOND = "node-1", "node-2"
 
@@ -117,13 +114,18 @@ def lead_from(kube: Kube, node: str, other: str) -> None:
         found = pods_of(kube, "controller")
         return {each["metadata"]["name"] for each in found if each["spec"].get("nodeName") == where}
 
+    def replaced(names: set[str]) -> bool:
+        # Not by the status of the Deployment, which may still be that from before.
+        ready = {each["metadata"]["name"] for each in pods_of(kube, "controller") if is_ready(each)}
+        return len(ready) == 2 and not ready & names
+
     def move(names: set[str], away_from: str) -> None:
         kube.kubectl("cordon", away_from)
         try:
             scale(kube, 2)
             for name in names:
                 kube.delete("pod", name, namespace=SYSTEM)
-            scale(kube, 2)
+            kube.wait_for("others in their place", lambda: replaced(names), limit_s=READY_S, namespace=SYSTEM)
         finally:
             kube.kubectl("uncordon", away_from)
 
@@ -316,8 +318,21 @@ def test_one_datastore_on_two_nodes_one_of_which_loses_its_power(kube: Kube, sec
     assert lease is not None
     failover_s = (datetime.fromisoformat(lease["spec"]["acquireTime"]) - cut).total_seconds()
     print(f"a node lost its power: {closed} files of it are whole, the controller failed over after {failover_s:.1f} s")
-    assert failover_s < FAILOVER_S + BUSY_S
     assert leader(kube) in {each["metadata"]["name"] for each in pods_on(kube, FIRST, SYSTEM)}
+    assert lost in {each["metadata"]["name"] for each in pods_on(kube, SECOND, SYSTEM)}, "it was not the Lease alone"
+
+    # Before the Node goes: a minute after that Kubernetes ends its pods by itself.
+    datastore = kube.get("datastore", "data", namespace=space)
+    assert datastore is not None
+    kube.delete("datastore", "data", namespace=space, wait=False)
+
+    def in_the_way() -> str:
+        return condition(kube.get("datastore", "data", namespace=space), "Ready").get("message", "")
+
+    kube.wait_for("both in the way", lambda: "loop, there" in in_the_way(), limit_s=READY_S, namespace=space)
+    (there,) = [each for each in pods_on(kube, SECOND, space) if each["metadata"]["name"] == "there"]
+    remove_by_force(kube, there)
+    kube.wait_for("one in the way", lambda: in_the_way() == "in use by: loop", limit_s=READY_S, namespace=space)
 
     kube.delete("node", SECOND)
     lost_at = time.monotonic()
@@ -325,21 +340,14 @@ def test_one_datastore_on_two_nodes_one_of_which_loses_its_power(kube: Kube, sec
     assert [each for each in kube.items("volumeattachments") if each["spec"]["nodeName"] == SECOND] == []
     loop.goes_on()
     kube.delete("pod", "loop", namespace=space)
-    datastore = kube.get("datastore", "data", namespace=space)
-    assert datastore is not None
-    kube.delete("datastore", "data", namespace=space, wait=False)
-
-    def waits_for_there() -> bool:
-        return "there" in condition(kube.get("datastore", "data", namespace=space), "Ready").get("message", "")
-
-    kube.wait_for("who is in the way", waits_for_there, limit_s=READY_S, namespace=space)
-    (there,) = [each for each in pods_on(kube, SECOND, space) if each["metadata"]["name"] == "there"]
-    remove_by_force(kube, there)
     took_s = kube.wait_for(
-        "end of the Datastore", lambda: kube.get("datastore", "data", namespace=space) is None, namespace=space
+        "end of the Datastore",
+        lambda: kube.get("datastore", "data", namespace=space) is None,
+        limit_s=READY_S,
+        namespace=space,
     )
     assert kube.get("pv", volume_name(datastore["metadata"]["uid"])) is None
-    print(f"with the lost node's pod the Datastore is gone after {took_s:.1f} s")
+    print(f"without pods the Datastore is gone after {took_s:.1f} s")
 
     training.goes_on_from(steps)
     print(f"the training has gone on, and ended, {time.monotonic() - lost_at:.1f} s after the Node was deleted")

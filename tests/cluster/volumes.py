@@ -14,7 +14,7 @@ from tests.servers import boto_client
 from tests.survival import load as survival
 
 DRIVER = "csi.datastore.dev"
-GOES_ON_S = 90.0
+GOES_ON_S = 240.0
 
 LOOP = """
 import hashlib, os, pathlib, time

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import typer
@@ -15,13 +15,14 @@ from datastore.api.resources import DATASTORES, EXPORTS, MODELS, VERSIONS, Resou
 from datastore.cli.console import Format, note, print_json
 from datastore.cli.model.work import Shown, run
 from datastore.errors import NotFound
-from datastore.kubeclient import KubeClient, of_context
+from datastore.kubeclient import Conflict, KubeClient, of_context
 from datastore.models.errors import ModelError
 from datastore.models.names import Reference
 from datastore.models.progress import Progress
 from datastore.mounting.signals import Interrupted, watching
 
 POLL_S = 1.0
+TRIES = 5
 MOVE_S = 300.0
 """Longest wait for the Job that moves an alias; its pod may have to be scheduled."""
 
@@ -79,15 +80,39 @@ def tag_on_cluster(asked: Reference, alias: str, namespace: str, expect: int | N
         known = ", ".join(aliases) or "none"
         raise NotFound(f"the cluster knows no version {asked}; Model {asked.model} has the aliases {known}")
     listed += [] if remove else [{"name": alias, "version": int(number)}]
-    # With the state that was read: who changes the Model meanwhile is not undone.
-    change = {"metadata": {"resourceVersion": found["metadata"]["resourceVersion"]}, "spec": {"aliases": listed}}
-    client.patch(MODELS, asked.model, change)
+    _list(client, found, alias, listed)
     if remove:
         note(f"Model {asked.model} says nothing of {alias} any more; in the store it stays where it is")
         return
     if wait:
         _moved(client, asked.model, alias, int(number))
     note(f"{asked.model}:{alias} {'means' if wait else 'is moved to'} version {number}")
+
+
+def _list(client: KubeClient, found: Mapping[str, Any], alias: str, aliases: Sequence[Mapping[str, Any]]) -> None:
+    """Change spec.aliases of a Model from the state that was read: who changes the Model meanwhile is not undone.
+
+    The controller may write its status at any time, which is none of that. Errors: Conflict.
+    """
+    about, tries = found["metadata"], TRIES
+    while True:
+        change = {"metadata": {"resourceVersion": about["resourceVersion"]}, "spec": {"aliases": list(aliases)}}
+        tries -= 1
+        try:
+            client.patch(MODELS, about["name"], change)
+            return
+        except Conflict:
+            seen = client.get(MODELS, about["name"])
+            if not tries or seen is None or _state(seen, alias) != _state(found, alias):
+                raise
+            about = seen["metadata"]
+
+
+def _state(model: Mapping[str, Any], alias: str) -> tuple[Any, ...]:
+    """What of a Model a change of an alias begins with. The generation counts changes of the spec."""
+    metadata, status = model["metadata"], model.get("status") or {}
+    meant = [each["version"] for each in status.get("aliases") or () if each["name"] == alias]
+    return metadata["uid"], metadata["generation"], meant
 
 
 def _place(name: str, text: str) -> dict[str, str]:

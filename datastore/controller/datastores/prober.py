@@ -27,7 +27,7 @@ from datastore.controller.datastores.clusterobjects import ClusterObjects
 from datastore.controller.datastores.decide import Facts
 from datastore.controller.datastores.effective import EffectiveSpec, SecretRef
 from datastore.controller.datastores.settings import Settings
-from datastore.controller.runtime.client import Client, Unavailable
+from datastore.controller.runtime.client import ApiError, Client, Unavailable
 from datastore.controller.runtime.election import LeaseLost
 from datastore.controller.runtime.mistakes import Mistake
 from datastore.errors import DatastoreError, DeadlineExceeded, InvalidManifest, TransientStoreError
@@ -274,7 +274,12 @@ class BackendProber:
             found = self._secrets.get(ref)
             if found is not None:
                 return found
-            body = await self._client.get(SECRETS, ref.namespace, ref.name)
+            try:
+                body = await self._client.get(SECRETS, ref.namespace, ref.name)
+            except ApiError as error:
+                if error.status == 429 or error.status >= 500:  # it says nothing of the storage, nor of the Secret
+                    raise Unavailable(str(error)) from error
+                raise
         if body is None:
             raise Mistake("SecretNotFound", f"there is no Secret {ref.name} in namespace {ref.namespace}")
         try:

@@ -20,6 +20,7 @@ from datastore.controller.datastores.metrics import PODS_TOLD
 from datastore.controller.datastores.pods import NOT_ENDED, claims_of, inline_secrets_of
 from datastore.controller.datastores.secretwatch import Uses
 from datastore.controller.runtime.client import ApiError, Client, Unavailable
+from datastore.controller.runtime.election import LeaseLost
 from datastore.controller.runtime.queue import Key, WorkQueue
 from datastore.logs import fields
 
@@ -59,7 +60,8 @@ class Announcer:
             version, moot_at = self._rotated[secret]
             try:
                 await self.announce(secret, version)
-            except (ApiError, Unavailable) as error:
+            except (ApiError, Unavailable, LeaseLost) as error:
+                # Who lost the Lease may have it again in a moment; another replica tells them by itself.
                 log.warning(
                     "not all pods of a rotated Secret were told", extra=fields(secret=_place(secret), error=error)
                 )

@@ -25,9 +25,10 @@ APPLIED = f"{GROUP}/applied"
 """Annotation: a digest of what we asked for, so that a field that is asked for no more is seen, too."""
 VERIFY, SERVE, VOLUME = "verify", "serve", "store"
 STORE = "/store"
-SETTLE_S = 5
-"""A pod that goes still answers for so long, until every node has stopped to send it connections."""
-GRACE_S = 60
+SETTLE_S = 15
+"""A pod that goes still answers for so long, until every node has stopped to send it connections: a busy one takes
+seconds for that."""
+GRACE_S = SETTLE_S + 60
 """Until a pod that does not end is killed; for requests that take long."""
 _TENSORFLOW_SERVING = re.compile(r"(^|/)tensorflow/serving(:[^/]*)?(@[^/]*)?$")
 _HEALTH_OF_TENSORFLOW_SERVING = "--enable_grpc_healthcheck_service=true"
@@ -182,7 +183,8 @@ def _serving(spec: ServingSpec, target: Target) -> JSON:
         **({"args": list(args)} if args is not None else {}),
         "env": [*({"name": name, "value": value} for name, value in given.items() if name not in named), *own],
         "ports": [{"name": spec.protocol, "containerPort": spec.listens, "protocol": "TCP"}],
-        "readinessProbe": {**asked, "periodSeconds": 2, "timeoutSeconds": 2, "failureThreshold": 3},
+        # A busy node may be late by seconds, and that is no reason to take all pods out of service at once.
+        "readinessProbe": {**asked, "periodSeconds": 2, "timeoutSeconds": 5, "failureThreshold": 3},
         # Of every image: there need be no shell in it.
         "lifecycle": {"preStop": {"sleep": {"seconds": SETTLE_S}}},
         **({"resources": spec.resources.model_dump(by_alias=True, exclude_defaults=True)} if spec.resources else {}),

@@ -132,6 +132,18 @@ class TestWhatIsSaved:
         again = saved(models, DirectoryTree(source), wish(save_id="job-1"))
         assert (again.new, again.manifest.version) == (False, 1)
 
+    def test_a_repeated_save_removes_what_the_first_one_left_when_it_was_killed_after_its_commit(
+        self, home: Home, source: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        models = home.models()
+        with monkeypatch.context() as killed:
+            killed.setattr(type(models.storage), "remove", lambda *_: None)
+            saved(models, DirectoryTree(source), wish(save_id="job-1"))
+        assert "digits/1.saving" in home.everything()
+
+        assert not saved(models, DirectoryTree(source), wish(save_id="job-1")).new
+        assert "digits/1.saving" not in home.everything()
+
     @promise("S-388")
     def test_progress_is_told_until_the_end(self, home: Home, source: Path) -> None:
         events: list[Event] = []

@@ -15,7 +15,7 @@ from datastore.controller.datastores.informers import Informers
 from datastore.controller.datastores.reconciler import Reconciler
 from datastore.controller.datastores.secretwatch import Uses
 from datastore.controller.datastores.settings import Settings
-from datastore.controller.runtime.client import Client, Unavailable
+from datastore.controller.runtime.client import ApiError, Client, Unavailable
 from datastore.controller.runtime.recorder import Recorder
 from tests.promises import promise
 
@@ -30,7 +30,7 @@ class Api(Client):
         super().__init__()
         self.secret: dict[str, Any] | None = None
         self.looks = 0
-        self.silent = False
+        self.silent: Exception | None = None
         spec = {"s3": {"bucket": "digits", "endpoint": "http://h:1", "credentialsSecret": "keys"}}
         metadata = {"name": "digits", "namespace": "team", "uid": "0b6d", "resourceVersion": "1"}
         metadata |= {"finalizers": [FINALIZER]}  # type: ignore[dict-item]
@@ -41,7 +41,7 @@ class Api(Client):
         assert resource is SECRETS
         self.looks += 1
         if self.silent:
-            raise Unavailable("the API server does not answer: TimeoutError")
+            raise self.silent
         return self.secret
 
     async def apply(self, body: Mapping[str, Any], subresource: str = "") -> dict[str, Any]:
@@ -132,16 +132,24 @@ def test_a_secret_that_changes_while_it_is_tried_is_tried_again(monkeypatch: pyt
 
 
 @promise("S-113")
-def test_an_api_server_that_shows_no_secret_says_nothing_of_the_storage() -> None:
+@pytest.mark.parametrize(
+    "silent",
+    [
+        Unavailable("the API server does not answer: TimeoutError"),
+        ApiError(500, "InternalError", "etcdserver: request timed out"),
+        ApiError(429, "TooManyRequests", "try again later"),
+    ],
+)
+def test_an_api_server_that_shows_no_secret_says_nothing_of_the_storage(silent: Exception) -> None:
 
     async def story(world: World) -> None:
-        world.api.silent = True
+        world.api.silent = silent
         assert await world.reason() == ""
         assert world.api.looks == 1, "its time has not come"
-        world.api.silent = False
+        world.api.silent = None
         world.reconciler.renewed(KEYS)
         assert await world.reason() == "SecretNotFound"
-        world.api.silent = True
+        world.api.silent = silent
         world.reconciler.renewed(KEYS)
         assert await world.reason() == "SecretNotFound", "what was known stays"
 

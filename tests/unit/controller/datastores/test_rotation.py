@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,7 +14,8 @@ from datastore.api.resources import Resource
 from datastore.controller.datastores.effective import SecretRef
 from datastore.controller.datastores.rotation import Announcer, to_tell
 from datastore.controller.datastores.secretwatch import SecretWatch, Uses, recent
-from datastore.controller.runtime.client import ApiError, Client
+from datastore.controller.runtime.client import ApiError, Client, Unavailable
+from datastore.controller.runtime.election import LeaseLost
 from tests.promises import promise
 
 KEYS = SecretRef(namespace="team", name="keys")
@@ -111,11 +113,11 @@ def test_who_is_told(body: dict[str, Any], told: bool) -> None:
 
 
 class Pods(Client):
-    """A cluster of pods; refuses as often as told."""
+    """A cluster of pods; refuses with these errors, one after the other."""
 
-    def __init__(self, *pods: dict[str, Any], refusals: int = 0) -> None:
+    def __init__(self, *pods: dict[str, Any], refusals: Sequence[Exception] = ()) -> None:
         super().__init__()
-        self.pods, self.refusals, self.listed = pods, refusals, 0
+        self.pods, self.refusals, self.listed = pods, list(refusals), 0
 
     async def list(
         self, resource: Resource, namespace: str, field_selector: str = "", label_selector: str = ""
@@ -125,8 +127,7 @@ class Pods(Client):
 
     async def merge(self, resource: Resource, body: Any, change: Any, subresource: str = "") -> Any:
         if self.refusals:
-            self.refusals -= 1
-            raise ApiError(500, "InternalError", "not now")
+            raise self.refusals.pop()
         assert set(change["metadata"]) == {"annotations"}
         body["metadata"].setdefault("annotations", {}).update(change["metadata"]["annotations"])
         return body
@@ -153,7 +154,8 @@ def test_each_pod_is_annotated_once() -> None:
 
 def test_what_failed_is_tried_again_and_the_newest_version_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datastore.controller.datastores.rotation.AGAIN_S", 0.01)
-    cluster = Pods(pod("a", "digits"), refusals=2)
+    refusals = (LeaseLost("too late"), ApiError(500, "InternalError", "not now"), Unavailable("no answer"))
+    cluster = Pods(pod("a", "digits"), refusals=refusals)
 
     async def story() -> None:
         announcer = Announcer(cluster, uses(), pace_s=0.0)
@@ -166,4 +168,4 @@ def test_what_failed_is_tried_again_and_the_newest_version_counts(monkeypatch: p
         running.cancel()
 
     asyncio.run(story())
-    assert cluster.listed == 3
+    assert cluster.listed == 4

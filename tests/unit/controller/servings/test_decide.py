@@ -216,7 +216,7 @@ def test_an_alias_that_moved_changes_the_pods_and_back_again_makes_the_same_as_b
     inner = rolled["spec"]["template"]
     assert inner["metadata"]["labels"]["datastore.dev/version"] == "2"
     assert inner["spec"]["containers"][0]["volumeMounts"][0]["subPath"] == "digits/2"
-    assert inner["spec"]["containers"][0]["lifecycle"]["preStop"] == {"sleep": {"seconds": 5}}
+    assert inner["spec"]["containers"][0]["lifecycle"]["preStop"] == {"sleep": {"seconds": 15}}
     back = made(decide(seen(deployment={**rolled, "status": {}}, service=before.service)))["Deployment"]
     assert back["spec"] == before.deployment["spec"]
 

@@ -1,0 +1,73 @@
+"""`datastore model tag --cluster`: what may change of a Model while its alias is moved, and what may not."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from datastore.api.resources import Resource
+from datastore.cli.model import oncluster
+from datastore.kubeclient import Conflict
+from datastore.models.names import Reference
+from tests.promises import promise
+
+
+class Api:
+    """An API server with a Model of two versions. meanwhile: what somebody does to it before the next change of ours
+    comes."""
+
+    namespace = "team"
+
+    def __init__(self, meanwhile: Callable[[dict[str, Any]], None]) -> None:
+        self.model: dict[str, Any] = {
+            "metadata": {"name": "digits", "uid": "u", "generation": 1, "resourceVersion": "1"},
+            "spec": {},
+            "status": {"latestVersion": 2, "aliases": [{"name": "prod", "version": 1}]},
+        }
+        self.meanwhile: Callable[[dict[str, Any]], None] | None = meanwhile
+
+    def get(self, _: Resource, name: str) -> dict[str, Any]:
+        assert name == "digits"
+        return copy.deepcopy(self.model)
+
+    def patch(self, _: Resource, name: str, change: Mapping[str, Any]) -> None:
+        assert name == "digits"
+        if self.meanwhile is not None:
+            self.meanwhile(self.model)
+            self.model["metadata"]["resourceVersion"] = "2"
+            self.meanwhile = None
+        if change["metadata"]["resourceVersion"] != self.model["metadata"]["resourceVersion"]:
+            raise Conflict("the object has been modified")
+        self.model["spec"] = change["spec"]
+
+
+def tag(api: Api, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(oncluster, "of_context", lambda *_: api)
+    oncluster.tag_on_cluster(Reference("digits", version=2), "prod", "team", 1, remove=False, wait=False)
+    return api.model["spec"]["aliases"]
+
+
+@promise("S-403")
+def test_a_status_that_the_controller_writes_meanwhile_refuses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def writes(model: dict[str, Any]) -> None:
+        model["status"]["conditions"] = [{"type": "StoreUpdated", "status": "True"}]
+
+    assert tag(Api(writes), monkeypatch) == [{"name": "prod", "version": 2}]
+
+
+@promise("S-403")
+@pytest.mark.parametrize("what", ["spec", "status", "another"])
+def test_who_changes_the_model_meanwhile_is_not_undone(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def changes(model: dict[str, Any]) -> None:
+        if what == "spec":
+            model["metadata"]["generation"] = 2
+        elif what == "status":
+            model["status"]["aliases"] = [{"name": "prod", "version": 2}]
+        else:
+            model["metadata"]["uid"] = "another"
+
+    with pytest.raises(Conflict):
+        tag(Api(changes), monkeypatch)
