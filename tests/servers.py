@@ -8,7 +8,9 @@ and end with the block.
 
 from __future__ import annotations
 
+import http.client
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -34,6 +36,9 @@ from tests.authority import HERE, Authority, Identity
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
+_FIRST_PORT, _LAST_PORT = 12_000, 20_000
+"""Below those that the kernel gives to outgoing connections (net.ipv4.ip_local_port_range begins at 32768), and apart
+from those of the launcher of training jobs and of Kubernetes."""
 
 
 class ServerMissing(Exception):
@@ -77,10 +82,19 @@ def find_tool(name: str) -> str:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of 127.0.0.1 that was free a moment ago.
+
+    None that an outgoing connection may get: who asks again and again for a server that is away would some time have
+    that server's port as its own, be connected to itself, and keep the server from starting there again.
+    """
+    while True:
+        port = secrets.choice(range(_FIRST_PORT, _LAST_PORT))  # not random's: its seed is the same in all workers
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 def boto_client(server: Server) -> Any:
@@ -88,8 +102,8 @@ def boto_client(server: Server) -> Any:
     config = botocore.config.Config(
         s3={"addressing_style": "path"},
         retries={"mode": "standard", "max_attempts": 3},
-        connect_timeout=5,
-        read_timeout=30,
+        connect_timeout=10,
+        read_timeout=60,
         proxies={},
         # Of the chunks with a trailer that boto3 sends over TLS, versitygw can't parse some.
         request_checksum_calculation="when_required" if server.ca_file else "when_supported",
@@ -286,10 +300,10 @@ def _healthy(process: subprocess.Popen[bytes], url: str) -> bool:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            with opener.open(url, timeout=5) as answer:
+            with opener.open(url, timeout=20) as answer:
                 if answer.status == 200:
                     return True
-        except (urllib.error.URLError, OSError):
+        except (urllib.error.URLError, http.client.HTTPException, OSError):
             time.sleep(0.05)
     return False
 
@@ -315,4 +329,4 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait(STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait(STOP_TIMEOUT_S)
+        process.wait()
