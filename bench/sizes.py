@@ -41,6 +41,8 @@ class Sizes:
 
 FULL = Sizes()
 SHORT = Sizes(
+    # Its figures are taken in less than a second: one pause of the machine is half of that.
+    runs=4,
     big=128 * MIB,
     small_files=300,
     tree_folders=40,
@@ -50,8 +52,8 @@ SHORT = Sizes(
     meta_calls=20,
     cap_s=5.0,
     walk_cap_s=10.0,
-    cell_s=30.0,
-    in_s3_s=15.0,
+    cell_s=120.0,
+    in_s3_s=60.0,
     keys=20_000,
     stream=256 * MIB,
     open_files=500,

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 STEPS = 5
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 POLL_S = 0.1
 
 write, read = (Path(argument, "run") for argument in sys.argv[1:3])

@@ -47,7 +47,7 @@ FORCE_TIMEOUT_S = 10.0
 GIVEN_UP_TIMEOUT_S = 2.0
 """The same for somebody who did not want to wait any more."""
 GONE_TIMEOUT_S = 10.0
-ENDING_TIMEOUT_S = 3.0
+ENDING_TIMEOUT_S = 10.0
 """For a mount that was just unmounted by hand: its processes need a moment to end."""
 _POLL_S = 0.02
 

@@ -47,7 +47,7 @@ def main(data_folder: Path, out_folder: Path) -> None:
     train_x, test_x, train_y, test_y = train_test_split(
         pictures, classes, test_size=0.25, random_state=0, stratify=classes
     )
-    print(f"{len(pictures)} pictures, {len(train_x)} to train on, {len(test_x)} held out")
+    print(f"{len(pictures)} pictures, {len(train_x)} to train on, {len(test_x)} held out", flush=True)
 
     (out_folder / "logs").mkdir(exist_ok=True)
     model = MLPClassifier(hidden_layer_sizes=(64,), learning_rate_init=0.005, random_state=0)
@@ -57,7 +57,7 @@ def main(data_folder: Path, out_folder: Path) -> None:
             model.partial_fit(train_x[batch], train_y[batch], classes=np.arange(10))
         if epoch % CHECKPOINT_EVERY == 0:
             save(model, out_folder, epoch)
-            print(f"epoch {epoch}: checkpoint written")
+            print(f"epoch {epoch}: checkpoint written", flush=True)
     print(f"accuracy on held-out pictures: {model.score(test_x, test_y):.3f}")
 
 

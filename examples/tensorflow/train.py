@@ -125,7 +125,10 @@ def evaluate():
     _, (pictures, labels) = load()
     model, step = Model(), tf.Variable(0, dtype=tf.int64, trainable=False)
     for path in tf.train.checkpoints_iterator(CHECKPOINTS, min_interval_secs=0.5, timeout=300):
-        tf.train.Checkpoint(model=model, step=step).restore(path).expect_partial()
+        try:
+            tf.train.Checkpoint(model=model, step=step).restore(path).expect_partial()
+        except tf.errors.NotFoundError:  # the training has saved later ones since, and this one is gone
+            continue
         print(f"step {int(step)} accuracy {model.accuracy(pictures, labels):.3f}", flush=True)
         if int(step) >= STEPS:
             return

@@ -14,9 +14,9 @@ import pytest
 from tests.promises import promise
 from tests.tools.mounting import COMMAND
 
-pytestmark = [pytest.mark.e2e_laptop, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e_laptop, pytest.mark.timeout(1200)]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "embedded"
-LIMIT_S = 300
+LIMIT_S = 600
 STORE = """
 apiVersion: datastore.dev/v1alpha1
 kind: Datastore

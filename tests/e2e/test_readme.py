@@ -14,9 +14,9 @@ from tests.servers import Server, boto_client
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 ENDPOINT = "http://127.0.0.1:9000"
-TIMEOUT_S = 120.0
+TIMEOUT_S = 240.0
 
-pytestmark = [pytest.mark.fuse, pytest.mark.e2e_laptop, pytest.mark.plain_user]
+pytestmark = [pytest.mark.fuse, pytest.mark.e2e_laptop, pytest.mark.plain_user, pytest.mark.timeout(600)]
 
 
 def _blocks(language: str) -> list[str]:

@@ -12,7 +12,7 @@ from bench.w12 import PARTS, Subject, ours
 from bench.w12_inputs import Inputs, make_inputs
 from tests.servers import Server
 
-pytestmark = [pytest.mark.fuse, pytest.mark.e2e_laptop, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.fuse, pytest.mark.e2e_laptop, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

@@ -29,14 +29,14 @@ from tests.servers import boto_client, make_bucket
 from tests.soak.disturb import SHORT, Disturber, Pace
 from tests.soak.load import Log, Worker
 from tests.soak.report import Outcome, draw, markdown
-from tests.soak.samples import MIB, Sample, Sampler, growth, look_at, resting
+from tests.soak.samples import FILLING, MIB, Sample, Sampler, growth, look_at, resting
 
 BUCKET = "soak-bucket"
 WORKERS = 5
 CACHE_MIB = 256
 WARM_UP_SHARE, WARM_UP_MOST_S = 0.15, 60.0
 CALM_S = 150.0
-"""Longest wait for the running operations to end and for everything to be sent: an outage and its retries."""
+"""Longest wait for the running operations to end, and then for everything to be sent: an outage and its retries."""
 SAMPLES = 240
 STUCK_S = 180.0
 SHORT_S = 300.0
@@ -48,6 +48,7 @@ class Soak:
 
     def __init__(self, storage: Breakable, mount: Mount, seconds: float, *, kills: bool = True) -> None:
         self._storage, self._mount, self._seconds, self._kills = storage, mount, seconds, kills
+        self._warm_up_s = min(seconds * WARM_UP_SHARE, WARM_UP_MOST_S)
         self._began = time.monotonic()
         self._stopping = threading.Event()
         self.log = Log()
@@ -64,7 +65,7 @@ class Soak:
         for worker in self._workers:
             worker.start()
         try:
-            self._work(min(self._seconds * WARM_UP_SHARE, WARM_UP_MOST_S))
+            self._work(self._warm_up_s)
             self._rest()
             self._disturbed()
             self._rest()
@@ -89,7 +90,7 @@ class Soak:
                 return
 
     def _disturbed(self) -> None:
-        left_s = self._seconds - (time.monotonic() - self._began)
+        left_s = self._seconds - self._warm_up_s  # however long the rest took
         pace = SHORT if self._seconds < SHORT_S else Pace()
         disturber = Disturber(self._storage, self._mount.pids[0], self._began, pace, kills=self._kills)
         sampler = Sampler(self._look, max(0.5, left_s / SAMPLES))
@@ -110,16 +111,19 @@ class Soak:
         end = time.monotonic() + CALM_S
         while not all(worker.idle.is_set() for worker in self._workers) and time.monotonic() < end:
             time.sleep(0.1)
-        unsent = 1
-        while unsent and time.monotonic() < end:
+        end = time.monotonic() + CALM_S
+        unsent, pending = 1, 1
+        sample: Sample | None = None
+        while (unsent or pending or sample is None) and time.monotonic() < end:
             time.sleep(0.5)
             with contextlib.suppress(Exception):
                 unsent = len(self._mount.told()["dirty"])
-        sample = look_at(self._mount.pids[0], self._state, self._mount.folder / "cache", self._began)
+                pending = self._pending()  # a new server ends those of a killed one
+            sample = look_at(self._mount.pids[0], self._state, self._mount.folder / "cache", self._began)
         if sample is None:
             self.outcome.wrong.append("no server lives at rest")
             return
-        now = replace(sample, operations=self.log.operations, pending=self._pending(), unsent=unsent)
+        now = replace(sample, operations=self.log.operations, pending=pending, unsent=unsent)
         self.outcome.resting.append(now)
 
     def _set_going(self, going: bool) -> None:
@@ -148,10 +152,11 @@ class Soak:
         wrong = self.outcome.wrong
         if self.log.failed:
             wrong.append(f"{self.log.failed} operations failed")
-        wrong += growth(self.outcome.samples)
+        filling = FILLING if self._seconds < SHORT_S else 0
+        wrong += growth(self.outcome.samples, filling)
         if len(self.outcome.resting) == 2:
             first, last = self.outcome.resting
-            wrong += resting(first, last, CACHE_MIB * MIB)
+            wrong += resting(first, last, CACHE_MIB * MIB, filling)
         wrong += self._lost("through the mount", self._through_mount)
         wrong += self._lost("in the bucket", self._in_bucket)
 

@@ -8,7 +8,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import psutil
@@ -63,6 +63,8 @@ RESTING = {
 CACHE_SLACK = 0.05
 GROWN_UP_S = 5.0
 """A new server has not got its threads and memory yet."""
+FILLING = 256 * MIB
+"""What one whose caches fill reaches within some minutes."""
 
 
 class Sampler(threading.Thread):
@@ -141,30 +143,41 @@ def disk_bytes(directory: Path) -> int:
     return total
 
 
-def growth(samples: Sequence[Sample]) -> list[str]:
+def growth(samples: Sequence[Sample], filling: int = 0) -> list[str]:
     """What grew while the load ran: the last quarter beside the second, medians; a line each.
 
     The server's memory grows into its caches for minutes, and a killed one begins anew: of that the
-    highest of each half.
+    highest of each half. filling: what a server's memory may be at any time, for a soak that ends before they are full.
     """
-    grown_up = [sample for sample in samples if sample.server_age_s >= GROWN_UP_S] or list(samples)
-    end_s = samples[-1].at_s if samples else 0.0
-    early = [sample for sample in grown_up if end_s / 4 <= sample.at_s < end_s / 2]
-    late = [sample for sample in grown_up if sample.at_s >= end_s * 3 / 4]
+    if not samples:
+        return ["too few samples to judge growth"]
+    grown_up = [sample for sample in samples if sample.server_age_s >= GROWN_UP_S] or samples
+    begin_s, end_s = samples[0].at_s, samples[-1].at_s
+    quarter_s = (end_s - begin_s) / 4
+    early = [sample for sample in grown_up if begin_s + quarter_s <= sample.at_s < begin_s + 2 * quarter_s]
+    late = [sample for sample in grown_up if sample.at_s >= end_s - quarter_s]
+    if not early or not late:
+        # Kills followed on each other there: the whole halves.
+        early = [sample for sample in grown_up if sample.at_s < begin_s + 2 * quarter_s]
+        late = [sample for sample in grown_up if sample.at_s >= begin_s + 2 * quarter_s]
     if not early or not late:
         return ["too few samples to judge growth"]
     lines = [
         _grew(name, limit, _median(early, name), _median(late, name), "second quarter", "last quarter")
         for name, limit in LIMITS.items()
     ]
-    halves = [sample for sample in grown_up if sample.at_s < end_s / 2], [s for s in grown_up if s.at_s >= end_s / 2]
+    half_s = begin_s + 2 * quarter_s
+    halves = [sample for sample in grown_up if sample.at_s < half_s], [s for s in grown_up if s.at_s >= half_s]
     highest = [float(max(sample.rss for sample in half)) for half in halves]
-    lines.append(_grew("rss", PEAK, highest[0], highest[1], "highest of the first half", "highest of the second"))
+    lines.append(
+        _grew("rss", PEAK, max(highest[0], filling), highest[1], "highest of the first half", "highest of the second")
+    )
     return [line for line in lines if line]
 
 
-def resting(before: Sample, after: Sample, cache_limit: int) -> list[str]:
-    """What is more at rest at the end than at rest at the start, or is left over; a line each."""
+def resting(before: Sample, after: Sample, cache_limit: int, filling: int = 0) -> list[str]:
+    """What is more at rest at the end than at rest at the start, or is left over; a line each. filling: of growth."""
+    before = replace(before, rss=max(before.rss, filling))
     found = [
         line
         for name, limit in RESTING.items()

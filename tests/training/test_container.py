@@ -13,11 +13,12 @@ import pytest
 
 from tests.patience import eventually
 from tests.promises import promise
-from tests.training.laptop import Laptop
+from tests.training.laptop import PATIENCE_S, Laptop
 
 pytestmark = [
     pytest.mark.fuse,
     pytest.mark.slow,
+    pytest.mark.timeout(600),
     pytest.mark.skipif(os.geteuid() != 0, reason="podman of a plain user needs subordinate user ids"),
 ]
 
@@ -85,9 +86,9 @@ def test_the_image_sees_its_datastores_and_its_place(laptop: Laptop, podman: Non
 def test_a_container_is_ended_and_nothing_stays(laptop: Laptop, podman: None) -> None:
     done = laptop.run("job", "submit", "-f", job(laptop, "endless", "echo up; sleep 600"), "--container")
     assert done.returncode == 0, done.stderr
-    eventually(lambda: laptop.logs("endless") == "up\n")
+    eventually(lambda: laptop.logs("endless") == "up\n", patience_s=PATIENCE_S)
     assert laptop.run("job", "free", "endless").returncode == 0
-    assert laptop.until("endless", "Failed")["status"]["freedSeconds"] < 30
+    assert laptop.until("endless", "Failed")["status"]["freedSeconds"] < 300
 
 
 @promise("S-335")

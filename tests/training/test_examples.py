@@ -16,7 +16,7 @@ from tests.patience import eventually
 from tests.promises import promise
 from tests.training.laptop import PATIENCE_S, Laptop, kill_replica
 
-pytestmark = [pytest.mark.fuse, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.fuse, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 ACCURATE = 0.8
@@ -75,7 +75,7 @@ def test_tensorflow_with_a_parameter_server_and_an_evaluator(laptop: Laptop) -> 
 def test_tensorflow_mirrored_whose_worker_is_killed(laptop: Laptop) -> None:
     """Chief and worker in step; after a kill -9 both go on from the last checkpoint, and finish."""
     file = laptop.example("tensorflow", "mirrored.yaml")
-    assert laptop.run("job", "submit", "-f", file, "--local", PAUSE_S="0.5").returncode == 0
+    assert laptop.run("job", "submit", "-f", file, "--local", PAUSE_S="3").returncode == 0
     # The worker is sooner than the chief, whose checkpoints count.
     eventually(lambda: "step 100 loss" in laptop.logs("digits-mirrored", "master"), patience_s=PATIENCE_S)
     kill_replica("digits-mirrored", "worker-0")

@@ -14,25 +14,33 @@ from datastore.errors import InvalidManifest
 from tests.promises import promise
 from tests.training.laptop import Laptop
 
-pytestmark = [pytest.mark.fuse, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.fuse, pytest.mark.timeout(600)]
 
 JOB = {
     "apiVersion": "datastore.dev/v1alpha1",
     "kind": "TrainingJob",
     "metadata": {"name": "noted"},
-    "spec": {"framework": "none", "command": ["sh", "-c", "sleep 2"]},
+    "spec": {"framework": "none", "command": ["sh", "-c", "until [ -e go ]; do sleep 0.1; done"]},
 }
 
 
 @pytest.fixture
-def notebook(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A kernel of Jupyter, as far as a display goes; what it shows, one text after the other."""
+def notebook(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A kernel of Jupyter, as far as a display goes; what it shows, one text after the other.
+
+    The job may end when it was seen to run.
+    """
     shown: list[str] = []
+
+    def show(what: Any) -> None:
+        shown.append(what._repr_html_())
+        if "Running" in shown[-1]:
+            (laptop.directory / "go").touch()
 
     def display(what: Any, display_id: bool) -> SimpleNamespace:
         assert display_id
-        shown.append(what._repr_html_())
-        return SimpleNamespace(update=lambda again: shown.append(again._repr_html_()))
+        show(what)
+        return SimpleNamespace(update=show)
 
     ipython, displaying = ModuleType("IPython"), ModuleType("IPython.display")
     ipython.get_ipython = lambda: SimpleNamespace(kernel=object())  # type: ignore[attr-defined]
@@ -60,10 +68,12 @@ def test_a_program_submits_a_file_and_waits(
     laptop: Laptop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(laptop.directory)
-    file = laptop.manifest("programmed", "  framework: none\n  command: [sh, -c, 'echo hello; sleep 1']\n")
+    command = "[sh, -c, 'echo hello; until [ -e go ]; do sleep 0.1; done']"
+    file = laptop.manifest("programmed", f"  framework: none\n  command: {command}\n")
     job = datastore.training.submit(file)
     with pytest.raises(TimeoutError, match="TrainingJob programmed is still"):
         job.wait(0.0)
+    (laptop.directory / "go").touch()
     job.watch()
     assert "programmed · Succeeded · master 1/1 · the training has succeeded" in capsys.readouterr().out
     assert [line.text for line in datastore.training.job("programmed").logs()] == ["hello"]

@@ -24,8 +24,8 @@ from datastore.training.local.scheduling import Scheduler
 log = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S = 30.0
-LOCK_TIMEOUT_S = 2.0
-"""Who looks whether a launcher lives holds the lock for a moment."""
+LOCK_TIMEOUT_S = 20.0
+"""Who looks whether a launcher lives holds the lock for a moment, and who removes what a dead one left for longer."""
 
 
 def main(arguments: list[str]) -> int:

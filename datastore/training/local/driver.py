@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -22,7 +21,7 @@ from datastore.training.conditions import with_condition
 from datastore.training.driver import LogLine, NoSuchJob, Observed
 from datastore.training.local import cgroups, gpus, processes
 from datastore.training.local.isolation import Container
-from datastore.training.local.launcher import Submitter
+from datastore.training.local.launcher import KILL_TIMEOUT_S, Submitter
 from datastore.training.local.records import (
     JobDirectory,
     Wanted,
@@ -90,13 +89,14 @@ class LocalDriver:
     def suspend(self, name: str, namespace: str, *, suspended: bool) -> None:
         """See Driver."""
         directory = self._found(name, namespace)
-        job, phase = directory.load_job(), directory.read_state().status.phase
-        if phase in ("Succeeded", "Failed") and not directory.alive:
-            raise DatastoreError(f"TrainingJob {name} has finished ({phase}); submit it again under another name")
+        _refuse_finished(directory)
+        if suspended:
+            self._stop(directory, "suspend")
+            _refuse_finished(directory)  # it may have done so before its launcher looked
+        job = directory.load_job()
         spec = job.spec.model_copy(update={"suspend": suspended})
         directory.write_job(job.model_copy(update={"spec": spec}))
         if suspended:
-            self._stop(directory, "suspend")
             self._say_suspended(directory)
         elif not directory.alive:
             directory.write_wanted(Wanted())
@@ -214,6 +214,13 @@ def _check(job: TrainingJob, manifest: Manifest) -> None:
         )
 
 
+def _refuse_finished(directory: JobDirectory) -> None:
+    """Errors: DatastoreError."""
+    phase = directory.read_state().status.phase
+    if phase in ("Succeeded", "Failed"):
+        raise DatastoreError(f"TrainingJob {directory.name} has finished ({phase}); submit it again under another name")
+
+
 def _is_freed(status: TrainingJobStatus) -> bool:
     return any(each.type == "ResourcesFreed" and each.status == "True" for each in status.conditions or [])
 
@@ -257,9 +264,7 @@ def _sweep(directory: JobDirectory) -> None:
     Its processes ended with it, but for a bwrap that it was just starting, which waits for ever for its parent.
     """
     if run := directory.read_state().run:
-        for pid in processes.with_variable("DATASTORE_RUN", run):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        processes.end_with_variable("DATASTORE_RUN", run, KILL_TIMEOUT_S)
     cgroups.parents(f"{directory.path.parent.name}-{directory.name}").remove()
     below = str(directory.path / "mounts") + os.sep
     for record in all_records():

@@ -18,7 +18,8 @@ from datastore.training.local.gpus import Gpu
 from datastore.training.local.sandbox import Plan, Shown
 
 ENGINES = ("podman", "docker")
-ENGINE_TIMEOUT_S = 30.0
+ENGINE_TIMEOUT_S = 120.0
+"""This only ends a hang: a kill that was not waited for would leave the container."""
 LABEL = "dev.datastore.job"
 NO_LIMITS = Limits()
 

@@ -442,6 +442,9 @@ class Launcher:
         began = time.monotonic()
         self._sample_last()
         self._end(list(self._all()))
+        if isinstance(self._isolation, Namespaces):
+            # A bwrap ends before the rest of its namespace, and may leave a child if it was just starting.
+            processes.end_with_variable("DATASTORE_RUN", self._run, KILL_TIMEOUT_S)
         self._claim.release()
         self._cgroups.remove()
         seconds = time.monotonic() - began

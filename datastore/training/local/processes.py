@@ -6,8 +6,10 @@ Sources: proc(5), sock_diag(7), tcp_info of linux/tcp.h.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import struct
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -73,6 +75,16 @@ def with_variable(name: str, value: str) -> list[int]:
                 if mark in (PROC / each / "environ").read_bytes().split(b"\0"):
                     found.append(int(each))
     return found
+
+
+def end_with_variable(name: str, value: str, timeout_s: float) -> None:
+    """SIGKILL for the processes of this user that were started with this variable, until none is left, or timeout_s."""
+    deadline = time.monotonic() + timeout_s
+    while (found := with_variable(name, value)) and time.monotonic() < deadline:
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
 
 
 def command_below(root: int) -> int | None:

@@ -14,6 +14,7 @@ from datastore.training.local.records import JobDirectory
 READY_TIMEOUT_S = 120.0
 """Each mount answers within 20 s; a job has a few."""
 STOP_TIMEOUT_S = 30.0
+LAST_WORDS_TIMEOUT_S = 10.0
 
 
 def start_launcher(directory: JobDirectory, submitter: Submitter) -> None:
@@ -31,6 +32,9 @@ def start_launcher(directory: JobDirectory, submitter: Submitter) -> None:
             frames.send(channel, hello)
             answer, _ = frames.receive(channel, READY_TIMEOUT_S)
     except BaseException as error:
+        if isinstance(error, frames.PeerGone):
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(LAST_WORDS_TIMEOUT_S)  # it is about to end, and to say why
         _end(process)
         if isinstance(error, frames.PeerGone):
             raise DatastoreError(f"the launcher ended without an answer: {_last_words(directory)}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import psutil
 from tests.soak.disturb import Event
 from tests.soak.load import Log
 from tests.soak.report import ROWS, Outcome, markdown
-from tests.soak.samples import MIB, Sample, descriptors_but, disk_bytes, growth, resting, serving
+from tests.soak.samples import FILLING, MIB, Sample, descriptors_but, disk_bytes, growth, resting, serving
 
 
 def series(first: int, last: int, count: int = 100) -> list[Sample]:
@@ -51,6 +52,29 @@ def test_servers_that_begin_anew_and_fill_their_caches_are_flat() -> None:
 def test_a_young_server_is_not_judged() -> None:
     young = [Sample(at_s=float(at), server_age_s=0.1, rss=1 << 40) for at in range(80, 100)]
     assert growth(series(100, 100) + young) == []
+
+
+def test_a_soak_that_rested_for_long_before_is_judged_from_its_first_sample_on() -> None:
+    late = [replace(sample, at_s=sample.at_s + 500.0) for sample in series(100, 100)]
+    assert growth(late) == []
+    (line,) = growth([replace(sample, threads=30 + 200 * (sample.at_s > 580)) for sample in late])
+    assert line.startswith("threads: ")
+
+
+def test_where_kills_followed_on_each_other_the_halves_are_judged() -> None:
+    samples = [replace(each, server_age_s=0.1 if 20 < each.at_s < 60 else 9.0) for each in series(100, 100)]
+    assert growth(samples) == []
+    (line,) = growth([replace(sample, threads=30 + 200 * (sample.at_s > 50)) for sample in samples])
+    assert line.startswith("threads: ")
+
+
+def test_a_short_soak_ends_while_the_caches_fill() -> None:
+    assert growth(series(60, 200), FILLING) == []
+    (line,) = growth(series(60, 400), FILLING)
+    assert line.startswith("rss: ")
+    before, after = Sample(at_s=0, rss=60 * MIB), Sample(at_s=9, rss=200 * MIB)
+    assert resting(before, after, 256 * MIB, FILLING) == []
+    assert len(resting(before, after, 256 * MIB)) == 1
 
 
 def test_too_little_is_no_proof() -> None:

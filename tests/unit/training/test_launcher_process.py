@@ -1,20 +1,27 @@
-"""The process of a launcher that fails when the command has had its answer (S-333). The launcher itself is made up."""
+"""The process of a launcher that fails or ends while the command looks (S-325, S-333). The launcher is made up."""
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from datastore import frames
+from datastore import frames, ourprocess
 from datastore.api.manifest import parse
+from datastore.errors import DatastoreError
+from datastore.training.local import processes
 from datastore.training.local.driver import LocalDriver
+from datastore.training.local.launcher import Submitter
 from datastore.training.local.records import JobDirectory, LocalState, directory_of
+from datastore.training.local.starting import start_launcher
+from tests.patience import eventually
 from tests.promises import promise
 from tests.unit.training.jobs import job
 
@@ -93,3 +100,66 @@ def test_what_failed_is_not_told_of_a_later_launcher_that_was_killed(directory: 
     assert status.phase == "Failed"
     assert str(status.message).startswith("its launcher was killed, or this machine went down; ")
     assert {each.reason for each in status.conditions or []} == {"LauncherLost"}
+
+
+@promise("S-333")
+def test_the_last_words_of_a_launcher_are_waited_for(directory: JobDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its channel is closed before the interpreter says what went wrong."""
+    program = "import os, sys, time; os.close(int(sys.argv[1])); time.sleep(0.5); sys.exit('the disk is broken')"
+
+    def start(
+        module: str, flag: str, arguments: Sequence[str], *, log_path: Path
+    ) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        ours, theirs = socket.socketpair()
+        with theirs, log_path.open("ab") as log:
+            command = [sys.executable, "-c", program, str(theirs.fileno())]
+            return subprocess.Popen(command, stderr=log, pass_fds=(theirs.fileno(),)), ours
+
+    monkeypatch.setattr(ourprocess, "start", start)
+    with pytest.raises(DatastoreError, match="ended without an answer: the disk is broken"):
+        start_launcher(directory, Submitter(environment={}, directory="/"))
+
+
+def write_phase(directory: JobDirectory, phase: str) -> None:
+    directory.write_state(LocalState.model_validate({"status": {"phase": phase}, "evidence": {"replicas": []}}))
+
+
+@promise("S-325")
+def test_a_job_that_has_finished_is_not_suspended_while_its_launcher_ends(directory: JobDirectory) -> None:
+    write_phase(directory, "Succeeded")
+    launcher = directory.lock()
+    assert launcher is not None
+    with pytest.raises(DatastoreError, match="has finished"):
+        LocalDriver().suspend("digits", "default", suspended=True)
+    os.close(launcher)
+    assert not directory.read_wanted().stop
+
+
+@promise("S-325")
+def test_a_job_that_finishes_while_it_is_to_be_suspended_has_finished(directory: JobDirectory) -> None:
+    launcher = directory.lock()
+    assert launcher is not None
+
+    def finish() -> None:
+        eventually(lambda: directory.read_wanted().stop)
+        write_phase(directory, "Succeeded")
+        os.close(launcher)
+
+    finishing = threading.Thread(target=finish)
+    finishing.start()
+    with pytest.raises(DatastoreError, match="has finished"):
+        LocalDriver().suspend("digits", "default", suspended=True)
+    finishing.join()
+    assert directory.read_state().status.phase == "Succeeded"
+    assert not directory.load_job().spec.suspend
+
+
+@promise("S-331")
+def test_all_that_was_started_with_a_variable_is_ended() -> None:
+    """Also what has another parent by now, and it is gone when the call returns."""
+    environment = {**os.environ, "OF_THIS_TEST": "yes"}
+    with subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600 & wait"], env=environment) as started:
+        eventually(lambda: len(processes.with_variable("OF_THIS_TEST", "yes")) == 3)
+        processes.end_with_variable("OF_THIS_TEST", "yes", 60.0)
+        assert processes.with_variable("OF_THIS_TEST", "yes") == []
+    assert started.returncode == -signal.SIGKILL
