@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 ADDRESS_BYTES = 107
 """Of a Unix socket's path, without the zero (unix(7))."""
 ACCEPT_END_S = 5.0
+AGAIN_S = 0.1
+"""Before the next client is taken, when the system has no descriptor or memory for one just now."""
 
 Serve = Callable[[socket.socket], None]
 """Talks with one client, until it has said all. An OSError or DatastoreError of it ends only this client."""
@@ -80,18 +82,26 @@ class UnixListener:
         listener.close()
 
     def _accept(self) -> None:
-        listener = self._listener
-        while listener is not None:
+        while (listener := self._listener) is not None:
             try:
                 client, _ = listener.accept()
-            except OSError:
-                return  # stop()
+            except OSError as error:
+                if self._listener is not None:  # not by stop(): the system has no room for a client
+                    log.warning("no client of %s can be taken just now: %s", self.path.name, error)
+                    time.sleep(AGAIN_S)
+                continue
             if not self._slots.acquire(blocking=False):
                 client.close()
                 continue
             thread = threading.Thread(target=self._serve, args=(client,), name=f"serve-{self.path.name}", daemon=True)
             self._clients.add(thread)
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:  # nor for a thread
+                log.warning("a client of %s is turned away: %s", self.path.name, error)
+                self._clients.discard(thread)
+                self._slots.release()
+                client.close()
 
     def _serve(self, client: socket.socket) -> None:
         try:

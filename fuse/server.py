@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 SPEC_TIMEOUT_S = 10.0
 DEVICE_TIMEOUT_S = 60.0
 STATUS_TIMEOUT_S = 5.0
+SETTINGS_TIMEOUT_S = 12.0
+"""Less than the mount daemon waits: it replaces a server that does not take new settings."""
 FLUSH_TIMEOUT_S = 3600.0
 WARM_TIMEOUT_S = 24 * 3600.0
 END_TIMEOUT_S = 45.0
@@ -148,7 +150,7 @@ class Server:
                 "flush": Operation(run=self._flush, deadline_s=FLUSH_TIMEOUT_S),
                 "discard": Operation(run=self._discard, deadline_s=STATUS_TIMEOUT_S),
                 "warm": Operation(run=self._warm, deadline_s=WARM_TIMEOUT_S),
-                "settings": Operation(run=self._settings, deadline_s=STATUS_TIMEOUT_S),
+                "settings": Operation(run=self._settings, deadline_s=SETTINGS_TIMEOUT_S),
                 "stop": Operation(run=self._stop, deadline_s=FLUSH_TIMEOUT_S),
             }
         )

@@ -139,7 +139,7 @@ def server_home(server: Server, prepare: Callable[[Callable[[], None]], object] 
     def make() -> None:
         for bucket in BUCKETS:
             location = location_of(server, f"{bucket}-{suffix}")
-            probe(replace(location, create=True), writable=True, deadline_s=30)
+            probe(replace(location, create=True), writable=True, deadline_s=100)
 
     if prepare is None:
         make()

@@ -33,9 +33,12 @@ STOP_TIMEOUT_S = 60.0
 """For uploading what is left. The kubelet gives a call two minutes, and comes again."""
 ENDED_TIMEOUT_S = 55.0
 """For a server to end after its mount: requests that run are waited for."""
-BUSY_S = 5.0
+BUSY_S = 15.0
 """A process that looks at all mounts of the node may have one in use for a moment."""
-RENEW_TIMEOUT_S = 5.0
+RENEW_TIMEOUT_S = 15.0
+"""A server that does not take new settings in this time is killed, so that a busy node must not reach it."""
+TOLD_S = 40.0
+"""For a server that is just starting to serve, and to be told."""
 FIXED = (
     "name",
     "mountpoint",
@@ -198,21 +201,22 @@ class MountDaemon:
             capacity_bytes=max(present.capacity_bytes, wanted.capacity_bytes),
             source=with_credentials(wanted.source, credentials_of(wanted.source) or credentials_of(present.source)),
         )
-        if renewed == present:
+        if renewed == present and not mount.untold:
             return
+        filled = replace(present, used_bytes=renewed.used_bytes, used_files=renewed.used_files)
+        insist = mount.untold or renewed != filled
         mount.renew(renewed)
         self.handles.renew(mount.request.volume_id, renewed)
-        filled = replace(present, used_bytes=renewed.used_bytes, used_files=renewed.used_files)
-        self._tell(mount, insist=renewed != filled)
+        mount.untold = not self._tell(mount, insist=insist) and insist
 
-    def _tell(self, mount: SupervisedMount, *, insist: bool) -> None:
+    def _tell(self, mount: SupervisedMount, *, insist: bool) -> bool:
         """Have the running server take the present specification; for what it can't take, another one replaces it.
 
         So does one for a server that does not answer or understand. A server that is just starting was started with
-        what is old, and is waited for. insist: else what changed is not worth all that.
+        what is old, and is waited for. insist: else what changed is not worth all that. False: no server knows it yet.
         """
         volume = mount.request.volume_id
-        end = time.monotonic() + REPLACED_S
+        end = time.monotonic() + TOLD_S
         while True:
             answer = _told(mount)
             if answer.get("ok") is True:
@@ -222,12 +226,14 @@ class MountDaemon:
                         extra=fields(volume=volume, of=str(later)[:TOLD_LENGTH]),
                     )
                     mount.replace_server()
-                return
-            if not insist or mount.end_server():
-                return
+                return True
+            if not insist:
+                return False
+            if mount.end_server():
+                return True  # the next one is started with it
             if time.monotonic() >= end:
                 log.warning("no server could be told what changed", extra=fields(volume=volume))
-                return
+                return False
             time.sleep(REPLACED_POLL_S)
 
     def _stop(self, mount: SupervisedMount, *, force: bool) -> None:

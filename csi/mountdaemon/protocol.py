@@ -33,6 +33,7 @@ MOUNT_TIMEOUT_S = START_TIMEOUT_S + 15.0
 """The supervisor's time, and what a stale mount takes to clear away."""
 UNMOUNT_TIMEOUT_S = STOP_TIMEOUT_S + GONE_TIMEOUT_S * 2 + 15.0
 QUICK_TIMEOUT_S = 10.0
+"""Less than it takes until the plugin counts as hanging: it asks in the same loop."""
 DAEMON_POD = "the datastore-mount-daemon pod"
 """Who answers, in words for people."""
 
@@ -111,7 +112,7 @@ class DaemonClient:
     def ping(self) -> None:
         """Whether it answers."""
         with self._asked({"op": "ping"}) as stream:
-            _answer(stream, CONNECT_TIMEOUT_S)
+            _answer(stream, QUICK_TIMEOUT_S)
 
     def states(self) -> list[MountState]:
         """All mounts of the daemon."""

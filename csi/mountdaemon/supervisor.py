@@ -64,6 +64,8 @@ class SupervisedMount:
         self._launched = threading.Event()
         """It was, or could not be."""
         self.over = threading.Event()
+        self.untold = False
+        """The server that serves may know an earlier specification, because none could be told of the present one."""
         self.handle: MountHandle | None = None
 
     @property

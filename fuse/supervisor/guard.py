@@ -23,7 +23,7 @@ from datastore.errors import MountFailed
 
 from .channel import Channel
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     server = request.getfixturevalue(request.param.replace("-", "_"))
     locations = [location_of(server, f"contract-{next(_numbers)}") for _ in range(2)]
     for location in locations:
-        probe(replace(location, create=True), writable=True, deadline_s=30)
+        probe(replace(location, create=True), writable=True, deadline_s=100)
     stores = [open_adapter(location, capabilities=KNOWN[name], list_metadata=True) for location in locations]
     yield Subject(name, stores[0], stores[1], locations[1].bucket)
     for each in stores:

@@ -22,7 +22,7 @@ def test_a_damaged_part_beside_copied_ones_is_refused(
 ) -> None:
     """By its MD5; the same part as it is is taken."""
     location = location_of(request.getfixturevalue(name), "damage")
-    probe(replace(location, create=True), writable=True, deadline_s=30)
+    probe(replace(location, create=True), writable=True, deadline_s=100)
     with closing(open_adapter(location)) as store:
         upload = store.create_upload("k", WriteOptions(), copies=True)
         with monkeypatch.context() as patched:

@@ -92,7 +92,7 @@ def test_only_a_server_that_says_that_it_is_minio_is_asked(name: str, request: p
     """The probe tells it, or the first listing."""
     server: Server = request.getfixturevalue(name)
     location = location_of(server, make_bucket(server, f"told-{name}"))
-    assert probe(location, writable=False).listed_metadata is (name == "minio")
+    assert probe(location, writable=False, deadline_s=60).listed_metadata is (name == "minio")
     store = open_adapter(location, list_metadata=True)
     fill(store)
     assert agrees(store, store.list_page("")) == []
@@ -104,7 +104,7 @@ def test_only_a_server_that_says_that_it_is_minio_is_asked(name: str, request: p
 def test_metadata_is_not_asked_for_where_nobody_wants_it(minio: Server) -> None:
     """`attributes: listing`, and whoever only counts."""
     location = location_of(minio, make_bucket(minio, "unwanted"))
-    store = open_adapter(location, capabilities=probe(location, writable=False))
+    store = open_adapter(location, capabilities=probe(location, writable=False, deadline_s=60))
     fill(store)
     assert agrees(store, store.list_page("")) == []
     store.close()
@@ -117,9 +117,9 @@ def test_what_a_listing_of_minio_can_not_show_as_a_head_does_is_left_to_the_head
     allow = {"Effect": "Allow", "Principal": {"AWS": ["*"]}, "Action": ["s3:PutObject"]}
     policy = {"Version": "2012-10-17", "Statement": [{**allow, "Resource": [f"arn:aws:s3:::{bucket}/*"]}]}
     boto_client(minio).put_bucket_policy(Bucket=bucket, Policy=json.dumps(policy))
-    store = open_adapter(
-        location_of(minio, bucket), capabilities=probe(location_of(minio, bucket), writable=False), list_metadata=True
-    )
+    location = location_of(minio, bucket)
+    known = probe(location, writable=False, deadline_s=60)
+    store = open_adapter(location, capabilities=known, list_metadata=True)
     _put_as_anyone(minio, f"/{bucket}/plain", "mode", b"33188")
     _put_as_anyone(minio, f"/{bucket}/utf-8", "who", "grüße".encode())
     _put_as_anyone(minio, f"/{bucket}/latin-1", "who", b"gr\xfce")

@@ -39,7 +39,7 @@ def test_calls_outlast_a_restart_of_the_server(tmp_path: Path) -> None:
 
     with run_versitygw(port=port, data_dir=str(tmp_path)) as server:
         location = location_of(server, make_bucket(server, "outage"))
-        store = open_s3(location, retrier=Retrier(RetryPolicy(budget_s=30), sleep=sleep))
+        store = open_s3(location, retrier=Retrier(RetryPolicy(budget_s=120), sleep=sleep))
         store.put("before", b"kept", WriteOptions())
 
     with ThreadPoolExecutor(2) as pool:
@@ -47,8 +47,8 @@ def test_calls_outlast_a_restart_of_the_server(tmp_path: Path) -> None:
         writing = pool.submit(store.put, "during", b"new", WriteOptions(if_none_match=True, metadata={"a": "1"}))
         eventually(lambda: len(failed) == 2, "both find that the server is away")
         with run_versitygw(port=port, data_dir=str(tmp_path)):
-            assert bytes(reading.result(30)[0]) == b"kept"
-            assert writing.result(30).etag == store.head("during").etag
+            assert bytes(reading.result(150)[0]) == b"kept"
+            assert writing.result(150).etag == store.head("during").etag
     assert store.metrics.snapshot()["get"]["retries"]
     store.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from collections.abc import Iterator
@@ -30,8 +31,10 @@ from tests.servers import Server, free_port, make_bucket, run_minio, run_versity
 from tests.unit.store.scripted import SILENCE, ScriptedServer, http
 
 NOBODY = StaticCredentials(access_key_id="AKID", secret_access_key=Secret("s"))
-BUSY_S = 20.0
-"""So late may a busy machine be; what is silent here stays so for longer."""
+BUSY_S = 60.0
+"""So late may a busy machine be; what is silent here stays so for ever."""
+LONG_S = 60.0
+"""More than an answer takes, however busy the machine is."""
 
 
 @pytest.fixture(scope="module", params=["versitygw", "minio"])
@@ -59,7 +62,7 @@ def within(seconds: float) -> Iterator[None]:
     assert time.monotonic() - started < seconds
 
 
-def refused(location: S3Location, kind: type[StoreError], *words: str, deadline_s: float = 5.0) -> None:
+def refused(location: S3Location, kind: type[StoreError], *words: str, deadline_s: float = LONG_S) -> None:
     with within(deadline_s + BUSY_S), pytest.raises(kind) as raised:
         probe(location, writable=True, deadline_s=deadline_s)
     text = str(raised.value)
@@ -70,7 +73,7 @@ def refused(location: S3Location, kind: type[StoreError], *words: str, deadline_
 
 
 def test_a_right_location_is_accepted_and_nothing_is_written(location: S3Location, server: Server) -> None:
-    assert probe(location, writable=True) == seen(server)
+    assert probe(location, writable=True, deadline_s=LONG_S) == seen(server)
 
     store = open_adapter(location)
     assert store.list_page("").objects == []
@@ -102,11 +105,11 @@ def test_a_bucket_is_created_only_when_asked_and_writable(location: S3Location, 
     wanted = replace(location, bucket="created", create=True)
 
     with pytest.raises(BucketNotFound):
-        probe(wanted, writable=False)
-    probe(wanted, writable=True)
-    probe(wanted, writable=True)
+        probe(wanted, writable=False, deadline_s=LONG_S)
+    probe(wanted, writable=True, deadline_s=LONG_S)
+    probe(wanted, writable=True, deadline_s=LONG_S)
 
-    assert probe(replace(wanted, create=False), writable=False) == seen(server)
+    assert probe(replace(wanted, create=False), writable=False, deadline_s=LONG_S) == seen(server)
 
 
 def test_a_wrong_region_is_named(location: S3Location) -> None:
@@ -127,7 +130,7 @@ def test_a_region_that_was_not_named_is_learned(
     secret = location.credentials.secret_access_key.reveal() if location.credentials else ""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
 
-    assert probe(replace(location, region="", credentials=None), writable=False) == seen(server)
+    assert probe(replace(location, region="", credentials=None), writable=False, deadline_s=LONG_S) == seen(server)
 
 
 def test_nobody_listening_is_named(location: S3Location) -> None:
@@ -219,7 +222,10 @@ def test_virtual_hosts_and_a_proxy_reach_the_bucket(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("name", ["versitygw", "minio"])
-def test_http_to_a_port_that_speaks_tls_says_try_https(name: str, authority: Authority) -> None:
+def test_http_to_a_port_that_speaks_tls_says_try_https(
+    name: str, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.import_module("datastore.fuse.store.s3.probe"), "_TLS_S", LONG_S)
     with {"versitygw": run_versitygw, "minio": run_minio}[name](identity=authority.issue("probed", HERE)) as server:
         plain = server.endpoint.replace("https://", "http://")
         location = S3Location(bucket="bucket", endpoint=plain, force_path_style=True, credentials=NOBODY)
@@ -230,7 +236,7 @@ def test_what_is_no_http_is_said_without_its_bytes() -> None:
     with ScriptedServer([b"\x00\xff\xfe\x80 raw\r\n\r\n"] * 3) as server:
         location = S3Location(bucket="bucket", endpoint=f"http://127.0.0.1:{server.port}", credentials=NOBODY)
         with pytest.raises(Unreachable) as raised:
-            probe(location, writable=False)
+            probe(location, writable=False, deadline_s=LONG_S)
     assert "what it answers is no HTTP: check the endpoint's host and port" in str(raised.value)
     assert "raw" not in str(raised.value)
     assert str(raised.value).isascii()

@@ -19,7 +19,7 @@ class Accounts:
     def admin(self, *arguments: str) -> None:
         login = ["--access", self.server.access_key, "--secret", self.server.secret_key]
         command = [find_tool("versitygw"), "admin", *login, "--endpoint-url", self.server.endpoint, *arguments]
-        subprocess.run(command, check=True, capture_output=True, timeout=30)
+        subprocess.run(command, check=True, capture_output=True, timeout=100)
 
     def create(self, name: str, secret: str, role: str = "admin") -> dict[str, str]:
         """role: 'user' may do what policies of buckets allow him."""

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,10 @@ from datastore.csi.spec import csi_pb2 as csi
 from datastore.csi.spec.csi_pb2_grpc import ControllerStub, IdentityStub, NodeStub
 from tests.servers import Server
 
-START_TIMEOUT_S = 60.0
-CALL_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 100.0
+CALL_TIMEOUT_S = 110.0
+"""The kubelet's is 120 s."""
+END_TIMEOUT_S = 100.0
 MODES = csi.VolumeCapability.AccessMode
 
 
@@ -85,12 +87,18 @@ class Process:
         """As when its container is killed: everything in it at once."""
         if self.popen is None:
             return
-        tree = [psutil.Process(self.popen.pid)]
-        tree += tree[0].children(recursive=True)
+        tree: list[psutil.Process] = []
+        found = [psutil.Process(self.popen.pid)]
+        # Who is suspended starts nobody: when no more are found, these are all.
+        while found:
+            for process in found:
+                with suppress(psutil.NoSuchProcess):
+                    process.suspend()
+            tree += found
+            found = [each for each in tree[0].children(recursive=True) if each not in tree]
         for process in tree:
-            process.suspend()
-        for process in tree:
-            process.kill()
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         self.popen.wait()
         until(lambda: all(ended(process.pid) for process in tree), f"the end of {self.module}")
         self.popen = None
@@ -100,7 +108,7 @@ class Process:
         if self.popen is None:
             return 0
         self.popen.send_signal(signal.SIGTERM)
-        code = self.popen.wait(30)
+        code = self.popen.wait(END_TIMEOUT_S)
         self.popen = None
         return code
 
@@ -149,9 +157,17 @@ class Driver:
             yield channel
 
     def node(self, method: str, request: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
-        """One call of the node service. Errors: grpc.RpcError."""
-        with self.channel() as channel:
-            return getattr(stub(NodeStub, channel), method)(request, timeout=timeout_s, wait_for_ready=True)
+        """One call of the node service; again while another call, or the plugin itself, is at work on the volume, as
+        the kubelet does. Errors: grpc.RpcError."""
+        end = time.monotonic() + timeout_s
+        while True:
+            try:
+                with self.channel() as channel:
+                    return getattr(stub(NodeStub, channel), method)(request, timeout=timeout_s, wait_for_ready=True)
+            except grpc.RpcError as refused:
+                if refused.code() is not grpc.StatusCode.ABORTED or time.monotonic() > end:
+                    raise
+            time.sleep(0.02)
 
     def controller(self, method: str, request: Any) -> Any:
         """One call of the controller service. Errors: grpc.RpcError."""
@@ -259,9 +275,13 @@ class Pod:
         return self.publish()
 
     def end(self) -> None:
-        """As the kubelet does: what another call is at work on is asked for again."""
-        until(lambda: answered(self.unpublish, grpc.StatusCode.ABORTED), "the volume is unpublished")
-        until(lambda: answered(self.unstage, grpc.StatusCode.ABORTED), "the volume is unstaged")
+        """As the kubelet does: what can't be done just now is asked for again."""
+        until(lambda: answered(self.unpublish, grpc.StatusCode.UNAVAILABLE), "the volume is unpublished")
+        until(lambda: answered(self.unstage, grpc.StatusCode.UNAVAILABLE), "the volume is unstaged")
+
+    def publish_again(self) -> None:
+        """As the kubelet does every minute: a mount daemon that was replaced may not listen yet."""
+        until(lambda: answered(self.publish, grpc.StatusCode.UNAVAILABLE), "the volume is published")
 
     def condition(self) -> str:
         """What NodeGetVolumeStats says of it."""

@@ -65,7 +65,7 @@ def main(endpoint: str, bucket: str, memory: str, access_key: str, secret_key: s
             }
             which = (group.name, key_of(VOLUME), str(driver.settings.plugin_dir / "state"))
             grown = subprocess.run(
-                [sys.executable, "-c", OVERGROWN, *which], capture_output=True, check=True, timeout=60
+                [sys.executable, "-c", OVERGROWN, *which], capture_output=True, check=True, timeout=300
             )
             said["overgrown"] = json.loads(grown.stdout)
             until(lambda: driver.state(VOLUME).server_pid not in (0, before.server_pid), "another server")

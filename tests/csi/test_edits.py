@@ -15,7 +15,7 @@ import pytest
 
 from datastore.api.endpoints import EndpointPolicy
 from datastore.api.volumecontext import VolumeHandle
-from datastore.controlclient import brief_status, status
+from datastore.controlclient import STATUS_BYTES, ask, brief_status
 from datastore.csi import request as parse
 from datastore.csi.cluster import Cluster, Seen
 from datastore.csi.spec import csi_pb2 as csi
@@ -27,6 +27,7 @@ from tests.promises import promise
 
 pytestmark = pytest.mark.fuse
 Pods = Callable[..., Pod]
+STATUS_S = 60.0
 
 
 def edited(pod: Pod, **settings: Any) -> Pod:
@@ -41,9 +42,14 @@ def server_of(driver: Driver, pod: Pod) -> int:
     return driver.state(pod.volume_id).server_pid
 
 
+def dirty(state_dir: Path) -> list[str]:
+    """The files that the bucket lacks."""
+    return [each["path"] for each in ask(state_dir, {"op": "status"}, STATUS_S, STATUS_BYTES)["dirty"]]
+
+
 def settle(driver: Driver, pod: Pod, before: int, why: object = "") -> None:
     """Until another server serves."""
-    until(lambda: server_of(driver, pod) not in {0, before}, f"another server {why}", 30, log=driver.logs)
+    until(lambda: server_of(driver, pod) not in {0, before}, f"another server {why}", log=driver.logs)
 
 
 @promise("S-230")
@@ -111,14 +117,15 @@ def test_what_an_edit_changes_is_seen_at_once(
 
     edited(first, writeBack={"maxDelay": "10s"}).publish()
     state_dir = Path(driver.state(first.volume_id).state_dir)
-    (place / "later").write_text("later")
-    brief = brief_status(state_dir, 5.0)
-    assert "later" in [each["path"] for each in status(state_dir)["dirty"]]
+    with (place / "later").open("a"):  # what somebody writes to is not sent yet
+        (place / "later").write_text("later")
+        brief = brief_status(state_dir, STATUS_S)
+        assert "later" in dirty(state_dir)
     unsent = brief["unsent"]
     assert (unsent["files"], unsent["bytes"], unsent["failed"]) == (2, len("mine") + len("later"), 1)
     assert "another client changed this file" in unsent["error"]
     assert "dirty" not in brief
-    until(lambda: "later" not in [each["path"] for each in status(state_dir)["dirty"]], "it is sent")
+    until(lambda: "later" not in dirty(state_dir), "it is sent")
     assert stored("later") == b"later"
     edited(first).publish()
     (place / "at-close").write_text("at-close")
@@ -146,7 +153,7 @@ def test_metadata_ttl_counts_for_what_is_asked_for_afterwards(
     edited(first, metadataTTL="1s").publish()
     time.sleep(1.5)
     versitygw_put("late", b"x")
-    until(lambda: sorted(os.listdir(place)) == ["early", "late"], "it is listed", 20)
+    until(lambda: sorted(os.listdir(place)) == ["early", "late"], "it is listed")
     assert (place / "late").read_bytes() == b"x"
 
 

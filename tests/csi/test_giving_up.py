@@ -19,9 +19,9 @@ from tests.promises import promise
 
 pytestmark = pytest.mark.fuse
 Pods = Callable[..., Pod]
-AT_ONCE_S = 10.0
-HANGS_S = 40.0
-"""Well before the kubelet gives a call up, after two minutes."""
+AT_ONCE_S = 40.0
+HANGS_S = 90.0
+"""Well before the kubelet gives a call up, after two minutes, also on a busy machine."""
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -55,7 +56,8 @@ def everything_said(driver: Driver) -> Iterator[str]:
     yield driver.logs()
     for path in driver.settings.plugin_dir.rglob("*"):
         if path.is_file() and "cache" not in path.parts:
-            yield path.read_bytes().decode(errors="replace")
+            with suppress(FileNotFoundError):  # its server has just replaced it
+                yield path.read_bytes().decode(errors="replace")
     state = driver.daemon().states()[0]
     assert driver.mount_daemon.popen is not None
     assert driver.plugin.popen is not None

@@ -37,7 +37,7 @@ def _sanity() -> str:
         pytest.fail(str(error))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_csi_sanity_passes(driver: Driver, versitygw: Server, bucket: str, directory: Path) -> None:
     secrets = directory / "secrets.yaml"
     secrets.write_text(yaml.safe_dump(dict.fromkeys(SECRETS, secrets_of(versitygw))))
@@ -55,7 +55,7 @@ def test_csi_sanity_passes(driver: Driver, versitygw: Server, bucket: str, direc
         "--ginkgo.no-color",
         f"--ginkgo.json-report={report}",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=840, check=False)
     assert done.returncode == 0, done.stdout[-8000:] + driver.logs()[-4000:]
     states = [spec["State"] for suite in json.loads(report.read_text()) for spec in suite["SpecReports"] or []]
     assert states.count("passed") >= LEAST_PASSED, re.findall(r"Ran .*", done.stdout)

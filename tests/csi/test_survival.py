@@ -34,7 +34,7 @@ class Application:
     def goes_on(self) -> None:
         """Three more rounds."""
         reached = self.rounds() + 3
-        until(lambda: self.rounds() >= reached or self._process.poll() is not None, f"round {reached}", 60)
+        until(lambda: self.rounds() >= reached or self._process.poll() is not None, f"round {reached}")
         assert self._process.poll() is None, self._output.with_suffix(".err").read_text()
 
     @contextmanager
@@ -110,8 +110,7 @@ def test_the_mount_daemon_is_replaced(driver: Driver, pod: Pods, application: Ap
     until(lambda: ended(state.server_pid), "the server ends too")
     driver.mount_daemon.start()
     application.goes_on()
-    driver.wait()
-    pod().publish()
+    pod().publish_again()
     assert mountinfo.read().count(str(pod().target)) == 1
 
 
@@ -125,7 +124,7 @@ def test_first_the_plugin_is_replaced_then_the_mount_daemon(
     driver.mount_daemon.kill()
     driver.mount_daemon.start()
     application.goes_on()
-    pod().publish()
+    pod().publish_again()
 
 
 @promise("S-139")

@@ -17,7 +17,7 @@ LEAST_STEPS = 20
 
 
 @promise("S-376")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("where", "source"),
     [("directory", "disk"), ("versitygw", "disk"), ("versitygw", "bucket"), ("minio", "disk")],
@@ -30,7 +30,7 @@ def test_a_save_is_killed_before_each_step(
         server: Server = request.getfixturevalue(where)
         home = json.dumps(asdict(server))
     command = [sys.executable, "-m", "tests.fault.modelkills", home, source, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=290, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1150, check=False)
 
     assert done.returncode == 0, done.stderr[-3000:]
     assert int(done.stdout) >= LEAST_STEPS

@@ -33,6 +33,8 @@ from datastore.secret import Secret
 
 KEYS = StaticCredentials(access_key_id="AKID", secret_access_key=Secret("secret"))
 QUICK = TransportLimits(connections=16, connect_s=1.0, idle_s=0.3, call_s=0.6, body_floor=1 << 40, long_s=0.3)
+PATIENT = TransportLimits(connections=16, connect_s=60.0, idle_s=60.0, call_s=100.0)
+"""For what is answered at once, however busy the machine is."""
 TOLD = ETag("0123456789abcdef0123456789abcdef")
 OPTIONS = WriteOptions()
 VERSIONS = [ObjectVersion(f"k{number}", TOLD, 1 << 20) for number in range(40)]

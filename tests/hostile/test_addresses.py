@@ -22,7 +22,7 @@ from datastore.fuse.store.s3.factory import gather
 from datastore.fuse.store.s3.messages import Request
 from datastore.fuse.vfs.build import build_mount
 from tests.hostile import servers
-from tests.hostile.asking import KEYS, QUICK
+from tests.hostile.asking import KEYS, PATIENT, QUICK
 from tests.hostile.servers import hostile
 from tests.promises import promise
 from tests.unit.controller.datastores.test_effective import OF_CLASS, SHARED, body, storage_class
@@ -54,19 +54,19 @@ def location_of(bucket: str, host: str, port: int, policy: EndpointPolicy | None
 def test_this_machine_is_not_asked_however_it_is_written(bucket: str, host: str) -> None:
     with hostile(servers.page) as server:
         with pytest.raises(EndpointNotAllowed, match="ALLOW_RANGES"):
-            probe(location_of(bucket, host, server.port, TENANT), writable=False)
+            probe(location_of(bucket, host, server.port, TENANT), writable=False, deadline_s=60)
         with pytest.raises(EndpointNotAllowed):
             list_once(location_of(bucket, host, server.port, TENANT))
         assert server.heads == []
 
         with suppress(StoreError):  # on a laptop it is asked, so that the test would see it
-            probe(location_of(bucket, host, server.port, None), writable=False)
+            probe(location_of(bucket, host, server.port, None), writable=False, deadline_s=60)
         assert len(server.heads) == 1
 
 
 def list_once(location: S3Location) -> None:
     """Ask for a listing."""
-    with closing(open_adapter(location, limits=QUICK)) as store:
+    with closing(open_adapter(location, limits=PATIENT)) as store:
         store.list_page("")
 
 

@@ -12,7 +12,7 @@ from tests.promises import promise
 from tests.servers import Server
 from tests.survival.running import in_the_bucket, load, server_pid, without_faults
 
-pytestmark = [pytest.mark.fuse, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.fuse, pytest.mark.timeout(1500)]
 RESTARTS = 3
 
 

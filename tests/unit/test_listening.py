@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import errno
 import socket
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from datastore.errors import MountFailed
 from datastore.listening import UnixListener
+from tests.promises import promise
 
 
 def echo(client: socket.socket) -> None:
@@ -84,3 +87,34 @@ def test_a_path_may_be_longer_than_an_address(tmp_path: Path) -> None:
         listener.stop(5.0)
     with pytest.raises(MountFailed, match="can't listen"):
         UnixListener(tmp_path / "none" / "s", echo, clients=1).start()
+
+
+@promise("S-153")
+def test_a_system_without_room_for_a_client_ends_no_listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no descriptor first, then no thread."""
+    accept, start = socket.socket.accept, threading.Thread.start
+    no_descriptor, no_thread = [True] * 3, [True]
+
+    def accepts(listening: socket.socket) -> tuple[socket.socket, object]:
+        if no_descriptor:
+            no_descriptor.pop()
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(listening)
+
+    def starts(thread: threading.Thread) -> None:
+        if thread.name.startswith("serve-") and no_thread:
+            no_thread.pop()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(socket.socket, "accept", accepts)
+    monkeypatch.setattr(threading.Thread, "start", starts)
+    listener = UnixListener(tmp_path / "s", echo, clients=1)
+    listener.start()
+    try:
+        with suppress(ConnectionError):
+            assert asked(listener.path) == b""
+        assert (no_descriptor, no_thread) == ([], [])
+        assert asked(listener.path) == b"x"
+    finally:
+        listener.stop(5.0)

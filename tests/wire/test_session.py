@@ -8,7 +8,6 @@ import select
 import stat
 import struct
 import threading
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -23,9 +22,10 @@ from datastore.fuse.kernel.session import End, Settings
 from datastore.fuse.kernel.wire import InitRequest
 from datastore.fuse.ops import ROOT_INO, Blocking, Caller, Entry, Fh, Ino, OpenReply, OpenRequest, Reply
 from tests.memfs import MemFs
+from tests.patience import eventually
 from tests.promises import promise
 from tests.wire import frames
-from tests.wire.peer import Peer
+from tests.wire.peer import TIMEOUT_S, Peer
 
 T = TypeVar("T")
 SETTLED: Negotiated = negotiate(InitRequest(7, 45, 131072, (1 << 48) - 1), Wanted())
@@ -286,7 +286,7 @@ def test_what_waits_behind_an_interrupted_change_can_be_interrupted_too() -> Non
 def test_an_interrupted_close_is_carried_out_also_where_it_had_not_begun() -> None:
     """The kernel sends it once."""
     filesystem = Held()
-    with Peer(filesystem, Settings(workers=1, drain_s=5.0)) as peer:
+    with Peer(filesystem, Settings(workers=1, drain_s=TIMEOUT_S)) as peer:
         peer.init()
         peer.send(frames.request(abi.READ, frames.rw(0, 0, 6), ino=1000, unique=10))
         filesystem.gate.wait_entered()
@@ -300,7 +300,7 @@ def test_an_interrupted_close_is_carried_out_also_where_it_had_not_begun() -> No
 
 def test_a_queued_request_is_answered_eintr_and_never_runs() -> None:
     filesystem = Held()
-    with Peer(filesystem, Settings(workers=1, drain_s=5.0)) as peer:
+    with Peer(filesystem, Settings(workers=1, drain_s=TIMEOUT_S)) as peer:
         peer.init()
         peer.send(frames.request(abi.READ, frames.rw(0, 0, 6), ino=1000, unique=10))
         filesystem.gate.wait_entered()
@@ -340,7 +340,7 @@ def test_an_interrupt_for_an_answered_request_is_ignored() -> None:
 
 def test_a_waiting_write_keeps_its_bytes_while_others_arrive() -> None:
     filesystem = Held()
-    with Peer(filesystem, Settings(buffers=8, drain_s=5.0)) as peer:
+    with Peer(filesystem, Settings(buffers=8, drain_s=TIMEOUT_S)) as peer:
         peer.init()
         for number in range(6):
             body = frames.rw(0, 0, 4) + b"%04d" % number
@@ -427,8 +427,6 @@ def test_an_open_counts_until_its_release_is_answered(
 
         monkeypatch.setattr(peer.session.modes, "released", released)
         peer.send(frames.request(abi.RELEASE, struct.pack("<QIIQ", 5, 0, 0, 0), ino=1000))
-        deadline = time.monotonic() + 5
-        while not answered and time.monotonic() < deadline:
-            time.sleep(0.001)
+        eventually(lambda: answered, "the release is counted")
         assert answered == [True]
         assert peer.receive().error == 0
