@@ -8,7 +8,9 @@ and end with the block.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -28,11 +30,12 @@ from typing import Any
 import boto3
 import botocore.config
 import botocore.exceptions
+import psutil
 import pytest
 
 from tests.authority import HERE, Authority, Identity
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 10.0
 
 
@@ -81,6 +84,16 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def lasting_port() -> int:
+    """A free one that stays so while its server is away: the system gives it to nobody who asks for any port."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.SystemRandom().randrange(first // 2, first)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def boto_client(server: Server) -> Any:
@@ -268,7 +281,7 @@ def _running(
                 command(at), env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
             try:
-                if _healthy(process, _url(at, tls=tls) + health):
+                if _healthy(process, at, _url(at, tls=tls) + health):
                     yield process, at
                     return
             finally:
@@ -279,18 +292,24 @@ def _running(
                 raise RuntimeError(f"{name} did not start on port {at}: {text}")
 
 
-def _healthy(process: subprocess.Popen[bytes], url: str) -> bool:
+def _healthy(process: subprocess.Popen[bytes], port: int, url: str) -> bool:
     # Whether it is up, and not whether its certificate is right: some tests want a wrong one.
     anyone = ssl._create_unverified_context()
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=anyone))
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with opener.open(url, timeout=5) as answer:
-                if answer.status == 200:
-                    return True
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.05)
+        with contextlib.suppress(urllib.error.URLError, OSError), opener.open(url, timeout=5) as answer:
+            if answer.status == 200 and _listens(process, port):
+                return True
+        time.sleep(0.05)
+    return False
+
+
+def _listens(process: subprocess.Popen[bytes], port: int) -> bool:
+    """Whether it is this process that answers there, and not one that took the port before it."""
+    with contextlib.suppress(psutil.Error):
+        sockets = psutil.Process(process.pid).net_connections("tcp")
+        return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in sockets)
     return False
 
 
