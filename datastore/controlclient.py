@@ -19,7 +19,8 @@ from datastore.listening import connect
 
 SOCKET = "control.sock"
 CONNECT_TIMEOUT_S = 2.0
-STATUS_TIMEOUT_S = 3.0
+STATUS_TIMEOUT_S = 10.0
+"""Above what the server itself gives a status, so that it can say so."""
 ANSWER_BYTES = 1 << 20
 """A line beyond this is no answer. A server that somebody has taken over sends whatever it likes, and who asks on a
 node serves all tenants; what a server says in earnest has some ten KiB."""

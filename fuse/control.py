@@ -6,9 +6,10 @@
     {"op": "discard", "path": "f"}    -> {"ok": true, "discarded": 1}
     {"op": "warm", "path": "d"}       -> {"progress": {...}} lines, then {"ok": true, ...}
     {"op": "settings", "spec": text}  -> {"ok": true, "later": []}; fields of MountSpec that only a next server takes
-    {"op": "stop", "force": false, "detach": false, "withinSeconds": 600}
+    {"op": "stop", "force": false, "detach": false, "withinSeconds": 600, "asked": 1.5}
                                       -> {"ok": true, "errors": []}; ok false when not in S3 in this time, or busy. With
-                                      detach a busy mount leaves the tree; "detached" says who goes on using it
+                                      detach a busy mount leaves the tree; "detached" says who goes on using it.
+                                      asked: since when the time runs, by CLOCK_MONOTONIC; without it since it is read
 
 The socket is 0600 in a directory of 0700. Every operation has a deadline, and there are at most CLIENTS at a time.
 Threads: those of UnixListener, and one that runs each operation.

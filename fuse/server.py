@@ -299,7 +299,9 @@ class Server:
 
     def _stop(self, request: Answer, _progress: Progress) -> Answer:
         force, detach = request.get("force") is True, request.get("detach") is True
+        # from when it was asked for: where this thread began late, who asked has given up before it sees that
         began, within_s = time.monotonic(), float(request.get("withinSeconds", FLUSH_TIMEOUT_S))
+        began = min(began, float(request.get("asked", began)))
         errors = first_of(self.store.flush_all())
         if not errors and time.monotonic() - began > within_s:
             errors = [f"it took longer than {within_s:.0f} s, and who asked for it has given up"]

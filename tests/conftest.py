@@ -24,8 +24,8 @@ from tests.servers import authority, minio, moto, tools_dir, versitygw, versityg
 
 __all__ = ["authority", "minio", "moto", "versitygw", "versitygw_tls"]
 
-LEAK_GRACE_S = 30.0
-"""What is ending needs a moment, on a busy machine a longer one; who stays, stays for ever."""
+LEAK_GRACE_S = 60.0
+"""A process that imports its code ends after that."""
 LEAKING_PREFIXES = ("AWS_", "DATASTORE_", "S3_", "RCLONE_", "MINIO_")
 PROXIES = {"http_proxy", "https_proxy", "all_proxy", "no_proxy"}
 SESSION_MARK = "KUBE_DATASTORE_TEST_SESSION"

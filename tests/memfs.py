@@ -97,7 +97,8 @@ class MemFs:
         self.started = self.stopped = 0
         self.writes_at_once = 0
         self._next = 1 << 20
-        self._lock = threading.Lock()
+        self.hanging = threading.Lock()
+        """Held: nothing that is answered through Blocking is."""
 
     # -- the tree
 
@@ -157,7 +158,7 @@ class MemFs:
 
         def later() -> T:
             time.sleep(self.delay_s)
-            with self._lock:
+            with self.hanging:
                 return answer()
 
         return Blocking(later)

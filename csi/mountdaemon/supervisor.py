@@ -33,8 +33,8 @@ from .cgroups import Cgroup, limit_of
 
 log = logging.getLogger(__name__)
 
-START_TIMEOUT_S = 35.0
-"""The supervisor gives its server 30 s to probe the storage (5 s of it) and to recover what an earlier one left."""
+START_TIMEOUT_S = 65.0
+"""The supervisor gives its server 60 s to probe the storage (5 s of it) and to recover what an earlier one left."""
 GUARD_TIMEOUT_S = 10.0
 GONE_TIMEOUT_S = 10.0
 REAP_TIMEOUT_S = 2.0

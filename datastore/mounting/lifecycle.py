@@ -129,7 +129,8 @@ def _stop(
 ) -> dict[str, Any] | None:
     """Ask the server to stop; None when a signal came before its answer."""
     with controlclient.connected(record.state_dir) as connection:
-        connection.send({"op": "stop", "force": force, "detach": detach, "withinSeconds": timeout_s})
+        asked = time.monotonic()
+        connection.send({"op": "stop", "force": force, "detach": detach, "withinSeconds": timeout_s, "asked": asked})
         answer = connection.receive(timeout_s, watch)
     if answer is None and watch:
         watch.take()

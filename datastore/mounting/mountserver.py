@@ -24,7 +24,8 @@ from datastore.mounting.places import make_private
 from datastore.mounting.records import is_server, read_record
 from datastore.mounting.signals import SignalWatch
 
-READY_TIMEOUT_S = 20.0
+READY_TIMEOUT_S = 100.0
+"""Above the times of the supervisor, which says what its server is waited for. This only ends a hang."""
 STOP_TIMEOUT_S = 5.0
 LOG_FILE = "server.log"
 MAX_LOG_BYTES = 8 << 20

@@ -27,7 +27,7 @@ from . import mountusers
 DEVICE = "/dev/fuse"
 FUSE_CONF = Path("/etc/fuse.conf")
 SUBTYPE = "datastore"
-FUSERMOUNT_TIMEOUT_S = 10.0
+FUSERMOUNT_TIMEOUT_S = 60.0
 BUSY_RETRY_S, BUSY_POLL_S = 2.0, 0.1
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_BIND = 1, 2, 4, 4096
 MNT_DETACH, UMOUNT_NOFOLLOW = 2, 8
@@ -215,10 +215,11 @@ def unmount(mountpoint: str, *, lazy: bool = False, retry_s: float = BUSY_RETRY_
     place = canonical(mountpoint)
     until = time.monotonic() + retry_s
     while True:
+        last = time.monotonic() >= until  # before the try: to look for its user may take longer than retry_s
         try:
             return _unmount(place, lazy)
         except _UserNotFound:
-            if time.monotonic() >= until:
+            if last:
                 raise
         time.sleep(BUSY_POLL_S)
 

@@ -37,7 +37,7 @@ from .standby import Standby
 
 log = logging.getLogger(__name__)
 
-PROBE_TIMEOUT_S = 30.0  # the builder promises 5 s; importing and local recovery come on top
+PROBE_TIMEOUT_S = 60.0  # the builder promises 5 s; importing and local recovery come on top
 RESUME_TIMEOUT_S = 300.0
 """A new server first ends the renames that the old one began."""
 READY_TIMEOUT_S = 30.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from itertools import pairwise
@@ -19,6 +20,8 @@ BUILDERS = {
 }
 """The code that serves each kind of source (datastore.api.source), as module:function."""
 KILLED_TIMEOUT_S = 5.0
+LAST_THREAD_S = 5.0
+"""The code of a process that ended by itself is known when its last thread is gone: so long is waited for that."""
 WAIT_STEP_S = 0.005
 _MALLOC = {
     "MALLOC_ARENA_MAX": "2",
@@ -47,6 +50,7 @@ class ServerProcess:
             raise MountFailed(f"the system starts no mount server: {error}") from error
         self.channel = Channel(ours)
         self.pid = self._process.pid
+        self._half_gone_since: float | None = None
 
     def prepare(self) -> None:
         """Let it import its code; its next message is {"prepared": true}. Errors: PeerGone."""
@@ -57,15 +61,26 @@ class ServerProcess:
 
         A thread of it may be stuck in the kernel, waiting for an answer that only the next server can give (an
         invalidation waits for the directory that a caller has locked). Then it can't be reaped yet, but serves nobody.
+        One that has ended in order a moment ago looks the same.
         """
         code = self._process.poll()
-        return -9 if code is None and self._is_zombie() else code
+        status = self._zombie_status() if code is None else None
+        if status is None:
+            return code
+        if status:
+            return os.waitstatus_to_exitcode(status)
+        now = time.monotonic()
+        if self._half_gone_since is None:
+            self._half_gone_since = now
+        return -9 if now - self._half_gone_since > LAST_THREAD_S else None
 
-    def _is_zombie(self) -> bool:
+    def _zombie_status(self) -> int | None:
+        """The wait status of a process whose first thread has ended (proc(5), exit_code); None while it runs."""
         try:
-            return Path(f"/proc/{self.pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
-        except (OSError, IndexError):
-            return False
+            fields = Path(f"/proc/{self.pid}/stat").read_bytes().rpartition(b")")[2].split()
+            return int(fields[49]) if fields[0] == b"Z" else None
+        except (OSError, IndexError, ValueError):
+            return None
 
     def reaped(self) -> bool:
         """Whether nothing is left of it."""

@@ -25,7 +25,8 @@ from tests.patience import eventually
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 BUILDER = "tests.memfs:build"
-TIMEOUT_S = 30.0
+TIMEOUT_S = 90.0
+"""Only ends a hang: longer than a supervisor takes to end a server that does not."""
 
 
 @dataclass

@@ -27,6 +27,8 @@ from tests.tools.mounting import COMMAND, COMMAND_TIMEOUT_S, NAME, Client, give_
 TTL_S = 0.3
 """metadataTTL of the shared mounts, whose tests look at the bucket with other clients too."""
 TTL = f"{TTL_S * 1000:.0f}ms"
+LISTED_AGAIN = 2.0
+"""A directory is believed for so many times as long as it took to list it, if that is more (S-28)."""
 PATIENCE_S = 60.0
 """Longest wait for what should come within a second: the machine may be busy."""
 
@@ -39,6 +41,7 @@ class CommandMount:
     spec: dict[str, Any]
     options: tuple[str, ...]
     pids: list[int]
+    listing_s: float = 0.0
 
     def manifest(self) -> str:
         """Of the Datastore."""
@@ -55,6 +58,7 @@ class CommandMount:
         assert done.returncode == 0, done.stderr
         told = self.told()
         self.pids = [told["supervisorPid"], told["serverPid"]]
+        _mounts[id(self)] = self
 
     def try_mount(self, *options: str, text: str = "") -> subprocess.CompletedProcess[str]:
         """Mount, whatever comes of it. text: another manifest."""
@@ -117,6 +121,7 @@ class CommandMount:
 
     def end(self) -> None:
         """Leave nothing: by the command, and if that fails by force."""
+        _mounts.pop(id(self), None)
         if os.path.ismount(self.path) or _is_dead(self.path):
             if self.umount().returncode != 0:
                 self.umount("--force")
@@ -307,8 +312,22 @@ def runs(pid: int) -> bool:
 
 
 def settle(ttl_s: float = TTL_S) -> None:
-    """Let a metadataTTL run out: what is promised holds from then on, so polling would prove less."""
-    time.sleep(ttl_s + 0.05)
+    """Let a metadataTTL run out: what is promised holds from then on, so polling would prove less.
+
+    Where the machine was busy, that of a directory that took long to list.
+    """
+    time.sleep(max(ttl_s, LISTED_AGAIN * sum(map(_listing_s, _mounts.values()))) + 0.05)
+
+
+def _listing_s(mount: CommandMount) -> float:
+    """Seconds for which a mount has waited for listings since this was last asked."""
+    try:
+        store = mount.told().get("store", {})
+    except (controlclient.NotAnswering, OSError, ValueError):
+        return 0.0  # it is gone, or a new server is on its way
+    before, now = mount.listing_s, float(store.get("list_page", {}).get("seconds", 0.0))
+    mount.listing_s = now
+    return max(0.0, now - before)
 
 
 def fails(code: int, call: Callable[..., object], *arguments: Any, **named: Any) -> None:
@@ -326,6 +345,8 @@ def error_of(call: Callable[..., object], *arguments: Any, **named: Any) -> int:
     return 0
 
 
+_mounts: dict[int, CommandMount] = {}
+"""Those that there are."""
 _clients: dict[str, Any] = {}
 
 

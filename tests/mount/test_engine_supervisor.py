@@ -9,7 +9,9 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -76,7 +78,7 @@ def test_many_clients_ask_at_once(tmp_path: Path) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
         assert answers == [True] * 8
 
 
@@ -99,6 +101,16 @@ def test_what_is_not_in_the_storage_is_told_before_the_mount_is_given_up(tmp_pat
         assert supervisor.wait() == 0
 
 
+@promise("S-191")
+def test_a_stop_that_is_read_after_its_time_changes_nothing(tmp_path: Path) -> None:
+    """Who asked for it has said by then that the mount stays."""
+    with kept(spec(tmp_path)) as supervisor:
+        (answer,) = supervisor.ask(op="stop", withinSeconds=1, asked=time.monotonic() - 2)
+        assert not answer["ok"]
+        assert os.path.ismount(supervisor.path)
+        assert supervisor.ask(op="stop", withinSeconds=60, asked=time.monotonic())[0]["ok"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_the_mount_even_when_it_is_in_use(tmp_path: Path, number: signal.Signals) -> None:
     with kept(spec(tmp_path)) as supervisor:
@@ -111,7 +123,7 @@ def test_a_signal_ends_the_mount_even_when_it_is_in_use(tmp_path: Path, number: 
 def test_a_mount_unmounted_by_hand_ends(tmp_path: Path) -> None:
     with kept(spec(tmp_path)) as supervisor:
         command = ["umount"] if os.geteuid() == 0 else ["fusermount3", "-u"]
-        subprocess.run([*command, str(supervisor.path)], check=True, timeout=20)
+        subprocess.run([*command, str(supervisor.path)], check=True, timeout=60)
         assert supervisor.wait() == 0
 
 
@@ -147,7 +159,7 @@ def test_readers_notice_no_death_of_the_server(tmp_path: Path) -> None:
         eventually(lambda: sum(reads) > progress + 50)
         stop.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
         held.close()
         assert not any(thread.is_alive() for thread in threads), "no request is lost"
         assert wrong == []
@@ -187,7 +199,7 @@ def test_one_state_directory_serves_one_mount(tmp_path: Path) -> None:
 
 def test_a_specification_that_is_none_is_refused() -> None:
     finished = subprocess.run(
-        [sys.executable, "-m", "datastore.fuse"], input=b'{"version": 9}', capture_output=True, cwd=CHECKOUT, timeout=30
+        [sys.executable, "-m", "datastore.fuse"], input=b'{"version": 9}', capture_output=True, cwd=CHECKOUT, timeout=90
     )
     assert finished.returncode == 1
     assert b"InvalidManifest" in finished.stdout
@@ -204,7 +216,7 @@ def test_who_asked_and_went_away_leaves_no_mount(tmp_path: Path) -> None:
     assert process.stdout is not None
     process.stdout.close()
     process.communicate(wanted.to_json().encode())
-    assert process.wait(30) == 1
+    assert process.wait(90) == 1
     assert not os.path.ismount(wanted.mountpoint)
 
 
@@ -244,13 +256,20 @@ def test_a_system_that_starts_no_process_ends_no_supervisor(tmp_path: Path) -> N
         output = f"/proc/{supervisor.process.pid}/fd/1"
         eventually(lambda: os.readlink(output) == str(supervisor.state / "mount.log"), "it has begun to keep")
         limited(supervisor, resource.RLIMIT_NOFILE, 0)
-        for server in psutil.Process(supervisor.process.pid).children():
-            server.kill()
+
+        def none_starts() -> bool:
+            """Also none of those that were about to start when the limit came."""
+            for server in psutil.Process(supervisor.process.pid).children():
+                with suppress(psutil.NoSuchProcess):
+                    server.kill()
+            return supervisor.log().count("could not start") >= 5
+
+        none_starts()
         waiting = reader.submit((supervisor.path / "d" / "011").read_bytes)
-        eventually(lambda: supervisor.log().count("could not start") >= 5)
+        eventually(none_starts)
         assert supervisor.log().count("could not start") < 20, "it is not tried all the time"
         limited(supervisor, resource.RLIMIT_NOFILE)
-        assert waiting.result(30) == pattern(11)
+        assert waiting.result(60) == pattern(11)
 
 
 @promise("S-153")
@@ -344,8 +363,8 @@ def may_be_immutable(directory: Path) -> bool:
     """Whether chattr(1) works here for us."""
     probe = directory / "probe"
     probe.mkdir()
-    done = subprocess.run(["chattr", "+i", str(probe)], capture_output=True, check=False, timeout=10)
-    subprocess.run(["chattr", "-i", str(probe)], capture_output=True, check=False, timeout=10)
+    done = subprocess.run(["chattr", "+i", str(probe)], capture_output=True, check=False, timeout=60)
+    subprocess.run(["chattr", "-i", str(probe)], capture_output=True, check=False, timeout=60)
     return done.returncode == 0
 
 
@@ -393,9 +412,9 @@ def test_a_mount_without_a_server_refuses_after_a_while_and_works_again(tmp_path
         before = supervisor.server_pid()
         os.kill(before, signal.SIGKILL)
         eventually(lambda: bool(supervisor.described().get("trouble")))
-        eventually(lambda: fails_to_list(supervisor.path / "d"), patience_s=30.0)
+        eventually(lambda: fails_to_list(supervisor.path / "d"))
         assert "refused" in supervisor.log()
         flag.unlink()
-        eventually(lambda: "trouble" not in supervisor.described(), patience_s=20.0)
+        eventually(lambda: "trouble" not in supervisor.described())
         assert held.read().encode() == pattern(11)
         assert supervisor.server_pid() != before

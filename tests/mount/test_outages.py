@@ -28,5 +28,5 @@ def test_a_store_starts_while_a_changed_file_is_open(
                 began = time.monotonic()
                 storage.run()
                 took_s = time.monotonic() - began
-            assert took_s < 20
+            assert took_s < 45, "less than a send is tried for"
             assert mount.objects.get("file") == b"content"

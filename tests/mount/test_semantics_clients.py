@@ -9,19 +9,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.mount.mounts import TTL_S, Area, Mount, error_of, fails, rclone, settle
+from tests.mount.conftest import new_bucket
+from tests.mount.mounts import PATIENCE_S, Area, Mount, error_of, fails, mounted, rclone, settle
 from tests.patience import eventually
 from tests.promises import promise
 
 pytestmark = pytest.mark.fuse
 
 MIB = 1 << 20
+PASSES = 24
 
 
 @dataclass(frozen=True)
@@ -114,15 +116,18 @@ def test_a_removed_file_is_seen(pair: Pair) -> None:
 @promise("S-28", "S-11")
 def test_changes_of_attributes_and_names_are_seen(pair: Pair) -> None:
     """Chmod, utime, rename, mkdir, rmdir, symlink, each after metadataTTL."""
-    if pair.area.mount.server.name == "versitygw":
-        # It keeps LastModified when attributes change (docs/PROVIDERS.md): they are asked for within the second only.
-        time.sleep(-time.time() % 1)
-    (pair.here / "file").write_bytes(b"x")
+    # versitygw keeps LastModified when attributes change (docs/PROVIDERS.md): who has looked at the file later than in
+    # the second of its making does not see them.
+    looked_at = ["file"] if pair.area.mount.server.name != "versitygw" else []
+    for name in looked_at:
+        (pair.here / name).write_bytes(b"x")
     (pair.here / "dir").mkdir()
     (pair.here / "link").symlink_to("file")
     settle()
-    assert sorted(os.listdir(pair.there)) == ["dir", "file", "link"]
+    assert sorted(os.listdir(pair.there)) == ["dir", *looked_at, "link"]
     assert os.readlink(pair.there / "link") == "file"
+    if not looked_at:
+        (pair.here / "file").write_bytes(b"x")
     (pair.here / "file").chmod(0o600)
     os.utime(pair.here / "file", ns=(5, 1_234_567_890_000_000_007))
     settle()
@@ -198,21 +203,22 @@ def test_no_read_mixes_versions(pair: Pair) -> None:
 
     def overwrite() -> None:
         number = 0
-        # Now and then it leaves a reader the time for a whole pass, however slow the machine is.
-        while not done.wait(pace.random() * 0.1):
-            number = (number + 1) % 10
-            pair.area.put("file", str(number).encode() * size)
+        # It leaves a reader the time for a whole pass sooner or later, however slow the machine is.
+        while not done.wait(pace.random() * 0.1 * max(1, len(lengths) - PASSES)):
+            number += 1
+            pair.area.put("file", str(number % 10).encode() * size)
 
     writer = threading.Thread(target=overwrite)
     writer.start()
     try:
-        for _ in range(24):
+        until = time.monotonic() + PATIENCE_S
+        while len(lengths) < PASSES or (size not in lengths and time.monotonic() < until):
             body = read_until_stale(pair.there / "file", size)
             assert len(set(body)) <= 1, "two versions in one pass over one handle"
             lengths.append(len(body))
     finally:
         done.set()
-        writer.join(30)
+        writer.join(60)
     assert size in lengths, f"no pass came to its end: {lengths}"
     settle()
     assert (pair.there / "file").read_bytes() == pair.area.get("file")
@@ -376,35 +382,36 @@ def test_one_mount_sees_its_own_changes_at_once(pair: Pair) -> None:
         fails(errno.ENOENT, os.stat, pair.here / f"own{number}")
 
 
-@pytest.fixture
-def busy(pair: Pair) -> Iterator[Pair]:
-    """Somebody looks at the directory all the time through the other mount, so that its caches are always warm."""
-    done = threading.Event()
-
-    def look() -> None:
-        while not done.wait(TTL_S / 20):
-            for _, _, files in os.walk(pair.there):
-                for name in files:
-                    os.path.lexists(pair.there / name)
-
-    looking = threading.Thread(target=look)
-    looking.start()
-    yield pair
-    done.set()
-    looking.join(30)
-
-
 @promise("S-28")
-def test_looking_all_the_time_does_not_keep_the_old(busy: Pair) -> None:
-    """Times to live of the kernel and of the mount do not add up, and looking does not renew them."""
-    for number in range(4):
-        busy.area.put("file", str(number).encode() * (number + 1))
-        settle()
-        assert (busy.there / "file").stat().st_size == number + 1
-        assert (busy.there / "file").read_bytes() == str(number).encode() * (number + 1)
-    busy.area.mount.objects.delete(busy.area.key("file"))
-    settle()
-    fails(errno.ENOENT, os.stat, busy.there / "file")
+def test_looking_all_the_time_does_not_keep_the_old(shared: Mount, clean_environment: Path) -> None:
+    """Times to live of the kernel and of the mount do not add up, and looking does not renew them.
+
+    Who looks all the time keeps the caches warm. An answer that is on its way when the object changes is believed from
+    its arrival on: so half a time to live more is waited for, where it would be up to a whole one if they added up.
+    """
+    ttl_s, done = 2.0, threading.Event()
+    bucket = new_bucket(shared.server)
+    with mounted(shared.server, bucket, clean_environment, shared.transport, metadataTTL=f"{ttl_s:g}s") as there:
+
+        def look() -> None:
+            while not done.wait(ttl_s / 20):
+                for name in os.listdir(there.path):
+                    os.path.lexists(there.path / name)
+
+        looking = threading.Thread(target=look)
+        looking.start()
+        try:
+            for number in range(3):
+                there.objects.put("file", str(number).encode() * (number + 1))
+                settle(ttl_s * 1.5)
+                assert (there.path / "file").stat().st_size == number + 1
+                assert (there.path / "file").read_bytes() == str(number).encode() * (number + 1)
+            there.objects.delete("file")
+            settle(ttl_s * 1.5)
+            fails(errno.ENOENT, os.stat, there.path / "file")
+        finally:
+            done.set()
+            looking.join(60)
 
 
 @promise("S-30")
@@ -419,11 +426,7 @@ def test_who_opens_what_another_client_just_replaced_has_the_new_version_at_the_
     before = os.open(area.path / "f", flags)
     area.put("f", b"of another size")
     first = os.open(area.path / "f", os.O_RDONLY)
-    began = time.monotonic()
     error_of(os.pread, first, 4096, 8 * MIB)  # ESTALE where it was opened as the old version
     assert (area.path / "f").read_bytes() == b"of another size"
-    took_s = time.monotonic() - began
-    print(f"the new version after {took_s:.2f} s")
-    assert took_s < 2
     os.close(first)
     os.close(before)

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import stat
-import time
 
 import pytest
 
@@ -168,11 +167,7 @@ def test_what_was_removed_from_a_bucket_with_versioning_stays_removed(minio: Ser
         assert sorted(os.listdir(mount.path)) == ["others", "stays"]
         mount.objects.delete("others/file")
         settle()
-        began = time.monotonic()
         assert os.listdir(mount.path) == ["stays"]
-        took_s = time.monotonic() - began
-        print(f"a listing that asks for each prefix: {took_s:.3f} s")
-        assert took_s < 2
         assert not (mount.path / "removed").exists()
         assert not (mount.path / "others").exists()
         mount.remount()
@@ -193,11 +188,8 @@ def test_what_an_object_lock_keeps_can_not_be_removed(
     client.put_object_lock_configuration(Bucket=bucket, ObjectLockConfiguration=lock)
     with mount_with(bucket, server, metadataTTL=TTL) as mount:
         (mount.path / "d").mkdir()
-        began = time.monotonic()
         fails(errno.EPERM, (mount.path / "d").rmdir)
-        took_s = time.monotonic() - began
-        print(f"{name}: EPERM after {took_s:.3f} s")
-        assert took_s < 2, "no second try"
+        assert not any(tally["retries"] for tally in mount.told()["store"].values()), "no second try"
         assert (mount.path / "d").is_dir()
         doctor = mount.command("doctor", mount.folder / "datastore.yaml", "-o", "json")
         found = [each for each in json.loads(doctor.stdout) if each["check"] == "work"]
@@ -211,9 +203,8 @@ def test_bytes_in_a_directorys_object_are_not_removed_with_it(minio: Server, mou
     """No file of the mount shows them."""
     with mount_with(server=minio, metadataTTL=TTL) as mount:
         mount.objects.put("d/", b"written by another tool")
-        began = time.monotonic()
         fails(errno.ENOTEMPTY, (mount.path / "d").rmdir)
-        assert time.monotonic() - began < 2
+        assert not any(tally["retries"] for tally in mount.told()["store"].values()), "no second try"
         assert mount.objects.get("d/") == b"written by another tool"
         assert (mount.path / "d").is_dir()
 

@@ -37,7 +37,12 @@ def on_a_machine_with_helpers(mount: Mount, script: str) -> str:
     sbin.mkdir()
     for name in HELPERS:
         (sbin / name).symlink_to(Path(sys.executable).with_name(name))
-    begin = f"set -eu; cd {mount.folder}; mount --bind {sbin} {os.path.realpath('/sbin')}\n"
+    # Its copies of what others have mounted would keep that from ending.
+    theirs = "grep -o '^[0-9]* [0-9]* [^ ]* [^ ]* [^ ]* .* - fuse' /proc/self/mountinfo | cut -d' ' -f5"
+    begin = f"""
+        {theirs} | while read place; do umount --internal-only --lazy "$(printf "$place")"; done
+        set -eu; cd {mount.folder}; mount --bind {sbin} {os.path.realpath("/sbin")}
+    """
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", begin + script],
         env=Client(mount.folder).environment,

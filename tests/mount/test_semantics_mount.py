@@ -23,15 +23,14 @@ from tests.mount.conftest import ONE_SERVER, Mounter, new_bucket
 from tests.mount.mounts import Area, Mount, error_of, fails, runs
 from tests.patience import eventually
 from tests.promises import promise
-from tests.servers import Server, free_port
+from tests.servers import Server
 from tests.tools.mounting import NAME, manifest
 
 pytestmark = pytest.mark.fuse
 WAYS = ONE_SERVER
 
-PROMISED_S = 5.0
-STARTING_S = 10.0
-"""Two interpreters start before anything is asked, on a machine that may be busy."""
+HANGS_S = 45.0
+"""Less than a request is tried for (60 s), and more than two interpreters need to start on a busy machine, and 5 s."""
 ACCESS, STORAGE = 3, 4
 
 
@@ -73,7 +72,7 @@ def test_what_is_wrong_is_named_and_nothing_is_mounted(machine: Mount, wrong: st
     assert words.lower() in done.stderr.lower()
     assert "Traceback" not in done.stderr
     assert machine.server.secret_key not in done.stderr
-    assert took < PROMISED_S + STARTING_S
+    assert took < HANGS_S
     assert not os.path.ismount(machine.path)
     assert json.loads(machine.command("list", "-o", "json").stdout) == []
     assert not machine.path.exists(), "a directory that was made for the mount goes with it"
@@ -90,7 +89,9 @@ def changed(text: str, field: str, name: str, given: object) -> str:
 def endpoint(given: object, stack: contextlib.ExitStack) -> object:
     """An address that refuses, or one that accepts and never answers."""
     if given == "CLOSED":
-        return f"http://127.0.0.1:{free_port()}"
+        taken = stack.enter_context(socket.socket())  # so that nobody else listens there
+        taken.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{taken.getsockname()[1]}"
     if given == "SILENT":
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         return f"http://127.0.0.1:{listening.getsockname()[1]}"

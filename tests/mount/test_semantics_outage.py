@@ -22,6 +22,8 @@ pytestmark = pytest.mark.fuse
 
 BUDGET_S = 60.0
 """How long a request is tried (datastore/retry.py)."""
+MOST_S = BUDGET_S * 1.7
+"""Above that on a busy machine, and below twice that: what the kernel asks again by itself."""
 RETRY_S = 30.0
 """How often a failed upload is tried again by itself."""
 
@@ -35,7 +37,7 @@ def timed_error_of(call: Callable[..., object], *arguments: object) -> tuple[int
 
 @promise("S-19", "S-64", "S-109")
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_close_fails_within_its_deadline_and_the_bytes_arrive_later(
     versitygw: Server, clean_environment: Path, tmp_path: Path
 ) -> None:
@@ -64,20 +66,20 @@ def test_close_fails_within_its_deadline_and_the_bytes_arrive_later(
             began = time.monotonic()
             reading = pool.submit(error_of, (mount.path / "cold").read_bytes)
             fails(errno.EIO, file.close)
-            assert time.monotonic() - began < BUDGET_S * 1.3
-            assert reading.result(BUDGET_S * 1.3) == errno.EIO
-            assert BUDGET_S * 0.8 < time.monotonic() - began < BUDGET_S * 1.3
+            assert time.monotonic() - began < MOST_S
+            assert reading.result(MOST_S) == errno.EIO
+            assert BUDGET_S * 0.8 < time.monotonic() - began < MOST_S
             (dirty,) = mount.status()["dirty"]
             assert dirty["path"] == "file"
             assert "refused" in dirty["error"]
-            code, took_s = creating.result(BUDGET_S * 1.3)
+            code, took_s = creating.result(MOST_S)
             print(f"create of a file while the store hangs: {errno.errorcode[code]} after {took_s:.1f} s")
             assert code in {errno.EIO, errno.ETIMEDOUT}
-            assert took_s < BUDGET_S * 1.3
+            assert took_s < MOST_S
             frozen.thaw()
             eventually(lambda: other.objects.exists("made") == made.exists(), "both see whether it was made after all")
             storage.run()
-            eventually(lambda: mount.objects.exists("file"), "the bytes arrive", RETRY_S * 1.5 + BUDGET_S)
+            eventually(lambda: mount.objects.exists("file"), "the bytes arrive", RETRY_S * 2 + BUDGET_S)
             assert mount.objects.get("file") == b"content"
             eventually(lambda: mount.status()["dirty"] == [], "nothing is listed")
             assert (mount.path / "cold").read_bytes() == b"never read before"

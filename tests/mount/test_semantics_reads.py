@@ -233,7 +233,7 @@ def test_warm_says_what_did_not_fit(mount_with: Mounter, small_disk: Path, limit
         done = mount.command("warm", mount.path)
         took_s = time.monotonic() - began
         print(f"warm of 32 MiB into a cache of 16 or 12 MiB: {took_s:.1f} s; {done.stderr}")
-        assert took_s < 20
+        assert took_s < 60
         assert done.returncode == 1
         assert "did not fit" in done.stderr
         told = mount.told()

@@ -138,7 +138,7 @@ def test_it_goes_on_when_the_server_was_away(authority: Authority, clean_environ
                 os.kill(server.pid, signal.SIGKILL)
                 storage.run()
                 file.write(LARGE[40 * MIB :])
-            assert reading.result(60) == LARGE
+            assert reading.result(200) == LARGE
             assert mount.objects.get("written") == LARGE
             assert mount.status()["dirty"] == []
 

@@ -17,7 +17,7 @@ from tests.servers import Server
 
 pytestmark = [pytest.mark.fuse, pytest.mark.plain_user]
 
-TTL_S = 5.0
+TTL_S = 10.0
 """metadataTTL: longer than a listing is given up before its time, so that there is something to keep."""
 FILES = 600
 """More than one answer holds."""

@@ -12,7 +12,7 @@ from datastore.training.local.launcher import Submitter
 from datastore.training.local.records import JobDirectory
 
 READY_TIMEOUT_S = 120.0
-"""Each mount answers within 20 s; a job has a few."""
+"""Each mount answers within seconds; a job has a few."""
 STOP_TIMEOUT_S = 30.0
 LAST_WORDS_TIMEOUT_S = 10.0
 

@@ -104,6 +104,23 @@ def test_unmounting_what_is_not_mounted_is_success(tmp_path: Path) -> None:
     device.unmount(str(tmp_path))
 
 
+def test_who_has_left_while_he_was_looked_for_keeps_no_mount(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking through all processes took longer than is waited for him: the mount is tried once more."""
+    now, tries = [0.0], []
+
+    def unmount(place: str, lazy: bool) -> None:
+        tries.append(now[0])
+        now[0] += 10.0
+        if len(tries) == 1:
+            raise device._UserNotFound("busy")
+
+    monkeypatch.setattr(device, "_unmount", unmount)
+    monkeypatch.setattr(device.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(device.time, "sleep", lambda _: None)
+    device.unmount("/m", retry_s=2.0)
+    assert tries == [0.0, 10.0]
+
+
 def test_names_are_quoted_for_the_option_list() -> None:
     assert device._quoted("a,b\\c") == "a\\,b\\\\c"
 

@@ -214,6 +214,22 @@ def test_a_server_whose_first_thread_is_gone_is_not_waited_for(tmp_path: Path, m
         time.sleep(0.01)
 
 
+def test_a_server_that_ends_while_it_is_looked_at_is_not_taken_for_a_killed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end comes between the two looks, at wait(2) and at /proc."""
+    (tmp_path / "leaving.py").write_text("import os\nos._exit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    server = ServerProcess("leaving:build", tmp_path / "log")
+    server.channel.send({"prepare": True})
+    os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
+    with monkeypatch.context() as patch:
+        patch.setattr(server._process, "poll", lambda: None)
+        assert server.code() is None
+    assert server.code() == 0
+    server.channel.close()
+
+
 def test_what_is_no_message_is_refused_and_its_descriptor_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[int] = []
     one, other = socket.socketpair()
