@@ -26,6 +26,7 @@ from datastore.mounting.signals import SignalWatch
 
 READY_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 5.0
+KILLED_TIMEOUT_S = 10.0
 LOG_FILE = "server.log"
 MAX_LOG_BYTES = 8 << 20
 _MAX_LINE_BYTES = 1 << 20
@@ -93,6 +94,7 @@ class _Conversation:
                 break
         if (self._answer() or {}).get("ready"):
             _stop_by_control(spec)
+            deadline = time.monotonic() + STOP_TIMEOUT_S  # it ends by itself now, and takes its files away
         self._end_process(deadline)
         _end_leftovers(spec)
         self._close_pipes()
@@ -146,7 +148,7 @@ class _Conversation:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.1, deadline - time.monotonic()))
         self._signal(signal.SIGKILL)
-        self._process.wait(STOP_TIMEOUT_S)
+        self._process.wait(KILLED_TIMEOUT_S)
 
     def _close_pipes(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout):
