@@ -22,7 +22,7 @@ from tests.servers import Server
 WINDOW = 4 << 20
 """Bytes; what Linux lets a receiver's buffer grow to is of this size (tcp_rmem: 6 MiB, of which a part is overhead)."""
 LISTENING = re.compile(r"listening on (\d+)")
-START_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 60.0
 
 
 class Side(asyncio.Protocol):

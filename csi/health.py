@@ -26,6 +26,8 @@ class Bounded(ThreadingHTTPServer):
     """Serves CLIENTS at a time."""
 
     daemon_threads = True
+    request_queue_size = 128
+    """What the library has, 5, is full at once when many come: then the kernel lets the kubelet wait for seconds."""
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._lock = threading.Lock()

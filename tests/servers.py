@@ -79,6 +79,18 @@ def find_tool(name: str) -> str:
     return str(path)
 
 
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A TCP port of 127.0.0.1 that nobody else is given meanwhile; connections are refused until a server listens.
+
+    That server has to set SO_REUSEADDR: Linux then lets it bind beside this socket, which does not listen.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield int(holder.getsockname()[1])
+
+
 def free_port() -> int:
     """A TCP port of 127.0.0.1 that was free a moment ago, and that no outgoing connection gets.
 

@@ -27,6 +27,7 @@ from datastore.mounting.signals import SignalWatch
 READY_TIMEOUT_S = 100.0
 """Above the times of the supervisor, which says what its server is waited for. This only ends a hang."""
 STOP_TIMEOUT_S = 5.0
+KILLED_TIMEOUT_S = 10.0
 LOG_FILE = "server.log"
 MAX_LOG_BYTES = 8 << 20
 _MAX_LINE_BYTES = 1 << 20
@@ -94,6 +95,7 @@ class _Conversation:
                 break
         if (self._answer() or {}).get("ready"):
             _stop_by_control(spec)
+            deadline = time.monotonic() + STOP_TIMEOUT_S  # it ends by itself now, and takes its files away
         self._end_process(deadline)
         _end_leftovers(spec)
         self._close_pipes()
@@ -147,7 +149,7 @@ class _Conversation:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.1, deadline - time.monotonic()))
         self._signal(signal.SIGKILL)
-        self._process.wait(STOP_TIMEOUT_S)
+        self._process.wait(KILLED_TIMEOUT_S)
 
     def _close_pipes(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout):

@@ -10,6 +10,7 @@ import pytest
 
 from datastore.errors import MountFailed
 from datastore.listening import UnixListener
+from tests.patience import PATIENCE_S
 from tests.promises import promise
 
 
@@ -19,7 +20,7 @@ def echo(client: socket.socket) -> None:
 
 def asked(path: Path, text: bytes = b"x") -> bytes:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
-        stream.settimeout(10)
+        stream.settimeout(PATIENCE_S)
         stream.connect(str(path))
         stream.sendall(text)
         return stream.recv(100)
@@ -31,8 +32,8 @@ def test_each_client_is_served_and_the_socket_goes_with_us(tmp_path: Path) -> No
     assert listener.listening
     assert listener.path.stat().st_mode & 0o777 == 0o600
     assert [asked(listener.path) for _ in range(8)] == [b"x"] * 8
-    listener.stop(5.0)
-    listener.stop(5.0)
+    listener.stop(PATIENCE_S)
+    listener.stop(PATIENCE_S)
     assert not listener.path.exists()
 
 
@@ -42,7 +43,7 @@ def test_who_is_one_too_many_is_turned_away(tmp_path: Path) -> None:
     def wait(client: socket.socket) -> None:
         client.recv(1)
         here.release()
-        go_on.wait(10)
+        go_on.wait(PATIENCE_S)
         client.sendall(b"y")
 
     listener = UnixListener(tmp_path / "s", wait, clients=1)
@@ -50,14 +51,14 @@ def test_who_is_one_too_many_is_turned_away(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as first:
         first.connect(str(listener.path))
         first.sendall(b"x")
-        assert here.acquire(timeout=10)
+        assert here.acquire(timeout=PATIENCE_S)
         try:
             answer = asked(listener.path)
         except ConnectionError:
             answer = b""
         assert answer == b""
         go_on.set()
-        listener.stop(10.0)  # waits for the answer
+        listener.stop(PATIENCE_S)  # waits for the answer
         assert first.recv(1) == b"y"
 
 
@@ -73,7 +74,7 @@ def test_a_client_that_breaks_off_ends_nobody_else(tmp_path: Path) -> None:
         assert [asked(listener.path, b"bad") for _ in range(3)] == [b""] * 3
         assert asked(listener.path) == b"y"
     finally:
-        listener.stop(5.0)
+        listener.stop(PATIENCE_S)
 
 
 def test_a_path_may_be_longer_than_an_address(tmp_path: Path) -> None:
@@ -84,7 +85,7 @@ def test_a_path_may_be_longer_than_an_address(tmp_path: Path) -> None:
     try:
         assert listener.path.is_socket()
     finally:
-        listener.stop(5.0)
+        listener.stop(PATIENCE_S)
     with pytest.raises(MountFailed, match="can't listen"):
         UnixListener(tmp_path / "none" / "s", echo, clients=1).start()
 
@@ -117,4 +118,4 @@ def test_a_system_without_room_for_a_client_ends_no_listener(tmp_path: Path, mon
         assert (no_descriptor, no_thread) == ([], [])
         assert asked(listener.path) == b"x"
     finally:
-        listener.stop(5.0)
+        listener.stop(PATIENCE_S)

@@ -6,7 +6,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,9 @@ from datastore.errors import InvalidManifest, MountFailed
 from datastore.fuse.prometheus import Endpoint, families, parse_address
 from datastore.fuse.selfwatch import Metrics, own_process
 from datastore.histogram import Histogram
+from tests.patience import PATIENCE_S, eventually
 from tests.promises import promise
-from tests.servers import free_port
+from tests.servers import reserved_port
 
 
 def status() -> dict[str, Any]:
@@ -61,7 +61,7 @@ def status() -> dict[str, Any]:
 
 def scraped(url: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url, timeout=5) as answer:
+    with opener.open(url, timeout=PATIENCE_S) as answer:
         assert answer.headers["Content-Type"].startswith("text/plain")
         text = answer.read().decode()
     return {
@@ -145,18 +145,16 @@ def test_a_taken_address_is_named() -> None:
 
 
 def test_a_new_server_of_a_living_mount_waits_for_the_address() -> None:
-    port = free_port()
-    with socket.create_server(("127.0.0.1", port)):
-        metrics = Metrics(f"127.0.0.1:{port}", resumed=True)
-        metrics.start(status)
-        assert metrics.status() == {}
-    try:
-        deadline = time.monotonic() + 10
-        while not metrics.status() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert ("datastore_dirty_files", frozenset()) in scraped(metrics.status()["metrics"])
-    finally:
-        metrics.stop()
+    with reserved_port() as port:
+        with socket.create_server(("127.0.0.1", port)):
+            metrics = Metrics(f"127.0.0.1:{port}", resumed=True)
+            metrics.start(status)
+            assert metrics.status() == {}
+        try:
+            eventually(metrics.status)
+            assert ("datastore_dirty_files", frozenset()) in scraped(metrics.status()["metrics"])
+        finally:
+            metrics.stop()
 
 
 def test_before_the_mount_stands_a_scrape_finds_the_process_only() -> None:
@@ -175,7 +173,7 @@ def test_no_endpoint_costs_no_import() -> None:
         "Metrics('').start(dict)\n"
         "sys.exit('prometheus_client' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=30).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=PATIENCE_S).returncode == 0
 
 
 def test_the_process_tells_of_itself() -> None:

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from tests import run_tiers
+from tests.patience import PATIENCE_S
 from tests.run_tiers import TIERS, Tally, Tier, run_all
 
 
@@ -20,7 +21,7 @@ def test_neighbours_with_lanes_run_side_by_side_and_the_others_alone(monkeypatch
 
     def run(tier: Tier, *_: object) -> Tally:
         if tier.lane:
-            together.wait(30)
+            together.wait(PATIENCE_S)
         ran.append(tier.name)
         return Tally(tier.name)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import select
 import signal
 import socket
 import struct
@@ -26,6 +27,8 @@ from contextlib import suppress
 HOSTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hosts")
 CONNECT_TIMEOUT_S = 300.0
 HELLO_TIMEOUT_S = 10.0
+RELAY_LOOK_S = 0.2
+RELAY_TIMEOUT_S = 10.0
 MAX_FRAME = 1 << 20
 
 
@@ -103,21 +106,30 @@ def run(connection: socket.socket, command: str) -> None:
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
-    relay = threading.Thread(target=forward, args=(process, connection), daemon=True)
+    ended = threading.Event()
+    relay = threading.Thread(target=forward, args=(process, connection, ended), daemon=True)
     relay.start()
     watch = threading.Thread(target=end_with, args=(connection, process), daemon=True)
     watch.start()
     code = process.wait()
-    relay.join(1.0)  # what went to the background may hold the pipe for ever
+    ended.set()
+    relay.join(RELAY_TIMEOUT_S)
     send(connection, b"x", struct.pack(">i", code))
 
 
-def forward(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
-    """What it prints."""
+def forward(process: subprocess.Popen[bytes], connection: socket.socket, ended: threading.Event) -> None:
+    """All that it prints; when it has ended, what is left in the pipe: what went to the background may hold that."""
     assert process.stdout is not None
-    with suppress(OSError):
-        while data := os.read(process.stdout.fileno(), 65536):
-            send(connection, b"o", data)
+    with suppress(OSError), process.stdout:
+        while True:
+            over = ended.is_set()
+            if select.select([process.stdout], [], [], RELAY_LOOK_S)[0]:
+                data = os.read(process.stdout.fileno(), 65536)
+                if not data:
+                    return
+                send(connection, b"o", data)
+            elif over:
+                return
 
 
 def end_with(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:

@@ -14,8 +14,10 @@ from typing import NamedTuple
 
 import pytest
 
+from datastore import controlclient
 from datastore.cli.app import app, exit_code_of
-from datastore.mounting import launch, places
+from datastore.mounting import launch, mountserver, places
+from tests.patience import PATIENCE_S
 
 FAKE = Path(__file__).with_name("fake_server.py")
 CANARY = "CANARYsecretCANARYsecret"
@@ -73,6 +75,11 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     # The name of the module must be in the command line, or the command takes it for a stranger's process.
     monkeypatch.setattr(launch, "command", lambda: [sys.executable, str(FAKE), "datastore.fuse"])
+    # The fake answers at once, but has to be started first.
+    monkeypatch.setattr(mountserver, "READY_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(mountserver, "STOP_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(controlclient, "CONNECT_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(controlclient, "STATUS_TIMEOUT_S", PATIENCE_S)
     yield places.state_root()
     for file in places.state_root().glob("*/fake.pid"):
         with contextlib.suppress(ProcessLookupError, ChildProcessError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -11,5 +12,6 @@ from datastore.mounting import launch, mountserver
 FAKE = Path(__file__).with_name("fake_server.py")
 
 launch.command = lambda: [sys.executable, str(FAKE), "datastore.fuse"]
-mountserver.STOP_TIMEOUT_S = 0.5
+mountserver.READY_TIMEOUT_S = 60.0
+mountserver.STOP_TIMEOUT_S = 0.5 if os.environ.get("FAKE_MODE") == "silent" else 60.0
 main()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from datastore.mounting import lifecycle, mountserver, records
+from datastore.mounting import launch, lifecycle, mountserver, records
 from tests.promises import promise
 
 from .conftest import Cli, asked, leave_unsent, state_of
@@ -112,13 +112,16 @@ def test_what_the_server_reports_is_the_error(
 def test_a_server_that_makes_no_sense_is_a_failed_mount(
     cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, text: str
 ) -> None:
+    begun: list[launch.Launched] = []
+    take = launch.take
+    monkeypatch.setattr(launch, "take", lambda: begun.append(take()) or begun[-1])  # type: ignore[func-returns-value]
     monkeypatch.setenv("FAKE_MODE", mode)
-    monkeypatch.setattr(mountserver, "READY_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(mountserver, "STOP_TIMEOUT_S", 0.5)
+    if mode == "silent":
+        monkeypatch.setattr(mountserver, "READY_TIMEOUT_S", 1.0)
+        monkeypatch.setattr(mountserver, "STOP_TIMEOUT_S", 0.5)
     assert cli("mount", manifest, "digits", tmp_path / "d") == (5, "", f"error: {text}\n")
     assert not (tmp_path / "d").exists()
-    pid = int((state_of(root, "digits") / "fake.pid").read_text())
-    assert not records.is_server(pid)
+    assert [records.is_server(launched.process.pid) for launched in begun] == [False]
 
 
 def test_two_commands_never_mount_the_same_at_once(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:

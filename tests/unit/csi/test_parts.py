@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from functools import partial
 from pathlib import Path
@@ -28,6 +27,7 @@ from datastore.csi import frames
 from datastore.csi.handle import HandleTable, MountHandle, fetch_handles
 from datastore.csi.health import CLIENTS, HealthServer
 from datastore.csi.locks import VolumeLocks
+from datastore.csi.mountdaemon import metrics, protocol
 from datastore.csi.mountdaemon.cgroups import Cgroups
 from datastore.csi.mountdaemon.daemon import MountState
 from datastore.csi.mountdaemon.metrics import of_mounts
@@ -38,8 +38,9 @@ from datastore.csi.unixserver import UnixServer
 from datastore.fuse.control import first_of
 from datastore.listening import UnixListener
 from datastore.secret import Secret
+from tests.patience import PATIENCE_S, eventually
 from tests.promises import promise
-from tests.servers import free_port
+from tests.servers import reserved_port
 
 
 @promise("S-87")
@@ -92,7 +93,7 @@ def test_descriptors_travel_and_each_side_closes_its_own() -> None:
     with ours, theirs:
         sender = threading.Thread(target=handles.export, args=(ours,))
         sender.start()
-        found = fetch_handles(theirs, 5.0)
+        found = fetch_handles(theirs, PATIENCE_S)
         sender.join()
         assert [each.volume_id for each in found] == ["a", "b"]
         assert found[0].spec == handle("a").spec
@@ -178,7 +179,7 @@ ASKING = """
 import socket, sys
 with socket.socket(socket.AF_UNIX) as stream:
     stream.connect(sys.argv[1])
-    stream.settimeout(10)
+    stream.settimeout(60)
     try:
         stream.sendall(bytes.fromhex(sys.argv[2]))
         print(stream.recv(65536))
@@ -189,8 +190,11 @@ with socket.socket(socket.AF_UNIX) as stream:
 
 @promise("S-211")
 @pytest.mark.parametrize("op", ["export", "list", "mount", "unmount"])
-def test_a_server_that_is_taken_over_gets_nothing_from_who_started_it(tmp_path: Path, op: str) -> None:
+def test_a_server_that_is_taken_over_gets_nothing_from_who_started_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: str
+) -> None:
     """Neither other tenants' keys nor descriptors."""
+    monkeypatch.setattr(protocol, "CONNECT_TIMEOUT_S", PATIENCE_S)
     asked: list[object] = []
 
     def handler(request: frames.Message, client: socket.socket) -> None:
@@ -206,7 +210,7 @@ def test_a_server_that_is_taken_over_gets_nothing_from_who_started_it(tmp_path: 
     supervised = "import subprocess, sys; subprocess.run([sys.executable, '-c', *sys.argv[1:]])"
     try:
         command = [sys.executable, "-c", supervised, ASKING, str(server.path), request.hex()]
-        said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        said = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
         assert said.stdout == "b''\n"
         DaemonClient(server.path).ping()
     finally:
@@ -216,8 +220,9 @@ def test_a_server_that_is_taken_over_gets_nothing_from_who_started_it(tmp_path: 
 
 def test_health_is_told_over_http() -> None:
     states = {"ready": False}
-    server = HealthServer(free_port(), ready=lambda: states["ready"], metrics=lambda: "up 1\n")
-    server.start()
+    with reserved_port() as port:
+        server = HealthServer(port, ready=lambda: states["ready"], metrics=lambda: "up 1\n")
+        server.start()
     try:
         base = f"http://127.0.0.1:{server.port}"
         with urllib.request.urlopen(f"{base}/metrics") as answer:
@@ -238,20 +243,18 @@ def test_health_is_told_over_http() -> None:
 
 @promise("S-212")
 def test_whoever_holds_connections_keeps_nobody_away() -> None:
-    server = HealthServer(free_port(), ready=lambda: True)
-    server.start()
+    with reserved_port() as port:
+        server = HealthServer(port, ready=lambda: True)
+        server.start()
     with contextlib.ExitStack() as stack:
         stack.callback(server.stop)
         before = threading.active_count()
         for _ in range(3 * CLIENTS):
             idle = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
             idle.sendall(b"GET /healthz HTTP/1.1\r\nX-Padding: ")
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/healthz", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/healthz", timeout=PATIENCE_S) as answer:
             assert answer.status == 200
-        end = time.monotonic() + 5
-        while threading.active_count() > before + CLIENTS:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        eventually(lambda: threading.active_count() <= before + CLIENTS)
 
 
 def test_metrics_are_in_the_text_format() -> None:
@@ -281,12 +284,15 @@ LIES: dict[str, bytes] = {
 
 @promise("S-212")
 @pytest.mark.parametrize("lie", LIES)
-def test_a_server_that_was_taken_over_keeps_nobody_from_the_numbers(tmp_path: Path, lie: str) -> None:
+def test_a_server_that_was_taken_over_keeps_nobody_from_the_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str
+) -> None:
+    monkeypatch.setattr(metrics, "STATUS_TIMEOUT_S", PATIENCE_S)
     with contextlib.ExitStack() as stack:
         for name, line in (("a", b'{"ok": true}\n'), ("b", LIES[lie])):
             (tmp_path / name).mkdir()
             listener = UnixListener(tmp_path / name / SOCKET, partial(_say, line), clients=1)
-            stack.callback(listener.stop, 1.0)
+            stack.callback(listener.stop, PATIENCE_S)
             listener.start()
         page = of_mounts(
             MountState(volume_id=name, mountpoint="/m", state_dir=str(tmp_path / name), supervisor_pid=1, server_pid=2)
@@ -323,8 +329,8 @@ def test_of_an_answer_without_an_end_no_more_is_read_than_one_may_have(tmp_path:
     listener.start()
     try:
         with pytest.raises(own.NotAnswering, match="more than 1 MiB"):
-            controlclient.brief_status(tmp_path, 30.0)
+            controlclient.brief_status(tmp_path, PATIENCE_S)
     finally:
-        listener.stop(1.0)
+        listener.stop(PATIENCE_S)
     # The system's buffer of a socket holds some hundred KiB.
     assert controlclient.ANSWER_BYTES < sent <= controlclient.ANSWER_BYTES + (1 << 20)

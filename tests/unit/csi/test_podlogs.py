@@ -15,7 +15,7 @@ import pytest
 from datastore.api.names import LOGS_VOLUME
 from datastore.api.volumecontext import DRIVER
 from datastore.csi.podlogs import PodLogs
-from tests.patience import eventually
+from tests.patience import PATIENCE_S
 from tests.promises import promise
 
 UID = "11111111-2222-3333-4444-555555555555"
@@ -52,6 +52,11 @@ class Node:
         for each in self.plugins:
             each.close()
 
+    def copied(self) -> None:
+        """Look for what is new, and wait until that is written."""
+        self.followed.look()
+        self.followed._working[UID].result(PATIENCE_S)
+
     def says(self, *lines: str, tag: str = "F") -> None:
         with self.log.open("a") as file:
             file.writelines(f"2026-01-01T00:00:00.000000000Z stdout {tag} {line}\n" for line in lines)
@@ -87,8 +92,7 @@ def test_the_whole_log_is_in_the_datastore_when_the_pods_volume_goes(node: Node)
 def test_what_asked_for_the_log_may_go_before_the_volume(node: Node) -> None:
     """The kubelet takes the volumes of a pod away in any order, or at once."""
     node.says("one")
-    node.followed.look()
-    eventually(lambda: node.target.is_file() and node.target.read_text(), "the log so far is copied")
+    node.copied()
     node.says("two")
     shutil.rmtree(node.wish)
     node.followed.look()
@@ -129,8 +133,7 @@ def test_a_plugin_that_is_replaced_goes_on_where_the_last_one_was(node: Node) ->
     node.target.parent.mkdir(parents=True)
     node.target.write_text("the first run\n")
     node.says("one")
-    node.followed.look()
-    eventually(lambda: node.target.read_text().endswith("one\n"), "the log so far is copied")
+    node.copied()
     node.log.rename(aside := node.log.with_name("0.log.20260101-000000"))
     with gzip.open(f"{aside}.gz", "wb") as file:
         file.write(aside.read_bytes())

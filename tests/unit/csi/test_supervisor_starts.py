@@ -19,7 +19,7 @@ from datastore.csi.handle import MountHandle
 from datastore.csi.mountdaemon.cgroups import Cgroup
 from datastore.csi.mountdaemon.supervisor import MountRequest, SupervisedMount
 from datastore.errors import MountFailed
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 from tests.promises import promise
 
 Started = list[tuple[subprocess.Popen[bytes], socket.socket]]
@@ -81,7 +81,7 @@ def test_a_supervisor_that_ends_while_it_shares_its_descriptors(tmp_path: Path, 
 
     def share() -> None:
         eventually(lambda: bool(started))
-        assert frames.receive(started[0][1], 10.0) == ({"adopt": None}, [])
+        assert frames.receive(started[0][1], PATIENCE_S) == ({"adopt": None}, [])
         frames.send(started[0][1], {"mounted": {}}, (device,))
         started[0][1].close()
 
@@ -116,9 +116,9 @@ def test_a_mount_of_an_earlier_daemon_is_gone_on_with_when_a_supervisor_can_be_s
     )  # fmt: skip
     assert mount.start(handle) is handle
     eventually(lambda: mount.supervisor_pid != 0)
-    _, descriptors = frames.receive(started[0][1], 10.0)
+    _, descriptors = frames.receive(started[0][1], PATIENCE_S)
     assert [os.path.sameopenfile(one, device_fd) for one in descriptors] == [True]
     os.close(descriptors[0])
     mount.kill()
-    assert mount.over.is_set()
+    assert mount.over.wait(PATIENCE_S)
     started[0][1].close()

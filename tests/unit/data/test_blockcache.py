@@ -19,6 +19,7 @@ from datastore.fuse.data.blockcache import BlockCache
 from datastore.fuse.data.blockfile import BLOCK_BYTES, BlockFile, Identity, create_files
 from datastore.fuse.data.cachespace import CacheBusyError, CacheSpace
 from datastore.fuse.store.base import ETag, ObjectVersion
+from tests.patience import PATIENCE_S
 from tests.promises import promise
 
 MIB = 1 << 20
@@ -838,7 +839,7 @@ def test_processes_share_one_directory_within_its_limit(tmp_path: Path) -> None:
         subprocess.Popen([*command, str(seed)], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for seed in range(3)
     ]
-    ended = [(*process.communicate(timeout=60), process.returncode) for process in running]
+    ended = [(*process.communicate(timeout=PATIENCE_S), process.returncode) for process in running]
     for printed, errors, code in ended:
         assert code == 0, errors
         assert int(printed) > 0
@@ -894,7 +895,7 @@ def test_threads_that_create_one_version_at_once_share_it(fresh: Make) -> None:
     cache, body, gate = fresh(), content(8 * BLOCK_BYTES), threading.Barrier(8)
 
     def write(block: int) -> bool:
-        gate.wait(10)
+        gate.wait(PATIENCE_S)
         return cache.write(
             version(len(body)), block * BLOCK_BYTES, body[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES]
         )

@@ -18,7 +18,7 @@ from datastore.fuse.data.reader import Read, Reader, ReadSettings, ReadStream
 from datastore.fuse.ops import Blocking
 from datastore.fuse.store.base import Body, ByteRange, ETag, ObjectInfo, ObjectVersion, Sink, WriteOptions, handed_over
 from tests.memorystore import MemoryStore
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -52,7 +52,7 @@ class Probe(MemoryStore):
             self.gets.append(byte_range)
         self.entered.release()
         assert if_match is not None
-        if not self.gate.wait(10):
+        if not self.gate.wait(PATIENCE_S):
             raise AssertionError("the test left the gate closed")
         if number in self.fail:
             raise self.fail[number]
@@ -109,8 +109,8 @@ def settle(pool: ThreadPoolExecutor, reader: Reader) -> None:
     """Wait until nothing of the reader is queued or running."""
     arrived = threading.Barrier(pool._max_workers + 1)
     for _ in range(pool._max_workers):
-        pool.submit(arrived.wait, 10)
-    arrived.wait(10)
+        pool.submit(arrived.wait, PATIENCE_S)
+    arrived.wait(PATIENCE_S)
     reader._table._check()
 
 
@@ -253,7 +253,7 @@ def test_waiters_on_the_very_pool_that_fetches_never_deadlock(
 ) -> None:
     rng = random.Random(2)
     with ThreadPoolExecutor(2) as pool:
-        reader = Reader(store, cache, pool, settings=ReadSettings(deadline_s=20, fetch_limit=4))
+        reader = Reader(store, cache, pool, settings=ReadSettings(deadline_s=PATIENCE_S, fetch_limit=4))
         streams = [reader.open(big) for _ in range(4)]
         asked = [(rng.randrange(BIG), rng.choice([4 * KIB, MIB])) for _ in range(200)]
         answers = [(at, size, streams[i % 4].read(at, size)) for i, (at, size) in enumerate(asked)]
@@ -262,7 +262,7 @@ def test_waiters_on_the_very_pool_that_fetches_never_deadlock(
             for at, size, answer in answers
         ]
         for at, size, future, answer in waiting:
-            got = future.result(30) if future else answer
+            got = future.result(PATIENCE_S) if future else answer
             assert not isinstance(got, Blocking)
             assert bytes(got) == body[at : at + size]
 
@@ -277,11 +277,11 @@ def test_a_failed_fetch_reaches_all_its_waiters_and_the_next_read_tries_again(
     answers = [reader.open(version).read(0, 10) for _ in range(4)]
     with ThreadPoolExecutor(4) as threads:
         futures = [threads.submit(take, answer) for answer in answers]
-        assert store.entered.acquire(timeout=10)
+        assert store.entered.acquire(timeout=PATIENCE_S)
         while not all(future.running() for future in futures):
             threading.Event().wait(0.001)
         store.gate.set()
-        errors = [future.exception(10) for future in futures]
+        errors = [future.exception(PATIENCE_S) for future in futures]
 
     # Any of them may have been the first, and one that came late begins anew.
     assert any(isinstance(error, ServerFault) for error in errors)
@@ -403,7 +403,7 @@ def test_a_saturated_pool_is_given_no_readahead(store: Probe, big: ObjectVersion
     busy = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         reader = Reader(store, None, pool, settings=ReadSettings(fetch_limit=1))
-        pool.submit(busy.wait, 10)
+        pool.submit(busy.wait, PATIENCE_S)
         eventually(pool._work_queue.empty, "the thread is at work")
         assert read(reader.open(big), 0, 128 * KIB) == body[: 128 * KIB]
         assert read(reader.open(big), 5 * MIB, 10) == body[5 * MIB : 5 * MIB + 10]
@@ -416,7 +416,7 @@ def test_readahead_that_found_no_room_is_begun_when_there_is(store: Probe, big: 
     busy = threading.Event()
     with ThreadPoolExecutor(4) as pool:
         reader = Reader(store, None, pool, settings=ReadSettings(fetch_limit=1))
-        assert reader.queue(busy.wait, 10) is not None
+        assert reader.queue(busy.wait, PATIENCE_S) is not None
         stream = reader.open(big)
         assert read(stream, 0, MIB) == body[:MIB]
         assert store.fetched_bytes == MIB
@@ -441,7 +441,7 @@ def test_readahead_of_a_closed_stream_is_dropped(store: Probe, big: ObjectVersio
     busy = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         reader = Reader(store, None, pool)
-        pool.submit(busy.wait, 10)
+        pool.submit(busy.wait, PATIENCE_S)
         stream = reader.open(big)
         assert read(stream, 0, 128 * KIB) == body[: 128 * KIB]
         stream.close()
@@ -457,11 +457,11 @@ def test_a_wait_is_bounded(store: Probe, pool: ThreadPoolExecutor) -> None:
     reader = Reader(store, None, pool, settings=ReadSettings(deadline_s=0.01))
     store.gate.clear()
     first = pool.submit(take, reader.open(version).read(0, 10))
-    assert store.entered.acquire(timeout=10)
+    assert store.entered.acquire(timeout=PATIENCE_S)
     with pytest.raises(DeadlineExceeded, match="'small' did not arrive in time"):
         read(reader.open(version), 0, 10)
     store.gate.set()
-    assert bytes(first.result(10)) == b"x" * 10
+    assert bytes(first.result(PATIENCE_S)) == b"x" * 10
 
 
 def test_fetch_gives_any_range_and_goes_through_memory_and_cache(
@@ -483,10 +483,10 @@ def test_forget_during_a_fetch_serves_its_waiter_and_keeps_nothing(store: Probe,
     reader = Reader(store, None, pool)
     store.gate.clear()
     waiter = pool.submit(take, reader.open(version).read(0, 10))
-    assert store.entered.acquire(timeout=10)
+    assert store.entered.acquire(timeout=PATIENCE_S)
     reader.forget(version)
     store.gate.set()
-    assert bytes(waiter.result(10)) == b"x" * 10
+    assert bytes(waiter.result(PATIENCE_S)) == b"x" * 10
     assert reader._table.held_bytes == 0
 
 
@@ -535,9 +535,9 @@ def test_prefetch_waits_for_its_threads_for_a_bounded_time(
     ) -> tuple[Body, ObjectInfo]:
         if threading.current_thread() is not caller:
             store.entered.release()
-            store.gate.wait(10)
+            store.gate.wait(PATIENCE_S)
         else:
-            assert store.entered.acquire(timeout=10)
+            assert store.entered.acquire(timeout=PATIENCE_S)
         return MemoryStore.get(store, key, byte_range=byte_range, if_match=if_match, sink=sink)
 
     store.gate.clear()

@@ -18,8 +18,8 @@ from datastore.fuse.data.reader import Reader
 from datastore.fuse.data.smallfiles import SmallFileFetcher
 from datastore.fuse.store.base import ETag, ObjectVersion, WriteOptions
 from tests.memorystore import MemoryStore
+from tests.patience import PATIENCE_S
 
-WAIT_S = 10.0
 BODY = b"b" * 5000
 
 
@@ -35,7 +35,7 @@ class Gated(MemoryStore):
     def get(self, key: str, **options: Any) -> Any:
         """See ObjectStore."""
         self.asked.append(key)
-        assert self.gate.wait(WAIT_S)
+        assert self.gate.wait(PATIENCE_S)
         if self.broken:
             raise Unreachable("no network")
         return super().get(key, **options)
@@ -84,7 +84,7 @@ def test_who_asks_for_one_that_waits_fetches_it_himself(
 ) -> None:
     with ThreadPoolExecutor(1) as one:
         held = threading.Event()
-        one.submit(held.wait, WAIT_S)
+        one.submit(held.wait, PATIENCE_S)
         reader = Reader(store, None, one)
         made, versions = SmallFileFetcher(reader, one), put(3)
         made.add(versions)

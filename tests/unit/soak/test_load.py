@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 
+from tests.patience import eventually
 from tests.soak.load import Log, Worker
 
 
@@ -14,11 +14,9 @@ def worked(root: Path, operations: int) -> tuple[Worker, Log]:
     worker = Worker(root, 1, log, stopping)
     worker.going.set()
     worker.start()
-    deadline = time.monotonic() + 60
-    while log.operations < operations and time.monotonic() < deadline:
-        time.sleep(0.01)
+    eventually(lambda: log.operations >= operations)
     stopping.set()
-    worker.join(10)
+    worker.join()
     return worker, log
 
 

@@ -13,8 +13,10 @@ from datastore.errors import DeadlineExceeded, Unreachable
 from datastore.fuse.store.s3.connections import Route, TransportLimits
 from datastore.fuse.store.s3.messages import Request
 from datastore.fuse.store.s3.transport import Transport
+from tests.clock import ManualClock
+from tests.patience import PATIENCE_S
 from tests.promises import promise
-from tests.servers import free_port
+from tests.servers import reserved_port
 from tests.unit.store.scripted import ScriptedServer, http
 
 GET = Request("GET", "/k", {"host": "h"})
@@ -33,31 +35,37 @@ def resolving(monkeypatch: pytest.MonkeyPatch, *addresses: tuple[str, int]) -> N
 
 def test_the_next_address_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     with ScriptedServer([http(200, b"it is")]) as server:
-        resolving(monkeypatch, ("127.0.0.1", free_port()), ("127.0.0.1", server.port))
-        transport = Transport(Route("s3.example", 80, False))
-        assert transport.send(GET).body == b"it is"
+        with reserved_port() as closed:
+            resolving(monkeypatch, ("127.0.0.1", closed), ("127.0.0.1", server.port))
+            transport = Transport(Route("s3.example", 80, False))
+            assert transport.send(GET).body == b"it is"
         transport.close()
 
 
 def test_an_address_that_is_silent_leaves_time_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The queue of who wants to connect is full: the kernel does not answer.
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, ScriptedServer([http(200, b"it is")]) as server:
-        waiting = [socket.socket() for _ in range(4)]
-        for each in waiting:
-            each.setblocking(False)
-            each.connect_ex(full.getsockname())
-        resolving(monkeypatch, full.getsockname(), ("127.0.0.1", server.port))
-        transport = Transport(Route("s3.example", 80, False), limits=TransportLimits(connect_s=1.0))
+    clock, silent = ManualClock(), ("10.99.0.1", 80)
+
+    class Socket(socket.socket):
+        def connect(self, address: Any) -> None:
+            if address == silent:
+                clock.advance(self.gettimeout() or 0.0)
+                raise TimeoutError
+            super().connect(address)
+
+    with ScriptedServer([http(200, b"it is")]) as server:
+        resolving(monkeypatch, silent, ("127.0.0.1", server.port))
+        monkeypatch.setattr(socket, "socket", Socket)
+        transport = Transport(Route("s3.example", 80, False), clock=clock.monotonic)
         assert transport.send(GET).body == b"it is"
         transport.close()
-        for each in waiting:
-            each.close()
+    assert clock.monotonic() > ManualClock().monotonic(), "it was waited for"
 
 
 def test_all_addresses_that_refuse_are_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    resolving(monkeypatch, ("127.0.0.1", free_port()), ("127.0.0.1", free_port()))
-    with pytest.raises(Unreachable, match="connection refused"):
-        Transport(Route("s3.example", 80, False)).send(GET)
+    with reserved_port() as one, reserved_port() as other:
+        resolving(monkeypatch, ("127.0.0.1", one), ("127.0.0.1", other))
+        with pytest.raises(Unreachable, match="connection refused"):
+            Transport(Route("s3.example", 80, False)).send(GET)
 
 
 @promise("S-202")
@@ -66,7 +74,7 @@ def test_a_name_server_that_is_silent_is_not_waited_for(monkeypatch: pytest.Monk
 
     def silent(host: str, port: int, *, flags: int = 0, **_: Any) -> list[Any]:
         if not flags:
-            over.wait(60)
+            over.wait(2 * PATIENCE_S)
         raise socket.gaierror(socket.EAI_AGAIN, "no answer")
 
     monkeypatch.setattr(socket, "getaddrinfo", silent)
@@ -74,7 +82,7 @@ def test_a_name_server_that_is_silent_is_not_waited_for(monkeypatch: pytest.Monk
     with pytest.raises(DeadlineExceeded):
         Transport(Route("s3.example", 80, False), limits=TransportLimits(connect_s=0.2)).send(GET)
     over.set()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < PATIENCE_S
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 64 + ".example"])

@@ -22,11 +22,13 @@ import pytest
 from datastore.errors import DeadlineExceeded, StoreError, Unreachable
 from datastore.fuse.store.base import FilePart
 from datastore.fuse.store.s3 import fanout
-from datastore.fuse.store.s3.connections import Route, TransportLimits, trust
+from datastore.fuse.store.s3.connections import Connections, Route, TransportLimits, trust
 from datastore.fuse.store.s3.fanout import Question
+from datastore.fuse.store.s3.http1 import Connection
 from datastore.fuse.store.s3.messages import Answer, Request
 from datastore.fuse.store.s3.transport import Transport
 from tests.authority import HERE, Authority, Identity, Subject
+from tests.patience import PATIENCE_S
 from tests.unit.store.scripted import Reply, ScriptedServer, http
 
 GET = Request("GET", "/k", {"host": "h"})
@@ -73,7 +75,7 @@ def talking(identity: Identity, *talks: Talk) -> Iterator[int]:
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
         yield listener.getsockname()[1]
-        thread.join(20)
+        thread.join(PATIENCE_S)
 
 
 def take(connection: ssl.SSLSocket) -> None:
@@ -93,8 +95,8 @@ class TestKeptConnections:
         """The server's session tickets have come meanwhile, which are no bytes of an answer."""
         with serving(identity, http(200, b"it is")) as server:
             transport = transport_to(server.port, identity)
-            made = transport.connections.connect(time.monotonic() + 5)
-            assert select.select([made.sock], [], [], 5)[0], "no ticket"
+            made = transport.connections.connect(time.monotonic() + PATIENCE_S)
+            assert select.select([made.sock], [], [], PATIENCE_S)[0], "no ticket"
             transport.connections.give_back(made, keep=True)
 
             assert transport.send(GET).body == b"it is"
@@ -162,9 +164,18 @@ def test_a_connection_that_comes_when_nothing_is_left_to_ask_stays(
 ) -> None:
     """Its session tickets come while others wait for their answers."""
     monkeypatch.setattr(fanout, "_LANES_MIN", 3)
+    given_back, give_back = threading.Semaphore(0), Connections.give_back
+
+    def noted(connections: Connections, connection: Connection, *, keep: bool) -> None:
+        give_back(connections, connection, keep=keep)
+        given_back.release()
+
+    monkeypatch.setattr(Connections, "give_back", noted)
 
     def rule(head: bytes, _number: int) -> bytes:
-        time.sleep(1.0 if b"/0 " in head else 0.05)
+        if b"/0 " in head:  # the last one that is answered: the other two connections have nothing left to ask
+            assert given_back.acquire(timeout=PATIENCE_S)
+            assert given_back.acquire(timeout=PATIENCE_S)
         return http(200)
 
     with LateServer(rule, context_of(identity)) as server:
@@ -236,7 +247,7 @@ class TestLargeBodies:
         def drip(connection: ssl.SSLSocket) -> None:
             take(connection)
             connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 900000\r\n\r\n")
-            for _ in range(300):
+            for _ in range(3000):
                 connection.sendall(bytes(100))
                 time.sleep(0.05)
 
@@ -245,17 +256,17 @@ class TestLargeBodies:
             began = time.monotonic()
             with pytest.raises(DeadlineExceeded):
                 transport.send(replace(GET, most_bytes=1 << 20))
-            assert time.monotonic() - began < 5 * QUICK.call_s
+            assert time.monotonic() - began < PATIENCE_S
             transport.close()
 
 
 def test_a_handshake_that_does_not_end_is_given_up(identity: Identity) -> None:
-    limits = TransportLimits(connect_s=0.3)
+    limits = TransportLimits(connect_s=0.3, idle_s=2 * PATIENCE_S, call_s=2 * PATIENCE_S)
     with socket.create_server(("127.0.0.1", 0)) as mute:  # the kernel accepts, and nobody speaks
         began = time.monotonic()
         with pytest.raises(DeadlineExceeded, match="no connection"):
             transport_to(mute.getsockname()[1], identity, limits).send(GET)
-        assert time.monotonic() - began < 10 * limits.connect_s
+        assert time.monotonic() - began < PATIENCE_S
 
 
 class TestWhatIsSaid:

@@ -11,6 +11,7 @@ import ssl
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -21,7 +22,8 @@ from datastore.fuse.store.base import Body, FilePart
 from datastore.fuse.store.s3.connections import Proxy, Route, TransportLimits, proxy_for, trust
 from datastore.fuse.store.s3.messages import Outlet, Request
 from datastore.fuse.store.s3.transport import Transport
-from tests.servers import free_port
+from tests.patience import PATIENCE_S, eventually
+from tests.servers import reserved_port
 from tests.unit.store.scripted import HANG_UP, SILENCE, Reply, ScriptedServer, http
 
 QUICK = TransportLimits(connections=4, connect_s=2.0, idle_s=0.2, call_s=1.0)
@@ -299,24 +301,24 @@ class TestDeadlines:
             transport_to(server, QUICK).send(LARGER)
 
     def test_a_full_pool_ends_at_the_call_limit(self) -> None:
-        limits = TransportLimits(connections=1, idle_s=5.0, call_s=0.3, long_s=0.5)
-        with ScriptedServer([SILENCE, SILENCE]) as server:
+        limits = TransportLimits(connections=1, idle_s=PATIENCE_S, call_s=0.3, long_s=2 * PATIENCE_S)
+        with ThreadPoolExecutor(1) as pool, ScriptedServer([SILENCE]) as server:
             transport = transport_to(server, limits)
-            patient = Request("GET", "/k", {"host": "h"}, is_long=True)
-            with ThreadPoolExecutor(2) as pool:
-                ends = [pool.submit(transport.send, patient) for _ in range(2)]
-                words = sorted(str(end.exception()).split(": ")[1] for end in ends)
-            transport.close()
-
-        assert [word[:5] for word in words] == ["all 1", "no an"]
+            patient = replace(GET, is_long=True)
+            first = pool.submit(transport.send, patient)
+            eventually(lambda: server.requests)
+            with pytest.raises(DeadlineExceeded, match="all 1 connections stayed busy"):
+                transport.send(patient)
+            assert not first.done()
+        assert isinstance(first.exception(), Unreachable), "the server hung up"
+        transport.close()
 
     def test_nobody_listening_is_said_so(self) -> None:
-        transport = Transport(Route("127.0.0.1", free_port(), False))
+        with reserved_port() as port, pytest.raises(Unreachable, match="connection refused"):
+            Transport(Route("127.0.0.1", port, False)).send(GET)
 
-        with pytest.raises(Unreachable, match="connection refused"):
-            transport.send(GET)
-
-    def test_a_name_that_does_not_resolve_is_said_so(self) -> None:
+    def test_a_name_that_does_not_resolve_is_said_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(socket, "getaddrinfo", Mock(side_effect=socket.gaierror(socket.EAI_NONAME, "not known")))
         transport = Transport(Route("no-such-host.invalid", 80, False))
 
         with pytest.raises(Unreachable, match="does not resolve"):

@@ -11,6 +11,7 @@ import pytest
 from datastore.fuse.store.base import ListPage
 from datastore.fuse.vfs.tree.distance import FAR_S, Distance
 from tests.mounted import Client, World
+from tests.patience import PATIENCE_S
 from tests.promises import promise
 
 LEVELS = 12
@@ -37,7 +38,7 @@ def slowest(client: Client, monkeypatch: pytest.MonkeyPatch, method: str) -> Cal
             most = max(most, now)
             if now > LEVELS // 2:
                 several.set()
-        if not several.wait(10):
+        if not several.wait(PATIENCE_S):
             several.set()  # there are not more at once: the others need not wait for them
         try:
             return original(*arguments, **options)

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from datastore.fuse.vfs.tree.nodes import Directory
 from datastore.fuse.vfs.tree.walk import Walk
 from tests.mounted import TTL_S, Client, World
+from tests.patience import PATIENCE_S
 from tests.promises import promise
 
-PATIENCE_S = 20.0
 TWO_PAGES = 1500
 
 

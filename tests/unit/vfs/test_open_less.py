@@ -16,7 +16,7 @@ import pytest
 from datastore.fuse.ops import Caller, Fh, FSError, OpenRequest
 from datastore.fuse.vfs.opened import handles
 from tests.mounted import TTL_S, Client, World
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 from tests.promises import promise
 
 MIB = 1 << 20
@@ -162,5 +162,5 @@ def test_a_reader_that_is_forgotten_or_made_by_another_thread_just_then(
 
     table._by_fh = Interfered(table._by_fh, interfere)
     assert file.read(10, 10) == BODY[10:20]
-    table._by_fh._thread.join(30)
+    table._by_fh._thread.join(PATIENCE_S)
     assert reader.fs.core.nodes.by_ino[file.ino].handles == table.opens()[file.ino] <= 1

@@ -14,6 +14,7 @@ from datastore.fuse.vfs.tree import chases
 from tests.faulty import Fault, no_faults
 from tests.localfs import ME
 from tests.mounted import DOWN, Client, around, failing
+from tests.patience import PATIENCE_S
 from tests.promises import promise
 
 
@@ -48,7 +49,7 @@ def test_an_open_while_a_rename_replaces_the_file(monkeypatch: pytest.MonkeyPatc
 
     around(monkeypatch, one, "copy", come, lambda: None)
     one.local.rename("new", "target")
-    reader.join(10)
+    reader.join(PATIENCE_S)
     assert found == [b"new!"]
 
 
@@ -97,7 +98,7 @@ def lose(one: Client) -> None:
 @promise("S-25")
 def test_an_open_does_not_lose_twice(one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel walks a path again only once: the next rename lets it pass."""
-    monkeypatch.setattr(chases, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(chases, "PATIENCE_S", 2 * PATIENCE_S)
     lose(one)
 
     second = threading.Thread(target=one.local.rename, args=("newer", "target"))
@@ -105,7 +106,7 @@ def test_an_open_does_not_lose_twice(one: Client, monkeypatch: pytest.MonkeyPatc
     second.join(0.2)
     waited = second.is_alive()
     content = one.local.read("target")
-    second.join(30)
+    second.join(PATIENCE_S)
 
     assert waited
     assert content == b"new"
@@ -119,7 +120,7 @@ def test_who_does_not_come_back_is_not_waited_for_long(one: Client, monkeypatch:
     lose(one)
     one.local.rename("newer", "target")
 
-    monkeypatch.setattr(chases, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(chases, "PATIENCE_S", 2 * PATIENCE_S)
     ino = one.local.stat("target").ino
     one.local.unlink("target")
     with pytest.raises(FSError):
@@ -127,7 +128,7 @@ def test_who_does_not_come_back_is_not_waited_for_long(one: Client, monkeypatch:
     one.local.write("other", b"other")
     began = time.monotonic()
     one.local.rename("other", "target")
-    assert time.monotonic() - began < 30.0
+    assert time.monotonic() - began < PATIENCE_S
 
 
 @promise("S-25")

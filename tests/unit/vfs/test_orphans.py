@@ -11,6 +11,7 @@ import pytest
 
 from tests.faulty import no_faults
 from tests.mounted import Client, World, around, failing, no_writes
+from tests.patience import PATIENCE_S
 from tests.promises import promise
 
 A_MOMENT_S = 0.3
@@ -49,7 +50,7 @@ class Beside:
 
     def join(self) -> None:
         """Wait for its end."""
-        self._thread.join(30)
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
         if self._error is not None:
             raise self._error

@@ -17,8 +17,8 @@ from datastore.fuse.store.base import ObjectStore
 from datastore.fuse.vfs.lookup import prefetcher, resolver
 from datastore.fuse.vfs.tree.nodes import Directory, Node
 from tests.mounted import Client, World
+from tests.patience import PATIENCE_S
 
-PATIENCE_S = 20.0
 TWO_PAGES = 1500
 
 

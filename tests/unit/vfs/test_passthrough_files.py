@@ -15,6 +15,7 @@ from datastore.fuse.store.base import ETag, ObjectVersion
 from datastore.fuse.vfs.tree import passthrough
 from datastore.fuse.vfs.tree.passthrough import MIN_BYTES, PassthroughFiles
 from tests.mounted import Client, World
+from tests.patience import PATIENCE_S
 from tests.promises import promise
 
 INO = Ino(7)
@@ -120,7 +121,7 @@ def test_a_large_file_without_a_seal_is_checked_first_and_lent_then(
     os.utime(cache._place(large).data_path)  # as after a reboot
     later = PassthroughFiles(BlockCache(tmp_path, 64 << 20, "test"), pool)
     assert later.offer(INO, large) == -1
-    pool.submit(int).result(10)
+    pool.submit(int).result(PATIENCE_S)
     assert later.offer(INO, large) >= 0
     later.close()
 

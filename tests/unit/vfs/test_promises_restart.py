@@ -17,6 +17,7 @@ from datastore.fuse.vfs.change.renames import NOREPLACE
 from tests.faulty import from_nth, no_faults
 from tests.localfs import ME
 from tests.mounted import DOWN, Client, Died, World, dies_at, failing, pattern, taken_over
+from tests.patience import PATIENCE_S
 from tests.promises import promise
 
 
@@ -198,7 +199,7 @@ def test_a_dead_server_that_still_locks_the_journal_is_no_obstacle(world: World)
         file.close()
         assert world.body("f") == b"unsent"
     finally:
-        holder.communicate("\n", timeout=10)
+        holder.communicate("\n", timeout=PATIENCE_S)
 
 
 class Piecemeal:

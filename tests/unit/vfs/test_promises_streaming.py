@@ -23,6 +23,7 @@ from tests.clock import ManualClock
 from tests.faulty import Fault, from_nth, no_faults
 from tests.localfs import File
 from tests.mounted import DOWN, Client, World, failing, pattern
+from tests.patience import PATIENCE_S
 from tests.promises import promise
 
 PART = 8192
@@ -76,7 +77,7 @@ def test_the_close_does_not_wait_before_it_sends_the_tail(world: World, one: Cli
 
     def plan(index: int, method: str) -> None:
         if method == "upload_part" and next(parts) < 2:
-            in_time.append(tail.wait(10))
+            in_time.append(tail.wait(PATIENCE_S))
         elif method == "upload_part":
             tail.set()
 
@@ -270,7 +271,7 @@ def test_an_upload_whose_beginning_fails_beside_the_close_is_begun_by_it(
     wait = streaming.Lanes.wait
 
     def plan(index: int, method: str) -> Fault | None:
-        return Fault(DOWN) if method == "create_upload" and next(begun) == 0 and closing.wait(60) else None
+        return Fault(DOWN) if method == "create_upload" and next(begun) == 0 and closing.wait(PATIENCE_S) else None
 
     def waiting(lanes: streaming.Lanes, future: Future[ETag]) -> BaseException | None:
         closing.set()

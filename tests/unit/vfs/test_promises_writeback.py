@@ -17,6 +17,7 @@ from tests.faulty import no_faults
 from tests.localfs import File
 from tests.mounted import Client, World, failing, fails, pattern, refuse_writes
 from tests.mounted import world as opened
+from tests.patience import PATIENCE_S
 from tests.promises import promise
 
 
@@ -29,7 +30,7 @@ def send(client: Client, later_s: float = 10.0) -> None:
     """What the background does by then."""
     now = client.fs.core.clock.monotonic() + later_s
     for future in client.fs.write_back.send_due(now):
-        future.result(timeout=30)
+        future.result(timeout=PATIENCE_S)
 
 
 @promise("S-48")

@@ -11,6 +11,7 @@ import pytest
 from datastore.fuse.vfs.tree.nodes import Directory
 from tests.clock import ManualClock
 from tests.mounted import Client, around
+from tests.patience import PATIENCE_S
 from tests.promises import promise
 
 BOTH_LISTINGS = True
@@ -102,7 +103,7 @@ def test_an_old_name_is_made_anew_at_once(monkeypatch: pytest.MonkeyPatch, one: 
     def release() -> None:
         ended.append(True)
         go.set()
-        done.wait(5)
+        done.wait(PATIENCE_S)
 
     go, done = threading.Event(), threading.Event()
     lister = threading.Thread(target=list_it)
@@ -110,11 +111,11 @@ def test_an_old_name_is_made_anew_at_once(monkeypatch: pytest.MonkeyPatch, one: 
     def begin() -> None:
         one.world.clock.advance(0.01)
         lister.start()
-        go.wait(5)
+        go.wait(PATIENCE_S)
 
     around(monkeypatch, one, "delete", begin, done.set)
     one.local.rename("f", "g")
-    lister.join(5)
+    lister.join(PATIENCE_S)
     assert ended
     assert one.local.listdir() == [b"g"]
     assert not one.local.exists("f")

@@ -7,6 +7,7 @@ import threading
 
 from datastore.fuse.ops import Blocking
 from tests.mounted import Client, World
+from tests.patience import PATIENCE_S
 from tests.promises import promise
 
 
@@ -21,12 +22,12 @@ def test_a_file_is_read_while_it_is_uploaded(world: World, one: Client) -> None:
         def upload() -> None:
             with node.lock:
                 taken.set()
-                done.wait(10)
+                done.wait(PATIENCE_S)
 
         thread = threading.Thread(target=upload)
         thread.start()
         try:
-            assert taken.wait(10)
+            assert taken.wait(PATIENCE_S)
             body = one.fs.read(file.ino, file._fh, 0, 100)
             assert not isinstance(body, Blocking)
             assert bytes(body) == b"written"

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
 from datastore.errors import DeadlineExceeded
 from datastore.fuse.vfs.tree.treelock import TreeLock
+from tests.patience import PATIENCE_S, eventually
 from tests.promises import promise
-
-WAIT_S = 10.0
 
 
 class Holder:
@@ -27,11 +25,11 @@ class Holder:
     def _hold(self) -> None:
         with self._manager:
             self.has_it.set()
-            self.let_go.wait(WAIT_S)
+            self.let_go.wait(PATIENCE_S)
 
     def end(self) -> None:
         self.let_go.set()
-        self._thread.join(WAIT_S)
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
 
 
@@ -40,7 +38,7 @@ def test_many_share() -> None:
     """Uploads do not wait for each other."""
     lock = TreeLock()
     holders = [Holder(lock, alone=False) for _ in range(3)]
-    assert all(holder.has_it.wait(WAIT_S) for holder in holders)
+    assert all(holder.has_it.wait(PATIENCE_S) for holder in holders)
     for holder in holders:
         holder.end()
 
@@ -50,13 +48,13 @@ def test_one_alone() -> None:
     """While a directory is renamed nobody uploads, and the other way round."""
     lock = TreeLock(deadline_s=0.01)
     holder = Holder(lock, alone=True)
-    assert holder.has_it.wait(WAIT_S)
+    assert holder.has_it.wait(PATIENCE_S)
     for take in (lock.shared, lock.exclusive):
         with pytest.raises(DeadlineExceeded), take():
             pass
     holder.end()
     holder = Holder(lock, alone=False)
-    assert holder.has_it.wait(WAIT_S)
+    assert holder.has_it.wait(PATIENCE_S)
     with pytest.raises(DeadlineExceeded), lock.exclusive():
         pass
     holder.end()
@@ -67,20 +65,17 @@ def test_one_alone() -> None:
 @promise("S-26")
 def test_a_rename_is_not_starved() -> None:
     """Who waits to be alone comes before newcomers."""
-    lock = TreeLock(deadline_s=WAIT_S)
+    lock = TreeLock(deadline_s=PATIENCE_S)
     first = Holder(lock, alone=False)
-    assert first.has_it.wait(WAIT_S)
+    assert first.has_it.wait(PATIENCE_S)
     rename = Holder(lock, alone=True)
-    until = time.monotonic() + WAIT_S
-    while not lock._waiting and time.monotonic() < until:
-        time.sleep(0.001)
-    assert lock._waiting == 1
+    eventually(lambda: lock._waiting == 1)
     newcomer = Holder(lock, alone=False)
     assert not newcomer.has_it.wait(0.01)
     first.end()
-    assert rename.has_it.wait(WAIT_S)
+    assert rename.has_it.wait(PATIENCE_S)
     rename.end()
-    assert newcomer.has_it.wait(WAIT_S)
+    assert newcomer.has_it.wait(PATIENCE_S)
     newcomer.end()
 
 
@@ -100,7 +95,7 @@ def test_who_gave_up_waiting_holds_nobody_up() -> None:
     """A rename that timed out leaves the uploads free."""
     lock = TreeLock(deadline_s=0.01)
     holder = Holder(lock, alone=False)
-    assert holder.has_it.wait(WAIT_S)
+    assert holder.has_it.wait(PATIENCE_S)
     with pytest.raises(DeadlineExceeded), lock.exclusive():
         pass
     with lock.shared():
@@ -113,7 +108,7 @@ def test_who_gave_up_waiting_lets_those_behind_go_on_at_once() -> None:
     """Not only when the next one lets go: that may be the upload of a large file."""
     lock = TreeLock(deadline_s=0.2)
     upload = Holder(lock, alone=False)
-    assert upload.has_it.wait(WAIT_S)
+    assert upload.has_it.wait(PATIENCE_S)
     gave_up = threading.Event()
 
     def rename() -> None:
@@ -123,13 +118,11 @@ def test_who_gave_up_waiting_lets_those_behind_go_on_at_once() -> None:
 
     thread = threading.Thread(target=rename)
     thread.start()
-    until = time.monotonic() + WAIT_S
-    while not lock._waiting and time.monotonic() < until:
-        time.sleep(0.001)
-    lock._deadline_s = 10 * WAIT_S
+    eventually(lambda: lock._waiting or gave_up.is_set())
+    lock._deadline_s = 10 * PATIENCE_S
     behind = Holder(lock, alone=False)
-    assert gave_up.wait(WAIT_S)
-    assert behind.has_it.wait(WAIT_S / 2)  # the upload ends by itself after WAIT_S
+    assert gave_up.wait(PATIENCE_S)
+    assert behind.has_it.wait(PATIENCE_S / 2)  # the upload ends by itself after PATIENCE_S
     for holder in (behind, upload):
         holder.end()
-    thread.join(WAIT_S)
+    thread.join(PATIENCE_S)

@@ -17,6 +17,7 @@ from datastore.controller.datastores.secretwatch import Uses
 from datastore.controller.datastores.settings import Settings
 from datastore.controller.runtime.client import ApiError, Client, Unavailable
 from datastore.controller.runtime.recorder import Recorder
+from tests.patience import PATIENCE_S
 from tests.promises import promise
 
 KEY = ("team", "digits")
@@ -82,10 +83,10 @@ class World:
         while True:
             self.woken.clear()
             await self.reconciler.reconcile(KEY)
-            try:
-                await asyncio.wait_for(self.woken.wait(), 0.2)
-            except TimeoutError:
+            known = self.reconciler._known.get(KEY)
+            if (known is None or known.work is None) and not self.woken.is_set():
                 return self.api.reason
+            await asyncio.wait_for(self.woken.wait(), PATIENCE_S)
 
 
 def run(story: Any) -> None:

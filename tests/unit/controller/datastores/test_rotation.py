@@ -16,6 +16,7 @@ from datastore.controller.datastores.rotation import Announcer, to_tell
 from datastore.controller.datastores.secretwatch import SecretWatch, Uses, recent
 from datastore.controller.runtime.client import ApiError, Client, Unavailable
 from datastore.controller.runtime.election import LeaseLost
+from tests.patience import PATIENCE_S
 from tests.promises import promise
 
 KEYS = SecretRef(namespace="team", name="keys")
@@ -162,7 +163,7 @@ def test_what_failed_is_tried_again_and_the_newest_version_counts(monkeypatch: p
         announcer.rotated(KEYS, "7")
         announcer.rotated(KEYS, "8")
         running = asyncio.create_task(announcer.run())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while carried(cluster) != ["8"]:
                 await asyncio.sleep(0.01)
         running.cancel()

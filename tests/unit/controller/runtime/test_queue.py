@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from datastore.controller.runtime.queue import WorkQueue
+from tests.patience import PATIENCE_S
 from tests.promises import promise
 
 A, B = ("team", "a"), ("team", "b")
@@ -37,7 +38,7 @@ def test_an_appointment_is_kept_and_the_earlier_one_wins() -> None:
         queue.add_after(A, 0.0)
         assert await queue.get() == A
 
-    asyncio.run(asyncio.wait_for(story(), 5))
+    asyncio.run(asyncio.wait_for(story(), PATIENCE_S))
 
 
 @promise("S-245")
