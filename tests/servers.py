@@ -92,25 +92,10 @@ def reserved_port() -> Iterator[int]:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that was free a moment ago, and that no outgoing connection gets.
+    """A TCP port of 127.0.0.1 that is free, and that the system gives to nobody who asks for any port.
 
-    Who asks a server that is away again and again would else be connected to itself some time, and hold its port.
+    So it stays free while its server is away, and who asks that server again and again is not connected to itself.
     """
-    return lasting_port()
-
-
-def lasting_port() -> int:
-    """A free one that stays so while its server is away: the system gives it to nobody who asks for any port."""
-    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    while True:
-        port = random.SystemRandom().randrange(first // 2, first)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-
-
-def lasting_port() -> int:
-    """A free one that stays so while its server is away: the system gives it to nobody who asks for any port."""
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
         port = random.SystemRandom().randrange(first // 2, first)

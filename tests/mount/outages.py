@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from tests.authority import Identity
-from tests.servers import START_TIMEOUT_S, STOP_TIMEOUT_S, Server, lasting_port, run_versitygw
+from tests.servers import START_TIMEOUT_S, STOP_TIMEOUT_S, Server, free_port, run_versitygw
 
 Run = Callable[..., contextlib.AbstractContextManager[Server]]
 
@@ -30,7 +30,7 @@ class Breakable:
 
     def __init__(self, data_dir: str, identity: Identity | None = None) -> None:
         self._asking, answering = _FORK.Pipe()
-        run = partial(run_versitygw, port=lasting_port(), data_dir=data_dir, identity=identity)
+        run = partial(run_versitygw, port=free_port(), data_dir=data_dir, identity=identity)
         self._starter = _FORK.Process(target=_start_and_stop, args=(run, answering, self._asking))
         self._starter.start()
         answering.close()

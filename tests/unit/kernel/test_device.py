@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -115,8 +116,8 @@ def test_who_has_left_while_he_was_looked_for_keeps_no_mount(monkeypatch: pytest
             raise device._UserNotFound("busy")
 
     monkeypatch.setattr(device, "_unmount", unmount)
-    monkeypatch.setattr(device.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(device.time, "sleep", lambda _: None)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda _: None)
     device.unmount("/m", retry_s=2.0)
     assert tries == [0.0, 10.0]
 
