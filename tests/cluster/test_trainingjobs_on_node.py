@@ -72,6 +72,15 @@ def write_events_until(go, index):
     writer.close()
     (pathlib.Path("/out") / "model").mkdir(exist_ok=True)
     (pathlib.Path("/out") / "model" / index).write_text("weights")
+def connected(host):
+    until = time.monotonic() + 120
+    while True:
+        try:
+            return socket.create_connection((host, 2222), timeout=60)
+        except OSError:  # a busy cluster may be slow to tell an address
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.5)
 job, role, index = (os.environ["DATASTORE_" + name] for name in ("JOB", "ROLE", "INDEX"))
 print(role, index, "of", job, "rank", os.environ["DATASTORE_RANK"], flush=True)
 if role == "master":
@@ -97,7 +106,7 @@ elif role == "worker" and sys.argv[1:] != ["fail"]:
         time.sleep(0.5)
     if "GO" in os.environ:
         write_events_until(pathlib.Path("/out") / os.environ["GO"], index)
-    with socket.create_connection((f"{job}-master-0.train-{job}", 2222), timeout=60) as connection:
+    with connected(f"{job}-master-0.train-{job}") as connection:
         connection.send(index.encode())
 else:
     held = b"x" * (200 << 20)
