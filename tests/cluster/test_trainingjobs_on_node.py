@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -34,7 +35,7 @@ from tests.cluster.controlled import condition
 from tests.cluster.fixtures import ROLLOUT_S, SYSTEM, Product, Site, Storage
 from tests.cluster.kube import Kube, Manifest
 from tests.promises import promise
-from tests.servers import boto_client, free_port, make_bucket, tools_dir
+from tests.servers import boto_client, make_bucket, tools_dir
 from tests.training.laptop import EXAMPLES, put_digits
 
 pytestmark = [pytest.mark.e2e_training_cluster, pytest.mark.own_node, pytest.mark.timeout(2000, func_only=True)]
@@ -71,6 +72,15 @@ def write_events_until(go, index):
     writer.close()
     (pathlib.Path("/out") / "model").mkdir(exist_ok=True)
     (pathlib.Path("/out") / "model" / index).write_text("weights")
+def connected(host):
+    until = time.monotonic() + 120
+    while True:
+        try:
+            return socket.create_connection((host, 2222), timeout=60)
+        except OSError:  # a busy cluster may be slow to tell an address
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.5)
 job, role, index = (os.environ["DATASTORE_" + name] for name in ("JOB", "ROLE", "INDEX"))
 print(role, index, "of", job, "rank", os.environ["DATASTORE_RANK"], flush=True)
 if role == "master":
@@ -96,7 +106,7 @@ elif role == "worker" and sys.argv[1:] != ["fail"]:
         time.sleep(0.5)
     if "GO" in os.environ:
         write_events_until(pathlib.Path("/out") / os.environ["GO"], index)
-    with socket.create_connection((f"{job}-master-0.train-{job}", 2222), timeout=60) as connection:
+    with connected(f"{job}-master-0.train-{job}") as connection:
         connection.send(index.encode())
 else:
     held = b"x" * (200 << 20)
@@ -160,9 +170,8 @@ class Person:
     @contextmanager
     def tensorboard(self, name: str) -> Iterator[Callable[[str], int]]:
         """`datastore job tensorboard`, until Ctrl-C: how many steps of a run it shows."""
-        port = free_port()
-        command = ["tensorboard", name, "--namespace", self.namespace, "--port", str(port)]
-        with (self.folder / "tensorboard.log").open("wb") as log:
+        command, said = ["tensorboard", name, "--namespace", self.namespace, "--port", "0"], self.folder / "said.log"
+        with said.open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "datastore.cli", "job", *command],
                 stdout=log,
@@ -175,10 +184,13 @@ class Person:
             )
 
         def steps(run: str) -> int:
-            assert process.poll() is None, (self.folder / "tensorboard.log").read_text()
+            assert process.poll() is None, said.read_text()
+            forwarded = re.search(r"127\.0\.0\.1:(\d+) ->", said.read_text())
+            if forwarded is None:
+                return 0
             with contextlib.suppress(OSError, http.client.HTTPException):
-                asked = f"http://127.0.0.1:{port}/data/plugin/scalars/scalars?tag=loss&run={run}"
-                with urllib.request.urlopen(asked, timeout=10) as answer:
+                asked = f"http://127.0.0.1:{forwarded[1]}/data/plugin/scalars/scalars?tag=loss&run={run}"
+                with urllib.request.urlopen(asked, timeout=60) as answer:
                     return len(json.loads(answer.read()))
             return 0
 
