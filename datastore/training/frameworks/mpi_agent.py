@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import select
 import signal
 import socket
 import struct
@@ -25,7 +26,8 @@ from contextlib import suppress
 
 HOSTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hosts")
 CONNECT_TIMEOUT_S = 300.0
-HELLO_TIMEOUT_S = 10.0
+HELLO_TIMEOUT_S = 60.0
+REST_TIMEOUT_S = 60.0
 MAX_FRAME = 1 << 20
 
 
@@ -103,21 +105,31 @@ def run(connection: socket.socket, command: str) -> None:
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
-    relay = threading.Thread(target=forward, args=(process, connection), daemon=True)
+    ended = threading.Event()
+    relay = threading.Thread(target=forward, args=(process, connection, ended), daemon=True)
     relay.start()
     watch = threading.Thread(target=end_with, args=(connection, process), daemon=True)
     watch.start()
     code = process.wait()
-    relay.join(1.0)  # what went to the background may hold the pipe for ever
+    ended.set()
+    relay.join(REST_TIMEOUT_S)
     send(connection, b"x", struct.pack(">i", code))
 
 
-def forward(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
-    """What it prints."""
+def forward(process: subprocess.Popen[bytes], connection: socket.socket, ended: threading.Event) -> None:
+    """What it prints. When it has ended, what there is: what went to the background may hold the pipe for ever."""
     assert process.stdout is not None
+    pipe = process.stdout.fileno()
     with suppress(OSError):
-        while data := os.read(process.stdout.fileno(), 65536):
-            send(connection, b"o", data)
+        while True:
+            last = ended.is_set()
+            if select.select([pipe], [], [], 0.0 if last else 0.1)[0]:
+                data = os.read(pipe, 65536)
+                if not data:
+                    return
+                send(connection, b"o", data)
+            elif last:
+                return
 
 
 def end_with(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:

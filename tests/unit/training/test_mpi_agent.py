@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from datastore.training.frameworks import mpi
+from datastore.training.frameworks import mpi, mpi_agent
 from tests.promises import promise
 from tests.servers import free_port
 from tests.unit.training.jobs import job, on_one_host
@@ -43,7 +46,7 @@ def ask(program: Path, *words: str, token: str = "right") -> subprocess.Complete
         env={**os.environ, "DATASTORE_TOKEN": token},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=110,
         check=False,
     )
 
@@ -61,7 +64,7 @@ def test_who_does_not_know_the_token_runs_nothing(agent: tuple[Path, int]) -> No
     done = ask(agent[0], "digits-worker-0", "echo", "stolen", token="wrong")
     assert done.returncode != 0
     assert "stolen" not in done.stdout
-    with socket.create_connection(("127.0.0.1", agent[1]), timeout=10) as stranger:
+    with socket.create_connection(("127.0.0.1", agent[1]), timeout=60) as stranger:
         stranger.sendall(b"GET / HTTP/1.0\r\n\r\n" + bytes(32))
         assert len(stranger.recv(32)) == 32
     assert ask(agent[0], "digits-worker-0", "true").returncode == 0
@@ -70,3 +73,36 @@ def test_who_does_not_know_the_token_runs_nothing(agent: tuple[Path, int]) -> No
 @promise("S-322")
 def test_a_host_that_nobody_knows_is_told(agent: tuple[Path, int]) -> None:
     assert "no worker of this job is called other" in ask(agent[0], "other", "true").stderr
+
+
+class SlowCaller:
+    """A connection on which what is printed takes two seconds; its caller stays until told to go."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.going = threading.Event()
+
+    def sendall(self, frame: bytes) -> None:
+        if frame.startswith(b"o"):
+            time.sleep(2.0)
+        self.sent.append(frame)
+
+    def recv(self, size: int) -> bytes:
+        self.going.wait()
+        return b""
+
+
+@promise("S-322")
+@pytest.mark.parametrize("line", ["echo here", "sleep 600 & echo here"])
+def test_all_that_was_printed_comes_before_the_exit_code(line: str) -> None:
+    """However busy the machine is, and also when something that was left in the background holds the pipe."""
+    caller = SlowCaller()
+    try:
+        mpi_agent.run(caller, f"echo $$; {line}")  # type: ignore[arg-type]
+        assert [frame[:1] for frame in caller.sent][-1] == b"x"
+        printed = b"".join(frame[5:] for frame in caller.sent[:-1]).split()
+        assert printed[1:] == [b"here"]
+    finally:
+        caller.going.set()
+    if "&" in line:
+        os.killpg(int(printed[0]), signal.SIGKILL)
