@@ -32,7 +32,7 @@ from tests.nfs.host.bed import obstacle as nfs_obstacle
 from tests.plain_user import FUSE_DEVICE, Place, here, plain_place
 from tests.sftp.sshd import obstacle as sshd_obstacle
 
-STEP_TIMEOUT_S = 2400.0
+STEP_TIMEOUT_S = 3600.0
 """The longest step (a tier of pytest) takes a few minutes; this only ends a hang."""
 NO_TESTS_COLLECTED = 5
 ENDING = threading.Event()

@@ -26,9 +26,9 @@ from contextlib import suppress
 
 HOSTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hosts")
 CONNECT_TIMEOUT_S = 300.0
-HELLO_TIMEOUT_S = 10.0
+HELLO_TIMEOUT_S = 60.0
 RELAY_LOOK_S = 0.2
-RELAY_TIMEOUT_S = 10.0
+RELAY_TIMEOUT_S = 60.0
 MAX_FRAME = 1 << 20
 
 

@@ -24,6 +24,7 @@ from datastore.training.local.isolation import Container
 from datastore.training.local.launcher import KILL_TIMEOUT_S, Submitter
 from datastore.training.local.records import (
     JobDirectory,
+    LocalState,
     Wanted,
     all_directories,
     check_datastores,
@@ -39,6 +40,7 @@ WHERE = "local"
 STOP_TIMEOUT_S = 630.0
 """An unmount uploads what is left: lifecycle.STOP_TIMEOUT_S, and the end of the processes before it."""
 POLL_S = 0.05
+BEGIN_TIMEOUT_S = 60.0
 _READ_BYTES = 1 << 16
 _SHOWN_LOG_BYTES = 32 << 20
 
@@ -165,7 +167,7 @@ class LocalDriver:
         state = directory.read_state()
         if state.status.phase in ("Pending", "Running", "Restarting") and not directory.alive:
             state = directory.read_state()  # it may have ended in between
-            if state.status.phase in ("Pending", "Running", "Restarting"):
+            if state.status.phase in ("Pending", "Running", "Restarting") and not _begins(directory, state):
                 _say_lost(directory)
                 state = directory.read_state()
         return Observed(job=job, status=state.status, evidence=state.evidence, where=WHERE)
@@ -219,6 +221,15 @@ def _refuse_finished(directory: JobDirectory) -> None:
     phase = directory.read_state().status.phase
     if phase in ("Succeeded", "Failed"):
         raise DatastoreError(f"TrainingJob {directory.name} has finished ({phase}); submit it again under another name")
+
+
+def _begins(directory: JobDirectory, state: LocalState) -> bool:
+    """Whether a job was just made, and its launcher is about to start."""
+    try:
+        made_at = directory.job_file.stat().st_mtime
+    except FileNotFoundError:
+        return True  # it is removed again
+    return state.status.phase == "Pending" and not state.run and time.time() - made_at < BEGIN_TIMEOUT_S
 
 
 def _is_freed(status: TrainingJobStatus) -> bool:

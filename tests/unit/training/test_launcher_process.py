@@ -163,3 +163,12 @@ def test_all_that_was_started_with_a_variable_is_ended() -> None:
         processes.end_with_variable("OF_THIS_TEST", "yes", 60.0)
         assert processes.with_variable("OF_THIS_TEST", "yes") == []
     assert started.returncode == -signal.SIGKILL
+
+
+@promise("S-333")
+def test_a_job_whose_launcher_is_about_to_start_is_not_lost(directory: JobDirectory) -> None:
+    """Somebody lists the jobs while it is submitted. One that was submitted long ago is lost."""
+    write_phase(directory, "Pending")
+    assert LocalDriver().observe("digits", "default").status.phase == "Pending"
+    os.utime(directory.job_file, (0, 0))
+    assert LocalDriver().observe("digits", "default").status.phase == "Failed"
