@@ -105,6 +105,7 @@ def run(connection: socket.socket, command: str) -> None:
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
+    assert process.stdout is not None
     ended = threading.Event()
     relay = threading.Thread(target=forward, args=(process, connection, ended), daemon=True)
     relay.start()
@@ -113,6 +114,8 @@ def run(connection: socket.socket, command: str) -> None:
     code = process.wait()
     ended.set()
     relay.join(REST_TIMEOUT_S)
+    if not relay.is_alive():
+        process.stdout.close()
     send(connection, b"x", struct.pack(">i", code))
 
 
