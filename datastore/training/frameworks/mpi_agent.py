@@ -106,6 +106,7 @@ def run(connection: socket.socket, command: str) -> None:
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
+    assert process.stdout is not None
     ended = threading.Event()
     relay = threading.Thread(target=forward, args=(process, connection, ended), daemon=True)
     relay.start()
