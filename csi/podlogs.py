@@ -167,7 +167,9 @@ class _Follower:
             size = os.fstat(target).st_size
             if not self._note.exists():
                 self._note.parent.mkdir(parents=True, exist_ok=True)
-                self._note.write_text(str(size))
+                fresh = self._note.with_name(f"{self._note.name}.new")
+                fresh.write_text(str(size))
+                fresh.replace(self._note)  # whole, whenever this process ends
             written = max(0, size - int(self._note.read_text()))
             source = os.open(current, os.O_RDONLY | os.O_CLOEXEC)
             self._rest = b""
@@ -241,8 +243,14 @@ def _plain(line: bytes) -> bytes:
 
 
 def _earlier(directory: Path, current: int) -> Iterator[bytes]:
-    """What the kubelet has put aside of a log, the oldest first. current: the inode of what is open already."""
-    for path in sorted(directory.glob("0.log.*")):
+    """What the kubelet has put aside of a log, the oldest first. current: the inode of what is open already.
+
+    It packs NAME into NAME.tmp, which becomes NAME.gz, and removes NAME then.
+    """
+    found = sorted(directory.glob("0.log.*"))
+    for path in found:
+        if path.suffix == ".tmp" or path.with_name(f"{path.name}.gz") in found:
+            continue
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             if os.fstat(file.fileno()).st_ino == current:
                 continue

@@ -161,9 +161,10 @@ class DirectoryStorage:
         with _told(at):
             for name in os.listdir(at) if at.is_dir() else ():
                 ours = name.startswith(".") and name.endswith((_LOCK, _TEMPORARY, _BROKEN))
-                if ours and time.time() - os.lstat(at / name).st_mtime > self._stale_s + WAIT_S:
-                    (at / name).unlink(missing_ok=True)
-                    removed += 1
+                with suppress(FileNotFoundError):  # its writer has just ended
+                    if ours and time.time() - os.lstat(at / name).st_mtime > self._stale_s + WAIT_S:
+                        (at / name).unlink()
+                        removed += 1
         return removed
 
     def close(self) -> None:
