@@ -263,6 +263,7 @@ def test_who_appends_goes_on_from_what_he_opened(believing: Believing, noticed: 
     path, objects = believing.other.path / f"append-absent-mount/log{noticed}", believing.here.objects
     key = f"append-absent-mount/{path.name}"
     objects.put(key, b"first\n")
+    settle()
     with opened(path, os.O_WRONLY | os.O_APPEND) as fd:
         objects.put(key, b"first\nTHEIRS\n")
         settle()

@@ -16,7 +16,7 @@ import yaml
 from datastore import beneath, mountinfo
 from tests.servers import Server
 
-COMMAND_TIMEOUT_S = 120.0
+COMMAND_TIMEOUT_S = 240.0
 COMMAND = str(Path(sys.executable).with_name("datastore"))
 NAME = "work"
 
