@@ -24,7 +24,7 @@ from tests.servers import authority, minio, moto, tools_dir, versitygw, versityg
 
 __all__ = ["authority", "minio", "moto", "versitygw", "versitygw_tls"]
 
-LEAK_GRACE_S = 5.0
+LEAK_GRACE_S = 60.0
 LEAKING_PREFIXES = ("AWS_", "DATASTORE_", "S3_", "RCLONE_", "MINIO_")
 PROXIES = {"http_proxy", "https_proxy", "all_proxy", "no_proxy"}
 SESSION_MARK = "KUBE_DATASTORE_TEST_SESSION"
