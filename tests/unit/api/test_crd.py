@@ -52,47 +52,44 @@ def test_the_crd_reads_back_as_yaml() -> None:
     assert list(yaml.safe_load_all(crd.text())) == [crd.definition(kind) for kind in KINDS]
 
 
-@pytest.mark.parametrize("path", EVERY)
-def test_the_schema_is_structural(path: str) -> None:
-    node = EVERY[path]
-    assert not {"$ref", "$defs", "allOf", "oneOf", "not", "const", "title", "nullable"} & set(node)
-    if node.get("x-kubernetes-int-or-string"):
-        assert node["anyOf"] == [{"type": "integer"}, {"type": "string"}]
-        assert "type" not in node
-    else:
-        assert "anyOf" not in node
-        assert node["type"] in ("object", "array", "string", "boolean", "integer", "number")
-    if "properties" in node:
-        assert "additionalProperties" not in node
-        assert set(node.get("required", [])) <= set(node["properties"])
+def test_the_schema_is_structural() -> None:
+    for path, node in EVERY.items():
+        assert not {"$ref", "$defs", "allOf", "oneOf", "not", "const", "title", "nullable"} & set(node), path
+        if node.get("x-kubernetes-int-or-string"):
+            assert node["anyOf"] == [{"type": "integer"}, {"type": "string"}], path
+            assert "type" not in node, path
+        else:
+            assert "anyOf" not in node, path
+            assert node["type"] in ("object", "array", "string", "boolean", "integer", "number"), path
+        if "properties" in node:
+            assert "additionalProperties" not in node, path
+            assert set(node.get("required", [])) <= set(node["properties"]), path
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in EVERY if path.partition(".")[2].startswith(("spec", "status")) and "[]" not in path]
-)
-def test_every_field_is_described(path: str) -> None:
-    assert EVERY[path]["description"].endswith(".")
+def test_every_field_is_described() -> None:
+    fields = {path for path in EVERY if path.partition(".")[2].startswith(("spec", "status")) and "[]" not in path}
+    assert {path for path in fields if not EVERY[path].get("description", "").endswith(".")} == set()
+    assert len(fields) > 100
 
 
 @promise("S-204")
-@pytest.mark.parametrize("path", EVERY)
-def test_every_value_is_bounded(path: str) -> None:
+def test_every_value_is_bounded() -> None:
     """The API server also estimates the cost of CEL rules by it, and refuses a CRD that may cost too much."""
-    node = EVERY[path]
-    if (node.get("type") == "string" or "anyOf" in node) and "enum" not in node and "format" not in node:
-        assert node["maxLength"] <= 64 << 10
-    if node.get("type") == "array":
-        assert "maxItems" in node
-    if "additionalProperties" in node:
-        assert "maxProperties" in node
+    for path, node in EVERY.items():
+        if (node.get("type") == "string" or "anyOf" in node) and "enum" not in node and "format" not in node:
+            assert node.get("maxLength", 1 << 30) <= 64 << 10, path
+        if node.get("type") == "array":
+            assert "maxItems" in node, path
+        if "additionalProperties" in node:
+            assert "maxProperties" in node, path
 
 
-@pytest.mark.parametrize("path", EVERY)
-def test_patterns_need_no_look_around(path: str) -> None:
+def test_patterns_need_no_look_around() -> None:
     """The API server's regular expressions are RE2."""
-    pattern = EVERY[path].get("pattern", "")
-    assert not re.search(r"\(\?[=!<]|\\[1-9ZzA]", pattern)
-    re.compile(pattern)
+    for path, node in EVERY.items():
+        pattern = node.get("pattern", "")
+        assert not re.search(r"\(\?[=!<]|\\[1-9ZzA]", pattern), path
+        re.compile(pattern)
 
 
 def test_the_defaults_are_those_of_the_models() -> None:

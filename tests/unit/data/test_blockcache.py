@@ -55,8 +55,9 @@ def file_of(directory: Path, suffix: str) -> Path:
 
 @pytest.fixture(autouse=True)
 def exact_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is reserved in advance, but where a test asks for it."""
+    """Nothing is reserved in advance, but where a test asks for it; and nothing is left out on a busy machine."""
     monkeypatch.setattr(blockcache, "CREDIT_BYTES", 0)
+    monkeypatch.setattr(cachespace, "LOCK_WAIT_S", PATIENCE_S)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from datastore.errors import CorruptBody, DeadlineExceeded, NotFound, PreconditionFailed, ServerFault
+from datastore.fuse.data import cachespace
 from datastore.fuse.data import pieces as pieces_module
 from datastore.fuse.data.blockcache import BlockCache
 from datastore.fuse.data.pieces import Piece, PieceTable, cut
@@ -69,6 +70,12 @@ class Probe(MemoryStore):
 
 def content(size: int, seed: int = 1) -> bytes:
     return random.Random(seed).randbytes(size)
+
+
+@pytest.fixture(autouse=True)
+def patient_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is fetched is kept, also on a busy machine."""
+    monkeypatch.setattr(cachespace, "LOCK_WAIT_S", PATIENCE_S)
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,13 @@ from datastore.api.mountspec import MountSpec
 from datastore.api.source import S3Location
 from datastore.errors import AccessDenied
 from datastore.fuse.vfs.build import build_filesystem
+from datastore.fuse.vfs.filesystem import DatastoreFilesystem
 from tests.faulty import Fault, FaultyStore, no_faults
 from tests.killing import kill
 from tests.localfs import LocalFs
 from tests.memorystore import MemoryStore
 from tests.mounted import World, world
+from tests.patience import eventually
 from tests.promises import promise
 
 
@@ -61,10 +63,18 @@ def mounted(
         kill(fs)
 
 
+def on_disk(local: LocalFs, path: str) -> bool:
+    """Whether the cache has all of a file; who reads it does not wait for that."""
+    assert isinstance(local.fs, DatastoreFilesystem)
+    core = local.fs.core
+    return core.cache is not None and core.cache.present(core.nodes.by_ino[local.stat(path).ino].version())
+
+
 @promise("S-205")
 def test_mounts_share_the_cache_when_their_credentials_are_the_same(shared: World, tmp_path: Path) -> None:
     with mounted(shared, tmp_path, "alice", "listing", may_read=True) as local:
         assert local.read("file") == b"secret"
+        eventually(lambda: on_disk(local, "file"))
     with mounted(shared, tmp_path, "alice", "listing", may_read=False, state="second") as local:
         assert local.read("file") == b"secret"
     with (
