@@ -62,10 +62,10 @@ def test_a_volume_lives_as_long_as_the_mount_daemon(gluster: GlusterServer, driv
     until(lambda: not error_of(os.listdir, pod.staging), "the volume is mounted anew", log=driver.logs)
     assert error_of(os.pwrite, opened, b"no", 0) == errno.ENOTCONN
     error_of(os.close, opened)
-    assert "has ended; the pod has to be restarted" in pod.condition()
+    until(lambda: "has ended; the pod has to be restarted" in pod.condition(), "the condition says so")
     # The kubelet repeats this: a container that is started again finds the volume.
     until(lambda: "written" in os.listdir(pod.publish()), "it is published anew", log=driver.logs)
     assert (target / "written").read_text() == "By a pod"
-    assert "GlusterFS's own client" in pod.condition()
+    until(lambda: "GlusterFS's own client" in pod.condition(), "the client answers again", log=driver.logs)
     pod.end()
     assert not [each for each in mountinfo.read().mounts if str(driver.directory) in each.mountpoint]

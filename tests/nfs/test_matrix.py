@@ -34,6 +34,7 @@ from tests.nfs.host.server import NFSServer
 from tests.nfs.mounts import mounted as nfs_mounted
 from tests.nfs.test_csi_kernel import Node, Volume
 from tests.nfs.test_laptop_kernel import Laptop
+from tests.patience import eventually
 from tests.promises import promise
 from tests.servers import Server, make_bucket
 from tests.sftp.mounts import mounted as sftp_mounted
@@ -113,7 +114,7 @@ def on_a_node(driver: Driver, context: dict[str, str], secrets: dict[str, str], 
     """A volume from its stage to its end; it says which transport it is."""
     pod = volume_of(driver, context, secrets)
     cell = train(pod.start())
-    assert engine in pod.condition()
+    eventually(lambda: engine in pod.condition(), f"it says that it is {engine}")
     pod.end()
     return cell
 
@@ -153,7 +154,8 @@ def in_the_guest(guest: Guest, server: str, path: str, directory: Path) -> str:
     try:
         volume = Volume(node, server, path, "matrix")
         place = volume.start()
-        assert "kernel's NFS client" in volume.stats().volume_condition.message
+        said = "kernel's NFS client"
+        eventually(lambda: said in volume.stats().volume_condition.message, f"it says that it is the {said}")
         cell = trained_in(guest, place, "out-of-guest")
         volume.unpublish()
         volume.unstage()
