@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.cluster import fixtures
 from tests.cluster.archive import pause_archive
+from tests.cluster.cluster import started_at
 from tests.cluster.components import first_components, later_components
 from tests.cluster.image import CONTEXT
 from tests.cluster.layout import REPOSITORY, Layout
@@ -46,6 +50,25 @@ def test_an_api_only_cluster_has_no_node() -> None:
     all_of_them = first_components(layout, 6443, api_only=False) | later_components(layout, api_only=False)
     assert set(few) == {"etcd", "kube-apiserver", "kube-controller-manager"}
     assert set(all_of_them) - set(few) == {"containerd", "kube-scheduler", "kubelet", "kube-proxy", "coredns"}
+
+
+def test_nobody_removes_the_pods_and_taints_the_nodes_of_a_cluster_without_nodes() -> None:
+    """Tests there bind pods to nodes that are not there, and make Nodes without a kubelet."""
+    few = later_components(Layout(name="some"), api_only=True)["kube-controller-manager"]
+    whole = later_components(Layout(name="some"), api_only=False)["kube-controller-manager"]
+    assert [each for each in few if each not in whole] == [
+        "--controllers=*,-pod-garbage-collector-controller,-node-lifecycle-controller"
+    ]
+
+
+def test_the_start_of_a_process_is_told_apart_from_the_wall_clock() -> None:
+    own = started_at(os.getpid())
+    assert 0.0 < own / os.sysconf("SC_CLK_TCK") < time.clock_gettime(time.CLOCK_BOOTTIME)
+    ended = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    assert started_at(ended.pid) == 0.0, "it has ended, though nobody has taken leave of it"
+    assert ended.wait() == 0
+    assert started_at(ended.pid) == 0.0
 
 
 def test_a_second_node_runs_no_control_plane_and_shares_no_address_or_folder() -> None:
