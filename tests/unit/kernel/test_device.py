@@ -121,6 +121,11 @@ def test_who_has_left_while_he_was_looked_for_keeps_no_mount(monkeypatch: pytest
     assert tries == [0.0, 10.0]
 
 
+def test_what_another_has_unmounted_meanwhile_is_unmounted(tmp_path: Path) -> None:
+    """fusermount3 finds nothing there then, and fails."""
+    device._unmount_by(["false"], str(tmp_path))
+
+
 def test_names_are_quoted_for_the_option_list() -> None:
     assert device._quoted("a,b\\c") == "a\\,b\\\\c"
 
