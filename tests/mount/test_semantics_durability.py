@@ -248,6 +248,11 @@ def test_an_upload_limit_is_kept_and_slows_nothing_else(mount: Mount, clean_envi
         assert mount.objects.get("large") == body
         second.spec["uploadLimit"] = "1Gi"
         second.remount()
-        began = time.monotonic()
-        (second.path / "large").write_bytes(body)
-        assert time.monotonic() - began < limited_s
+
+        def is_quicker() -> bool:
+            """Not always the first time: the machine may be busy."""
+            began = time.monotonic()
+            (second.path / "large").write_bytes(body)
+            return time.monotonic() - began < limited_s
+
+        eventually(is_quicker, "the old limit is gone")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -114,10 +115,11 @@ def test_who_has_left_while_he_was_looked_for_keeps_no_mount(monkeypatch: pytest
         if len(tries) == 1:
             raise device._UserNotFound("busy")
 
-    monkeypatch.setattr(device, "_unmount", unmount)
-    monkeypatch.setattr(device.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(device.time, "sleep", lambda _: None)
-    device.unmount("/m", retry_s=2.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(device, "_unmount", unmount)
+        patch.setattr(time, "monotonic", lambda: now[0])
+        patch.setattr(time, "sleep", lambda _: None)
+        device.unmount("/m", retry_s=2.0)
     assert tries == [0.0, 10.0]
 
 
