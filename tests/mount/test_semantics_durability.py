@@ -227,12 +227,12 @@ def test_reading_what_is_held_needs_no_server(mount: Mount, storage: Breakable) 
 
 @promise("S-195")
 def test_an_upload_limit_is_kept_and_slows_nothing_else(mount: Mount, clean_environment: Path) -> None:
-    """12 MiB at 1 MiB/s, the first one at once, take 11 s; reads wait for none of it."""
-    limited = mounted(mount.server, mount.bucket, clean_environment, mount.transport, uploadLimit="1Mi")
+    """28 MiB at 2 MiB/s, the first 8 at once, take 10 s at least; reads wait for none of it."""
+    limited = mounted(mount.server, mount.bucket, clean_environment, mount.transport, uploadLimit="2Mi")
     mount.objects.put("there", BODY)
-    limited_s = 10.9
+    limited_s = 9.9
     with limited as second, ThreadPoolExecutor(1) as pool:
-        body = os.urandom(12 << 20)
+        body = os.urandom(28 << 20)
         began = time.monotonic()
         writing = pool.submit((second.path / "large").write_bytes, body)
         reads = 0
@@ -242,12 +242,17 @@ def test_an_upload_limit_is_kept_and_slows_nothing_else(mount: Mount, clean_envi
             time.sleep(0.1)
         writing.result()
         took_s = time.monotonic() - began
-        print(f"12 MiB with uploadLimit 1Mi: {took_s:.1f} s, {reads} reads meanwhile")
+        print(f"28 MiB with uploadLimit 2Mi: {took_s:.1f} s, {reads} reads meanwhile")
         assert took_s > limited_s
         assert reads >= 3, "they wait for the upload"
         assert mount.objects.get("large") == body
         second.spec["uploadLimit"] = "1Gi"
         second.remount()
-        began = time.monotonic()
-        (second.path / "large").write_bytes(body)
-        assert time.monotonic() - began < limited_s
+
+        def is_quicker() -> bool:
+            """Not always the first time: the machine may be busy."""
+            began = time.monotonic()
+            (second.path / "large").write_bytes(body)
+            return time.monotonic() - began < limited_s
+
+        eventually(is_quicker, "the old limit is gone")

@@ -206,7 +206,7 @@ def test_the_death_of_the_server_is_not_noticed(mount_with: Mounter, tmp_path: P
                 assert os.pread(opened.fileno(), 4, 4000) == b"kept"
         finally:
             (tmp_path / "stop").touch()
-            ends = [(loop.wait(60), loop.communicate()[0]) for loop in loops]
+            ends = [(loop.wait(120), loop.communicate()[0]) for loop in loops]
             opened.close()
         assert [code for code, _ in ends] == [0, 0, 0]
         assert all(int(text) > 0 for _, text in ends)

@@ -51,6 +51,8 @@ def test_the_same_numbers_in_status_top_and_the_endpoint(versitygw: Server, clea
         mount.objects.put("other", b"x" * 70_000)
         (mount.path / "file").write_bytes(os.urandom(100_000))
         assert (mount.path / "other").read_bytes() == b"x" * 70_000
+        # who reads has his answer before it is counted
+        eventually(lambda: mount.told()["readBytes"] >= 70_000, "it has counted what was read")
         told = mount.told()
         seen = scrape(told["metrics"])
         assert seen["datastore_store_sent_bytes_total"] == 100_000

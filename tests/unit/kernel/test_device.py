@@ -115,11 +115,17 @@ def test_who_has_left_while_he_was_looked_for_keeps_no_mount(monkeypatch: pytest
         if len(tries) == 1:
             raise device._UserNotFound("busy")
 
-    monkeypatch.setattr(device, "_unmount", unmount)
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(time, "sleep", lambda _: None)
-    device.unmount("/m", retry_s=2.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(device, "_unmount", unmount)
+        patch.setattr(time, "monotonic", lambda: now[0])
+        patch.setattr(time, "sleep", lambda _: None)
+        device.unmount("/m", retry_s=2.0)
     assert tries == [0.0, 10.0]
+
+
+def test_what_another_has_unmounted_meanwhile_is_unmounted(tmp_path: Path) -> None:
+    """fusermount3 finds nothing there then, and fails."""
+    device._unmount_by(["false"], str(tmp_path))
 
 
 def test_names_are_quoted_for_the_option_list() -> None:
