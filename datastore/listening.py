@@ -91,7 +91,13 @@ class UnixListener:
                 continue
             thread = threading.Thread(target=self._serve, args=(client,), name=f"serve-{self.path.name}", daemon=True)
             self._clients.add(thread)
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:  # the system starts no thread just now
+                log.warning("a client of %s is turned away: %s", self.path.name, error)
+                self._clients.discard(thread)
+                self._slots.release()
+                client.close()
 
     def _serve(self, client: socket.socket) -> None:
         try:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from datastore.errors import MountFailed
 from datastore.listening import UnixListener
 from tests.patience import PATIENCE_S
+from tests.promises import promise
 
 
 def echo(client: socket.socket) -> None:
@@ -70,6 +72,27 @@ def test_a_client_that_breaks_off_ends_nobody_else(tmp_path: Path) -> None:
     try:
         assert [asked(listener.path, b"bad") for _ in range(3)] == [b""] * 3
         assert asked(listener.path) == b"y"
+    finally:
+        listener.stop(PATIENCE_S)
+
+
+@promise("S-153")
+def test_a_system_that_starts_no_thread_turns_one_client_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one is served."""
+    listener = UnixListener(tmp_path / "s", echo, clients=1)
+    listener.start()
+    start, refusals = threading.Thread.start, iter((True,))
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name.startswith("serve-") and next(refusals, False):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    try:
+        with contextlib.suppress(ConnectionError):
+            assert asked(listener.path) == b""
+        assert asked(listener.path) == b"x"
     finally:
         listener.stop(PATIENCE_S)
 
