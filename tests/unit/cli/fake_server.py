@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 MODES = ("ready", "error", "silent", "late", "garbage", "dies", "unsynced", "busy", "mute", "lost")
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 """Nobody is there any more: a test that failed must not leave us behind."""
 
 

@@ -421,7 +421,7 @@ def test_twenty_saves_at_once_get_twenty_numbers(home: Home, source: Path) -> No
     for each in threads:
         each.start()
     for each in threads:
-        each.join(60)
+        each.join()
 
     assert sorted(numbers) == list(range(1, 21))
     models = home.models()

@@ -327,7 +327,7 @@ def test_many_threads(db: StateDb) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join()
     assert len(db.unsent()) == 200
     assert db.intents() == []
 

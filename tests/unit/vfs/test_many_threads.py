@@ -20,6 +20,7 @@ from datastore.fuse.ops import Blocking, FSError
 from datastore.fuse.vfs.tree.nodes import Directory
 from tests.localfs import LocalFs
 from tests.mounted import Client, World
+from tests.patience import PATIENCE_S
 from tests.promises import promise
 
 THREADS = 8
@@ -183,7 +184,7 @@ def test_many_processes_on_few_names(world: World, one: Client, tmp_path: Path, 
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(5 * PATIENCE_S)
     assert not [process.name for process in processes if process.is_alive()], "they hang"
     failures = [process.failure for process in processes if process.failure is not None]
     if failures:

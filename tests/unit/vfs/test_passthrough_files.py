@@ -118,7 +118,7 @@ def test_a_large_file_without_a_seal_is_checked_first_and_lent_then(
 ) -> None:
     large = ObjectVersion("l", ETag("e"), 6 << 20)
     cache.write(large, 0, bytes(6 << 20))
-    os.utime(cache._place(large).data_path)  # as after a reboot
+    os.utime(cache._place(large).data_path, ns=(1, 1))  # as after a reboot
     later = PassthroughFiles(BlockCache(tmp_path, 64 << 20, "test"), pool)
     assert later.offer(INO, large) == -1
     pool.submit(int).result(PATIENCE_S)

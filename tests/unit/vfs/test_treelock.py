@@ -90,19 +90,6 @@ def test_an_error_releases_it() -> None:
         pass
 
 
-@promise("S-26")
-def test_who_gave_up_waiting_holds_nobody_up() -> None:
-    """A rename that timed out leaves the uploads free."""
-    lock = TreeLock(deadline_s=0.01)
-    holder = Holder(lock, alone=False)
-    assert holder.has_it.wait(PATIENCE_S)
-    with pytest.raises(DeadlineExceeded), lock.exclusive():
-        pass
-    with lock.shared():
-        pass
-    holder.end()
-
-
 @promise("S-26", "S-18")
 def test_who_gave_up_waiting_lets_those_behind_go_on_at_once() -> None:
     """Not only when the next one lets go: that may be the upload of a large file."""
