@@ -45,7 +45,8 @@ def main() -> None:
         signal.signal(number, lambda *_: ending.set())
     digits = Digits(Path(os.environ["DATASTORE_MODEL_PATH"]), os.environ.get("DATASTORE_MODEL_VERSION", ""))
     # A connection is asked to end in order after 2 s, and the client opens another one. So none is left when SIGTERM
-    # comes, 15 s after new ones go to other pods: a request that reaches a gRPC server in the moment of its end is lost.
+    # comes, 15 s after new ones go to other pods: a request that reaches a gRPC server at the moment of its end is
+    # lost.
     server = grpc.server(ThreadPoolExecutor(max_workers=8), options=[("grpc.max_connection_age_ms", 2000)])
     services.add_DigitsServicer_to_server(digits, server)
     ready = health.HealthServicer()
