@@ -16,7 +16,7 @@ from datastore.mounting.signals import SignalWatch
 from datastore.training.cluster import names
 from datastore.training.driver import NoSuchJob
 
-START_S = 180.0
+START_S = 300.0
 POLL_S = 0.5
 
 
