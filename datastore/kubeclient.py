@@ -2,7 +2,7 @@
 
 `kubernetes` brings what kubectl can: contexts, TLS, tokens that are renewed, exec plugins, proxies. Bodies are plain
 mappings. The library is imported with the first client, because it takes a third of a second and 35 MB, and most verbs
-of the command need none. Nothing is tried again here. Threads: any.
+of the command need none. Nothing is tried again here, but who follows something waits out an Outage. Threads: any.
 Errors of every method: AccessDenied, CredentialsInvalid, Conflict, Unreachable, else InvalidRequest; NotFound where
 nothing else is said. They have the server's own words.
 """
@@ -10,6 +10,7 @@ nothing else is said. They have the server's own words.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,8 @@ DEADLINE_S = 10.0
 """For the connection and for each part of an answer: of the node plugin, for which the kubelet waits."""
 COMMAND_DEADLINE_S = 30.0
 """The same of a command, which a busy cluster may keep waiting; kubectl waits as long for a connection."""
+OUTAGE_S = 600.0
+"""So long who follows something waits for an API server that is away: what is followed goes on meanwhile."""
 PAGE = 500
 DEFAULT_NAMESPACE = "default"
 EVERYWHERE = ""
@@ -47,6 +50,26 @@ CONFLICT = 409
 
 class Conflict(DatastoreError):
     """The object has changed since it was read."""
+
+
+class Outage:
+    """The time for which the API server is away, of one who asks it again and again."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def bear(self, error: Unreachable) -> bool:
+        """It does not answer; whether it did so the last time. Errors: `error`, when it is away for OUTAGE_S."""
+        if self._since is None:
+            self._since = time.monotonic()
+            return True
+        if time.monotonic() - self._since > OUTAGE_S:
+            raise error
+        return False
+
+    def over(self) -> None:
+        """It answers."""
+        self._since = None
 
 
 class KubeClient:

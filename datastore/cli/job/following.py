@@ -15,11 +15,13 @@ from rich.text import Text
 
 from datastore.cli.console import note, one_line
 from datastore.cli.job.shown import progress
+from datastore.errors import Unreachable
+from datastore.kubeclient import Outage
 from datastore.mounting.signals import SignalWatch
 from datastore.training.driver import Driver, LogLine, Observed
 from datastore.training.policy import State
 
-_POLL_S = 0.2
+_POLL_S, _AWAY_POLL_S = 0.2, 1.0
 _QUEUE = 10_000
 """Lines that wait to be printed; who writes faster waits."""
 
@@ -34,9 +36,15 @@ def follow(driver: Driver, name: str, namespace: str, watch: SignalWatch) -> Obs
     threading.Thread(target=_read, args=(driver, name, namespace, lines), daemon=True).start()
     before: dict[str, State] = {}
     reading = True
+    outage = Outage()
     with _shown() as show:
         while True:
-            observed = driver.observe(name, namespace)
+            observed = _observed(driver, name, namespace, outage)
+            if observed is None:
+                watch.wait([], _AWAY_POLL_S)
+                if watch.take() is not None:
+                    raise Detached
+                continue
             for replica in observed.evidence.replicas:
                 if before.get(replica.name) != replica.state:
                     code = "" if replica.exit_code is None else f", exit code {replica.exit_code}"
@@ -51,6 +59,18 @@ def follow(driver: Driver, name: str, namespace: str, watch: SignalWatch) -> Obs
             if watch.take() is not None:
                 raise Detached
             watch.wait([], _POLL_S)
+
+
+def _observed(driver: Driver, name: str, namespace: str, outage: Outage) -> Observed | None:
+    """None while the cluster's API server is away."""
+    try:
+        observed = driver.observe(name, namespace)
+    except Unreachable as error:
+        if outage.bear(error):
+            note(f"{error}; the job goes on, and is shown again when it answers")
+        return None
+    outage.over()
+    return observed
 
 
 def print_line(line: LogLine, alone: bool = False) -> None:

@@ -14,8 +14,8 @@ from datastore.api.model import EXPORT, VERSION_KIND
 from datastore.api.resources import DATASTORES, EXPORTS, MODELS, VERSIONS, Resource
 from datastore.cli.console import Format, note, print_json
 from datastore.cli.model.work import Shown, run
-from datastore.errors import NotFound
-from datastore.kubeclient import Conflict, KubeClient, of_context
+from datastore.errors import NotFound, Unreachable
+from datastore.kubeclient import Conflict, KubeClient, Outage, of_context
 from datastore.models.errors import ModelError
 from datastore.models.names import Reference
 from datastore.models.progress import Progress
@@ -184,9 +184,17 @@ def _moved(client: KubeClient, model: str, alias: str, number: int) -> None:
 def _followed(client: KubeClient, kind: str, resource: Resource, name: str, progress: Progress) -> dict[str, Any]:
     """The status when the work has ended. Errors: ModelError when it failed; NotFound when somebody removed it."""
     told, message = ("", 0, 0), ""
+    outage = Outage()
     while True:
         progress.check()
-        found = client.get(resource, name)
+        try:
+            found = client.get(resource, name)
+        except Unreachable as error:
+            if outage.bear(error):
+                note(f"{error}; the work goes on, and is shown again when it answers")
+            time.sleep(POLL_S)
+            continue
+        outage.over()
         if found is None:
             raise NotFound(f"{kind} {name} was deleted meanwhile")
         status: dict[str, Any] = found.get("status") or {}

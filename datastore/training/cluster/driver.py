@@ -18,8 +18,8 @@ from datastore.api.datastore import KIND as DATASTORE_KIND
 from datastore.api.manifest import Manifest, objects_of
 from datastore.api.resources import CONFIGMAPS, DATASTORES, PODS, SECRETS, TRAININGJOBS, Resource
 from datastore.api.trainingjob import KIND, RoleName, TrainingJob, TrainingJobStatus
-from datastore.errors import DatastoreError, InvalidRequest, NotFound
-from datastore.kubeclient import EVERYWHERE, Conflict, KubeClient
+from datastore.errors import DatastoreError, InvalidRequest, NotFound, Unreachable
+from datastore.kubeclient import EVERYWHERE, Conflict, KubeClient, Outage
 from datastore.training import schedule
 from datastore.training.cluster import names, usage
 from datastore.training.cluster.replicas import replicas_of
@@ -139,19 +139,30 @@ class KubernetesDriver:
         if not chosen:
             raise DatastoreError(f"TrainingJob {name} has no {role or 'replica'}{'' if index is None else f' {index}'}")
         readers = [_Reader(self._client, job, task) for task in chosen]
+        outage = Outage()
         while True:
-            ended = self.observe(name, namespace).status.phase in _ENDED
-            pods = self._pods(name, namespace)
-            kept, logged = self._evidence(name, namespace)
-            logs = {each.name: each.log for each in kept.replicas}
-            for reader in readers:
-                own = [pod for pod in pods if _is_of(pod, reader.task) and pod["metadata"]["uid"] not in logged]
-                yield from reader.kept(logs.get(reader.task.name, ""))
-                for pod in sorted(own, key=lambda each: str(each["metadata"].get("creationTimestamp"))):
-                    yield from reader.new(pod)
+            ended = False
+            try:
+                ended = self.observe(name, namespace).status.phase in _ENDED
+                yield from self._new_lines(name, namespace, readers)
+                outage.over()
+            except Unreachable as error:
+                if not follow:
+                    raise
+                outage.bear(error)
             if ended or not follow:
                 return
             time.sleep(POLL_S)
+
+    def _new_lines(self, name: str, namespace: str, readers: Sequence[_Reader]) -> Iterator[LogLine]:
+        pods = self._pods(name, namespace)
+        kept, logged = self._evidence(name, namespace)
+        logs = {each.name: each.log for each in kept.replicas}
+        for reader in readers:
+            own = [pod for pod in pods if _is_of(pod, reader.task) and pod["metadata"]["uid"] not in logged]
+            yield from reader.kept(logs.get(reader.task.name, ""))
+            for pod in sorted(own, key=lambda each: str(each["metadata"].get("creationTimestamp"))):
+                yield from reader.new(pod)
 
     def metrics(self, name: str, namespace: str) -> Sequence[dict[str, Any]]:
         """See Driver; what the node plugins told, renewed every 10 s. Of a replica of which nothing is told, `why`."""

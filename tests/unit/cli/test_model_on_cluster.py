@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from datastore.api.resources import Resource
+from datastore.api.resources import VERSIONS, Resource
 from datastore.cli.model import oncluster
+from datastore.errors import Unreachable
 from datastore.kubeclient import Conflict
 from datastore.models.names import Reference
+from datastore.models.progress import Progress
 from tests.promises import promise
 
 
@@ -71,3 +73,24 @@ def test_who_changes_the_model_meanwhile_is_not_undone(what: str, monkeypatch: p
 
     with pytest.raises(Conflict):
         tag(Api(changes), monkeypatch)
+
+
+@promise("S-365")
+def test_work_is_followed_over_an_outage_of_the_api_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers: list[Any] = [Unreachable("no answer"), Unreachable("no answer"), {"status": {"phase": "Ready"}}]
+
+    class Away:
+        def get(self, _: Resource, name: str) -> dict[str, Any]:
+            assert name == "digits-1"
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return dict(answer)
+
+    monkeypatch.setattr(oncluster.time, "sleep", lambda _: None)  # type: ignore[attr-defined]
+    client: Any = Away()
+    status = oncluster._followed(client, "ModelVersion", VERSIONS, "digits-1", Progress())
+    assert status == {"phase": "Ready"}
+    assert capsys.readouterr().err.count("no answer; the work goes on") == 1

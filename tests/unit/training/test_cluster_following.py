@@ -1,0 +1,127 @@
+"""Following a job of a cluster whose API server goes away and comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from datastore import kubeclient
+from datastore.cli.job import following
+from datastore.errors import Unreachable
+from datastore.mounting.signals import watching
+from datastore.training.cluster import driver, names
+from datastore.training.driver import LogLine, Observed
+from tests.playedapi import PlayedApi, played_api
+from tests.promises import promise
+from tests.unit.training.jobs import job
+
+JOB = "/apis/datastore.dev/v1alpha1/namespaces/team/trainingjobs/digits"
+PODS = "/api/v1/namespaces/team/pods"
+LOG = f"{PODS}/digits-master-0/log"
+AWAY = (503, "apiserver is shutting down")
+
+
+@pytest.fixture
+def api() -> Iterator[PlayedApi]:
+    with played_api() as played:
+        body = job(framework="none").model_dump(by_alias=True, mode="json", exclude_none=True)
+        body["metadata"]["namespace"] = "team"
+        played.objects[JOB] = body | {"status": {"phase": "Running"}}
+        played.objects[f"{PODS}/digits-master-0"] = {
+            "metadata": {
+                "name": "digits-master-0",
+                "uid": "u",
+                "labels": {names.JOB: "digits", names.ROLE: "master", names.INDEX: "0"},
+            },
+            "spec": {"nodeName": "n"},
+            "status": {"phase": "Running"},
+        }
+        played.objects[LOG] = {"text": "2026-01-01T00:00:01.0Z one\n"}
+        yield played
+
+
+@pytest.fixture
+def cluster(api: PlayedApi, tmp_path: Path) -> driver.KubernetesDriver:
+    return driver.KubernetesDriver(kubeclient.of_context({"KUBECONFIG": str(api.kubeconfig(tmp_path))}))
+
+
+def ends(api: PlayedApi) -> None:
+    """The API server is there, and the job has succeeded."""
+    api.refused.clear()
+    api.objects[LOG]["text"] += "2026-01-01T00:00:02.0Z two\n"
+    api.objects[JOB]["status"]["phase"] = "Succeeded"
+
+
+@promise("S-365")
+def test_a_log_is_followed_over_an_outage(
+    api: PlayedApi, cluster: driver.KubernetesDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each line comes once. Between two looks the API server goes, stays away, and has come back."""
+    steps = iter(
+        (
+            lambda: api.refused.update({"/api/v1": AWAY}),
+            lambda: api.refused.update({"/": AWAY}),
+            lambda: None,
+            lambda: ends(api),
+        )
+    )
+    monkeypatch.setattr(driver.time, "sleep", lambda _: next(steps)())  # type: ignore[attr-defined]
+    assert [each.text for each in cluster.logs("digits", "team", follow=True)] == ["one", "two"]
+    assert next(steps, None) is None
+
+
+@promise("S-365")
+def test_an_outage_without_end_is_told(
+    api: PlayedApi, cluster: driver.KubernetesDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+
+    def sleep(_: float) -> None:
+        clock[0] += 60.0
+        api.refused["/"] = AWAY
+
+    monkeypatch.setattr(kubeclient.time, "monotonic", lambda: clock[0])  # type: ignore[attr-defined]
+    monkeypatch.setattr(driver.time, "sleep", sleep)  # type: ignore[attr-defined]
+    with pytest.raises(Unreachable, match="shutting down"):
+        list(cluster.logs("digits", "team", follow=True))
+    assert clock[0] == 60.0 + kubeclient.OUTAGE_S + 60.0, "it went away after the first minute"
+
+
+@promise("S-365")
+def test_who_does_not_follow_is_told_at_once(api: PlayedApi, cluster: driver.KubernetesDriver) -> None:
+    api.refused["/api/v1"] = AWAY
+    with pytest.raises(Unreachable, match="shutting down"):
+        list(cluster.logs("digits", "team"))
+
+
+@promise("S-365")
+def test_a_job_is_shown_over_an_outage_and_that_is_said(
+    cluster: driver.KubernetesDriver,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    api: PlayedApi,
+) -> None:
+    seen: list[Observed | None] = []
+    observe = cluster.observe
+
+    def looks(name: str, namespace: str) -> Observed:
+        api.refused.clear()
+        if len(seen) in (1, 2):
+            api.refused["/"] = AWAY
+        elif len(seen) == 3:
+            ends(api)
+        seen.append(None)
+        return observe(name, namespace)
+
+    def no_lines(*_: object, **__: object) -> Iterator[LogLine]:
+        return iter(())
+
+    monkeypatch.setattr(cluster, "observe", looks)
+    monkeypatch.setattr(cluster, "logs", no_lines)
+    monkeypatch.setattr(following, "_AWAY_POLL_S", 0.01)
+    with watching() as watch:
+        observed = following.follow(cluster, "digits", "team", watch)
+    assert observed.status.phase == "Succeeded"
+    assert capsys.readouterr().err.count("the job goes on") == 1
