@@ -95,6 +95,10 @@ BARS = (
     Bar("W11.first_byte", "<=", 1.0, Against.LIMIT),
     Bar("W11.restart", "<=", 1.0, Against.LIMIT),
     *(Bar(f"W12.{number}", "<=", math.inf, Against.SUCCESS) for number in range(1, len(PARTS) + 1)),
+    # Of the mount's server over http; with --tls a small file may take 0.6 ms.
+    Bar("W1.read_cpu", "<=", 1.2, Against.LIMIT),
+    *(Bar(f"{each}_cpu", "<=", 0.45, Against.LIMIT) for each in ("W5.one", "W5.sixteen", "W7.one")),
+    Bar("W6.one_cpu", "<=", 0.05, Against.LIMIT),
     Bar("M1.large_disk", "<=", 1.0, Against.PEER),
     Bar("M1.small_disk", "<=", 1.0, Against.PEER),
     Bar("M1.large_bucket", "<=", 0.5, Against.PEER),

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.bucket import BUCKET, Bucket, NotInS3
-from bench.metrics import Figure, Results
-from bench.processes import NotReady, peak_rss_mib
-from bench.sizes import Sizes
+from bench.metrics import BY_ID, PROCESSOR, Figure, Results
+from bench.processes import NotReady, peak_rss_mib, processor_s
+from bench.sizes import GIB, Sizes
 from bench.subjects import Opened, Subject
 from bench.worker import WorkFailed, run_work
 from tests.servers import Server
@@ -54,12 +54,15 @@ class Bench:
 
 @dataclass(slots=True)
 class Cell:
-    """A workload on a subject. tag: names what this cell writes."""
+    """A workload on a subject. tag: names what this cell writes. server: the process that serves what is open."""
 
     bench: Bench
     subject: Subject
     tag: str
     load: float = field(default_factory=lambda: os.getloadavg()[0])
+    server: int | None = None
+    spent_s: float = math.nan
+    """Processor time of the server in the last work."""
 
     @property
     def sizes(self) -> Sizes:
@@ -70,14 +73,27 @@ class Cell:
     def opened(self) -> Iterator[Opened]:
         """The subject, cold; how much memory its process took is looked at before it ends."""
         with self.subject.opened() as found:
-            yield found
+            self.server = found.pid()
+            try:
+                yield found
+            finally:
+                self.server = None
             pid = found.pid()
             if pid is not None:
                 self.record(ANY_RSS, peak_rss_mib(pid))
 
     def work(self, work: str, **arguments: Any) -> Answer:
         """In a worker, bounded. Errors: WorkFailed."""
-        return run_work(work, self.sizes.cell_s, **arguments)
+        before = self._processor_s()
+        answer = run_work(work, self.sizes.cell_s, **arguments)
+        self.spent_s = self._processor_s() - before
+        return answer
+
+    def _processor_s(self) -> float:
+        """Of the server; nan where there is none, or none any more."""
+        with contextlib.suppress(OSError):
+            return math.nan if self.server is None else processor_s(self.server)
+        return math.nan
 
     def native_work(self, work: str, **arguments: Any) -> Answer:
         """The same, by the plain client."""
@@ -91,6 +107,13 @@ class Cell:
         """A figure of MB/s (if there are bytes) or calls/s."""
         amount = answer["bytes"] / MB if "bytes" in answer else answer["count"]
         self.record(metric, amount / max(answer["seconds"], 1e-9), partial=bool(answer.get("partial")))
+        self.processor(metric, answer)
+
+    def processor(self, metric: str, answer: Answer) -> None:
+        """What the server needed for it in the last work, where that is a figure: a GiB, or one of what was counted."""
+        if metric + PROCESSOR in BY_ID and not math.isnan(self.spent_s):
+            amount = answer["bytes"] / GIB if "bytes" in answer else answer["count"] / 1000
+            self.record(metric + PROCESSOR, self.spent_s / amount, partial=bool(answer.get("partial")))
 
     def fail(self, metric: str, error: BaseException) -> None:
         """A figure that could not be had."""

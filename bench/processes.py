@@ -127,6 +127,15 @@ def drop_caches() -> None:
         DROP_CACHES.write_text("3\n")
 
 
+def processor_s(pid: int) -> float:
+    """The processor time a process has used, in seconds, by steps of 10 ms. Errors: OSError when it is gone.
+
+    Source: proc(5), utime and stime of /proc/PID/stat.
+    """
+    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def peak_rss_mib(pid: int) -> float:
     """The most memory a process has had, MiB. Errors: OSError when it is gone."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():

@@ -73,6 +73,8 @@ def _big_arrived(cell: Cell, answer: Answer) -> None:
     if cell.subject.remote:
         _right(lambda: cell.bench.bucket.check_big(f"{cell.tag}/{BIG}", size))
     cell.record("W3.write", size / MB / (arrival.at - answer["began"]), late=arrival.late)
+    if not arrival.late:
+        cell.processor("W3.write", {"bytes": size})
 
 
 def _wait(cell: Cell, right: Callable[[], bool], closed: float) -> Arrival:
@@ -174,6 +176,8 @@ def _small_arrived(cell: Cell, name: str, answer: Answer) -> None:
         _right(lambda: bucket.check_small(prefix, count, size))
     seconds = arrival.at - answer["began"]
     cell.record(f"W7.{name}", count / seconds, late=arrival.late, partial=bool(answer["partial"]))
+    if not arrival.late:
+        cell.processor(f"W7.{name}", answer)
 
 
 # -- W8: walks
@@ -191,6 +195,7 @@ def walk_twice(cell: Cell) -> None:
                 arguments = {"top": str(mount.root / top), "entries": entries, "cap_s": cell.sizes.walk_cap_s}
                 answer = cell.work("filework.walk", **arguments)
                 cell.record(metric, answer["seconds"], partial=bool(answer["partial"]))
+                cell.processor(metric, answer)
 
 
 def native_list(cell: Cell) -> None:
