@@ -58,7 +58,7 @@ def test_the_processor_time_of_a_mounts_server_stands_beside_its_rate() -> None:
             measured.rate(metric, measured.work("filework.any"))
     found = values(measured)
     assert (found["W5.one"], found["W2.read"]) == (200.0, 200.0)
-    assert 1.8 <= found["W5.one_cpu"] < 20, "2 ms for each file, but for the clock's steps and what else runs in here"
+    assert 2.0 <= found["W5.one_cpu"] < 20, "2 ms for each file, and what else runs in here"
     assert "W2.read_cpu" not in found, "it is no row"
 
 
@@ -72,4 +72,5 @@ def test_where_no_server_is_or_none_any_more_there_is_no_processor_time(pid: int
 
 
 def test_processor_time_is_that_of_all_threads() -> None:
-    assert abs(processor_s(os.getpid()) - sum(os.times()[:2])) < 0.05
+    before, found, after = time.process_time(), processor_s(os.getpid()), time.process_time()
+    assert before <= found <= after
