@@ -42,7 +42,7 @@ class Sizes:
 FULL = Sizes()
 SHORT = Sizes(
     # Its figures are taken in less than a second: one pause of the machine is half of that.
-    runs=4,
+    runs=3,
     big=128 * MIB,
     small_files=300,
     tree_folders=40,

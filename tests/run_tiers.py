@@ -101,6 +101,8 @@ NO_NODE = tuple(
     )
 )
 """An API server is enough for them."""
+SERVERS_THAT_MOVE = tuple(f"tests/cluster/test_{each}.py" for each in ("managed_nfs", "second_node"))
+"""They wait long for pods and nodes: beside the others of the clusters."""
 LIBNFS = tuple(f"tests/nfs/test_{each}.py" for each in ("client", "filesystem", "matrix", "mount", "survival", "tools"))
 """Of our own NFS client, and of all storages; the others are of the kernel's, and of how exports are made."""
 
@@ -257,6 +259,12 @@ TIERS = (
         lane="pjdfstest",
     ),
     Tier(
+        name="e2e-cluster-moves",
+        steps=cluster_steps(*SERVERS_THAT_MOVE),
+        obstacle=cluster_obstacle,
+        lane="pjdfstest",
+    ),
+    Tier(
         name="fsx",
         steps=(script("-m", "tests.tools.fsx_tier", "--operations", "15000", "--seeds", "2"),),
         obstacle=not_root,
@@ -265,7 +273,9 @@ TIERS = (
     Tier(name="e2e-cluster-api", steps=cluster_steps(*NO_NODE), obstacle=cluster_obstacle, lane="fsx"),
     Tier(
         name="e2e-cluster",
-        steps=cluster_steps("tests/cluster", *(f"--ignore={each}" for each in (*MEASURED, *NO_NODE))),
+        steps=cluster_steps(
+            "tests/cluster", *(f"--ignore={each}" for each in (*MEASURED, *NO_NODE, *SERVERS_THAT_MOVE))
+        ),
         obstacle=cluster_obstacle,
         lane="cluster",
     ),
