@@ -231,7 +231,9 @@ def test_what_was_made_and_is_missing_is_not_made_anew(cls: Class) -> None:
 @promise("S-281")
 def test_exports_and_quotas_outlive_a_reboot_of_the_host(cls: Class, nfs_client: Guest) -> None:
     """A program that writes and reads with an open file waits, and goes on."""
-    here = mount(nfs_client, cls, location(cls.export().ensure()).path)
+    # The number of its quota is that of its uid: what is full, and removed while a client is away, is no other test's.
+    uid = f"uid-{cls.name}"
+    here = mount(nfs_client, cls, location(cls.export(uid=uid).ensure()).path)
     loop = (
         f"exec 3>>{here}/log; i=0; while [ ! -e /tmp/stop-{cls.name} ]; do i=$((i+1)); echo $i >&3 || exit 1;"
         f" head -c 4096 /dev/urandom >{here}/f$((i%4)) && sha256sum {here}/f$((i%4)) >/tmp/sums-{cls.name} &&"
@@ -256,7 +258,7 @@ def test_exports_and_quotas_outlive_a_reboot_of_the_host(cls: Class, nfs_client:
             cls.host.start()
             cls.host.ready()
         eventually(lambda: rounds() > before + 4, "the program goes on", RECOVERED_S)
-        eventually(lambda: _reached(cls.export(made=True)), "the host is reached again", RECOVERED_S)
+        eventually(lambda: _reached(cls.export(uid=uid, made=True)), "the host is reached again", RECOVERED_S)
         nfs_client.shell(f"touch /tmp/stop-{cls.name}")
         eventually(lambda: bool(nfs_client.shell(f"cat /tmp/said-{cls.name}")), "the loop has ended")
         assert nfs_client.shell(f"cat /tmp/said-{cls.name}") == "well\n"
