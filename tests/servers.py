@@ -97,11 +97,13 @@ def free_port() -> int:
     So it stays free while its server is away, and who asks that server again and again is not connected to itself.
     """
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    lowest = max(1024, first // 2)
     while True:
-        port = random.SystemRandom().randrange(first // 2, first)
+        # Where the system gives all ports away that a user may have, it chooses one.
+        port = random.SystemRandom().randrange(lowest, first) if lowest < first else 0
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            return port
+            return int(probe.getsockname()[1])
 
 
 def boto_client(server: Server) -> Any:
@@ -342,4 +344,4 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait(STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait()
+        process.wait(START_TIMEOUT_S)

@@ -227,7 +227,7 @@ def test_what_a_volume_holds_is_shown_by_df_and_by_the_kubelet(kube: Kube, volum
 
 @promise("S-119")
 @pytest.mark.own_node
-def test_the_start_up_taint_goes_when_the_pluginis_ready(kube: Kube, volume: Volume) -> None:
+def test_the_start_up_taint_goes_when_the_plugin_is_ready(kube: Kube, volume: Volume) -> None:
     (node,) = kube.items("nodes", namespace="")
     name = node["metadata"]["name"]
 
