@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, NewType, Protocol, TypeAlias, TypeVar, runtime_checkable
 
+from .loop import Loop
+
 Ino = NewType("Ino", int)
 Fh = NewType("Fh", int)
 ROOT_INO = Ino(1)
@@ -217,6 +219,15 @@ class NoNotifier:
 
     def release(self, held: Sequence[Held]) -> None:
         """Nothing: whoever has no kernel to ask bounds what it holds by itself."""
+
+
+@runtime_checkable
+class UsesLoop(Protocol):
+    """A Filesystem that lets the loop which reads the kernel's requests wait for answers of the storage as well."""
+
+    def use_loop(self, loop: Loop) -> None:
+        """Called once before start()."""
+        ...
 
 
 @runtime_checkable

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from datastore.errors import AlreadyExists, InvalidRequest, KeyConflict, NotFound, PreconditionFailed, StoreError
+from datastore.fuse.loop import Loop
 from datastore.fuse.store.base import (
     Body,
     ByteRange,
@@ -56,8 +57,9 @@ from datastore.fuse.store.limits import (
 from datastore.fuse.store.packed import packed
 
 
-def get_each(store: ObjectStore, feed: GetFeed, sink: GetSink) -> None:
-    """ObjectStore.get_many() by one get() after the other."""
+def get_each(store: ObjectStore, feed: GetFeed, sink: GetSink, loop: Loop | None = None) -> None:
+    """ObjectStore.get_many() by one get() after the other, by this thread."""
+    del loop
     while (wanted := feed()) is not None:
         answer = None
         with suppress(StoreError):

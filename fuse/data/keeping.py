@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from concurrent.futures import Executor
 
 from .blockcache import BlockCache
 from .blockfile import holds_block
 from .pieces import Piece
 
-_LATER_MAX = 16
-"""Pieces that wait; beyond, who fetched one writes it himself."""
+_LATER_BYTES = 32 << 20
+"""Of pieces that wait; beyond, who fetched one writes it himself."""
 
 
 class Keeping:
-    """Threads: any. The lock is a leaf. queue(job): has a thread run it; False when none is to be had."""
+    """Threads: any. The lock is a leaf. executor: one of its threads writes all that waits."""
 
-    def __init__(self, cache: BlockCache | None, queue: Callable[[Callable[[], None]], bool]) -> None:
+    def __init__(self, cache: BlockCache | None, executor: Executor) -> None:
         self._cache = cache
-        self._queue = queue
+        self._executor = executor
         self._lock = threading.Lock()
         self._waiting: deque[Piece] = deque()
+        self._bytes = 0
         self._busy = False
         """A job is at it, or about to be."""
 
@@ -35,15 +36,19 @@ class Keeping:
         if self._cache is None or piece.body is None or not _is_whole(piece):
             return
         with self._lock:
-            full = len(self._waiting) >= _LATER_MAX
+            full = self._bytes >= _LATER_BYTES
             if not full:
                 self._waiting.append(piece)
+                self._bytes += piece.size
             begin = not full and not self._busy
             self._busy = self._busy or begin
         if full:
             self.now(piece)
-        elif begin and not self._queue(self._all):
-            self._all()
+        elif begin:
+            try:
+                self._executor.submit(self._all)
+            except RuntimeError:  # shut down
+                self._all()
 
     def _all(self) -> None:
         while True:
@@ -53,6 +58,8 @@ class Keeping:
                     return
                 piece = self._waiting.popleft()
             self.now(piece)
+            with self._lock:
+                self._bytes -= piece.size
 
 
 def _is_whole(piece: Piece) -> bool:

@@ -20,6 +20,7 @@ from functools import partial
 from datastore.errors import CorruptBody, DeadlineExceeded, PreconditionFailed, TransientStoreError
 from datastore.retry import carried, current_call
 
+from ..loop import Loop
 from ..ops import Blocking
 from ..store.base import Body, ByteRange, ObjectInfo, ObjectStore, ObjectVersion
 from .assembly import Assembly, runs
@@ -73,6 +74,8 @@ class Reader:
 
         asking: called before an object is fetched whole; gives what is told what the store says of it.
         """
+        self.loop: Loop | None = None
+        """What waits for the answers to many requests; without one, the thread that asks does."""
         self._asking = asking
         self._store = store
         self._cache = cache
@@ -82,7 +85,7 @@ class Reader:
         self.counts = ReadCounts()
         self._lock = threading.Lock()
         self._queued = 0
-        self._keeping = Keeping(cache, lambda job: self.queue(job) is not None)
+        self._keeping = Keeping(cache, executor)
 
     @property
     def settings(self) -> ReadSettings:
@@ -152,7 +155,7 @@ class Reader:
                 self._keeping.later(piece)
 
         try:
-            self._store.get_many(following, take)
+            self._store.get_many(following, take, self.loop)
         finally:
             for version, (piece, _) in claimed.items():
                 self._leave(piece)

@@ -8,7 +8,7 @@ in fs/fuse/dev.c). So every page of a buffer is there before the first read into
 from __future__ import annotations
 
 import mmap
-from queue import Empty, LifoQueue
+from collections import deque
 
 from . import abi
 
@@ -19,19 +19,23 @@ class Buffers:
     def __init__(self, count: int, size: int) -> None:
         self._unmade = count
         self._size = size
-        self._idle: LifoQueue[memoryview] = LifoQueue()  # the last first: few requests at once need few buffers
+        self._idle: deque[memoryview] = deque()
+
+    @property
+    def has_one(self) -> bool:
+        """Whether one is free."""
+        return bool(self._idle or self._unmade)
 
     def take(self) -> memoryview:
-        """One that nobody uses; waits while all are in use."""
-        try:
-            return self._idle.get(block=not self._unmade)
-        except Empty:
-            self._unmade -= 1
-            return self._made()
+        """One that nobody uses: there must be one."""
+        if self._idle:
+            return self._idle.pop()  # the last first: few requests at once need few buffers
+        self._unmade -= 1
+        return self._made()
 
     def give_back(self, buffer: memoryview) -> None:
         """Its request has been answered."""
-        self._idle.put(buffer)
+        self._idle.append(buffer)
 
     def _made(self) -> memoryview:
         memory = mmap.mmap(-1, self._size)

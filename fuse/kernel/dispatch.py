@@ -271,10 +271,7 @@ def inodes_of(header: Header, args: Any) -> set[int]:
 
 
 def call_again(operation: Operation, header: Header, args: Any, filesystem: Filesystem) -> Any:
-    """Serve a re-sent request: the server that died may have carried it out already, so 'already so' is success.
-
-    Changes of names are waited for in place: they are few, and only at a restart.
-    """
+    """Serve a re-sent request: the server that died may have carried it out already, so 'already so' is success."""
     opcode = header[1]
     if opcode == abi.CREATE:
         request = args.request
@@ -282,6 +279,11 @@ def call_again(operation: Operation, header: Header, args: Any, filesystem: File
         return operation.call(header, args._replace(request=unexclusive))
     if opcode not in CHANGES:
         return operation.call(header, args)
+    return Blocking(lambda: _changed_again(operation, header, args, filesystem))
+
+
+def _changed_again(operation: Operation, header: Header, args: Any, filesystem: Filesystem) -> Any:
+    opcode = header[1]
     try:
         return resolve(operation.call(header, args))
     except Exception as error:

@@ -65,11 +65,19 @@ class Task:
 class Pool:
     """Runs tasks on up to `workers` threads, which start as they are needed; at most `limit` tasks are unanswered."""
 
-    def __init__(self, workers: int, limit: int, answer: Callable[[Task, Any, BaseException | None], None]) -> None:
-        """answer(task, result, error) is called on a worker for each task that ran, abandoned or not."""
+    def __init__(
+        self,
+        workers: int,
+        limit: int,
+        answer: Callable[[Task, Any, BaseException | None], None],
+        freed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """answer(task, result, error) is called on a worker for each task that ran, abandoned or not; freed() after it,
+        when there is room for another one."""
+        self._freed = freed
         self._workers = workers
         self._answer = answer
-        self._room = threading.Semaphore(limit)
+        self._limit = limit
         self._queue: SimpleQueue[Task | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -79,13 +87,17 @@ class Pool:
         self._submitted = 0  # by the loop
         self._worked = 0  # under the lock; abandoned tasks keep their worker until they end, so _tasks would not do
 
+    @property
+    def has_room(self) -> bool:
+        """Whether fewer than `limit` tasks have a worker or wait for one."""
+        return self._submitted - self._worked < self._limit
+
     def __len__(self) -> int:
         """Tasks not answered yet."""
         return len(self._tasks)
 
     def submit(self, task: Task) -> None:
-        """Queue it. When `limit` is reached, waits for room: the kernel then waits too, which is the back-pressure."""
-        self._room.acquire()
+        """Queue it. Who submits looks at has_room before it reads the next request: the kernel then waits."""
         self._tasks[task.header[2]] = task
         self._submitted += 1
         if len(self._threads) < min(self._workers, self._submitted - self._worked):
@@ -178,4 +190,4 @@ class Pool:
                 self._worked += 1
                 if task.state is State.ABANDONED:
                     self._let_follow(task)
-            self._room.release()
+            self._freed()

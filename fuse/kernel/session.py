@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import stat
 import threading
 import time
 from collections import deque
@@ -22,7 +23,8 @@ from datastore.errors import DatastoreError
 from datastore.logs import Limiter, fields
 
 from ..errnos import errno_of
-from ..ops import Blocking, Filesystem, FSError, Ino, resolve
+from ..loop import Loop
+from ..ops import Blocking, Filesystem, FSError, Ino, UsesLoop, resolve
 from . import abi, reply, wire
 from .buffers import Buffers
 from .dispatch import Header, Operation, Operations, call_again
@@ -91,7 +93,7 @@ class Session:
         self.traffic = Traffic()
         self.modes = OpenModes(device_fd, opens_fd)
         self.notifier = DeviceNotifier(device_fd, self.modes.is_local)
-        self.pool = Pool(settings.workers, settings.unanswered, self._answer)
+        self.pool = Pool(settings.workers, settings.unanswered, self._answer, self._freed)
         self._operations = Operations(filesystem, self.modes).table()
         self._take: Callable[[int], None] = self._request
         self._deferred: deque[Callable[[], None]] = deque()
@@ -102,18 +104,29 @@ class Session:
         self._limiter_lock = threading.Lock()
         size = settings.wanted.max_write + 2 * abi.PAGE_SIZE  # payload and its header, page-aligned as libfuse has it
         self._buffers = Buffers(settings.buffers, size)
-        self._view = self._buffers.take()
+        self._view, self._has_view = self._buffers.take(), True
+        self._loop = Loop()
+        self._readable = False
+        """There is a request to be read."""
+        self._paused = False
+        """None is read, for there is no room."""
 
     # -- the loop
 
     def serve(self) -> End:
         """Answer requests until the mount is gone; then let running ones end and stop the file system."""
+        if isinstance(self._fs, UsesLoop):
+            self._fs.use_loop(self._loop)
         self._fs.start(self.notifier)
         threading.Thread(target=self._watch_callers, name="fuse-callers", daemon=True).start()
+        if stat.S_ISCHR(os.fstat(self._fd).st_mode):  # the kernel may take back a request that was to be read
+            os.set_blocking(self._fd, False)
+        self._loop.watch(self._fd, self._came)
         try:
             return self._converse()
         finally:
             self._over.set()
+            self._loop.close()
             if not self.pool.stop(self._settings.drain_s):
                 log.warning("requests still run after the end", extra=fields(count=len(self.pool)))
             self._drain()
@@ -155,6 +168,12 @@ class Session:
         while True:
             if self._deferred:
                 self._drain()
+            if not self._has_room():
+                self._await_room()
+            self._loop.turn()
+            if not self._readable:
+                continue
+            self._readable = False
             try:
                 length = os.readv(self._fd, (self._view,))
             except OSError as error:
@@ -164,6 +183,29 @@ class Session:
                     continue
                 raise
             return length or End.CLOSED
+
+    def _came(self) -> None:
+        self._readable = True
+
+    def _await_room(self) -> None:
+        """Read nothing until what came before has been answered: the kernel then waits, too."""
+        self._loop.unwatch(self._fd)
+        self._paused = True  # before the look: who makes room after it wakes us
+        while not self._has_room():
+            self._loop.turn()
+        self._paused = False
+        self._loop.watch(self._fd, self._came)
+
+    def _has_room(self) -> bool:
+        """For one more request: memory to read it into, and a place in the pool."""
+        if not self._has_view and self._buffers.has_one:
+            self._view, self._has_view = self._buffers.take(), True
+        return self._has_view and self.pool.has_room
+
+    def _freed(self) -> None:
+        """On a worker: there is room again."""
+        if self._paused:
+            self._loop.wake()
 
     def _handshake(self) -> Negotiated | End:
         while True:
@@ -294,7 +336,7 @@ class Session:
     def _submit(self, began_ns: int, header: Header, operation: Operation, args: Any, blocking: Blocking[Any]) -> None:
         buffer = None
         if header[1] == abi.WRITE:  # the only one whose arguments point into the buffer
-            buffer, self._view = self._view, self._buffers.take()
+            buffer, self._has_view = self._view, False
         call = self._follow_ups.call_of(header, began_ns / 1e9)
         self.pool.submit(Task(header, operation, args, blocking, buffer, began_ns, call))
 

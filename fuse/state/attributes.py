@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
 
@@ -30,8 +31,10 @@ def is_racy(info: ObjectInfo) -> bool:
 class AttributeMemory:
     """Memory of `entries` objects before the database of the mount; safe for many threads."""
 
-    def __init__(self, db: StateDb, *, entries: int = 100_000) -> None:
+    def __init__(self, db: StateDb, *, entries: int = 100_000, executor: Executor | None = None) -> None:
+        """executor: writes into the database, which who learns something must not wait for; without it he does."""
         self._db = db
+        self._executor = executor
         self._entries = entries
         self._lock = threading.Lock()
         self._recent: OrderedDict[str, KnownAttributes] = OrderedDict()
@@ -100,9 +103,12 @@ class AttributeMemory:
     def _save_later(self, key: str, row: KnownAttributes | None) -> None:
         with self._lock:
             self._unsaved[key] = row
-            full = len(self._unsaved) >= _BATCH
-        if full:
+            full = len(self._unsaved) == _BATCH
+        if full and self._executor is None:
             self.save()
+        elif full and self._executor is not None:
+            with suppress(RuntimeError):  # shut down: the end saves
+                self._executor.submit(self.save)
 
     def _keep(self, key: str, row: KnownAttributes) -> None:
         """The lock is held."""

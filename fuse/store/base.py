@@ -16,6 +16,8 @@ from typing import NamedTuple, NewType, Protocol, Self
 
 from datastore.errors import StoreError
 
+from ..loop import Loop
+
 ETag = NewType("ETag", str)
 """As the server sent it, without the surrounding quotes."""
 PartNumber = NewType("PartNumber", int)
@@ -287,10 +289,11 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def get_many(self, feed: GetFeed, sink: GetSink) -> None:
+    def get_many(self, feed: GetFeed, sink: GetSink, loop: Loop | None = None) -> None:
         """The whole bytes of small objects that nobody waits for yet, until there is no other one, in any order.
 
-        Nothing is tried again, and what raises leaves the rest of `feed`.
+        Nothing is tried again, and what raises leaves the rest of `feed`. loop: what may wait for the answers, and then
+        calls `feed` and `sink`; this thread waits for the end.
         """
         ...
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
+from ..loop import Loop
 from .base import (
     Body,
     ByteRange,
@@ -87,7 +88,7 @@ class ForwardingStore(ABC):
         return self._around("get", lambda: self.inner.get(key, byte_range=byte_range, if_match=if_match, sink=sink))
 
     @abstractmethod
-    def get_many(self, feed: GetFeed, sink: GetSink) -> None:
+    def get_many(self, feed: GetFeed, sink: GetSink, loop: Loop | None = None) -> None:
         """See ObjectStore. As head_many()."""
 
     def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:

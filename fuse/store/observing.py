@@ -16,6 +16,7 @@ from datastore.errors import StoreError
 from datastore.histogram import Histogram
 from datastore.retry import current_call
 
+from ..loop import Loop
 from .base import (
     Body,
     ByteRange,
@@ -152,7 +153,7 @@ class ObservingStore(ForwardingStore):
             received=lambda answer: len(answer[0]) + sunk,
         )
 
-    def get_many(self, feed: GetFeed, sink: GetSink) -> None:
+    def get_many(self, feed: GetFeed, sink: GetSink, loop: Loop | None = None) -> None:
         """See ObjectStore. Each is counted as a GET; what failed, as one that said nothing."""
         begun: dict[ObjectVersion, float] = {}
 
@@ -167,7 +168,7 @@ class ObservingStore(ForwardingStore):
             self.metrics.record("get", self._clock() - begun.pop(wanted), received=received, error=error)
             sink(wanted, answer)
 
-        self.inner.get_many(begin, counted)
+        self.inner.get_many(begin, counted, loop)
 
     def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
         """See ObjectStore."""

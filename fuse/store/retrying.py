@@ -15,6 +15,7 @@ from typing import TypeVar
 from datastore.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError, Throttled
 from datastore.retry import Call, Retrier, current_call
 
+from ..loop import Loop
 from .base import (
     Body,
     ETag,
@@ -85,7 +86,7 @@ class RetryingStore(ForwardingStore):
         for number, error in failed.items():
             sink(number, error)
 
-    def get_many(self, feed: GetFeed, sink: GetSink) -> None:
+    def get_many(self, feed: GetFeed, sink: GetSink, loop: Loop | None = None) -> None:
         """See ObjectStore."""
 
         def answered(wanted: ObjectVersion, answer: tuple[Body, ObjectInfo] | None) -> None:
@@ -93,7 +94,7 @@ class RetryingStore(ForwardingStore):
                 self._answered_at = self._retrier.clock()
             sink(wanted, answer)
 
-        self.inner.get_many(feed, answered)
+        self.inner.get_many(feed, answered, loop)
 
     def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
         """See ObjectStore."""

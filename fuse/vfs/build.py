@@ -220,7 +220,7 @@ def build_filesystem(
     defaults = defaults_of(spec)
     clock = clock or SystemClock()
     shares = Shares.of(spec.memory_bytes)
-    known = AttributeMemory(db, entries=shares.attributes)
+    known = AttributeMemory(db, entries=shares.attributes, executor=io)
     core = Core(
         settings=Settings(
             **live_settings(spec),

@@ -9,6 +9,7 @@ from functools import partial
 
 from datastore.logs import fields
 
+from ..loop import Loop
 from ..ops import (
     AttrReply,
     Blocking,
@@ -77,6 +78,10 @@ class DatastoreFilesystem:
         self.upkeep = Upkeep(core, self.uploads, self.kernel_dir_cache)
 
     # -- life
+
+    def use_loop(self, loop: Loop) -> None:
+        """Let it wait for the small files that are fetched ahead."""
+        self.core.reader.loop = loop
 
     def start(self, notifier: Notifier) -> None:
         """Begin: the kernel can be told of changes, and what is due now and then is done."""

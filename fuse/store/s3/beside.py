@@ -20,10 +20,11 @@ class Beside:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self._lock = threading.Lock()
-        self._arrived: list[Connection | None] = []
+        self._arrived: list[Connection | StoreError] = []
         self._over = False
         self.coming = 0
-        self.failed = False
+        self.error: StoreError | None = None
+        """Why one could not be made."""
         self.fd = -1
 
     def connect(self, deadline: float) -> int:
@@ -40,8 +41,9 @@ class Beside:
             os.eventfd_read(self.fd)
             arrived, self._arrived = self._arrived, []
         self.coming -= len(arrived)
-        self.failed = self.failed or None in arrived
-        return [connection for connection in arrived if connection is not None]
+        errors = [failed for failed in arrived if isinstance(failed, StoreError)]
+        self.error = errors[0] if errors else self.error
+        return [connection for connection in arrived if not isinstance(connection, StoreError)]
 
     def end(self) -> None:
         """Nobody waits for them any more."""
@@ -53,10 +55,10 @@ class Beside:
             self._keep(connection)
 
     def _connect(self, deadline: float) -> None:
-        connection = None
         try:
-            connection = self._connections.connect(deadline)
-        except StoreError:
+            connection: Connection | StoreError = self._connections.connect(deadline)
+        except StoreError as error:
+            connection = error
             self._connections.leave_place()
         with self._lock:
             if not self._over:
@@ -65,7 +67,7 @@ class Beside:
                 return
         self._keep(connection)
 
-    def _keep(self, connection: Connection | None) -> None:
-        if connection is not None:
+    def _keep(self, connection: Connection | StoreError) -> None:
+        if not isinstance(connection, StoreError):
             self._connections.give_back(connection, keep=True)
             self._connections.leave_place()

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlencode
 
 from datastore.errors import CorruptBody, InvalidRequest, NotFound, PreconditionFailed, StoreError, Unsupported
 
+from ...loop import Loop
 from ..base import (
     PENDING_UPLOADS,
     SYSTEM,
@@ -133,9 +134,9 @@ class S3Store:
             return b"", pouring.info(answer.headers, answer.poured)
         return handed_over(received(key, answer, byte_range), sink)
 
-    def get_many(self, feed: GetFeed, sink: GetSink) -> None:
+    def get_many(self, feed: GetFeed, sink: GetSink, loop: Loop | None = None) -> None:
         """GetObject of each."""
-        get_many(self._caller, self._capabilities, feed, sink)
+        get_many(self._caller, self._capabilities, feed, sink, loop)
 
     def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
         """PutObject. With a condition it is not repeatable: the second attempt would meet the first one's object."""

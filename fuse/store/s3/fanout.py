@@ -1,4 +1,4 @@
-"""Many requests by one thread: one at a time on each of several connections.
+"""Many requests by one loop: one at a time on each of several connections.
 
 A thread for each request costs many times the processor. A server that takes long for an answer, or is far away, is
 asked on more connections side by side.
@@ -7,14 +7,17 @@ asked on more connections side by side.
 from __future__ import annotations
 
 import math
-import select
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from typing import NamedTuple
 
 from datastore.errors import DeadlineExceeded, StoreError, Unreachable
 
+from ...loop import Loop
 from .beside import Beside
 from .connections import Connections
 from .errors import connection_words
@@ -64,12 +67,22 @@ class FanOut:
         self._answer_s = 0.0
         """The way there and back, and the server's time; 0: not known yet."""
 
-    def ask(self, feed: Feed, take: Take) -> StoreError | None:
+    def ask(self, feed: Feed, take: Take, loop: Loop | None = None) -> StoreError | None:
         """Ask until there is no question left and all are answered; or why no more were taken from `feed`.
 
-        Each wait is bounded as in Transport.send.
+        `feed` and `take` are called by the loop, or by this thread without one. Each wait is bounded as in
+        Transport.send.
         """
-        return _Run(self, feed, take).run()
+        run = _Run(self, feed, take)
+        if not run.connect():
+            return run.result()
+        if loop is None or not loop.soon(partial(run.start, loop)):
+            with closing(Loop(self.clock)) as own:
+                run.start(own)
+                while not run.ended.is_set():
+                    own.turn()
+        run.ended.wait()  # each of its waits is bounded
+        return run.result()
 
     @property
     def lanes(self) -> int:
@@ -186,64 +199,111 @@ class _Run:
         self._again: deque[Question] = deque()
         """What a kept connection took that the server had given up meanwhile."""
         self._lanes: dict[int, _Lane] = {}
-        self._poll = select.epoll()
         self._beside = Beside(known.connections)
         self._strikes = 0
         self._paced = False
-        self._tick_s = min(_TICK_S, self._connections.limits.idle_s / 4)
-        self._looked_at = known.clock()
         self._next: Question | None = None
         """It has no lane yet."""
+        self._first: tuple[Connection, bool] | None = None
+        """The connection that the first question takes, and whether it lay idle."""
+        self._without_s = 0.0
+        """For so long there has been no connection at all."""
+        self._tick_s = min(_TICK_S, self._connections.limits.idle_s / 4)
+        self._error: BaseException | None = None
+        self._left: list[Question] = []
+        """Those that are not answered, for there was an error."""
+        self.ended = threading.Event()
 
-    def run(self) -> StoreError | None:
-        """See FanOut.ask()."""
+    def connect(self) -> bool:
+        """Have a connection for the first question, waiting; whether there is one, and a question."""
         try:
-            while self._begin() or self._lanes:
-                self._wait()
+            if not self._look():
+                return False
+            self._connections.take_place()
+            try:
+                kept = self._connections.take_idle()
+                self._first = kept or self._connections.connect(self._deadline()), kept is not None
+            except BaseException:
+                self._connections.leave_place()
+                raise
         except StoreError as error:
-            self._fail(error)
-            return error
-        finally:
-            self._end()
-        return None
+            self._give_up(error)
+            return False
+        return True
+
+    def start(self, loop: Loop) -> None:
+        """By the loop's thread, which does the rest."""
+        self._loop = loop
+        loop.every(self._tick_s, self._tick)
+        loop.at_end(self._leave)
+        self._step(lambda: None)  # the beginning follows
+
+    def result(self) -> StoreError | None:
+        """Why it ended before all was asked. What else `feed` and `take` raised is raised here."""
+        error = self._error
+        if error is not None and not isinstance(error, StoreError):
+            raise error
+        for question in self._left if error is not None else ():
+            self._take(question.number, error)
+        return error
+
+    def _give_up(self, error: BaseException) -> None:
+        """Nothing more will be answered."""
+        self._error = error
+        self._left = [*(lane.question for lane in self._lanes.values()), *self._again]
+        self._left += [self._next] if self._next is not None else []
+
+    def _step(self, act: Callable[[], None]) -> None:
+        """Do something, and what follows from it."""
+        try:
+            act()
+            if self._begin() or self._lanes:
+                return
+        except BaseException as error:  # what `feed` and `take` raise is for who asked
+            self._give_up(error)
+        self._end()
+
+    def _leave(self) -> None:
+        """The loop turns no more."""
+        self._give_up(Unreachable(f"{self._connections.where()}: the mount ends"))
+        self._end()
 
     # -- connections
 
-    def _begin(self) -> bool:
-        """Ask what there is, on as many connections as there is use for; whether a question still waits for one.
+    def _deadline(self) -> float:
+        return self._known.clock() + self._connections.limits.call_s
 
-        Errors: StoreError when there is no connection at all.
-        """
-        while self._look() and len(self._lanes) < self._known.lanes:
-            if self._lanes or self._beside.coming:
-                if len(self._lanes) + self._beside.coming >= self._known.lanes or self._beside.failed:
-                    break
-                if not self._connections.try_place():
-                    break
-            else:
-                self._connections.take_place()
-            kept = self._connections.take_idle()
-            if kept is None and (self._lanes or self._beside.coming):
-                new = self._beside.fd < 0
-                fd = self._beside.connect(self._known.clock() + self._connections.limits.call_s)
-                if new:
-                    self._poll.register(fd, select.EPOLLIN)
+    def _begin(self) -> bool:
+        """Ask what there is, on as many connections as there is use for; whether a question still waits for one."""
+        while self._look() and len(self._lanes) + self._beside.coming < self._known.lanes:
+            if self._first is not None:
+                (connection, kept), self._first = self._first, None
+                self._add(connection, kept=kept)
                 continue
-            self._add(kept or self._connect(), kept=kept is not None)
+            if (self._lanes and self._beside.error is not None) or not self._connections.try_place():
+                break
+            idle = self._connections.take_idle()
+            if idle is not None:
+                self._add(idle, kept=True)
+                continue
+            new = self._beside.fd < 0
+            fd = self._beside.connect(self._deadline())
+            if new:
+                self._loop.watch(fd, partial(self._step, self._arrived))
         return self._next is not None
+
+    def _arrived(self) -> None:
+        """Connections were made, or could not be. Errors: StoreError when there is none."""
+        for connection in self._beside.arrived():
+            self._add(connection, kept=False)
+        if self._beside.error is not None and not self._lanes and not self._beside.coming:
+            raise self._beside.error
 
     def _look(self) -> bool:
         """Whether there is something to ask."""
         if self._next is None:
             self._next = self._again.popleft() if self._again else self._feed()
         return self._next is not None
-
-    def _connect(self) -> Connection:
-        try:
-            return self._connections.connect(self._known.clock() + self._connections.limits.call_s)
-        except BaseException:
-            self._connections.leave_place()
-            raise
 
     def _add(self, connection: Connection, *, kept: bool) -> None:
         """A lane more, for the question that waits."""
@@ -252,7 +312,7 @@ class _Run:
             self._give_back(lane, keep=True)
             return
         self._lanes[lane.fd] = lane
-        self._poll.register(lane.fd, select.EPOLLIN)
+        self._loop.watch(lane.fd, partial(self._step, partial(self._progress, lane)))
         self._send(lane)
 
     def _send(self, lane: _Lane) -> None:
@@ -264,7 +324,7 @@ class _Run:
             self._lost(lane, error)
 
     def _drop(self, lane: _Lane, *, keep: bool) -> None:
-        self._poll.unregister(lane.fd)
+        self._loop.unwatch(lane.fd)
         del self._lanes[lane.fd]
         self._give_back(lane, keep=keep)
 
@@ -275,26 +335,31 @@ class _Run:
     def _end(self) -> None:
         for lane in list(self._lanes.values()):
             self._drop(lane, keep=False)
+        if self._first is not None:
+            self._connections.give_back(self._first[0], keep=True)
+            self._connections.leave_place()
+        if self._beside.fd >= 0:
+            self._loop.unwatch(self._beside.fd)
         self._beside.end()
-        self._poll.close()
+        self._loop.never(self._tick)
+        self._loop.never(self._leave)
+        self.ended.set()
 
     # -- answers
 
-    def _wait(self) -> None:
-        """Until something happens. Errors: StoreError when too much went wrong."""
-        ready = self._poll.poll(self._tick_s)
+    def _tick(self) -> None:
+        """Now and then: whose answer is late?"""
+        self._step(self._look_at_lanes)
+
+    def _look_at_lanes(self) -> None:
+        """Errors: StoreError when too much went wrong."""
         now = self._known.clock()
-        for fd, _ in ready:
-            lane = self._lanes.get(fd)
-            if lane is not None:
-                self._progress(lane, now)
-            elif fd == self._beside.fd:
-                for connection in self._beside.arrived():
-                    self._add(connection, kept=False)
-        if now >= self._looked_at + self._tick_s:
-            self._looked_at = now
-            for lane in [lane for lane in self._lanes.values() if now >= self._late_at(lane)]:
-                self._lost(lane, TimeoutError())
+        for lane in [lane for lane in self._lanes.values() if now >= self._late_at(lane)]:
+            self._lost(lane, TimeoutError())
+        self._without_s = 0.0 if self._lanes or self._beside.coming else self._without_s + self._tick_s
+        if self._without_s > self._connections.limits.call_s:
+            limits = self._connections.limits
+            raise DeadlineExceeded(f"{self._connections.where()}: all {limits.connections} connections stayed busy")
 
     def _late_at(self, lane: _Lane) -> float:
         """When its answer comes too late."""
@@ -302,7 +367,8 @@ class _Run:
         whole_s = limits.call_s + (lane.question.body_bytes or 0) / limits.body_floor
         return min(lane.heard_at + limits.idle_s, lane.sent_at + whole_s)
 
-    def _progress(self, lane: _Lane, now: float) -> None:
+    def _progress(self, lane: _Lane) -> None:
+        now = self._known.clock()
         try:
             answer = lane.receive(now)
         except (NotHttp, OSError) as error:
@@ -344,11 +410,3 @@ class _Run:
         if isinstance(error, TimeoutError):
             return DeadlineExceeded(f"{where}: no answer in time to one of many requests")
         return Unreachable(f"{where}: {connection_words(error)}")
-
-    def _fail(self, error: StoreError) -> None:
-        """None of the rest will be answered."""
-        left = [*(lane.question for lane in self._lanes.values()), *self._again]
-        if self._next is not None:
-            left.append(self._next)
-        for question in left:
-            self._take(question.number, error)

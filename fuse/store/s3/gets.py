@@ -6,6 +6,7 @@ from contextlib import suppress
 
 from datastore.errors import StoreError
 
+from ...loop import Loop
 from ..base import Body, Capabilities, GetFeed, GetSink, ObjectInfo, ObjectVersion
 from ..limits import check_key
 from .answers import describe
@@ -14,7 +15,9 @@ from .fanout import Question
 from .messages import Answer
 
 
-def get_many(caller: Caller, capabilities: Capabilities, feed: GetFeed, sink: GetSink) -> None:
+def get_many(
+    caller: Caller, capabilities: Capabilities, feed: GetFeed, sink: GetSink, loop: Loop | None = None
+) -> None:
     """See ObjectStore.get_many(). The bucket is not followed, nor are keys renewed: get() does that.
 
     Errors: StoreError when the server does not answer, CredentialsInvalid.
@@ -42,7 +45,7 @@ def get_many(caller: Caller, capabilities: Capabilities, feed: GetFeed, sink: Ge
         wanted = asked.pop(number)
         sink(wanted, _told(wanted, answer) if isinstance(answer, Answer) else None)
 
-    failure = transport.fan_out.ask(following, take)
+    failure = transport.fan_out.ask(following, take, loop)
     if failure is not None:
         raise failure
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,23 +122,31 @@ def test_after_the_shutdown_nothing_is_begun(
     assert not store.asked
 
 
+class Postponing(Executor):
+    """Runs nothing by itself."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Callable[[], object]] = []
+
+    def submit(self, job: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
+        """Remember it."""
+        self.jobs.append(partial(job, *args, **named))
+        return Future()
+
+
 def test_pieces_are_kept_by_one_job_and_by_their_fetcher_beyond_a_bound(tmp_path: Path) -> None:
-    cache = BlockCache(tmp_path, 1 << 20, "test")
-    jobs: list[Callable[[], None]] = []
-
-    def queue(job: Callable[[], None]) -> bool:
-        jobs.append(job)
-        return True
-
-    keeping = Keeping(cache, queue)
-    pieces = [Piece(ObjectVersion(f"f{number}", ETag("e"), len(BODY)), 0, len(BODY)) for number in range(20)]
+    cache = BlockCache(tmp_path, 64 << 20, "test")
+    executor = Postponing()
+    keeping = Keeping(cache, executor)
+    body = bytes(4 << 20)
+    pieces = [Piece(ObjectVersion(f"f{number}", ETag("e"), len(body)), 0, len(body)) for number in range(10)]
     for piece in pieces:
         assert piece.claim()
-        piece.settle(BODY, None)
+        piece.settle(body, None)
         keeping.later(piece)
-    assert len(jobs) == 1
-    assert [piece.kept for piece in pieces] == [False] * 16 + [True] * 4
-    jobs[0]()
+    assert len(executor.jobs) == 1
+    assert [piece.kept for piece in pieces] == [False] * 8 + [True] * 2
+    executor.jobs[0]()
     assert all(piece.kept for piece in pieces)
 
 
@@ -145,5 +154,7 @@ def test_without_a_thread_the_fetcher_keeps_it(tmp_path: Path) -> None:
     piece = Piece(ObjectVersion("f", ETag("e"), len(BODY)), 0, len(BODY))
     assert piece.claim()
     piece.settle(BODY, None)
-    Keeping(BlockCache(tmp_path, 1 << 20, "test"), lambda job: False).later(piece)
+    executor = ThreadPoolExecutor(1)
+    executor.shutdown()
+    Keeping(BlockCache(tmp_path, 1 << 20, "test"), executor).later(piece)
     assert piece.kept
