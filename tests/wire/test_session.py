@@ -20,6 +20,7 @@ from datastore.fuse.kernel import abi
 from datastore.fuse.kernel.negotiate import Negotiated, Wanted, negotiate
 from datastore.fuse.kernel.session import End, Settings
 from datastore.fuse.kernel.wire import InitRequest
+from datastore.fuse.loop import Loop
 from datastore.fuse.ops import ROOT_INO, Blocking, Caller, Entry, Fh, Ino, OpenReply, OpenRequest, Reply
 from tests.memfs import MemFs
 from tests.patience import eventually
@@ -350,6 +351,34 @@ def test_a_waiting_write_keeps_its_bytes_while_others_arrive() -> None:
         filesystem.gate.open.set()
         assert {peer.receive().unique for _ in range(6)} == set(range(10, 22, 2))
     assert [bytes(filesystem.nodes[Ino(1000 + n)].content[:4]) for n in range(6)] == [b"%04d" % n for n in range(6)]
+
+
+class HasLoop(Held):
+    """Has the loop do something."""
+
+    def use_loop(self, loop: Loop) -> None:
+        """Keep it."""
+        self.loop = loop
+
+    def came_by(self) -> bool:
+        """Whether the loop turns."""
+        called = threading.Event()
+        return self.loop.soon(called.set) and called.wait(TIMEOUT_S)
+
+
+@pytest.mark.parametrize(("buffers", "unanswered"), [(3, 1024), (64, 3)])
+def test_the_loop_goes_on_while_there_is_no_room_for_requests(buffers: int, unanswered: int) -> None:
+    """What the requests wait for may have to come through it."""
+    filesystem = HasLoop()
+    with Peer(filesystem, Settings(buffers=buffers, unanswered=unanswered, workers=2, drain_s=TIMEOUT_S)) as peer:
+        peer.init()
+        for number in range(9):
+            body = frames.rw(0, 0, 4) + b"%04d" % number
+            peer.send(frames.request(abi.WRITE, body, ino=1000 + number, unique=10 + 2 * number))
+        assert all(filesystem.came_by() for _ in range(12))
+        filesystem.gate.open.set()
+        assert {peer.receive().unique for _ in range(9)} == set(range(10, 28, 2))
+    assert not filesystem.loop.soon(lambda: None)
 
 
 # -- requests that are sent again to a restarted server

@@ -6,8 +6,10 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ from datastore.errors import (
     Throttled,
     Unreachable,
 )
+from datastore.fuse.loop import Loop
 from datastore.fuse.store.base import Body, Capabilities, ETag, ObjectInfo, ObjectVersion, Shown
 from datastore.fuse.store.retrying import RetryingStore
 from datastore.fuse.store.s3.caller import Caller
@@ -348,7 +351,38 @@ def body_of(key: str, *headers: str, body: bytes = BODY) -> bytes:
     return http(200, body, f'ETag: "e{key[1:]}"', *headers)
 
 
-def got(store: S3Store, versions: list[ObjectVersion] = VERSIONS) -> dict[str, bytes | None]:
+@contextmanager
+def turning() -> Iterator[Loop]:
+    """A loop with a thread of its own."""
+    loop, ended = Loop(), threading.Event()
+
+    def turn() -> None:
+        while not ended.is_set():
+            loop.turn()
+        loop.close()
+
+    thread = threading.Thread(target=turn)
+    thread.start()
+    try:
+        yield loop
+    finally:
+        loop.soon(ended.set)
+        thread.join(PATIENCE_S)
+
+
+@pytest.fixture(params=["by itself", "by a loop"])
+def loop(request: pytest.FixtureRequest) -> Iterator[Loop | None]:
+    """Who waits for the answers."""
+    if request.param == "by itself":
+        yield None
+    else:
+        with turning() as loop:
+            yield loop
+
+
+def got(
+    store: S3Store, versions: list[ObjectVersion] = VERSIONS, *, loop: Loop | None = None
+) -> dict[str, bytes | None]:
     """What came of each, which must be told once."""
     found: dict[str, bytes | None] = {}
 
@@ -357,16 +391,16 @@ def got(store: S3Store, versions: list[ObjectVersion] = VERSIONS) -> dict[str, b
         found[version.key] = bytes(answer[0]) if answer is not None else None
 
     left = iter(versions)
-    store.get_many(lambda: next(left, None), take)
+    store.get_many(lambda: next(left, None), take, loop)
     return found
 
 
 @promise("S-150")
-def test_many_bodies_come_by_one_thread() -> None:
+def test_many_bodies_come_by_one_thread(loop: Loop | None) -> None:
     """Each of the version that was asked for."""
     with ScriptedServer(Bucket(lambda key, _number: body_of(key))) as server:
         client = client_of(server.port)
-        assert got(client) == {version.key: BODY for version in VERSIONS}
+        assert got(client, loop=loop) == {version.key: BODY for version in VERSIONS}
         client.close()
     assert server.together == 1
     assert all(b'if-match: "e' in request for request in server.requests)
@@ -388,11 +422,11 @@ UNFIT: dict[str, Callable[[str], Reply | bytes]] = {
 
 @promise("S-150")
 @pytest.mark.parametrize("kind", UNFIT)
-def test_what_is_no_body_of_the_version_is_left_to_who_asks_for_it(kind: str) -> None:
+def test_what_is_no_body_of_the_version_is_left_to_who_asks_for_it(kind: str, loop: Loop | None) -> None:
     """The other bodies arrive all the same."""
     with ScriptedServer(Bucket(lambda key, _n: UNFIT[kind](key) if key == "f33" else body_of(key))) as server:
         client = client_of(server.port)
-        assert got(client) == {version.key: None if version.key == "f33" else BODY for version in VERSIONS}
+        assert got(client, loop=loop) == {version.key: None if version.key == "f33" else BODY for version in VERSIONS}
         client.close()
 
 
@@ -406,7 +440,7 @@ def test_a_body_after_its_answer_is_the_version_s() -> None:
 
 
 @promise("S-150")
-def test_without_a_server_the_rest_is_not_asked_for() -> None:
+def test_without_a_server_the_rest_is_not_asked_for(loop: Loop | None) -> None:
     """Nobody waits for these, so nothing is tried for long."""
     asked_for: list[ObjectVersion] = []
     left = iter(VERSIONS)
@@ -421,13 +455,57 @@ def test_without_a_server_the_rest_is_not_asked_for() -> None:
     with reserved_port() as port:
         client = client_of(port, QUICK)
         with pytest.raises(Unreachable):
-            client.get_many(feed, lambda _version, answer: told.append(answer))
+            client.get_many(feed, lambda _version, answer: told.append(answer), loop)
     assert told == [None] * len(asked_for)
     assert len(asked_for) < 10
 
     with ScriptedServer(lambda _head, _number: SILENCE) as server:
         client = client_of(server.port, QUICK)
         with pytest.raises(DeadlineExceeded):
-            client.get_many(lambda: next(left, None), lambda _version, _answer: None)
+            client.get_many(lambda: next(left, None), lambda _version, _answer: None, loop)
         client.close()
     assert len(server.requests) < 20
+
+
+@promise("S-150")
+def test_at_the_end_of_the_loop_what_is_on_its_way_is_given_up() -> None:
+    """Nobody is left waiting, and who asks after the end waits by himself."""
+    told: list[object] = []
+    left = iter(VERSIONS)
+
+    def ask(client: S3Store, loop: Loop) -> None:
+        with suppress(Unreachable):
+            client.get_many(lambda: next(left, None), lambda _version, answer: told.append(answer), loop)
+            told.append("no error")
+
+    with ScriptedServer(lambda _head, _number: SILENCE) as server:
+        client = client_of(server.port)
+        with turning() as loop:
+            asking = threading.Thread(target=ask, args=(client, loop))
+            asking.start()
+            while not server.requests:
+                assert asking.is_alive()
+                time.sleep(0.01)
+        asking.join(PATIENCE_S)
+        assert not asking.is_alive()
+        client.close()
+    assert told
+    assert set(told) == {None}
+    with ScriptedServer(Bucket(lambda key, _number: body_of(key))) as server:
+        client = client_of(server.port)
+        assert set(got(client, loop=loop).values()) == {BODY}
+        client.close()
+
+
+def test_what_the_asker_raises_comes_back_to_him(loop: Loop | None) -> None:
+    """The loop goes on."""
+
+    def take(_version: ObjectVersion, _answer: object) -> None:
+        raise ZeroDivisionError
+
+    with ScriptedServer(Bucket(lambda key, _number: body_of(key))) as server:
+        client = client_of(server.port)
+        with pytest.raises(ZeroDivisionError):
+            client.get_many(partial(next, iter(VERSIONS), None), take, loop)
+        assert set(got(client, loop=loop).values()) == {BODY}
+        client.close()
