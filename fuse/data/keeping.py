@@ -12,6 +12,8 @@ from .pieces import Piece
 
 _LATER_BYTES = 32 << 20
 """Of pieces that wait; beyond, who fetched one writes it himself."""
+_BATCH_BYTES = 1 << 20
+"""Of pieces that are worth waking a thread, though others follow."""
 
 
 class Keeping:
@@ -31,8 +33,11 @@ class Keeping:
         if self._cache is not None and piece.body is not None and _is_whole(piece):
             piece.kept = self._cache.write(piece.version, piece.start, piece.body)
 
-    def later(self, piece: Piece) -> None:
-        """Have it written while its readers go on, by one job for all that come together."""
+    def later(self, piece: Piece, *, more: bool = False) -> None:
+        """Have it written while its readers go on, by one job for all that come together.
+
+        more: others follow, and flush() after them. To wake a thread for each costs as much as to write it.
+        """
         if self._cache is None or piece.body is None or not _is_whole(piece):
             return
         with self._lock:
@@ -40,11 +45,17 @@ class Keeping:
             if not full:
                 self._waiting.append(piece)
                 self._bytes += piece.size
-            begin = not full and not self._busy
-            self._busy = self._busy or begin
         if full:
             self.now(piece)
-        elif begin:
+        elif not more or self._bytes >= _BATCH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Have all that waits written."""
+        with self._lock:
+            begin = bool(self._waiting) and not self._busy
+            self._busy = self._busy or begin
+        if begin:
             try:
                 self._executor.submit(self._all)
             except RuntimeError:  # shut down

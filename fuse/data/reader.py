@@ -152,11 +152,12 @@ class Reader:
                     learn(answer[1])
             arrived(version)
             if answer is not None:
-                self._keeping.later(piece)
+                self._keeping.later(piece, more=True)
 
         try:
             self._store.get_many(following, take, self.loop)
         finally:
+            self._keeping.flush()
             for version, (piece, _) in claimed.items():
                 self._leave(piece)
                 arrived(version)

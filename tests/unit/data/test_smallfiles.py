@@ -158,3 +158,19 @@ def test_without_a_thread_the_fetcher_keeps_it(tmp_path: Path) -> None:
     executor.shutdown()
     Keeping(BlockCache(tmp_path, 1 << 20, "test"), executor).later(piece)
     assert piece.kept
+
+
+def test_pieces_that_follow_each_other_are_kept_together(tmp_path: Path) -> None:
+    executor = Postponing()
+    keeping = Keeping(BlockCache(tmp_path, 64 << 20, "test"), executor)
+    pieces = [Piece(ObjectVersion(f"f{number}", ETag("e"), len(BODY)), 0, len(BODY)) for number in range(3)]
+    for piece in pieces:
+        assert piece.claim()
+        piece.settle(BODY, None)
+        keeping.later(piece, more=True)
+    assert not executor.jobs
+    keeping.flush()
+    keeping.flush()
+    (job,) = executor.jobs
+    job()
+    assert all(piece.kept for piece in pieces)
