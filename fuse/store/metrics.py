@@ -91,7 +91,7 @@ class StoreMetrics:
     def record(self, method: str, seconds: float, *, sent: int = 0, received: int = 0, error: str = "") -> None:
         """One call that ended; error is the class name of what it raised."""
         with self._lock:
-            tally = self._tally(method)
+            tally = self._tallies.get(method) or self._tallies.setdefault(method, _Tally())
             tally.calls += 1
             tally.sent_bytes += sent
             tally.received_bytes += received
@@ -104,13 +104,7 @@ class StoreMetrics:
     def record_retry(self, method: str, error: StoreError) -> None:
         """One failure inside a call that was tried again."""
         with self._lock:
-            self._tally(method).retries[type(error).__name__] += 1
-
-    def _tally(self, method: str) -> _Tally:
-        tally = self._tallies.get(method)
-        if tally is None:
-            tally = self._tallies[method] = _Tally()
-        return tally
+            self._tallies.setdefault(method, _Tally()).retries[type(error).__name__] += 1
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
         """By method: calls, sent_bytes, received_bytes, seconds, slowest_s, errors and retries by class name, buckets.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from queue import Empty, SimpleQueue
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -113,23 +114,31 @@ class Connections:
         self.limits = limits or TransportLimits()
         self._tls = tls
         self._clock = clock
-        self._places = threading.BoundedSemaphore(self.limits.connections)
+        self._places: SimpleQueue[None] = SimpleQueue()
+        for _ in range(self.limits.connections):
+            self._places.put(None)
         self._lock = threading.Lock()
         self._idle: list[tuple[Connection, float]] = []
         self._closed = False
 
     def take_place(self) -> None:
         """Wait for the right to one connection. Errors: DeadlineExceeded."""
-        if not self._places.acquire(timeout=self.limits.call_s):
-            raise DeadlineExceeded(f"{self.where()}: all {self.limits.connections} connections stayed busy")
+        try:
+            self._places.get(timeout=self.limits.call_s)
+        except Empty as error:
+            raise DeadlineExceeded(f"{self.where()}: all {self.limits.connections} connections stayed busy") from error
 
     def try_place(self) -> bool:
         """The same without waiting."""
-        return self._places.acquire(blocking=False)
+        try:
+            self._places.get_nowait()
+        except Empty:
+            return False
+        return True
 
     def leave_place(self) -> None:
         """It is free for others."""
-        self._places.release()
+        self._places.put(None)
 
     def close(self) -> None:
         """Close idle connections; those in use are closed when they come back. Idempotent."""
