@@ -26,8 +26,7 @@ from .transport import Transport
 
 _REDIRECTS = frozenset({301, 307, 308, 400})
 """Statuses by which S3 says that a bucket is elsewhere (400: AuthorizationHeaderMalformed)."""
-
-
+_WRITES = frozenset({"PUT", "POST"})
 _REGION = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _COMPARE_S = 1.0
 """How often the server's clock is compared with ours."""
@@ -78,23 +77,15 @@ class Caller:
         if answer.status >= 300 and self._has_others(request, answer, keys):
             keys = self.credentials.keys()
             endpoint, answer = self._exchange(request, keys)
-        if answer.status < 300:
+        if answer.status in _REDIRECTS and self._follow:
+            region = self._refusal(request, answer, keys).region
+            if region not in {"", endpoint.region}:
+                self._move(endpoint, region)
+                _, answer = self._exchange(request, keys)
+        # A server may say 200 while it copies or joins objects, and report in the body that it failed.
+        if answer.status < 300 and (request.method not in _WRITES or xml.parse_error(bytes(answer.body)) is None):
             return answer
-        refusal = self._refusal(request, answer, keys)
-        elsewhere = answer.status in _REDIRECTS and refusal.region not in {"", endpoint.region}
-        if elsewhere and self._follow:
-            self._move(endpoint, refusal.region)
-            _, answer = self._exchange(request, keys)
-            if answer.status < 300:
-                return answer
-            refusal = self._refusal(request, answer, keys)
-        raise self._error(refusal, answer)
-
-    def refuse(self, request: Request, answer: Answer) -> StoreError | None:
-        """The error inside an answer of status 200, by which S3 reports failures of long operations; None: no error."""
-        if xml.parse_error(bytes(answer.body)) is None:
-            return None
-        return self._error(self._refusal(request, answer, self.credentials.keys()), answer)
+        raise self.error(request, answer, keys)
 
     def bodyless(
         self, method: str, key: str, keys: SigningKeys, endpoint: Endpoint, headers: Mapping[str, str]
@@ -106,7 +97,9 @@ class Caller:
 
     def error(self, request: Request, answer: Answer, keys: SigningKeys) -> StoreError:
         """What an answer to a request that was signed with `keys` refuses."""
-        return self._error(self._refusal(request, answer, keys), answer)
+        server_s = xml.http_date_ns(answer.headers.get("date", "")) / 1e9
+        skew_s = server_s - self._clock() if server_s else 0.0
+        return to_error(replace(self._refusal(request, answer, keys), skew_s=skew_s))
 
     def close(self) -> None:
         """Close connections; idempotent."""
@@ -174,10 +167,6 @@ class Caller:
             access_key_id=keys.access_key_id,
             if_none_match="if-none-match" in request.headers,
         )
-
-    def _error(self, refusal: Refusal, answer: Answer) -> StoreError:
-        server_s = xml.http_date_ns(answer.headers.get("date", "")) / 1e9
-        return to_error(replace(refusal, skew_s=server_s - self._clock() if server_s else 0.0))
 
 
 def _region(said: str) -> str:

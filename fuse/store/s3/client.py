@@ -185,7 +185,7 @@ class S3Store:
         if replace is not None:
             headers |= {**_described(replace), "x-amz-metadata-directive": "REPLACE"}
         request = Request(method="PUT", key=target, headers=headers, is_long=True, most_bytes=_SPACES_BYTES)
-        answer = self._long(request)
+        answer = self._caller.send(request)
         etag, mtime_ns = xml.parse_copy(bytes(answer.body))
         return WriteResult(etag, mtime_ns or _date_ns(answer))
 
@@ -261,7 +261,7 @@ class S3Store:
             is_long=True,
             most_bytes=_SPACES_BYTES,
         )
-        return xml.parse_copy(bytes(self._long(request).body))[0]
+        return xml.parse_copy(bytes(self._caller.send(request).body))[0]
 
     def complete_upload(
         self, key: str, upload_id: UploadId, parts: Sequence[tuple[PartNumber, ETag]], options: WriteOptions
@@ -369,18 +369,10 @@ class S3Store:
         kept = replace or WriteOptions(metadata=info.metadata, content_type=info.content_type)
         return self.put(target, b"", WriteOptions(metadata=kept.metadata, content_type=kept.content_type))
 
-    def _long(self, request: Request) -> Answer:
-        """An operation that may say 200 first and fail afterwards."""
-        answer = self._caller.send(request)
-        error = self._caller.refuse(request, answer)
-        if error is not None:
-            raise error
-        return answer
-
     def _conditional(self, request: Request, options: WriteOptions) -> Answer:
         """If-Match on a key that is gone: S3 says 404, the contract PreconditionFailed."""
         try:
-            return self._long(request)
+            return self._caller.send(request)
         except NotFound as error:
             if options.if_match is None or error.code == "NoSuchUpload":
                 raise
