@@ -105,18 +105,17 @@ class RetryingStore:
         sink: Sink | None = None,
     ) -> tuple[Body, ObjectInfo]:
         """See ObjectStore."""
-        if sink is None:
-            attempt = partial(self.inner.get, key, byte_range=byte_range, if_match=if_match)
-            return self._ask("get", attempt, received=lambda answer: len(answer[0]))
         sunk = 0
 
         def counted(info: ObjectInfo, offset: int, body: Body) -> None:
             nonlocal sunk
             sunk += len(body)
-            sink(info, offset, body)
+            if sink is not None:
+                sink(info, offset, body)
 
-        attempt = partial(self.inner.get, key, byte_range=byte_range, if_match=if_match, sink=counted)
-        return self._ask("get", attempt, received=lambda _: sunk)
+        passed = None if sink is None else counted
+        attempt = partial(self.inner.get, key, byte_range=byte_range, if_match=if_match, sink=passed)
+        return self._ask("get", attempt, received=lambda answer: len(answer[0]) + sunk)
 
     def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
         """See ObjectStore."""
@@ -219,36 +218,35 @@ class RetryingStore:
         began, call, silence = self._clock(), current_call(), self.metrics.silence
         since = began if call is None else call.waiting_since(began, self._answered_at)
         silence.asked()
-        error: BaseException | None = None
-        got = 0
+        failed, lost, by_store, got = "", False, True, 0
         try:
             try:
                 answer = attempt()
-            except StoreError as first:
-                if not first.transient:
+            except StoreError as error:
+                if not error.transient:
                     raise
-                answer = self._ask_again(method, attempt, first, began, since, ours)
+                answer = self._ask_again(method, attempt, error, began, since, ours)
             if received is not None:
                 got = received(answer)
             return answer
-        except BaseException as failure:
-            error = failure
+        except StoreError as error:
+            failed, lost = type(error).__name__, error.transient
+            if lost:
+                silence.gave_up(error)
+            raise
+        except BaseException as error:
+            failed, by_store = type(error).__name__, False
             raise
         finally:
             ended = self._clock()
-            if isinstance(error, StoreError) and error.transient:
-                silence.gave_up(error)
-                if call is not None:
-                    call.failing_since = since
-            else:
+            if not lost:
                 silence.answered()
-                if error is None or isinstance(error, StoreError):  # else it was not the store that failed
-                    self._answered_at = ended
-                    if call is not None:
-                        call.failing_since = None
+            if by_store and not lost:
+                self._answered_at = ended
+            if by_store and call is not None:
+                call.failing_since = since if lost else None
             if counted:
-                name = "" if error is None else type(error).__name__
-                self.metrics.record(method, ended - began, sent=0 if error else sent, received=got, error=name)
+                self.metrics.record(method, ended - began, sent=0 if failed else sent, received=got, error=failed)
 
     def _ask_again(
         self,
@@ -269,26 +267,29 @@ class RetryingStore:
         if broke_off - began > policy.budget_s / 2:
             since = broke_off
         unanswered = False
-        for number in itertools.count(1):
-            delay_s = policy.delay_s(number, self._retrier.jitter())
-            if self._clock() - since + delay_s > policy.budget_s:
-                break
-            unanswered |= not isinstance(error, Throttled)
-            self.metrics.silence.failed(error)
-            self.metrics.record_retry(method, error)
-            self._retrier.sleep(delay_s)
-            try:
-                return attempt()
-            except (AlreadyExists, PreconditionFailed, NotFound):
-                found = ours() if ours is not None and unanswered else None
-                if found is None:
-                    raise
-                return found
-            except StoreError as failure:
-                if not failure.transient:
-                    raise
-                error = failure
-        raise error
+        try:
+            for number in itertools.count(1):
+                delay_s = policy.delay_s(number, self._retrier.jitter())
+                if self._clock() - since + delay_s > policy.budget_s:
+                    break
+                unanswered |= not isinstance(error, Throttled)
+                self.metrics.silence.failed(error)
+                self.metrics.record_retry(method, error)
+                self._retrier.sleep(delay_s)
+                try:
+                    return attempt()
+                except (AlreadyExists, PreconditionFailed, NotFound):
+                    found = ours() if ours is not None and unanswered else None
+                    if found is None:
+                        raise
+                    return found
+                except StoreError as failure:
+                    if not failure.transient:
+                        raise
+                    error = failure
+            raise error
+        finally:
+            del error  # its traceback holds this frame, which holds the body
 
     def _ours(
         self,

@@ -1,4 +1,4 @@
-"""What is asked of a server and what comes back, and the head of a request as bytes. Pure."""
+"""What is asked of a server and what comes back."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from datastore.errors import InvalidRequest
-
 from ..base import Body, FilePart
-from .errors import one_line
 
 SMALL_BYTES = 64 << 10
 """The most that an answer may have that is neither an object nor a listing, and that is read of a refusal."""
@@ -53,21 +50,3 @@ class Request:
     outlet: Outlet | None = None
     most_bytes: int = SMALL_BYTES
     """The largest body that is taken from a server that says yes: whatever else it sends is not read."""
-
-
-def request_head(
-    method: str, target: str, headers: Mapping[str, str], *, length: int | None = None, authorization: str = ""
-) -> bytes:
-    """Request line and headers. length: of the body, None: it has none; authorization: for a proxy that wants a login.
-
-    Errors: InvalidRequest for a value that headers can't carry.
-    """
-    lines = [f"{method} {target} HTTP/1.1", *[f"{name}: {value}" for name, value in headers.items()]]
-    if length is not None:
-        lines.append(f"content-length: {length}")
-    if authorization:
-        lines.append(f"proxy-authorization: {authorization}")
-    together = "".join(lines)
-    if not (together.isascii() and together.isprintable()):
-        raise InvalidRequest(f"{method} {one_line(target)}: a header is not printable ASCII")
-    return "\r\n".join([*lines, "", ""]).encode()
