@@ -1,4 +1,4 @@
-"""When and how long to try again: exponential back-off with jitter inside a total budget. tenacity runs the loop.
+"""When and how long to try again: exponential back-off with jitter inside a total budget.
 
 Errors say themselves whether another try makes sense (`DatastoreError.transient`). One layer retries, so delays never
 multiply: datastore.fuse.store.retrying for the storage. Nor do they add up: what is asked for one call of a program,
@@ -14,10 +14,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
-
-import tenacity
-
-from .errors import DatastoreError
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -94,63 +90,9 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Retrier:
-    """Runs calls under a policy. clock: monotonic seconds; jitter: a fraction in [0, 1). Threads: any."""
+    """A policy, and how its time passes. clock: monotonic seconds; jitter: a fraction in [0, 1)."""
 
     policy: RetryPolicy = RetryPolicy()
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     jitter: Callable[[], float] = random.random
-
-    def run(
-        self,
-        call: Callable[[], T],
-        on_retry: Callable[[BaseException], None] | None = None,
-        since: float | None = None,
-    ) -> T:
-        """The call's result, after as many tries as it takes. on_retry is told each error that is tried again.
-
-        since: when the budget began; None: now. A first try that lasted for half of it was at work, and the budget
-        begins when it broke off. Errors: the last one, as it was raised: not transient, or the budget is spent.
-        """
-        began = self.clock()
-        try:
-            return call()
-        except DatastoreError as error:
-            if not error.transient:
-                raise
-            first = [error]
-        broke_off = self.clock()
-        worked = broke_off - began > self.policy.budget_s / 2
-        started = broke_off if worked else began if since is None else since
-
-        def again() -> T:
-            """The first failure counts as the loop's first try; entered only now, since the loop costs 0.1 ms."""
-            if first:
-                raise first.pop()
-            return call()
-
-        def wait(state: tenacity.RetryCallState) -> float:
-            return self.policy.delay_s(state.attempt_number, self.jitter())
-
-        def spent(state: tenacity.RetryCallState) -> bool:
-            return self.clock() - started + state.upcoming_sleep > self.policy.budget_s
-
-        def before_sleep(state: tenacity.RetryCallState) -> None:
-            failure = state.outcome.exception() if state.outcome is not None else None
-            if on_retry is not None and failure is not None:
-                on_retry(failure)
-
-        loop = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(is_transient),
-            wait=wait,
-            stop=spent,
-            sleep=self.sleep,
-            before_sleep=before_sleep,
-            reraise=True,
-        )
-        return loop(again)
-
-
-def is_transient(error: BaseException) -> bool:
-    """Another try may succeed."""
-    return isinstance(error, DatastoreError) and error.transient

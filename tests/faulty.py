@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from datastore.fuse.store.base import ObjectStore
-from tests.memorystore import OneByOneStore
+from tests.memorystore import HookedStore
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ def from_nth(n: int, error: BaseException, *, after: bool = False) -> Plan:
     return plan
 
 
-class FaultyStore(OneByOneStore):
+class FaultyStore(HookedStore):
     """Fails by plan. `calls` lists the methods called so far; `plan` may be replaced."""
 
     def __init__(self, inner: ObjectStore, plan: Plan = no_faults) -> None:
@@ -58,7 +58,7 @@ class FaultyStore(OneByOneStore):
         self.calls: list[str] = []
         self._lock = threading.Lock()
 
-    def _around(self, method: str, call: Callable[[], T]) -> T:
+    def around(self, method: str, call: Callable[[], T]) -> T:
         with self._lock:
             index = len(self.calls)
             self.calls.append(method)

@@ -15,6 +15,8 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Concatenate, ParamSpec, TypeVar
 
 from datastore.errors import AlreadyExists, InvalidRequest, KeyConflict, NotFound, PreconditionFailed, StoreError
 from datastore.fuse.loop import Loop
@@ -42,7 +44,6 @@ from datastore.fuse.store.base import (
     handed_over,
     in_memory,
 )
-from datastore.fuse.store.forwarding import ForwardingStore
 from datastore.fuse.store.limits import (
     MAX_LIST_KEYS,
     check_delete_count,
@@ -55,6 +56,8 @@ from datastore.fuse.store.limits import (
     shown,
 )
 from datastore.fuse.store.packed import packed
+from datastore.fuse.store.retrying import RetryingStore
+from datastore.retry import Retrier, RetryPolicy
 
 
 def get_each(store: ObjectStore, feed: GetFeed, sink: GetSink, loop: Loop | None = None) -> None:
@@ -80,11 +83,59 @@ def head_each(store: ObjectStore, objects: Sequence[Shown], sink: HeadSink) -> N
         sink(number, answer)
 
 
-class OneByOneStore(ForwardingStore):
-    """A store in front of another one, whose hook is also around each of the calls for many objects."""
+T = TypeVar("T")
+P = ParamSpec("P")
 
+
+def _hooked(method: Callable[Concatenate[ObjectStore, P], T]) -> Callable[Concatenate[HookedStore, P], T]:
+    name = method.__name__
+
+    def call(store: HookedStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        inner: Callable[P, T] = getattr(store.inner, name)
+        return store.around(name, partial(inner, *args, **kwargs))
+
+    return call
+
+
+class HookedStore:
+    """A store in front of another one: around() is around each call, also each of the calls for many objects."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        self.inner = inner
+
+    def around(self, method: str, call: Callable[[], T]) -> T:
+        """The answer of one call to `inner`; may call it never, once or again, and raise instead."""
+        return call()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.inner.capabilities
+
+    list_page = _hooked(ObjectStore.list_page)
+    head = _hooked(ObjectStore.head)
     head_many = head_each
+    get = _hooked(ObjectStore.get)
     get_many = get_each
+    put = _hooked(ObjectStore.put)
+    copy = _hooked(ObjectStore.copy)
+    delete = _hooked(ObjectStore.delete)
+    delete_many = _hooked(ObjectStore.delete_many)
+    create_upload = _hooked(ObjectStore.create_upload)
+    upload_part = _hooked(ObjectStore.upload_part)
+    upload_part_copy = _hooked(ObjectStore.upload_part_copy)
+    complete_upload = _hooked(ObjectStore.complete_upload)
+    abort_upload = _hooked(ObjectStore.abort_upload)
+    pending_uploads = _hooked(ObjectStore.pending_uploads)
+    has_object_lock = _hooked(ObjectStore.has_object_lock)
+    set_legal_hold = _hooked(ObjectStore.set_legal_hold)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def tried_once(store: ObjectStore) -> RetryingStore:
+    """As a mount has it, but what fails is not tried again."""
+    return RetryingStore(store, Retrier(RetryPolicy(budget_s=0.0)))
 
 
 MIN_PART_BYTES = 5 << 20

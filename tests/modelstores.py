@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from datastore.fuse.store.base import ObjectStore, WriteOptions
-from datastore.fuse.store.observing import ObservingStore
 from datastore.fuse.store.s3 import open_s3, probe
 from datastore.models.directory import DirectoryStorage, DirectoryTree
 from datastore.models.objects import Objects, ObjectStorage, ObjectTree, Place
@@ -18,7 +17,7 @@ from datastore.models.registry import Models
 from datastore.models.saving import Wish
 from datastore.models.storage import Storage, Tree
 from tests.contract.conftest import location_of
-from tests.memorystore import MemoryBucket, MemoryStore
+from tests.memorystore import MemoryBucket, MemoryStore, tried_once
 from tests.servers import Server
 
 PREFIX = "store/"
@@ -56,7 +55,7 @@ class Home:
 
     def objects(self, bucket: str, wrap: Wrap = lambda store: store) -> Objects:
         assert self.stores is not None
-        observed = ObservingStore(wrap(self.stores(bucket)))
+        observed = tried_once(wrap(self.stores(bucket)))
         objects = Objects(observed, Place(self.name, bucket + self.suffix), observed.metrics)
         self._open.append(objects)
         return objects

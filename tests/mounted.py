@@ -18,7 +18,6 @@ from datastore.api.source import S3Location
 from datastore.errors import ServerFault
 from datastore.fuse.ops import Held, Ino
 from datastore.fuse.store.base import Capabilities, WriteOptions
-from datastore.fuse.store.observing import ObservingStore
 from datastore.fuse.vfs.build import build_filesystem
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
 from datastore.fuse.vfs.tree.nodes import Directory
@@ -26,7 +25,7 @@ from tests.clock import ManualClock
 from tests.faulty import Fault, FaultyStore, Plan, no_faults
 from tests.killing import kill
 from tests.localfs import File, LocalFs
-from tests.memorystore import MemoryBucket, MemoryStore
+from tests.memorystore import MemoryBucket, MemoryStore, tried_once
 from tests.patience import PATIENCE_S
 
 IO_THREADS = 64
@@ -81,7 +80,7 @@ class Client:
         self.directory = directory
         self.spec = spec
         self.faulty = FaultyStore(MemoryStore(world.bucket), plan)
-        self.store = ObservingStore(self.faulty)
+        self.store = tried_once(self.faulty)
         self.kernel = Kernel()
         self.fs: DatastoreFilesystem = build_filesystem(spec, self.store, clock=world.clock, resumed=resumed)
         # Retries are the tests' to ask for: no thread runs in the background.

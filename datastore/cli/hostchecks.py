@@ -30,7 +30,7 @@ OLDEST_KERNEL = (5, 4)
 ANSWER_S = 2.0
 """A mount that lives answers a statfs from memory."""
 _DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
-PACKAGES = ("botocore", "isal", "pydantic", "rich", "tenacity", "typer", "yaml")
+PACKAGES = ("botocore", "isal", "pydantic", "rich", "typer", "yaml")
 
 
 def host_checks(cache_dir: Path, cache_size_bytes: int) -> Iterator[Finding]:

@@ -39,7 +39,7 @@ from datastore.fuse.store.base import (
     UploadId,
     WriteOptions,
 )
-from datastore.fuse.store.observing import StoreMetrics
+from datastore.fuse.store.metrics import StoreMetrics
 from datastore.fuse.vfs.tree.attrs import DIRECTORY_TYPE, FILE_TYPE, Defaults, from_metadata
 from datastore.fuse.vfs.tree.names import LINK_SUFFIX, name_of, segment_of
 from datastore.models.errors import SourceChanged, SourceInvalid

@@ -25,7 +25,7 @@ from datastore.errors import AccessDenied, DeadlineExceeded, NotFound, ServerFau
 from datastore.logs import fields
 
 from ..ops import FSError
-from ..store.observing import StoreMetrics
+from ..store.metrics import StoreMetrics
 from . import calls, libnfs
 from .calls import JUKEBOX, STALE, NFSError, Request
 

@@ -32,7 +32,7 @@ from datastore.errors import (
 from datastore.logs import fields
 
 from ..ops import FSError
-from ..store.observing import StoreMetrics
+from ..store.metrics import StoreMetrics
 
 log = logging.getLogger(__name__)
 asyncssh.set_log_level(logging.WARNING)  # otherwise it tells each step of each login

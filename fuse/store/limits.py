@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from datastore.errors import InvalidKey, InvalidRequest, KeyTooLong, MetadataTooLarge
 
-from .base import Capabilities, WriteOptions, user_metadata
+from .base import SYSTEM, Capabilities, WriteOptions
 
 MAX_KEY_BYTES = 1024
 MAX_METADATA_BYTES = 2048
@@ -39,6 +39,8 @@ def check_key(key: str, capabilities: Capabilities) -> None:
         raise KeyTooLong(
             f"{shown(key)[:80]}...: the key has {len(raw)} bytes, S3 takes {MAX_KEY_BYTES}: shorten the path", key=key
         )
+    if len(raw) <= capabilities.max_key_segment_bytes:
+        return
     longest = max(len(segment) for segment in raw.split(b"/"))
     if longest > capabilities.max_key_segment_bytes:
         raise KeyTooLong(
@@ -57,12 +59,14 @@ def check_options(key: str, options: WriteOptions) -> None:
 
 def check_metadata(key: str, metadata: Mapping[str, str]) -> None:
     """Errors: MetadataTooLarge, InvalidRequest."""
+    size = 0
     for name, value in metadata.items():
         if not _is_name(name):
             raise InvalidRequest(f"{shown(key)}: metadata name {name!r} is not lower-case ASCII", key=key)
         if not (value.isascii() and (value.isprintable() or not value) and value == value.strip()):
             raise InvalidRequest(f"{shown(key)}: the value of metadata {name!r} is not printable ASCII", key=key)
-    size = sum(len(name) + len(value) for name, value in user_metadata(metadata).items())
+        if not name.startswith(SYSTEM):
+            size += len(name) + len(value)
     if size > MAX_METADATA_BYTES:
         raise MetadataTooLarge(f"{shown(key)}: {size} bytes of user metadata, S3 takes {MAX_METADATA_BYTES}", key=key)
 

@@ -34,6 +34,8 @@ class UploadPace:
 
     def take(self, size_bytes: int) -> bool:
         """Wait until so much may be sent; whether that took any time."""
+        if not self._bytes_per_s:
+            return False
         with self._changed:
             self._pay()
             before, self._taken = self._taken, self._taken + size_bytes

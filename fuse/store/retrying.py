@@ -1,24 +1,33 @@
-"""The one retry layer over a store: by `transient`, with back-off and a total budget (datastore/retry.py).
+"""The store that everything works with: each call to the adapter is made, tried again, timed and counted here.
 
+Nothing else retries. A failure is tried again by its `transient`, with back-off, within a budget (datastore/retry.py).
 A write that failed without an answer may have taken effect. What its repetition then says is read with that in mind:
 a refused condition, or an upload that is gone, is a success when the object there is the one we sent.
 
 All requests for one call of a program share one budget (datastore.retry.Call): a call is EIO when the store said
 nothing for that long, whatever was tried for it in turn, and however long it waited for another call that failed.
+
+Bodies wait here until they may be sent (pacing.py). That counts neither as time of the store nor as its silence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Concatenate, ParamSpec, TypeVar
 
 from datastore.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError, Throttled
-from datastore.retry import Call, Retrier, current_call
+from datastore.retry import Retrier, current_call
 
 from ..loop import Loop
 from .base import (
     Body,
+    ByteRange,
+    Capabilities,
     ETag,
+    FilePart,
     GetFeed,
     GetSink,
     HeadSink,
@@ -26,43 +35,129 @@ from .base import (
     ObjectStore,
     ObjectVersion,
     PartNumber,
+    PendingUpload,
     Shown,
+    Sink,
     UploadId,
     WriteOptions,
     WriteResult,
     user_metadata,
 )
 from .etags import etag_of, joined_etag
-from .forwarding import ForwardingStore
-from .silence import Silence
+from .metrics import StoreMetrics
+from .pacing import UploadPace
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
-class RetryingStore(ForwardingStore):
-    """Tries again. on_retry(method, error) is told of each failure that is tried again.
+def _asked(method: Callable[Concatenate[ObjectStore, P], T]) -> Callable[Concatenate[RetryingStore, P], T]:
+    """The method of ObjectStore, asked of the inner store."""
+    name = method.__name__
+
+    def ask(store: RetryingStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        attempt: Callable[P, T] = getattr(store.inner, name)
+        return store._ask(name, partial(attempt, *args, **kwargs))
+
+    return ask
+
+
+class RetryingStore:
+    """One bucket; implements ObjectStore. Threads: any.
 
     A repeated create_upload may leave an empty upload behind, which pending_uploads shows.
     """
 
-    def __init__(
-        self,
-        inner: ObjectStore,
-        retrier: Retrier | None = None,
-        on_retry: Callable[[str, StoreError], None] | None = None,
-        silence: Silence | None = None,
-    ) -> None:
-        """silence: told what is answered."""
-        super().__init__(inner)
+    def __init__(self, inner: ObjectStore, retrier: Retrier | None = None, metrics: StoreMetrics | None = None) -> None:
+        self.inner = inner
+        self.metrics = metrics or StoreMetrics()
+        self.upload_pace = UploadPace()
         self._retrier = retrier or Retrier()
-        self._on_retry = on_retry
-        self._silence = silence or Silence()
-        self._answered_at = self._retrier.clock()
-        """When a request was last answered, be it by a refusal; the retrier's clock."""
+        self._clock = self._retrier.clock
+        self._answered_at = self._clock()
+        """When a request was last answered, be it by a refusal."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this server can do."""
+        return self.inner.capabilities
+
+    def close(self) -> None:
+        """See ObjectStore."""
+        self.inner.close()
+
+    list_page = _asked(ObjectStore.list_page)
+    head = _asked(ObjectStore.head)
+    copy = _asked(ObjectStore.copy)
+    delete = _asked(ObjectStore.delete)
+    delete_many = _asked(ObjectStore.delete_many)
+    create_upload = _asked(ObjectStore.create_upload)
+    upload_part_copy = _asked(ObjectStore.upload_part_copy)
+    abort_upload = _asked(ObjectStore.abort_upload)
+    has_object_lock = _asked(ObjectStore.has_object_lock)
+    set_legal_hold = _asked(ObjectStore.set_legal_hold)
+
+    def get(
+        self,
+        key: str,
+        *,
+        byte_range: ByteRange | None = None,
+        if_match: ETag | None = None,
+        sink: Sink | None = None,
+    ) -> tuple[Body, ObjectInfo]:
+        """See ObjectStore."""
+        sunk = 0
+
+        def counted(info: ObjectInfo, offset: int, body: Body) -> None:
+            nonlocal sunk
+            sunk += len(body)
+            if sink is not None:
+                sink(info, offset, body)
+
+        passed = None if sink is None else counted
+        attempt = partial(self.inner.get, key, byte_range=byte_range, if_match=if_match, sink=passed)
+        return self._ask("get", attempt, received=lambda answer: len(answer[0]) + sunk)
+
+    def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
+        """See ObjectStore."""
+
+        def ours() -> WriteResult | None:
+            return self._ours(key, lambda: etag_of(body), size=len(body), metadata=options.metadata)
+
+        self._await_pace(len(body))
+        return self._ask("put", partial(self.inner.put, key, body, options), sent=len(body), ours=ours)
+
+    def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:
+        """See ObjectStore."""
+        self._await_pace(len(body))
+        attempt = partial(self.inner.upload_part, key, upload_id, number, body)
+        return self._ask("upload_part", attempt, sent=len(body))
+
+    def complete_upload(
+        self, key: str, upload_id: UploadId, parts: Sequence[tuple[PartNumber, ETag]], options: WriteOptions
+    ) -> WriteResult:
+        """See ObjectStore."""
+        attempt = partial(self.inner.complete_upload, key, upload_id, parts, options)
+        return self._ask(
+            "complete_upload", attempt, ours=lambda: self._ours(key, lambda: joined_etag(etag for _, etag in parts))
+        )
+
+    def pending_uploads(self, prefix: str) -> Iterator[PendingUpload]:
+        """See ObjectStore. Read to its end at once, so that a failure in the middle is that of the call."""
+        return iter(self._ask("pending_uploads", lambda: list(self.inner.pending_uploads(prefix))))
 
     def head_many(self, objects: Sequence[Shown], sink: HeadSink) -> None:
-        """See ObjectStore. Those that failed and may not the next time are asked for again together, in one budget."""
+        """See ObjectStore. Those that failed and may not the next time are asked for again together, in one budget.
+
+        Each is counted as a HEAD that took from the beginning of the call to its answer.
+        """
+        began = self._clock()
         failed: dict[int, StoreError] = {}
+
+        def answered(number: int, answer: ObjectInfo | StoreError) -> None:
+            error = type(answer).__name__ if isinstance(answer, StoreError) else ""
+            self.metrics.record("head", self._clock() - began, error=error)
+            sink(number, answer)
 
         def attempt() -> None:
             numbers = list(failed or range(len(objects)))
@@ -72,100 +167,134 @@ class RetryingStore(ForwardingStore):
                 if isinstance(answer, StoreError) and answer.transient:
                     failed[numbers[at]] = answer
                 else:
-                    sink(numbers[at], answer)
+                    answered(numbers[at], answer)
 
             self.inner.head_many([objects[number] for number in numbers], take)
             if failed:
                 raise next(iter(failed.values()))
 
         try:
-            self._around("head", attempt)
+            self._ask("head", attempt, counted=False)
         except StoreError:
             if not failed:
                 raise
         for number, error in failed.items():
-            sink(number, error)
+            answered(number, error)
 
     def get_many(self, feed: GetFeed, sink: GetSink, loop: Loop | None = None) -> None:
-        """See ObjectStore."""
+        """See ObjectStore. Each is counted as a GET; what failed, as one that said nothing."""
+        begun: dict[ObjectVersion, float] = {}
+
+        def begin() -> ObjectVersion | None:
+            wanted = feed()
+            if wanted is not None:
+                begun[wanted] = self._clock()
+            return wanted
 
         def answered(wanted: ObjectVersion, answer: tuple[Body, ObjectInfo] | None) -> None:
+            now = self._clock()
+            received, error = (0, "Unfetched") if answer is None else (len(answer[0]), "")
+            self.metrics.record("get", now - begun.pop(wanted), received=received, error=error)
             if answer is not None:
-                self._answered_at = self._retrier.clock()
+                self._answered_at = now
             sink(wanted, answer)
 
+<<<<<<< HEAD
         self.inner.get_many(feed, answered, loop)
+=======
+        self.inner.get_many(begin, answered, loop)
+>>>>>>> fl-store
 
-    def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
-        """See ObjectStore."""
+    def _ask(
+        self,
+        method: str,
+        attempt: Callable[[], T],
+        *,
+        sent: int = 0,
+        received: Callable[[T], int] | None = None,
+        ours: Callable[[], T | None] | None = None,
+        counted: bool = True,
+    ) -> T:
+        """The answer to one call, after as many attempts as it takes.
 
-        def ours() -> WriteResult | None:
-            return self._ours(key, lambda: etag_of(body), size=len(body), metadata=options.metadata)
-
-        return self._write("put", lambda: self.inner.put(key, body, options), ours)
-
-    def complete_upload(
-        self, key: str, upload_id: UploadId, parts: Sequence[tuple[PartNumber, ETag]], options: WriteOptions
-    ) -> WriteResult:
-        """See ObjectStore."""
-        return self._write(
-            "complete_upload",
-            lambda: self.inner.complete_upload(key, upload_id, parts, options),
-            lambda: self._ours(key, lambda: joined_etag(etag for _, etag in parts)),
-        )
-
-    def _around(self, method: str, call: Callable[[], T], on_retry: Callable[[StoreError], None] | None = None) -> T:
-        def told(error: BaseException) -> None:
-            self._silence.failed(error)
-            if isinstance(error, StoreError):
-                if on_retry is not None:
-                    on_retry(error)
-                if self._on_retry is not None:
-                    self._on_retry(method, error)
-
-        asker = current_call()
-        now = self._retrier.clock()
-        since = now if asker is None else asker.waiting_since(now, self._answered_at)
-        self._silence.asked()
+        sent and received: the bytes of its bodies; ours: what an earlier attempt without an answer has written, if it
+        has.
+        """
+        began, call, silence = self._clock(), current_call(), self.metrics.silence
+        since = began if call is None else call.waiting_since(began, self._answered_at)
+        silence.asked()
+        failed, lost, by_store, got = "", False, True, 0
         try:
-            answer = self._retrier.run(call, told, since)
+            try:
+                answer = attempt()
+            except StoreError as error:
+                if not error.transient:
+                    raise
+                answer = self._ask_again(method, attempt, error, began, since, ours)
+            if received is not None:
+                got = received(answer)
+            return answer
         except StoreError as error:
-            if not error.transient:
-                self._answered(asker)
-            else:
-                self._silence.gave_up(error)
-                if asker is not None:
-                    asker.failing_since = since
+            failed, lost = type(error).__name__, error.transient
+            if lost:
+                silence.gave_up(error)
             raise
-        except BaseException:
-            self._silence.answered()  # it was not the store that failed
+        except BaseException as error:
+            failed, by_store = type(error).__name__, False
             raise
-        self._answered(asker)
-        return answer
+        finally:
+            ended = self._clock()
+            if not lost:
+                silence.answered()
+            if by_store and not lost:
+                self._answered_at = ended
+            if by_store and call is not None:
+                call.failing_since = since if lost else None
+            if counted:
+                self.metrics.record(method, ended - began, sent=0 if failed else sent, received=got, error=failed)
 
-    def _answered(self, call: Call | None) -> None:
-        self._silence.answered()
-        self._answered_at = self._retrier.clock()
-        if call is not None:
-            call.failing_since = None
+    def _ask_again(
+        self,
+        method: str,
+        attempt: Callable[[], T],
+        error: StoreError,
+        began: float,
+        since: float,
+        ours: Callable[[], T | None] | None,
+    ) -> T:
+        """The answer to a call that failed once.
 
-    def _write(
-        self, method: str, call: Callable[[], WriteResult], ours: Callable[[], WriteResult | None]
-    ) -> WriteResult:
-        """A write whose refusal after an unanswered attempt may be that attempt's own success."""
-        unanswered: list[StoreError] = []
-
-        def remember(error: StoreError) -> None:
-            if not isinstance(error, Throttled):
-                unanswered.append(error)
-
+        since: when its budget began. A first attempt that lasted for half of it was at work, and the budget begins
+        when it broke off. Errors: the last one: not transient, or the budget is spent.
+        """
+        policy = self._retrier.policy
+        broke_off = self._clock()
+        if broke_off - began > policy.budget_s / 2:
+            since = broke_off
+        unanswered = False
         try:
-            return self._around(method, call, remember)
-        except (AlreadyExists, PreconditionFailed, NotFound):
-            found = ours() if unanswered else None
-            if found is None:
-                raise
-            return found
+            for number in itertools.count(1):
+                delay_s = policy.delay_s(number, self._retrier.jitter())
+                if self._clock() - since + delay_s > policy.budget_s:
+                    break
+                unanswered |= not isinstance(error, Throttled)
+                self.metrics.silence.failed(error)
+                self.metrics.record_retry(method, error)
+                self._retrier.sleep(delay_s)
+                try:
+                    return attempt()
+                except (AlreadyExists, PreconditionFailed, NotFound):
+                    found = ours() if ours is not None and unanswered else None
+                    if found is None:
+                        raise
+                    return found
+                except StoreError as failure:
+                    if not failure.transient:
+                        raise
+                    error = failure
+            raise error
+        finally:
+            del error  # its traceback holds this frame, which holds the body
 
     def _ours(
         self,
@@ -185,3 +314,7 @@ class RetryingStore(ForwardingStore):
         if metadata is not None and user_metadata(info.metadata) != user_metadata(metadata):
             return None
         return WriteResult(info.etag, info.mtime_ns) if info.etag == etag() else None
+
+    def _await_pace(self, size_bytes: int) -> None:
+        if self.upload_pace.take(size_bytes) and (call := current_call()) is not None:
+            call.began = time.monotonic()  # the store was not asked: the call has all its time to try

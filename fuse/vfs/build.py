@@ -29,7 +29,7 @@ from ..state.opens import OpenTable
 from ..state.removed import RemovedFiles
 from ..state.statedb import StateDb
 from ..store.base import ObjectStore
-from ..store.observing import ObservingStore
+from ..store.retrying import RetryingStore
 from ..store.s3 import CredentialSource, StaticSource, find_source, open_s3, probe
 from .change.finishing import finish
 from .filesystem import DatastoreFilesystem
@@ -65,7 +65,7 @@ class MountedStore:
         self,
         filesystem: DatastoreFilesystem,
         spec: MountSpec,
-        store: ObservingStore,
+        store: RetryingStore,
         keys: StaticSource | None = None,
     ) -> None:
         self.filesystem = filesystem

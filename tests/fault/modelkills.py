@@ -28,7 +28,7 @@ from datastore.models.registry import MARKER, Models
 from datastore.models.saving import save
 from datastore.models.storage import CHUNK_BYTES, ReadableTree, chunk_bytes
 from datastore.models.verifying import verify
-from tests.memorystore import OneByOneStore
+from tests.memorystore import HookedStore
 from tests.modelstores import Home, directory_home, server_home, wish
 from tests.servers import Server
 
@@ -54,14 +54,14 @@ class Steps:
                 signal.pause()
 
 
-class Mortal(OneByOneStore):
+class Mortal(HookedStore):
     """Steps before each request."""
 
     def __init__(self, inner: Any, steps: Steps) -> None:
         super().__init__(inner)
         self._steps = steps
 
-    def _around(self, method: str, call: Callable[[], T]) -> T:
+    def around(self, method: str, call: Callable[[], T]) -> T:
         self._steps.step()
         return call()
 

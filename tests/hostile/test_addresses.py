@@ -117,7 +117,7 @@ def test_a_region_leads_through_the_same_check(monkeypatch: pytest.MonkeyPatch) 
     parts = gather(S3Location(bucket="data", credentials=KEYS, policy=TENANT), QUICK)
     transport = parts.connect(parts.endpoint.in_region("eu-west-3"))
     with pytest.raises(EndpointNotAllowed, match="link-local"):
-        transport.send(Request("GET", "/", {"host": "h"}))
+        transport.send(Request(method="GET"), "/", {"host": "h"})
 
 
 @promise("S-203")

@@ -13,10 +13,11 @@ import pytest
 from datastore.api.source import S3Location
 from datastore.errors import CorruptBody, DeadlineExceeded, StoreError
 from datastore.fuse.store.s3 import open_adapter, probe
-from datastore.fuse.store.s3.caller import Call, Caller
+from datastore.fuse.store.s3.caller import Caller
 from datastore.fuse.store.s3.connections import Route
 from datastore.fuse.store.s3.credentials import StaticSource
 from datastore.fuse.store.s3.endpoint import Endpoint, resolve
+from datastore.fuse.store.s3.messages import Request
 from datastore.fuse.store.s3.transport import Transport
 from tests.hostile import servers
 from tests.hostile.asking import KEYS, PATIENT, ask_all, location_of
@@ -56,7 +57,7 @@ def test_a_region_that_is_no_name_of_one_leads_nowhere(region: str) -> None:
 
         caller = Caller(resolve(S3Location(bucket="data")), StaticSource(KEYS), connect)
         with pytest.raises(StoreError):
-            caller.send(Call(method="GET"))
+            caller.send(Request(method="GET"))
         caller.close()
 
     assert asked == ["data.s3.us-east-1.amazonaws.com"]

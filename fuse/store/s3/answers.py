@@ -1,4 +1,4 @@
-"""What the answers to a GET or HEAD say of an object, and how its bytes are handed on."""
+"""What the answers to a GET or HEAD say of an object. Pure."""
 
 from __future__ import annotations
 
@@ -7,42 +7,14 @@ from collections.abc import Mapping
 
 from datastore.errors import CorruptBody
 
-from ..base import SYSTEM, SYSTEM_HEADERS, TAGGED, Body, ByteRange, ObjectInfo, Sink
+from ..base import SYSTEM, SYSTEM_HEADERS, TAGGED, Body, ByteRange, ObjectInfo
 from ..limits import shown
 from . import xml
-from .messages import Answer, Outlet
+from .messages import Answer
 from .sigv4 import encode_path
 
 META = "x-amz-meta-"
 """Before the names of user metadata."""
-
-
-class Pouring:
-    """Hands the body of one GET to a sink as it comes."""
-
-    def __init__(self, key: str, byte_range: ByteRange | None, sink: Sink) -> None:
-        self._key = key
-        self._range = byte_range
-        self._sink = sink
-        self._info: ObjectInfo | None = None
-
-    def outlet(self) -> Outlet:
-        """For the request. A server that ignores Range answers with another status, and is then read as a whole."""
-        start = self._range.start if self._range is not None else 0
-        return Outlet(200 if self._range is None else 206, start, self._take)
-
-    def info(self, headers: Mapping[str, str], length: int) -> ObjectInfo:
-        """The object's facts, from the headers of an answer with a body of `length` bytes. Errors: CorruptBody."""
-        size = length
-        if self._range is not None:
-            size = xml.size_of(headers.get("content-range", "").rpartition("/")[2] or str(length))
-            _check_length(self._key, length, self._range, size)
-        return describe(self._key, headers, size)
-
-    def _take(self, headers: Mapping[str, str], length: int, offset: int, body: Body) -> None:
-        if self._info is None or offset == 0:
-            self._info = self.info(headers, length)
-        self._sink(self._info, offset, body)
 
 
 def describe(key: str, headers: Mapping[str, str], size: int) -> ObjectInfo:
@@ -68,13 +40,17 @@ def _metadata(key: str, headers: Mapping[str, str]) -> dict[str, str]:
 
     Others may have written bytes beyond ASCII: shown as an RFC 2047 word, as Amazon's S3 does.
     """
-    found = {name.removeprefix(META): value for name, value in headers.items() if name.startswith(META)}
-    found |= {SYSTEM + name: headers[name] for name in SYSTEM_HEADERS if headers.get(name)}
+    found: dict[str, str] = {}
+    for name, value in headers.items():
+        if name.startswith(META):
+            found[name[len(META) :]] = value if value.isascii() else _encoded_word(value)
+        elif name in SYSTEM_HEADERS and value:
+            found[SYSTEM + name] = value if value.isascii() else _encoded_word(value)
     if found.get(":content-encoding") == "aws-chunked":
         del found[":content-encoding"]  # how it was sent, which some servers keep
     if headers.get("x-amz-tagging-count", "0") != "0":
         found[TAGGED] = encode_path(key)
-    return {name: value if value.isascii() else _encoded_word(value) for name, value in found.items()}
+    return found
 
 
 def _encoded_word(value: str) -> str:
@@ -83,19 +59,24 @@ def _encoded_word(value: str) -> str:
 
 def received(key: str, answer: Answer, byte_range: ByteRange | None) -> tuple[Body, ObjectInfo]:
     """Body and facts of a GET; a server that ignores Range sends everything with 200. Errors: CorruptBody."""
-    body = answer.body
-    partial = answer.headers.get("content-range", "") if answer.status == 206 else ""
-    size = xml.size_of(partial.rpartition("/")[2]) if partial else len(body)
-    if byte_range is None:
+    body, total = answer.body, _total(answer.headers) if answer.status == 206 else ""
+    if byte_range is None or not total:
+        size = xml.size_of(total) if total else len(body)
+        if byte_range is not None:
+            body = memoryview(body)[byte_range.start : byte_range.stop]
         return body, describe(key, answer.headers, size)
-    if not partial:
-        return memoryview(body)[byte_range.start : byte_range.stop], describe(key, answer.headers, size)
-    _check_length(key, len(body), byte_range, size)
-    return body, describe(key, answer.headers, size)
+    return body, describe_part(key, answer.headers, len(body), byte_range)
 
 
-def _check_length(key: str, length: int, byte_range: ByteRange, size: int) -> None:
+def describe_part(key: str, headers: Mapping[str, str], length: int, byte_range: ByteRange) -> ObjectInfo:
+    """The object's facts, from the headers of an answer with `length` bytes of a range. Errors: CorruptBody."""
+    size = xml.size_of(_total(headers) or str(length))
     if length != min(byte_range.stop, size) - byte_range.start:
         raise CorruptBody(
             f"GET {shown(key)}: {length} bytes came for range {byte_range.start}-{byte_range.stop}", key=key
         )
+    return describe(key, headers, size)
+
+
+def _total(headers: Mapping[str, str]) -> str:
+    return headers.get("content-range", "").rpartition("/")[2]

@@ -10,43 +10,26 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from datastore.errors import CredentialsInvalid, StoreError
 
-from ..base import Body, FilePart, in_memory
+from ..base import in_memory
 from . import xml
 from .credentials import CredentialSource
 from .endpoint import Endpoint
 from .errors import Refusal, error_class, to_error
-from .messages import SMALL_BYTES, Answer, Outlet, Request
+from .messages import Answer, Request
 from .sigv4 import EMPTY_SHA256, UNSIGNED_PAYLOAD, SigningKeys, encode_query, sign
 from .transport import Transport
 
 _REDIRECTS = frozenset({301, 307, 308, 400})
 """Statuses by which S3 says that a bucket is elsewhere (400: AuthorizationHeaderMalformed)."""
-
-
+_WRITES = frozenset({"PUT", "POST"})
 _REGION = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _COMPARE_S = 1.0
 """How often the server's clock is compared with ours."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """A request before it is signed. repeatable, expected_bytes, is_long, outlet, most_bytes: see Request."""
-
-    method: str
-    key: str = ""
-    query: Sequence[tuple[str, str]] = ()
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: Body | FilePart = b""
-    repeatable: bool = True
-    expected_bytes: int = 0
-    is_long: bool = False
-    outlet: Outlet | None = None
-    most_bytes: int = SMALL_BYTES
 
 
 class Caller:
@@ -87,30 +70,22 @@ class Caller:
         """
         return 0 if self._compared_at == -math.inf else int((self._clock() + self._ahead_s) * 1e9)
 
-    def send(self, call: Call) -> Answer:
-        """The answer to a call, status below 300. Errors: StoreError as in s3/errors.py and transport.py."""
+    def send(self, request: Request) -> Answer:
+        """The answer to a request, status below 300. Errors: StoreError as in s3/errors.py and transport.py."""
         keys = self.credentials.keys()
-        endpoint, answer = self._exchange(call, keys)
-        if answer.status >= 300 and self._has_others(call, answer, keys):
+        endpoint, answer = self._exchange(request, keys)
+        if answer.status >= 300 and self._has_others(request, answer, keys):
             keys = self.credentials.keys()
-            endpoint, answer = self._exchange(call, keys)
-        if answer.status < 300:
+            endpoint, answer = self._exchange(request, keys)
+        if answer.status in _REDIRECTS and self._follow:
+            region = self._refusal(request, answer, keys).region
+            if region not in {"", endpoint.region}:
+                self._move(endpoint, region)
+                _, answer = self._exchange(request, keys)
+        # A server may say 200 while it copies or joins objects, and report in the body that it failed.
+        if answer.status < 300 and (request.method not in _WRITES or xml.parse_error(bytes(answer.body)) is None):
             return answer
-        refusal = self._refusal(call, answer, keys)
-        elsewhere = answer.status in _REDIRECTS and refusal.region not in {"", endpoint.region}
-        if elsewhere and self._follow:
-            self._move(endpoint, refusal.region)
-            _, answer = self._exchange(call, keys)
-            if answer.status < 300:
-                return answer
-            refusal = self._refusal(call, answer, keys)
-        raise self._error(refusal, answer)
-
-    def refuse(self, call: Call, answer: Answer) -> StoreError | None:
-        """The error inside an answer of status 200, by which S3 reports failures of long operations; None: no error."""
-        if xml.parse_error(bytes(answer.body)) is None:
-            return None
-        return self._error(self._refusal(call, answer, self.credentials.keys()), answer)
+        raise self.error(request, answer, keys)
 
     def bodyless(
         self, method: str, key: str, keys: SigningKeys, endpoint: Endpoint, headers: Mapping[str, str]
@@ -120,48 +95,40 @@ class Caller:
         sent = {**headers, "host": endpoint.host_header, "x-amz-content-sha256": EMPTY_SHA256}
         return path, sign(method, path, "", sent, keys, endpoint.region, self._clock())
 
-    def error(self, call: Call, answer: Answer, keys: SigningKeys) -> StoreError:
-        """What an answer to a call that was signed with `keys` refuses."""
-        return self._error(self._refusal(call, answer, keys), answer)
+    def error(self, request: Request, answer: Answer, keys: SigningKeys) -> StoreError:
+        """What an answer to a request that was signed with `keys` refuses."""
+        server_s = xml.http_date_ns(answer.headers.get("date", "")) / 1e9
+        skew_s = server_s - self._clock() if server_s else 0.0
+        return to_error(replace(self._refusal(request, answer, keys), skew_s=skew_s))
 
     def close(self) -> None:
         """Close connections; idempotent."""
         with self._lock:
             self._place[1].close()
 
-    def _exchange(self, call: Call, keys: SigningKeys) -> tuple[Endpoint, Answer]:
+    def _exchange(self, request: Request, keys: SigningKeys) -> tuple[Endpoint, Answer]:
+        """Sign and send. TLS protects a body itself, as in botocore, and so does not leaving the machine; else the
+        signature has to."""
         endpoint, transport = self._place
-        answer = transport.send(self._request(call, keys, endpoint, transport))
+        path = endpoint.path(request.key)
+        query = encode_query(request.query) if request.query else ""
+        digest = EMPTY_SHA256
+        if request.body:
+            if endpoint.secure or (endpoint.on_this_machine and transport.route.proxy is None):
+                digest = UNSIGNED_PAYLOAD
+            else:
+                body = in_memory(request.body)
+                request, digest = replace(request, body=body), hashlib.sha256(body).hexdigest()
+        headers = {**request.headers, "host": endpoint.host_header, "x-amz-content-sha256": digest}
+        signed = sign(request.method, path, query, headers, keys, endpoint.region, self._clock())
+        answer = transport.send(request, f"{path}?{query}" if query else path, signed)
         self.compare_clocks(answer)
         return endpoint, answer
 
-    def _request(self, call: Call, keys: SigningKeys, endpoint: Endpoint, transport: Transport) -> Request:
-        """The signed request of a call."""
-        path, query = endpoint.path(call.key), encode_query(call.query)
-        protected = endpoint.secure or (endpoint.on_this_machine and transport.route.proxy is None)
-        body = call.body if protected or not isinstance(call.body, FilePart) else call.body.read()
-        headers = {
-            **call.headers,
-            "host": endpoint.host_header,
-            "x-amz-content-sha256": _payload_hash(body, protected=protected),
-        }
-        signed = sign(call.method, path, query, headers, keys, endpoint.region, self._clock())
-        return Request(
-            call.method,
-            f"{path}?{query}" if query else path,
-            signed,
-            body,
-            call.repeatable,
-            call.expected_bytes,
-            call.is_long,
-            call.outlet,
-            call.most_bytes,
-        )
-
-    def _has_others(self, call: Call, answer: Answer, keys: SigningKeys) -> bool:
+    def _has_others(self, request: Request, answer: Answer, keys: SigningKeys) -> bool:
         """Whether the server does not take these keys any more, and there are others by now."""
-        mute = call.method == "HEAD" and answer.status in {400, 403}  # without a body it can't say why
-        invalid = mute or error_class(self._refusal(call, answer, keys)) is CredentialsInvalid
+        mute = request.method == "HEAD" and answer.status in {400, 403}  # without a body it can't say why
+        invalid = mute or error_class(self._refusal(request, answer, keys)) is CredentialsInvalid
         return invalid and self.credentials.refused(keys)
 
     def compare_clocks(self, answer: Answer) -> None:
@@ -185,12 +152,12 @@ class Caller:
                 self._place = (moved, self._connect(moved))
                 transport.close()
 
-    def _refusal(self, call: Call, answer: Answer, keys: SigningKeys) -> Refusal:
+    def _refusal(self, request: Request, answer: Answer, keys: SigningKeys) -> Refusal:
         said = xml.parse_error(bytes(answer.body))
         headers = answer.headers
         return Refusal(
-            method=call.method,
-            key=call.key,
+            method=request.method,
+            key=request.key,
             status=answer.status,
             code=said.code if said else "",
             message=said.message if said else "",
@@ -198,21 +165,10 @@ class Caller:
             region=_region(headers.get("x-amz-bucket-region", ""))
             or _region(said.region if said and answer.status != 403 else ""),
             access_key_id=keys.access_key_id,
-            if_none_match="if-none-match" in call.headers,
+            if_none_match="if-none-match" in request.headers,
         )
-
-    def _error(self, refusal: Refusal, answer: Answer) -> StoreError:
-        server_s = xml.http_date_ns(answer.headers.get("date", "")) / 1e9
-        return to_error(replace(refusal, skew_s=server_s - self._clock() if server_s else 0.0))
 
 
 def _region(said: str) -> str:
     """What a server says of a region, if it is the name of one: on AWS it becomes a part of the host's name."""
     return said if _REGION.fullmatch(said) else ""
-
-
-def _payload_hash(body: Body | FilePart, *, protected: bool) -> str:
-    """TLS protects the body itself, as in botocore, and so does not leaving the machine; else the signature has to."""
-    if not body:
-        return EMPTY_SHA256
-    return UNSIGNED_PAYLOAD if protected else hashlib.sha256(in_memory(body)).hexdigest()

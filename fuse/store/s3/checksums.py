@@ -27,8 +27,7 @@ from datastore.logs import fields
 
 from ..base import Body, ETag, FilePart, PartNumber, UploadId
 from . import xml
-from .caller import Call
-from .messages import Answer
+from .messages import Answer, Request
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +36,7 @@ _DECLARED = "x-amz-checksum-algorithm"
 _KIND, _OF_PARTS = "x-amz-checksum-type", "COMPOSITE"
 _SUM = "x-amz-checksum-crc32"
 
-Send = Callable[[Call], Answer]
+Send = Callable[[Request], Answer]
 
 
 def crc32_of(body: Body | FilePart) -> str:
@@ -67,16 +66,16 @@ class _Offer:
     def __init__(self) -> None:
         self._taken = self._refused = False
 
-    def send(self, call: Call, name: str, value: str, send: Send) -> Answer:
+    def send(self, request: Request, name: str, value: str, send: Send) -> Answer:
         """The answer to a call with one more header, or else without it. Errors: those of `send`."""
         if self._refused:
-            return send(call)
+            return send(request)
         try:
-            answer = send(_with(call, name, value))
+            answer = send(_with(request, name, value))
         except StoreError as error:
             if self._taken or not _may_be_header(error):
                 raise
-            answer = send(call)  # what is refused for another reason is refused again
+            answer = send(request)  # what is refused for another reason is refused again
             self.end(str(error))
             return answer
         self._taken = True
@@ -88,8 +87,8 @@ class _Offer:
         log.info("this store takes no checksums of what is sent", extra=fields(why=why))
 
 
-def _with(call: Call, name: str, value: str) -> Call:
-    return replace(call, headers={**call.headers, name: value})
+def _with(request: Request, name: str, value: str) -> Request:
+    return replace(request, headers={**request.headers, name: value})
 
 
 def _may_be_header(error: StoreError) -> bool:
@@ -111,13 +110,13 @@ class Checksums:
         self._mixed: set[UploadId] = set()
         """Uploads of which some parts are copied: the others carry their MD5."""
 
-    def put(self, call: Call, send: Send) -> Answer:
+    def put(self, request: Request, send: Send) -> Answer:
         """PutObject with the checksum of its body."""
-        return self._puts.send(call, _SUM, crc32_of(call.body), send)
+        return self._puts.send(request, _SUM, crc32_of(request.body), send)
 
-    def begin(self, call: Call, send: Send, abort: Callable[[UploadId], None]) -> UploadId:
+    def begin(self, request: Request, send: Send, abort: Callable[[UploadId], None]) -> UploadId:
         """CreateMultipartUpload of parts that are all sent."""
-        answer = self._uploads.send(call, _DECLARED, _ALGORITHM, send)
+        answer = self._uploads.send(request, _DECLARED, _ALGORITHM, send)
         begun = xml.parse_upload_id(bytes(answer.body))
         said = answer.headers.get(_DECLARED, ""), answer.headers.get(_KIND, "")
         if said == (_ALGORITHM, _OF_PARTS):
@@ -126,7 +125,7 @@ class Checksums:
         elif said[0]:
             self._uploads.end(f"a checksum of {said[0]} would be of kind {said[1]!r}")
             abort(begun)
-            begun = xml.parse_upload_id(bytes(send(call).body))
+            begun = xml.parse_upload_id(bytes(send(request).body))
         return begun
 
     def mixed(self, begun: UploadId) -> UploadId:
@@ -135,24 +134,24 @@ class Checksums:
             self._mixed.add(begun)
         return begun
 
-    def part(self, call: Call, send: Send, upload_id: UploadId, number: PartNumber) -> ETag:
+    def part(self, request: Request, send: Send, upload_id: UploadId, number: PartNumber) -> ETag:
         """UploadPart."""
         if upload_id in self._mixed:
-            call = _with(call, "content-md5", md5_of(call.body))
+            request = _with(request, "content-md5", md5_of(request.body))
         if upload_id not in self._parts:
-            return xml.unquote_etag(send(call).headers.get("etag", ""))
-        value = crc32_of(call.body)
-        answer = self._knowing(_with(call, _SUM, value), send)
+            return xml.unquote_etag(send(request).headers.get("etag", ""))
+        value = crc32_of(request.body)
+        answer = self._knowing(_with(request, _SUM, value), send)
         sent = number, xml.unquote_etag(answer.headers.get("etag", ""))
         with self._lock:
             if upload_id in self._parts:
                 self._parts[upload_id][sent] = value
         return sent[1]
 
-    def complete(self, call: Call, send: Send, upload_id: UploadId) -> Answer:
+    def complete(self, request: Request, send: Send, upload_id: UploadId) -> Answer:
         """CompleteMultipartUpload, of which the body was built with of()."""
         try:
-            answer = self._knowing(call, send) if upload_id in self._parts else send(call)
+            answer = self._knowing(request, send) if upload_id in self._parts else send(request)
         except NotFound:
             self.forget(upload_id)
             raise
@@ -172,10 +171,10 @@ class Checksums:
             self._parts.pop(upload_id, None)
             self._mixed.discard(upload_id)
 
-    def _knowing(self, call: Call, send: Send) -> Answer:
+    def _knowing(self, request: Request, send: Send) -> Answer:
         """A server that repeats the algorithm and then refuses its use gets the next upload without."""
         try:
-            return send(call)
+            return send(request)
         except (InvalidRequest, Unsupported) as error:
             self._uploads.end(str(error))
             raise

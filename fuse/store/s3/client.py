@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from urllib.parse import unquote, urlencode
@@ -40,17 +40,16 @@ from ..base import (
     WriteOptions,
     WriteResult,
     handed_over,
-    user_metadata,
 )
 from ..limits import check_delete_count, check_key, check_metadata, check_options, check_part_number, shown
 from . import xml
-from .answers import META, Pouring, described, received
-from .caller import Call, Caller
+from .answers import META, describe, describe_part, described, received
+from .caller import Caller
 from .checksums import Checksums
 from .gets import get_many
 from .heads import Heads
 from .lister import Lister
-from .messages import Answer
+from .messages import Answer, Outlet, Request
 from .sigv4 import encode_path
 
 _RANGE_NOT_SATISFIABLE = 416
@@ -96,7 +95,7 @@ class S3Store:
     def head(self, key: str) -> ObjectInfo:
         """HeadObject."""
         check_key(key, self._capabilities)
-        answer = self._caller.send(Call(method="HEAD", key=key))
+        answer = self._caller.send(Request(method="HEAD", key=key))
         return described(key, answer.headers)
 
     def head_many(self, objects: Sequence[Shown], sink: HeadSink) -> None:
@@ -121,17 +120,31 @@ class S3Store:
             most = max(expected, _IGNORED_RANGE_BYTES)
         if if_match is not None:
             headers["if-match"] = _quoted(if_match)
-        pouring = None if sink is None else Pouring(key, byte_range, sink)
-        outlet = None if pouring is None else pouring.outlet()
-        call = Call(method="GET", key=key, headers=headers, expected_bytes=expected, outlet=outlet, most_bytes=most)
+        info: ObjectInfo | None = None
+        outlet = None
+        if sink is not None:
+
+            def pour(headers: Mapping[str, str], length: int, offset: int, body: Body) -> None:
+                nonlocal info
+                if info is None or offset == 0:
+                    if byte_range is None:
+                        info = describe(key, headers, length)
+                    else:
+                        info = describe_part(key, headers, length, byte_range)
+                sink(info, offset, body)
+
+            outlet = Outlet(200, 0, pour) if byte_range is None else Outlet(206, byte_range.start, pour)
+        request = Request(
+            method="GET", key=key, headers=headers, expected_bytes=expected, outlet=outlet, most_bytes=most
+        )
         try:
-            answer = self._caller.send(call)
+            answer = self._caller.send(request)
         except StoreError as error:
             if error.status != _RANGE_NOT_SATISFIABLE or byte_range is None:
                 raise
             return b"", self._past_end(key, byte_range, if_match)
-        if pouring is not None and answer.poured:
-            return b"", pouring.info(answer.headers, answer.poured)
+        if answer.poured and info is not None:
+            return b"", info
         return handed_over(received(key, answer, byte_range), sink)
 
     def get_many(self, feed: GetFeed, sink: GetSink, loop: Loop | None = None) -> None:
@@ -144,8 +157,8 @@ class S3Store:
         check_options(key, options)
         headers = {**_described(options), **self._tags(key, options), **_conditions(options)}
         conditional = options.if_none_match or options.if_match is not None
-        call = Call(method="PUT", key=key, headers=headers, body=body, repeatable=not conditional)
-        answer = self._checksums.put(call, partial(self._conditional, options=options))
+        request = Request(method="PUT", key=key, headers=headers, body=body, repeatable=not conditional)
+        answer = self._checksums.put(request, partial(self._conditional, options=options))
         return WriteResult(xml.unquote_etag(answer.headers.get("etag", "")), _date_ns(answer))
 
     def copy(
@@ -172,8 +185,8 @@ class S3Store:
         headers = self._source(source, if_source_match, source_bucket)
         if replace is not None:
             headers |= {**_described(replace), "x-amz-metadata-directive": "REPLACE"}
-        call = Call(method="PUT", key=target, headers=headers, is_long=True, most_bytes=_SPACES_BYTES)
-        answer = self._long(call)
+        request = Request(method="PUT", key=target, headers=headers, is_long=True, most_bytes=_SPACES_BYTES)
+        answer = self._caller.send(request)
         etag, mtime_ns = xml.parse_copy(bytes(answer.body))
         return WriteResult(etag, mtime_ns or _date_ns(answer))
 
@@ -182,7 +195,7 @@ class S3Store:
         check_key(key, self._capabilities)
         headers = {"if-match": _quoted(if_match)} if if_match is not None else {}
         try:
-            self._caller.send(Call(method="DELETE", key=key, headers=headers))
+            self._caller.send(Request(method="DELETE", key=key, headers=headers))
         except NotFound:
             return
 
@@ -194,14 +207,14 @@ class S3Store:
         if plain:
             body = xml.build_delete(plain)
             headers = {"content-md5": _md5(body), "content-type": "application/xml"}
-            call = Call(
+            request = Request(
                 method="POST",
                 query=[("delete", "")],
                 headers=headers,
                 body=body,
                 most_bytes=xml.most_bytes(len(plain)),
             )
-            answer = self._caller.send(call)
+            answer = self._caller.send(request)
             failures = [
                 failure for failure in xml.parse_delete(bytes(answer.body), len(plain)) if failure.code != "NoSuchKey"
             ]
@@ -215,16 +228,16 @@ class S3Store:
         check_key(key, self._capabilities)
         check_options(key, options)
         headers = {**_described(options), **self._tags(key, options)}
-        call = Call(method="POST", key=key, query=[("uploads", "")], headers=headers, repeatable=False)
+        request = Request(method="POST", key=key, query=[("uploads", "")], headers=headers, repeatable=False)
         if copies:
-            return self._checksums.mixed(xml.parse_upload_id(bytes(self._caller.send(call).body)))
-        return self._checksums.begin(call, self._caller.send, partial(self.abort_upload, key))
+            return self._checksums.mixed(xml.parse_upload_id(bytes(self._caller.send(request).body)))
+        return self._checksums.begin(request, self._caller.send, partial(self.abort_upload, key))
 
     def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:
         """UploadPart."""
         check_part_number(key, number)
-        call = Call(method="PUT", key=key, query=_part(upload_id, number), body=body)
-        return self._checksums.part(call, self._caller.send, upload_id, number)
+        request = Request(method="PUT", key=key, query=_part(upload_id, number), body=body)
+        return self._checksums.part(request, self._caller.send, upload_id, number)
 
     def upload_part_copy(
         self,
@@ -241,7 +254,7 @@ class S3Store:
         check_part_number(key, number)
         headers = self._source(source, if_source_match, source_bucket)
         headers["x-amz-copy-source-range"] = f"bytes={byte_range.start}-{byte_range.stop - 1}"
-        call = Call(
+        request = Request(
             method="PUT",
             key=key,
             query=_part(upload_id, number),
@@ -249,14 +262,14 @@ class S3Store:
             is_long=True,
             most_bytes=_SPACES_BYTES,
         )
-        return xml.parse_copy(bytes(self._long(call).body))[0]
+        return xml.parse_copy(bytes(self._caller.send(request).body))[0]
 
     def complete_upload(
         self, key: str, upload_id: UploadId, parts: Sequence[tuple[PartNumber, ETag]], options: WriteOptions
     ) -> WriteResult:
         """CompleteMultipartUpload."""
         check_options(key, options)
-        call = Call(
+        request = Request(
             method="POST",
             key=key,
             query=[("uploadId", upload_id)],
@@ -266,7 +279,7 @@ class S3Store:
             is_long=True,
             most_bytes=_SPACES_BYTES,
         )
-        answer = self._checksums.complete(call, partial(self._conditional, options=options), upload_id)
+        answer = self._checksums.complete(request, partial(self._conditional, options=options), upload_id)
         etag, mtime_ns = xml.parse_copy(bytes(answer.body))
         return WriteResult(etag, mtime_ns or _date_ns(answer))
 
@@ -274,7 +287,7 @@ class S3Store:
         """AbortMultipartUpload."""
         self._checksums.forget(upload_id)
         try:
-            self._caller.send(Call(method="DELETE", key=key, query=[("uploadId", upload_id)]))
+            self._caller.send(Request(method="DELETE", key=key, query=[("uploadId", upload_id)]))
         except NotFound:
             return
 
@@ -286,7 +299,7 @@ class S3Store:
     def has_object_lock(self) -> bool:
         """GetObjectLockConfiguration."""
         try:
-            answer = self._caller.send(Call(method="GET", query=[("object-lock", "")]))
+            answer = self._caller.send(Request(method="GET", query=[("object-lock", "")]))
         except Unsupported:
             return False
         return xml.parse_object_lock(bytes(answer.body))
@@ -296,7 +309,7 @@ class S3Store:
         check_key(key, self._capabilities)
         body = xml.build_legal_hold(on=on)
         headers = {"content-md5": _md5(body), "content-type": "application/xml"}
-        self._caller.send(Call(method="PUT", key=key, query=[("legal-hold", "")], headers=headers, body=body))
+        self._caller.send(Request(method="PUT", key=key, query=[("legal-hold", "")], headers=headers, body=body))
 
     def close(self) -> None:
         """Close connections; idempotent."""
@@ -307,7 +320,9 @@ class S3Store:
         for _ in range(PENDING_UPLOADS // _UPLOADS):
             query = [("uploads", ""), ("encoding-type", "url"), ("prefix", prefix), *markers]
             most_bytes = xml.most_bytes(_UPLOADS)
-            answer = self._caller.send(Call(method="GET", query=query, expected_bytes=1 << 20, most_bytes=most_bytes))
+            answer = self._caller.send(
+                Request(method="GET", query=query, expected_bytes=1 << 20, most_bytes=most_bytes)
+            )
             page = xml.parse_uploads(bytes(answer.body), _UPLOADS)
             yield from page.uploads
             if not page.next_key:
@@ -337,7 +352,7 @@ class S3Store:
         # After a rename the tags are under the new name, and before the upload that makes it under the old one.
         for place in dict.fromkeys((unquote(options.metadata[TAGGED], errors="surrogateescape"), key)):
             with suppress(NotFound):
-                answer = self._caller.send(Call(method="GET", key=place, query=[("tagging", "")]))
+                answer = self._caller.send(Request(method="GET", key=place, query=[("tagging", "")]))
                 tags = xml.parse_tags(bytes(answer.body))
                 if tags:
                     return {"x-amz-tagging": urlencode(tags)}
@@ -355,24 +370,16 @@ class S3Store:
         kept = replace or WriteOptions(metadata=info.metadata, content_type=info.content_type)
         return self.put(target, b"", WriteOptions(metadata=kept.metadata, content_type=kept.content_type))
 
-    def _long(self, call: Call) -> Answer:
-        """An operation that may say 200 first and fail afterwards."""
-        answer = self._caller.send(call)
-        error = self._caller.refuse(call, answer)
-        if error is not None:
-            raise error
-        return answer
-
-    def _conditional(self, call: Call, options: WriteOptions) -> Answer:
+    def _conditional(self, request: Request, options: WriteOptions) -> Answer:
         """If-Match on a key that is gone: S3 says 404, the contract PreconditionFailed."""
         try:
-            return self._long(call)
+            return self._caller.send(request)
         except NotFound as error:
             if options.if_match is None or error.code == "NoSuchUpload":
                 raise
             raise PreconditionFailed(
-                f"{call.method} {shown(call.key)}: the object is gone",
-                key=call.key,
+                f"{request.method} {shown(request.key)}: the object is gone",
+                key=request.key,
                 status=error.status,
                 code=error.code,
             ) from error
@@ -388,8 +395,12 @@ class S3Store:
 
 
 def _described(options: WriteOptions) -> dict[str, str]:
-    headers = {f"{META}{name}": value for name, value in user_metadata(options.metadata).items()}
-    headers |= {name: options.metadata[SYSTEM + name] for name in SYSTEM_HEADERS if SYSTEM + name in options.metadata}
+    headers: dict[str, str] = {}
+    for name, value in options.metadata.items():
+        if not name.startswith(SYSTEM):
+            headers[META + name] = value
+        elif name[1:] in SYSTEM_HEADERS:
+            headers[name[1:]] = value
     if options.content_type:
         headers["content-type"] = options.content_type
     if options.legal_hold:

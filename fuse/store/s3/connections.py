@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from queue import Empty, SimpleQueue
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -19,7 +20,6 @@ from datastore.errors import DeadlineExceeded, InvalidRequest, Unreachable
 from .dialing import allowed, dial, look_up
 from .errors import connection_words, one_line
 from .http1 import Connection, Incoming, NotHttp
-from .messages import request_head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,23 +113,31 @@ class Connections:
         self.limits = limits or TransportLimits()
         self._tls = tls
         self._clock = clock
-        self._places = threading.BoundedSemaphore(self.limits.connections)
+        self._places: SimpleQueue[None] = SimpleQueue()
+        for _ in range(self.limits.connections):
+            self._places.put(None)
         self._lock = threading.Lock()
         self._idle: list[tuple[Connection, float]] = []
         self._closed = False
 
     def take_place(self) -> None:
         """Wait for the right to one connection. Errors: DeadlineExceeded."""
-        if not self._places.acquire(timeout=self.limits.call_s):
-            raise DeadlineExceeded(f"{self.where()}: all {self.limits.connections} connections stayed busy")
+        try:
+            self._places.get(timeout=self.limits.call_s)
+        except Empty as error:
+            raise DeadlineExceeded(f"{self.where()}: all {self.limits.connections} connections stayed busy") from error
 
     def try_place(self) -> bool:
         """The same without waiting."""
-        return self._places.acquire(blocking=False)
+        try:
+            self._places.get_nowait()
+        except Empty:
+            return False
+        return True
 
     def leave_place(self) -> None:
         """It is free for others."""
-        self._places.release()
+        self._places.put(None)
 
     def close(self) -> None:
         """Close idle connections; those in use are closed when they come back. Idempotent."""
@@ -140,12 +148,21 @@ class Connections:
             connection.close()
 
     def head(self, method: str, target: str, headers: Mapping[str, str], length: int | None = None) -> bytes:
-        """Request line and headers as this route wants them; see request_head(). Errors: InvalidRequest."""
+        """Request line and headers as this route wants them. length: of the body, None: it has none.
+
+        Errors: InvalidRequest for a value that headers can't carry.
+        """
         proxy = None if self.route.secure else self.route.proxy
-        if proxy is None:
-            return request_head(method, target, headers, length=length)
-        whole = f"http://{headers['host']}{target}"
-        return request_head(method, whole, headers, length=length, authorization=proxy.authorization)
+        where = target if proxy is None else f"http://{headers['host']}{target}"
+        lines = [f"{method} {where} HTTP/1.1", *[f"{name}: {value}" for name, value in headers.items()]]
+        if length is not None:
+            lines.append(f"content-length: {length}")
+        if proxy is not None and proxy.authorization:
+            lines.append(f"proxy-authorization: {proxy.authorization}")
+        together = "".join(lines)
+        if not (together.isascii() and together.isprintable()):
+            raise InvalidRequest(f"{method} {one_line(target)}: a header is not printable ASCII")
+        return "\r\n".join([*lines, "", ""]).encode()
 
     def connect(self, deadline: float) -> Connection:
         """A new connection. Errors: Unreachable, DeadlineExceeded, EndpointNotAllowed."""

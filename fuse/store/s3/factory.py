@@ -12,7 +12,7 @@ from datastore.errors import EndpointNotAllowed
 from datastore.retry import Retrier
 
 from ..base import Capabilities
-from ..observing import ObservingStore, StoreMetrics
+from ..metrics import StoreMetrics
 from ..retrying import RetryingStore
 from .caller import Caller
 from .client import S3Store
@@ -72,14 +72,13 @@ def open_s3(
     metrics: StoreMetrics | None = None,
     keys: CredentialSource | None = None,
     list_metadata: bool = False,
-) -> ObservingStore:
-    """A store to work with: observe(retry(adapter)). capabilities: from probe(); conservative when not given.
+) -> RetryingStore:
+    """A store to work with: retries and metrics in front of the adapter.
 
-    keys: in place of what the location says about credentials. list_metadata: listings are to show the objects'
-    metadata where the server can do that.
+    capabilities: from probe(); conservative when not given. keys: in place of what the location says about credentials.
+    list_metadata: listings are to show the objects' metadata where the server can do that.
 
     Touches no network; probe() tells whether the location is right. Errors: InvalidRequest, CredentialsInvalid.
     """
-    counted = metrics or StoreMetrics()
     adapter = open_adapter(location, capabilities=capabilities, limits=limits, keys=keys, list_metadata=list_metadata)
-    return ObservingStore(RetryingStore(adapter, retrier, counted.record_retry, counted.silence), counted)
+    return RetryingStore(adapter, retrier, metrics)

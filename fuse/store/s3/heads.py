@@ -10,9 +10,9 @@ from datastore.errors import NotFound, StoreError
 from ..base import Capabilities, HeadSink, ObjectInfo, Shown
 from ..limits import check_head_count, check_key
 from .answers import described
-from .caller import Call, Caller
+from .caller import Caller
 from .fanout import Question
-from .messages import Answer
+from .messages import Answer, Request
 
 _ROUNDS = 3
 """The bucket turned out to be elsewhere, or the credentials were renewed: so often all is asked again together."""
@@ -129,4 +129,4 @@ class _Round:
             self._answered += 1
 
     def _error(self, number: int, answer: Answer) -> StoreError:
-        return self._caller.error(Call(method="HEAD", key=self._objects[number].key), answer, self._keys)
+        return self._caller.error(Request(method="HEAD", key=self._objects[number].key), answer, self._keys)

@@ -228,8 +228,10 @@ class Connection:
             sent = self.sock.sendmsg((head, view[:_SENT_BYTES]))
         except BlockingIOError as error:
             raise TimeoutError from error
-        self.send(head[sent:], pace)
-        self.send(view[max(0, sent - len(head)) :], pace)
+        if sent < len(head):
+            self.send(head[sent:], pace)
+        if sent < len(head) + len(view):
+            self.send(view[max(0, sent - len(head)) :], pace)
 
     def send_file(self, part: FilePart, pace: Pace) -> None:
         """A part of a file; what the file has lost meanwhile as zeros. Errors: TimeoutError, OSError.
@@ -295,7 +297,7 @@ class Incoming:
     def head(self) -> Heard:
         """The head of the final answer. Errors besides: HungUp, UNANNOUNCED and ConnectionError before any byte."""
         while True:
-            found = heard(self._held, self._at)
+            found = heard(self._held, self._at) if self._held else None
             if found is not None:
                 self._at = found.end
                 if not found.is_interim:

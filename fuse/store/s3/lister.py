@@ -21,8 +21,8 @@ from datastore.errors import AccessDenied, CorruptBody, StoreError
 
 from ..base import Capabilities, ListPage
 from . import xml
-from .caller import Call, Caller
-from .messages import Answer
+from .caller import Caller
+from .messages import Answer, Request
 
 _ASK = ("metadata", "true")
 _PREFIXES_AT_ONCE = 16
@@ -82,7 +82,7 @@ class Lister:
 
     def _asked(self, query: Sequence[tuple[str, str]], keys: int, unless: bytes, *, metadata: bool = False) -> ListPage:
         most_bytes = xml.most_bytes(keys, metadata=metadata)
-        answer = self._caller.send(Call(method="GET", query=query, expected_bytes=1 << 20, most_bytes=most_bytes))
+        answer = self._caller.send(Request(method="GET", query=query, expected_bytes=1 << 20, most_bytes=most_bytes))
         known = known_by(answer, self.known)
         self.known = replace(known, listed_metadata=known.listed_metadata and not self._refused)
         body = bytes(answer.body)
@@ -97,7 +97,7 @@ class Lister:
         """Where these keys may not ask whether the bucket has versioning, it is taken to have it."""
         if self._versions is None:
             try:
-                answer = self._caller.send(Call(method="GET", query=[("versioning", "")]))
+                answer = self._caller.send(Request(method="GET", query=[("versioning", "")]))
                 self._versions = xml.has_versioning(bytes(answer.body))
             except AccessDenied:
                 self._versions = True
@@ -112,5 +112,5 @@ class Lister:
 
     def _has_keys(self, prefix: str) -> bool:
         query = [("list-type", "2"), ("encoding-type", "url"), ("max-keys", "1"), ("prefix", prefix)]
-        answer = self._caller.send(Call(method="GET", query=query, most_bytes=xml.most_bytes(1)))
+        answer = self._caller.send(Request(method="GET", query=query, most_bytes=xml.most_bytes(1)))
         return bool(xml.parse_list(bytes(answer.body), 1).objects)

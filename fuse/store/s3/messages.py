@@ -1,21 +1,18 @@
-"""What is sent to an HTTP server and what comes back, and the head of a request as bytes. Pure."""
+"""What is asked of a server and what comes back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-
-from datastore.errors import InvalidRequest
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..base import Body, FilePart
-from .errors import one_line
 
 SMALL_BYTES = 64 << 10
 """The most that an answer may have that is neither an object nor a listing, and that is read of a refusal."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """status, headers by lower-case name, and the whole body; poured: how much of it went to the request's outlet."""
 
     status: int
@@ -24,8 +21,7 @@ class Answer:
     poured: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Outlet:
+class Outlet(NamedTuple):
     """Where a large body goes while it comes. status: of the answer that is meant, others are kept whole.
 
     start: where in the object the body begins: it is cut at whole MiB of that. take: given the headers, the body's
@@ -37,13 +33,14 @@ class Outlet:
     take: Callable[[Mapping[str, str], int, int, Body], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, kw_only=True)
 class Request:
-    """What to send. target: encoded path and query; repeatable: sending it twice is as good as once."""
+    """What to ask, not signed yet. query: not encoded; repeatable: sending it twice is as good as once."""
 
     method: str
-    target: str
-    headers: Mapping[str, str]
+    key: str = ""
+    query: Sequence[tuple[str, str]] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
     body: Body | FilePart = b""
     repeatable: bool = True
     expected_bytes: int = 0
@@ -53,21 +50,3 @@ class Request:
     outlet: Outlet | None = None
     most_bytes: int = SMALL_BYTES
     """The largest body that is taken from a server that says yes: whatever else it sends is not read."""
-
-
-def request_head(
-    method: str, target: str, headers: Mapping[str, str], *, length: int | None = None, authorization: str = ""
-) -> bytes:
-    """Request line and headers. length: of the body, None: it has none; authorization: for a proxy that wants a login.
-
-    Errors: InvalidRequest for a value that headers can't carry.
-    """
-    lines = [f"{method} {target} HTTP/1.1", *[f"{name}: {value}" for name, value in headers.items()]]
-    if length is not None:
-        lines.append(f"content-length: {length}")
-    if authorization:
-        lines.append(f"proxy-authorization: {authorization}")
-    together = "".join(lines)
-    if not (together.isascii() and together.isprintable()):
-        raise InvalidRequest(f"{method} {one_line(target)}: a header is not printable ASCII")
-    return "\r\n".join([*lines, "", ""]).encode()

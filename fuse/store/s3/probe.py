@@ -28,12 +28,13 @@ from datastore.errors import (
 
 from ..base import Capabilities
 from . import xml
-from .caller import Call, Caller
+from .caller import Caller
 from .connections import TransportLimits
 from .endpoint import DEFAULT_REGION, Endpoint
 from .errors import one_line
 from .factory import Parts, gather
 from .lister import known_by
+from .messages import Request
 
 _TLS_S = 1.0
 """For each step of a look whether a port speaks TLS."""
@@ -97,7 +98,7 @@ class _Asked:
 
     def _list(self, caller: Caller) -> None:
         query = [("list-type", "2"), ("encoding-type", "url"), ("max-keys", "1"), ("prefix", self._location.prefix)]
-        answer = caller.send(Call(method="GET", query=query, most_bytes=xml.most_bytes(1)))
+        answer = caller.send(Request(method="GET", query=query, most_bytes=xml.most_bytes(1)))
         xml.parse_list(bytes(answer.body), 1)
         self.known = known_by(answer, Capabilities())
 
@@ -105,7 +106,7 @@ class _Asked:
         region = parts.endpoint.region
         named = parts.endpoint.aws and region != DEFAULT_REGION
         try:
-            caller.send(Call(method="PUT", body=xml.build_location(region) if named else b""))
+            caller.send(Request(method="PUT", body=xml.build_location(region) if named else b""))
         except StoreError as error:
             if error.code not in _OWNED:
                 raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from datastore.errors import CorruptBody, DeadlineExceeded, Unreachable
@@ -18,7 +18,7 @@ from ..base import Body, FilePart, in_memory
 from .connections import Connections, Route, TransportLimits
 from .errors import UNANNOUNCED, connection_words
 from .fanout import FanOut
-from .http1 import Connection, CutShort, Heard, Incoming, NotHttp, Pace, TooMuch
+from .http1 import Connection, CutShort, Heard, Incoming, NotHttp, TooMuch
 from .messages import SMALL_BYTES, Answer, Outlet, Request
 
 _PIECE_BYTES = 1 << 20
@@ -43,8 +43,10 @@ class Transport:
         self.fan_out = FanOut(self.connections, clock)
         self._clock = clock
 
-    def send(self, request: Request) -> Answer:
-        """One exchange. Errors: Unreachable, DeadlineExceeded, CorruptBody.
+    def send(self, request: Request, target: str, headers: Mapping[str, str]) -> Answer:
+        """One exchange. target: encoded path and query; headers: all of them, where the request's lack the signature.
+
+        Errors: InvalidRequest, Unreachable, DeadlineExceeded, CorruptBody.
 
         A kept connection that the server had meanwhile closed is replaced once, when nothing of an answer has come
         and the request is repeatable; that is part of keep-alive, not a retry.
@@ -52,17 +54,19 @@ class Transport:
         size = len(request.body) + request.expected_bytes
         long_s = self.limits.long_s if request.is_long else 0.0
         deadline = self._clock() + self.limits.call_s + long_s + size / self.limits.body_floor
+        length = len(request.body) if request.body or request.method in {"PUT", "POST"} else None
+        head = self.connections.head(request.method, target, headers, length)
         self.connections.take_place()
         try:
             kept = self.connections.take_idle()
             if kept is not None:
                 try:
-                    return self._exchange(kept, request, deadline)
+                    return self._exchange(kept, request, head, deadline)
                 except _Stale as stale:
                     if not request.repeatable:
                         raise Unreachable(f"{self.where()}: {connection_words(stale.reason)}") from stale.reason
             try:
-                return self._exchange(self.connections.connect(deadline), request, deadline)
+                return self._exchange(self.connections.connect(deadline), request, head, deadline)
             except _Stale as stale:
                 raise Unreachable(f"{self.where()}: {connection_words(stale.reason)}") from stale.reason
         finally:
@@ -76,19 +80,34 @@ class Transport:
         """The route, for a message."""
         return self.connections.where()
 
-    def _exchange(self, connection: Connection, request: Request, deadline: float) -> Answer:
-        keep = False
+    def _exchange(self, connection: Connection, request: Request, head: bytes, deadline: float) -> Answer:
+        """Send, and read the answer. The head and a small body travel together, so that the server wakes once.
+
+        A server may refuse before it has read the whole body, and hang up, and its answer is then what counts.
+        """
+        keep, all_sent = False, True
+        pace = partial(self._left_s, deadline, 0.0)
+        body = request.body
         try:
-            all_sent = self._send(connection, request, partial(self._left_s, deadline, 0.0))
-            incoming = Incoming(
-                connection, partial(self._left_s, deadline, self.limits.long_s if request.is_long else 0.0)
-            )
             try:
-                head = incoming.head()
+                if isinstance(body, FilePart) and (connection.secure or len(body) > SMALL_BYTES):
+                    connection.send(head, pace)
+                    connection.send_file(body, pace)
+                elif len(body) <= SMALL_BYTES:
+                    connection.send(head + in_memory(body) if body else head, pace)
+                else:
+                    connection.send_joined(head, in_memory(body), pace)
+            except _HUNG_UP:
+                all_sent = False
+            if request.is_long:
+                pace = partial(self._left_s, deadline, self.limits.long_s)
+            incoming = Incoming(connection, pace)
+            try:
+                heard = incoming.head()
             except (ConnectionError, *UNANNOUNCED) as error:
                 raise _Stale(error) from error
-            answer, whole = _answer(incoming, head, request)
-            keep = all_sent and whole and head.goes_on and incoming.is_taken
+            answer, whole = _answer(incoming, heard, request)
+            keep = all_sent and whole and heard.goes_on and incoming.is_taken
             return answer
         except TimeoutError as error:
             raise DeadlineExceeded(f"{self.where()}: no answer in time to {request.method}") from error
@@ -102,23 +121,6 @@ class Transport:
             raise Unreachable(f"{self.where()}: {connection_words(error)}") from error
         finally:
             self.connections.give_back(connection, keep=keep)
-
-    def _send(self, connection: Connection, request: Request, pace: Pace) -> bool:
-        """Whether all could be sent: a server may refuse before it has read the whole body, and hang up, and its answer
-        is then what counts. The head and a small body travel together, so that the server wakes once."""
-        length = len(request.body) if request.body or request.method in {"PUT", "POST"} else None
-        head = self.connections.head(request.method, request.target, request.headers, length)
-        try:
-            if isinstance(request.body, FilePart) and (connection.secure or len(request.body) > SMALL_BYTES):
-                connection.send(head, pace)
-                connection.send_file(request.body, pace)
-            elif len(request.body) <= SMALL_BYTES:
-                connection.send(head + in_memory(request.body) if request.body else head, pace)
-            else:
-                connection.send_joined(head, in_memory(request.body), pace)
-        except _HUNG_UP:
-            return False
-        return True
 
     def _left_s(self, deadline: float, patience_s: float) -> float:
         left = deadline - self._clock()

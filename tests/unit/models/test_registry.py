@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,7 +19,7 @@ from datastore.models.progress import Progress
 from datastore.models.registry import MARKER, Models, Use
 from datastore.models.saving import save
 from datastore.models.storage import Tag
-from tests.memorystore import OneByOneStore
+from tests.memorystore import HookedStore
 from tests.modelstores import Home, wish
 from tests.promises import promise
 
@@ -355,7 +354,7 @@ class TestServersWithoutConditions:
     def test_a_server_that_ignores_conditions_is_refused(self, bucket: Home, source: Path, ignored: str) -> None:
         """Nothing is saved, and the line says where models can be kept."""
 
-        class Ignoring(OneByOneStore):
+        class Ignoring(HookedStore):
             def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
                 plain = WriteOptions(metadata=options.metadata, content_type=options.content_type)
                 keeps = WriteOptions(
@@ -363,9 +362,6 @@ class TestServersWithoutConditions:
                     if_match=None if ignored == "if_match" else options.if_match,
                 )
                 return self.inner.put(key, body, keeps if keeps.if_none_match or keeps.if_match else plain)
-
-            def _around(self, method: str, call: Callable[[], T]) -> T:
-                return call()
 
         models = Models(bucket.storage(Ignoring), who="tester")
         with pytest.raises(Unsupported, match=r"can't (create|replace) a file only .*conditional writes"):
@@ -375,14 +371,11 @@ class TestServersWithoutConditions:
     @promise("S-387")
     def test_a_server_that_refuses_conditions_is_refused_in_its_words(self, bucket: Home, source: Path) -> None:
 
-        class Refusing(OneByOneStore):
+        class Refusing(HookedStore):
             def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
                 if options.if_none_match or options.if_match:
                     raise Unsupported("PUT: server says: NotImplemented: header", key=key, status=501)
                 return self.inner.put(key, body, options)
-
-            def _around(self, method: str, call: Callable[[], T]) -> T:
-                return call()
 
         models = Models(bucket.storage(Refusing), who="tester")
         with pytest.raises(Unsupported, match="NotImplemented"):

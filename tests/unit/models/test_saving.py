@@ -27,7 +27,7 @@ from datastore.models.progress import Event, Progress, Stopped
 from datastore.models.registry import Models
 from datastore.models.saving import Saved, Wish, save
 from datastore.models.storage import CHUNK_BYTES, Node, Piece, Tree
-from tests.memorystore import OneByOneStore
+from tests.memorystore import HookedStore
 from tests.modelstores import Home, memory_home, plant, tree_of, wish
 from tests.promises import promise
 
@@ -306,8 +306,8 @@ class TestChanges:
         models = bucket.models()
         store = bucket.objects("data").store
 
-        class Changing(OneByOneStore):
-            def _around(self, method: str, call: Callable[[], T]) -> T:
+        class Changing(HookedStore):
+            def around(self, method: str, call: Callable[[], T]) -> T:
                 if method == "copy":
                     store.put("run/saved_model.pb", b"other", WriteOptions())
                 return call()
@@ -366,8 +366,8 @@ class TestBytesMoveOnce:
     ) -> None:
         from datastore.errors import AccessDenied
 
-        class Narrow(OneByOneStore):
-            def _around(self, method: str, call: Callable[[], T]) -> T:
+        class Narrow(HookedStore):
+            def around(self, method: str, call: Callable[[], T]) -> T:
                 if method in ("copy", "upload_part_copy"):
                     raise AccessDenied("these keys don't open the other bucket")
                 return call()
@@ -388,7 +388,7 @@ class TestBytesMoveOnce:
         assert bucket.get("digits/1/weights") == body
 
 
-class Failing(OneByOneStore):
+class Failing(HookedStore):
     """The write after n of them fails."""
 
     def __init__(self, inner: object, after: int) -> None:
@@ -396,7 +396,7 @@ class Failing(OneByOneStore):
         self.after = after
         self.lock = threading.Lock()
 
-    def _around(self, method: str, call: Callable[[], T]) -> T:
+    def around(self, method: str, call: Callable[[], T]) -> T:
         if method in ("put", "upload_part", "copy"):
             with self.lock:
                 self.after -= 1

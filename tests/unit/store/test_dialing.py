@@ -12,14 +12,13 @@ import pytest
 from datastore.errors import DeadlineExceeded, Unreachable
 from datastore.fuse.store.s3.connections import Route, TransportLimits
 from datastore.fuse.store.s3.messages import Request
-from datastore.fuse.store.s3.transport import Transport
 from tests.clock import ManualClock
 from tests.patience import PATIENCE_S
 from tests.promises import promise
 from tests.servers import reserved_port
-from tests.unit.store.scripted import ScriptedServer, http
+from tests.unit.store.scripted import PlainTransport, ScriptedServer, http
 
-GET = Request("GET", "/k", {"host": "h"})
+GET = Request(method="GET")
 
 
 def resolving(monkeypatch: pytest.MonkeyPatch, *addresses: tuple[str, int]) -> None:
@@ -37,7 +36,7 @@ def test_the_next_address_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     with ScriptedServer([http(200, b"it is")]) as server:
         with reserved_port() as closed:
             resolving(monkeypatch, ("127.0.0.1", closed), ("127.0.0.1", server.port))
-            transport = Transport(Route("s3.example", 80, False))
+            transport = PlainTransport(Route("s3.example", 80, False))
             assert transport.send(GET).body == b"it is"
         transport.close()
 
@@ -55,7 +54,7 @@ def test_an_address_that_is_silent_leaves_time_for_the_next(monkeypatch: pytest.
     with ScriptedServer([http(200, b"it is")]) as server:
         resolving(monkeypatch, silent, ("127.0.0.1", server.port))
         monkeypatch.setattr(socket, "socket", Socket)
-        transport = Transport(Route("s3.example", 80, False), clock=clock.monotonic)
+        transport = PlainTransport(Route("s3.example", 80, False), clock=clock.monotonic)
         assert transport.send(GET).body == b"it is"
         transport.close()
     assert clock.monotonic() > ManualClock().monotonic(), "it was waited for"
@@ -65,7 +64,7 @@ def test_all_addresses_that_refuse_are_said_so(monkeypatch: pytest.MonkeyPatch) 
     with reserved_port() as one, reserved_port() as other:
         resolving(monkeypatch, ("127.0.0.1", one), ("127.0.0.1", other))
         with pytest.raises(Unreachable, match="connection refused"):
-            Transport(Route("s3.example", 80, False)).send(GET)
+            PlainTransport(Route("s3.example", 80, False)).send(GET)
 
 
 @promise("S-202")
@@ -80,7 +79,7 @@ def test_a_name_server_that_is_silent_is_not_waited_for(monkeypatch: pytest.Monk
     monkeypatch.setattr(socket, "getaddrinfo", silent)
     began = time.monotonic()
     with pytest.raises(DeadlineExceeded):
-        Transport(Route("s3.example", 80, False), limits=TransportLimits(connect_s=0.2)).send(GET)
+        PlainTransport(Route("s3.example", 80, False), limits=TransportLimits(connect_s=0.2)).send(GET)
     over.set()
     assert time.monotonic() - began < PATIENCE_S
 
@@ -88,4 +87,4 @@ def test_a_name_server_that_is_silent_is_not_waited_for(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("host", ["a..b", "x" * 64 + ".example"])
 def test_a_name_that_is_none_does_not_resolve(host: str) -> None:
     with pytest.raises(Unreachable, match="does not resolve"):
-        Transport(Route(host, 80, False)).send(GET)
+        PlainTransport(Route(host, 80, False)).send(GET)

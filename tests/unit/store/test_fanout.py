@@ -253,14 +253,16 @@ def test_what_fails_for_a_while_is_asked_again_and_nothing_else() -> None:
         return http(500) if failures[key] >= 0 else None
 
     bucket = Bucket(odd)
-    told: list[str] = []
     with ScriptedServer(bucket) as server:
         client = client_of(server.port)
         retrier = Retrier(RetryPolicy(first_delay_s=0.001))
-        assert all_right(asked(RetryingStore(client, retrier, lambda method, _error: told.append(method))))
+        store = RetryingStore(client, retrier)
+        assert all_right(asked(store))
         client.close()
+    told = store.metrics.snapshot()
     assert set(told) == {"head"}
-    assert len(told) <= 4
+    assert told["head"]["calls"] == len(OBJECTS)
+    assert sum(told["head"]["retries"].values()) <= 4
     assert bucket.asked["f199"] == 1
 
 

@@ -8,9 +8,9 @@ import time
 import pytest
 
 from datastore.fuse.store.base import PartNumber, WriteOptions
-from datastore.fuse.store.observing import ObservingStore
 from datastore.fuse.store.pacing import UploadPace
-from datastore.retry import Call, one_call
+from datastore.fuse.store.retrying import RetryingStore
+from datastore.retry import Call, Retrier, one_call
 from tests.clock import ManualClock
 from tests.memorystore import MemoryStore
 from tests.patience import PATIENCE_S
@@ -80,7 +80,7 @@ def test_a_new_limit_counts_for_who_waits(limit: int) -> None:
 def test_bodies_and_parts_are_paced_and_nothing_else() -> None:
     """Nor is the wait counted as time of the store, or of what a call may take for its tries."""
     clock = ManualClock()
-    store = ObservingStore(MemoryStore(), clock=clock.monotonic)
+    store = RetryingStore(MemoryStore(), Retrier(clock=clock.monotonic))
     store.upload_pace = paced(clock, 100)
     asked_at = time.monotonic()
     call = Call(asked_at - 1000)

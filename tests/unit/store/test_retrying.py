@@ -20,7 +20,6 @@ from datastore.errors import (
     Unreachable,
 )
 from datastore.fuse.store.base import ByteRange, ETag, ObjectStore, PartNumber, WriteOptions
-from datastore.fuse.store.observing import ObservingStore, StoreMetrics
 from datastore.fuse.store.retrying import RetryingStore
 from datastore.retry import Call, Retrier, RetryPolicy, carried, current_call, one_call
 from tests.faulty import Fault, FaultyStore, from_nth, nth
@@ -98,16 +97,13 @@ class TestRetrying:
         assert time.sleeps[:4] == pytest.approx([0.075, 0.15, 0.3, 0.6])
         assert max(time.sleeps) == 6.0
 
-    def test_each_failure_that_is_tried_again_is_told(self) -> None:
-        told: list[tuple[str, str]] = []
+    def test_each_failure_that_is_tried_again_is_counted(self) -> None:
         faulty = FaultyStore(MemoryStore(), lambda n, _: Fault(Throttled("slow down")) if n < 3 else None)
-        store = RetryingStore(
-            faulty, ManualTime().retrier(), lambda method, error: told.append((method, type(error).__name__))
-        )
+        store = retrying(faulty)
 
         store.list_page("")
 
-        assert told == [("list_page", "Throttled")] * 3
+        assert store.metrics.snapshot()["list_page"]["retries"] == {"Throttled": 3}
 
 
 class TestOneCall:
@@ -292,7 +288,7 @@ class TestPolicy:
 class TestObserving:
     def test_calls_bytes_time_and_errors_are_counted(self) -> None:
         ticks = iter(range(100))
-        store = ObservingStore(MemoryStore(), clock=lambda: float(next(ticks)))
+        store = RetryingStore(MemoryStore(), Retrier(clock=lambda: float(next(ticks))))
 
         store.put("key", b"12345", WriteOptions())
         store.get("key", byte_range=ByteRange(1, 3))
@@ -310,11 +306,11 @@ class TestObserving:
     def test_every_call_is_counted_once_however_often_it_was_tried(self, call: Callable[[ObjectStore], object]) -> None:
         inner = MemoryStore()
         inner.put("key", b"content", WriteOptions())
-        metrics = StoreMetrics()
         faulty = FaultyStore(inner, nth(0, Unreachable("down")))
-        call(ObservingStore(RetryingStore(faulty, ManualTime().retrier(), metrics.record_retry), metrics))
+        store = retrying(faulty)
+        call(store)
 
-        seen = metrics.snapshot()
+        seen = store.metrics.snapshot()
 
         assert seen[faulty.calls[0]]["calls"] == 1
         assert seen[faulty.calls[0]]["retries"] == {"Unreachable": 1}

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from datastore.errors import CredentialsInvalid, InvalidRequest, NotFound, StoreError
+from datastore.errors import CredentialsInvalid, InvalidRequest, NotFound
 from datastore.fuse.store.base import ByteRange, FilePart, PartNumber, WriteOptions
 from datastore.fuse.store.retrying import RetryingStore
 from datastore.fuse.store.s3.checksums import crc32_of
-from datastore.retry import Retrier, RetryPolicy
+from datastore.retry import Retrier
 from tests.promises import promise
 from tests.unit.store.scripted import ScriptedServer, http
 from tests.unit.store.test_s3_client import client_of
@@ -104,11 +104,11 @@ def test_a_part_that_changes_on_its_way_is_summed_and_sent_again(tmp_path: Path)
     (tmp_path / "file").write_bytes(b"as it was   ")
     script = [begun("u", *TAKEN), refused(400, "BadDigest"), PART_DONE]
 
-    def write(_method: str, _error: StoreError) -> None:
+    def write(_seconds: float) -> None:
         (tmp_path / "file").write_bytes(BODY)
 
     with ScriptedServer(script) as server, closing(client_of(server)) as client:
-        store = RetryingStore(client, Retrier(RetryPolicy(first_delay_s=0.001)), on_retry=write)
+        store = RetryingStore(client, Retrier(sleep=write))
         upload = store.create_upload("k", PLAIN)
         with FilePart(os.open(tmp_path / "file", os.O_RDONLY), 0, len(BODY)) as part:
             store.upload_part("k", upload, ONE, part)

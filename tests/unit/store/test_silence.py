@@ -8,14 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from datastore.errors import AccessDenied, StoreError, Unreachable
-from datastore.fuse.store import silence
+from datastore.fuse.store import metrics
 from datastore.fuse.store.base import WriteOptions
-from datastore.fuse.store.retrying import RetryingStore
-from datastore.fuse.store.silence import Silence
-from datastore.retry import Retrier, RetryPolicy
 from tests.clock import ManualClock
 from tests.faulty import Fault, FaultyStore, no_faults
-from tests.memorystore import MemoryStore
+from tests.memorystore import MemoryStore, tried_once
 from tests.patience import PATIENCE_S, eventually
 from tests.promises import promise
 
@@ -24,7 +21,7 @@ from tests.promises import promise
 def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     made = ManualClock()
     played = SimpleNamespace(monotonic=made.monotonic, time=lambda: made.time_ns() / 1e9)
-    monkeypatch.setattr(silence, "time", played)
+    monkeypatch.setattr(metrics, "time", played)
     return made
 
 
@@ -32,10 +29,9 @@ class Store:
     """A store, its silence, and what befalls each call: an error, or waiting for an event."""
 
     def __init__(self) -> None:
-        self.silence = Silence()
         self.faulty = FaultyStore(MemoryStore(), no_faults)
-        retrier = Retrier(RetryPolicy(budget_s=0.0))
-        self.retrying = RetryingStore(self.faulty, retrier, silence=self.silence)
+        self.retrying = tried_once(self.faulty)
+        self.silence = self.retrying.metrics.silence
 
     def ask(self, error: StoreError | None = None) -> None:
         """One request; it may fail."""
@@ -85,7 +81,7 @@ def test_who_waits_for_an_answer_is_told_of_after_a_while(monkeypatch: pytest.Mo
     try:
         eventually(lambda: store.faulty.calls)
         assert store.silence.told() == {}
-        clock.advance(silence.SILENT_S)
+        clock.advance(metrics.SILENT_S)
         assert store.silence.told()["error"] == ""
     finally:
         answer.set()

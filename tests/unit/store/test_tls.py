@@ -26,12 +26,11 @@ from datastore.fuse.store.s3.connections import Connections, Route, TransportLim
 from datastore.fuse.store.s3.fanout import Question
 from datastore.fuse.store.s3.http1 import Connection
 from datastore.fuse.store.s3.messages import Answer, Request
-from datastore.fuse.store.s3.transport import Transport
 from tests.authority import HERE, Authority, Identity, Subject
 from tests.patience import PATIENCE_S
-from tests.unit.store.scripted import Reply, ScriptedServer, http
+from tests.unit.store.scripted import PlainTransport, Reply, ScriptedServer, http
 
-GET = Request("GET", "/k", {"host": "h"})
+GET = Request(method="GET")
 MIB = 1 << 20
 REFUSAL = Reply(http(403, b"<Error/>", "Connection: close"), close=True, early=True)
 QUICK = TransportLimits(connections=4, connect_s=2.0, idle_s=0.3, call_s=1.0)
@@ -53,8 +52,8 @@ def serving(identity: Identity, *replies: Reply | bytes) -> ScriptedServer:
     return ScriptedServer(replies, context_of(identity))
 
 
-def transport_to(port: int, identity: Identity, limits: TransportLimits | None = None) -> Transport:
-    return Transport(Route("127.0.0.1", port, True), tls=trust(identity.authority.read_text()), limits=limits)
+def transport_to(port: int, identity: Identity, limits: TransportLimits | None = None) -> PlainTransport:
+    return PlainTransport(Route("127.0.0.1", port, True), tls=trust(identity.authority.read_text()), limits=limits)
 
 
 Talk = Callable[[ssl.SSLSocket], None]
@@ -129,7 +128,7 @@ class TestKeptConnections:
 
         with talking(identity, answer, answer) as port:
             transport = transport_to(port, identity)
-            put = Request("PUT", "/k", {"host": "h"}, bytes(3 * MIB))
+            put = Request(method="PUT", body=bytes(3 * MIB))
             assert [transport.send(put).status for _ in range(2)] == [200, 200]
             transport.close()
 
@@ -144,7 +143,7 @@ class TestKeptConnections:
 
         with talking(identity, answer_and_hang_up, answer) as port:
             transport = transport_to(port, identity)
-            put = Request("PUT", "/k", {"host": "h"}, bytes(40 * MIB))
+            put = Request(method="PUT", body=bytes(40 * MIB))
             assert [transport.send(put).status for _ in range(2)] == [200, 200]
             transport.close()
 
@@ -201,11 +200,11 @@ class TestLargeBodies:
         """The server hangs up after it, while there is more to be sent."""
         with serving(identity, REFUSAL) as server:
             transport = transport_to(server.port, identity)
-            assert transport.send(Request("PUT", "/k", {"host": "h"}, bytes(size))).status == 403
+            assert transport.send(Request(method="PUT", body=bytes(size))).status == 403
             transport.close()
 
     def test_who_hangs_up_in_the_middle_is_not_said_to_have_a_wrong_certificate(self, identity: Identity) -> None:
-        put = Request("PUT", "/k", {"host": "h"}, bytes(40 * MIB))
+        put = Request(method="PUT", body=bytes(40 * MIB))
         with (
             talking(identity, lambda connection: connection.close()) as port,
             pytest.raises(Unreachable, match="the connection failed") as raised,
@@ -233,7 +232,7 @@ class TestLargeBodies:
             transport = transport_to(port, identity)
             tracemalloc.start()
             try:
-                assert transport.send(Request("PUT", "/k", {"host": "h"}, part)).status == 200
+                assert transport.send(Request(method="PUT", body=part)).status == 200
                 peak = tracemalloc.get_traced_memory()[1]
             finally:
                 tracemalloc.stop()
@@ -274,7 +273,7 @@ class TestWhatIsSaid:
 
     def refused(self, identity: Identity, bundle: str = "", host: str = "127.0.0.1") -> str:
         with serving(identity) as server:
-            transport = Transport(Route(host, server.port, True), tls=trust(bundle))
+            transport = PlainTransport(Route(host, server.port, True), tls=trust(bundle))
             with pytest.raises(Unreachable) as raised:
                 transport.send(GET)
             transport.close()

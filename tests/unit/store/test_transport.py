@@ -21,18 +21,17 @@ from datastore.errors import CorruptBody, DeadlineExceeded, InvalidRequest, Stor
 from datastore.fuse.store.base import Body, FilePart
 from datastore.fuse.store.s3.connections import Proxy, Route, TransportLimits, proxy_for, trust
 from datastore.fuse.store.s3.messages import Outlet, Request
-from datastore.fuse.store.s3.transport import Transport
 from tests.patience import PATIENCE_S, eventually
 from tests.servers import reserved_port
-from tests.unit.store.scripted import HANG_UP, SILENCE, Reply, ScriptedServer, http
+from tests.unit.store.scripted import HANG_UP, SILENCE, PlainTransport, Reply, ScriptedServer, http
 
 QUICK = TransportLimits(connections=4, connect_s=2.0, idle_s=0.2, call_s=1.0)
-GET = Request("GET", "/k", {"host": "h"})
+GET = Request(method="GET")
 LARGER = replace(GET, most_bytes=1 << 20)
 
 
-def transport_to(server: ScriptedServer, limits: TransportLimits | None = None) -> Transport:
-    return Transport(Route("127.0.0.1", server.port, False), limits=limits)
+def transport_to(server: ScriptedServer, limits: TransportLimits | None = None) -> PlainTransport:
+    return PlainTransport(Route("127.0.0.1", server.port, False), limits=limits)
 
 
 class TestKeepAlive:
@@ -73,7 +72,7 @@ class TestKeepAlive:
             transport.send(GET)
 
             with pytest.raises(Unreachable):
-                transport.send(Request("POST", "/k", {"host": "h"}, b"body", repeatable=False))
+                transport.send(Request(method="POST", body=b"body", repeatable=False))
             transport.close()
 
         assert len(server.requests) == 2
@@ -103,7 +102,7 @@ class TestBodies:
         body = body[:size]
         with ScriptedServer([http(200, body)]) as server:
             transport = transport_to(server)
-            answer = transport.send(Request("PUT", "/k", {"host": "h"}, body, most_bytes=size))
+            answer = transport.send(Request(method="PUT", body=body, most_bytes=size))
             transport.close()
 
         assert bytes(answer.body) == body
@@ -157,7 +156,7 @@ class TestBodies:
 
     def test_a_header_that_would_end_early_is_not_sent(self) -> None:
         with ScriptedServer([]) as server, pytest.raises(InvalidRequest, match="printable"):
-            transport_to(server).send(Request("PUT", "/k", {"host": "h", "content-type": "a\r\nx-evil: 1"}))
+            transport_to(server).send(Request(method="PUT"), "/k", {"host": "h", "content-type": "a\r\nx-evil: 1"})
 
         assert server.requests == []
 
@@ -173,7 +172,7 @@ class TestBodies:
         refusal = Reply(http(403, b"<Error/>", "Connection: close"), early=True)
         with ScriptedServer([refusal, http(200)]) as server:
             transport = transport_to(server)
-            answer = transport.send(Request("PUT", "/k", {"host": "h"}, bytes(200_000)))
+            answer = transport.send(Request(method="PUT", body=bytes(200_000)))
             transport.close()
 
         assert answer.status == 403
@@ -196,7 +195,7 @@ class Bucketful:
 
     @property
     def request(self) -> Request:
-        return Request("GET", "/k", {"host": "h"}, outlet=self.outlet, most_bytes=len(LARGE))
+        return Request(method="GET", outlet=self.outlet, most_bytes=len(LARGE))
 
 
 class TestLargeBodies:
@@ -260,7 +259,7 @@ class TestLargeBodies:
         with ScriptedServer([http(200), http(200)]) as server, part_of(tmp_path, start, stop) as part:
             transport = transport_to(server)
             for _ in range(2):
-                transport.send(Request("PUT", "/k", {"host": "h"}, part))
+                transport.send(Request(method="PUT", body=part))
             transport.close()
 
         assert [request.partition(b"\r\n\r\n")[2] for request in server.requests] == [LARGE[start:stop]] * 2
@@ -270,7 +269,7 @@ class TestLargeBodies:
         with ScriptedServer([http(200)]) as server, part_of(tmp_path, 0, len(LARGE)) as part:
             os.truncate(tmp_path / "file", MIB)
             transport = transport_to(server)
-            transport.send(Request("PUT", "/k", {"host": "h"}, part))
+            transport.send(Request(method="PUT", body=part))
             transport.close()
             assert part.read() == LARGE[:MIB] + bytes(len(LARGE) - MIB)
 
@@ -282,7 +281,7 @@ class TestLargeBodies:
             route = Route("127.0.0.1", deaf.getsockname()[1], False)
             part = FilePart(os.open(tmp_path / "file", os.O_RDONLY), 0, 64 * MIB)
             with part, pytest.raises(DeadlineExceeded):
-                Transport(route, limits=QUICK).send(Request("PUT", "/k", {"host": "h"}, part))
+                PlainTransport(route, limits=QUICK).send(Request(method="PUT", body=part))
 
 
 def part_of(folder: Path, start: int, stop: int) -> FilePart:
@@ -315,11 +314,11 @@ class TestDeadlines:
 
     def test_nobody_listening_is_said_so(self) -> None:
         with reserved_port() as port, pytest.raises(Unreachable, match="connection refused"):
-            Transport(Route("127.0.0.1", port, False)).send(GET)
+            PlainTransport(Route("127.0.0.1", port, False)).send(GET)
 
     def test_a_name_that_does_not_resolve_is_said_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(socket, "getaddrinfo", Mock(side_effect=socket.gaierror(socket.EAI_NONAME, "not known")))
-        transport = Transport(Route("no-such-host.invalid", 80, False))
+        transport = PlainTransport(Route("no-such-host.invalid", 80, False))
 
         with pytest.raises(Unreachable, match="does not resolve"):
             transport.send(GET)
@@ -330,8 +329,8 @@ class TestProxies:
         login = base64.b64encode(b"u:p").decode()
         with ScriptedServer([http(200, b"via")]) as server:
             proxy = Proxy("127.0.0.1", server.port, f"Basic {login}")
-            transport = Transport(Route("bucket.example", 80, False, proxy))
-            answer = transport.send(Request("GET", "/k%20", {"host": "bucket.example"}))
+            transport = PlainTransport(Route("bucket.example", 80, False, proxy))
+            answer = transport.send(GET, "/k%20", {"host": "bucket.example"})
             transport.close()
 
         assert bytes(answer.body) == b"via"
@@ -344,7 +343,7 @@ class TestProxies:
         with ScriptedServer([Reply(b"HTTP/1.1 407 Login\r\n\r\n", close=True)]) as server:
             proxy = Proxy("127.0.0.1", server.port, "Basic x")
             with pytest.raises(Unreachable, match="407"):
-                Transport(Route("bucket.example", 443, True, proxy)).send(GET)
+                PlainTransport(Route("bucket.example", 443, True, proxy)).send(GET)
 
         assert server.requests[0].startswith(b"CONNECT bucket.example:443 HTTP/1.")
         assert b"Proxy-Authorization: Basic x" in server.requests[0]
@@ -380,7 +379,7 @@ class TestTls:
 
     def test_a_certificate_of_the_bundle_is_trusted(self, certificate: tuple[Path, Path]) -> None:
         with self.serve(certificate, http(200, b"safe"), http(200, b"again")) as server:
-            transport = Transport(Route("127.0.0.1", server.port, True), tls=trust(certificate[0].read_text()))
+            transport = PlainTransport(Route("127.0.0.1", server.port, True), tls=trust(certificate[0].read_text()))
             bodies = [bytes(transport.send(GET).body) for _ in range(2)]
             transport.close()
 
@@ -391,10 +390,10 @@ class TestTls:
     ) -> None:
         taken = Bucketful()
         with self.serve(certificate, http(206, LARGE), http(200)) as server:
-            transport = Transport(Route("127.0.0.1", server.port, True), tls=trust(certificate[0].read_text()))
+            transport = PlainTransport(Route("127.0.0.1", server.port, True), tls=trust(certificate[0].read_text()))
             transport.send(taken.request)
             with part_of(tmp_path, 5, MIB) as part:
-                transport.send(Request("PUT", "/k", {"host": "h"}, part))
+                transport.send(Request(method="PUT", body=part))
             transport.close()
 
         assert b"".join(body for _, body in taken.parts) == LARGE
@@ -402,12 +401,12 @@ class TestTls:
 
     def test_an_unknown_certificate_is_refused_with_what_to_do(self, certificate: tuple[Path, Path]) -> None:
         with self.serve(certificate, http(200)) as server, pytest.raises(Unreachable, match="caBundle"):
-            Transport(Route("127.0.0.1", server.port, True), tls=trust()).send(GET)
+            PlainTransport(Route("127.0.0.1", server.port, True), tls=trust()).send(GET)
 
     def test_a_server_without_tls_is_said_so(self) -> None:
         plain = Reply(b"HTTP/1.1 400 Bad Request\r\n\r\n", close=True, early=True)
         with ScriptedServer([plain]) as server, pytest.raises((Unreachable, DeadlineExceeded)):
-            Transport(Route("127.0.0.1", server.port, True), tls=trust(), limits=QUICK).send(GET)
+            PlainTransport(Route("127.0.0.1", server.port, True), tls=trust(), limits=QUICK).send(GET)
 
     def test_a_bundle_without_a_certificate_is_refused(self) -> None:
         with pytest.raises(InvalidRequest, match="caBundle"):
