@@ -199,11 +199,7 @@ class RetryingStore:
                 self._answered_at = now
             sink(wanted, answer)
 
-<<<<<<< HEAD
-        self.inner.get_many(feed, answered, loop)
-=======
         self.inner.get_many(begin, answered, loop)
->>>>>>> fl-store
 
     def _ask(
         self,
