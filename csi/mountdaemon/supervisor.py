@@ -127,14 +127,10 @@ class SupervisedMount:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGUSR2)
 
-    def expect_end(self, timeout_s: float = GONE_TIMEOUT_S) -> bool:
-        """The server was asked to stop: wait for its supervisor; True when it is gone."""
+    def wait_for_end(self, timeout_s: float) -> bool:
+        """It is unmounted: its server ends, and its supervisor with it. Whether both have in this time."""
         self._stop.set()
         return self.over.wait(timeout_s)
-
-    def cancel_end(self) -> None:
-        """It does not stop after all: watch over it again."""
-        self._stop.clear()
 
     def kill(self) -> None:
         """End supervisor and server at once; nothing is unmounted, and nobody replaces them."""
@@ -159,7 +155,11 @@ class SupervisedMount:
             _begin(deadline)
             # Before it is told anything, so that the server which it starts is born there.
             self._cgroup.add(process.pid)
+            if self._guard is not None:
+                self._guard.close()
             self._process, self._guard = process, ours
+            if self._stop.is_set():  # kill() may have come before it could see this process
+                raise MountFailed("the mount was ended while its supervisor started")
             return self._converse(process, ours, handle)
         except BaseException:
             _end_group(process)

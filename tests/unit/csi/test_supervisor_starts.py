@@ -1,4 +1,4 @@
-"""A supervisor that can't be started or watched over: nothing is left behind."""
+"""A supervisor that can't be started or watched over, and one that dies when its mount is about to end."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 
-from datastore import frames, ourprocess
+from datastore import controlclient, frames, ourprocess
 from datastore.api.mountspec import MountSpec
 from datastore.api.source import S3Location
-from datastore.csi.errors import NotAnswering
+from datastore.controlclient import Answer
+from datastore.csi.errors import NotAnswering, Unsent
 from datastore.csi.handle import MountHandle
-from datastore.csi.mountdaemon.cgroups import Cgroup
+from datastore.csi.mountdaemon import supervisor
+from datastore.csi.mountdaemon.cgroups import Cgroup, Cgroups
+from datastore.csi.mountdaemon.daemon import MountDaemon
 from datastore.csi.mountdaemon.supervisor import MountRequest, SupervisedMount
 from datastore.errors import MountFailed
 from tests.patience import PATIENCE_S, eventually
@@ -45,13 +48,25 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     return made
 
 
-def mount_of(tmp_path: Path) -> SupervisedMount:
-    """A volume's mount, not started."""
+def request_for(tmp_path: Path) -> MountRequest:
     spec = MountSpec(
         name="v", mountpoint=str(tmp_path / "m"), source=S3Location(bucket="b"), state_dir=str(tmp_path / "state"),
         cache_dir=str(tmp_path / "cache"),
     )  # fmt: skip
-    return SupervisedMount(MountRequest(volume_id="v", spec=spec), Cgroup(None), lambda _: None)
+    return MountRequest(volume_id="v", spec=spec)
+
+
+def mount_of(tmp_path: Path) -> SupervisedMount:
+    """A volume's mount, not started."""
+    return SupervisedMount(request_for(tmp_path), Cgroup(None), lambda _: None)
+
+
+def handle_of(mount: SupervisedMount) -> MountHandle:
+    """What an earlier daemon had of it."""
+    device_fd, opens_fd = (os.open(os.devnull, os.O_RDONLY) for _ in range(2))
+    return MountHandle(
+        volume_id="v", spec=mount.spec, ephemeral=False, negotiated={}, device_fd=device_fd, opens_fd=opens_fd
+    )  # fmt: skip
 
 
 @promise("S-153")
@@ -110,15 +125,67 @@ def test_a_mount_of_an_earlier_daemon_is_gone_on_with_when_a_supervisor_can_be_s
 
     monkeypatch.setattr(ourprocess, "start", start)
     mount = mount_of(tmp_path)
-    device_fd, opens_fd = (os.open(os.devnull, os.O_RDONLY) for _ in range(2))
-    handle = MountHandle(
-        volume_id="v", spec=mount.spec, ephemeral=False, negotiated={}, device_fd=device_fd, opens_fd=opens_fd
-    )  # fmt: skip
+    handle = handle_of(mount)
     assert mount.start(handle) is handle
     eventually(lambda: mount.supervisor_pid != 0)
     _, descriptors = frames.receive(started[0][1], PATIENCE_S)
-    assert [os.path.sameopenfile(one, device_fd) for one in descriptors] == [True]
+    assert [os.path.sameopenfile(one, handle.device_fd) for one in descriptors] == [True]
     os.close(descriptors[0])
     mount.kill()
     assert mount.over.wait(PATIENCE_S)
     started[0][1].close()
+
+
+@promise("S-89")
+def test_a_supervisor_that_dies_during_a_flush_is_replaced_since_the_mount_may_have_to_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started
+) -> None:
+    """Else nobody would serve the mount that stays, and the next call would take it for one that is ended."""
+
+    def flush(*_: object) -> Answer:
+        started[0][0].kill()
+        eventually(lambda: len(started) == 2, "another supervisor")
+        return {"ok": False, "errors": ["x: access denied"]}
+
+    monkeypatch.setattr(controlclient, "brief_status", lambda *_: {"ok": True})
+    monkeypatch.setattr(controlclient, "ask", flush)
+    daemon = MountDaemon(Cgroups(own=tmp_path / "none"))
+
+    def share() -> None:
+        eventually(lambda: bool(started))
+        with open(os.devnull, "rb") as null:
+            frames.send(started[0][1], {"mounted": {}}, (null.fileno(),))
+            frames.send(started[0][1], {"opens": True}, (null.fileno(),))
+
+    sharing = threading.Thread(target=share)
+    sharing.start()
+    daemon.mount(request_for(tmp_path)).close()
+    sharing.join()
+    with pytest.raises(Unsent, match="stays mounted: x: access denied"):
+        daemon.unmount("v", "", force=False)
+    eventually(lambda: [each.supervisor_pid for each in daemon.states()] == [started[1][0].pid])
+    daemon.abandon()
+    assert daemon.states() == []
+    for _, theirs in started:
+        theirs.close()
+
+
+def test_a_mount_that_is_killed_while_its_supervisor_is_replaced_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started
+) -> None:
+    mount = mount_of(tmp_path)
+    monkeypatch.setattr(supervisor, "GONE_TIMEOUT_S", 0.0)
+    starts = ourprocess.start
+
+    def start(*arguments: Any, **options: Any) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        if started:
+            mount.kill()
+        return starts(*arguments, **options)
+
+    monkeypatch.setattr(ourprocess, "start", start)
+    mount.start(handle_of(mount))
+    started[0][0].kill()
+    assert mount.over.wait(PATIENCE_S)
+    assert [process.poll() for process, _ in started] == [-9, -9]
+    for _, theirs in started:
+        theirs.close()
