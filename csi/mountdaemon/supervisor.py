@@ -21,10 +21,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from datastore import ourprocess
+from datastore import controlclient, ourprocess
 from datastore.api.mountspec import MountSpec
 from datastore.errors import DatastoreError, MountFailed
 from datastore.logs import fields
+from datastore.ourprocess import Backoff
 
 from .. import frames
 from ..errors import error_named
@@ -38,7 +39,8 @@ START_TIMEOUT_S = 65.0
 GUARD_TIMEOUT_S = 10.0
 GONE_TIMEOUT_S = 10.0
 REAP_TIMEOUT_S = 2.0
-BACKOFF_FIRST_S, BACKOFF_LAST_S = 0.1, 5.0
+STABLE_S = 10.0
+"""A supervisor that ran for longer is replaced at once. Each that starts costs half a second of processor time."""
 MAX_LINE_BYTES = 1 << 20
 
 
@@ -91,7 +93,7 @@ class SupervisedMount:
                 self.handle = self._launch(None)
             else:
                 self.handle = handle
-                self._relaunch(0.0)
+                self._relaunch()
         finally:
             self._launched.set()
         return self.handle
@@ -137,7 +139,7 @@ class SupervisedMount:
         self._stop.set()
         # The supervisor first: it would replace the server. A server that it has just started ends without it.
         if self._process is not None:
-            _end_group(self._process)
+            ourprocess.end(self._process)
         self.end_server()
         self.over.wait(GONE_TIMEOUT_S)
 
@@ -150,7 +152,7 @@ class SupervisedMount:
             process, ours = ourprocess.start("datastore.fuse", "--guard", log_path=log_path, piped=True)
         except OSError as error:
             raise MountFailed(f"the system starts no supervisor: {error}") from error
-        deadline = threading.Timer(START_TIMEOUT_S, _end_group, (process,))
+        deadline = threading.Timer(START_TIMEOUT_S, ourprocess.end, (process,))
         try:
             _begin(deadline)
             # Before it is told anything, so that the server which it starts is born there.
@@ -162,8 +164,7 @@ class SupervisedMount:
                 raise MountFailed("the mount was ended while its supervisor started")
             return self._converse(process, ours, handle)
         except BaseException:
-            _end_group(process)
-            process.wait()
+            ourprocess.end(process)
             ours.close()
             raise
         finally:
@@ -179,8 +180,7 @@ class SupervisedMount:
         if handle is None:
             frames.send(guard, {"adopt": None})
         else:
-            frames.send(guard, {"adopt": handle.negotiated}, (handle.device_fd,))
-            frames.send(guard, {"opens": True}, (handle.opens_fd,))
+            frames.send(guard, {"adopt": handle.negotiated}, (handle.device_fd, handle.opens_fd))
         assert process.stdin is not None
         assert process.stdout is not None
         with suppress(BrokenPipeError):  # it ended early; what it said about that is read next
@@ -192,12 +192,7 @@ class SupervisedMount:
             raise error_named(str(answer.get("kind", "MountFailed")), str(said))
         if handle is not None:
             return handle
-        message, (device_fd,) = frames.receive(guard, GUARD_TIMEOUT_S)
-        try:
-            _, (opens_fd,) = frames.receive(guard, GUARD_TIMEOUT_S)
-        except BaseException:
-            os.close(device_fd)  # else who uses the mount would wait for ever
-            raise
+        message, (device_fd, opens_fd) = frames.receive(guard, GUARD_TIMEOUT_S)
         return MountHandle(
             volume_id=self.request.volume_id,
             spec=self.spec,
@@ -212,27 +207,27 @@ class SupervisedMount:
         self._launched.wait()
         if self.handle is None:
             return
-        pause_s = 0.0
+        backoff = Backoff(STABLE_S)
         while True:
-            process = self._process
+            started, process = time.monotonic(), self._process
             code = process.wait() if process is not None else None
             if code == 0 or self._stop.is_set():
                 break
             if code is not None:
                 log.error("a supervisor died; it is replaced", extra=fields(volume=self.request.volume_id, code=code))
+            backoff.ended(time.monotonic() - started)
             self.end_server()
-            if self._stop.wait(pause_s):
+            if self._stop.wait(backoff.pause_s()):
                 break
-            pause_s = self._relaunch(pause_s)
+            self._relaunch()
         self._finish()
 
-    def _relaunch(self, pause_s: float) -> float:
-        """Seconds to wait before the next try, if this supervisor dies as well."""
+    def _relaunch(self) -> None:
+        """Go on with the mount of our handle. Where that fails there is no process, or a dead one."""
         try:
             self._launch(self.handle)
         except DatastoreError as error:
             log.error("a supervisor could not start", extra=fields(volume=self.request.volume_id, error=error))
-        return min(max(BACKOFF_FIRST_S, pause_s * 2), BACKOFF_LAST_S)
 
     def _finish(self) -> None:
         if self._guard is not None:
@@ -253,18 +248,8 @@ def _begin(thread: threading.Thread) -> None:
 
 
 def server_pid(spec: MountSpec) -> int:
-    """The pid of a mount's server by the file that its supervisor writes, if that is one; else 0.
-
-    The server may write that file too. It is believed of a process that was started as the server of this mount.
-    """
-    try:
-        with (Path(spec.state_dir) / "mount.json").open("rb") as file:
-            pid = int(json.loads(file.read(MAX_LINE_BYTES))["serverPid"])
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return 0
-    ours = b"datastore.fuse" in command and b"--server" in command and os.fsencode(spec.state_dir) in command
-    return pid if ours else 0
+    """The pid of a mount's server; 0: none that is known."""
+    return controlclient.server_pid(Path(spec.state_dir), "datastore.fuse", "--server", spec.state_dir)
 
 
 def _reap(pid: int) -> None:
@@ -273,13 +258,6 @@ def _reap(pid: int) -> None:
     with suppress(ChildProcessError):
         while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < end:
             time.sleep(0.01)
-
-
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill the supervisor; it leads a session, and its servers lead others."""
-    if process.poll() is None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _parsed(line: bytes) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def test_a_supervisor_that_ends_while_it_shares_its_descriptors(tmp_path: Path, 
     def share() -> None:
         eventually(lambda: bool(started))
         assert frames.receive(started[0][1], PATIENCE_S) == ({"adopt": None}, [])
-        frames.send(started[0][1], {"mounted": {}}, (device,))
+        socket.send_fds(started[0][1], [b"\x10\0\0\0{"], [device])
         started[0][1].close()
 
     sharing = threading.Thread(target=share)
@@ -129,8 +129,10 @@ def test_a_mount_of_an_earlier_daemon_is_gone_on_with_when_a_supervisor_can_be_s
     assert mount.start(handle) is handle
     eventually(lambda: mount.supervisor_pid != 0)
     _, descriptors = frames.receive(started[0][1], PATIENCE_S)
-    assert [os.path.sameopenfile(one, handle.device_fd) for one in descriptors] == [True]
-    os.close(descriptors[0])
+    given = (handle.device_fd, handle.opens_fd)
+    assert [os.path.sameopenfile(*each) for each in zip(descriptors, given, strict=True)] == [True, True]
+    for descriptor in descriptors:
+        os.close(descriptor)
     mount.kill()
     assert mount.over.wait(PATIENCE_S)
     started[0][1].close()
@@ -154,8 +156,7 @@ def test_a_supervisor_that_dies_during_a_flush_is_replaced_since_the_mount_may_h
     def share() -> None:
         eventually(lambda: bool(started))
         with open(os.devnull, "rb") as null:
-            frames.send(started[0][1], {"mounted": {}}, (null.fileno(),))
-            frames.send(started[0][1], {"opens": True}, (null.fileno(),))
+            frames.send(started[0][1], {"mounted": {}}, (null.fileno(), null.fileno()))
 
     sharing = threading.Thread(target=share)
     sharing.start()
