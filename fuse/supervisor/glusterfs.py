@@ -218,19 +218,20 @@ class GlusterSupervisor(Supervisor):
 
     def keep(self) -> int:
         """See Supervisor: a client that died is replaced as soon as the volume answers."""
-        backoff, began = Backoff(), time.monotonic()
+        backoff, began, lived_s = Backoff(), time.monotonic(), 0.0
         while True:
             self._wait(WATCH_S)
             if self.ending:
                 return self._end()
             self._take_news()
             if self._lives():
+                lived_s = time.monotonic() - began
                 continue
             if self._stopping or not device.is_mounted(self.spec.mountpoint):
                 self.close()
                 return 0
             log.error("the client died; it is replaced", extra=fields(pid=self._client_pid))
-            backoff.ended(time.monotonic() - began)
+            backoff.ended(lived_s)
             self._wait(backoff.pause_s())
             self.restarts += 1
             try:
@@ -239,7 +240,7 @@ class GlusterSupervisor(Supervisor):
             except DatastoreError as error:
                 log.error("a new client could not start", extra=fields(error=error))
                 self._note(trouble=f"the client died, and no other can be started: {error}")
-            began = time.monotonic()
+            began, lived_s = time.monotonic(), 0.0
 
     def _end(self) -> int:
         """Asked to end by a signal: unmount, whoever uses it."""

@@ -159,7 +159,8 @@ class Supervisor:
                 log.error(str(error))
         if not device.is_mounted(self.spec.mountpoint):
             beneath.restore(self.spec.mountpoint, self.state_dir / beneath.NOTE_FILE)
-        self._remove_files()
+        self.file.remove()
+        (self.state_dir / SOCKET).unlink(missing_ok=True)
 
     def _options(self) -> device.MountOptions:
         return device.MountOptions(
@@ -378,7 +379,3 @@ class Supervisor:
         described = {**self.spec.without_secrets(), **self.report(), "started": time.time(), **more}
         described["upgradable"] = self._can_resend()
         self.file.write(described)
-
-    def _remove_files(self) -> None:
-        self.file.remove()
-        (self.state_dir / SOCKET).unlink(missing_ok=True)
