@@ -29,21 +29,20 @@ def start(
     arguments: Sequence[str] = (),
     *,
     log_path: Path | None,
-    piped: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[subprocess.Popen[bytes], socket]:
     """`python -m module flag FD arguments`, in a session of its own, and our end of the channel whose other end is FD.
 
-    log_path: takes its errors, and its output; None: where our errors go. piped: we write its input and read its output
-    instead. environment: what it has besides ours, where we say nothing of that. OSError; then nothing is left behind.
+    log_path: takes its output and its errors; None: where our errors go. environment: what it has besides ours, where
+    we say nothing of that. OSError; then nothing is left behind.
     """
     ours, theirs = socketpair()
     try:
         with theirs, log_path.open("ab") if log_path else os.fdopen(os.dup(2), "ab") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", module, flag, str(theirs.fileno()), *arguments],
-                stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
-                stdout=subprocess.PIPE if piped else output,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
                 stderr=output,
                 pass_fds=(theirs.fileno(),),
                 # from any directory, the same modules as ours; and no directory is kept busy

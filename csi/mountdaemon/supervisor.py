@@ -7,7 +7,6 @@ volume's lock (daemon.py); one thread waits for the process.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -19,7 +18,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from datastore import controlclient, ourprocess
 from datastore.api.mountspec import MountSpec
@@ -28,7 +26,7 @@ from datastore.logs import fields
 from datastore.ourprocess import Backoff
 
 from .. import frames
-from ..errors import error_named
+from ..errors import NotAnswering, error_named
 from ..handle import MountHandle
 from .cgroups import Cgroup, limit_of
 
@@ -36,12 +34,10 @@ log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 65.0
 """The supervisor gives its server 60 s to probe the storage (5 s of it) and to recover what an earlier one left."""
-GUARD_TIMEOUT_S = 10.0
 GONE_TIMEOUT_S = 10.0
 REAP_TIMEOUT_S = 2.0
 STABLE_S = 10.0
 """A supervisor that ran for longer is replaced at once. Each that starts costs half a second of processor time."""
-MAX_LINE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +58,8 @@ class SupervisedMount:
         self._ended = ended
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: socket.socket | None = None
+        self._telling = threading.Lock()
+        """Held while the supervisor is told a specification: the first that it hears says what to mount."""
         self._stop = threading.Event()
         self._launched = threading.Event()
         """It was, or could not be."""
@@ -100,13 +98,14 @@ class SupervisedMount:
 
     def renew(self, spec: MountSpec) -> None:
         """This specification for the servers to come. The present one is told by its control socket."""
-        self.request = replace(self.request, spec=spec)
+        with self._telling:
+            self.request = replace(self.request, spec=spec)
+            if self._guard is not None:
+                with suppress(DatastoreError):  # the next supervisor is started with it
+                    frames.send(self._guard, {"spec": spec.to_json()})
         self._cgroup.raise_to(limit_of(spec.memory_bytes))
         if self.handle is not None:
             self.handle = replace(self.handle, spec=spec)
-        if self._guard is not None:
-            with suppress(DatastoreError):  # the next supervisor is started with it
-                frames.send(self._guard, {"spec": spec.to_json()})
 
     def end_server(self) -> bool:
         """Kill the server; the supervisor, if it lives, replaces it by one with the present specification.
@@ -144,60 +143,46 @@ class SupervisedMount:
         self.over.wait(GONE_TIMEOUT_S)
 
     def _launch(self, handle: MountHandle | None) -> MountHandle:
+        """Start a supervisor, and wait until the mount is made, or a handle's mount is taken over."""
         self._cgroup.make()
         state_dir = Path(self.spec.state_dir)
         try:
             state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             log_path = state_dir / "supervisor.log"
-            process, ours = ourprocess.start("datastore.fuse", "--guard", log_path=log_path, piped=True)
+            process, guard = ourprocess.start("datastore.fuse", "--guard", log_path=log_path)
         except OSError as error:
             raise MountFailed(f"the system starts no supervisor: {error}") from error
-        deadline = threading.Timer(START_TIMEOUT_S, ourprocess.end, (process,))
         try:
-            _begin(deadline)
             # Before it is told anything, so that the server which it starts is born there.
             self._cgroup.add(process.pid)
-            if self._guard is not None:
-                self._guard.close()
-            self._process, self._guard = process, ours
+            self._process = process
             if self._stop.is_set():  # kill() may have come before it could see this process
                 raise MountFailed("the mount was ended while its supervisor started")
-            return self._converse(process, ours, handle)
+            settled, given = (handle.negotiated, handle.descriptors) if handle else (None, ())
+            with self._telling:
+                spec = self.spec
+                frames.send(guard, {"spec": spec.to_json(), "adopt": settled}, given, timeout_s=START_TIMEOUT_S)
+                if self._guard is not None:
+                    self._guard.close()
+                self._guard = guard
+            try:
+                answer, received = frames.receive(guard, START_TIMEOUT_S)
+            except NotAnswering:
+                raise MountFailed(f"the supervisor gave no answer; see supervisor.log in {state_dir}") from None
+            if "error" in answer:
+                raise error_named(str(answer.get("kind")), str(answer["error"]))
         except BaseException:
             ourprocess.end(process)
-            ours.close()
+            guard.close()
             raise
-        finally:
-            deadline.cancel()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with suppress(BrokenPipeError):
-                        pipe.close()
-
-    def _converse(
-        self, process: subprocess.Popen[bytes], guard: socket.socket, handle: MountHandle | None
-    ) -> MountHandle:
-        if handle is None:
-            frames.send(guard, {"adopt": None})
-        else:
-            frames.send(guard, {"adopt": handle.negotiated}, (handle.device_fd, handle.opens_fd))
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with suppress(BrokenPipeError):  # it ended early; what it said about that is read next
-            process.stdin.write(self.spec.to_json().encode())
-            process.stdin.close()
-        answer = _parsed(process.stdout.readline(MAX_LINE_BYTES))
-        if answer.get("ready") is not True:
-            said = answer.get("error") or f"the supervisor gave no answer; see supervisor.log in {self.spec.state_dir}"
-            raise error_named(str(answer.get("kind", "MountFailed")), str(said))
         if handle is not None:
             return handle
-        message, (device_fd, opens_fd) = frames.receive(guard, GUARD_TIMEOUT_S)
+        device_fd, opens_fd = received
         return MountHandle(
             volume_id=self.request.volume_id,
-            spec=self.spec,
+            spec=spec,
             ephemeral=self.request.ephemeral,
-            negotiated=message["mounted"],
+            negotiated=answer["mounted"],
             device_fd=device_fd,
             opens_fd=opens_fd,
         )
@@ -258,13 +243,3 @@ def _reap(pid: int) -> None:
     with suppress(ChildProcessError):
         while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < end:
             time.sleep(0.01)
-
-
-def _parsed(line: bytes) -> dict[str, Any]:
-    try:
-        answer = json.loads(line)
-    except ValueError:
-        return {}
-    if not isinstance(answer, dict):
-        raise MountFailed("the supervisor spoke no JSON object")
-    return answer

@@ -5,21 +5,24 @@ A mount lives as long as one process has its device open. On a cluster's node a 
 The messages are those of datastore/frames.py, over the descriptor named by --guard. Two descriptors travel with some:
 the device, and the memory of its passthrough opens.
 
-    guard -> supervisor   {"adopt": null}                    mount anew
-                          {"adopt": what INIT settled}       serve the mount of these two descriptors
-    supervisor -> guard   {"mounted": what INIT settled}     with both, when the mount answers
-    guard -> supervisor   {"spec": document}                 at any time: for the servers to come
+    guard -> supervisor   {"spec": document, "adopt": null}                  mount anew
+                          {"spec": document, "adopt": what INIT settled}     serve the mount of these two descriptors
+    supervisor -> guard   {"mounted": what INIT settled}                     with both, if it has made the mount
+                          {"error": line, "kind": name of the error's class} nothing is mounted anew
+    guard -> supervisor   {"spec": document}                                 at any time: for the servers to come
 """
 
 from __future__ import annotations
 
 import select
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from datastore import frames
 from datastore.errors import MountFailed
+from datastore.frames import Message
 
 TIMEOUT_S = 30.0
 
@@ -40,18 +43,18 @@ class Guard:
         self._stream = socket.socket(fileno=descriptor)
         self._is_gone = False
 
-    def adopted(self) -> Adopted | None:
-        """What to serve, or None to mount anew. Errors: MountFailed."""
+    def asked(self) -> tuple[str, Adopted | None]:
+        """The specification, and the mount to serve, or None to mount anew. Errors: MountFailed."""
         message, descriptors = frames.receive(self._stream, TIMEOUT_S)
         if message.get("adopt") is None:
-            return None
+            return str(message["spec"]), None
         if len(descriptors) != 2:
             raise MountFailed("a mount to go on with came without its descriptors")
-        return Adopted(descriptors[0], descriptors[1], message["adopt"])
+        return str(message["spec"]), Adopted(descriptors[0], descriptors[1], message["adopt"])
 
-    def give(self, held: Adopted) -> None:
-        """Hand copies over. Errors: MountFailed."""
-        frames.send(self._stream, {"mounted": held.negotiated}, (held.device_fd, held.opens_fd))
+    def tell(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        """How it went. Errors: MountFailed when the guard is gone."""
+        frames.send(self._stream, message, descriptors)
 
     def news(self) -> str | None:
         """The newest specification that has come, if any; never waits. A guard that is gone is not missed."""

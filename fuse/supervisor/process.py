@@ -127,15 +127,6 @@ class Supervisor:
         if self.file.trouble:
             raise MountFailed(f"can't write to the state directory {self.state_dir}: {self.file.trouble}")
 
-    def share(self) -> None:
-        """Give the guard, if there is one, its copies. Errors: MountFailed; then nothing is left behind."""
-        if self.guard is not None and self.negotiated is not None:
-            try:
-                self.guard.give(Adopted(self.device_fd, self.opens_fd, self.negotiated))
-            except BaseException:
-                self.close()
-                raise
-
     def adopt(self, held: Adopted) -> None:
         """Go on with a mount that another supervisor made; keep() starts its server. Errors: DatastoreError."""
         self._claim()
