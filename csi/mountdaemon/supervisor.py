@@ -85,7 +85,10 @@ class SupervisedMount:
         Errors: what the supervisor reported; with a handle only that nobody could watch over it.
         """
         watcher = threading.Thread(target=self._watch, name=f"supervisor-{self.request.volume_id[-24:]}", daemon=True)
-        _begin(watcher)  # first: a supervisor without one would be nobody's
+        try:
+            watcher.start()  # first: a supervisor without one would be nobody's
+        except RuntimeError as error:
+            raise MountFailed(f"the system starts no thread: {error}") from error
         try:
             if handle is None:
                 self.handle = self._launch(None)
@@ -222,14 +225,6 @@ class SupervisedMount:
         self._cgroup.remove()
         self.over.set()
         self._ended(self)
-
-
-def _begin(thread: threading.Thread) -> None:
-    """Errors: MountFailed."""
-    try:
-        thread.start()
-    except RuntimeError as error:
-        raise MountFailed(f"the system starts no thread: {error}") from error
 
 
 def server_pid(spec: MountSpec) -> int:
