@@ -15,10 +15,10 @@ __all__ = ["Message", "receive", "send"]
 
 def send(stream: socket.socket, message: Message, descriptors: Sequence[int] = (), timeout_s: float = 10.0) -> None:
     """Errors: NotAnswering when the other end is gone or takes nothing."""
-    stream.settimeout(timeout_s)
     try:
+        stream.settimeout(timeout_s)
         frames.send(stream, message, descriptors)
-    except PeerGone as error:
+    except (PeerGone, OSError) as error:  # OSError: we have closed the stream ourselves
         raise NotAnswering(str(error)) from error
 
 

@@ -44,20 +44,25 @@ class MountHandle:
             "negotiated": self.negotiated,
         }
 
+    @property
+    def descriptors(self) -> tuple[int, int]:
+        """As they travel."""
+        return self.device_fd, self.opens_fd
+
     def duplicate(self) -> MountHandle:
         """With descriptors of its own."""
         return replace(self, device_fd=os.dup(self.device_fd), opens_fd=os.dup(self.opens_fd))
 
     def close(self) -> None:
         """Close the descriptors; once."""
-        for descriptor in (self.device_fd, self.opens_fd):
+        for descriptor in self.descriptors:
             with suppress(OSError):
                 os.close(descriptor)
 
 
 def send_handle(stream: socket.socket, handle: MountHandle) -> None:
     """Errors: NotAnswering."""
-    frames.send(stream, handle.document(), (handle.device_fd, handle.opens_fd))
+    frames.send(stream, handle.document(), handle.descriptors)
 
 
 def receive_handle(stream: socket.socket, timeout_s: float) -> MountHandle:

@@ -6,6 +6,7 @@ What may be asked is in fuse/control.py.
 from __future__ import annotations
 
 import json
+import os
 import select
 import socket
 import time
@@ -18,6 +19,9 @@ from datastore.errors import DatastoreError
 from datastore.listening import connect
 
 SOCKET = "control.sock"
+MOUNT_FILE = "mount.json"
+"""What the supervisor of a mount tells others."""
+MOUNT_FILE_BYTES = 1 << 20
 CONNECT_TIMEOUT_S = 2.0
 STATUS_TIMEOUT_S = 10.0
 """Above what the server itself gives a status, so that it can say so."""
@@ -132,3 +136,17 @@ def status(state_dir: Path) -> Answer:
 def brief_status(state_dir: Path, timeout_s: float) -> Answer:
     """What the server says of itself, where `unsent` counts the files that are not uploaded. Errors: NotAnswering."""
     return ask(state_dir, {"op": "status", "brief": True}, timeout_s)
+
+
+def server_pid(state_dir: Path, *words: str) -> int:
+    """The pid of a mount's server by its MOUNT_FILE, if that process was started with these words; else 0.
+
+    A server may write that file too: so it is believed of no other process.
+    """
+    try:
+        with (state_dir / MOUNT_FILE).open("rb") as file:
+            pid = int(json.loads(file.read(MOUNT_FILE_BYTES))["serverPid"])
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return 0
+    return pid if set(map(os.fsencode, words)) <= set(command) else 0

@@ -41,10 +41,7 @@ def send(stream: socket.socket, message: Message, descriptors: Sequence[int] = (
 
 
 def receive(stream: socket.socket, timeout_s: float) -> tuple[Message, list[int]]:
-    """The next message and its descriptors, which the caller closes. Errors: PeerGone, also at timeout_s.
-
-    Changes the socket's timeout.
-    """
+    """The next message and its descriptors, which the caller closes. Errors: PeerGone, also at timeout_s."""
     end = time.monotonic() + timeout_s
     descriptors: list[int] = []
     try:
@@ -58,6 +55,8 @@ def receive(stream: socket.socket, timeout_s: float) -> tuple[Message, list[int]
         if isinstance(error, ValueError):
             raise PeerGone("the other process does not speak our language") from None
         raise
+    finally:
+        stream.settimeout(None)
     return (message if isinstance(message, dict) else {}), descriptors
 
 

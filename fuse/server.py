@@ -1,6 +1,6 @@
 """The mount server: builds the store and the file system, serves the kernel, answers its control socket, ends in order.
 
-    python -m datastore.fuse --server FD --builder module:function     (by the supervisor; FD: supervisor/channel.py)
+    python -m datastore.fuse --server FD --builder module:function   (by the supervisor; FD: its serverprocess.py)
 
 Exit code 0 says that the mount is gone and everything that could be is in S3; anything else makes the supervisor start
 another one.
@@ -27,7 +27,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NoReturn, Protocol
 
-from datastore import logs
+from datastore import frames, logs
 from datastore.api.mountspec import MountSpec, from_json
 from datastore.controlclient import Answer
 from datastore.errors import DatastoreError, MountFailed
@@ -40,7 +40,6 @@ from .kernel.negotiate import Negotiated
 from .kernel.session import Session, Settings
 from .ops import Filesystem
 from .selfwatch import Metrics, own_process
-from .supervisor.channel import Channel
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +116,7 @@ class Server:
         self,
         spec: MountSpec,
         store: MountedStore,
-        channel: Channel,
+        channel: socket.socket,
         metrics: Metrics,
         control: ControlServer,
         *,
@@ -193,7 +192,7 @@ class Server:
         self._events.put("ended")
 
     def _ready(self, settled: Negotiated) -> None:
-        self._channel.send({"negotiated": asdict(settled)})
+        frames.send(self._channel, {"negotiated": asdict(settled)})
 
     def _libfuse(self) -> Callable[[], object]:
         if sys.platform == "linux":
@@ -213,7 +212,7 @@ class Server:
             read_only=spec.read_only,
             allow_other=spec.allow_other,
             ttl_s=spec.metadata_ttl_s / 2,  # the other half is the mount's own: vfs/build.believed_s
-            ready=lambda: self._channel.send({"negotiated": {}}),
+            ready=lambda: frames.send(self._channel, {"negotiated": {}}),
         )
 
     def _terminate(self) -> bool:
@@ -327,21 +326,22 @@ def _counted(dirty: list[dict[str, Any]]) -> Answer:
     return {"files": len(dirty), "bytes": size, "failed": len(errors), "error": errors[0] if errors else ""}
 
 
-def _error_line(channel: Channel, error: BaseException) -> None:
+def _error_line(channel: socket.socket, error: BaseException) -> None:
     known = isinstance(error, DatastoreError)
     line = str(error) if known else f"the mount server could not start: {type(error).__name__}: {error}"
-    channel.send({"error": line, "kind": type(error).__name__ if known else "MountFailed"})
+    frames.send(channel, {"error": line, "kind": type(error).__name__ if known else "MountFailed"})
 
 
-def run(channel: Channel, builder: str, *, confined: bool) -> int:
-    """The supervisor's side of the story is supervisor/channel.py; the exit code."""
+def run(channel: socket.socket, builder: str, *, confined: bool) -> int:
+    """The supervisor's side of the story is supervisor/serverprocess.py; the exit code."""
     unconfined = None
     try:
-        message, opens_fd = channel.receive(SPEC_TIMEOUT_S)
+        message, descriptors = frames.receive(channel, SPEC_TIMEOUT_S)
         if message.get("prepare"):
             load_builder(builder)  # everything is imported before the server that serves now is asked to leave
-            channel.send({"prepared": True})
-            message, opens_fd = channel.receive(PREPARED_TIMEOUT_S)
+            frames.send(channel, {"prepared": True})
+            message, descriptors = frames.receive(channel, PREPARED_TIMEOUT_S)
+        opens_fd = descriptors[0] if descriptors else -1
         _log_to(message["log"])
         spec = from_json(message["spec"])
         control = ControlServer(Path(spec.state_dir))
@@ -360,8 +360,9 @@ def run(channel: Channel, builder: str, *, confined: bool) -> int:
         _error_line(channel, error)
         return EXIT_FAILED
     try:
-        channel.send({"probed": True})
-        message, device_fd = channel.receive(DEVICE_TIMEOUT_S)
+        frames.send(channel, {"probed": True})
+        message, descriptors = frames.receive(channel, DEVICE_TIMEOUT_S)
+        device_fd = descriptors[0] if descriptors else -1
         settled: dict[str, Any] | None = message.get("negotiated")
         server = Server(spec, store, channel, metrics, control, restarts=restarts, unconfined=unconfined)
         return server.run(device_fd, opens_fd, Negotiated(**settled) if settled else None)
@@ -408,6 +409,6 @@ def main(arguments: list[str]) -> NoReturn:
     parser.add_argument("--confined", metavar="STATE_DIR", help="give up what a server on a cluster's node needs not")
     options = parser.parse_args(arguments)
     _prepare_process()
-    code = run(Channel(socket.socket(fileno=options.channel)), options.builder, confined=bool(options.confined))
+    code = run(socket.socket(fileno=options.channel), options.builder, confined=bool(options.confined))
     logging.shutdown()
     os._exit(code)

@@ -237,20 +237,22 @@ class MountDaemon:
             time.sleep(REPLACED_POLL_S)
 
     def _stop(self, mount: SupervisedMount, *, force: bool) -> None:
-        mount.expect_end(0)
+        """Until it is unmounted it may have to stay mounted: so long a supervisor that dies is replaced."""
+        volume_id = mount.request.volume_id
         try:
             answer = _patiently(Path(mount.spec.state_dir), {"op": "flush"})
-        except NotAnswering as error:
-            self._stop_silent(mount, error, force=force)
+        except NotAnswering as error:  # the server is being replaced, or it hangs
+            if not force:
+                raise Unsent(f"volume {volume_id} stays mounted for now: {error}") from error
+            mount.kill()
             return
         try:
             if answer["ok"] is not True and not force:
                 raise MountFailed(_reasons(answer))
             self._unmount(mount.spec.mountpoint, force=force)
         except DatastoreError as error:
-            mount.cancel_end()
-            raise Unsent(f"volume {mount.request.volume_id} stays mounted: {error}") from error
-        if not mount.expect_end(ENDED_TIMEOUT_S):
+            raise Unsent(f"volume {volume_id} stays mounted: {error}") from error
+        if not mount.wait_for_end(ENDED_TIMEOUT_S):
             mount.kill()
 
     def _unmount(self, mountpoint: str, *, force: bool) -> None:
@@ -267,13 +269,6 @@ class MountDaemon:
                 if time.monotonic() >= end:
                     raise
             time.sleep(REPLACED_POLL_S)
-
-    def _stop_silent(self, mount: SupervisedMount, error: DatastoreError, *, force: bool) -> None:
-        """A server that does not answer: it is being replaced, or it hangs."""
-        if not force:
-            mount.cancel_end()
-            raise Unsent(f"volume {mount.request.volume_id} stays mounted for now: {error}")
-        mount.kill()
 
     def _clear(self, volume_id: str, mountpoint: str) -> None:
         """Whatever is left of an earlier mount: a supervisor that lost its mount, a mount that lost its supervisor."""

@@ -7,7 +7,6 @@ volume's lock (daemon.py); one thread waits for the process.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -19,15 +18,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from datastore import ourprocess
+from datastore import controlclient, ourprocess
 from datastore.api.mountspec import MountSpec
 from datastore.errors import DatastoreError, MountFailed
 from datastore.logs import fields
+from datastore.ourprocess import Backoff
 
 from .. import frames
-from ..errors import error_named
+from ..errors import NotAnswering, error_named
 from ..handle import MountHandle
 from .cgroups import Cgroup, limit_of
 
@@ -35,11 +34,10 @@ log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 65.0
 """The supervisor gives its server 60 s to probe the storage (5 s of it) and to recover what an earlier one left."""
-GUARD_TIMEOUT_S = 10.0
 GONE_TIMEOUT_S = 10.0
 REAP_TIMEOUT_S = 2.0
-BACKOFF_FIRST_S, BACKOFF_LAST_S = 0.1, 5.0
-MAX_LINE_BYTES = 1 << 20
+STABLE_S = 10.0
+"""A supervisor that ran for longer is replaced at once. Each that starts costs half a second of processor time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +58,8 @@ class SupervisedMount:
         self._ended = ended
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: socket.socket | None = None
+        self._telling = threading.Lock()
+        """Held while the supervisor is told a specification: the first that it hears says what to mount."""
         self._stop = threading.Event()
         self._launched = threading.Event()
         """It was, or could not be."""
@@ -85,26 +85,30 @@ class SupervisedMount:
         Errors: what the supervisor reported; with a handle only that nobody could watch over it.
         """
         watcher = threading.Thread(target=self._watch, name=f"supervisor-{self.request.volume_id[-24:]}", daemon=True)
-        _begin(watcher)  # first: a supervisor without one would be nobody's
+        try:
+            watcher.start()  # first: a supervisor without one would be nobody's
+        except RuntimeError as error:
+            raise MountFailed(f"the system starts no thread: {error}") from error
         try:
             if handle is None:
                 self.handle = self._launch(None)
             else:
                 self.handle = handle
-                self._relaunch(0.0)
+                self._relaunch()
         finally:
             self._launched.set()
         return self.handle
 
     def renew(self, spec: MountSpec) -> None:
         """This specification for the servers to come. The present one is told by its control socket."""
-        self.request = replace(self.request, spec=spec)
+        with self._telling:
+            self.request = replace(self.request, spec=spec)
+            if self._guard is not None:
+                with suppress(DatastoreError):  # the next supervisor is started with it
+                    frames.send(self._guard, {"spec": spec.to_json()})
         self._cgroup.raise_to(limit_of(spec.memory_bytes))
         if self.handle is not None:
             self.handle = replace(self.handle, spec=spec)
-        if self._guard is not None:
-            with suppress(DatastoreError):  # the next supervisor is started with it
-                frames.send(self._guard, {"spec": spec.to_json()})
 
     def end_server(self) -> bool:
         """Kill the server; the supervisor, if it lives, replaces it by one with the present specification.
@@ -127,82 +131,61 @@ class SupervisedMount:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGUSR2)
 
-    def expect_end(self, timeout_s: float = GONE_TIMEOUT_S) -> bool:
-        """The server was asked to stop: wait for its supervisor; True when it is gone."""
+    def wait_for_end(self, timeout_s: float) -> bool:
+        """It is unmounted: its server ends, and its supervisor with it. Whether both have in this time."""
         self._stop.set()
         return self.over.wait(timeout_s)
-
-    def cancel_end(self) -> None:
-        """It does not stop after all: watch over it again."""
-        self._stop.clear()
 
     def kill(self) -> None:
         """End supervisor and server at once; nothing is unmounted, and nobody replaces them."""
         self._stop.set()
         # The supervisor first: it would replace the server. A server that it has just started ends without it.
         if self._process is not None:
-            _end_group(self._process)
+            ourprocess.end(self._process)
         self.end_server()
         self.over.wait(GONE_TIMEOUT_S)
 
     def _launch(self, handle: MountHandle | None) -> MountHandle:
+        """Start a supervisor, and wait until the mount is made, or a handle's mount is taken over."""
         self._cgroup.make()
         state_dir = Path(self.spec.state_dir)
         try:
             state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             log_path = state_dir / "supervisor.log"
-            process, ours = ourprocess.start("datastore.fuse", "--guard", log_path=log_path, piped=True)
+            process, guard = ourprocess.start("datastore.fuse", "--guard", log_path=log_path)
         except OSError as error:
             raise MountFailed(f"the system starts no supervisor: {error}") from error
-        deadline = threading.Timer(START_TIMEOUT_S, _end_group, (process,))
         try:
-            _begin(deadline)
             # Before it is told anything, so that the server which it starts is born there.
             self._cgroup.add(process.pid)
-            self._process, self._guard = process, ours
-            return self._converse(process, ours, handle)
+            self._process = process
+            if self._stop.is_set():  # kill() may have come before it could see this process
+                raise MountFailed("the mount was ended while its supervisor started")
+            settled, given = (handle.negotiated, handle.descriptors) if handle else (None, ())
+            with self._telling:
+                spec = self.spec
+                frames.send(guard, {"spec": spec.to_json(), "adopt": settled}, given, timeout_s=START_TIMEOUT_S)
+                if self._guard is not None:
+                    self._guard.close()
+                self._guard = guard
+            try:
+                answer, received = frames.receive(guard, START_TIMEOUT_S)
+            except NotAnswering:
+                raise MountFailed(f"the supervisor gave no answer; see supervisor.log in {state_dir}") from None
+            if "error" in answer:
+                raise error_named(str(answer.get("kind")), str(answer["error"]))
         except BaseException:
-            _end_group(process)
-            process.wait()
-            ours.close()
+            ourprocess.end(process)
+            guard.close()
             raise
-        finally:
-            deadline.cancel()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with suppress(BrokenPipeError):
-                        pipe.close()
-
-    def _converse(
-        self, process: subprocess.Popen[bytes], guard: socket.socket, handle: MountHandle | None
-    ) -> MountHandle:
-        if handle is None:
-            frames.send(guard, {"adopt": None})
-        else:
-            frames.send(guard, {"adopt": handle.negotiated}, (handle.device_fd,))
-            frames.send(guard, {"opens": True}, (handle.opens_fd,))
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with suppress(BrokenPipeError):  # it ended early; what it said about that is read next
-            process.stdin.write(self.spec.to_json().encode())
-            process.stdin.close()
-        answer = _parsed(process.stdout.readline(MAX_LINE_BYTES))
-        if answer.get("ready") is not True:
-            said = answer.get("error") or f"the supervisor gave no answer; see supervisor.log in {self.spec.state_dir}"
-            raise error_named(str(answer.get("kind", "MountFailed")), str(said))
         if handle is not None:
             return handle
-        message, (device_fd,) = frames.receive(guard, GUARD_TIMEOUT_S)
-        try:
-            _, (opens_fd,) = frames.receive(guard, GUARD_TIMEOUT_S)
-        except BaseException:
-            os.close(device_fd)  # else who uses the mount would wait for ever
-            raise
+        device_fd, opens_fd = received
         return MountHandle(
             volume_id=self.request.volume_id,
-            spec=self.spec,
+            spec=spec,
             ephemeral=self.request.ephemeral,
-            negotiated=message["mounted"],
+            negotiated=answer["mounted"],
             device_fd=device_fd,
             opens_fd=opens_fd,
         )
@@ -212,27 +195,27 @@ class SupervisedMount:
         self._launched.wait()
         if self.handle is None:
             return
-        pause_s = 0.0
+        backoff = Backoff(STABLE_S)
         while True:
-            process = self._process
+            started, process = time.monotonic(), self._process
             code = process.wait() if process is not None else None
             if code == 0 or self._stop.is_set():
                 break
             if code is not None:
                 log.error("a supervisor died; it is replaced", extra=fields(volume=self.request.volume_id, code=code))
+            backoff.ended(time.monotonic() - started)
             self.end_server()
-            if self._stop.wait(pause_s):
+            if self._stop.wait(backoff.pause_s()):
                 break
-            pause_s = self._relaunch(pause_s)
+            self._relaunch()
         self._finish()
 
-    def _relaunch(self, pause_s: float) -> float:
-        """Seconds to wait before the next try, if this supervisor dies as well."""
+    def _relaunch(self) -> None:
+        """Go on with the mount of our handle. Where that fails there is no process, or a dead one."""
         try:
             self._launch(self.handle)
         except DatastoreError as error:
             log.error("a supervisor could not start", extra=fields(volume=self.request.volume_id, error=error))
-        return min(max(BACKOFF_FIRST_S, pause_s * 2), BACKOFF_LAST_S)
 
     def _finish(self) -> None:
         if self._guard is not None:
@@ -244,27 +227,9 @@ class SupervisedMount:
         self._ended(self)
 
 
-def _begin(thread: threading.Thread) -> None:
-    """Errors: MountFailed."""
-    try:
-        thread.start()
-    except RuntimeError as error:
-        raise MountFailed(f"the system starts no thread: {error}") from error
-
-
 def server_pid(spec: MountSpec) -> int:
-    """The pid of a mount's server by the file that its supervisor writes, if that is one; else 0.
-
-    The server may write that file too. It is believed of a process that was started as the server of this mount.
-    """
-    try:
-        with (Path(spec.state_dir) / "mount.json").open("rb") as file:
-            pid = int(json.loads(file.read(MAX_LINE_BYTES))["serverPid"])
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return 0
-    ours = b"datastore.fuse" in command and b"--server" in command and os.fsencode(spec.state_dir) in command
-    return pid if ours else 0
+    """The pid of a mount's server; 0: none that is known."""
+    return controlclient.server_pid(Path(spec.state_dir), "datastore.fuse", "--server", spec.state_dir)
 
 
 def _reap(pid: int) -> None:
@@ -273,20 +238,3 @@ def _reap(pid: int) -> None:
     with suppress(ChildProcessError):
         while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < end:
             time.sleep(0.01)
-
-
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill the supervisor; it leads a session, and its servers lead others."""
-    if process.poll() is None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-def _parsed(line: bytes) -> dict[str, Any]:
-    try:
-        answer = json.loads(line)
-    except ValueError:
-        return {}
-    if not isinstance(answer, dict):
-        raise MountFailed("the supervisor spoke no JSON object")
-    return answer

@@ -26,11 +26,12 @@ from datastore.cli.arguments import (
 from datastore.cli.console import note
 from datastore.cli.exitcodes import ExitCode
 from datastore.cli.inspection import complete_datastores
+from datastore.controlclient import MOUNT_FILE
 from datastore.errors import MountFailed
 from datastore.mounting import lifecycle
 from datastore.mounting.directory import real_path, record_at
 from datastore.mounting.errors import Unsynced
-from datastore.mounting.records import MOUNT_FILE, MountRecord
+from datastore.mounting.records import MountRecord
 from datastore.mounting.signals import Interrupted, SignalWatch, watching
 
 _POLL_S = 1.0

@@ -20,6 +20,7 @@ from datastore import beneath, controlclient
 from datastore.api.datastore import Datastore
 from datastore.api.manifest import Manifest
 from datastore.api.resolve import MountOptions, mount_spec, state_name
+from datastore.controlclient import MOUNT_FILE
 from datastore.errors import DatastoreError, InvalidManifest, MountFailed
 from datastore.mounting import directory, kernelnfs, mounttable, unsent
 from datastore.mounting.errors import Unsynced
@@ -27,7 +28,6 @@ from datastore.mounting.mountserver import end_server, start
 from datastore.mounting.places import directories, make_cache, make_private, state_root
 from datastore.mounting.records import (
     COMMAND_FILE,
-    MOUNT_FILE,
     MountRecord,
     forget,
     is_server,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from datastore import beneath, controlclient
+from datastore import beneath, controlclient, ourprocess
 from datastore.api.mountspec import MountSpec
 from datastore.errors import DatastoreError, MountFailed, error_named
 from datastore.mounting import launch, mounttable
@@ -103,8 +103,7 @@ class _Conversation:
     def release(self) -> None:
         """The server lives on without us."""
         self._close_pipes()
-        # Popen warns about a child that was not waited for; this one is meant to outlive us.
-        self._process.returncode = self._process.poll() or 0
+        ourprocess.let_go(self._process)
 
     @property
     def _out(self) -> IO[bytes]:
@@ -160,8 +159,7 @@ class _Conversation:
 
 def _ready(answer: dict[str, Any] | None, errors: bytes) -> Ready:
     if answer is None:
-        lines = errors.decode(errors="replace").split("\n")
-        said = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        said = ourprocess.last_words(errors)
         raise MountFailed(f"the mount server ended without an answer{f': {said}' if said else ''}")
     if answer.get("ready") is not True:
         text = answer.get("error")

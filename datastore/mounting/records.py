@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from datastore.controlclient import SOCKET
+from datastore.controlclient import MOUNT_FILE, MOUNT_FILE_BYTES, SOCKET
 from datastore.mounting.places import state_root
 from datastore.mounting.unsent import remaining
 
-MOUNT_FILE = "mount.json"
 COMMAND_FILE = "cli.json"
 SERVER_MODULE = b"datastore.fuse"
-_MAX_FILE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +166,6 @@ def _pid(value: object) -> int:
 def _read(path: Path) -> Mapping[str, Any]:
     try:
         with path.open("rb") as file:
-            return _mapping(json.loads(file.read(_MAX_FILE_BYTES)), {})
+            return _mapping(json.loads(file.read(MOUNT_FILE_BYTES)), {})
     except (OSError, ValueError, RecursionError):
         return {}

@@ -3,7 +3,7 @@
     python -m datastore.fuse [--builder module:function] [--guard FD] [--down-limit SECONDS] < mount specification
 
 It writes one JSON line to standard output, {"ready": true, ...} or {"error": line, "kind": class}. Nothing is mounted
-when it says error.
+when it says error. A guard tells what to mount, and is told how it went, over its channel instead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from datastore import logs
 from datastore.api.mountspec import from_json
-from datastore.errors import DatastoreError, InvalidManifest
+from datastore.errors import DatastoreError, InvalidManifest, MountFailed
 
 from .guard import Guard
 from .process import DOWN_LIMIT_S, ENDING, EXIT_ERROR, UPGRADE, Supervisor
@@ -44,11 +44,13 @@ def _detach(supervisor: Supervisor) -> None:
     os.chdir("/")
 
 
-def run(text: str, builder: str, guard: Guard | None, down_limit_s: float, first: ServerProcess | None) -> int:
+def run(builder: str, guard: Guard | None, down_limit_s: float, first: ServerProcess | None) -> int:
     """Make the mount and keep it; the exit code."""
-    if not text:  # who started us wants no mount after all
-        return EXIT_ERROR
+    held = None
     try:
+        text, held = guard.asked() if guard else (sys.stdin.read(MAX_SPEC_BYTES), None)
+        if not text:  # who started us wants no mount after all
+            return EXIT_ERROR
         spec = from_json(text)
         if not builder and spec.source.kind not in (*BUILDERS, "glusterfs"):
             raise InvalidManifest(f"a mount server can't show {spec.source}: it shows {', '.join(BUILDERS)}, glusterfs")
@@ -58,20 +60,24 @@ def run(text: str, builder: str, guard: Guard | None, down_limit_s: float, first
             supervisor: Supervisor = GlusterSupervisor(spec, guard, first)
         else:
             supervisor = Supervisor(spec, builder or BUILDERS[spec.source.kind], guard, down_limit_s, first)
-        held = guard.adopted() if guard else None
         if held is not None:
             supervisor.adopt(held)
         else:
             supervisor.open()
-            supervisor.share()
     except DatastoreError as error:
-        with suppress(OSError):
-            _say({"error": str(error), "kind": type(error).__name__})
+        told: dict[str, object] = {"error": str(error), "kind": type(error).__name__}
+        with suppress(OSError, MountFailed):
+            guard.tell(told) if guard else _say(told)
         return EXIT_ERROR
     try:
-        _say(supervisor.report())
-    except OSError:  # who asked for the mount is gone: nobody would ever unmount it
-        supervisor.close()
+        if guard is not None:
+            descriptors = () if held else (supervisor.device_fd, supervisor.opens_fd)
+            guard.tell({"mounted": supervisor.negotiated}, descriptors)
+        else:
+            _say(supervisor.report())
+    except (OSError, MountFailed):  # who asked is gone
+        if held is None:  # nobody would ever unmount it; others hold a mount that was only taken over
+            supervisor.close()
         return EXIT_ERROR
     _detach(supervisor)
     return supervisor.keep()
@@ -96,4 +102,4 @@ def main(arguments: list[str], first: ServerProcess | None = None) -> NoReturn:
     os.umask(0o077)
     logs.setup()
     guard = Guard(options.guard) if options.guard >= 0 else None
-    sys.exit(run(sys.stdin.read(MAX_SPEC_BYTES), options.builder, guard, options.down_limit, first))
+    sys.exit(run(options.builder, guard, options.down_limit, first))

@@ -9,7 +9,6 @@ dead one if there is one, so that no program ever finds an empty directory in it
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -21,10 +20,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from datastore import beneath
 from datastore.api.mountspec import MountSpec
 from datastore.api.source import GlusterFSLocation
-from datastore.controlclient import Answer
+from datastore.controlclient import Answer, server_pid
 from datastore.errors import (
     AccessDenied,
     DatastoreError,
@@ -35,11 +33,11 @@ from datastore.errors import (
     Unsupported,
 )
 from datastore.logs import fields
+from datastore.ourprocess import Backoff
 
 from ..control import ControlServer, Operation, Progress, failed
 from ..kernel import device
 from .guard import Adopted, Guard
-from .mountfile import NAME
 from .process import WATCH_S, Supervisor
 from .serverprocess import ServerProcess
 
@@ -55,7 +53,6 @@ LOOK_S = 5.0
 """How often the volume is looked at, for `status`; and how long a look may take before it counts as none."""
 KILLED_TIMEOUT_S = 5.0
 POLL_S = 0.02
-BACKOFF_FIRST_S, BACKOFF_LAST_S = 0.1, 5.0
 CONTROL_TIMEOUT_S = 60.0
 _TOLD = 8 << 10
 """Of the end of a client's log, what may say why it ended."""
@@ -95,42 +92,20 @@ class GlusterSupervisor(Supervisor):
         """See Supervisor."""
         if os.geteuid() != 0:
             raise MountFailed("a GlusterFS volume is mounted by its own client, which needs root: use sudo")
-        self._claim()
-        options = self._options()
-        if not device.is_mounted(options.mountpoint):
-            beneath.restore(options.mountpoint, self.state_dir / beneath.NOTE_FILE)  # of a mount that crashed
-        device.check_mountpoint(options)
-        device.check_device()
-        try:
-            beneath_fd = os.open(options.mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            self._begin()
-            self.mounted = True
-            beneath.protect(beneath_fd, self.state_dir / beneath.NOTE_FILE, immutable=self.guard is None)
-            os.close(beneath_fd)
-            self._attend()
-        except BaseException:
-            self.close()
-            raise
+        super().open()
 
-    def share(self) -> None:
-        """See Supervisor. There is nothing to go on with: the descriptors stand for none."""
-        if self.guard is not None:
-            empty = os.memfd_create("none")
-            try:
-                self.guard.give(Adopted(empty, empty, {}))
-            except BaseException:
-                self.close()
-                raise
-            finally:
-                os.close(empty)
+    def _make(self) -> None:
+        # A guard is given descriptors that stand for none: there is nothing that the next client could go on with.
+        self.device_fd = self.opens_fd = os.memfd_create("none")
+        self.negotiated = {}
+        self._begin()
+        self.mounted = True
+        self._attend()
 
     def adopt(self, held: Adopted) -> None:
         """See Supervisor: a client of an earlier supervisor that lives goes on; keep() replaces any other."""
-        os.close(held.device_fd)
-        os.close(held.opens_fd)
-        self._claim()
-        self.mounted = True
-        self._client_pid = _client_of(self.state_dir, self._hidden)
+        super().adopt(held)
+        self._client_pid = self._living_client()
         self._attend()
 
     def close(self) -> None:
@@ -199,7 +174,7 @@ class GlusterSupervisor(Supervisor):
                         f"{self.spec.source}: no answer within {MOUNT_TIMEOUT_S:.0f} s: are its servers and bricks up?"
                         f" See {self.state_dir / CLIENT_LOG}"
                     )
-                self._wait(None, POLL_S)
+                self._wait(POLL_S)
                 if self.ending:
                     raise MountFailed("interrupted before the mount was ready")
         finally:
@@ -243,21 +218,21 @@ class GlusterSupervisor(Supervisor):
 
     def keep(self) -> int:
         """See Supervisor: a client that died is replaced as soon as the volume answers."""
-        pause_s = 0.0
+        backoff, began, lived_s = Backoff(), time.monotonic(), 0.0
         while True:
-            self._wait(None, WATCH_S)
+            self._wait(WATCH_S)
             if self.ending:
                 return self._end()
             self._take_news()
             if self._lives():
-                pause_s = 0.0
+                lived_s = time.monotonic() - began
                 continue
             if self._stopping or not device.is_mounted(self.spec.mountpoint):
                 self.close()
                 return 0
             log.error("the client died; it is replaced", extra=fields(pid=self._client_pid))
-            self._wait(None, pause_s)
-            pause_s = min(max(BACKOFF_FIRST_S, pause_s * 2), BACKOFF_LAST_S)
+            backoff.ended(lived_s)
+            self._wait(backoff.pause_s())
             self.restarts += 1
             try:
                 self._begin()
@@ -265,6 +240,7 @@ class GlusterSupervisor(Supervisor):
             except DatastoreError as error:
                 log.error("a new client could not start", extra=fields(error=error))
                 self._note(trouble=f"the client died, and no other can be started: {error}")
+            began, lived_s = time.monotonic(), 0.0
 
     def _end(self) -> int:
         """Asked to end by a signal: unmount, whoever uses it."""
@@ -281,7 +257,11 @@ class GlusterSupervisor(Supervisor):
     def _lives(self) -> bool:
         if self._client is not None:
             return self._client.poll() is None
-        return bool(self._client_pid) and self._client_pid == _client_of(self.state_dir, self._hidden)
+        return bool(self._client_pid) and self._client_pid == self._living_client()
+
+    def _living_client(self) -> int:
+        """The pid of a client that an earlier supervisor started from this state directory; 0: none lives."""
+        return server_pid(self.state_dir, str(self._hidden))
 
     def _unmount(self, *, lazy: bool, retry_s: float = 0.0) -> None:
         """Errors: device.Busy. Dead mounts below the one that serves go with it."""
@@ -430,13 +410,3 @@ def _told(location: GlusterFSLocation, said: str) -> DatastoreError:
     if "connect" in said:
         return Unreachable(f"none of the servers {names} answers on port 24007")
     return MountFailed(f"the GlusterFS client ended; its last words: {said.strip()[-300:] or 'none'}")
-
-
-def _client_of(state_dir: Path, hidden: Path) -> int:
-    """The pid of a client that an earlier supervisor started from this state directory; 0: none lives."""
-    try:
-        pid = int(json.loads((state_dir / NAME).read_bytes())["serverPid"])
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
-    return pid if os.fsencode(hidden) in words else 0

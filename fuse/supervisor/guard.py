@@ -2,26 +2,27 @@
 
 A mount lives as long as one process has its device open. On a cluster's node a supervisor is started by a host process
 (datastore.csi.mountdaemon), which gets copies over this channel and gives them to a later supervisor of the same mount.
-The messages are supervisor/channel.py's, over the descriptor named by --guard:
+The messages are those of datastore/frames.py, over the descriptor named by --guard. Two descriptors travel with some:
+the device, and the memory of its passthrough opens.
 
-    guard -> supervisor   {"adopt": null}                    mount anew
-                          {"adopt": what INIT settled}       serve the mount of the device that travels with this
-                          {"opens": true}                    then: the memory of its passthrough opens
-    supervisor -> guard   {"mounted": what INIT settled}     with the device, when the mount answers
-                          {"opens": true}                    with the memory of passthrough opens
-    guard -> supervisor   {"spec": document}                 at any time: for the servers to come
+    guard -> supervisor   {"spec": document, "adopt": null}                  mount anew
+                          {"spec": document, "adopt": what INIT settled}     serve the mount of these two descriptors
+    supervisor -> guard   {"mounted": what INIT settled}                     with both, if it has made the mount
+                          {"error": line, "kind": name of the error's class} nothing is mounted anew
+    guard -> supervisor   {"spec": document}                                 at any time: for the servers to come
 """
 
 from __future__ import annotations
 
 import select
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from datastore import frames
 from datastore.errors import MountFailed
-
-from .channel import Channel
+from datastore.frames import Message
 
 TIMEOUT_S = 30.0
 
@@ -39,41 +40,32 @@ class Guard:
     """The supervisor's end. Threads: the supervisor's one."""
 
     def __init__(self, descriptor: int) -> None:
-        self._channel: Channel | None = Channel(socket.socket(fileno=descriptor))
+        self._stream = socket.socket(fileno=descriptor)
+        self._is_gone = False
 
-    def adopted(self) -> Adopted | None:
-        """What to serve, or None to mount anew. Errors: MountFailed."""
-        channel = self._open()
-        message, device_fd = channel.receive(TIMEOUT_S)
-        negotiated = message.get("adopt")
-        if negotiated is None:
-            return None
-        _, opens_fd = channel.receive(TIMEOUT_S)
-        if device_fd < 0 or opens_fd < 0:
+    def asked(self) -> tuple[str, Adopted | None]:
+        """The specification, and the mount to serve, or None to mount anew. Errors: MountFailed."""
+        message, descriptors = frames.receive(self._stream, TIMEOUT_S)
+        if message.get("adopt") is None:
+            return str(message["spec"]), None
+        if len(descriptors) != 2:
             raise MountFailed("a mount to go on with came without its descriptors")
-        return Adopted(device_fd, opens_fd, negotiated)
+        return str(message["spec"]), Adopted(descriptors[0], descriptors[1], message["adopt"])
 
-    def give(self, held: Adopted) -> None:
-        """Hand copies over. Errors: MountFailed."""
-        channel = self._open()
-        channel.send({"mounted": held.negotiated}, held.device_fd)
-        channel.send({"opens": True}, held.opens_fd)
+    def tell(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        """How it went. Errors: MountFailed when the guard is gone."""
+        frames.send(self._stream, message, descriptors)
 
     def news(self) -> str | None:
         """The newest specification that has come, if any; never waits. A guard that is gone is not missed."""
         newest: str | None = None
-        while self._channel is not None and select.select([self._channel], [], [], 0)[0]:
+        while not self._is_gone and select.select([self._stream], [], [], 0)[0]:
             try:
-                message, _ = self._channel.receive(TIMEOUT_S)
+                message, _ = frames.receive(self._stream, TIMEOUT_S)
             except MountFailed:
-                self._channel.close()
-                self._channel = None
+                self._stream.close()
+                self._is_gone = True
                 break
             document = message.get("spec")
             newest = document if isinstance(document, str) else newest
         return newest
-
-    def _open(self) -> Channel:
-        if self._channel is None:
-            raise MountFailed("the guard is gone")
-        return self._channel

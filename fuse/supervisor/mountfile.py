@@ -8,23 +8,22 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from datastore.controlclient import MOUNT_FILE
 from datastore.logs import fields
 
 log = logging.getLogger(__name__)
-
-NAME = "mount.json"
 
 
 class MountFile:
     """trouble: why the file is older than what was to be written last, such as a full disk; '' when it is not."""
 
     def __init__(self, state_dir: Path) -> None:
-        self._path = state_dir / NAME
+        self._path = state_dir / MOUNT_FILE
         self.trouble = ""
 
     def write(self, described: Mapping[str, object]) -> None:
         """Never fails: `trouble` tells."""
-        temporary = self._path.with_name(NAME + ".new")
+        temporary = self._path.with_name(MOUNT_FILE + ".new")
         try:
             temporary.write_text(json.dumps(described, indent=1))
             temporary.chmod(0o600)

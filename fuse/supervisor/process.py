@@ -15,19 +15,19 @@ import select
 import signal
 import time
 from pathlib import Path
+from socket import socket
 from typing import Any
 
-from datastore import beneath, logs
+from datastore import beneath, frames, logs
 from datastore.api.mountspec import MountSpec, from_json
 from datastore.controlclient import SOCKET
-from datastore.errors import DatastoreError, MountFailed
+from datastore.errors import DatastoreError, MountFailed, error_named
 from datastore.frames import PeerGone
 from datastore.logs import fields
 
 from ..kernel import abi, device
 from ..kernel.negotiate import Negotiated
 from ..kernel.passthrough import TABLE_BYTES
-from .channel import Channel, error_in
 from .guard import Adopted, Guard
 from .mountfile import MountFile
 from .outage import Outage
@@ -37,7 +37,9 @@ from .standby import Standby
 
 log = logging.getLogger(__name__)
 
-PROBE_TIMEOUT_S = 60.0  # the builder promises 5 s; importing and local recovery come on top
+IMPORT_TIMEOUT_S = 60.0
+PROBE_TIMEOUT_S = 60.0
+"""The builder promises 5 s; local recovery comes on top."""
 RESUME_TIMEOUT_S = 300.0
 """A new server first ends the renames that the old one began."""
 READY_TIMEOUT_S = 30.0
@@ -98,41 +100,32 @@ class Supervisor:
     # -- making the mount
 
     def open(self) -> None:
-        """Probe, mount, serve. Errors: DatastoreError; then nothing is left behind."""
+        """Make the mount. Errors: DatastoreError; then nothing is left behind."""
         self._claim()
-        options = self._options()
-        if not device.is_mounted(options.mountpoint):
-            beneath.restore(options.mountpoint, self.state_dir / beneath.NOTE_FILE)  # of a mount that crashed
-        device.check_mountpoint(options)
+        mountpoint, note = self.spec.mountpoint, self.state_dir / beneath.NOTE_FILE
+        if not device.is_mounted(mountpoint):
+            beneath.restore(mountpoint, note)  # of a mount that crashed
+        device.check_mountpoint(self._options())
         if self.spec.transport == "kernel":
             device.check_device()
-            self.opens_fd = os.memfd_create("opens")
-            os.ftruncate(self.opens_fd, TABLE_BYTES)
         try:
-            self._start(resumed=False, server=self._prepared(self.standby.take()))
-            self._expect("probed", PROBE_TIMEOUT_S)
-            beneath_fd = os.open(options.mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            if self.spec.transport == "kernel":
-                self.device_fd = device.mount(options)
-            self.mounted = True
-            self._hand_over()
-            if self.file.trouble:
-                raise MountFailed(f"can't write to the state directory {self.state_dir}: {self.file.trouble}")
+            beneath_fd = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._make()
             # a guard's host removes the directory itself when a crash is cleared up
-            beneath.protect(beneath_fd, self.state_dir / beneath.NOTE_FILE, immutable=self.guard is None)
+            beneath.protect(beneath_fd, note, immutable=self.guard is None)
             os.close(beneath_fd)
         except BaseException:
             self.close()
             raise
 
-    def share(self) -> None:
-        """Give the guard, if there is one, its copies. Errors: MountFailed; then nothing is left behind."""
-        if self.guard is not None and self.negotiated is not None:
-            try:
-                self.guard.give(Adopted(self.device_fd, self.opens_fd, self.negotiated))
-            except BaseException:
-                self.close()
-                raise
+    def _make(self) -> None:
+        """Mount, and have it served."""
+        if self.spec.transport == "kernel":
+            self.opens_fd = os.memfd_create("opens")
+            os.ftruncate(self.opens_fd, TABLE_BYTES)
+        self._serve()
+        if self.file.trouble:
+            raise MountFailed(f"can't write to the state directory {self.state_dir}: {self.file.trouble}")
 
     def adopt(self, held: Adopted) -> None:
         """Go on with a mount that another supervisor made; keep() starts its server. Errors: DatastoreError."""
@@ -157,7 +150,8 @@ class Supervisor:
                 log.error(str(error))
         if not device.is_mounted(self.spec.mountpoint):
             beneath.restore(self.spec.mountpoint, self.state_dir / beneath.NOTE_FILE)
-        self._remove_files()
+        self.file.remove()
+        (self.state_dir / SOCKET).unlink(missing_ok=True)
 
     def _options(self) -> device.MountOptions:
         return device.MountOptions(
@@ -179,42 +173,48 @@ class Supervisor:
         except OSError as error:
             raise MountFailed(f"can't use the state directory {self.state_dir}: {error.strerror}") from error
 
-    def _start(self, *, resumed: bool, server: ServerProcess | None = None) -> None:
-        self.server = server or self._process()
-        document: dict[str, object] = {"spec": self.spec.to_json(), "builder": self.builder}
-        document |= {"resumed": resumed, "restarts": self.restarts}
-        self.server.channel.send({**document, "log": str(self.log_path)}, self.opens_fd)
+    def _serve(self, server: ServerProcess | None = None) -> None:
+        """Have a server ask the storage, mount unless it is mounted, and hand it over. Errors: DatastoreError.
 
-    def _expect(self, key: str, timeout_s: float, channel: Channel | None = None) -> Any:
-        """The next message of the server (or over another's channel), which has to hold `key`."""
-        channel = channel or self._open_channel()
-        end = time.monotonic() + timeout_s
-        while not self._wait(channel, min(TICK_S, max(0.0, end - time.monotonic()))):
-            if self.ending:
-                raise Interrupted("interrupted before the mount was ready")
-            if time.monotonic() >= end:
-                raise MountFailed(f"the mount server gave no answer in {timeout_s:.0f} s; see {self.log_path}")
-        try:
-            message, _ = channel.receive(timeout_s)
-        except PeerGone:
-            raise MountFailed(f"the mount server ended while it started; see {self.log_path}") from None
-        if "error" in message:
-            raise error_in(message)
-        return message.get(key)
-
-    def _hand_over(self) -> None:
-        self._open_channel().send({"serve": True, "negotiated": self.negotiated}, self.device_fd)
-        settled = self._expect("negotiated", READY_TIMEOUT_S)
+        server: one that has said that it is prepared; None: the one that stands by, or a new one.
+        """
+        resumed = self.mounted
+        self.server = server or self.standby.take() or self._process()
+        channel = self.server.channel
+        if server is None:
+            self._expect(channel, "prepared", IMPORT_TIMEOUT_S)
+        mount = {"spec": self.spec.to_json(), "builder": self.builder, "log": str(self.log_path)}
+        wanted = {**mount, "resumed": resumed, "restarts": self.restarts}
+        frames.send(channel, wanted, () if self.opens_fd < 0 else (self.opens_fd,))
+        self._expect(channel, "probed", RESUME_TIMEOUT_S if resumed else PROBE_TIMEOUT_S)
+        if not self.mounted and self.spec.transport == "kernel":
+            self.device_fd = device.mount(self._options())
+        self.mounted = True
+        handed = {"serve": True, "negotiated": self.negotiated}
+        frames.send(channel, handed, () if self.device_fd < 0 else (self.device_fd,))
+        settled = self._expect(channel, "negotiated", READY_TIMEOUT_S)
         self.outage.served(time.monotonic())
         if self.negotiated is None:
             self.negotiated = settled
             device.tune_read_ahead(self.spec.mountpoint)
         self._note()
 
-    def _open_channel(self) -> Channel:
-        if self.server is None:
-            raise MountFailed("the mount server is not running")
-        return self.server.channel
+    def _expect(self, channel: socket, key: str, timeout_s: float) -> Any:
+        """The next message of a server, which has to hold `key`. Errors: what it says; MountFailed; Interrupted."""
+        end = time.monotonic() + timeout_s
+        while not select.select([channel], [], [], TICK_S)[0]:
+            self.ending |= bool(ENDING & signal.sigpending())
+            if self.ending:
+                raise Interrupted("interrupted before the mount was ready")
+            if time.monotonic() >= end:
+                raise MountFailed(f"the mount server gave no answer in {timeout_s:.0f} s; see {self.log_path}")
+        try:
+            message, _ = frames.receive(channel, timeout_s)
+        except PeerGone:
+            raise MountFailed(f"the mount server ended while it started; see {self.log_path}") from None
+        if "error" in message:
+            raise error_named(str(message.get("kind")), str(message["error"]), MountFailed)
+        return message.get(key)
 
     # -- keeping it
 
@@ -224,11 +224,10 @@ class Supervisor:
         checked = time.monotonic()
         outage.started(checked)
         while True:
-            if self.server is None:
-                if not self._pause(outage.pause_s()):
-                    return self._ended(0)
-            else:
-                self._wait(None, WATCH_S)
+            if self.server is not None:
+                self._wait(WATCH_S)
+            elif not self._pause(outage.backoff.pause_s()):
+                return self._ended(0)
             now = time.monotonic()
             if now - checked > LOG_CHECK_S:
                 checked = now
@@ -239,28 +238,22 @@ class Supervisor:
             self.undead = [each for each in self.undead if not each.reaped()]
             if self.upgrading:
                 self._upgrade()
-                outage.started(time.monotonic())
             if self.server is None:
                 self._restart()
-                outage.started(time.monotonic())
                 continue
             code = self.server.code()
             lived_s = outage.lives(now)
             if code is None:
-                self._tend(lived_s)
-                continue
-            if code == 0 or self.spec.transport != "kernel":
+                if self.file.trouble:
+                    self._note()
+                if self._can_resend():
+                    self.standby.keep(lived_s)
+            elif code == 0 or self.spec.transport != "kernel":
                 return self._ended(code)
-            outage.died(now)
-            log.error("the mount server died; it is replaced", extra=fields(code=code, after_s=round(lived_s, 1)))
-            self._forget_server()
-
-    def _tend(self, lived_s: float) -> None:
-        """While a server lives."""
-        if self.file.trouble:
-            self._note()
-        if self._can_resend():
-            self.standby.keep(lived_s)
+            else:
+                outage.died(now)
+                log.error("the mount server died; it is replaced", extra=fields(code=code, after_s=round(lived_s, 1)))
+                self._forget_server()
 
     def _take_news(self) -> None:
         document = self.guard.news() if self.guard else None
@@ -279,15 +272,14 @@ class Supervisor:
             if not self.refusal.answer(pause_s, older_than_s=patience_s):
                 return False
             pause_s = 0.0
-        self._wait(None, pause_s)
+        self._wait(pause_s)
         return True
 
     def _restart(self, server: ServerProcess | None = None) -> None:
+        """Have another server serve; server: see _serve()."""
         self.restarts += 1
         try:
-            self._start(resumed=True, server=server or self._prepared(self.standby.take()))
-            self._expect("probed", RESUME_TIMEOUT_S)
-            self._hand_over()
+            self._serve(server)
             log.warning("a new mount server serves", extra=fields(pid=self.server.pid if self.server else 0))
         except DatastoreError as error:
             log.error("a new mount server could not start", extra=fields(error=error))
@@ -295,7 +287,8 @@ class Supervisor:
             if self.server is not None:
                 self.server.kill()  # keep() sees it dead and pauses
             else:
-                self.outage.failed(time.monotonic())
+                self.outage.backoff.ended(0.0)
+        self.outage.started(time.monotonic())
 
     def _upgrade(self) -> None:
         """Let a new server, of the code that is installed now, go on in the place of the one that serves."""
@@ -309,8 +302,7 @@ class Supervisor:
             if not self._can_resend():
                 raise MountFailed("the kernel can't hand requests from one server to the next (Linux 6.9 can)")
             new = self._process()
-            new.prepare()
-            self._expect("prepared", READY_TIMEOUT_S, new.channel)
+            self._expect(new.channel, "prepared", IMPORT_TIMEOUT_S)
         except DatastoreError as error:
             if new is not None:
                 new.kill()
@@ -323,17 +315,6 @@ class Supervisor:
         log.warning("the mount server has left its place to a new one", extra=fields(old=old.pid, new=new.pid))
         self._forget_server()
         self._restart(new)
-
-    def _prepared(self, server: ServerProcess | None) -> ServerProcess | None:
-        """The same, when it has imported its code; None when it can't."""
-        if server is None:
-            return None
-        try:
-            self._expect("prepared", READY_TIMEOUT_S, server.channel)
-        except DatastoreError:
-            server.kill()
-            return None
-        return server
 
     def _can_resend(self) -> bool:
         return Negotiated(**self.negotiated).has(abi.HAS_RESEND) if self.negotiated else False
@@ -366,17 +347,12 @@ class Supervisor:
             self.undead.append(self.server)
         self.server = None
 
-    def _wait(self, channel: Channel | None, timeout_s: float) -> bool:
-        """Until the channel is readable, a signal comes or the time is over; True when readable."""
-        if channel is None:
-            taken = signal.sigtimedwait(ENDING | {signal.SIGCHLD, UPGRADE}, timeout_s)
-            self.ending |= taken is not None and taken.si_signo in ENDING
-            self.upgrading |= taken is not None and taken.si_signo == UPGRADE
-            return False
-        ready, _, _ = select.select([channel], [], [], timeout_s)
-        if ENDING & signal.sigpending():
-            self.ending = True
-        return bool(ready)
+    def _wait(self, timeout_s: float) -> None:
+        """Until a signal comes or the time is over."""
+        taken = signal.sigtimedwait(ENDING | {signal.SIGCHLD, UPGRADE}, timeout_s)
+        if taken is not None:
+            self.ending |= taken.si_signo in ENDING
+            self.upgrading |= taken.si_signo == UPGRADE
 
     # -- what others see
 
@@ -394,7 +370,3 @@ class Supervisor:
         described = {**self.spec.without_secrets(), **self.report(), "started": time.time(), **more}
         described["upgradable"] = self._can_resend()
         self.file.write(described)
-
-    def _remove_files(self) -> None:
-        self.file.remove()
-        (self.state_dir / SOCKET).unlink(missing_ok=True)

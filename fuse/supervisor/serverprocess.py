@@ -1,17 +1,26 @@
-"""One process of the mount server, as its supervisor sees it. Imports little: the first is started before all else."""
+"""One process of the mount server, as its supervisor sees it. Imports little: the first is started before all else.
+
+Their messages (datastore/frames.py) go over a socketpair:
+
+supervisor -> server   {"prepare": true}      import your code; answered by {"prepared": true}
+supervisor -> server   {"spec": document, "resumed": bool, "restarts": n, "builder": module:function, "log": path}
+                                              with memory that outlives the server, where there is some
+server -> supervisor   {"probed": true}  or  {"error": line, "kind": name of the error's class}
+supervisor -> server   {"serve": true, "negotiated": null or what INIT settled before}     with the device's descriptor
+server -> supervisor   {"negotiated": {...}}  from now on the mount answers
+"""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
-from datastore import ourprocess
+from datastore import frames, ourprocess
 from datastore.errors import MountFailed
-
-from .channel import Channel
 
 BUILDERS = {
     "s3": "datastore.fuse.vfs.build:build_mount",
@@ -33,7 +42,7 @@ took a tenth of the processor time of a sequential read. What is held free goes 
 
 
 class ServerProcess:
-    """Started when it is made; it waits for what the channel brings. Its output goes to the log.
+    """Started when it is made: it imports its code, says {"prepared": true} and waits. Its output goes to the log.
 
     confined: the state directory of the mount whose server this is to be, confined (see confinement.py).
     log_path None: the log is not known yet, and its output goes where our errors go until it learns of it.
@@ -43,18 +52,15 @@ class ServerProcess:
     def __init__(self, builder: str, log_path: Path | None, *, confined: Path | None = None) -> None:
         arguments = ("--builder", builder, *(("--confined", str(confined)) if confined else ()))
         try:
-            self._process, ours = ourprocess.start(
+            self._process, self.channel = ourprocess.start(
                 "datastore.fuse", "--server", arguments, log_path=log_path, environment=_MALLOC
             )
         except OSError as error:
             raise MountFailed(f"the system starts no mount server: {error}") from error
-        self.channel = Channel(ours)
         self.pid = self._process.pid
         self._half_gone_since: float | None = None
-
-    def prepare(self) -> None:
-        """Let it import its code; its next message is {"prepared": true}. Errors: PeerGone."""
-        self.channel.send({"prepare": True})
+        with suppress(frames.PeerGone):  # who reads its answer learns that it is dead
+            frames.send(self.channel, {"prepare": True})
 
     def code(self) -> int | None:
         """Its exit code, None while it lives.
@@ -106,6 +112,7 @@ class ServerProcess:
 
     def kill(self) -> None:
         """End it at once, and wait for that as long as a thread of it may take."""
+        self.channel.close()
         self._process.kill()
         self.wait(KILLED_TIMEOUT_S)
 
@@ -116,9 +123,6 @@ def first(arguments: Sequence[str]) -> ServerProcess | None:
     None when it can't be started: the supervisor tries again, and says why it can't.
     """
     named = [word for flag, word in pairwise((*arguments, "")) if flag == "--builder"]
-    try:
-        process = ServerProcess(named[-1] if named else BUILDERS["s3"], None)
-        process.prepare()
-    except MountFailed:
-        return None
-    return process
+    with suppress(MountFailed):
+        return ServerProcess(named[-1] if named else BUILDERS["s3"], None)
+    return None

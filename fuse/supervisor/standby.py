@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 
 from datastore.errors import MountFailed
-from datastore.frames import PeerGone
 
 from .serverprocess import ServerProcess
 
@@ -24,7 +23,6 @@ class Standby:
     """At most one process. start: makes a server's process."""
 
     def __init__(self, start: Callable[[], ServerProcess], waiting: ServerProcess | None = None) -> None:
-        """waiting: one that was told to prepare already."""
         self._start = start
         self._waiting = waiting
         self._next_at = 0.0
@@ -40,14 +38,12 @@ class Standby:
                 self._waiting = self._start()
             except MountFailed:
                 self._next_at = now + AGAIN_S
-            else:
-                self._prepare(self._waiting)
 
     def take(self) -> ServerProcess | None:
-        """The one that waits, or None; its next message is {"prepared": true}."""
+        """The one that waits, if it lives."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None and waiting.code() is not None:
-            waiting.channel.close()
+            waiting.kill()
             return None
         return waiting
 
@@ -55,11 +51,4 @@ class Standby:
         """End it, e.g. because its code is old. Idempotent."""
         if self._waiting is not None:
             self._waiting.kill()
-            self._waiting.channel.close()
             self._waiting = None
-
-    def _prepare(self, waiting: ServerProcess) -> None:
-        try:
-            waiting.prepare()
-        except PeerGone:
-            self.end()

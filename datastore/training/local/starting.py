@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 from contextlib import suppress
 
@@ -35,29 +34,12 @@ def start_launcher(directory: JobDirectory, submitter: Submitter) -> None:
         if isinstance(error, frames.PeerGone):
             with suppress(subprocess.TimeoutExpired):
                 process.wait(LAST_WORDS_TIMEOUT_S)  # it is about to end, and to say why
-        _end(process)
+        ourprocess.end(process, STOP_TIMEOUT_S)
         if isinstance(error, frames.PeerGone):
-            raise DatastoreError(f"the launcher ended without an answer: {_last_words(directory)}") from error
+            said = ourprocess.last_words(directory.launcher_log.read_bytes()) or "it said nothing"
+            raise DatastoreError(f"the launcher ended without an answer: {said}") from error
         raise
     if answer.get("ready") is not True:
-        _end(process)
+        ourprocess.end(process, STOP_TIMEOUT_S)
         raise error_named(str(answer.get("kind", "")), str(answer.get("error", "the launcher gave no reason")))
-    # Popen warns about a child that was not waited for; this one is meant to outlive us.
-    process.returncode = process.poll() or 0
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(STOP_TIMEOUT_S)
-
-
-def _last_words(directory: JobDirectory) -> str:
-    with suppress(OSError):
-        lines = [line for line in directory.launcher_log.read_text(errors="replace").splitlines() if line.strip()]
-        return lines[-1].strip() if lines else "it said nothing"
-    return "it said nothing"
+    ourprocess.let_go(process)

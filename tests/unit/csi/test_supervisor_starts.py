@@ -1,4 +1,4 @@
-"""A supervisor that can't be started or watched over: nothing is left behind."""
+"""A supervisor that can't be started or watched over, and one that dies when its mount is about to end."""
 
 from __future__ import annotations
 
@@ -11,33 +11,39 @@ from typing import Any
 
 import pytest
 
-from datastore import frames, ourprocess
+from datastore import controlclient, frames, ourprocess
 from datastore.api.mountspec import MountSpec
 from datastore.api.source import S3Location
-from datastore.csi.errors import NotAnswering
+from datastore.controlclient import Answer
+from datastore.csi.errors import Unsent
 from datastore.csi.handle import MountHandle
-from datastore.csi.mountdaemon.cgroups import Cgroup
+from datastore.csi.mountdaemon import supervisor
+from datastore.csi.mountdaemon.cgroups import Cgroup, Cgroups
+from datastore.csi.mountdaemon.daemon import MountDaemon
 from datastore.csi.mountdaemon.supervisor import MountRequest, SupervisedMount
 from datastore.errors import MountFailed
 from tests.patience import PATIENCE_S, eventually
 from tests.promises import promise
 
-Started = list[tuple[subprocess.Popen[bytes], socket.socket]]
+READY: dict[str, object] = {"mounted": {}}
+
+
+class Started(list[tuple[subprocess.Popen[bytes], socket.socket]]):
+    """Supervisors that were started, and the other ends of their channels. Those of mounts that stand are ready."""
+
+    makes_the_mount = False
+    """Whether the first one is to make the mount, and to say so."""
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Started:
-    """Supervisors that were started, each a process that says it is ready, and the other ends of their channels."""
-    made: Started = []
+    made = Started()
 
     def start(*_: object, **__: object) -> tuple[subprocess.Popen[bytes], socket.socket]:
         ours, theirs = socket.socketpair()
-        process = subprocess.Popen(
-            ["sh", "-c", "echo '{\"ready\": true}'; exec sleep 60"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
+        process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        if made or not made.makes_the_mount:
+            frames.send(theirs, READY)
         made.append((process, theirs))
         return process, ours
 
@@ -45,49 +51,55 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     return made
 
 
-def mount_of(tmp_path: Path) -> SupervisedMount:
-    """A volume's mount, not started."""
+def request_for(tmp_path: Path) -> MountRequest:
     spec = MountSpec(
         name="v", mountpoint=str(tmp_path / "m"), source=S3Location(bucket="b"), state_dir=str(tmp_path / "state"),
         cache_dir=str(tmp_path / "cache"),
     )  # fmt: skip
-    return SupervisedMount(MountRequest(volume_id="v", spec=spec), Cgroup(None), lambda _: None)
+    return MountRequest(volume_id="v", spec=spec)
+
+
+def mount_of(tmp_path: Path) -> SupervisedMount:
+    """A volume's mount, not started."""
+    return SupervisedMount(request_for(tmp_path), Cgroup(None), lambda _: None)
+
+
+def handle_of(mount: SupervisedMount) -> MountHandle:
+    """What an earlier daemon had of it."""
+    device_fd, opens_fd = (os.open(os.devnull, os.O_RDONLY) for _ in range(2))
+    return MountHandle(
+        volume_id="v", spec=mount.spec, ephemeral=False, negotiated={}, device_fd=device_fd, opens_fd=opens_fd
+    )  # fmt: skip
 
 
 @promise("S-153")
-@pytest.mark.parametrize(("kind", "supervisors"), [("Thread", 0), ("Timer", 1)])
-def test_a_system_that_starts_no_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started, kind: str, supervisors: int
-) -> None:
+def test_a_system_that_starts_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started) -> None:
     """A supervisor that nobody watches would hold its volume for ever."""
-    original = threading.Thread.start
 
-    def refused(thread: threading.Thread) -> None:
-        if type(thread).__name__ == kind:
-            raise RuntimeError("can't start new thread")
-        original(thread)
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refused)
     with pytest.raises(MountFailed, match="starts no thread"):
         mount_of(tmp_path).start()
-    assert [process.poll() for process, _ in started] == [-9] * supervisors
-    for _, theirs in started:
-        theirs.close()
+    assert started == []
 
 
 def test_a_supervisor_that_ends_while_it_shares_its_descriptors(tmp_path: Path, started: Started) -> None:
     """Else the host would hold a connection that nobody serves, and who uses the mount would wait for ever."""
     device, other = os.pipe()
+    started.makes_the_mount = True
 
     def share() -> None:
         eventually(lambda: bool(started))
-        assert frames.receive(started[0][1], PATIENCE_S) == ({"adopt": None}, [])
-        frames.send(started[0][1], {"mounted": {}}, (device,))
+        message, descriptors = frames.receive(started[0][1], PATIENCE_S)
+        assert (message["adopt"], descriptors) == (None, [])
+        socket.send_fds(started[0][1], [b"\x10\0\0\0{"], [device])
         started[0][1].close()
 
     sharing = threading.Thread(target=share)
     sharing.start()
-    with pytest.raises(NotAnswering):
+    with pytest.raises(MountFailed, match="gave no answer"):
         mount_of(tmp_path).start()
     sharing.join()
     os.close(device)
@@ -110,15 +122,69 @@ def test_a_mount_of_an_earlier_daemon_is_gone_on_with_when_a_supervisor_can_be_s
 
     monkeypatch.setattr(ourprocess, "start", start)
     mount = mount_of(tmp_path)
-    device_fd, opens_fd = (os.open(os.devnull, os.O_RDONLY) for _ in range(2))
-    handle = MountHandle(
-        volume_id="v", spec=mount.spec, ephemeral=False, negotiated={}, device_fd=device_fd, opens_fd=opens_fd
-    )  # fmt: skip
+    handle = handle_of(mount)
     assert mount.start(handle) is handle
     eventually(lambda: mount.supervisor_pid != 0)
     _, descriptors = frames.receive(started[0][1], PATIENCE_S)
-    assert [os.path.sameopenfile(one, device_fd) for one in descriptors] == [True]
-    os.close(descriptors[0])
+    given = (handle.device_fd, handle.opens_fd)
+    assert [os.path.sameopenfile(*each) for each in zip(descriptors, given, strict=True)] == [True, True]
+    for descriptor in descriptors:
+        os.close(descriptor)
     mount.kill()
     assert mount.over.wait(PATIENCE_S)
     started[0][1].close()
+
+
+@promise("S-89")
+def test_a_supervisor_that_dies_during_a_flush_is_replaced_since_the_mount_may_have_to_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started
+) -> None:
+    """Else nobody would serve the mount that stays, and the next call would take it for one that is ended."""
+
+    def flush(*_: object) -> Answer:
+        started[0][0].kill()
+        eventually(lambda: len(started) == 2, "another supervisor")
+        return {"ok": False, "errors": ["x: access denied"]}
+
+    monkeypatch.setattr(controlclient, "brief_status", lambda *_: {"ok": True})
+    monkeypatch.setattr(controlclient, "ask", flush)
+    daemon = MountDaemon(Cgroups(own=tmp_path / "none"))
+    started.makes_the_mount = True
+
+    def share() -> None:
+        eventually(lambda: bool(started))
+        with open(os.devnull, "rb") as null:
+            frames.send(started[0][1], READY, (null.fileno(), null.fileno()))
+
+    sharing = threading.Thread(target=share)
+    sharing.start()
+    daemon.mount(request_for(tmp_path)).close()
+    sharing.join()
+    with pytest.raises(Unsent, match="stays mounted: x: access denied"):
+        daemon.unmount("v", "", force=False)
+    eventually(lambda: [each.supervisor_pid for each in daemon.states()] == [started[1][0].pid])
+    daemon.abandon()
+    assert daemon.states() == []
+    for _, theirs in started:
+        theirs.close()
+
+
+def test_a_mount_that_is_killed_while_its_supervisor_is_replaced_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started
+) -> None:
+    mount = mount_of(tmp_path)
+    monkeypatch.setattr(supervisor, "GONE_TIMEOUT_S", 0.0)
+    starts = ourprocess.start
+
+    def start(*arguments: Any, **options: Any) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        if started:
+            mount.kill()
+        return starts(*arguments, **options)
+
+    monkeypatch.setattr(ourprocess, "start", start)
+    mount.start(handle_of(mount))
+    started[0][0].kill()
+    assert mount.over.wait(PATIENCE_S)
+    assert [process.poll() for process, _ in started] == [-9, -9]
+    for _, theirs in started:
+        theirs.close()

@@ -1,4 +1,4 @@
-"""The supervisor's pure parts and its channel."""
+"""The supervisor's pure parts, and the messages between our processes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from datastore import frames
 from datastore.errors import MountFailed
 from datastore.frames import PeerGone
 from datastore.fuse.kernel import abi, reply
-from datastore.fuse.supervisor.channel import Channel
-from datastore.fuse.supervisor.outage import BACKOFF_LAST_S, Outage, pause_after
+from datastore.fuse.supervisor.outage import Outage
 from datastore.fuse.supervisor.refusal import Refusal
 from datastore.fuse.supervisor.serverprocess import ServerProcess
 from datastore.fuse.supervisor.standby import Standby
+from datastore.ourprocess import BACKOFF_LAST_S, STABLE_S, Backoff
 from tests.patience import PATIENCE_S, eventually
 from tests.promises import promise
 
@@ -38,16 +39,11 @@ ctypes.CDLL(None).pthread_exit(None)
 """A builder whose first thread ends while another goes on, as one does that waits in the kernel."""
 
 
-def pair() -> tuple[Channel, Channel]:
-    one, other = socket.socketpair()
-    return Channel(one), Channel(other)
-
-
 def test_a_message_travels_with_its_descriptor() -> None:
-    ours, theirs = pair()
+    ours, theirs = socket.socketpair()
     read_fd, write_fd = os.pipe()
-    ours.send({"serve": True, "text": "x" * 100_000}, read_fd)
-    message, received = theirs.receive(5.0)
+    frames.send(ours, {"serve": True, "text": "x" * 100_000}, (read_fd,))
+    message, (received,) = frames.receive(theirs, 5.0)
     assert message["text"] == "x" * 100_000
     os.write(write_fd, b"through")
     assert os.read(received, 10) == b"through"
@@ -60,32 +56,32 @@ def test_a_message_travels_with_its_descriptor() -> None:
 
 def test_who_has_read_a_message_may_answer_and_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that refuses its mount says why: that is read, and not lost to a send that had nothing left to send."""
-    ours, theirs = pair()
+    ours, theirs = socket.socketpair()
     send_fds = socket.send_fds
 
     def send_and_be_refused(*arguments: Any) -> int:
         sent = send_fds(*arguments)
-        theirs.receive(5.0)
-        theirs.send({"error": "the key is unknown"})
+        frames.receive(theirs, 5.0)
+        frames.send(theirs, {"error": "the key is unknown"})
         theirs.close()
         return sent
 
     monkeypatch.setattr(socket, "send_fds", send_and_be_refused)
     with open(os.devnull, "rb") as null:
-        ours.send({"spec": "..."}, null.fileno())
-    assert ours.receive(5.0)[0] == {"error": "the key is unknown"}
+        frames.send(ours, {"spec": "..."}, (null.fileno(),))
+    assert frames.receive(ours, 5.0)[0] == {"error": "the key is unknown"}
     ours.close()
 
 
 def test_the_other_ends_death_and_silence_are_told() -> None:
-    ours, theirs = pair()
+    ours, theirs = socket.socketpair()
     with pytest.raises(PeerGone, match="in time"):
-        ours.receive(0.05)
+        frames.receive(ours, 0.05)
     theirs.close()
     with pytest.raises(PeerGone, match="ended"):
-        ours.receive(5.0)
+        frames.receive(ours, 5.0)
     with pytest.raises(PeerGone, match="gone"):
-        ours.send({})
+        frames.send(ours, {})
     ours.close()
 
 
@@ -93,15 +89,19 @@ def test_a_length_that_is_not_ours_is_refused() -> None:
     one, other = socket.socketpair()
     one.sendall(b"\xff\xff\xff\xff")
     with pytest.raises(PeerGone, match="not one of ours"):
-        Channel(other).receive(5.0)
+        frames.receive(other, 5.0)
     one.close()
     other.close()
 
 
-@given(st.integers(0, 10_000))
-def test_pauses_grow_from_none_to_a_bound(deaths: int) -> None:
-    assert 0.0 <= pause_after(deaths) <= pause_after(deaths + 1) <= BACKOFF_LAST_S
-    assert pause_after(3) == 0.0
+@given(st.lists(st.floats(0.0, 2 * STABLE_S), max_size=30))
+def test_pauses_grow_from_none_to_a_bound_until_one_runs_stably(lived: list[float]) -> None:
+    backoff, before = Backoff(), 0.0
+    for seconds in lived:
+        backoff.ended(seconds)
+        least = before if seconds <= STABLE_S else 0.0
+        before = backoff.pause_s()
+        assert least <= before <= (BACKOFF_LAST_S if seconds <= STABLE_S else 0.0)
 
 
 @promise("S-61")
@@ -116,11 +116,12 @@ def test_while_servers_serve_and_die_young_only_who_waited_for_long_is_refused()
         refused = 30.0 if second >= 30 else None
         assert outage.patience_s(second + 0.1, resend=True) == refused
         assert outage.patience_s(second + 0.1, resend=False) == (0.0 if second >= 60 else None)
-    assert outage.pause_s() == BACKOFF_LAST_S
+    assert outage.backoff.pause_s() == BACKOFF_LAST_S
     outage.started(100.0)
     outage.served(100.0)
     outage.lives(101.0)
-    assert (outage.pause_s(), outage.patience_s(101.0, resend=True)) == (0.0, None)
+    outage.died(101.0)
+    assert (outage.backoff.pause_s(), outage.patience_s(101.0, resend=True)) == (0.0, None)
 
 
 @promise("S-153")
@@ -130,9 +131,9 @@ def test_when_the_system_starts_none_the_pauses_grow_all_the_same() -> None:
     outage.died(10.0)
     now, pauses = 10.0, []
     for _ in range(10):
-        outage.failed(now)
+        outage.backoff.ended(0.0)
         outage.started(now)
-        pauses.append(outage.pause_s())
+        pauses.append(outage.backoff.pause_s())
         now += pauses[-1]
     assert pauses == [0.0, 0.0, 0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, BACKOFF_LAST_S]
     assert outage.patience_s(75.0, resend=True) == 0.0
@@ -200,7 +201,6 @@ def test_a_server_whose_first_thread_is_gone_is_not_waited_for(tmp_path: Path, m
     monkeypatch.syspath_prepend(tmp_path)
     server = ServerProcess("dying:build", tmp_path / "log")
     try:
-        server.channel.send({"prepare": True})
         started = time.monotonic()
         assert server.wait(2 * PATIENCE_S) == -9
         assert time.monotonic() - started < PATIENCE_S
@@ -208,7 +208,6 @@ def test_a_server_whose_first_thread_is_gone_is_not_waited_for(tmp_path: Path, m
     finally:
         released.touch()
         server.kill()
-        server.channel.close()
     eventually(server.reaped)
 
 
@@ -219,7 +218,6 @@ def test_a_server_that_ends_while_it_is_looked_at_is_not_taken_for_a_killed_one(
     (tmp_path / "leaving.py").write_text("import os\nos._exit(0)\n")
     monkeypatch.syspath_prepend(tmp_path)
     server = ServerProcess("leaving:build", tmp_path / "log")
-    server.channel.send({"prepare": True})
     os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
     with monkeypatch.context() as patch:
         patch.setattr(server._process, "poll", lambda: None)
@@ -236,7 +234,7 @@ def test_what_is_no_message_is_refused_and_its_descriptor_closed(monkeypatch: py
     with monkeypatch.context() as patch:
         patch.setattr(os, "close", closed.append)
         with pytest.raises(PeerGone, match="our language"):
-            Channel(other).receive(5.0)
+            frames.receive(other, 5.0)
     assert len(closed) == 1
     os.close(closed[0])
     one.close()
