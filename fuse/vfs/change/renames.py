@@ -173,7 +173,7 @@ class Renames:
 
         With that what was unsent of the target is void: from now on a crash finishes the rename, and must not send it.
         """
-        replaced = [target.staged.path.name] if target is not None and target.staged is not None else []
+        replaced = [target.staged.name] if target is not None and target.staged is not None else []
         if source.dirty:
             self._uploads.send(source, key=new_key, rename=intent, replaced=replaced)
             return

@@ -13,7 +13,6 @@ import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from typing import NamedTuple
 
 from datastore.errors import DatastoreError, NotFound, StoreError
@@ -97,7 +96,7 @@ class OrphanedUploads:
         """Of several files of one name the node has the newest: programs see that one, and it is what they close."""
         older = node.staged
         if older is not None:
-            self._core.db.forget_unsent(older.path.name)
+            self._core.db.forget_unsent(older.name)
             older.close(remove=True)
 
     def _reattach(self, node: Node, staged: StagedFile, row: Unsent) -> None:
@@ -113,7 +112,7 @@ class OrphanedUploads:
     def add(self, staged: StagedFile, to: Destination, *, unsynced: bool = False) -> None:
         """Take a staging file that no node has any more."""
         with self._core.lock:
-            self.files[staged.path.name] = OrphanedUpload(staged, to, threading.RLock(), unsynced)
+            self.files[staged.name] = OrphanedUpload(staged, to, threading.RLock(), unsynced)
 
     def send(self) -> list[str]:
         """Send the files and drop the uploads; a line for each that failed.
@@ -211,7 +210,7 @@ class OrphanedUploads:
                 self._core.db.record_unsent(row_of(staged, key, left.to.options)._replace(unsynced=left.unsynced))
                 with self._core.lock:
                     if name in self.files:
-                        self.files[name] = left._replace(to=replace(left.to, key=key))
+                        self.files[name] = left._replace(to=left.to._replace(key=key))
 
     def drop(self, name: str) -> None:
         """Forget a file and remove its bytes."""
@@ -285,7 +284,7 @@ def row_of(staged: StagedFile, key: str, options: WriteOptions) -> Unsent:
     """The journal's row of a staging file that is to become the object of this key."""
     base = staged.base or ObjectVersion("", ETag(""), 0)
     return Unsent(
-        staged.path.name,
+        staged.name,
         key,
         base.key,
         base.etag,
@@ -308,5 +307,5 @@ def listed(path: bytes, staged: StagedFile) -> dict[str, object]:
         "since": staged.since_ns / 1e9,
         "error": staged.error or None,
         "stuck": staged.stuck,
-        "staging": staged.path.name,
+        "staging": staged.name,
     }
