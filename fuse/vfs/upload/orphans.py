@@ -12,7 +12,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import NamedTuple
 
 from datastore.errors import DatastoreError, NotFound, StoreError
@@ -156,13 +156,16 @@ class OrphanedUploads:
         written = from_metadata(info.metadata, stat.S_IFREG, defaults, info.content_type)
         return written.ctime_ns >= left.staged.since_ns
 
-    @contextmanager
-    def superseded(self, key: str, before_ns: float = math.inf) -> Iterator[None]:
+    def superseded(self, key: str, before_ns: float = math.inf) -> AbstractContextManager[None]:
         """Newer content of this key goes to the store: what was left for it is not sent meanwhile, nor afterwards.
 
         When that fails it stays, and so does what was begun after before_ns. The node's lock may be held. Whoever has
         a row in the journal for the newer content removes that later, so that a kill in between can't bring back this.
         """
+        return self._superseded(key, before_ns) if self.files else nullcontext()
+
+    @contextmanager
+    def _superseded(self, key: str, before_ns: float) -> Iterator[None]:
         with self._held(key) as same:
             yield
             self._drop_sent([one for one in same if one[1].staged.since_ns <= before_ns])

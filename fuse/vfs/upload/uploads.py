@@ -9,11 +9,10 @@ from __future__ import annotations
 import errno
 import itertools
 import logging
-import math
 import os
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 
 from datastore.errors import DatastoreError, NotFound, PreconditionFailed
@@ -28,7 +27,7 @@ from ..lookup.resolver import Resolver
 from ..tree.attrs import to_metadata, without_times
 from ..tree.core import Core
 from ..tree.nodes import NEVER, Node
-from .copies import Copy, copy_object
+from .copies import copy_object
 from .delivery import SMALL, Delivered, Delivery, Destination
 from .orphans import UNKNOWN, OrphanedUploads, listed, row_of
 
@@ -44,7 +43,7 @@ class Uploads:
         self._core = core
         self._resolver = resolver
         self._delivery = Delivery(core)
-        self._orphans = OrphanedUploads(core, self._delivery)
+        self.orphans = OrphanedUploads(core, self._delivery)
         self._run, self._numbers = uuid.uuid4().hex, itertools.count(1)
         """A name is never used twice: the journal may still have a row for it."""
 
@@ -92,7 +91,7 @@ class Uploads:
             return
         staged.journaled = True
         key = node.key
-        staged.since_ns = self._orphans.after(key, staged.since_ns)
+        staged.since_ns = self.orphans.after(key, staged.since_ns)
         self._core.db.record_unsent(row_of(staged, key, _options(node)), lasting=lasting)
 
     def persist(self, node: Node) -> None:
@@ -150,7 +149,7 @@ class Uploads:
                 node.parent.pending.discard(node.name)
                 node.parent.listing = None
         if staged is not None:
-            self._orphans.add(staged, destination)
+            self.orphans.add(staged, destination)
             core.notifier.inval_inode(node.ino)
 
     def settle(self, node: Node) -> None:
@@ -254,7 +253,7 @@ class Uploads:
                 self.record(node)
         had_etag, times_set = node.etag, staged.times_set
         try:
-            with self.superseding(destination.key):
+            with self.orphans.superseded(destination.key):
                 done = self._delivery.write(staged, destination)
             if done is None:
                 self.discard(node)
@@ -276,18 +275,6 @@ class Uploads:
         elif staged.journaled and not goes:
             self._core.db.forget_unsent(staged.name)
         staged.journaled = staged.journaled and goes
-
-    def superseding(self, key: str, before_ns: float = math.inf) -> AbstractContextManager[None]:
-        """While newer content of this key is sent; see OrphanedUploads.superseded."""
-        return self._orphans.superseded(key, before_ns) if self._orphans.files else nullcontext()
-
-    def keeps(self, key: str, *, below: bool = False) -> bool:
-        """Whether something that an earlier process left is still to be sent to this key; below: or to one below."""
-        return self._orphans.waits_for(key, below=below)
-
-    def follow(self, old: str, new: str, made: Mapping[str, Copy]) -> None:
-        """A directory was renamed by what an earlier process began; see OrphanedUploads.follow."""
-        self._orphans.follow(old, new, made)
 
     def _destination(self, node: Node, key: str | None = None) -> Destination:
         return Destination(key or node.key, _options(node), elsewhere=key is not None)
@@ -331,17 +318,13 @@ class Uploads:
 
     # -- what is left
 
-    def recover(self, node_of: Callable[[str], Node | None]) -> None:
-        """Read the journal of an earlier process; see OrphanedUploads.recover."""
-        self._orphans.recover(node_of)
-
     def retry(self, nodes: list[Node]) -> list[str]:
         """Send again what failed: files of this process and of earlier ones.
 
         Returns a line for each that failed again.
         """
         failures = [line for line in map(self.retry_one, nodes) if line]
-        return failures + self._orphans.send()
+        return failures + self.orphans.send()
 
     def retry_one(self, node: Node) -> str:
         """Send one file; what failed, or ''. When nobody has it open it is settled."""
@@ -373,9 +356,9 @@ class Uploads:
             with core.tree.shared(), node.lock:
                 if node.staged is not None and node.staged.error and not node.handles:
                     self.set_aside(node)
-        for name, left in list(self._orphans.files.items()):
+        for name, left in list(self.orphans.files.items()):
             if path in (left.to.key, left.to.key.removeprefix(core.nodes.root.key)):
-                self._orphans.drop(name)
+                self.orphans.drop(name)
                 dropped += 1
         return dropped
 
@@ -384,7 +367,7 @@ class Uploads:
         with self._core.lock:
             dirty = self._core.nodes.unsent()
         rows = [listed(node.path, node.staged) for node in dirty if node.staged is not None]
-        return rows + self._orphans.unsent()
+        return rows + self.orphans.unsent()
 
 
 def _options(node: Node) -> WriteOptions:
