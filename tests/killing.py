@@ -15,5 +15,5 @@ def kill(fs: DatastoreFilesystem) -> None:
     core.nodelog.close()
     core.db.close()
     unsent = [node.staged for node in core.nodes.by_ino.values() if node.staged is not None]
-    for staged in (*unsent, *(left.staged for left in fs.uploads._orphans.files.values())):
+    for staged in (*unsent, *(left.staged for left in fs.uploads.orphans.files.values())):
         staged.close(remove=False)

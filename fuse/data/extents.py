@@ -35,7 +35,8 @@ class Extents:
         if first < last:
             start = min(start, self._starts[first])
             stop = max(stop, self._stops[last - 1])
-        self._replace(first, last, [(start, stop)])
+        self._total += stop - start - self._count(first, last)
+        self._starts[first:last], self._stops[first:last] = [start], [stop]
 
     def remove(self, start: int, stop: int) -> None:
         """Take [start, stop) out, splitting the ranges it cuts."""
@@ -46,7 +47,10 @@ class Extents:
             return
         left = (self._starts[first], start)
         right = (stop, self._stops[last - 1])
-        self._replace(first, last, [piece for piece in (left, right) if piece[0] < piece[1]])
+        pieces = [piece for piece in (left, right) if piece[0] < piece[1]]
+        self._total += sum(end - begin for begin, end in pieces) - self._count(first, last)
+        self._starts[first:last] = [begin for begin, _ in pieces]
+        self._stops[first:last] = [end for _, end in pieces]
 
     def contains(self, start: int, stop: int) -> bool:
         """Whether every byte of [start, stop) is in."""
@@ -125,11 +129,9 @@ class Extents:
         """Indices [first, last) of the ranges that share a byte with [start, stop)."""
         return bisect_right(self._stops, start), bisect_left(self._starts, stop)
 
-    def _replace(self, first: int, last: int, pieces: list[tuple[int, int]]) -> None:
-        removed = sum(self._stops[first:last]) - sum(self._starts[first:last])
-        self._total += sum(stop - start for start, stop in pieces) - removed
-        self._starts[first:last] = [start for start, _ in pieces]
-        self._stops[first:last] = [stop for _, stop in pieces]
+    def _count(self, first: int, last: int) -> int:
+        """The bytes in the ranges [first, last)."""
+        return sum(self._stops[first:last]) - sum(self._starts[first:last])
 
     def _check(self) -> None:
         """Raise AssertionError when an invariant is broken (tests call it after each step)."""

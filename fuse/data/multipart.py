@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
@@ -27,14 +26,6 @@ class Part(NamedTuple):
     number: PartNumber
     byte_range: ByteRange
     copied: bool
-
-
-@dataclass(frozen=True, slots=True)
-class UploadPlan:
-    """parts empty: one PUT of the whole."""
-
-    size: int
-    parts: tuple[Part, ...] = ()
 
 
 _TIER = 1000
@@ -65,10 +56,13 @@ def part_size(size: int) -> int:
     return max(PART_SIZE, -(-least // MIB) * MIB)
 
 
-def plan_upload(size: int, base_size: int, dirty: Extents) -> UploadPlan:
-    """Plan the upload of `size` bytes, the first base_size of which come from the base object but for `dirty`."""
+def plan_upload(size: int, base_size: int, dirty: Extents) -> tuple[Part, ...]:
+    """The parts of `size` bytes, the first base_size of which come from the base object but for `dirty`.
+
+    None: one PUT of the whole.
+    """
     if size <= SINGLE_MAX:
-        return UploadPlan(size)
+        return ()
     step = part_size(size)
     ranges: list[tuple[int, int, bool]] = []
     for start in range(0, size, step):
@@ -78,7 +72,6 @@ def plan_upload(size: int, base_size: int, dirty: Extents) -> UploadPlan:
             ranges[-1] = (ranges[-1][0], stop, True)
         else:
             ranges.append((start, stop, copied))
-    return UploadPlan(
-        size,
-        tuple(Part(PartNumber(i), ByteRange(start, stop), copied) for i, (start, stop, copied) in enumerate(ranges, 1)),
+    return tuple(
+        Part(PartNumber(i), ByteRange(start, stop), copied) for i, (start, stop, copied) in enumerate(ranges, 1)
     )

@@ -15,6 +15,7 @@ import math
 import os
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -36,9 +37,10 @@ class Stream(Protocol):
 class StagedFile:
     """One staging file; `base` None: nothing comes from the store."""
 
-    def __init__(self, path: Path, base: ObjectVersion | None, since_ns: int, *, left: bool = False) -> None:
+    def __init__(self, path: Path | str, base: ObjectVersion | None, since_ns: int, *, left: bool = False) -> None:
         """left: the file is there already, with the size that it is to have."""
-        self.path = path
+        self._path = os.fspath(path)
+        self.name = self._path.rpartition("/")[2]
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._named = False
         """Its name in the directory is on the disk."""
@@ -97,6 +99,11 @@ class StagedFile:
         staged.dirty = True
         return staged
 
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return Path(self._path)
+
     def read_present(self, offset: int, size: int) -> bytes | None:
         """Bytes as read() gives them; None when some must be fetched. Needs no lock: it may be uploading."""
         with self._guard:
@@ -152,7 +159,7 @@ class StagedFile:
         """Bring what was written, and the file's name, to the disk itself: it outlives a power cut. OSError."""
         os.fdatasync(self.fd)
         if not self._named:
-            directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            directory = os.open(os.path.dirname(self._path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 os.fsync(directory)
             finally:
@@ -216,7 +223,8 @@ class StagedFile:
                 os.close(self.fd)
                 self.fd = -1
         if remove:
-            self.path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                os.unlink(self._path)
 
     def touch(self) -> None:
         """Only the attributes changed: the next upload takes them along."""

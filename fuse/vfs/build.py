@@ -260,7 +260,7 @@ def _recover(core: Core, filesystem: DatastoreFilesystem, *, resumed: bool) -> N
         core.removed.clear()
         core.listings.clear()
         _after_a_boot(core)
-    filesystem.uploads.recover(nodes_by_key(core))
+    filesystem.uploads.orphans.recover(nodes_by_key(core))
     failures = [] if resumed else filesystem.uploads.retry([])
     try:
         failures += finish(core, filesystem.renames, filesystem.uploads, resumed=resumed)

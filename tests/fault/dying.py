@@ -83,7 +83,7 @@ class Mortal:
         core.db._young.close()
         core.db._connection.close()
         left = [node.staged for node in core.nodes.by_ino.values() if node.staged is not None]
-        for staged in (*left, *(one.staged for one in fs.uploads._orphans.files.values())):
+        for staged in (*left, *(one.staged for one in fs.uploads.orphans.files.values())):
             staged.close(remove=False)
 
     def _plan(self, index: int, method: str) -> Fault | None:

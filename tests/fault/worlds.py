@@ -128,11 +128,11 @@ class FaultWorld:
             assert node.gone or node.parent is None or node.parent.children.get(node.name) is node
         rows = {row.staging for row in self.fs.core.db.unsent()}
         dirty = {
-            node.staged.path.name
+            node.staged.name
             for node in self.fs.core.nodes.by_ino.values()
             if node.staged is not None and node.dirty and not node.gone
         }
-        assert rows == dirty | set(self.fs.uploads._orphans.files), f"journal {rows}, unsent {dirty}"
+        assert rows == dirty | set(self.fs.uploads.orphans.files), f"journal {rows}, unsent {dirty}"
 
 
 @contextmanager

@@ -66,13 +66,11 @@ def check_staged(staged: StagedFile) -> None:
 
 def _check_journal(fs: DatastoreFilesystem) -> None:
     core = fs.core
-    dirty = {
-        node.staged.path.name for node in core.nodes.by_ino.values() if node.staged and node.dirty and not node.gone
-    }
+    dirty = {node.staged.name for node in core.nodes.by_ino.values() if node.staged and node.dirty and not node.gone}
     # What was removed while open has, at a new server, its bytes in another directory.
     used = [node.staged.path for node in core.nodes.by_ino.values() if node.staged]
     staged = {path.name for path in used if path.parent == core.staging_dir}
-    left = set(fs.uploads._orphans.files)
+    left = set(fs.uploads.orphans.files)
     rows = {row.staging for row in core.db.unsent()}
     assert rows == dirty | left, f"journal {rows} but unsent {dirty} and left {left}"
     files = {path.name for path in core.staging_dir.iterdir()}

@@ -192,7 +192,7 @@ class Changes:
         with self._core.tree.shared():
             key = directory.key + listed.tail
             try:
-                with self._uploads.superseding(key):
+                with self._uploads.orphans.superseded(key):
                     result = self._core.store.put(key, body, options)
             except AlreadyExists as error:
                 with self._core.lock:
@@ -280,7 +280,7 @@ class Changes:
                 key, etag = node.key, node.etag
                 self.keep_open_content(node)
                 try:
-                    with self._uploads.superseding(key):
+                    with self._uploads.orphans.superseded(key):
                         if self.may_be_stored(node):
                             self._core.remove(key)
                 except StoreError:

@@ -61,7 +61,7 @@ def _finish(core: Core, renames: Renames, uploads: Uploads, intent: Intent) -> N
         copies.make(keep_newer=True)
         if _moved(core, uploads, move, node) and isinstance(node, Directory):
             renames.follow(node, copies.made)
-        uploads.follow(intent.source, intent.target, copies.made)
+        uploads.orphans.follow(intent.source, intent.target, copies.made)
         copies.remove_originals()
     elif intent.kind == "remove":
         _moved(core, uploads, move, node)
@@ -69,7 +69,7 @@ def _finish(core: Core, renames: Renames, uploads: Uploads, intent: Intent) -> N
         _remove_replaced(core, subject)
     elif node is not None and node.dirty and not node.gone:
         renames.begun.add((intent.source, intent.target))  # its bytes are here: the rename that is sent again does it
-    elif uploads.keeps(intent.source):
+    elif uploads.orphans.waits_for(intent.source):
         # What is there would go to the new name, and what was meant to the old one.
         raise FSError(errno.EBUSY, "its bytes are not sent yet: they will be, under the old name")
     else:
@@ -103,7 +103,7 @@ def _finish_file(core: Core, uploads: Uploads, intent: Intent, move: Callable[[]
         return
     if not subject.includes(info.etag, info.mtime_ns) or _used_anew(core, intent.target, subject, info):
         return
-    with uploads.superseding(intent.target, subject.put_off_ns or math.inf):
+    with uploads.orphans.superseded(intent.target, subject.put_off_ns or math.inf):
         result: WriteResult = copy_object(core, ObjectVersion(source, info.etag, info.size), intent.target)
     if move() and node is not None and node.etag == info.etag:
         node.etag = result.etag

@@ -173,12 +173,12 @@ class Renames:
 
         With that what was unsent of the target is void: from now on a crash finishes the rename, and must not send it.
         """
-        replaced = [target.staged.path.name] if target is not None and target.staged is not None else []
+        replaced = [target.staged.name] if target is not None and target.staged is not None else []
         if source.dirty:
             self._uploads.send(source, key=new_key, rename=intent, replaced=replaced)
             return
         try:
-            with self._uploads.superseding(new_key):
+            with self._uploads.orphans.superseded(new_key):
                 try:
                     result = copy_object(self._core, source.version(), new_key)
                 except PreconditionFailed:
@@ -258,7 +258,7 @@ class Renames:
         old_prefix, new_prefix = source.key, self._new_key(directory, tail)
         if new_prefix.startswith(old_prefix):
             raise FSError(errno.EINVAL)
-        if self._uploads.keeps(new_prefix, below=True):
+        if self._uploads.orphans.waits_for(new_prefix, below=True):
             raise FSError(errno.ENOTEMPTY, "unsent files of an earlier run belong there: see `datastore unsent`")
         self._changes.ensure_marker(source.parent)
         self._changes.ensure_marker(source)

@@ -163,11 +163,12 @@ class Resolver:
         node.changes += 1
         parent = node.parent
         if parent is not None:
-            self._mark(parent, node.name, node.as_listed())
+            listed = node.as_listed()
+            self._mark(parent, node.name, listed)
             if parent.listing is not None:
                 before = parent.listing.entries.get(node.name)
-                parent.listing.entries[node.name] = node.as_listed()
-                parent.listing.edit(node.tail, before.tail if before is not None else node.tail)
+                parent.listing.entries[node.name] = listed
+                parent.listing.edit(node.tail, *((before.tail,) if before is not None else ()))
 
     def _mark(self, directory: Directory, name: bytes, listed: Listed | None) -> None:
         now, changed = self._core.clock.monotonic(), directory.changed

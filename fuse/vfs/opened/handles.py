@@ -23,7 +23,7 @@ _UNOPENED_MAX = 1024
 class Handle:
     """One open of a file."""
 
-    __slots__ = ("flags", "kept", "node", "stamp", "stream")
+    __slots__ = ("flags", "kept", "node", "stamp", "stream", "writable")
 
     def __init__(self, node: Node, flags: int) -> None:
         self.node = node
@@ -32,11 +32,7 @@ class Handle:
         """The kernel had its pages when it was opened."""
         self.stream: ReadStream | None = None
         self.stamp: tuple[str, str] = ("", "")
-
-    @property
-    def writable(self) -> bool:
-        """Opened for writing."""
-        return self.flags & os.O_ACCMODE != os.O_RDONLY
+        self.writable = flags & os.O_ACCMODE != os.O_RDONLY
 
 
 class Handles:

@@ -110,7 +110,7 @@ def record_removed(core: Core, node: Node) -> None:
         name=os.fsdecode(node.name),
         tail=node.tail,
         hidden_key=node.unlinked_key,
-        staging=node.staged.path.name if node.staged is not None else "",
+        staging=node.staged.name if node.staged is not None else "",
         etag=node.etag,
         size=node.size,
         metadata=to_metadata(node.attributes),

@@ -13,6 +13,7 @@ import binascii
 import json
 import stat
 from collections.abc import Mapping
+from functools import lru_cache
 from mimetypes import MimeTypes
 from types import MappingProxyType
 from typing import NamedTuple
@@ -102,7 +103,13 @@ def stands_for_directory(key: str, size: int, content_type: str) -> bool:
 
 def type_of(name: bytes) -> str:
     """Content type of a new file, by the extension of its name; what is compressed is not what it would unpack to."""
-    kind, coding = _KNOWN_TYPES.guess_type("./" + name.decode("utf-8", "replace"))
+    return _type_of(name.lstrip(b".").partition(b".")[2])
+
+
+@lru_cache(256)
+def _type_of(ending: bytes) -> str:
+    """ending: what follows the first dot inside the name."""
+    kind, coding = _KNOWN_TYPES.guess_type("./x." + ending.decode("utf-8", "replace"))
     if coding is not None:
         return "application/gzip" if coding == "gzip" else FILE_TYPE
     return kind or FILE_TYPE
@@ -196,6 +203,7 @@ def _time(wanted: int | None, present: int, now_ns: int) -> int:
     return now_ns if wanted == NOW else wanted
 
 
+@lru_cache(256)
 def _seconds(time_ns: int) -> str:
     seconds, rest = divmod(time_ns, 1_000_000_000)
     return f"{seconds}.{rest:09d}"

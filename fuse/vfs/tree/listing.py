@@ -137,7 +137,7 @@ class Listing:
     def edit(self, *tails: str) -> None:
         """We changed what these keys are: the store's pages do not say it all."""
         self.edited = self.edited or bool(tails)
-        for tail in tails:
+        for tail in set(tails) if self.spans else ():
             first, last = self._ends_around(tail)
             for span in self.spans[first : last + 1]:
                 span.digest = b""

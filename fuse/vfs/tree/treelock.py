@@ -14,7 +14,8 @@ class TreeLock:
 
     def __init__(self, deadline_s: float = 600.0) -> None:
         self._deadline_s = deadline_s
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
+        self._condition = threading.Condition(self._lock)
         self._sharing = 0
         self._alone = False
         self._waiting = 0
@@ -22,15 +23,17 @@ class TreeLock:
     @contextmanager
     def shared(self) -> Iterator[None]:
         """Keys stay as they are meanwhile. DeadlineExceeded. Not to be nested."""
-        with self._condition:
-            self._wait(lambda: not self._alone and not self._waiting)
+        with self._lock:
+            if self._alone or self._waiting:
+                self._wait(lambda: not self._alone and not self._waiting)
             self._sharing += 1
         try:
             yield
         finally:
-            with self._condition:
+            with self._lock:
                 self._sharing -= 1
-                self._condition.notify_all()
+                if self._waiting:
+                    self._condition.notify_all()
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:

@@ -9,8 +9,9 @@ import errno
 import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import BoundedSemaphore
+from typing import NamedTuple
 
 from datastore.errors import AlreadyExists, NotFound, PreconditionFailed, Unsupported
 from datastore.logs import fields
@@ -29,8 +30,7 @@ SMALL = 1 << 20
 CONFLICT = "another client changed this file since it was opened; what was written is kept on disk (datastore unsent)"
 
 
-@dataclass(frozen=True, slots=True)
-class Destination:
+class Destination(NamedTuple):
     """Where a staging file is to be written, and as what. elsewhere: not over the object that it was made from."""
 
     key: str
@@ -38,8 +38,7 @@ class Destination:
     elsewhere: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
+class Delivered(NamedTuple):
     """A new version and the metadata that it has. body: all its bytes, where they were at hand."""
 
     result: WriteResult
@@ -149,10 +148,10 @@ class Delivery:
         options = to.options
         if conditional:
             options = replace(options, if_match=staged.expects or None, if_none_match=not staged.expects)
-        plan = plan_upload(staged.size, staged.base_size, staged.dirty_ranges)
+        parts = plan_upload(staged.size, staged.base_size, staged.dirty_ranges)
         try:
-            if plan.parts:
-                return self._write_parts(staged, to.key, options, plan.parts)
+            if parts:
+                return self._write_parts(staged, to.key, options, parts)
             self.drop_stream(staged)
             self.fill(staged, staged.missing(0, staged.size))
             if staged.size > SMALL:
@@ -161,7 +160,7 @@ class Delivery:
             body = staged.whole()
             return Delivered(self._core.store.put(to.key, body, options), options.metadata, body)
         except (PreconditionFailed, AlreadyExists) as error:
-            if not conditional and not plan.parts:
+            if not conditional and not parts:
                 raise
             raise FSError(errno.ESTALE, "another client replaced the object that was being changed") from error
 
@@ -197,7 +196,7 @@ class Delivery:
 
 
 def _etag(staged: StagedFile) -> str:
-    if not plan_upload(staged.size, 0, staged.dirty_ranges).parts:
+    if not plan_upload(staged.size, 0, staged.dirty_ranges):
         return etag_of(staged.whole())
     return joined_etag(
         etag_of(staged.read(start, stop - start)) for _, (start, stop), _ in scheduled_parts(staged.size)

@@ -12,8 +12,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import NamedTuple
 
 from datastore.errors import DatastoreError, NotFound, StoreError
@@ -97,7 +96,7 @@ class OrphanedUploads:
         """Of several files of one name the node has the newest: programs see that one, and it is what they close."""
         older = node.staged
         if older is not None:
-            self._core.db.forget_unsent(older.path.name)
+            self._core.db.forget_unsent(older.name)
             older.close(remove=True)
 
     def _reattach(self, node: Node, staged: StagedFile, row: Unsent) -> None:
@@ -113,7 +112,7 @@ class OrphanedUploads:
     def add(self, staged: StagedFile, to: Destination, *, unsynced: bool = False) -> None:
         """Take a staging file that no node has any more."""
         with self._core.lock:
-            self.files[staged.path.name] = OrphanedUpload(staged, to, threading.RLock(), unsynced)
+            self.files[staged.name] = OrphanedUpload(staged, to, threading.RLock(), unsynced)
 
     def send(self) -> list[str]:
         """Send the files and drop the uploads; a line for each that failed.
@@ -157,13 +156,16 @@ class OrphanedUploads:
         written = from_metadata(info.metadata, stat.S_IFREG, defaults, info.content_type)
         return written.ctime_ns >= left.staged.since_ns
 
-    @contextmanager
-    def superseded(self, key: str, before_ns: float = math.inf) -> Iterator[None]:
+    def superseded(self, key: str, before_ns: float = math.inf) -> AbstractContextManager[None]:
         """Newer content of this key goes to the store: what was left for it is not sent meanwhile, nor afterwards.
 
         When that fails it stays, and so does what was begun after before_ns. The node's lock may be held. Whoever has
         a row in the journal for the newer content removes that later, so that a kill in between can't bring back this.
         """
+        return self._superseded(key, before_ns) if self.files else nullcontext()
+
+    @contextmanager
+    def _superseded(self, key: str, before_ns: float) -> Iterator[None]:
         with self._held(key) as same:
             yield
             self._drop_sent([one for one in same if one[1].staged.since_ns <= before_ns])
@@ -211,7 +213,7 @@ class OrphanedUploads:
                 self._core.db.record_unsent(row_of(staged, key, left.to.options)._replace(unsynced=left.unsynced))
                 with self._core.lock:
                     if name in self.files:
-                        self.files[name] = left._replace(to=replace(left.to, key=key))
+                        self.files[name] = left._replace(to=left.to._replace(key=key))
 
     def drop(self, name: str) -> None:
         """Forget a file and remove its bytes."""
@@ -285,7 +287,7 @@ def row_of(staged: StagedFile, key: str, options: WriteOptions) -> Unsent:
     """The journal's row of a staging file that is to become the object of this key."""
     base = staged.base or ObjectVersion("", ETag(""), 0)
     return Unsent(
-        staged.path.name,
+        staged.name,
         key,
         base.key,
         base.etag,
@@ -308,5 +310,5 @@ def listed(path: bytes, staged: StagedFile) -> dict[str, object]:
         "since": staged.since_ns / 1e9,
         "error": staged.error or None,
         "stuck": staged.stuck,
-        "staging": staged.path.name,
+        "staging": staged.name,
     }

@@ -9,11 +9,11 @@ from __future__ import annotations
 import errno
 import itertools
 import logging
-import math
 import os
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 
 from datastore.errors import DatastoreError, NotFound, PreconditionFailed
 from datastore.logs import fields
@@ -27,7 +27,7 @@ from ..lookup.resolver import Resolver
 from ..tree.attrs import to_metadata, without_times
 from ..tree.core import Core
 from ..tree.nodes import NEVER, Node
-from .copies import Copy, copy_object
+from .copies import copy_object
 from .delivery import SMALL, Delivered, Delivery, Destination
 from .orphans import UNKNOWN, OrphanedUploads, listed, row_of
 
@@ -43,7 +43,7 @@ class Uploads:
         self._core = core
         self._resolver = resolver
         self._delivery = Delivery(core)
-        self._orphans = OrphanedUploads(core, self._delivery)
+        self.orphans = OrphanedUploads(core, self._delivery)
         self._run, self._numbers = uuid.uuid4().hex, itertools.count(1)
         """A name is never used twice: the journal may still have a row for it."""
 
@@ -60,8 +60,7 @@ class Uploads:
             self._take_back(node)
         if node.staged is None:
             base = ObjectVersion(node.key, node.etag, node.size) if node.etag and not empty else None
-            path = core.staging_dir / f"{self._run}-{next(self._numbers)}"
-            staged = StagedFile(path, base, core.now_ns())
+            staged = StagedFile(f"{core.staging_dir}/{self._run}-{next(self._numbers)}", base, core.now_ns())
             if (base is not None or core.settings.refuse_conflicts) and node.etag != UNKNOWN:
                 staged.expects = node.etag
             with core.lock:
@@ -91,8 +90,9 @@ class Uploads:
         if staged is None or node.gone or not staged.dirty:
             return
         staged.journaled = True
-        staged.since_ns = self._orphans.after(node.key, staged.since_ns)
-        self._core.db.record_unsent(row_of(staged, node.key, self._destination(node).options), lasting=lasting)
+        key = node.key
+        staged.since_ns = self.orphans.after(key, staged.since_ns)
+        self._core.db.record_unsent(row_of(staged, key, _options(node)), lasting=lasting)
 
     def persist(self, node: Node) -> None:
         """Bring the staging file, and then its row, to the disk itself: they outlive a power cut (S-50). OSError."""
@@ -110,11 +110,9 @@ class Uploads:
         """The staging file reached stream_at: what lies behind the writer can be sent. Does not wait."""
         staged = node.staged
         if staged is not None and not node.gone:
-            metadata = to_metadata(node.attributes)
-            options = WriteOptions(
-                metadata=metadata if staged.times_set else without_times(metadata),
-                content_type=node.attributes.content_type,
-            )
+            options = _options(node)
+            if not staged.times_set:
+                options = replace(options, metadata=without_times(options.metadata))
             self._delivery.stream(staged, node.key, options)
 
     def forsake(self, node: Node) -> None:
@@ -122,7 +120,7 @@ class Uploads:
         staged = node.staged
         if staged is not None:
             self._delivery.drop_stream(staged)
-            self._core.db.forget_unsent(staged.path.name)
+            self._core.db.forget_unsent(staged.name)
 
     def discard(self, node: Node) -> None:
         """Drop the staging file: its content is in the store, or nobody wants it."""
@@ -135,7 +133,7 @@ class Uploads:
             self._delivery.drop_stream(staged)
             staged.close(remove=True)
             if staged.journaled:
-                core.db.forget_removed(staged.path.name)
+                core.db.forget_removed(staged.name)
 
     def set_aside(self, node: Node) -> None:
         """Nobody has it open, and another client was first: the name shows what that wrote, ours waits for a person.
@@ -151,7 +149,7 @@ class Uploads:
                 node.parent.pending.discard(node.name)
                 node.parent.listing = None
         if staged is not None:
-            self._orphans.add(staged, destination)
+            self.orphans.add(staged, destination)
             core.notifier.inval_inode(node.ino)
 
     def settle(self, node: Node) -> None:
@@ -255,7 +253,7 @@ class Uploads:
                 self.record(node)
         had_etag, times_set = node.etag, staged.times_set
         try:
-            with self.superseding(destination.key):
+            with self.orphans.superseded(destination.key):
                 done = self._delivery.write(staged, destination)
             if done is None:
                 self.discard(node)
@@ -273,44 +271,31 @@ class Uploads:
         if rename is not None:
             # There may be none under the old name: then nothing that is there later is to be removed.
             had = had_etag.replace(UNKNOWN, "") if had_etag else NO_OBJECT
-            self._core.db.moved(rename, had, [staged.path.name, *replaced])
+            self._core.db.moved(rename, had, [staged.name, *replaced])
         elif staged.journaled and not goes:
-            self._core.db.forget_unsent(staged.path.name)
+            self._core.db.forget_unsent(staged.name)
         staged.journaled = staged.journaled and goes
 
-    def superseding(self, key: str, before_ns: float = math.inf) -> AbstractContextManager[None]:
-        """While newer content of this key is sent; see OrphanedUploads.superseded."""
-        return self._orphans.superseded(key, before_ns)
-
-    def keeps(self, key: str, *, below: bool = False) -> bool:
-        """Whether something that an earlier process left is still to be sent to this key; below: or to one below."""
-        return self._orphans.waits_for(key, below=below)
-
-    def follow(self, old: str, new: str, made: Mapping[str, Copy]) -> None:
-        """A directory was renamed by what an earlier process began; see OrphanedUploads.follow."""
-        self._orphans.follow(old, new, made)
-
     def _destination(self, node: Node, key: str | None = None) -> Destination:
-        attributes = node.attributes
-        options = WriteOptions(metadata=to_metadata(attributes), content_type=attributes.content_type)
-        return Destination(key or node.key, options, elsewhere=key is not None)
+        return Destination(key or node.key, _options(node), elsewhere=key is not None)
 
     def _delivered(self, node: Node, to: Destination, done: Delivered, *, attrs_valid: bool) -> None:
         """The store has the content as this version. attrs_valid: and our attributes; else they are asked for."""
         staged, result = node.staged, done.result
         assert staged is not None
+        version = ObjectVersion(to.key, result.etag, staged.size)
         with self._core.lock:
             node.size, node.etag = staged.size, result.etag
             node.mtime_ns = result.mtime_ns or self._core.now_ns()
             node.attrs_valid, node.racy = attrs_valid, True
             node.made(self._core.clock.monotonic())
-            staged.uploaded(ObjectVersion(to.key, result.etag, staged.size))
+            staged.uploaded(version)
             self._core.opens.moved_on(node.ino, node.etag, node.size)
             if node.parent is not None:
                 node.parent.pending.discard(node.name)
                 self._resolver.changed(node)
             if done.body:
-                self._core.reader.give(ObjectVersion(to.key, result.etag, staged.size), done.body)
+                self._core.reader.give(version, done.body)
             if not attrs_valid and node.nlookup:
                 self._core.notifier.inval_inode(node.ino, -1)
 
@@ -333,17 +318,13 @@ class Uploads:
 
     # -- what is left
 
-    def recover(self, node_of: Callable[[str], Node | None]) -> None:
-        """Read the journal of an earlier process; see OrphanedUploads.recover."""
-        self._orphans.recover(node_of)
-
     def retry(self, nodes: list[Node]) -> list[str]:
         """Send again what failed: files of this process and of earlier ones.
 
         Returns a line for each that failed again.
         """
         failures = [line for line in map(self.retry_one, nodes) if line]
-        return failures + self._orphans.send()
+        return failures + self.orphans.send()
 
     def retry_one(self, node: Node) -> str:
         """Send one file; what failed, or ''. When nobody has it open it is settled."""
@@ -375,9 +356,9 @@ class Uploads:
             with core.tree.shared(), node.lock:
                 if node.staged is not None and node.staged.error and not node.handles:
                     self.set_aside(node)
-        for name, left in list(self._orphans.files.items()):
+        for name, left in list(self.orphans.files.items()):
             if path in (left.to.key, left.to.key.removeprefix(core.nodes.root.key)):
-                self._orphans.drop(name)
+                self.orphans.drop(name)
                 dropped += 1
         return dropped
 
@@ -386,7 +367,12 @@ class Uploads:
         with self._core.lock:
             dirty = self._core.nodes.unsent()
         rows = [listed(node.path, node.staged) for node in dirty if node.staged is not None]
-        return rows + self._orphans.unsent()
+        return rows + self.orphans.unsent()
+
+
+def _options(node: Node) -> WriteOptions:
+    """With what the object of a node is to be written."""
+    return WriteOptions(metadata=to_metadata(node.attributes), content_type=node.attributes.content_type)
 
 
 def _same_but_times(has: Mapping[str, str], wanted: Mapping[str, str], *, times_matter: bool) -> bool:
