@@ -315,22 +315,6 @@ def test_the_last_close_wins_whole(pair: Pair) -> None:
     assert (pair.there / "file").read_bytes() == final
 
 
-@promise("S-32")
-def test_the_last_close_wins_after_partial_writes(pair: Pair) -> None:
-    """Both change different ends of a file that is whole in their staging: no mixture of the two."""
-    pair.area.put("file", b"-" * 1000)
-    settle()
-    with (pair.here / "file").open("r+b") as ours, (pair.there / "file").open("r+b") as theirs:
-        assert ours.read() == theirs.read() == b"-" * 1000
-        ours.seek(0)
-        ours.write(b"ours")
-        theirs.seek(996)
-        theirs.write(b"them")
-        ours.close()
-        assert error_of(theirs.close) in (0, errno.ESTALE)
-    assert pair.area.get("file") in (b"ours" + b"-" * 996, b"-" * 996 + b"them")
-
-
 @promise("S-33")
 def test_the_base_of_a_change_is_gone(pair: Pair) -> None:
     """The unchanged part can't be had any more: close is ESTALE, what was written is kept and listed."""

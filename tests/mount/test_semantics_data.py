@@ -96,20 +96,6 @@ def test_a_reader_beside_a_writer_sees_what_was_written(area: Area) -> None:
     assert area.get("log") == b"x" * size
 
 
-@promise("S-17")
-def test_truncate_by_path_and_descriptor(area: Area, fd: int) -> None:
-    """Shorter, longer (with zeros), and to nothing."""
-    body = content(100_000)
-    os.truncate(area.path / "file", 50_001)
-    assert os.pread(fd, 100_000, 0) == body[:50_001]
-    os.ftruncate(fd, 60_000)
-    assert os.pread(fd, 100_000, 0) == body[:50_001] + bytes(9_999)
-    os.fsync(fd)
-    assert area.get("file") == body[:50_001] + bytes(9_999)
-    os.truncate(area.path / "file", 0)
-    assert os.fstat(fd).st_size == 0
-
-
 @promise("S-17", "S-18")
 def test_shared_mmap(area: Area, fd: int) -> None:
     """What is written through a shared mapping is in the store after msync and fsync."""
@@ -229,16 +215,6 @@ def test_exclusive_creation(area: Area, other: Mount) -> None:
         fails(errno.EEXIST, os.open, area.path / f"lock{number}", flags)
 
 
-@promise("S-22")
-def test_a_file_appears_at_close(area: Area) -> None:
-    """Without O_EXCL the store learns of it at close; this mount sees it at once."""
-    with (area.path / "file").open("wb") as file:
-        assert os.listdir(area.path) == ["file"]
-        assert not area.exists("file")
-        file.write(b"x")
-    assert area.get("file") == b"x"
-
-
 @promise("S-23")
 @pytest.mark.parametrize("size", [1000, 3 * MIB])
 def test_removed_while_open(area: Area, size: int) -> None:
@@ -254,19 +230,6 @@ def test_removed_while_open(area: Area, size: int) -> None:
             assert os.fstat(file.fileno()).st_nlink == 0
             assert os.listdir(area.path) == []
     eventually(lambda: area.keys() == [""], "nothing is left (a release is not waited for)")
-
-
-@promise("S-23", "S-25")
-def test_replaced_while_open(area: Area) -> None:
-    """A rename over an open file leaves the old content to who has it open."""
-    (area.path / "old").write_bytes(b"old content")
-    (area.path / "new").write_bytes(b"new")
-    with (area.path / "old").open("rb") as file:
-        (area.path / "new").rename(area.path / "old")
-        assert file.read() == b"old content"
-        assert (area.path / "old").read_bytes() == b"new"
-    assert area.get("old") == b"new"
-    eventually(lambda: area.keys() == ["", "old"], "nothing else is left (a release is not waited for)")
 
 
 @promise("S-23")

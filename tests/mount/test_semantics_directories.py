@@ -55,18 +55,6 @@ def test_an_implied_directory_stays_without_its_last_entry(area: Area) -> None:
     assert sorted(os.listdir(area.path)) == ["implied", "left", "moved"]
 
 
-@promise("S-03")
-def test_an_implied_directory_has_default_attributes(area: Area) -> None:
-    """0755 and the owner of the mount."""
-    area.put("implied/deep/one", b"1")
-    settle()
-    seen = (area.path / "implied").stat()
-    assert stat.S_ISDIR(seen.st_mode)
-    assert stat.S_IMODE(seen.st_mode) == 0o755
-    assert (seen.st_uid, seen.st_gid) == (os.getuid(), os.getgid())
-    assert os.listdir(area.path / "implied/deep") == ["one"]
-
-
 @promise("S-04")
 def test_rmdir_asks_the_store(area: Area) -> None:
     """What another client wrote a moment ago makes it ENOTEMPTY, also when a listing showed nothing."""
