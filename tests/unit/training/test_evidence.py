@@ -6,14 +6,15 @@ import json
 
 import pytest
 
-from datastore.training.evidence import LOG_BYTES, TOTAL_BYTES, ReplicaEvidence, tail, with_logs
+from datastore.training.evidence import LOG_BYTES, TOTAL_BYTES, ReplicaEvidence, log_bytes, tail, with_logs
 from tests.promises import promise
 
 
 @promise("S-331")
 @pytest.mark.parametrize("replicas", [1, 4, 13, 100, 1000])
 def test_all_of_it_fits_into_one_object(replicas: int) -> None:
-    """Whatever the logs hold; a newline is two bytes of JSON."""
+    """Whatever the logs hold; a newline is two bytes of JSON. A few have 64 KiB each."""
+    assert log_bytes(4) == LOG_BYTES == 64 << 10
     each = [
         ReplicaEvidence.model_validate({"role": "worker", "index": index, "state": "Failed"})
         for index in range(replicas)

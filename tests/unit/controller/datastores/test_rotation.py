@@ -67,6 +67,9 @@ def test_what_is_seen_for_the_first_time_was_rotated_if_it_changed_lately() -> N
         seen = Seen()
         seen.saw("ADDED", "5", **times)
         assert seen.told == [("5", True)]
+    seen = Seen()
+    seen.saw("MODIFIED", "5")
+    assert seen.told == [("5", True)]
     assert not recent({"name": "x"}, datetime.now(UTC) + timedelta(hours=1))
 
 
