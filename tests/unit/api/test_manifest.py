@@ -154,10 +154,7 @@ def test_a_wrong_spec_gives_one_clear_line(text: str, words: str) -> None:
     ("text", "line"),
     [
         (HEAD + "specs: {}\n", WHERE + "specs is not a field; did you mean spec?"),
-        (
-            GOOD.replace("v1alpha1", "v1"),
-            WHERE + "apiVersion must be datastore.dev/v1alpha1, not 'datastore.dev/v1'",
-        ),
+        (GOOD.replace("v1alpha1", "v1"), WHERE + "apiVersion must be datastore.dev/v1alpha1, not 'datastore.dev/v1'"),
         (
             GOOD.replace("kind: Datastore", "kind: datastore"),
             "f.yaml, document 1 (datastore digits): kind must be Datastore, not 'datastore'",

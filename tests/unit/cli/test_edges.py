@@ -259,8 +259,7 @@ def test_the_device_must_be_open_to_plain_users(tmp_path: Path, mode: int | None
 
 
 @pytest.mark.parametrize(
-    ("mode", "plain", "level"),
-    [(0o4755, True, Level.OK), (0o755, True, Level.FAIL), (0o755, False, Level.WARN)],
+    ("mode", "plain", "level"), [(0o4755, True, Level.OK), (0o755, True, Level.FAIL), (0o755, False, Level.WARN)]
 )
 def test_fusermount3_must_be_setuid(tmp_path: Path, mode: int, plain: bool, level: Level) -> None:
     program = tmp_path / "fusermount3"
