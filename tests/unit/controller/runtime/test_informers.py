@@ -31,3 +31,13 @@ def test_an_answer_that_comes_after_the_end_does_not_bring_it_back() -> None:
     assert store.get(("n", "a")) is None
     store.put(body(7, uid="next"))
     assert store.get(("n", "a")) == body(7, uid="next")
+
+
+def test_a_listing_of_what_is_known_repeats() -> None:
+    store = InformerStore()
+    assert not store.repeats({"type": None, "object": body(5)})
+    store.take({"type": None, "object": body(5)})
+    assert store.repeats({"type": None, "object": body(5)})
+    for event in ({"type": "MODIFIED", "object": body(5)}, {"type": None, "object": body(6)}):
+        assert not store.repeats(event)
+    assert not store.repeats({"type": None, "object": body(5, uid="another")})
