@@ -77,15 +77,7 @@ class Home:
     def flip(self, path: str, at: int) -> None:
         """One bit of a stored file becomes another; its size, mode and times stay."""
         if self.root is not None:
-            file = self.root / "models" / path
-            before = file.stat()
-            body = bytearray(file.read_bytes())
-            body[at] ^= 1
-            mode = before.st_mode
-            file.chmod(0o600)
-            file.write_bytes(body)
-            file.chmod(mode & 0o7777)
-            os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+            flip(self.root / "models" / path, at)
             return
         store = self.objects("models").store
         content, info = store.get(PREFIX + path)
@@ -149,6 +141,17 @@ def server_home(server: Server, prepare: Callable[[Callable[[], None]], object] 
         yield home
     finally:
         home.close()
+
+
+def flip(file: Path, at: int) -> None:
+    """One bit of a file becomes another; its size, mode and times stay."""
+    before = file.stat()
+    body = bytearray(file.read_bytes())
+    body[at] ^= 1
+    file.chmod(0o600)
+    file.write_bytes(body)
+    file.chmod(before.st_mode & 0o7777)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def wish(model: str = "digits", **more: object) -> Wish:

@@ -8,7 +8,6 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -27,7 +26,6 @@ from tests.patience import eventually
 from tests.promises import promise
 
 pytestmark = [pytest.mark.fuse, pytest.mark.plain_user]
-KILLS = 6
 
 
 def test_a_mount_is_described_used_and_stopped(tmp_path: Path) -> None:
@@ -69,19 +67,6 @@ def test_control_requests_that_make_no_sense_get_an_answer(tmp_path: Path) -> No
         assert not answer["ok"]
 
 
-def test_many_clients_ask_at_once(tmp_path: Path) -> None:
-    with kept(spec(tmp_path)) as supervisor:
-        answers: list[bool] = []
-        threads = [
-            threading.Thread(target=lambda: answers.append(supervisor.ask(op="status")[0]["ok"])) for _ in range(8)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert answers == [True] * 8
-
-
 def test_a_busy_mount_is_not_stopped_unless_forced(tmp_path: Path) -> None:
     with kept(spec(tmp_path)) as supervisor:
         with (supervisor.path / "d" / "000").open("rb"):
@@ -90,15 +75,6 @@ def test_a_busy_mount_is_not_stopped_unless_forced(tmp_path: Path) -> None:
             assert f"pid {os.getpid()} " in answer["errors"][0]
             assert (supervisor.path / "d" / "001").read_bytes() == pattern(1), "it goes on"
         assert supervisor.ask(op="stop")[0]["ok"]
-
-
-def test_what_is_not_in_the_storage_is_told_before_the_mount_is_given_up(tmp_path: Path) -> None:
-    with kept(spec(tmp_path, labels={"flush": "d/000: access denied"})) as supervisor:
-        assert supervisor.ask(op="flush") == [{"ok": False, "errors": ["d/000: access denied"]}]
-        assert supervisor.ask(op="stop") == [{"ok": False, "errors": ["d/000: access denied"]}]
-        assert os.path.ismount(supervisor.path)
-        assert supervisor.ask(op="stop", force=True) == [{"ok": True, "errors": ["d/000: access denied"]}]
-        assert supervisor.wait() == 0
 
 
 @promise("S-191")
@@ -125,45 +101,6 @@ def test_a_mount_unmounted_by_hand_ends(tmp_path: Path) -> None:
         command = ["umount"] if os.geteuid() == 0 else ["fusermount3", "-u"]
         subprocess.run([*command, str(supervisor.path)], check=True, timeout=60)
         assert supervisor.wait() == 0
-
-
-def test_readers_notice_no_death_of_the_server(tmp_path: Path) -> None:
-    with kept(spec(tmp_path, labels={"delay": "0.003"})) as supervisor:
-        stop = threading.Event()
-        wrong: list[str] = []
-        reads = [0] * 4
-        held = (supervisor.path / "d" / "199").open("rb", buffering=0)
-
-        def read(slot: int) -> None:
-            number = slot
-            while not stop.is_set():
-                number = (number * 7 + 3) % 200
-                try:
-                    if (supervisor.path / "d" / f"{number:03d}").read_bytes() != pattern(number):
-                        wrong.append(f"content of {number}")
-                    if os.pread(held.fileno(), 7, 0) != pattern(199)[:7]:
-                        wrong.append("content of the held file")
-                except OSError as error:
-                    wrong.append(repr(error))
-                reads[slot] += 1
-
-        threads = [threading.Thread(target=read, args=(slot,)) for slot in range(4)]
-        for thread in threads:
-            thread.start()
-        for _ in range(KILLS):
-            before, progress = supervisor.server_pid(), sum(reads)
-            eventually(lambda: sum(reads) > progress + 20)  # noqa: B023  (called at once)
-            os.kill(before, signal.SIGKILL)
-            eventually(lambda: supervisor.server_pid() != before)  # noqa: B023
-        progress = sum(reads)
-        eventually(lambda: sum(reads) > progress + 50)
-        stop.set()
-        for thread in threads:
-            thread.join(60)
-        held.close()
-        assert not any(thread.is_alive() for thread in threads), "no request is lost"
-        assert wrong == []
-        assert supervisor.ask(op="stop")[0]["ok"]
 
 
 WRONG = [

@@ -47,55 +47,6 @@ def content(size: int, seed: int = 1) -> bytes:
     return random.Random(seed).randbytes(size)
 
 
-def change(fd: int, action: str, offset: int, size: int, body: bytes) -> tuple[object, int]:
-    """Do it, and say what came of it: an answer and the size of the file."""
-    answer: object = None
-    if action == "write":
-        answer = os.pwrite(fd, body, offset)
-    elif action == "read":
-        answer = os.pread(fd, size, offset)
-    elif action == "truncate":
-        os.ftruncate(fd, offset)
-    elif action == "append":
-        answer = os.pwrite(fd, body, os.fstat(fd).st_size)
-    elif action == "sync":
-        os.fsync(fd)
-    return answer, os.fstat(fd).st_size
-
-
-@promise("S-17", "S-18")
-@pytest.mark.parametrize("seed", [1, 2])
-def test_random_changes_against_a_shadow(area: Area, tmp_path: Path, seed: int) -> None:
-    """Writes, truncates, reads and reopenings in any order as on a disk; the object is the same."""
-    rng = random.Random(seed)
-    flags = os.O_RDWR | os.O_CREAT
-    fds = [os.open(place / "file", flags) for place in (area.path, tmp_path)]
-    for _ in range(150):
-        action = rng.choice(["write", "write", "read", "truncate", "append", "reopen", "sync"])
-        offset, size = rng.randrange(700_000), rng.randrange(1, 100_000)
-        body = rng.randbytes(size)
-        if action == "reopen":
-            for number, place in enumerate((area.path, tmp_path)):
-                os.close(fds[number])
-                fds[number] = os.open(place / "file", flags)
-        answers = [change(fd, action, offset, size, body) for fd in fds]
-        assert answers[0] == answers[1], f"{action} {offset} {size}"
-    for fd in fds:
-        os.close(fd)
-    expected = (tmp_path / "file").read_bytes()
-    assert area.get("file") == expected
-    assert (area.path / "file").read_bytes() == expected
-
-
-@promise("S-17")
-def test_append(area: Area) -> None:
-    """Again and again, each time a new close."""
-    for number in range(5):
-        with (area.path / "log").open("a") as log:
-            log.write(f"{number}\n")
-        assert area.get("log") == "".join(f"{each}\n" for each in range(number + 1)).encode()
-
-
 @promise("S-17", "S-29")
 def test_two_processes_append(area: Area) -> None:
     """O_APPEND of two processes loses no line."""
@@ -145,53 +96,6 @@ def test_a_reader_beside_a_writer_sees_what_was_written(area: Area) -> None:
     assert area.get("log") == b"x" * size
 
 
-@promise("S-17")
-def test_truncate_by_path_and_descriptor(area: Area, fd: int) -> None:
-    """Shorter, longer (with zeros), and to nothing."""
-    body = content(100_000)
-    os.truncate(area.path / "file", 50_001)
-    assert os.pread(fd, 100_000, 0) == body[:50_001]
-    os.ftruncate(fd, 60_000)
-    assert os.pread(fd, 100_000, 0) == body[:50_001] + bytes(9_999)
-    os.fsync(fd)
-    assert area.get("file") == body[:50_001] + bytes(9_999)
-    os.truncate(area.path / "file", 0)
-    assert os.fstat(fd).st_size == 0
-
-
-@promise("S-17", "S-18")
-def test_truncate_of_a_closed_file_is_in_the_store(area: Area) -> None:
-    """Truncate(2) has no close to wait for."""
-    (area.path / "file").write_bytes(b"0123456789")
-    os.truncate(area.path / "file", 4)
-    assert area.get("file") == b"0123"
-    os.truncate(area.path / "file", 6)
-    assert area.get("file") == b"0123\0\0"
-    assert (area.path / "file").read_bytes() == b"0123\0\0"
-
-
-@promise("S-17")
-def test_o_trunc(area: Area, fd: int) -> None:
-    """O_TRUNC empties the file for all its descriptors at once."""
-    again = os.open(area.path / "file", os.O_WRONLY | os.O_TRUNC)
-    assert os.fstat(fd).st_size == 0
-    os.write(again, b"new")
-    os.close(again)
-    assert os.pread(fd, 100, 0) == b"new"
-    assert area.get("file") == b"new"
-
-
-@promise("S-17")
-def test_sparse_file(area: Area) -> None:
-    """A hole reads as zeros."""
-    with (area.path / "sparse").open("wb") as file:
-        file.seek(3 * MIB)
-        file.write(b"end")
-    assert (area.path / "sparse").stat().st_size == 3 * MIB + 3
-    assert (area.path / "sparse").read_bytes() == bytes(3 * MIB) + b"end"
-    assert area.get("sparse") == bytes(3 * MIB) + b"end"
-
-
 @promise("S-17", "S-18")
 def test_shared_mmap(area: Area, fd: int) -> None:
     """What is written through a shared mapping is in the store after msync and fsync."""
@@ -206,13 +110,6 @@ def test_shared_mmap(area: Area, fd: int) -> None:
     os.fsync(fd)
     assert area.get("file")[99_990:99_994] == b"last"
     assert area.get("file")[14:99_990] == content(100_000)[14:99_990]
-
-
-@promise("S-17")
-def test_private_mmap_reads(area: Area, fd: int) -> None:
-    """Reading through a mapping, as safetensors and numpy do."""
-    with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as pages:
-        assert pages[:] == content(100_000)
 
 
 @promise("S-17")
@@ -318,16 +215,6 @@ def test_exclusive_creation(area: Area, other: Mount) -> None:
         fails(errno.EEXIST, os.open, area.path / f"lock{number}", flags)
 
 
-@promise("S-22")
-def test_a_file_appears_at_close(area: Area) -> None:
-    """Without O_EXCL the store learns of it at close; this mount sees it at once."""
-    with (area.path / "file").open("wb") as file:
-        assert os.listdir(area.path) == ["file"]
-        assert not area.exists("file")
-        file.write(b"x")
-    assert area.get("file") == b"x"
-
-
 @promise("S-23")
 @pytest.mark.parametrize("size", [1000, 3 * MIB])
 def test_removed_while_open(area: Area, size: int) -> None:
@@ -343,19 +230,6 @@ def test_removed_while_open(area: Area, size: int) -> None:
             assert os.fstat(file.fileno()).st_nlink == 0
             assert os.listdir(area.path) == []
     eventually(lambda: area.keys() == [""], "nothing is left (a release is not waited for)")
-
-
-@promise("S-23", "S-25")
-def test_replaced_while_open(area: Area) -> None:
-    """A rename over an open file leaves the old content to who has it open."""
-    (area.path / "old").write_bytes(b"old content")
-    (area.path / "new").write_bytes(b"new")
-    with (area.path / "old").open("rb") as file:
-        (area.path / "new").rename(area.path / "old")
-        assert file.read() == b"old content"
-        assert (area.path / "old").read_bytes() == b"new"
-    assert area.get("old") == b"new"
-    eventually(lambda: area.keys() == ["", "old"], "nothing else is left (a release is not waited for)")
 
 
 @promise("S-23")
@@ -397,17 +271,3 @@ def test_locks_between_processes(area: Area, kind: str) -> None:
         assert subprocess.run(command, timeout=60, check=False).returncode == 0
         lock(file, fcntl.LOCK_EX)
     assert subprocess.run(command, timeout=60, check=False).returncode == 0
-
-
-@promise("S-29")
-def test_processes_of_one_mount_see_each_other(area: Area) -> None:
-    """What one process wrote, before its close, another reads at once."""
-    script = "import sys; sys.stdout.write(open(sys.argv[1]).read())"
-    with (area.path / "file").open("w") as file:
-        for number in range(3):
-            file.write(str(number))
-            file.flush()
-            seen = subprocess.run(
-                [sys.executable, "-c", script, str(area.path / "file")], capture_output=True, timeout=60, check=True
-            )
-            assert seen.stdout == b"012"[: number + 1]

@@ -41,15 +41,6 @@ def test_directories_survive_the_mount(area: Area) -> None:
     assert stat.S_IMODE((area.path / "emptied").stat().st_mode) == 0o701
 
 
-@promise("S-01")
-def test_rmdir_removes_the_marker(area: Area) -> None:
-    """Until rmdir, and no longer."""
-    (area.path / "gone").mkdir()
-    (area.path / "gone").rmdir()
-    assert area.keys() == [""]
-    assert list(area.path.iterdir()) == []
-
-
 @promise("S-02", "S-03")
 def test_an_implied_directory_stays_without_its_last_entry(area: Area) -> None:
     """A directory that only other tools' keys implied stays when its entries are removed or moved away."""
@@ -64,18 +55,6 @@ def test_an_implied_directory_stays_without_its_last_entry(area: Area) -> None:
     assert sorted(os.listdir(area.path)) == ["implied", "left", "moved"]
 
 
-@promise("S-03")
-def test_an_implied_directory_has_default_attributes(area: Area) -> None:
-    """0755 and the owner of the mount."""
-    area.put("implied/deep/one", b"1")
-    settle()
-    seen = (area.path / "implied").stat()
-    assert stat.S_ISDIR(seen.st_mode)
-    assert stat.S_IMODE(seen.st_mode) == 0o755
-    assert (seen.st_uid, seen.st_gid) == (os.getuid(), os.getgid())
-    assert os.listdir(area.path / "implied/deep") == ["one"]
-
-
 @promise("S-04")
 def test_rmdir_asks_the_store(area: Area) -> None:
     """What another client wrote a moment ago makes it ENOTEMPTY, also when a listing showed nothing."""
@@ -84,19 +63,6 @@ def test_rmdir_asks_the_store(area: Area) -> None:
     area.put("d/new", b"x")
     fails(errno.ENOTEMPTY, os.rmdir, area.path / "d")
     assert area.get("d/new") == b"x"
-
-
-@promise("S-04")
-def test_rmdir_of_what_is_no_empty_directory(area: Area) -> None:
-    """ENOTEMPTY with entries of our own, ENOTDIR for a file, ENOENT for nothing."""
-    (area.path / "d/e").mkdir(parents=True)
-    (area.path / "file").write_bytes(b"x")
-    fails(errno.ENOTEMPTY, os.rmdir, area.path / "d")
-    fails(errno.ENOTDIR, os.rmdir, area.path / "file")
-    fails(errno.ENOENT, os.rmdir, area.path / "nothing")
-    fails(errno.EEXIST, os.mkdir, area.path / "d")
-    fails(errno.EEXIST, os.mkdir, area.path / "file")
-    fails(errno.EISDIR, os.unlink, area.path / "d")
 
 
 @promise("S-05")

@@ -89,17 +89,6 @@ def test_a_failed_upload_is_reported_and_kept(mount: Mount, storage: Breakable) 
 
 
 @promise("S-19")
-def test_a_later_close_sends_it(mount: Mount, storage: Breakable) -> None:
-    """Opening it for writing and closing it is another try, with what was added."""
-    write_refused(mount, storage, "later")
-    storage.run()
-    with (mount.path / "later").open("ab") as file:
-        file.write(b"more")
-    assert mount.objects.get("later") == BODY + b"more"
-    assert unsent(mount) == []
-
-
-@promise("S-19")
 def test_umount_says_what_is_not_sent_and_sends_it_when_it_can(mount: Mount, storage: Breakable) -> None:
     """Umount ends with 6, names the file and stays mounted; when the storage works it sends and unmounts."""
     write_refused(mount, storage, "kept")

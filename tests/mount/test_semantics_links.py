@@ -53,17 +53,12 @@ def assert_links(place: Path) -> None:
 
 
 @promise("S-06")
-def test_links_are_plain_objects(links: Area) -> None:
-    """The object `x.rclonelink` holds the target."""
+def test_links_are_plain_objects_and_survive_the_mount(links: Area) -> None:
+    """The object `x.rclonelink` holds the target: relative, dangling, to a directory, of any bytes, of 4,095 bytes."""
     assert len(TARGETS["longest"]) == 4095
     for name, target in TARGETS.items():
         assert links.get(f"{name}.rclonelink") == target
     assert_links(links.path)
-
-
-@promise("S-06")
-def test_links_survive_the_mount(links: Area) -> None:
-    """Relative, dangling, to a directory, of any bytes, of 4,095 bytes."""
     links.mount.remount()
     assert_links(links.path)
 

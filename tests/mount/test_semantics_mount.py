@@ -300,15 +300,3 @@ def test_the_directory_beneath_is_given_back_after_a_crash(machine: Mount) -> No
     (machine.path / "stray").touch()
     (machine.path / "stray").unlink()
     assert json.loads(machine.command("list", "-o", "json").stdout) == []
-
-
-@promise("S-41")
-def test_nothing_runs_after_umount(machine: Mount) -> None:
-    """Supervisor and server end with the mount, and the directory that the command made goes."""
-    machine.mount()
-    (machine.path / "file").write_bytes(b"x")
-    pids = machine.pids
-    assert machine.umount().returncode == 0
-    eventually(lambda: not any(map(runs, pids)), "the processes have ended")
-    assert not machine.path.exists()
-    machine.pids = []

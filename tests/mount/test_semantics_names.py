@@ -242,18 +242,6 @@ def test_odd_keys_on_servers_that_take_no_such(area: Area, key: str) -> None:
     assert listed(area) == sorted(filter(None, (b"beside", shown)))
 
 
-@promise("S-36")
-def test_reserved_names_cannot_be_made(area: Area) -> None:
-    """EINVAL for each kind, and for the target of a rename."""
-    write(raw(area, b"file"), b"x")
-    for name in ("\uf02f", "\uf02e", "\uf02e\uf02e", "file\uf000"):
-        path = raw(area, name.encode())
-        for call in (lambda path: write(path, b""), os.mkdir, lambda path: os.symlink(b"t", path)):
-            fails(errno.EINVAL, call, path)
-        fails(errno.EINVAL, os.rename, raw(area, b"file"), path)
-    assert listed(area) == [b"file"]
-
-
 @promise("S-38")
 def test_a_file_beside_a_directory(area: Area) -> None:
     """Versitygw refuses `a` beside `a/b` both ways; MinIO takes both and lists `a` alone."""
@@ -264,16 +252,6 @@ def test_a_file_beside_a_directory(area: Area) -> None:
     assert read(raw(area, b"a")) == b"object"
     fails(errno.EEXIST, os.mkdir, raw(area, b"a"))
     fails(errno.ENOTDIR, write, raw(area, b"a/c"), b"x")
-
-
-@promise("S-38")
-def test_a_directory_that_another_client_made(area: Area) -> None:
-    """Which another client made: it is seen as any other."""
-    assert listed(area) == []
-    area.put("d/e", b"theirs")
-    settle()
-    assert read(raw(area, b"d/e")) == b"theirs"
-    assert sorted(os.listdir(raw(area, b"d"))) == [b"e"]
 
 
 @promise("S-38")

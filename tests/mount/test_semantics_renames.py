@@ -53,19 +53,6 @@ def test_a_file_keeps_its_attributes(area: Area) -> None:
 
 
 @promise("S-25")
-def test_unsent_bytes_go_to_the_new_key(area: Area) -> None:
-    """A file that is renamed while it is written is at the new key at close, and writing goes on."""
-    with (area.path / "part").open("wb", buffering=0) as file:
-        file.write(b"one")
-        (area.path / "part").rename(area.path / "whole")
-        assert os.listdir(area.path) == ["whole"]
-        file.write(b"two")
-        assert (area.path / "whole").read_bytes() == b"onetwo"
-    assert area.keys() == ["", "whole"]
-    assert area.get("whole") == b"onetwo"
-
-
-@promise("S-25")
 def test_an_existing_target_is_replaced(area: Area) -> None:
     """In one step: who reads the target all the while sees the old or the new, never nothing."""
     target = area.path / "target"
@@ -105,22 +92,6 @@ def test_flags(area: Area) -> None:
     fails(errno.EINVAL, renameat2, area.path / "a", area.path / "b", EXCHANGE)
     renameat2(area.path / "a", area.path / "c", NOREPLACE)
     assert sorted(area.keys()) == ["", "b", "c"]
-
-
-@promise("S-25")
-def test_kinds_that_do_not_replace_each_other(area: Area) -> None:
-    """The errnos of rename(2)."""
-    (area.path / "file").write_bytes(b"x")
-    (area.path / "full/inner").mkdir(parents=True)
-    (area.path / "empty").mkdir()
-    fails(errno.EISDIR, os.rename, area.path / "file", area.path / "empty")
-    fails(errno.ENOTDIR, os.rename, area.path / "empty", area.path / "file")
-    fails(errno.ENOTEMPTY, os.rename, area.path / "empty", area.path / "full")
-    fails(errno.EINVAL, os.rename, area.path / "full", area.path / "full/inner/itself")
-    fails(errno.ENOENT, os.rename, area.path / "nothing", area.path / "new")
-    os.rename(area.path / "full", area.path / "empty")
-    assert sorted(os.listdir(area.path)) == ["empty", "file"]
-    assert os.listdir(area.path / "empty") == ["inner"]
 
 
 @promise("S-26")

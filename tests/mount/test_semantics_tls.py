@@ -30,7 +30,6 @@ pytestmark = pytest.mark.fuse
 
 MIB = 1 << 20
 LARGE = random.Random(160).randbytes(72 * MIB)
-SMALL = {f"f{number:03}": random.Random(number).randbytes(100 << 10) for number in range(96)}
 FOLDERS, FILES = 20, 2000
 
 
@@ -67,15 +66,6 @@ def test_a_large_file_is_read_cold_by_ranges(shared: Mount) -> None:
     offsets = random.Random(0).sample(range(len(LARGE) - MIB), 24)
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(at, offsets))
-
-
-@promise("S-160")
-def test_small_files_are_read_by_16_threads(shared: Mount) -> None:
-    put_all(shared, {f"small/{name}": (body, {}) for name, body in SMALL.items()})
-    settle()
-    with ThreadPoolExecutor(16) as pool:
-        read = list(pool.map(lambda name: (shared.path / "small" / name).read_bytes(), SMALL))
-    assert read == list(SMALL.values())
 
 
 @promise("S-160")

@@ -41,9 +41,7 @@ def test_roots_exports_are_mounted_by_a_kernel_that_has_a_client(
 
 
 @promise("S-313")
-def test_who_mounts_has_ended_before_it_is_looked_what_there_is_to_undo(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_who_mounts_has_ended_before_it_is_looked_what_there_is_to_undo(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it may still mount."""
     started: list[subprocess.Popen[str]] = []
 

@@ -8,13 +8,7 @@ from pathlib import Path
 import pytest
 
 from datastore.api.resources import DATASTORES, NODES, PODS
-from datastore.errors import (
-    AccessDenied,
-    CredentialsInvalid,
-    DatastoreError,
-    InvalidRequest,
-    Unreachable,
-)
+from datastore.errors import AccessDenied, CredentialsInvalid, DatastoreError, InvalidRequest, Unreachable
 from datastore.kubeclient import EVERYWHERE, Conflict, KubeClient, in_cluster, of_context
 from tests.playedapi import PlayedApi, played_api
 

@@ -42,6 +42,51 @@ def test_one_file_holds_jobs_datastores_and_secrets() -> None:
     assert [each.name for each in found.secrets] == ["keys"]
 
 
+WRONG = [
+    (
+        "datastores: [{name: x, Path: /a}]",
+        "spec.datastores[0].Path is not a field; did you mean spec.datastores[0].path?",
+    ),
+    (
+        "datastores: [{name: x}]",
+        "spec.datastores[0].path is missing: Absolute path of the directory; two can't have the same",
+    ),
+    ("datastores: [{name: x, path: /a}, {name: y, path: /a/}]", "spec mounts two Datastores at /a: x and y"),
+    ("datastores: [{name: x, path: /}]", "spec mounts Datastore x at /; choose a directory below it"),
+    (
+        "datastores: [{name: x, path: /a, subPath: ../b}]",
+        "spec.datastores[0].subPath must be a path below the Datastore: without '/' at its start, and without '..'",
+    ),
+    ("gpus: 8", "spec must have both or neither of gpus (in all) and gpusPerTask"),
+    (
+        "gpus: 8, gpusPerTask: 4, roles: {worker: {replicas: 3}}",
+        "spec has gpus and gpusPerTask, which say how many workers there are and what each gets: leave "
+        "out roles.worker.replicas and the gpus of master and worker",
+    ),
+    ("roles: {master: {replicas: 2}}", "spec has roles.master.replicas 2: there is one master at most"),
+    ("roles: {evaluator: {replicas: 2}}", "spec has roles.evaluator.replicas 2: there is one evaluator at most"),
+    ("roles: {master: {replicas: 0}}", "spec has neither a master nor a worker: nothing would run"),
+    ("logs: {datastore: x}", "spec has logs.datastore x, which is not one of spec.datastores"),
+    (
+        "logs: {datastore: x}, datastores: [{name: x, path: /a, readOnly: true}]",
+        "spec has logs.datastore x, which is not one of spec.datastores that are not readOnly",
+    ),
+    ("schedule: '0 3 * *'", "spec.schedule must be five fields: minute hour day month weekday, such as '0 3 * * 1'"),
+    (
+        "env: [{name: A, value: b, valueFrom: {fieldRef: {fieldPath: x}}}]",
+        "spec.env[0] must not have both value and valueFrom",
+    ),
+    ("env: [{name: 1A}]", "spec.env[0].name must be the name of a variable"),
+    ("backoffLimit: -1", "spec.backoffLimit must be greater than or equal to 0"),
+    ("roles: {worker: {replicas: 2.5}}", "must be a whole number"),
+    (
+        "resources: {limits: {cpu: much}}",
+        "spec.resources.limits.cpu must be a quantity such as 500M, 10Gi or a whole number of bytes, not 'much'",
+    ),
+]
+"""What is wrong beside a framework and a command."""
+
+
 @promise("S-320")
 @pytest.mark.parametrize(
     ("spec", "line"),
@@ -61,68 +106,8 @@ def test_one_file_holds_jobs_datastores_and_secrets() -> None:
         ),
         ("{command: [a], save: {model: m, from: out}}", "spec.save.from must be an absolute path, as the job sees it"),
         ("{framework: none, Command: [a]}", "spec.Command is not a field; did you mean spec.command?"),
-        (
-            "{framework: none, command: [a], datastores: [{name: x, Path: /a}]}",
-            "spec.datastores[0].Path is not a field; did you mean spec.datastores[0].path?",
-        ),
-        (
-            "{framework: none, command: [a], datastores: [{name: x}]}",
-            "spec.datastores[0].path is missing: Absolute path of the directory; two can't have the same",
-        ),
-        (
-            "{framework: none, command: [a], datastores: [{name: x, path: /a}, {name: y, path: /a/}]}",
-            "spec mounts two Datastores at /a: x and y",
-        ),
-        (
-            "{framework: none, command: [a], datastores: [{name: x, path: /}]}",
-            "spec mounts Datastore x at /; choose a directory below it",
-        ),
-        (
-            "{framework: none, command: [a], datastores: [{name: x, path: /a, subPath: ../b}]}",
-            "spec.datastores[0].subPath must be a path below the Datastore: without '/' at its start, and without '..'",
-        ),
-        ("{framework: none, command: [a], gpus: 8}", "spec must have both or neither of gpus (in all) and gpusPerTask"),
-        (
-            "{framework: none, command: [a], gpus: 8, gpusPerTask: 4, roles: {worker: {replicas: 3}}}",
-            "spec has gpus and gpusPerTask, which say how many workers there are and what each gets: leave out "
-            "roles.worker.replicas and the gpus of master and worker",
-        ),
-        (
-            "{framework: none, command: [a], roles: {master: {replicas: 2}}}",
-            "spec has roles.master.replicas 2: there is one master at most",
-        ),
-        (
-            "{framework: none, command: [a], roles: {evaluator: {replicas: 2}}}",
-            "spec has roles.evaluator.replicas 2: there is one evaluator at most",
-        ),
-        (
-            "{framework: none, command: [a], roles: {master: {replicas: 0}}}",
-            "spec has neither a master nor a worker: nothing would run",
-        ),
         ("{framework: none}", "spec has neither a command nor an image for master"),
-        (
-            "{framework: none, command: [a], logs: {datastore: x}}",
-            "spec has logs.datastore x, which is not one of spec.datastores",
-        ),
-        (
-            "{framework: none, command: [a], logs: {datastore: x}, datastores: [{name: x, path: /a, readOnly: true}]}",
-            "spec has logs.datastore x, which is not one of spec.datastores that are not readOnly",
-        ),
-        (
-            "{framework: none, command: [a], schedule: '0 3 * *'}",
-            "spec.schedule must be five fields: minute hour day month weekday, such as '0 3 * * 1'",
-        ),
-        (
-            "{framework: none, command: [a], env: [{name: A, value: b, valueFrom: {fieldRef: {fieldPath: x}}}]}",
-            "spec.env[0] must not have both value and valueFrom",
-        ),
-        ("{framework: none, command: [a], env: [{name: 1A}]}", "spec.env[0].name must be the name of a variable"),
-        ("{framework: none, command: [a], backoffLimit: -1}", "spec.backoffLimit must be greater than or equal to 0"),
-        ("{framework: none, command: [a], roles: {worker: {replicas: 2.5}}}", "must be a whole number"),
-        (
-            "{framework: none, command: [a], resources: {limits: {cpu: much}}}",
-            "spec.resources.limits.cpu must be a quantity such as 500M, 10Gi or a whole number of bytes, not 'much'",
-        ),
+        *(("{framework: none, command: [a], " + rest + "}", line) for rest, line in WRONG),
     ],
 )
 def test_each_wrong_field_is_told_in_one_line(spec: str, line: str) -> None:

@@ -68,7 +68,7 @@ def cli(capfd: pytest.CaptureFixture[str]) -> Cli:
     return run
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An own state root; the fake servers that a test left are ended."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

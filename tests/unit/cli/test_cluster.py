@@ -99,12 +99,17 @@ class PlayedCluster:
         return self.numbers[path.split("/")[6].partition(":")[0]]
 
 
+@pytest.fixture
+def cluster() -> PlayedCluster:
+    return PlayedCluster()
+
+
 def failures(cluster: PlayedCluster) -> list[tuple[str, str]]:
     return [(each.check, each.text) for each in cluster_checks(cluster, "digits") if each.level is Level.FAIL]
 
 
-def test_a_whole_chain_has_no_broken_link() -> None:
-    findings = list(cluster_checks(PlayedCluster(), "digits"))
+def test_a_whole_chain_has_no_broken_link(cluster: PlayedCluster) -> None:
+    findings = list(cluster_checks(cluster, "digits"))
     assert [each.check for each in findings] == [
         "cluster", "controller", "object", "secret", "backend", "claim", "mount-daemon", "node", "mount", "pods",
     ]  # fmt: skip
@@ -121,14 +126,14 @@ def test_a_whole_chain_has_no_broken_link() -> None:
         (("csidrivers", "csi.datastore.dev"), "driver"),
     ],
 )
-def test_the_first_missing_link_is_named_and_ends_the_walk(missing: tuple[str, str], check: str) -> None:
-    cluster = PlayedCluster()
+def test_the_first_missing_link_is_named_and_ends_the_walk(
+    cluster: PlayedCluster, missing: tuple[str, str], check: str
+) -> None:
     del cluster.objects[missing]
     assert [each[0] for each in failures(cluster)] == [check]
 
 
-def test_a_failing_backend_is_told_in_the_servers_words_with_the_last_errors() -> None:
-    cluster = PlayedCluster()
+def test_a_failing_backend_is_told_in_the_servers_words_with_the_last_errors(cluster: PlayedCluster) -> None:
     cluster.status["conditions"][0] = {
         "type": "Ready",
         "status": "False",
@@ -141,23 +146,20 @@ def test_a_failing_backend_is_told_in_the_servers_words_with_the_last_errors() -
     assert "FailedMount: timed out" in findings[-1].text
 
 
-def test_a_node_plugin_that_is_not_ready_is_named_with_its_node() -> None:
-    cluster = PlayedCluster()
+def test_a_node_plugin_that_is_not_ready_is_named_with_its_node(cluster: PlayedCluster) -> None:
     cluster.components["node"] = [pod("node-1", node="n-2"), pod("node-2", ready=False, waiting="CrashLoopBackOff")]
     assert failures(cluster) == [("node", "not ready: node-2 on n-1 (CrashLoopBackOff: as it is)")]
 
 
 @pytest.mark.parametrize("component", ["node", "mount-daemon"])
-def test_only_the_nodes_of_its_pods_matter(component: str) -> None:
-    cluster = PlayedCluster()
+def test_only_the_nodes_of_its_pods_matter(cluster: PlayedCluster, component: str) -> None:
     cluster.components[component] = [pod(f"{component}-1"), pod(f"{component}-2", ready=False, node="n-2")]
     assert failures(cluster) == []
     cluster.components[component] = [pod(f"{component}-2", node="n-2")]
     assert failures(cluster) == [(component, f"no pod of daemonset/datastore-{component} on n-1")]
 
 
-def test_a_workload_without_pods_is_told_from_one_that_is_not_installed() -> None:
-    cluster = PlayedCluster()
+def test_a_workload_without_pods_is_told_from_one_that_is_not_installed(cluster: PlayedCluster) -> None:
     cluster.components["controller"] = []
     assert failures(cluster) == [("controller", "deployment/datastore-controller is not installed")]
     cluster.workloads = [{"metadata": {"namespace": "system"}, "spec": {"replicas": 0}}]
@@ -175,16 +177,14 @@ def test_a_workload_without_pods_is_told_from_one_that_is_not_installed() -> Non
         ("mount-daemon-1", "", "n-1 has lost the mount"),
     ],
 )
-def test_a_dead_mount_is_named_with_its_node(pod_of: str, numbers: str, text: str) -> None:
-    cluster = PlayedCluster()
+def test_a_dead_mount_is_named_with_its_node(cluster: PlayedCluster, pod_of: str, numbers: str, text: str) -> None:
     cluster.numbers[pod_of] = numbers
     found = failures(cluster)
     assert [each[0] for each in found] == ["mount"]
     assert text in found[0][1]
 
 
-def test_what_is_not_in_the_storage_yet_is_a_warning() -> None:
-    cluster = PlayedCluster()
+def test_what_is_not_in_the_storage_yet_is_a_warning(cluster: PlayedCluster) -> None:
     for what, count in {"files": 2, "bytes": 3072}.items():
         cluster.numbers["mount-daemon-1"] += f'datastore_mount_unsent_{what}{{volume="{HANDLE}"}} {count}\n'
     warned = [each.text for each in cluster_checks(cluster, "digits") if each.level is Level.WARN]
@@ -192,16 +192,14 @@ def test_what_is_not_in_the_storage_yet_is_a_warning() -> None:
 
 
 @promise("S-144")
-def test_a_pod_that_can_not_mount_is_the_broken_link_with_the_kubelets_words() -> None:
-    cluster = PlayedCluster()
+def test_a_pod_that_can_not_mount_is_the_broken_link_with_the_kubelets_words(cluster: PlayedCluster) -> None:
     cluster.pods = [pod("train", claim="digits", phase="Pending"), pod("done", claim="digits", phase="Succeeded")]
     assert failures(cluster) == []
     cluster.events = [event("Pod", "train", "FailedMount", "MountVolume.SetUp failed")]
     assert failures(cluster) == [("pods", "pod train waits on n-1: FailedMount: MountVolume.SetUp failed")]
 
 
-def test_a_pending_claim_tells_why_and_waiting_for_the_first_pod_is_no_fault() -> None:
-    cluster = PlayedCluster()
+def test_a_pending_claim_tells_why_and_waiting_for_the_first_pod_is_no_fault(cluster: PlayedCluster) -> None:
     cluster.status |= {"backend": "claim", "volumeName": ""}
     cluster.objects[("persistentvolumeclaims", "digits")]["status"]["phase"] = "Pending"
     cluster.status["conditions"][1]["reason"] = "WaitingForFirstPod"
@@ -212,9 +210,8 @@ def test_a_pending_claim_tells_why_and_waiting_for_the_first_pod_is_no_fault() -
 
 
 @promise("S-145")
-def test_what_the_user_may_not_read_is_passed_over() -> None:
+def test_what_the_user_may_not_read_is_passed_over(cluster: PlayedCluster) -> None:
     """A user of one namespace learns what he may know."""
-    cluster = PlayedCluster()
     cluster.forbidden = {"customresourcedefinitions", "csidrivers", "pods/proxy"}
     cluster.status["conditions"][0] = {"type": "Ready", "status": "False", "reason": "AccessDenied", "message": "no"}
     findings = list(cluster_checks(cluster, "digits"))
@@ -226,14 +223,12 @@ def test_what_the_user_may_not_read_is_passed_over() -> None:
     assert [each[0] for each in failures(cluster)] == ["object"]
 
 
-def test_a_datastore_of_another_namespace_is_found() -> None:
-    cluster = PlayedCluster()
+def test_a_datastore_of_another_namespace_is_found(cluster: PlayedCluster) -> None:
     cluster.others = [cluster.objects.pop(("datastores", "digits"))]
     assert failures(cluster) == [("object", "there is no Datastore digits in this namespace, but in team")]
 
 
-def test_the_last_errors_are_the_newest_of_each_kind() -> None:
-    cluster = PlayedCluster()
+def test_the_last_errors_are_the_newest_of_each_kind(cluster: PlayedCluster) -> None:
     said = [("Ready is False: gone", "2026-01-01T00:00:02Z"), ("Provisioned is False: gone", "2026-01-01T00:00:01Z")]
     cluster.events = [event("Datastore", "digits", "ClaimLost", message, when) for message, when in said]
     cluster.events.append(
@@ -243,22 +238,19 @@ def test_the_last_errors_are_the_newest_of_each_kind() -> None:
     assert [each.split()[0] for each in told] == ["2026-01-01T00:00:02Z", "2026-01-02"]
 
 
-def test_one_ready_replica_of_the_controller_is_enough() -> None:
-    cluster = PlayedCluster()
+def test_one_ready_replica_of_the_controller_is_enough(cluster: PlayedCluster) -> None:
     cluster.components["controller"] = [pod("c-1"), pod("c-2", ready=False)]
     assert failures(cluster) == []
     cluster.components["controller"] = []
     assert failures(cluster)[0][0] == "controller"
 
 
-def test_a_secret_without_a_key_is_named_by_the_key() -> None:
-    cluster = PlayedCluster()
+def test_a_secret_without_a_key_is_named_by_the_key(cluster: PlayedCluster) -> None:
     cluster.objects[("secrets", "keys")] = {"data": {"AWS_ACCESS_KEY_ID": ""}}
     assert failures(cluster) == [("secret", "Secret keys has no AWS_SECRET_ACCESS_KEY")]
 
 
-def test_deletion_and_staleness_are_told() -> None:
-    cluster = PlayedCluster()
+def test_deletion_and_staleness_are_told(cluster: PlayedCluster) -> None:
     cluster.status["observedGeneration"] = 1
     assert "not acted on the present spec" in failures(cluster)[0][1]
     cluster.objects[("datastores", "digits")]["metadata"]["deletionTimestamp"] = "x"

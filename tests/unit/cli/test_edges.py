@@ -148,9 +148,7 @@ def test_colour_is_for_terminals_without_no_color() -> None:
         (["mount", "-", ""], []),
     ],
 )
-def test_names_are_completed(
-    cli: Cli, root: Path, manifest: Path, tmp_path: Path, words: list[str], offered: list[str]
-) -> None:
+def test_names_are_completed(cli: Cli, manifest: Path, tmp_path: Path, words: list[str], offered: list[str]) -> None:
     """Those of mounts, and those of the Datastores in the file."""
     if words[0] == "umount":
         cli("mount", manifest, "digits", tmp_path / "d")
@@ -178,15 +176,13 @@ def test_names_are_completed(
         (["--umask", "1777"], "--umask must be octal, as 022, not '1777'"),
     ],
 )
-def test_no_owner_that_there_is_not(
-    cli: Cli, root: Path, manifest: Path, tmp_path: Path, options: list[str], words: str
-) -> None:
+def test_no_owner_that_there_is_not(cli: Cli, manifest: Path, tmp_path: Path, options: list[str], words: str) -> None:
     done = cli("mount", *options, manifest, "digits", tmp_path / "d")
     assert (done.code, words in done.err) == (2, True), done.err
 
 
 @promise("S-194")
-def test_owners_are_chosen_for_buckets_only(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:
+def test_owners_are_chosen_for_buckets_only(cli: Cli, manifest: Path, tmp_path: Path) -> None:
     """A backend that has owners itself is not overruled without a word."""
     manifest.write_text(
         "apiVersion: datastore.dev/v1alpha1\nkind: Datastore\nmetadata: {name: here}\nspec: {local: {path: /tmp}}\n"
@@ -263,8 +259,7 @@ def test_the_device_must_be_open_to_plain_users(tmp_path: Path, mode: int | None
 
 
 @pytest.mark.parametrize(
-    ("mode", "plain", "level"),
-    [(0o4755, True, Level.OK), (0o755, True, Level.FAIL), (0o755, False, Level.WARN)],
+    ("mode", "plain", "level"), [(0o4755, True, Level.OK), (0o755, True, Level.FAIL), (0o755, False, Level.WARN)]
 )
 def test_fusermount3_must_be_setuid(tmp_path: Path, mode: int, plain: bool, level: Level) -> None:
     program = tmp_path / "fusermount3"
@@ -288,14 +283,14 @@ def test_the_room_for_the_cache_is_measured(tmp_path: Path) -> None:
     assert hostchecks.check_disk(tmp_path, 1 << 60).level is Level.WARN
 
 
-def test_doctor_without_a_file_looks_at_this_machine(cli: Cli, root: Path) -> None:
+def test_doctor_without_a_file_looks_at_this_machine(cli: Cli) -> None:
     done = cli("doctor", "-o", "json")
     checks = [each["check"] for each in json.loads(done.out)]
     assert {"packages", "kernel", "/dev/fuse", "fusermount3", "cache", "mount"} <= set(checks)
     assert cli("doctor").out.startswith("ok    packages: ")
 
 
-def test_doctor_says_when_nothing_listens(cli: Cli, root: Path, manifest: Path) -> None:
+def test_doctor_says_when_nothing_listens(cli: Cli, manifest: Path) -> None:
     done = cli("doctor", manifest, "digits", "-o", "json")
     last = json.loads(done.out)[-1]
     assert (done.code, last["level"], last["code"]) == (4, "fail", 4)

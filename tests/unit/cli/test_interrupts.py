@@ -125,9 +125,7 @@ while True:
     assert not (tmp_path / "d").exists()
 
 
-def test_a_command_that_dies_of_the_signal_gives_its_number(
-    start: Start, root: Path, manifest: Path, tmp_path: Path
-) -> None:
+def test_a_command_that_dies_of_the_signal_gives_its_number(start: Start, manifest: Path, tmp_path: Path) -> None:
     mounts = ["--mount", f"output={tmp_path}/d"]
     command = ["sh", "-c", f"touch {tmp_path}/up; exec sleep 60"]
     process = start("ready", "run", "-f", manifest, *mounts, "--", *command)
@@ -137,7 +135,7 @@ def test_a_command_that_dies_of_the_signal_gives_its_number(
     assert process.returncode == 143
 
 
-def test_ctrl_c_in_the_foreground_is_an_ordinary_end(start: Start, root: Path, manifest: Path, tmp_path: Path) -> None:
+def test_ctrl_c_in_the_foreground_is_an_ordinary_end(start: Start, manifest: Path, tmp_path: Path) -> None:
     process = start("ready", "mount", "--foreground", manifest, "digits", tmp_path / "d")
     assert process.stderr is not None
     lines = [process.stderr.readline() for _ in range(2)]

@@ -174,14 +174,7 @@ def test_of_several_datastores_the_one_with_the_models_is_named(here: Path, cli:
 @promise("S-391")
 @pytest.mark.parametrize(("mode", "code", "words"), [("ready", 4, "127.0.0.1:9"), ("unsynced", 6, "are not uploaded")])
 def test_a_mount_of_the_source_uploads_first_what_it_has(
-    here: Path,
-    cli: Cli,
-    root: Path,
-    manifest: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    mode: str,
-    code: int,
-    words: str,
+    here: Path, cli: Cli, root: Path, manifest: Path, monkeypatch: pytest.MonkeyPatch, mode: str, code: int, words: str
 ) -> None:
     """What was closed with writeBack is in the bucket before that is read; where it can't be, nothing is saved.
 

@@ -18,14 +18,14 @@ def script(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("code", [0, 1, 6, 77])
-def test_the_exit_code_of_the_command_is_ours(cli: Cli, root: Path, manifest: Path, tmp_path: Path, code: int) -> None:
+def test_the_exit_code_of_the_command_is_ours(cli: Cli, manifest: Path, tmp_path: Path, code: int) -> None:
     done = cli("run", "-f", manifest, "--mount", f"digits={tmp_path}/d", *script(f"raise SystemExit({code})"))
     assert done == (code, "", "")
     assert not (tmp_path / "d").exists()
     assert cli("list", "-o", "json").out == "[]\n"
 
 
-def test_a_signal_that_ends_the_command_is_told(cli: Cli, root: Path, manifest: Path) -> None:
+def test_a_signal_that_ends_the_command_is_told(cli: Cli, manifest: Path) -> None:
     assert cli("run", "-f", manifest, *script("import os; os.kill(os.getpid(), 9)")).code == 137
 
 
@@ -37,13 +37,13 @@ def test_all_mounts_stand_while_the_command_runs(cli: Cli, root: Path, manifest:
         assert [each["op"] for each in asked(root, name)] == ["stop"]
 
 
-def test_the_options_of_the_command_are_its_own(cli: Cli, root: Path, manifest: Path) -> None:
+def test_the_options_of_the_command_are_its_own(cli: Cli, manifest: Path) -> None:
     show = ["--", sys.executable, "-c", "import sys; print(sys.argv[1:])", "--mount", "x", "-f"]
     assert cli("run", "-f", manifest, *show).out == "['--mount', 'x', '-f']\n"
 
 
 def test_a_failed_upload_is_never_hidden(
-    cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_MODE", "unsynced")
     arguments = ["run", "-f", manifest, "--mount", f"output={tmp_path}/d"]
@@ -57,7 +57,7 @@ def test_a_failed_upload_is_never_hidden(
 
 @promise("S-192")
 def test_a_directory_that_is_still_used_is_detached_and_said(
-    cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With an exit code of its own, when the command succeeded."""
     monkeypatch.setenv("FAKE_MODE", "busy")
@@ -79,7 +79,7 @@ def test_a_directory_that_is_still_used_is_detached_and_said(
     ],
 )
 def test_a_command_that_can_not_run_is_said(
-    cli: Cli, root: Path, manifest: Path, tmp_path: Path, command: str, code: int, text: str
+    cli: Cli, manifest: Path, tmp_path: Path, command: str, code: int, text: str
 ) -> None:
     done = cli("run", "-f", manifest, "--mount", f"digits={tmp_path}/d", "--", command)
     assert done == (code, "", f"error: {text}\n")
@@ -96,7 +96,7 @@ def test_a_mount_that_fails_takes_the_others_with_it(cli: Cli, root: Path, manif
 
 
 @pytest.mark.parametrize("mount", ["digits", "=x", "digits="])
-def test_a_mount_is_name_and_directory(cli: Cli, root: Path, manifest: Path, mount: str) -> None:
+def test_a_mount_is_name_and_directory(cli: Cli, manifest: Path, mount: str) -> None:
     done = cli("run", "-f", manifest, "--mount", mount, "--", "true")
     assert done.code == 2
     assert f"{mount!r} is not NAME=DIR" in done.err
@@ -109,7 +109,7 @@ def test_an_unknown_name_mounts_nothing(cli: Cli, root: Path, manifest: Path, tm
     assert not root.exists()
 
 
-def test_read_only_reaches_the_server(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:
+def test_read_only_reaches_the_server(cli: Cli, manifest: Path, tmp_path: Path) -> None:
     listed = "import subprocess, sys; subprocess.run([sys.executable, '-m', 'datastore.cli', 'list', '-o', 'json'])"
     done = cli("run", "-f", manifest, "--read-only", "--mount", f"output={tmp_path}/o", *script(listed))
     assert json.loads(done.out)[0]["readOnly"] is True

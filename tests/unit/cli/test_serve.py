@@ -13,7 +13,7 @@ from datastore.models.directory import DirectoryStorage, DirectoryTree
 from datastore.models.progress import Progress
 from datastore.models.registry import Models
 from datastore.models.saving import Wish, save
-from tests.modelstores import plant
+from tests.modelstores import flip, plant
 from tests.promises import promise
 
 from .conftest import Cli
@@ -49,11 +49,7 @@ def program(here: Path, name: str) -> str:
 @promise("S-411")
 def test_a_damaged_version_is_not_served(here: Path, cli: Cli) -> None:
     at = next(each for each in sorted((here / "models" / "digits" / "1").rglob("*")) if each.is_file())
-    mode, body = at.stat().st_mode, bytearray(at.read_bytes())
-    body[0] ^= 1
-    at.chmod(0o600)
-    at.write_bytes(body)
-    at.chmod(mode)
+    flip(at, 0)
     code, _, err = cli("serve", "digits", "--", "/bin/touch", str(here / "served"))
     assert code == 1
     assert "digits:1 is not served" in err

@@ -18,7 +18,7 @@ from .conftest import Cli, asked, leave_unsent, state_of
 
 
 @pytest.fixture
-def mounted(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> Path:
+def mounted(cli: Cli, manifest: Path, tmp_path: Path) -> Path:
     """`digits`, mounted."""
     assert cli("mount", manifest, "digits", tmp_path / "d").code == 0
     return tmp_path / "d"
@@ -41,7 +41,7 @@ def test_the_state_is_for_its_owner_only(mounted: Path, root: Path) -> None:
         assert stat.S_IMODE((state_dir / name).stat().st_mode) == 0o600
 
 
-def test_a_directory_that_was_there_stays(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:
+def test_a_directory_that_was_there_stays(cli: Cli, manifest: Path, tmp_path: Path) -> None:
     place = tmp_path / "d"
     place.mkdir()
     assert cli("mount", manifest, "digits", place).code == 0
@@ -50,7 +50,7 @@ def test_a_directory_that_was_there_stays(cli: Cli, root: Path, manifest: Path, 
 
 
 def test_the_directory_is_the_name_unless_given(
-    cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli("mount", manifest, "output").code == 0
@@ -58,18 +58,18 @@ def test_the_directory_is_the_name_unless_given(
     assert cli("umount", "./output").code == 0
 
 
-def test_a_lone_argument_with_a_slash_is_the_directory(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:
+def test_a_lone_argument_with_a_slash_is_the_directory(cli: Cli, manifest: Path, tmp_path: Path) -> None:
     manifest.write_text(manifest.read_text().split("---", 1)[1].lstrip())
     assert cli("mount", manifest, tmp_path / "x").code == 0
     assert cli("umount", "output").code == 0
 
 
-def test_several_datastores_need_a_name(cli: Cli, root: Path, manifest: Path) -> None:
+def test_several_datastores_need_a_name(cli: Cli, manifest: Path) -> None:
     line = f"error: {manifest} holds several Datastores, name one: digits, output\n"
     assert cli("mount", manifest) == (2, "", line)
 
 
-def test_no_secret_in_the_file_is_said(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:
+def test_no_secret_in_the_file_is_said(cli: Cli, manifest: Path, tmp_path: Path) -> None:
     manifest.write_text(manifest.read_text().rpartition("---")[0])
     said = cli("mount", manifest, "digits", tmp_path / "d").err
     assert f"{manifest} holds no Secret keys; your own AWS credentials are used for digits\n" in said
@@ -91,7 +91,7 @@ def test_no_secret_in_the_file_is_said(cli: Cli, root: Path, manifest: Path, tmp
     ],
 )
 def test_what_the_server_reports_is_the_error(
-    cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, code: int
+    cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, code: int
 ) -> None:
     monkeypatch.setenv("FAKE_MODE", "error")
     monkeypatch.setenv("FAKE_KIND", kind)
@@ -110,7 +110,7 @@ def test_what_the_server_reports_is_the_error(
     ],
 )
 def test_a_server_that_makes_no_sense_is_a_failed_mount(
-    cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, text: str
+    cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, text: str
 ) -> None:
     begun: list[launch.Launched] = []
     take = launch.take
@@ -173,7 +173,7 @@ def test_umount_gives_the_directory_back_where_no_supervisor_is_left_to(
 @promise("S-142")
 @pytest.mark.parametrize(("variable", "what"), [("XDG_STATE_HOME", "state"), ("XDG_CACHE_HOME", "cache")])
 def test_a_place_that_cannot_be_made_is_named_with_the_way_out(
-    cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, what: str
+    cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, what: str
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv(variable, str(tmp_path / "file"))
@@ -185,13 +185,13 @@ def test_a_place_that_cannot_be_made_is_named_with_the_way_out(
     assert not (tmp_path / "d").exists()
 
 
-def test_a_large_specification_goes_through_the_pipe(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:
+def test_a_large_specification_goes_through_the_pipe(cli: Cli, manifest: Path, tmp_path: Path) -> None:
     bundle = "-----BEGIN CERTIFICATE-----" + "x" * 65_400  # with the rest more than a pipe holds
     manifest.write_text(manifest.read_text().replace("{bucket: digits,", f"{{bucket: digits, caBundle: '{bundle}',"))
     assert cli("mount", manifest, "digits", tmp_path / "d").code == 0
 
 
-def test_a_mount_point_must_hide_nothing(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:
+def test_a_mount_point_must_hide_nothing(cli: Cli, manifest: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert cli("mount", manifest, "digits", tmp_path / "file").err == (
         f"error: {tmp_path}/file: can't be a mount point: it is not a directory\n"
@@ -220,7 +220,7 @@ def test_status_shows_what_the_server_says(cli: Cli, mounted: Path) -> None:
 
 
 def test_status_names_the_files_that_failed_to_upload(
-    cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_MODE", "unsynced")
     cli("mount", manifest, "output", tmp_path / "d")
@@ -252,7 +252,7 @@ def test_umount_refuses_to_lose_changes(
 
 
 def test_umount_of_a_busy_directory_says_who_uses_it(
-    cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_MODE", "busy")
     cli("mount", manifest, "output", tmp_path / "d")
@@ -261,7 +261,7 @@ def test_umount_of_a_busy_directory_says_who_uses_it(
 
 
 def test_all_are_unmounted_and_each_failure_is_said(
-    cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert cli("mount", manifest, "digits", tmp_path / "d").code == 0
     monkeypatch.setenv("FAKE_MODE", "busy")
@@ -276,7 +276,7 @@ def test_all_are_unmounted_and_each_failure_is_said(
 
 
 @pytest.mark.parametrize("arguments", [(), ("digits", "--all")])
-def test_umount_takes_one_mount_or_all(cli: Cli, root: Path, arguments: tuple[str, ...]) -> None:
+def test_umount_takes_one_mount_or_all(cli: Cli, arguments: tuple[str, ...]) -> None:
     done = cli("umount", *arguments)
     assert done.code == 2
     assert "name one mount, or all with --all" in done.err
@@ -290,7 +290,7 @@ def test_mount_replaces_what_is_there_when_asked(cli: Cli, mounted: Path, root: 
 
 
 def test_unsent_is_sent_on_demand(
-    cli: Cli, root: Path, mounted: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, mounted: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = cli("unsent", "--retry", mounted)
     assert (done.code, done.err) == (0, "everything of digits is uploaded\n")
@@ -302,7 +302,7 @@ def test_unsent_is_sent_on_demand(
 
 
 def test_a_server_that_hangs_is_ended_by_force_only(
-    cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_MODE", "mute")
     monkeypatch.setattr(lifecycle, "FORCE_TIMEOUT_S", 0.2)
@@ -376,7 +376,7 @@ def test_warm_refuses_to_leave_the_mount(cli: Cli, mounted: Path) -> None:
 
 
 def test_warm_reports_what_it_could_not_fetch(
-    cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_MODE", "unsynced")
     cli("mount", manifest, "output", tmp_path / "d")

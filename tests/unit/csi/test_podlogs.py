@@ -144,6 +144,19 @@ def test_a_plugin_that_is_replaced_goes_on_where_the_last_one_was(node: Node) ->
 
 
 @promise("S-357")
+def test_a_log_that_is_just_being_packed_is_written_once(node: Node) -> None:
+    """The packed file stands beside what it was made of for a moment, and another one is half written."""
+    for number, text in enumerate(("old", "newer")):
+        node.says(text)
+        node.log.rename(aside := node.log.with_name(f"0.log.20260101-00000{number}"))
+        if text == "old":
+            aside.with_name(f"{aside.name}.gz").write_bytes(gzip.compress(aside.read_bytes()))
+    aside.with_name(f"{aside.name}.tmp").write_bytes(b"a b c half written\n")
+    node.says("now")
+    assert node.ends() == "old\nnewer\nnow\n"
+
+
+@promise("S-357")
 @pytest.mark.parametrize("wanted", ["../../x", "a/../../x"])
 def test_a_path_that_leads_out_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
     monkeypatch.setattr(os.path, "ismount", lambda _: True)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
-from datastore.errors import AlreadyExists, PreconditionFailed, Unsupported
+from datastore.errors import Unsupported
 from datastore.fuse.store.base import Body, WriteOptions, WriteResult
 from datastore.models import owner
 from datastore.models.directory import DirectoryStorage, DirectoryTree
@@ -397,37 +396,6 @@ class TestServersWithoutConditions:
         home.put(MARKER, b'{"format": "datastore.dev/model-store/v2"}')
         with pytest.raises(Unsupported, match="another layout"):
             saved(home.models(), source)
-
-
-@promise("S-373")
-def test_twenty_saves_at_once_get_twenty_numbers(home: Home, source: Path) -> None:
-    """Over one store, from clients of their own."""
-    begin = threading.Barrier(20)
-    numbers: list[int] = []
-
-    def one(number: int) -> None:
-        models = home.models()
-        begin.wait()
-        numbers.append(saved(models, source, save_id=f"save-{number}"))
-
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(20)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-
-    assert sorted(numbers) == list(range(1, 21))
-    models = home.models()
-    assert sorted(each.save_id for each in models.versions("digits")) == sorted(f"save-{n}" for n in range(20))
-
-
-def test_documents_have_the_errors_of_the_contract(home: Home) -> None:
-    storage = home.storage()
-    tag = storage.create("a", b"1")
-    with pytest.raises(AlreadyExists):
-        storage.create("a", b"1")
-    with pytest.raises(PreconditionFailed):
-        storage.replace("b", b"1", tag)
 
 
 def interrupted(*_: object) -> None:

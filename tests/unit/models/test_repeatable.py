@@ -20,7 +20,7 @@ from datastore.models.registry import Models
 from datastore.models.repeatable import Form, export_repeatably
 from datastore.models.saving import save
 from datastore.models.verifying import damages
-from tests.modelstores import wish
+from tests.modelstores import flip, wish
 from tests.promises import promise
 
 FORMS: list[Form] = ["directory", "tar", "oci"]
@@ -99,27 +99,19 @@ def test_what_is_there_already_is_ours_or_left_alone(models: Models, source: Pat
     content = (source / "saved_model.pb").read_bytes()
     files = [place, *place.rglob("*")]
     changed = next(each for each in files if each.is_file() and content in each.read_bytes())
-    body = bytearray(changed.read_bytes())
-    body[body.index(content)] ^= 1
-    mode = changed.stat().st_mode
-    changed.chmod(0o600)
-    changed.write_bytes(body)
-    changed.chmod(mode)
+    flip(changed, changed.read_bytes().index(content))
+    body = changed.read_bytes()
     with pytest.raises(AlreadyExists, match=r"saved_model\.pb|has the digest"):
         exported(models, tmp_path, form)
     assert changed.read_bytes() == body
 
 
 @promise("S-404")
-def test_a_damaged_version_is_not_exported(models: Models, source: Path, tmp_path: Path) -> None:
+def test_a_damaged_version_is_not_exported(models: Models, tmp_path: Path) -> None:
     """With the path and both digests, and nothing at the place."""
     weights = tmp_path / "store" / "digits" / "1" / "saved_model.pb"
     good = hashlib.sha256(weights.read_bytes()).hexdigest()
-    body = bytearray(weights.read_bytes())
-    body[0] ^= 1
-    weights.chmod(0o600)
-    weights.write_bytes(body)
-    weights.chmod(source.joinpath("saved_model.pb").stat().st_mode)
+    flip(weights, 0)
     for form in FORMS:
         with pytest.raises(VersionDamaged, match=f"saved_model.pb: was saved with sha256 {good}, and has "):
             exported(models, tmp_path / form, form)

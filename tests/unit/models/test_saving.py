@@ -28,7 +28,7 @@ from datastore.models.registry import Models
 from datastore.models.saving import Saved, Wish, save
 from datastore.models.storage import CHUNK_BYTES, Node, Piece, Tree
 from tests.memorystore import HookedStore
-from tests.modelstores import Home, memory_home, plant, tree_of, wish
+from tests.modelstores import Home, memory_home, tree_of, wish
 from tests.promises import promise
 
 T = TypeVar("T")
@@ -567,7 +567,3 @@ def test_an_archive_that_is_not_what_it_says_is_not_saved(home: Home, source: Pa
         with pytest.raises(VersionDamaged, match=r"says the digest sha256:\w+, and has sha256:\w+"):
             saved(models, archive, wish("copy", digest=archive.said.digest))  # type: ignore[arg-type]
     assert models.newest("copy") is None
-
-
-def test_a_source_is_planted_once(tmp_path: Path) -> None:
-    assert tree_of(plant(tmp_path / "a")) == tree_of(plant(tmp_path / "b"))

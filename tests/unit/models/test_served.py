@@ -12,6 +12,7 @@ from datastore.models.directory import DirectoryStorage, DirectoryTree
 from datastore.models.progress import Progress
 from datastore.models.registry import Models
 from datastore.models.saving import Wish, save
+from tests.modelstores import flip
 from tests.promises import promise
 
 
@@ -40,13 +41,7 @@ def test_a_whole_version_is_reported_with_its_digest(store: Path) -> None:
 @promise("S-411")
 def test_one_flipped_bit_is_refused_with_its_path_and_both_digests(store: Path) -> None:
     entry = next(each for each in Models(DirectoryStorage(store)).manifest("digits", 1).entries if each.size > 10)
-    at = store / "digits" / "1" / entry.path
-    body = bytearray(at.read_bytes())
-    body[7] ^= 1
-    mode = at.stat().st_mode
-    at.chmod(0o600)
-    at.write_bytes(body)
-    at.chmod(mode)
+    flip(store / "digits" / "1" / entry.path, 7)
     code, text = run(store)
     assert code == served.DAMAGED
     assert text.startswith(f"digits/1/{entry.path}: was saved with sha256 {entry.sha256}, and has ")

@@ -62,10 +62,7 @@ class Pods(Client):
         return found
 
     def ended(self, message: str, phase: str = "Succeeded") -> None:
-        self.pod["status"] = {
-            "phase": phase,
-            "containerStatuses": [{"state": {"terminated": {"message": message}}}],
-        }
+        self.pod["status"] = {"phase": phase, "containerStatuses": [{"state": {"terminated": {"message": message}}}]}
 
 
 class World:
@@ -96,11 +93,7 @@ def test_a_pod_tries_and_goes() -> None:
 
 @pytest.mark.parametrize(
     ("claim", "status"),
-    [
-        (None, {}),
-        ({**CLAIM, "status": {"phase": "Pending"}}, {}),
-        (CLAIM, {"capabilities": {"rename": True}}),
-    ],
+    [(None, {}), ({**CLAIM, "status": {"phase": "Pending"}}, {}), (CLAIM, {"capabilities": {"rename": True}})],
 )
 def test_what_is_not_bound_or_known_already_is_not_tried(claim: Any, status: Any) -> None:
     cluster = Pods()

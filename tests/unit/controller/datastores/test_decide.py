@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from datastore import errors
-from datastore.api.datastore import DatastoreSpec
 from datastore.api.names import FINALIZER, MANAGED_BY, MANAGER, NUDGED, UID, volume_name
 from datastore.api.source import NFSLocation
 from datastore.api.status import CONDITION_TYPES, Capabilities, DatastoreStatus
@@ -618,12 +617,6 @@ def test_a_message_is_one_short_line_without_what_changes_each_time() -> None:
     assert "CANARY" not in text
     assert "4F5" not in text
     assert len(text.encode()) <= 1024
-
-
-def test_the_models_defaults_are_what_the_api_server_fills_in() -> None:
-    filled = {**SPEC, "readOnly": False, "reclaimPolicy": "Retain", "cache": {"size": "10Gi"}}
-    assert DatastoreSpec.model_validate(filled) == DatastoreSpec.model_validate(SPEC)
-    assert desired.volume(wanted(filled), "") == desired.volume(wanted(SPEC), "")
 
 
 @promise("S-301")

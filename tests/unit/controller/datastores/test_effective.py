@@ -213,6 +213,17 @@ def test_a_class_says_the_capacity_of_who_says_none() -> None:
     assert effective_spec(body(OWN), nfs_class(), Settings()).spec.capacity is None
 
 
+@promise("S-116")
+def test_endpoints_hold_for_users_and_not_for_the_administrators_classes() -> None:
+    """That what is not allowed is not asked either: tests/hostile/test_addresses.py."""
+    only = Settings(policy=EndpointPolicy(endpoints=("https://s3.example.org",)))
+    inside = {"s3": {"bucket": "digits", "credentialsSecret": "keys", "endpoint": "http://10.0.0.1:2379"}}
+    assert effective_spec(body(inside), None, Settings()).spec.s3 is not None
+    text = refused(inside, settings=only)
+    assert text == "EndpointNotAllowed: spec.s3.endpoint: the administrator does not allow http://10.0.0.1:2379"
+    assert effective_spec(body(OF_CLASS), storage_class(**SHARED, endpoint="http://10.0.0.1:9000"), only).spec.s3
+
+
 @promise("S-289")
 def test_nfs_servers_of_users_are_those_that_are_listed() -> None:
     spec = {"nfs": {"server": "nas.example.org", "path": "/a"}}

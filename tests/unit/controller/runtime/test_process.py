@@ -32,6 +32,13 @@ def test_every_controller_takes_its_namespaces_and_name_from_the_command_line_an
     monkeypatch.setenv("NAMESPACES", "a, b")
     main(["--workers", "3"])
     main(["--namespace", "c"])
-    assert [each.watched_namespaces for each in found] == [("a", "b", "ours"), ("c", "ours")]
-    assert [(each.identity, each.namespace) for each in found] == [("c-1", "ours")] * 2
+    monkeypatch.setenv("NAMESPACES", "")
+    main([])
+    assert [each.watched_namespaces for each in found] == [("a", "b", "ours"), ("c", "ours"), ()]
+    assert [[each.serves(name) for name in ("c", "ours", "d")] for each in found] == [
+        [False, True, False],
+        [True, True, False],
+        [True] * 3,
+    ]
+    assert [(each.identity, each.namespace) for each in found] == [("c-1", "ours")] * 3
     assert found[0].workers == 3

@@ -140,11 +140,7 @@ def test_tensorflow_serving_finds_the_version_and_answers_health_checks(image: s
 @promise("S-410")
 def test_an_autoscaler_chooses_how_many_pods_there_are_and_goes_when_it_is_asked_for_no_more() -> None:
     plain = {name: value for name, value in SPEC.items() if name != "replicas"}
-    scaled = {
-        **plain,
-        "autoscaling": {"minReplicas": 2, "maxReplicas": 5},
-        "resources": {"requests": {"cpu": "500m"}},
-    }
+    scaled = {**plain, "autoscaling": {"minReplicas": 2, "maxReplicas": 5}, "resources": {"requests": {"cpu": "500m"}}}
     first = made(decide(seen(scaled)))
     assert first["Deployment"]["spec"]["replicas"] == 2
     bounds = first["HorizontalPodAutoscaler"]["spec"]

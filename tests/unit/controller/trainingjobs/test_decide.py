@@ -286,29 +286,21 @@ def test_a_controller_that_is_killed_anywhere_goes_on_where_it_was() -> None:
 
 
 @promise("S-347")
-def test_a_worker_that_is_killed_is_started_again_by_the_cluster() -> None:
+@pytest.mark.parametrize(("code", "lost"), [(137, False), (1, True)])
+def test_a_worker_that_is_killed_or_lost_with_its_node_is_started_again_by_the_cluster(code: int, lost: bool) -> None:
     world = World(FOUR)
     world.settle()
     world.run_all()
-    world.pod("worker", 1, "Failed", 137)
+    world.pod("worker", 1, "Failed", code)
+    if lost:
+        world.pods[-1]["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True"}]
     world.settle(1)
     assert world.status["phase"] == "Restarting"
-    assert "worker-1 ended with exit code 137" in world.status["message"]
+    assert f"worker-1 {'was lost' if lost else 'ended with exit code 137'}" in world.status["message"]
     assert "worker" in world.jobs
     world.pod("worker", 1)
     world.settle(1)
     assert (world.status["phase"], world.status["restarts"]) == ("Running", 1)
-
-
-@promise("S-347")
-def test_a_lost_node_is_tried_again_whatever_the_exit_code() -> None:
-    world = World(FOUR)
-    world.settle()
-    world.run_all()
-    world.pod("worker", 1, "Failed", 1)
-    world.pods[-1]["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True"}]
-    world.settle(1)
-    assert world.status["phase"] == "Restarting"
 
 
 @promise("S-363")
