@@ -12,8 +12,6 @@ import pytest
 
 from datastore.errors import Unreachable
 from datastore.fuse.data.blockcache import BlockCache
-from datastore.fuse.data.keeping import Keeping
-from datastore.fuse.data.pieces import Piece
 from datastore.fuse.data.reader import Reader
 from datastore.fuse.data.smallfiles import SmallFileFetcher
 from datastore.fuse.store.base import ETag, ObjectVersion, WriteOptions
@@ -119,31 +117,3 @@ def test_after_the_shutdown_nothing_is_begun(
     io.shutdown()
     made.add(versions)
     assert not store.asked
-
-
-def test_pieces_are_kept_by_one_job_and_by_their_fetcher_beyond_a_bound(tmp_path: Path) -> None:
-    cache = BlockCache(tmp_path, 1 << 20, "test")
-    jobs: list[Callable[[], None]] = []
-
-    def queue(job: Callable[[], None]) -> bool:
-        jobs.append(job)
-        return True
-
-    keeping = Keeping(cache, queue)
-    pieces = [Piece(ObjectVersion(f"f{number}", ETag("e"), len(BODY)), 0, len(BODY)) for number in range(20)]
-    for piece in pieces:
-        assert piece.claim()
-        piece.settle(BODY, None)
-        keeping.later(piece)
-    assert len(jobs) == 1
-    assert [piece.kept for piece in pieces] == [False] * 16 + [True] * 4
-    jobs[0]()
-    assert all(piece.kept for piece in pieces)
-
-
-def test_without_a_thread_the_fetcher_keeps_it(tmp_path: Path) -> None:
-    piece = Piece(ObjectVersion("f", ETag("e"), len(BODY)), 0, len(BODY))
-    assert piece.claim()
-    piece.settle(BODY, None)
-    Keeping(BlockCache(tmp_path, 1 << 20, "test"), lambda job: False).later(piece)
-    assert piece.kept

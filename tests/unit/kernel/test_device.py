@@ -18,10 +18,6 @@ def options(path: Path | str, **changes: bool) -> MountOptions:
     return MountOptions(mountpoint=str(path), name="data", **changes)
 
 
-def test_an_empty_directory_is_accepted(tmp_path: Path) -> None:
-    device.check_mountpoint(options(tmp_path))
-
-
 def test_a_missing_place_a_file_and_a_full_directory_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for place, words in (

@@ -433,13 +433,3 @@ def test_who_may_keep_them_keeps_them(world: World, one: Client) -> None:
     one.local.chmod("f", 0o6755)
     one.local.write("f", b"new")
     assert stat.S_IMODE(one.local.stat("f").mode) == 0o6755
-
-
-@promise("S-11")
-def test_times_that_no_clock_shows(world: World, one: Client) -> None:
-    """Nonsense of other tools is shown as a default, so that a stat never fails for it."""
-    world.put("f", b"", mtime="9" * 30, atime="-" + "9" * 30, mode="9" * 30, uid="-1", gid="x")
-    attr = one.local.stat("f")
-    assert attr.mtime_ns == EPOCH_NS
-    assert attr.atime_ns == EPOCH_NS
-    assert attr.mode == stat.S_IFREG | 0o644

@@ -145,15 +145,6 @@ def test_reserved_names_cannot_be_made(world: World, one: Client, shown: str) ->
     assert world.all_keys() == ["f"]
 
 
-@promise("S-36")
-def test_an_object_whose_key_is_a_dot(world: World, one: Client) -> None:
-    """An object `.` or `a/..` is a file of the reserved name."""
-    world.put(".", b"dot")
-    world.put("a/..", b"dots")
-    assert one.local.read("\uf02e") == b"dot"
-    assert one.local.read("a/\uf02e\uf02e") == b"dots"
-
-
 @promise("S-37")
 @pytest.mark.parametrize("large", [False, True])
 def test_an_object_beside_a_directory(world: World, one: Client, large: bool) -> None:
@@ -218,16 +209,6 @@ def test_a_link_named_as_a_links_key_comes_back(world: World, one: Client) -> No
 
 
 @promise("S-37")
-def test_the_file_beside_is_renamed_as_a_file(world: World, one: Client) -> None:
-    """What is shown as a file does not become a link by a rename."""
-    world.put("x", b"object")
-    world.put("x.rclonelink", b"target")
-    one.local.rename("x.rclonelink", "y")
-    assert world.all_keys() == ["x", "y"]
-    assert one.local.read("y") == b"target"
-
-
-@promise("S-37")
 def test_a_file_that_ends_as_links_do(world: World, one: Client, other: Client) -> None:
     """Its dot is escaped, so that no tool takes it for a link."""
     one.local.write("x.rclonelink", b"bytes")
@@ -236,15 +217,6 @@ def test_a_file_that_ends_as_links_do(world: World, one: Client, other: Client) 
     assert other.local.read("x.rclonelink") == b"bytes"
     one.local.rename("x.rclonelink", "y.rclonelink")
     assert world.all_keys() == ["y\uf02erclonelink"]
-
-
-@promise("S-36")
-def test_names_that_no_unicode_spells_in_the_keys_of_other_tools(world: World, one: Client) -> None:
-    """Keys that are not UTF-8 are shown with their bytes and read, also in a large directory after a listing."""
-    key = os.fsdecode(b"raw\xff")
-    world.put(key, b"x")
-    assert one.local.listdir() == [b"raw\xff"]
-    assert one.local.read(b"raw\xff") == b"x"
 
 
 # -- S-38

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import stat
 
 import pytest
 
 from datastore.fuse.ops import ROOT_INO, OpenRequest, resolve
-from datastore.fuse.state.statedb import KnownAttributes
 from tests.localfs import ME
 from tests.mounted import Client, World
-from tests.patience import eventually
 from tests.promises import promise
 
 FILES = 40
@@ -29,33 +26,6 @@ def test_a_rename_does_not_list_the_directory_again(world: World, one: Client) -
     assert one.calls("list_page") == listings
     assert one.calls("copy") == one.calls("delete") == FILES
     assert one.local.listdir() == [b"g%02d" % number for number in range(FILES)]
-
-
-@promise("S-26")
-def test_the_rename_of_a_directory_looks_below_it_twice(world: World, one: Client) -> None:
-    """What there is, and what others wrote there meanwhile; the directory above is not listed again."""
-    one.local.mkdir("d")
-    for number in range(FILES):
-        one.local.write(f"d/f{number:02}", b"")
-    one.local.listdir()
-    before = {method: one.calls(method) for method in ("head", "list_page", "copy", "delete_many", "put")}
-    one.local.rename("d", "e")
-    assert one.local.listdir() == [b"e"]
-    asked = {method: one.calls(method) - count for method, count in before.items()}
-    target = {"head": 2, "list_page": 1}  # is it still free (S-161)
-    below = {"head": 1, "list_page": 2, "copy": FILES + 1, "delete_many": 1, "put": 0}
-    assert asked == {method: count + target.get(method, 0) for method, count in below.items()}
-
-
-@promise("S-12")
-def test_attributes_of_files_of_our_own_are_asked_for_ahead(world: World, one: Client) -> None:
-    """Who looks at one after the other of what was written here waits for few of them."""
-    for number in range(FILES):
-        one.local.write(f"f{number:02}", b"")
-    world.later(10)
-    for number in range(8):
-        one.local.stat(f"f{number:02}")
-    eventually(lambda: one.calls("head") >= 16, "the next ones are asked about")
 
 
 @promise("S-12")
@@ -148,17 +118,6 @@ def test_what_was_made_here_is_removed_without_asking_for_its_attributes(world: 
     assert world.client().local.listdir() == [b"x" + name for name in names] * (call == "rename")
 
 
-@promise("S-28")
-def test_attributes_that_may_have_changed_within_the_second_are_asked_for(
-    world: World, one: Client, other: Client
-) -> None:
-    """Another client changed the mode in the very second of the upload: no listing tells."""
-    one.local.write("f", b"")
-    other.local.chmod("f", 0o600)
-    world.later(10)
-    assert stat.S_IMODE(one.local.stat("f").mode) == 0o600
-
-
 @promise("S-28", "S-25")
 def test_a_name_that_another_client_took_is_not_removed_by_what_was_known(
     world: World, one: Client, other: Client
@@ -207,25 +166,3 @@ def test_a_file_that_is_written_after_a_close_of_its_handle_is_sent_again(world:
         assert world.body("f") == whole
     resolve(one.fs.release(entry.attr.ino, reply.fh))
     assert one.local.read("f") == b"abcd"
-
-
-@promise("S-12")
-def test_what_is_not_known_of_names_made_here_is_looked_for_once(
-    world: World, one: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not in the database for every name at each listing."""
-    for number in range(FILES):
-        one.local.write(f"f{number:02}", b"")
-    looked_for: list[str] = []
-    db = one.fs.core.db
-    real = db.attributes
-
-    def attributes(key: str) -> KnownAttributes | None:
-        looked_for.append(key)
-        return real(key)
-
-    monkeypatch.setattr(db, "attributes", attributes)
-    for _ in range(3):
-        world.later(10)
-        one.local.listdir()
-    assert len(looked_for) <= FILES

@@ -77,16 +77,6 @@ def test_a_walk_tells_the_attributes_again(world: World, one: Client, top: str) 
         assert one.calls("head") - heads < 8
 
 
-@promise("S-105")
-def test_the_names_of_a_large_directory_cost_few_heads(world: World, one: Client) -> None:
-    """The kernel wants attributes with the first answer, whoever asks; with the next ones if they are used."""
-    for number in range(900):
-        world.put(f"flat/f{number:04}", b"x")
-    world.later(100)
-    assert len(one.local.scandir("flat", plus=True)) == 900
-    assert one.calls("head") <= 260
-
-
 @promise("S-28")
 @ORDERS
 def test_a_walk_sees_what_another_client_did(world: World, one: Client, other: Client, order: int) -> None:
@@ -128,39 +118,6 @@ def test_a_walk_shows_what_was_done_here(world: World, one: Client, order: int) 
         assert {name: sorted(files) for name, files in walked(one, order).items()} == tree
         world.later(10)
         assert {name: sorted(files) for name, files in walked(one, order).items()} == tree
-
-
-@promise("S-28")
-def test_what_was_made_here_and_removed_elsewhere_goes(world: World, one: Client) -> None:
-    """The store shows the pages that it showed before the file was made."""
-    filled(world)
-    assert len(one.local.listdir("top/d00")) == FILES
-    one.local.write("top/d00/own", b"own")
-    world.tool.delete("top/d00/own")
-    world.later(10)
-    assert len(one.local.listdir("top/d00")) == FILES
-    assert not one.local.exists("top/d00/own")
-
-
-@promise("S-28")
-def test_a_large_directory_is_read_again(world: World, one: Client, other: Client) -> None:
-    """A listing of several pages shows what has changed in any of them."""
-    count = 2500
-    for number in range(count):
-        world.put(f"flat/f{number:05}", b"")
-    world.later(100)
-    assert len(one.local.listdir("flat")) == count
-    world.later()
-    before = one.calls("list_page")
-    assert len(one.local.listdir("flat")) == count
-    assert one.calls("list_page") - before <= 5
-    other.local.write("flat/a", b"")
-    world.later(10)
-    assert len(one.local.listdir("flat")) == count + 1
-    other.local.unlink("flat/f01500")
-    world.later(10)
-    assert one.local.listdir("flat") == other.local.listdir("flat")
-    assert len(one.local.listdir("flat")) == count
 
 
 def slow(monkeypatch: pytest.MonkeyPatch, world: World, client: Client, seconds: float) -> None:
