@@ -284,27 +284,6 @@ def test_without_boot_ids_checksums_do_the_work(fresh: Make, monkeypatch: pytest
     assert fresh().read(version(len(body)), 5, len(body)) == body[5:]
 
 
-def truncate_data(directory: Path) -> None:
-    os.truncate(file_of(directory, ".data"), 100)
-
-
-def remove_data(directory: Path) -> None:
-    file_of(directory, ".data").unlink()
-
-
-def remove_sidecar(directory: Path) -> None:
-    file_of(directory, ".blocks").unlink()
-
-
-def cut_sidecar(directory: Path) -> None:
-    path = file_of(directory, ".blocks")
-    os.truncate(path, path.stat().st_size - 4)
-
-
-def empty_sidecar(directory: Path) -> None:
-    os.truncate(file_of(directory, ".blocks"), 0)
-
-
 def garble_head(directory: Path) -> None:
     with open(file_of(directory, ".blocks"), "r+b") as file:
         file.write(b"NONSENSE")
@@ -331,11 +310,11 @@ def claim_too_much(directory: Path) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        truncate_data,
-        remove_data,
-        remove_sidecar,
-        cut_sidecar,
-        empty_sidecar,
+        lambda place: os.truncate(file_of(place, ".data"), 100),
+        lambda place: file_of(place, ".data").unlink(),
+        lambda place: file_of(place, ".blocks").unlink(),
+        lambda place: os.truncate(file_of(place, ".blocks"), file_of(place, ".blocks").stat().st_size - 4),
+        lambda place: os.truncate(file_of(place, ".blocks"), 0),
         garble_head,
         garble_records,
         claim_too_much,

@@ -12,7 +12,9 @@ import pytest
 
 from datastore.errors import CorruptBody, DeadlineExceeded, NotFound, PreconditionFailed, ServerFault
 from datastore.fuse.data import cachespace
+from datastore.fuse.data import pieces as pieces_module
 from datastore.fuse.data.blockcache import BlockCache
+from datastore.fuse.data.pieces import Piece, cut
 from datastore.fuse.data.reader import Read, Reader, ReadSettings, ReadStream
 from datastore.fuse.ops import Blocking
 from datastore.fuse.store.base import Body, ByteRange, ETag, ObjectInfo, ObjectVersion, Sink, WriteOptions, handed_over
@@ -539,3 +541,13 @@ def test_random_reads_from_many_threads_with_failures_are_right_or_raise(store: 
         assert sum(threads.map(work, range(8))) < 200
         settle(pool, reader)
     cache.close()
+
+
+def test_an_unsettled_piece_has_no_bytes() -> None:
+    piece = Piece(ObjectVersion("k", ETag("e"), 100), 0, 10)
+    with pytest.raises(AssertionError):
+        cut([piece], 0, 10)
+    piece.settle(None, None)
+    with pytest.raises(AssertionError):
+        piece.wait(1)
+    assert pieces_module._split(piece.version, 5, 5, 10) == []

@@ -12,6 +12,8 @@ import pytest
 
 from datastore.errors import Unreachable
 from datastore.fuse.data.blockcache import BlockCache
+from datastore.fuse.data.keeping import Keeping
+from datastore.fuse.data.pieces import Piece
 from datastore.fuse.data.reader import Reader
 from datastore.fuse.data.smallfiles import SmallFileFetcher
 from datastore.fuse.store.base import ETag, ObjectVersion, WriteOptions
@@ -117,3 +119,11 @@ def test_after_the_shutdown_nothing_is_begun(
     io.shutdown()
     made.add(versions)
     assert not store.asked
+
+
+def test_without_a_thread_the_fetcher_keeps_it(tmp_path: Path) -> None:
+    piece = Piece(ObjectVersion("f", ETag("e"), len(BODY)), 0, len(BODY))
+    assert piece.claim()
+    piece.settle(BODY, None)
+    Keeping(BlockCache(tmp_path, 1 << 20, "test"), lambda job: False).later(piece)
+    assert piece.kept

@@ -209,3 +209,18 @@ def test_only_the_owner_reads_it(path: Path) -> None:
     staged = StagedFile(path, None, 0)
     assert path.stat().st_mode & 0o777 == 0o600
     staged.close(remove=True)
+
+
+@promise("S-50")
+def test_a_new_file_is_not_cut_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ext4 writes a file that was truncated to 0 to the disk when it is closed, which nobody asked for."""
+    sizes: list[int] = []
+    monkeypatch.setattr(os, "ftruncate", lambda _fd, size: sizes.append(size))
+    staged = StagedFile(tmp_path / "s", None, 1)
+    staged.truncate(0)
+    staged.write(0, b"bytes")
+    assert sizes == []
+    staged.truncate(2)
+    staged.truncate(0)
+    assert sizes == [2, 0]
+    staged.close(remove=True)

@@ -123,6 +123,20 @@ def test_a_listing_that_changed_or_was_dropped_is_not_kept(world: World, reader:
     assert not walk(reader).keep
 
 
+@promise("S-151")
+def test_nothing_is_kept_while_two_have_read_different_listings(world: World, reader: Client) -> None:
+    """What the older one was told may still be on its way."""
+    one = opened(reader)
+    cursors(reader, one.fh)
+    world.put("new")
+    world.later(TTL_S)
+    walk(reader)
+    assert not walk(reader).keep
+    reader.fs.releasedir(ROOT_INO, one.fh)
+    assert not walk(reader).keep
+    assert walk(reader).keep
+
+
 @promise("S-151", "S-05")
 def test_an_open_directory_is_dropped_when_its_time_is_over(world: World, reader: Client) -> None:
     """Once, and only one that is open."""

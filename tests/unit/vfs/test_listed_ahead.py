@@ -50,3 +50,25 @@ def test_a_directory_that_goes_while_a_walk_comes_to_it(world: World, one: Clien
     walk.follow(root, "e/", 0.04, TTL_S)
     assert walk.starts("d/") == []
     assert walk.starts("e/")
+
+
+def test_first_pages_that_are_too_old_are_let_go_of(world: World, one: Client) -> None:
+    """What was begun and not used is no more than what can still be used."""
+    for folder in ("a", "b"):
+        for number in range(TWO_PAGES):
+            world.put(f"{folder}/{number:04}")
+    for folder in ("a", "b"):
+        one.fs.remote.begin(directory(one, folder))
+        world.later()
+    assert list(one.fs.remote._begun) == [directory(one, "b").ino]
+
+
+@promise("S-154")
+def test_a_directory_that_many_look_up_is_listed_once(world: World, one: Client) -> None:
+    """Each of them has it listed ahead, and the first that comes to it does it for all."""
+    world.put("d/f")
+    node = directory(one, "d")
+    before = one.calls("list_page")
+    for _ in range(3):
+        one.fs.resolver._descent._list(node)
+    assert one.calls("list_page") == before + 1

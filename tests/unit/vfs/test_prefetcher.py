@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import random
+import stat
+
+import pytest
 
 from datastore.fuse.ops import resolve
+from datastore.fuse.vfs.lookup.prefetcher import _Run
+from datastore.fuse.vfs.tree.listing import Listed, Listing
 from datastore.fuse.vfs.tree.openings import PENDING_MAX
 from tests.kernelkeeps import CALLER, Room
 from tests.mounted import Client, World
@@ -12,6 +17,21 @@ from tests.patience import eventually
 from tests.promises import promise
 
 NAMES = [b"f%04d" % number for number in range(1000)]
+
+
+def run() -> _Run:
+    listing = Listing(0.0, marker=True)
+    listing.entries.update({name: Listed(stat.S_IFREG, name.decode()) for name in NAMES})
+    return _Run(listing)
+
+
+@pytest.mark.parametrize("jumps", [[777, 999, 111], [500], [999, 998, 997, 996]])
+def test_one_who_read_elsewhere_before_begins_a_run(jumps: list[int]) -> None:
+    made = run()
+    for at in jumps:
+        made.step(NAMES[at])
+    asked = [one for name in NAMES for one in made.step(name)]
+    assert len(set(asked) & set(range(900))) > 800
 
 
 def test_attributes_that_a_get_brought_along_are_not_asked_for_again(world: World, one: Client) -> None:

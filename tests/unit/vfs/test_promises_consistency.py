@@ -175,6 +175,19 @@ def test_setattr_meets_a_removal(world: World, one: Client) -> None:
     assert world.all_keys() == []
 
 
+@promise("S-28")
+def test_a_directory_that_is_slow_to_list_is_not_listed_for_each_name(world: World, one: Client) -> None:
+    """A listing that takes longer than the time to live is believed for twice as long as it took."""
+    for number in range(20):
+        world.tool.put(f"d/{number:02d}", b"x", WriteOptions())
+    one.faulty.plan = lambda index, method: world.clock.advance(3.0) if method == "list_page" else None
+    one.local.listdir("d")
+    before = one.calls("list_page")
+    for number in range(20):
+        one.local.stat(f"d/{number:02d}")
+    assert one.calls("list_page") - before <= 2
+
+
 @promise("S-28", "S-43")
 def test_libfuse_and_the_mount_share_the_time_to_live(one: Client) -> None:
     """Libfuse gives the kernel one time for all answers: it and the mount's own add up to metadataTTL."""

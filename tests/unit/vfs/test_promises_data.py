@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 
 import pytest
 
 from datastore.fuse.data.multipart import OBJECT_MAX
-from datastore.fuse.ops import ROOT_INO, FSError, OpenRequest, resolve
+from datastore.fuse.ops import ROOT_INO, Blocking, FSError, OpenRequest, resolve
 from tests.localfs import ME
 from tests.mounted import Client, World, failing, pattern
+from tests.patience import PATIENCE_S
 from tests.promises import promise
 
 MIB = 1 << 20
@@ -196,3 +198,31 @@ def test_a_new_file_appears_at_close(world: World, one: Client, other: Client) -
     assert not other.local.exists("f")
     file.close()
     assert world.body("f") == b""
+
+
+# -- S-29
+
+
+@promise("S-29")
+def test_a_file_is_read_while_it_is_uploaded(world: World, one: Client) -> None:
+    """The upload holds the node's lock; bytes that are in the staging file need not wait for it."""
+    with one.local.opened("file", os.O_CREAT | os.O_RDWR) as file:
+        file.write(b"written")
+        node = one.fs.core.nodes.by_ino[file.ino]
+        taken, done = threading.Event(), threading.Event()
+
+        def upload() -> None:
+            with node.lock:
+                taken.set()
+                done.wait(PATIENCE_S)
+
+        thread = threading.Thread(target=upload)
+        thread.start()
+        try:
+            assert taken.wait(PATIENCE_S)
+            body = one.fs.read(file.ino, file._fh, 0, 100)
+            assert not isinstance(body, Blocking)
+            assert bytes(body) == b"written"
+        finally:
+            done.set()
+            thread.join()

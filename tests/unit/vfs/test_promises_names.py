@@ -209,6 +209,16 @@ def test_a_link_named_as_a_links_key_comes_back(world: World, one: Client) -> No
 
 
 @promise("S-37")
+def test_the_file_beside_is_renamed_as_a_file(world: World, one: Client) -> None:
+    """What is shown as a file does not become a link by a rename."""
+    world.put("x", b"object")
+    world.put("x.rclonelink", b"target")
+    one.local.rename("x.rclonelink", "y")
+    assert world.all_keys() == ["x", "y"]
+    assert one.local.read("y") == b"target"
+
+
+@promise("S-37")
 def test_a_file_that_ends_as_links_do(world: World, one: Client, other: Client) -> None:
     """Its dot is escaped, so that no tool takes it for a link."""
     one.local.write("x.rclonelink", b"bytes")

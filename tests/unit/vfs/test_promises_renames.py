@@ -74,6 +74,17 @@ def test_a_changed_file_that_is_renamed_is_whole(world: World, one: Client) -> N
 
 
 @promise("S-25")
+def test_a_file_that_is_renamed_while_it_is_read(world: World, one: Client) -> None:
+    """Open files go on."""
+    world.put("f", os.urandom(3 << 20))
+    expected = world.body("f")
+    with one.local.opened("f") as file:
+        assert file.read(0, 4096) == expected[:4096]
+        one.local.rename("f", "g")
+        assert file.read() == expected
+
+
+@promise("S-25")
 def test_an_existing_target_is_replaced_at_once(world: World, one: Client) -> None:
     """At no call to the store is the target's name without an object."""
     world.put("f", b"new")

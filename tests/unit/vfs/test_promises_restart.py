@@ -69,6 +69,27 @@ def test_a_file_that_was_created_and_removed_stays_writable_over_a_restart(world
 
 
 @promise("S-58")
+def test_a_file_is_removed_after_a_restart_while_it_is_open(world: World) -> None:
+    """The new server knows that somebody has it open."""
+    client = world.client()
+    world.put("f", b"content")
+    client, (file,) = taken_over(client, client.local.open("f"))
+    client.local.unlink("f")
+    assert file.read() == b"content"
+
+
+@promise("S-58")
+def test_a_file_replaced_by_a_rename_stays_open_over_a_restart(world: World) -> None:
+    client = world.client()
+    world.put("f", b"old")
+    world.put("g", b"new")
+    file = client.local.open("f")
+    client.local.rename("g", "f")
+    client, (file,) = taken_over(client, file)
+    assert (file.read(), client.local.read("f")) == (b"old", b"new")
+
+
+@promise("S-58")
 def test_attributes_survive_a_write_after_a_restart(world: World) -> None:
     """Whoever has a file open for writing does not reset its mode."""
     client = world.client()

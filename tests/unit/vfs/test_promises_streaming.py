@@ -6,18 +6,20 @@ import errno
 import itertools
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
-from datastore.errors import ServerFault
+from datastore.errors import DeadlineExceeded, ServerFault
 from datastore.fuse.data import multipart
 from datastore.fuse.ops import SetAttr
 from datastore.fuse.store.base import ETag, WriteOptions
 from datastore.fuse.vfs.upload import streaming
 from datastore.fuse.vfs.upload.streaming import Stream
 from datastore.retry import Call, current_call, one_call
+from tests.clock import ManualClock
 from tests.faulty import Fault, from_nth, no_faults
 from tests.localfs import File
 from tests.mounted import DOWN, Client, World, failing, pattern
@@ -329,6 +331,23 @@ def test_uploads_that_could_not_be_dropped_are_dropped_later(world: World, one: 
     second.faulty.plan = no_faults
     second.fs.uploads.retry([])
     assert not world.bucket.uploads
+
+
+@promise("S-64")
+def test_a_lost_request_fails_and_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for it is told, and those behind it go on."""
+    monkeypatch.setattr(streaming, "_LOOK_S", 0.01)
+    clock = ManualClock()
+    tasks: list[Callable[[], None]] = []
+    lanes = streaming.Lanes(tasks.append, clock.monotonic, width=1)
+    lost, behind = (lanes.run(lambda: ETag("etag")) for _ in range(2))
+    assert len(tasks) == 1
+    clock.advance(3600)
+    assert isinstance(lanes.wait(lost), DeadlineExceeded)
+    tasks[1]()
+    assert (lanes.wait(behind), behind.result()) == (None, "etag")
+    tasks[0]()
+    assert isinstance(lanes.wait(lost), DeadlineExceeded), "its answer comes too late"
 
 
 @promise("S-64", "S-19")

@@ -63,6 +63,16 @@ def test_hidden_copies_are_removed_by_the_next_mount(world: World, one: Client) 
 
 
 @promise("S-23")
+def test_a_hidden_copy_is_forgotten_with_the_last_close(world: World, one: Client) -> None:
+    """Nothing stays in the journal."""
+    world.put("f", pattern(3 * MIB))
+    one.keep_small_copies_only(MIB)
+    with one.local.opened("f"):
+        one.local.unlink("f")
+    assert one.fs.core.db.intents() == []
+
+
+@promise("S-23")
 def test_writing_to_a_large_removed_file(world: World, one: Client) -> None:
     """Its bytes still come from the hidden copy."""
     content = bytearray(pattern(3 * MIB))

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from datastore.fuse.vfs.opened import writeback
+from tests.faulty import no_faults
 from tests.localfs import File
 from tests.mounted import Client, World, failing, fails, pattern, refuse_writes
 from tests.mounted import world as opened
@@ -187,6 +188,20 @@ def test_exclusive_creation_asks_the_store_later(world: World, one: Client) -> N
     world.later()
     assert one.local.read("theirs") == b"theirs"
     failing(errno.EEXIST, one.local.open, "theirs", flags)
+
+
+@promise("S-48", "S-19")
+def test_a_store_that_is_away(world: World, one: Client) -> None:
+    """Closes succeed, the files are listed with the reason, and go when it is back."""
+    refuse_writes(one)
+    one.local.write("f", b"bytes")
+    send(one)
+    (row,) = one.fs.uploads.unsent()
+    assert row["error"] == "the server is down"
+    assert one.local.read("f") == b"bytes"
+    one.faulty.plan = no_faults
+    assert one.fs.flush_all() == []
+    assert world.body("f") == b"bytes"
 
 
 @promise("S-49")

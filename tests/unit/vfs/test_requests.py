@@ -7,6 +7,7 @@ import os
 import pytest
 
 from datastore.fuse.ops import ROOT_INO, OpenRequest, resolve
+from datastore.fuse.state.statedb import KnownAttributes
 from tests.localfs import ME
 from tests.mounted import Client, World
 from tests.promises import promise
@@ -166,3 +167,25 @@ def test_a_file_that_is_written_after_a_close_of_its_handle_is_sent_again(world:
         assert world.body("f") == whole
     resolve(one.fs.release(entry.attr.ino, reply.fh))
     assert one.local.read("f") == b"abcd"
+
+
+@promise("S-12")
+def test_what_is_not_known_of_names_made_here_is_looked_for_once(
+    world: World, one: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in the database for every name at each listing."""
+    for number in range(FILES):
+        one.local.write(f"f{number:02}", b"")
+    looked_for: list[str] = []
+    db = one.fs.core.db
+    real = db.attributes
+
+    def attributes(key: str) -> KnownAttributes | None:
+        looked_for.append(key)
+        return real(key)
+
+    monkeypatch.setattr(db, "attributes", attributes)
+    for _ in range(3):
+        world.later(10)
+        one.local.listdir()
+    assert len(looked_for) <= FILES

@@ -77,6 +77,16 @@ def test_a_walk_tells_the_attributes_again(world: World, one: Client, top: str) 
         assert one.calls("head") - heads < 8
 
 
+@promise("S-105")
+def test_the_names_of_a_large_directory_cost_few_heads(world: World, one: Client) -> None:
+    """The kernel wants attributes with the first answer, whoever asks; with the next ones if they are used."""
+    for number in range(900):
+        world.put(f"flat/f{number:04}", b"x")
+    world.later(100)
+    assert len(one.local.scandir("flat", plus=True)) == 900
+    assert one.calls("head") <= 260
+
+
 @promise("S-28")
 @ORDERS
 def test_a_walk_sees_what_another_client_did(world: World, one: Client, other: Client, order: int) -> None:
