@@ -101,15 +101,6 @@ def test_what_was_written_is_read_back_and_nothing_else_is_held(fresh: Make) -> 
     assert cache.open_for_passthrough(file) is None
 
 
-def test_a_read_ends_at_the_end_of_the_object(fresh: Make) -> None:
-    cache, body = fresh(), content(BLOCK_BYTES + 5)
-    file = version(len(body))
-    cache.write(file, 0, body)
-    assert cache.read(file, BLOCK_BYTES, 4096) == body[BLOCK_BYTES:]
-    assert cache.read(file, len(body), 10) == b""
-    assert cache.holds(file, len(body), len(body) + 10)
-
-
 def test_partial_blocks_at_the_edges_are_left_out(fresh: Make) -> None:
     cache, body = fresh(), content(4 * BLOCK_BYTES)
     file = version(len(body))
@@ -136,11 +127,6 @@ def test_another_key_etag_or_size_is_another_version(fresh: Make, other: ObjectV
     assert cache.read(other, 0, 10) is None
     assert cache.write(other, 0, content(other.size, seed=2))
     assert cache.read(other, 0, 10) == content(other.size, seed=2)[:10]
-
-
-def test_another_bucket_is_another_namespace(fresh: Make, directory: Path) -> None:
-    fresh().write(version(10), 0, b"0123456789")
-    assert BlockCache(directory, LIMIT, "http://s3/other").read(version(10), 0, 10) is None
 
 
 def test_an_empty_object_is_always_present_and_takes_no_file(fresh: Make, directory: Path, tmp_path: Path) -> None:
@@ -280,29 +266,6 @@ def test_a_byte_flipped_under_an_open_whole_file_is_noticed(fresh: Make, directo
     assert cache.read(version(len(body)), len(body) - 10, 10) is None
 
 
-def test_a_file_that_was_changed_meanwhile_is_not_lent(fresh: Make, directory: Path) -> None:
-    cache, body = fresh(), content(2 * BLOCK_BYTES)
-    cache.write(version(len(body)), 0, body)
-    assert cache.read(version(len(body)), 0, 10) == body[:10]
-    with open(file_of(directory, ".data"), "r+b", buffering=0) as data:
-        data.write(b"other")
-    os.utime(file_of(directory, ".data"), ns=(1, 1))
-    assert cache.open_for_passthrough(version(len(body))) is None
-    assert cache.read(version(len(body)), 0, 10) is None
-
-
-def test_files_that_others_evicted_are_let_go_of_in_time(fresh: Make, clock: Hand) -> None:
-    one, two = fresh(), fresh()
-    for key in ("a", "b"):
-        one.write(version(2 * BLOCK_BYTES, key=key), 0, content(2 * BLOCK_BYTES))
-        assert one.present(version(2 * BLOCK_BYTES, key=key))
-    before = len(os.listdir("/dev/fd"))
-    two.make_room(LIMIT)
-    clock.now_s += blockcache.TOUCH_S
-    assert not one.present(version(2 * BLOCK_BYTES, key="a"))
-    assert len(os.listdir("/dev/fd")) == before - 4
-
-
 def test_a_touched_file_is_checked_and_then_trusted_again(fresh: Make, directory: Path) -> None:
     body = content(2 * BLOCK_BYTES)
     fresh().write(version(len(body)), 0, body)
@@ -314,47 +277,11 @@ def test_a_touched_file_is_checked_and_then_trusted_again(fresh: Make, directory
     os.close(fd)
 
 
-def test_a_large_unsealed_version_is_lent_once_it_is_verified(
-    fresh: Make, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(blockcache, "INLINE_VERIFY_BYTES", BLOCK_BYTES)
-    body = content(2 * BLOCK_BYTES)
-    fresh().write(version(len(body)), 0, body)
-    os.utime(file_of(directory, ".data"), ns=(1, 1))
-    later = fresh()
-    assert later.open_for_passthrough(version(len(body))) is None
-    assert later.verify(version(len(body)))
-    fd = later.open_for_passthrough(version(len(body)))
-    assert fd is not None
-    os.close(fd)
-
-
 def test_without_boot_ids_checksums_do_the_work(fresh: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blockcache, "_boot_id", lambda: b"")
     body = content(2 * BLOCK_BYTES)
     fresh().write(version(len(body)), 0, body)
     assert fresh().read(version(len(body)), 5, len(body)) == body[5:]
-
-
-def truncate_data(directory: Path) -> None:
-    os.truncate(file_of(directory, ".data"), 100)
-
-
-def remove_data(directory: Path) -> None:
-    file_of(directory, ".data").unlink()
-
-
-def remove_sidecar(directory: Path) -> None:
-    file_of(directory, ".blocks").unlink()
-
-
-def cut_sidecar(directory: Path) -> None:
-    path = file_of(directory, ".blocks")
-    os.truncate(path, path.stat().st_size - 4)
-
-
-def empty_sidecar(directory: Path) -> None:
-    os.truncate(file_of(directory, ".blocks"), 0)
 
 
 def garble_head(directory: Path) -> None:
@@ -383,11 +310,11 @@ def claim_too_much(directory: Path) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        truncate_data,
-        remove_data,
-        remove_sidecar,
-        cut_sidecar,
-        empty_sidecar,
+        lambda place: os.truncate(file_of(place, ".data"), 100),
+        lambda place: file_of(place, ".data").unlink(),
+        lambda place: file_of(place, ".blocks").unlink(),
+        lambda place: os.truncate(file_of(place, ".blocks"), file_of(place, ".blocks").stat().st_size - 4),
+        lambda place: os.truncate(file_of(place, ".blocks"), 0),
         garble_head,
         garble_records,
         claim_too_much,
@@ -476,15 +403,6 @@ def test_a_read_error_of_the_disk_means_not_held(fresh: Make, monkeypatch: pytes
     assert cache.read(version(len(body)), 0, 10) == body[:10]
 
 
-def test_a_directory_that_cannot_be_made_means_no_cache(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    cache = BlockCache(tmp_path / "file" / "cache", LIMIT, "n")
-    assert not cache.write(version(10), 0, b"0123456789")
-    assert cache.read(version(10), 0, 10) is None
-    assert cache.usage() == (0, LIMIT)
-    cache.drop(version(10))
-
-
 def test_the_cache_stays_in_its_limit_and_evicts_what_was_used_longest_ago(
     fresh: Make, directory: Path, clock: Hand
 ) -> None:
@@ -565,14 +483,6 @@ def test_room_is_reserved_in_advance_and_the_limit_still_holds(
     for index in range(LIMIT // MIB + 8):
         assert (cache, other)[index % 2].write(version(MIB, key=f"k{index}"), 0, content(MIB))
     assert on_disk(directory) <= LIMIT + 2 * LIMIT // 256
-
-
-def test_small_versions_put_in_place_side_by_side_are_right(fresh: Make, directory: Path) -> None:
-    cache, other, body = fresh(), fresh(), content(300_000)
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda index: (cache, other)[index % 2].write(version(len(body)), 0, body), range(64)))
-    assert fresh().read(version(len(body)), 0, len(body)) == body
-    assert cache.read(version(len(body)), 0, len(body)) == body
 
 
 def test_data_that_a_death_left_without_a_sidecar_is_replaced(fresh: Make, directory: Path) -> None:
@@ -668,16 +578,6 @@ def test_an_evicted_version_stays_readable_for_who_has_it_open_and_is_written_an
     assert one.read(file, BLOCK_BYTES, 1) is None, "lets go of evicted files in time"
 
 
-def test_make_room_lets_go_of_descriptors(fresh: Make) -> None:
-    cache = fresh()
-    for blocks in (1, 2):
-        cache.write(version(blocks * BLOCK_BYTES), 0, content(blocks * BLOCK_BYTES))
-        assert cache.present(version(blocks * BLOCK_BYTES))
-    before = len(os.listdir("/dev/fd"))
-    cache.make_room(LIMIT)
-    assert len(os.listdir("/dev/fd")) == before - 3
-
-
 def test_a_version_of_one_block_is_one_file_that_is_never_half_believed(fresh: Make, directory: Path) -> None:
     body = content(1000)
     file = version(len(body))
@@ -768,52 +668,11 @@ def test_threads_of_one_process_wait_for_each_other_for_a_bounded_time(
         space.reserve(1)
 
 
-def test_only_one_evicts_at_a_time(fresh: Make, directory: Path) -> None:
-    cache = fresh()
-    cache.write(version(10), 0, b"0123456789")
-    space, freed = CacheSpace(directory, LIMIT), list[int]()
-    original = space._scan
-
-    def meanwhile() -> dict[str, cachespace._Stored]:
-        freed.append(cache.make_room(LIMIT))
-        return original()
-
-    space._scan = meanwhile  # type: ignore[method-assign]
-    assert space.evict(LIMIT) > 0
-    assert freed == [0]
-
-
-def test_many_threads_read_and_write_under_eviction(tmp_path: Path) -> None:
-    cache = BlockCache(tmp_path / "cache", 3 * MIB, "n")
-    bodies = {version(5 * BLOCK_BYTES, key=f"k{i}"): content(5 * BLOCK_BYTES, seed=i) for i in range(8)}
-    wrong: list[object] = []
-
-    def work(seed: int) -> None:
-        rng = random.Random(seed)
-        for _ in range(150):
-            file, body = rng.choice(list(bodies.items()))
-            block = rng.randrange(5) * BLOCK_BYTES
-            if rng.random() < 0.5:
-                cache.write(file, block, body[block : block + 2 * BLOCK_BYTES])
-            else:
-                held = cache.read(file, block, 1000)
-                if held not in (None, body[block : block + 1000]):
-                    wrong.append((file, block))
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(work, range(8)))
-    cache.close()
-
-    assert wrong == []
-    in_flight = 8 * (2 * BLOCK_BYTES + 4096)  # an eviction does not see what the others are just writing
-    assert on_disk(tmp_path / "cache") <= 3 * MIB + in_flight
-
-
 WORKER = """
 import random, sys
 from pathlib import Path
 from datastore.fuse.data.blockcache import BlockCache
-from datastore.fuse.data.blockfile import BLOCK_BYTES
+from datastore.fuse.data.blockfile import BLOCK_BYTES, BlockFile, Identity, create_files
 from datastore.fuse.store.base import ObjectVersion
 directory, seed = Path(sys.argv[1]), int(sys.argv[2])
 cache = BlockCache(directory, 3 << 20, "n")
@@ -847,30 +706,6 @@ def test_processes_share_one_directory_within_its_limit(tmp_path: Path) -> None:
     in_flight = 3 * (2 * BLOCK_BYTES + 4096)  # an eviction does not see what the others are just writing
     assert on_disk(tmp_path / "cache") <= 3 * MIB + in_flight
     assert BlockCache(tmp_path / "cache", 3 * MIB, "n").usage()[0] <= 3 * MIB
-
-
-def test_block_files_keep_their_invariants_through_random_writes(tmp_path: Path) -> None:
-    rng, body = random.Random(3), content(6 * BLOCK_BYTES + 9)
-    identity = Identity(label=b"x", size=len(body), boot_id=b"b" * 16)
-    paths = str(tmp_path / "x.data"), str(tmp_path / "x.blocks")
-    create_files(*paths, identity)
-    file = BlockFile(*paths, identity)
-    file._check()
-    while not file.whole:
-        start = rng.randrange(7) * BLOCK_BYTES - rng.choice([0, 0, 5])
-        start = max(0, start)
-        file.write(start, body[start : start + rng.randrange(3 * BLOCK_BYTES)])
-        file._check()
-    assert file.read(0, len(body)) == body
-    assert BlockFile(*paths, identity).whole
-
-    file._right[3] = 0
-    with pytest.raises(AssertionError, match="sealed"):
-        file._check()
-    file._right[3], file._stamp = 1, None
-    os.pwrite(file._data_fd, b"changed", 3 * BLOCK_BYTES)
-    with pytest.raises(AssertionError, match="block 3"):
-        file._check()
 
 
 def test_opening_a_sidecar_that_is_unlinked_meanwhile_finds_nothing(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,30 +70,3 @@ def test_a_copy_is_equal_and_independent(program: list[tuple[str, int, int]]) ->
     twin._check()
     assert not twin
     assert list(extents) == runs(model)
-
-
-def test_touching_ranges_merge() -> None:
-    extents = Extents([(0, 5), (10, 15)])
-    extents.add(5, 10)
-    assert list(extents) == [(0, 15)]
-
-
-def test_removing_the_middle_splits() -> None:
-    extents = Extents([(0, 15)])
-    extents.remove(5, 10)
-    assert list(extents) == [(0, 5), (10, 15)]
-
-
-def test_comparing_with_something_else_is_false_and_the_ranges_are_shown() -> None:
-    assert Extents([(1, 2)]) != [(1, 2)]
-    assert repr(Extents([(1, 2)])) == "Extents([(1, 2)])"
-
-
-@pytest.mark.parametrize(
-    ("starts", "stops", "total"), [([5, 0], [6, 1], 2), ([0], [0], 0), ([0, 1], [1, 2], 2), ([0], [5], 4)]
-)
-def test_check_finds_broken_invariants(starts: list[int], stops: list[int], total: int) -> None:
-    extents = Extents()
-    extents._starts, extents._stops, extents._total = starts, stops, total
-    with pytest.raises(AssertionError):
-        extents._check()

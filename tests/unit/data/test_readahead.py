@@ -128,29 +128,6 @@ def test_the_first_random_read_of_a_block_gets_its_pages_and_the_second_the_bloc
     assert ahead.plan(50 * MIB + 9000, 100).wanted == (50 * MIB, 50 * MIB + 128 * KIB)
 
 
-def test_what_was_not_begun_is_called_for_again() -> None:
-    ahead = ReadAhead(BIG)
-    run(ahead, sequential(MIB, 40))
-    plan = ahead.plan(40 * MIB, MIB)
-    while not plan.ahead:
-        plan = ahead.plan(ahead._head, MIB)
-    ahead.retract(plan.ahead[0].start)
-    ahead._check()
-    again = ahead.plan(ahead._head, MIB)
-    assert again.ahead[0].start <= max(plan.ahead[0].start, again.wanted.stop)
-    assert sum(stop - start for start, stop in again.ahead) >= sum(stop - start for start, stop in plan.ahead) - MIB
-
-
-def test_check_finds_broken_invariants() -> None:
-    ahead = ReadAhead(BIG)
-    ahead._ahead_until = 5
-    with pytest.raises(AssertionError, match="unaligned"):
-        ahead._check()
-    ahead._ahead_until, ahead.window_bytes = 0, 5
-    with pytest.raises(AssertionError, match="window"):
-        ahead._check()
-
-
 def test_several_readers_of_one_file_are_told_apart() -> None:
     readers = Readers(BIG)
     ahead = 0

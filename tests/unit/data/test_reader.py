@@ -14,7 +14,7 @@ from datastore.errors import CorruptBody, DeadlineExceeded, NotFound, Preconditi
 from datastore.fuse.data import cachespace
 from datastore.fuse.data import pieces as pieces_module
 from datastore.fuse.data.blockcache import BlockCache
-from datastore.fuse.data.pieces import Piece, PieceTable, cut
+from datastore.fuse.data.pieces import Piece, cut
 from datastore.fuse.data.reader import Read, Reader, ReadSettings, ReadStream
 from datastore.fuse.ops import Blocking
 from datastore.fuse.store.base import Body, ByteRange, ETag, ObjectInfo, ObjectVersion, Sink, WriteOptions, handed_over
@@ -177,16 +177,6 @@ def test_memory_lets_go_of_a_small_file_that_is_closed_and_on_the_disk(
     assert store.gets == [None]
 
 
-def test_without_a_disk_cache_memory_keeps_what_was_read(store: Probe, pool: ThreadPoolExecutor) -> None:
-    content_ = content(40 * MIB, 3)
-    reader = Reader(store, None, pool, memory_bytes=256 * MIB)
-    stream = reader.open(store.add("long", content_))
-    for _ in range(2):
-        assert b"".join(read(stream, offset, MIB) for offset in range(0, len(content_), MIB)) == content_
-
-    assert store.fetched_bytes == len(content_) == reader.held_bytes
-
-
 def test_an_empty_object_is_never_fetched(store: Probe, reader: Reader) -> None:
     version = store.add("empty", b"")
     assert reader.open(version).read(0, 100) == b""
@@ -208,16 +198,6 @@ def test_a_sequential_reader_gets_all_bytes_and_each_is_fetched_once(
     assert len(store.gets) < 20
 
 
-def test_reads_ahead_start_before_anyone_waits(
-    store: Probe, reader: Reader, pool: ThreadPoolExecutor, big: ObjectVersion, body: bytes
-) -> None:
-    answer = reader.open(big).read(0, 128 * KIB)
-    settle(pool, reader)
-    assert isinstance(answer, Blocking)
-    assert store.fetched_bytes >= MIB - 128 * KIB
-    assert bytes(answer.fn()) == body[: 128 * KIB]
-
-
 def test_held_bytes_are_answered_at_once_and_without_a_copy(
     reader: Reader, pool: ThreadPoolExecutor, big: ObjectVersion, body: bytes
 ) -> None:
@@ -227,17 +207,6 @@ def test_held_bytes_are_answered_at_once_and_without_a_copy(
     answer = stream.read(128 * KIB, 128 * KIB)
     assert isinstance(answer, memoryview)
     assert answer == body[128 * KIB : 256 * KIB]
-
-
-def test_a_random_reader_fetches_little(
-    store: Probe, reader: Reader, pool: ThreadPoolExecutor, big: ObjectVersion, body: bytes
-) -> None:
-    stream, rng = reader.open(big), random.Random(5)
-    offsets = [rng.randrange(MIB, BIG - 4 * KIB) for _ in range(20)]
-    for offset in offsets:
-        assert read(stream, offset, 4 * KIB) == body[offset : offset + 4 * KIB]
-    settle(pool, reader)
-    assert store.fetched_bytes <= 2 * 20 * 128 * KIB
 
 
 def test_many_readers_of_one_version_share_its_fetches(
@@ -295,27 +264,6 @@ def test_a_failed_fetch_reaches_all_its_waiters_and_the_next_read_tries_again(
     assert all(error is None or isinstance(error, ServerFault) for error in errors)
     assert read(reader.open(version), 0, 10) == small[:10]
     reader._table._check()
-
-
-@pytest.mark.parametrize("nth", range(12))
-def test_whichever_get_fails_the_bytes_that_are_served_are_right(
-    store: Probe, reader: Reader, pool: ThreadPoolExecutor, big: ObjectVersion, body: bytes, nth: int
-) -> None:
-    store.fail[nth] = ServerFault("broken", key="big")
-    stream, failed = reader.open(big), 0
-    for offset in range(0, BIG, 512 * KIB):
-        for _ in range(3):
-            try:
-                got = read(stream, offset, 512 * KIB)
-            except ServerFault:
-                failed += 1
-                continue
-            assert got == body[offset : offset + 512 * KIB]
-            break
-        else:
-            pytest.fail("a range stayed broken")
-    settle(pool, reader)
-    assert failed <= 1
 
 
 def test_an_overwrite_surfaces_and_versions_never_mix(
@@ -593,48 +541,6 @@ def test_random_reads_from_many_threads_with_failures_are_right_or_raise(store: 
         assert sum(threads.map(work, range(8))) < 200
         settle(pool, reader)
     cache.close()
-
-
-def test_pieces_are_cut_on_the_grid_and_joined_across() -> None:
-    version = ObjectVersion("k", ETag("e"), 100)
-    table = PieceTable(1000)
-    pieces, fresh = table.request(version, 5, 25, 10)
-    assert [(piece.start, piece.stop) for piece in pieces] == [(5, 10), (10, 20), (20, 25)]
-    assert fresh == pieces
-    for piece in fresh:
-        assert piece.claim()
-        assert not piece.claim()
-    table.finish(pieces[0], bytes(range(5, 10)))
-    table.finish(pieces[2], bytes(range(20, 25)))
-    assert table.find(version, 5, 25) is None
-    table.finish(pieces[1], bytearray(range(10, 20)))
-    assert table.find(version, 5, 25) == bytes(range(5, 25))
-    assert table.find(version, 4, 6) is None
-    table.discard(pieces[1])
-    table.discard(pieces[1])
-    assert table.find(version, 5, 25) is None
-    again, fresh = table.request(version, 0, 30, 100)
-    assert [(piece.start, piece.stop) for piece in fresh] == [(0, 5), (10, 20), (25, 30)]
-    assert [piece.start for piece in again] == [0, 5, 10, 20, 25]
-    table._check()
-    table.forget(version)
-    assert table.held_bytes == 0
-    table._check()
-
-
-def test_the_piece_table_finds_its_own_mistakes() -> None:
-    version = ObjectVersion("k", ETag("e"), 100)
-    table = PieceTable(10)
-    table._by_version[version] = [Piece(version, 0, 10), Piece(version, 5, 15)]
-    with pytest.raises(AssertionError, match="overlap"):
-        table._check()
-    table._by_version[version] = [Piece(version, 0, 20)]
-    with pytest.raises(AssertionError, match="counted"):
-        table._check()
-    table._held_bytes = table._settled_bytes = 20
-    table._settled[table._by_version[version][0]] = None
-    with pytest.raises(AssertionError, match="limit"):
-        table._check()
 
 
 def test_an_unsettled_piece_has_no_bytes() -> None:

@@ -15,39 +15,6 @@ from datastore.fuse.data.cachespace import CacheSpace
 from datastore.fuse.data.scattering import FLAGS, GET_FLAGS, SET_FLAGS, UNRELATED, scatter
 from datastore.fuse.store.base import ETag, ObjectVersion
 
-NO_DUMP = 0x40
-"""FS_NODUMP_FL, which every file system with attributes has."""
-
-
-def attributes(directory: Path, wanted: int | None = None) -> int | None:
-    """The attributes of a directory, after setting those wanted; None where the file system has none of these."""
-    fd = os.open(directory, os.O_RDONLY)
-    try:
-        if wanted is not None:
-            fcntl.ioctl(fd, SET_FLAGS, FLAGS.pack(wanted))
-        had = bytearray(FLAGS.size)
-        fcntl.ioctl(fd, GET_FLAGS, had)
-        return int(FLAGS.unpack(had)[0])
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-
-
-def spread_by_this_disk(place: Path) -> int:
-    """UNRELATED where the file system of the tests can do it, else 0: then nothing may happen and nothing fail."""
-    place.mkdir()
-    return UNRELATED if attributes(place, (attributes(place) or 0) | UNRELATED) is not None else 0
-
-
-def test_the_other_attributes_stay(tmp_path: Path) -> None:
-    can = spread_by_this_disk(tmp_path / "trial")
-    attributes(tmp_path, (attributes(tmp_path) or 0) | NO_DUMP)
-    before = attributes(tmp_path)
-    scatter(tmp_path)
-    scatter(tmp_path)
-    assert attributes(tmp_path) == (before if before is None else before | can)
-
 
 def test_what_the_disk_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever file system the tests run on."""
@@ -97,15 +64,6 @@ def test_the_cache_is_spread_before_its_first_directory(tmp_path: Path, monkeypa
         list(pool.map(lambda number: space.make_directory(space.place(f"{number % 16:02x}stem")), range(64)))
     assert len(list((tmp_path / "cache" / "objects").iterdir())) == 16
     assert len(found) == 1
-
-
-def test_whoever_takes_the_attribute_away_keeps_it_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the directory that we made ourselves is changed."""
-    (tmp_path / "cache" / "objects").mkdir(parents=True)
-    before = attributes(tmp_path / "cache" / "objects")
-    space = CacheSpace(tmp_path / "cache", 1 << 20)
-    space.make_directory(space.place("00stem"))
-    assert attributes(tmp_path / "cache" / "objects") == before
 
 
 def test_a_cache_that_cannot_be_made(tmp_path: Path) -> None:

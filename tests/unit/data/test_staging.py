@@ -168,16 +168,6 @@ def test_what_was_written_meanwhile_stays(path: Path) -> None:
     staged.close(remove=True)
 
 
-@promise("S-19")
-def test_a_change_of_attributes_alone(path: Path) -> None:
-    """Makes it dirty, but no byte of it."""
-    staged = StagedFile(path, version(BLOCK), 0)
-    staged.touch()
-    assert staged.dirty
-    assert not staged.dirty_ranges
-    staged.close(remove=True)
-
-
 @promise("S-20")
 def test_a_short_read_leaves_whole_blocks(path: Path) -> None:
     """After a death, bytes beside those that a read fetched are still known to be the base's."""

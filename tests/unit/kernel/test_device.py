@@ -18,10 +18,6 @@ def options(path: Path | str, **changes: bool) -> MountOptions:
     return MountOptions(mountpoint=str(path), name="data", **changes)
 
 
-def test_an_empty_directory_is_accepted(tmp_path: Path) -> None:
-    device.check_mountpoint(options(tmp_path))
-
-
 def test_a_missing_place_a_file_and_a_full_directory_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for place, words in (
@@ -70,25 +66,23 @@ def program(directory: Path, script: str) -> None:
     path.chmod(0o755)
 
 
-def test_fusermounts_own_words_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program(tmp_path, "echo 'fusermount3: user has no write access to mountpoint /x' >&2; exit 1")
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (
+            "echo 'fusermount3: user has no write access to /x' >&2; exit 1",
+            "refused to mount.*: user has no write access",
+        ),
+        ("exec sleep 60", "no answer"),
+        ("exit 0", "no device descriptor"),
+    ],
+)
+def test_what_fusermount_may_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, words: str) -> None:
+    program(tmp_path, script)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(MountFailed, match=r"refused to mount.*: user has no write access"):
-        device._mount_by_fusermount(options(tmp_path))
-
-
-def test_a_hanging_fusermount_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program(tmp_path, "exec sleep 60")
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(device, "FUSERMOUNT_TIMEOUT_S", 0.2)
-    with pytest.raises(MountFailed, match="no answer"):
-        device._mount_by_fusermount(options(tmp_path))
-
-
-def test_a_fusermount_that_gives_no_descriptor_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program(tmp_path, "exit 0")
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(MountFailed, match="no device descriptor"):
+    if "sleep" in script:
+        monkeypatch.setattr(device, "FUSERMOUNT_TIMEOUT_S", 0.2)
+    with pytest.raises(MountFailed, match=words):
         device._mount_by_fusermount(options(tmp_path))
 
 

@@ -26,11 +26,6 @@ def test_a_name_that_is_looked_up_again_at_once_is_of_the_same_call() -> None:
     assert follow_ups.call_of(header(), 60.1) is call
 
 
-def test_so_is_a_page_after_reading_ahead() -> None:
-    call = Call(0.0)
-    assert failed(header(abi.READ), call).call_of(header(abi.READ), 60.1) is call
-
-
 def test_only_the_next_one() -> None:
     """A program that tries again itself has made a new call."""
     follow_ups = failed(header(), call := Call(0.0))

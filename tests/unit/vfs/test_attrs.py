@@ -10,12 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datastore.fuse.ops import NOW, SetAttr
 from datastore.fuse.store.limits import check_metadata
 from datastore.fuse.vfs.tree.attrs import (
     Attributes,
     Defaults,
-    changed,
     from_metadata,
     metadata_size,
     to_metadata,
@@ -24,7 +22,6 @@ from datastore.fuse.vfs.tree.attrs import (
 from tests.promises import promise
 
 DEFAULTS = Defaults(1, 2).of(stat.S_IFREG, 3)
-LATER = 1_900_000_000_000_000_000
 
 ids = st.integers(0, (1 << 32) - 1)
 times = st.integers(-(1 << 62), 1 << 62)
@@ -54,15 +51,6 @@ def test_what_is_written_is_read_again(one: Attributes) -> None:
     if metadata_size(metadata) <= 2048:
         check_metadata("f", metadata)
     assert from_metadata(metadata, stat.S_IFREG, DEFAULTS) == one
-
-
-@promise("S-11")
-@given(attributes)
-def test_times_are_decimal_seconds(one: Attributes) -> None:
-    """As s3fs writes them: seconds, a dot, nine digits."""
-    seconds, _, nanoseconds = to_metadata(one)["mtime"].partition(".")
-    assert int(seconds) * 10**9 + int(nanoseconds) == one.mtime_ns
-    assert len(nanoseconds) == 9
 
 
 garbage = st.text(max_size=40) | st.sampled_from(
@@ -115,31 +103,6 @@ def test_any_json_as_extended_attributes(document: object) -> None:
     assert all(isinstance(name, bytes) and isinstance(value, bytes) for name, value in found.xattrs.items())
 
 
-@promise("S-03")
-def test_what_is_absent_is_the_default() -> None:
-    """An object without metadata."""
-    assert from_metadata({}, stat.S_IFREG, DEFAULTS) == DEFAULTS
-    directory = Defaults(1, 2).of(stat.S_IFDIR, 3)
-    assert directory.mode == stat.S_IFDIR | 0o755
-    assert Defaults(1, 2).of(stat.S_IFLNK, 3).mode == stat.S_IFLNK | 0o777
-    assert from_metadata({}, stat.S_IFDIR, directory) == directory
-
-
-@promise("S-08", "S-11")
-def test_s3fs_forms() -> None:
-    """Decimal mode with type bits, whole or fractional seconds."""
-    found = from_metadata(
-        {"mode": "41471", "uid": "1000", "gid": "100", "mtime": "1700000000", "atime": "1700000001.5"},
-        stat.S_IFREG,
-        DEFAULTS,
-    )
-    assert found.mode == stat.S_IFLNK | 0o777
-    assert (found.uid, found.gid) == (1000, 100)
-    assert found.mtime_ns == 1_700_000_000_000_000_000
-    assert found.atime_ns == 1_700_000_001_500_000_000
-    assert found.ctime_ns == found.mtime_ns
-
-
 @promise("S-11")
 def test_a_mode_without_type_bits() -> None:
     """Some tools write the permissions alone."""
@@ -151,26 +114,6 @@ def test_a_type_that_a_key_cannot_have() -> None:
     """A file's key is no directory, whatever its mode says."""
     found = from_metadata({"mode": str(stat.S_IFDIR | 0o700)}, stat.S_IFREG, DEFAULTS)
     assert found.mode == stat.S_IFREG | 0o700
-
-
-@promise("S-08")
-def test_geesefs_links() -> None:
-    """The target is in the metadata, percent-encoded, and stays there when ours is written."""
-    found = from_metadata({"--symlink-target": "a%20b/%FF"}, stat.S_IFREG, DEFAULTS)
-    assert stat.S_ISLNK(found.mode)
-    assert found.target == b"a b/\xff"
-    assert to_metadata(found)["--symlink-target"] == "a%20b/%FF"
-
-
-@promise("S-11")
-def test_changes() -> None:
-    """Setattr changes what it names, and ctime."""
-    old = DEFAULTS._replace(xattrs={b"user.a": b"b"}, extra={"origin": "camera"})
-    assert changed(old, SetAttr(mode=0o170777), LATER) == old._replace(mode=stat.S_IFREG | 0o777, ctime_ns=LATER)
-    assert changed(old, SetAttr(uid=0, gid=9), LATER) == old._replace(uid=0, gid=9, ctime_ns=LATER)
-    assert changed(old, SetAttr(atime_ns=5, mtime_ns=NOW), LATER) == old._replace(
-        atime_ns=5, mtime_ns=LATER, ctime_ns=LATER
-    )
 
 
 @promise("S-16")

@@ -124,21 +124,6 @@ def test_a_listing_that_changed_or_was_dropped_is_not_kept(world: World, reader:
 
 
 @promise("S-151")
-def test_cursors_are_of_one_listing(world: World, reader: Client) -> None:
-    """So that what the kernel adds to what it keeps is of the same one."""
-    one, two = opened(reader), opened(reader)
-    first = cursors(reader, one.fh)
-    assert first == sorted(first)
-    assert 0 < first[0] < first[-1] < 1 << 63
-    assert cursors(reader, two.fh) == first
-    world.put("new")
-    world.later(TTL_S)
-    assert not set(cursors(reader, one.fh)) & set(first)
-    again = reader.again(resumed=True)
-    assert not set(cursors(again, opened(again).fh)) & set(first)
-
-
-@promise("S-151")
 def test_nothing_is_kept_while_two_have_read_different_listings(world: World, reader: Client) -> None:
     """What the older one was told may still be on its way."""
     one = opened(reader)
@@ -190,26 +175,6 @@ def test_a_new_server_drops_what_the_earlier_one_told(world: World, reader: Clie
     directory = again.fs.core.nodes.by_ino[ino]
     assert isinstance(directory, Directory)
     assert directory.handles == 0
-
-
-@promise("S-151", "S-05")
-def test_a_pass_that_the_kernel_began_goes_on_with_the_same_names(world: World, reader: Client) -> None:
-    """The server is asked for the rest although it was not for the first part."""
-    kept = Kept()
-    first = OpenDirectory(reader.fs, ROOT_INO, kept)
-    while first.read(4):
-        pass
-    first.close()
-    second = OpenDirectory(reader.fs, ROOT_INO, kept)
-    seen = names(second.read(4))
-    assert second.asked == 0
-    world.put("0")
-    world.later(TTL_S)
-    walk(reader)
-    kept.drop()
-    while lines := second.read(4):
-        seen += names(lines)
-    assert seen == [b"a", b"b", b"c", b"d", b"e", b"f"]
 
 
 @promise("S-151")

@@ -109,15 +109,6 @@ def test_a_single_name_costs_no_page(world: World, one: Client, pages: Pages) ->
     assert one.calls("head") <= 3 * PAGES + 1
 
 
-@promise("S-155")
-def test_nothing_is_read_that_is_known(world: World, one: Client, pages: Pages) -> None:
-    """Each page is asked for, and only compared."""
-    for _ in range(3):
-        world.later()
-        assert one.local.listdir("d") == NAMES
-        assert pages.since() == (PAGES, 0)
-
-
 @promise("S-155", "S-28")
 @pytest.mark.parametrize(
     ("change", "names", "asked", "read"),
@@ -145,22 +136,6 @@ def test_what_another_client_changed_is_read(
     world.later()
     assert one.local.listdir("d") == there
     assert pages.since() == (PAGES + (len(there) > len(NAMES)), 0)
-
-
-@promise("S-155", "S-29")
-def test_what_we_changed_ourselves_is_read(world: World, one: Client, pages: Pages) -> None:
-    """Only the pages of the names."""
-    one.local.write("d/f105", b"longer")
-    one.local.write("d/zz", b"")
-    world.later()
-    assert one.local.listdir("d") == [*NAMES, b"zz"]
-    assert one.local.stat("d/f105").size == 6
-    assert pages.since()[1] <= 3
-    world.tool.delete("d/zz")
-    world.put("d/f105", b"x")
-    world.later(10)
-    assert one.local.listdir("d") == NAMES
-    assert one.local.stat("d/f105").size == 1
 
 
 @promise("S-155", "S-28")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import stat
 
 from hypothesis import given
@@ -21,33 +20,6 @@ def listed(keys: list[str], prefixes: list[str], *, prefix: str = "d/") -> dict[
     objects = [ListedObject(prefix + key, 1, ETag("e"), 5) for key in keys]
     page = ListPage(objects, [prefix + common for common in prefixes], None)
     return {name: (one.kind, one.tail) for name, one in listing_of(prefix, [page], 1.0).entries.items()}
-
-
-@promise("S-06")
-def test_files_directories_and_links() -> None:
-    """A common prefix is a directory, `x.rclonelink` the link `x`."""
-    assert listed(["f", "x.rclonelink"], ["e/"]) == {
-        b"f": (FILE, "f"),
-        b"x": (LINK, "x.rclonelink"),
-        b"e": (FOLDER, "e/"),
-    }
-
-
-@promise("S-01")
-def test_the_marker_is_no_entry() -> None:
-    """It only says that the directory was made."""
-    page = ListPage([ListedObject("d/", 0, ETag("e"), 5)], [], None)
-    listing = listing_of("d/", [page], 1.0)
-    assert listing.marker
-    assert listing.entries == {}
-    assert not listing_of("d/", [ListPage([], [], None)], 1.0).marker
-
-
-@promise("S-13")
-def test_facts_of_an_object() -> None:
-    """Size, etag and time come with the listing."""
-    page = ListPage([ListedObject("d/f", 7, ETag("e"), 5)], [], None)
-    assert listing_of("d/", [page], 1.0).entries == {b"f": Listed(FILE, "f", 7, ETag("e"), 5)}
 
 
 @promise("S-37")
@@ -71,34 +43,10 @@ def test_a_page_that_begins_with_where_the_one_before_it_ended() -> None:
     assert [(span.after, span.upto) for span in listing.spans] == [("", "b/"), ("b/", "")]
 
 
-@promise("S-37")
-def test_an_object_beside_a_link() -> None:
-    """The link's object is a file under its own name."""
-    assert listed(["x", "x.rclonelink"], []) == {b"x": (FILE, "x"), b"x.rclonelink": (FILE, "x.rclonelink")}
-    assert listed(["x.rclonelink"], ["x/"]) == {b"x": (FOLDER, "x/"), b"x.rclonelink": (FILE, "x.rclonelink")}
-
-
 @promise("S-06")
 def test_the_suffix_alone_is_a_file() -> None:
     """A link needs a name."""
     assert listed([".rclonelink"], []) == {b".rclonelink": (FILE, ".rclonelink")}
-
-
-@promise("S-36")
-def test_odd_segments() -> None:
-    """They are shown under reserved names."""
-    assert listed([".."], ["/", "./"], prefix="") == {
-        "\uf02f".encode(): (FOLDER, "/"),
-        "\uf02e".encode(): (FOLDER, "./"),
-        "\uf02e\uf02e".encode(): (FILE, ".."),
-    }
-
-
-@promise("S-23")
-def test_what_is_hidden() -> None:
-    """Copies of removed files are not shown."""
-    page = ListPage([], [".datastore.unlinked/", "e/"], None)
-    assert list(listing_of("", [page], 1.0, frozenset((".datastore.unlinked/",))).entries) == [b"e"]
 
 
 @promise("S-28")
@@ -125,27 +73,6 @@ def test_every_key_has_a_name(keys: list[str]) -> None:
     shown = sorted(one.tail for one in listing.entries.values())
     assert shown == sorted({key.partition("/")[0] + "/" * ("/" in key) for key in keys})
     assert not any(b"/" in name for name in listing.entries)
-
-
-@promise("S-05")
-def test_pages_make_one_listing() -> None:
-    """How the answer is cut into pages does not matter."""
-    store = MemoryStore()
-    for number in range(30):
-        store.put(f"d/{number:02}" + "/x" * (number % 3 == 0), b"", WriteOptions())
-    whole = listing_of("d/", [store.list_page("d/", delimiter="/")], 1.0).entries
-
-    def pages() -> itertools.chain[ListPage]:
-        return itertools.chain(_pages(store))
-
-    assert listing_of("d/", pages(), 1.0).entries == whole
-
-
-def _pages(store: MemoryStore) -> list[ListPage]:
-    found = [store.list_page("d/", delimiter="/", max_keys=4)]
-    while found[-1].next_token:
-        found.append(store.list_page("d/", delimiter="/", max_keys=4, token=found[-1].next_token))
-    return found
 
 
 @promise("S-37")

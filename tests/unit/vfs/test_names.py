@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from datastore.fuse.vfs.tree.names import LINK_SUFFIX, creatable, name_of, one_key, segment_of
+from datastore.fuse.vfs.tree.names import LINK_SUFFIX, name_of, one_key, segment_of
 from tests.promises import promise
 
 names = (
@@ -44,13 +44,6 @@ def test_segments_are_what_xml_and_http_can_carry(name: bytes) -> None:
     segment = segment_of(name)
     segment.encode()
     assert all(ord(character) >= 0x20 and character not in "\ufffe\uffff" for character in segment)
-
-
-@promise("S-34")
-@given(names, names)
-def test_different_names_have_different_segments(one: bytes, other: bytes) -> None:
-    """Nothing is ambiguous."""
-    assert (segment_of(one) == segment_of(other)) == (one == other)
 
 
 @promise("S-37")
@@ -96,20 +89,6 @@ def test_ordinary_names_are_their_own_segments(text: str) -> None:
 def test_odd_segments(segment: str, name: str | bytes) -> None:
     """The reserved displays; private characters that nobody escaped stay as they are."""
     assert name_of(segment) == (name if isinstance(name, bytes) else name.encode())
-
-
-@promise("S-37")
-def test_directories_may_end_as_links_do() -> None:
-    """Only a file could be taken for a link."""
-    assert segment_of(b"x.rclonelink", directory=True) == "x.rclonelink"
-    assert segment_of(b"x.rclonelink") == "x\uf02erclonelink"
-
-
-@promise("S-36")
-def test_reserved_names_are_not_for_making() -> None:
-    """The displays of odd segments, and what ends as an object beside its directory."""
-    assert not any(creatable(name.encode()) for name in ("\uf02f", "\uf02e", "\uf02e\uf02e", "a\uf000"))
-    assert all(creatable(name.encode()) for name in ("a", "\uf02fa", "\uf000a", "...", "\uf0ff"))
 
 
 @promise("S-37")

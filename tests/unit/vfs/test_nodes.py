@@ -31,18 +31,6 @@ def folder(table: NodeTable, parent: Directory, name: str) -> Directory:
     return node
 
 
-@promise("S-26")
-def test_keys_and_paths(table: NodeTable) -> None:
-    """A key follows from the directories above, so that a rename of one moves all."""
-    d = folder(table, table.root, "d")
-    f = add(table, d, "f")
-    assert (table.root.key, d.key, f.key) == ("prefix/", "prefix/d/", "prefix/d/f")
-    assert (table.root.path, f.path) == (b"", b"d/f")
-    table.move(d, table.root, b"e", "e/")
-    assert (f.key, f.path) == ("prefix/e/f", b"e/f")
-    assert list(table.root.children) == [b"e"]
-
-
 @promise("S-41")
 def test_ids_are_the_same_at_the_next_mount(table: NodeTable) -> None:
     """They depend on the names alone."""
@@ -74,21 +62,6 @@ def test_ids_fit_a_double(table: NodeTable) -> None:
     assert all(1 < ino < 1 << 53 for ino in inos)
 
 
-@promise("S-23")
-def test_an_id_that_lives_is_not_given_twice(table: NodeTable) -> None:
-    """A name that is made again while the old file is open is another file."""
-    old = add(table, table.root, "f")
-    old.handles = 1
-    table.detach(old)
-    new = add(table, table.root, "f")
-    assert new.ino != old.ino
-    assert table.by_ino[old.ino] is old
-    old.handles = 0
-    table.drop_unused(old)
-    assert old.ino not in table.by_ino
-    assert table.root.children[b"f"] is new
-
-
 @promise("S-41")
 def test_forgetting(table: NodeTable) -> None:
     """A node goes with its last lookup, and its directories with it, unless something holds them."""
@@ -112,26 +85,3 @@ def test_forgetting(table: NodeTable) -> None:
     table.forget(Ino(12345), 1)
     table.forget(ROOT_INO, 1)
     assert set(table.by_ino) == {ROOT_INO}
-
-
-@promise("S-23")
-def test_what_stat_shows_of_a_removed_file(table: NodeTable) -> None:
-    """It has no link any more."""
-    f = add(table, table.root, "f")
-    f.nlookup = 1
-    assert (f.attr().nlink, f.attr().size, f.attr().blocks) == (1, 5, 1)
-    table.detach(f)
-    assert f.attr().nlink == 0
-    assert f.gone
-    assert table.root.children == {}
-
-
-@promise("S-41")
-def test_a_restored_node(table: NodeTable) -> None:
-    """What the kernel knows by an id has that id again."""
-    table.restore(Ino(77), table.root, b"d", Listed(stat.S_IFDIR, "d/"), DEFAULTS.of(stat.S_IFDIR, 0))
-    d = table.by_ino[77]
-    assert isinstance(d, Directory)
-    assert table.shown_ino(table.root, b"d") == 77
-    table.forget(Ino(77), 1)
-    assert 77 not in table.by_ino

@@ -44,16 +44,6 @@ def test_opens_and_flushes_are_left_to_the_kernel(world: World, reader: Client) 
         assert raised.value.errno == errno.ENOSYS
 
 
-@promise("S-51")
-def test_a_reader_without_an_open_reads_ahead_like_any_other(world: World, reader: Client) -> None:
-    world.put("big", BODY)
-    file = reader.local.open("big")
-    assert file.read(0, MIB) == BODY[:MIB]
-    eventually(lambda: reader.calls("get") >= 2, "nothing was read ahead")
-    assert b"".join(file.read(start, MIB) for start in range(0, len(BODY), MIB)) == BODY
-    assert reader.fs.core.opens.load()[0].tag
-
-
 @promise("S-51", "S-30")
 def test_a_changed_file_is_another_inode_and_the_old_one_keeps_its_version(world: World, reader: Client) -> None:
     world.put("f", BODY[: 2 * MIB])
@@ -66,16 +56,6 @@ def test_a_changed_file_is_another_inode_and_the_old_one_keeps_its_version(world
     assert reader.local.stat("f").ino != before
     assert reader.local.open("f").read(0, 10) == BODY[MIB : MIB + 10]
     assert old.read(MIB, 10) == BODY[MIB : MIB + 10], "held locally"
-
-
-@promise("S-51")
-def test_a_file_that_was_never_read_here_is_another_inode_too(world: World, reader: Client) -> None:
-    """The kernel may have it open without our knowing."""
-    world.put("f", b"one")
-    before = reader.local.stat("f").ino
-    world.put("f", b"two!")
-    world.clock.advance(TTL_S + 1)
-    assert reader.local.stat("f").ino != before
 
 
 @promise("S-51", "S-147")

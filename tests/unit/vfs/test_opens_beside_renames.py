@@ -11,9 +11,8 @@ import pytest
 
 from datastore.fuse.ops import Blocking, FSError, Ino, OpenRequest, resolve
 from datastore.fuse.vfs.tree import chases
-from tests.faulty import Fault, no_faults
 from tests.localfs import ME
-from tests.mounted import DOWN, Client, around, failing
+from tests.mounted import Client, around
 from tests.patience import PATIENCE_S
 from tests.promises import promise
 
@@ -129,14 +128,3 @@ def test_who_does_not_come_back_is_not_waited_for_long(one: Client, monkeypatch:
     began = time.monotonic()
     one.local.rename("other", "target")
     assert time.monotonic() - began < PATIENCE_S
-
-
-@promise("S-25")
-def test_a_rename_that_failed_leaves_its_target_to_be_opened(one: Client) -> None:
-    """As it was."""
-    one.local.write("target", b"old")
-    one.local.write("new", b"new!")
-    one.faulty.plan = lambda _index, method: Fault(DOWN) if method == "copy" else None
-    failing(errno.EIO, one.local.rename, "new", "target")
-    one.faulty.plan = no_faults
-    assert one.local.read("target") == b"old"

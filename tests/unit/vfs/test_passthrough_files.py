@@ -58,20 +58,6 @@ def test_changes_of_the_node_reach_the_lent_file_and_not_the_cache(cache: BlockC
     assert not files.right(INO)
 
 
-def test_small_absent_and_lent_files_are_not_offered(cache: BlockCache, pool: ThreadPoolExecutor) -> None:
-    files, other = PassthroughFiles(cache, pool), PassthroughFiles(cache, pool)
-    small = ObjectVersion("s", ETag("e"), 100)
-    cache.write(small, 0, bytes(100))
-    assert files.offer(INO, small) == -1
-    assert files.offer(INO, VERSION._replace(key="absent")) == -1
-    assert files.offer(INO, VERSION) >= 0
-    assert other.offer(INO, VERSION) == -1
-    files.close()
-    assert other.offer(INO, VERSION) >= 0
-    other.close()
-    assert PassthroughFiles(None, pool).offer(INO, VERSION) == -1
-
-
 def test_what_would_be_offered_is_known_before(cache: BlockCache, pool: ThreadPoolExecutor) -> None:
     files, other = PassthroughFiles(cache, pool), PassthroughFiles(cache, pool)
     assert files.available(VERSION)

@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from datastore.fuse.ops import resolve
-from datastore.fuse.vfs.lookup.prefetcher import _AHEAD, _Run
+from datastore.fuse.vfs.lookup.prefetcher import _Run
 from datastore.fuse.vfs.tree.listing import Listed, Listing
 from datastore.fuse.vfs.tree.openings import PENDING_MAX
 from tests.kernelkeeps import CALLER, Room
@@ -25,29 +25,6 @@ def run() -> _Run:
     return _Run(listing)
 
 
-def test_one_loader_gets_what_comes_next_and_each_name_once() -> None:
-    made = run()
-    asked: list[int] = []
-    for at, name in enumerate(NAMES):
-        ahead = made.step(name)
-        assert all(at < one <= at + _AHEAD for one in ahead)
-        asked += ahead
-    assert len(asked) == len(set(asked)) >= len(NAMES) - 10
-
-
-def test_threads_that_drift_apart_are_one_run() -> None:
-    made, places = run(), random.Random(2)
-    at = list(range(16))
-    asked: list[int] = []
-    while any(one < len(NAMES) for one in at):
-        # a thread may be many of its own steps behind the first one
-        first = min(range(16), key=lambda thread: at[thread] + places.randrange(400))
-        if at[first] < len(NAMES):
-            asked += made.step(NAMES[at[first]])
-        at[first] += 16
-    assert len(asked) == len(set(asked)) > len(NAMES) * 0.9
-
-
 @pytest.mark.parametrize("jumps", [[777, 999, 111], [500], [999, 998, 997, 996]])
 def test_one_who_read_elsewhere_before_begins_a_run(jumps: list[int]) -> None:
     made = run()
@@ -55,11 +32,6 @@ def test_one_who_read_elsewhere_before_begins_a_run(jumps: list[int]) -> None:
         made.step(NAMES[at])
     asked = [one for name in NAMES for one in made.step(name)]
     assert len(set(asked) & set(range(900))) > 800
-
-
-def test_random_names_are_no_run() -> None:
-    made, places = run(), random.Random(2)
-    assert sum(len(made.step(places.choice(NAMES))) for _ in range(200)) < 200
 
 
 def test_attributes_that_a_get_brought_along_are_not_asked_for_again(world: World, one: Client) -> None:

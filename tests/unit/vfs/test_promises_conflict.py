@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from datastore.fuse.data import multipart
-from tests.faulty import Fault, from_nth, no_faults, nth
+from tests.faulty import Fault, no_faults
 from tests.localfs import File
 from tests.mounted import DOWN, Client, World, failing, pattern, taken_over
 from tests.promises import promise
@@ -243,29 +243,3 @@ def test_a_conflict_is_found_by_the_next_mount(world: World, one: Client, two: C
     assert world.body("f") == b"theirs"
     (row,) = again.fs.uploads.unsent()
     assert row["stuck"]
-
-
-@promise("S-32")
-def test_without_it_the_last_close_wins_whole(world: World) -> None:
-    """The default: never a mixture, also of streamed files."""
-    one, two = world.client(), world.client()
-    world.put("f", pattern(100))
-    first, second = one.local.open("f", os.O_RDWR), two.local.open("f", os.O_RDWR | os.O_TRUNC)
-    first.write(b"first")
-    second.write(b"second")
-    first.close()
-    second.close()
-    assert world.body("f") == b"second"
-
-
-@promise("S-47", "S-19")
-def test_a_store_that_is_away_is_no_conflict(world: World, one: Client) -> None:
-    """The bytes are sent when it is back."""
-    fault = from_nth(0, DOWN)
-    one.faulty.plan = lambda index, method: fault(index, method) if method == "put" else None
-    failing(errno.EIO, one.local.write, "f", b"bytes")
-    (row,) = one.fs.uploads.unsent()
-    assert not row["stuck"]
-    one.faulty.plan = nth(10_000, DOWN)
-    assert one.fs.flush_all() == []
-    assert world.body("f") == b"bytes"

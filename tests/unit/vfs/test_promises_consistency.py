@@ -6,20 +6,17 @@ import errno
 import os
 import stat
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 
 from datastore.fuse.ops import Fh, OpenRequest, SetAttr, resolve
-from datastore.fuse.store.base import ListPage, WriteOptions
+from datastore.fuse.store.base import WriteOptions
 from datastore.fuse.vfs.build import believed_s
 from tests.mounted import TTL_S, Client, World, failing
 from tests.promises import promise
 
 BOTH_LISTINGS = True
-
-SIZE = 9 << 20
-"""More than is fetched in one piece, so that a client holds a part."""
 
 
 # -- S-28
@@ -100,19 +97,6 @@ def test_the_kernel_is_not_told_to_keep_answers_longer(world: World, one: Client
 
 
 @promise("S-28")
-def test_changes_of_attributes_are_seen(world: World, one: Client, other: Client) -> None:
-    """A chmod leaves the etag as it is; it is seen by its time."""
-    one.local.write("f", b"x")
-    one.local.mkdir("d")
-    for path in ("f", "d"):
-        before = stat.S_IMODE(other.local.stat(path).mode)
-        world.later()
-        one.local.chmod(path, 0o700)
-        world.later()
-        assert stat.S_IMODE(other.local.stat(path).mode) == 0o700 != before
-
-
-@promise("S-28")
 def test_attributes_of_a_directory_that_is_listed_all_the_time(world: World, one: Client, other: Client) -> None:
     """Listing the parent does not keep old attributes of a directory alive for ever."""
     one.local.mkdir("d", 0o755)
@@ -179,58 +163,6 @@ def test_pages_are_kept_between_opens_of_one_version(world: World, one: Client, 
 
 
 # -- S-29
-
-
-@promise("S-29")
-def test_every_change_is_seen_at_once_within_a_mount(world: World, one: Client) -> None:
-    """Without any time passing."""
-    world.put("old", b"")
-    assert one.local.listdir() == [b"old"]
-    one.local.mkdir("d")
-    one.local.write("f", b"abc")
-    one.local.symlink(b"t", "x")
-    one.local.unlink("old")
-    assert one.local.listdir() == [b"d", b"f", b"x"]
-    with one.local.opened("f", os.O_RDWR) as file:
-        file.write(b"defg", 3)
-        assert one.local.stat("f").size == 7
-        with one.local.opened("f") as reader:
-            assert reader.read() == b"abcdefg"
-    one.local.rename("f", "d/g")
-    assert one.local.listdir() == [b"d", b"x"]
-    assert one.local.listdir("d") == [b"g"]
-    one.local.chmod("d/g", 0o600)
-    assert stat.S_IMODE(one.local.stat("d/g").mode) == 0o600
-
-
-@promise("S-29")
-def test_changes_are_seen_although_a_listing_was_under_way(
-    world: World, one: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A listing that was begun before a change does not undo it."""
-    world.put("a", b"")
-    world.put("b", b"")
-    one.local.listdir()
-    world.later()
-    inner = one.faulty.inner
-    list_page = inner.list_page
-
-    def change_meanwhile(*args: Any, **kwargs: Any) -> ListPage:
-        monkeypatch.setattr(inner, "list_page", list_page)
-        page = list_page(*args, **kwargs)
-        world.clock.advance(0.01)
-        one.local.unlink("a")
-        one.local.write("c", b"")
-        world.clock.advance(0.01)
-        return page
-
-    one.local.stat("a")
-    world.clock.advance(TTL_S / 2)
-    one.fs.core.nodes.root.listing = None
-    monkeypatch.setattr(inner, "list_page", change_meanwhile)
-    one.fs.remote.read_directory(one.fs.core.nodes.root, whole=True)
-    assert one.local.listdir() == [b"b", b"c"]
-    assert not one.local.exists("a")
 
 
 @promise("S-28")

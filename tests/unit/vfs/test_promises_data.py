@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 
 import pytest
 
 from datastore.fuse.data.multipart import OBJECT_MAX
-from datastore.fuse.ops import ROOT_INO, FSError, OpenRequest, resolve
+from datastore.fuse.ops import ROOT_INO, Blocking, FSError, OpenRequest, resolve
 from tests.localfs import ME
 from tests.mounted import Client, World, failing, pattern
+from tests.patience import PATIENCE_S
 from tests.promises import promise
 
 MIB = 1 << 20
@@ -33,15 +35,6 @@ def test_partial_writes(world: World, one: Client) -> None:
         expected[10:13], expected[50_001:50_004], expected[99_999:] = b"AAA", b"BBB", b"CCC"
         assert file.read() == expected
     assert world.body("f") == expected
-
-
-@promise("S-17")
-def test_append(world: World, one: Client) -> None:
-    """Appending keeps what was there."""
-    world.put("f", b"one\n")
-    with one.local.opened("f", os.O_WRONLY | os.O_APPEND) as file:
-        file.write(b"two\n", file.stat().size)
-    assert world.body("f") == b"one\ntwo\n"
 
 
 @promise("S-143")
@@ -77,15 +70,6 @@ def test_truncate(world: World, one: Client, size: int, by: str) -> None:
             assert file.read() == expected[:15_000].ljust(15_000, b"\0")
     assert world.body("f") == expected[:15_000].ljust(15_000, b"\0")
     assert one.local.stat("f").size == 15_000
-
-
-@promise("S-17")
-def test_sparse_files(world: World, one: Client) -> None:
-    """A gap reads as zeros."""
-    with one.local.opened("f", os.O_RDWR | os.O_CREAT) as file:
-        file.write(b"end", 1_000_000)
-        assert file.read(999_998, 5) == b"\0\0end"
-    assert world.body("f") == bytes(1_000_000) + b"end"
 
 
 @promise("S-17")
@@ -125,18 +109,6 @@ def test_other_modes_of_fallocate(one: Client, mode: int) -> None:
         failing(errno.EOPNOTSUPP, file.fallocate, mode, 0, 10)
 
 
-@promise("S-17")
-def test_pages_that_are_written_back_after_the_close(world: World, one: Client) -> None:
-    """Shared mmap: what the kernel writes back after close is sent when the last reference goes."""
-    file = one.local.open("f", os.O_RDWR | os.O_CREAT)
-    file.write(b"before")
-    resolve(one.fs.flush(file.ino, file._fh))
-    assert world.body("f") == b"before"
-    file.write(b"mapped")
-    resolve(one.fs.release(file.ino, file._fh))
-    assert world.body("f") == b"mapped"
-
-
 # -- S-18
 
 
@@ -163,19 +135,6 @@ def test_fsync_means_that_it_is_in_the_store(world: World, one: Client) -> None:
     assert one.calls("put") == sent
 
 
-@promise("S-18")
-def test_each_of_several_closes_delivers(world: World, one: Client) -> None:
-    """A file that is open twice is delivered by whoever closes."""
-    first = one.local.open("f", os.O_RDWR | os.O_CREAT)
-    second = one.local.open("f", os.O_RDWR)
-    first.write(b"one")
-    first.close()
-    assert world.body("f") == b"one"
-    second.write(b"two")
-    second.close()
-    assert world.body("f") == b"two"
-
-
 # -- S-21
 
 
@@ -190,16 +149,6 @@ def test_a_change_in_the_middle_uploads_its_part(world: World, one: Client) -> N
     assert world.body("f") == content
     assert one.sent_bytes() <= 8 * MIB
     assert one.calls("upload_part_copy") >= 1
-
-
-@promise("S-21")
-def test_appending_to_a_large_object_uploads_the_end(world: World, one: Client) -> None:
-    """The beginning is copied."""
-    world.put("f", pattern(17 * MIB))
-    with one.local.opened("f", os.O_WRONLY | os.O_APPEND) as file:
-        file.write(b"end", 17 * MIB)
-    assert world.body("f") == pattern(17 * MIB) + b"end"
-    assert one.sent_bytes() <= 8 * MIB
 
 
 @promise("S-21")
@@ -249,3 +198,31 @@ def test_a_new_file_appears_at_close(world: World, one: Client, other: Client) -
     assert not other.local.exists("f")
     file.close()
     assert world.body("f") == b""
+
+
+# -- S-29
+
+
+@promise("S-29")
+def test_a_file_is_read_while_it_is_uploaded(world: World, one: Client) -> None:
+    """The upload holds the node's lock; bytes that are in the staging file need not wait for it."""
+    with one.local.opened("file", os.O_CREAT | os.O_RDWR) as file:
+        file.write(b"written")
+        node = one.fs.core.nodes.by_ino[file.ino]
+        taken, done = threading.Event(), threading.Event()
+
+        def upload() -> None:
+            with node.lock:
+                taken.set()
+                done.wait(PATIENCE_S)
+
+        thread = threading.Thread(target=upload)
+        thread.start()
+        try:
+            assert taken.wait(PATIENCE_S)
+            body = one.fs.read(file.ino, file._fh, 0, 100)
+            assert not isinstance(body, Blocking)
+            assert bytes(body) == b"written"
+        finally:
+            done.set()
+            thread.join()

@@ -11,10 +11,8 @@ from datastore.errors import AccessDenied
 from datastore.fuse.ops import Blocking, Fh, Ino, resolve
 from tests.clock import EPOCH_NS
 from tests.faulty import from_nth, no_faults
-from tests.mounted import DOWN, Client, Died, World, dies_at, failing, pattern, refuse_writes
+from tests.mounted import Client, World, failing, pattern, refuse_writes
 from tests.promises import promise
-
-MIB = 1 << 20
 
 
 def contents(client: Client, ino: Ino, fh: Fh) -> bytes:
@@ -46,18 +44,6 @@ def test_a_failed_upload_fails_close_and_loses_nothing(world: World, one: Client
     assert world.body("f") == b"precious"
     assert one.fs.uploads.unsent() == []
     assert list((one.directory / "state" / "staging").iterdir()) == []
-
-
-@promise("S-19")
-def test_a_failed_fsync_is_made_good_by_the_next(world: World, one: Client) -> None:
-    """Fsync and close send again what an earlier one could not."""
-    with one.local.opened("f", os.O_WRONLY | os.O_CREAT) as file:
-        file.write(b"precious")
-        refuse_writes(one)
-        failing(errno.EIO, file.fsync)
-        failing(errno.EIO, file.fsync)
-        one.faulty.plan = no_faults
-    assert world.body("f") == b"precious"
 
 
 @promise("S-19")
@@ -94,19 +80,6 @@ def test_a_failed_truncate_keeps_the_new_size(world: World, one: Client) -> None
     one.faulty.plan = no_faults
     assert one.fs.flush_all() == []
     assert world.body("f") == b"0123"
-
-
-@promise("S-19")
-def test_a_large_upload_that_fails_leaves_no_unfinished_parts(world: World, one: Client) -> None:
-    """A multipart upload that fails is aborted, and the bytes stay."""
-    content = pattern(9 * MIB)
-    fault = from_nth(0, DOWN)
-    one.faulty.plan = lambda index, method: fault(index, method) if method == "complete_upload" else None
-    failing(errno.EIO, one.local.write, "f", content)
-    assert list(world.tool.pending_uploads("")) == []
-    one.faulty.plan = no_faults
-    assert one.fs.flush_all() == []
-    assert world.body("f") == content
 
 
 @promise("S-19")
@@ -150,29 +123,6 @@ def test_unsent_bytes_are_sent_by_the_next_mount(world: World, one: Client) -> N
 
 
 @promise("S-20")
-def test_unsent_sizes_are_sent_by_the_next_mount(world: World, one: Client) -> None:
-    """A truncate that was not sent is not forgotten; zeros stay zeros."""
-    world.put("f", pattern(10_000))
-    file = one.local.open("f", os.O_RDWR)
-    file.truncate(3000)
-    file.truncate(9000)
-    file.write(b"end", 20_000)
-    one.again()
-    assert world.body("f") == (pattern(3000).ljust(20_000, b"\0") + b"end")
-
-
-@promise("S-20")
-def test_failed_bytes_are_sent_by_the_next_mount_when_the_store_is_well(world: World, one: Client) -> None:
-    """Also when the upload failed first, and when the next mount fails again."""
-    refuse_writes(one)
-    failing(errno.EIO, one.local.write, "f", b"precious")
-    one.unmount()
-    assert world.all_keys() == []
-    one.again()
-    assert world.body("f") == b"precious"
-
-
-@promise("S-20")
 def test_nothing_is_sent_twice(world: World, one: Client) -> None:
     """What was delivered is not sent again over what others wrote since."""
     one.local.write("f", b"ours")
@@ -195,22 +145,6 @@ def test_a_removed_file_does_not_come_back(world: World, one: Client) -> None:
 
 
 @promise("S-20")
-def test_a_restarted_server_has_the_unsent_bytes_of_its_mount(world: World, one: Client) -> None:
-    """Under a mount that lives on, the file is still unsent, is read, and its close delivers."""
-    world.put("f", pattern(10_000))
-    file = one.local.open("f", os.O_RDWR)
-    file.write(b"XXX", 5000)
-    again = one.again(resumed=True)
-    assert world.body("f") == pattern(10_000)
-    expected = bytearray(pattern(10_000))
-    expected[5000:5003] = b"XXX"
-    assert contents(again, file.ino, file._fh) == expected
-    resolve(again.fs.flush(file.ino, file._fh))
-    resolve(again.fs.release(file.ino, file._fh))
-    assert world.body("f") == expected
-
-
-@promise("S-20")
 @pytest.mark.parametrize("change", ["unlink", "rename"])
 def test_a_restarted_server_knows_that_the_object_exists(world: World, one: Client, change: str) -> None:
     """A changed file of the earlier process is removed or renamed with its object."""
@@ -226,20 +160,6 @@ def test_a_restarted_server_knows_that_the_object_exists(world: World, one: Clie
         again.local.rename("f", "g")
         assert world.all_keys() == ["g"]
         assert world.body("g") == b"new"
-
-
-@promise("S-20")
-def test_death_within_an_upload(world: World, one: Client) -> None:
-    """At whatever call the process dies, the next mount delivers the whole."""
-    content = pattern(9 * MIB)
-    for number in range(2):
-        client = world.client()
-        client.local.listdir()
-        client.faulty.plan = dies_at(len(client.faulty.calls) + number)
-        with pytest.raises(Died):
-            client.local.write(f"f{number}", content)
-        client.again()
-        assert world.body(f"f{number}") == content
 
 
 @promise("S-20")

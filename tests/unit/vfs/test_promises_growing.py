@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from datastore.fuse.vfs.upload import upkeep as upkeep_module
 from datastore.fuse.vfs.upload.upkeep import BUSY_S, QUIET_S, Upkeep
 from tests.mounted import Client, World
 from tests.promises import promise
@@ -47,6 +48,24 @@ def test_a_busy_log_is_published_every_so_often(world: World, one: Client, other
             world.clock.advance(1.0)
         assert one.calls("put") == 1
         assert other.local.stat("log").size >= BUSY_S
+
+
+@promise("S-44")
+@pytest.mark.parametrize(("limit", "pause_s"), [("QUIET_BYTES", QUIET_S), ("BUSY_BYTES", 1.0)])
+def test_a_log_that_grew_by_too_much_waits_for_its_close(
+    world: World, one: Client, monkeypatch: pytest.MonkeyPatch, limit: str, pause_s: float
+) -> None:
+    """A writer waits while its file is sent."""
+    monkeypatch.setattr(upkeep_module, limit, 5)
+    with one.local.opened("most", APPEND) as most, one.local.opened("more", APPEND) as more:
+        most.write(b"1")
+        more.write(b"1")
+        world.clock.advance(BUSY_S - 1.0)
+        most.write(b"2345", 1)
+        more.write(b"23456", 1)
+        world.clock.advance(pause_s)
+        upkeep(one).publish()
+        assert world.all_keys() == ["most"]
 
 
 @promise("S-44")

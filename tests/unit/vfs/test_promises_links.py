@@ -74,17 +74,6 @@ def test_a_link_of_rclone_is_read(world: World, one: Client) -> None:
     assert stat.S_ISLNK(one.local.stat("d/x").mode)
 
 
-@promise("S-06")
-def test_a_link_that_another_client_wrote_anew(world: World, one: Client) -> None:
-    """A new target is seen after the time to live."""
-    world.put("x.rclonelink", b"old")
-    assert one.local.readlink("x") == b"old"
-    world.put("x.rclonelink", b"new one")
-    world.later()
-    assert one.local.stat("x").size == 7
-    assert one.local.readlink("x") == b"new one"
-
-
 @promise("S-08")
 def test_links_of_s3fs_and_geesefs(world: World, one: Client) -> None:
     """With full attributes, links in the forms of s3fs and geesefs are links when they are looked up."""

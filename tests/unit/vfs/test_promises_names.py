@@ -145,15 +145,6 @@ def test_reserved_names_cannot_be_made(world: World, one: Client, shown: str) ->
     assert world.all_keys() == ["f"]
 
 
-@promise("S-36")
-def test_an_object_whose_key_is_a_dot(world: World, one: Client) -> None:
-    """An object `.` or `a/..` is a file of the reserved name."""
-    world.put(".", b"dot")
-    world.put("a/..", b"dots")
-    assert one.local.read("\uf02e") == b"dot"
-    assert one.local.read("a/\uf02e\uf02e") == b"dots"
-
-
 @promise("S-37")
 @pytest.mark.parametrize("large", [False, True])
 def test_an_object_beside_a_directory(world: World, one: Client, large: bool) -> None:
@@ -236,15 +227,6 @@ def test_a_file_that_ends_as_links_do(world: World, one: Client, other: Client) 
     assert other.local.read("x.rclonelink") == b"bytes"
     one.local.rename("x.rclonelink", "y.rclonelink")
     assert world.all_keys() == ["y\uf02erclonelink"]
-
-
-@promise("S-36")
-def test_names_that_no_unicode_spells_in_the_keys_of_other_tools(world: World, one: Client) -> None:
-    """Keys that are not UTF-8 are shown with their bytes and read, also in a large directory after a listing."""
-    key = os.fsdecode(b"raw\xff")
-    world.put(key, b"x")
-    assert one.local.listdir() == [b"raw\xff"]
-    assert one.local.read(b"raw\xff") == b"x"
 
 
 # -- S-38

@@ -169,14 +169,6 @@ def test_kinds_that_do_not_replace_each_other(world: World, one: Client) -> None
 
 
 @promise("S-25")
-def test_a_rename_onto_itself(world: World, one: Client) -> None:
-    """Does nothing."""
-    world.put("f", b"x")
-    one.local.rename("f", "f")
-    assert everything(world) == {"f": b"x"}
-
-
-@promise("S-25")
 def test_a_link_replaces_a_file_and_a_file_a_link(world: World, one: Client) -> None:
     """The replaced object has another key then; it goes all the same."""
     world.put("f", b"file")

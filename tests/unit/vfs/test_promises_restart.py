@@ -89,24 +89,6 @@ def test_a_file_replaced_by_a_rename_stays_open_over_a_restart(world: World) -> 
     assert (file.read(), client.local.read("f")) == (b"old", b"new")
 
 
-@promise("S-58", "S-30")
-def test_an_open_file_stays_on_its_version_over_a_restart(world: World) -> None:
-    """What another client wrote meanwhile is not mixed into it."""
-    client = world.client()
-    world.put("f", b"a" * 5000)
-    file = client.local.open("f")
-    assert file.read(0, 10) == b"a" * 10
-    client.kill()
-    world.put("f", b"b" * 5000)
-    client, (file,) = taken_over(client, file)
-    world.later()
-    try:
-        assert set(file.read(4000, 1000)) <= {ord("a")}
-    except OSError as error:
-        assert error.errno == 116  # noqa: PT017  (either is right)
-    assert client.local.read("f") == b"b" * 5000
-
-
 @promise("S-58")
 def test_attributes_survive_a_write_after_a_restart(world: World) -> None:
     """Whoever has a file open for writing does not reset its mode."""

@@ -133,17 +133,6 @@ def test_a_file_that_is_cut_or_extended(world: World, one: Client, size: int) ->
 
 
 @promise("S-45")
-def test_a_file_that_is_begun_anew(world: World, one: Client) -> None:
-    """O_TRUNC while parts are on their way drops them."""
-    file = begun(one, 3)
-    with one.local.opened("f", os.O_WRONLY | os.O_TRUNC) as again:
-        again.write(b"x" * PART * 4)
-    file.close()
-    assert world.body("f") == b"x" * PART * 4
-    assert not world.bucket.uploads
-
-
-@promise("S-45")
 def test_a_renamed_file_goes_to_its_new_name(world: World, one: Client) -> None:
     """Renamed while parts are on their way."""
     file = begun(one, 3)
@@ -152,18 +141,6 @@ def test_a_renamed_file_goes_to_its_new_name(world: World, one: Client) -> None:
     file.close()
     assert world.all_keys() == ["g"]
     assert world.body("g") == pattern(PART * 4 + PART // 2).ljust(PART * 5, b"\0") + b"more"
-    assert not world.bucket.uploads
-
-
-@promise("S-45")
-def test_a_file_below_a_renamed_directory(world: World, one: Client) -> None:
-    """Its key changes with the directory's."""
-    one.local.mkdir("d")
-    file = begun(one, 3, "d/f")
-    one.local.rename("d", "e")
-    file.close()
-    assert world.body("e/f") == pattern(PART * 4 + PART // 2)
-    assert world.all_keys() == ["e/", "e/f"]
     assert not world.bucket.uploads
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import errno
 import itertools
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -226,20 +225,3 @@ def test_a_file_restored_after_a_death_stays_on_its_version(world: World, one: C
     world.put("f", b"n" * SIZE)
     world.later()
     failing(errno.ESTALE, file.read, SIZE - 4096, 4096)
-
-
-def counted(call: Callable[[], object], client: Client) -> int:
-    """How many requests a call took."""
-    before = client.calls("head", "get", "list_page")
-    call()
-    return client.calls("head", "get", "list_page") - before
-
-
-@promise("S-147")
-def test_going_on_costs_one_look(world: World, one: Client) -> None:
-    """The refused GET, a HEAD and the GET of the new version."""
-    world.put("f", b"old")
-    with one.local.opened("f") as file:
-        world.put("f", b"new")
-        assert counted(lambda: resolved(one, file, 3), one) == 3
-        assert resolved(one, file, 3) == b"new"

@@ -10,7 +10,7 @@ import pytest
 from datastore.errors import Unsupported
 from datastore.fuse.ops import ROOT_INO, Caller, FSError, OpenRequest, resolve
 from datastore.fuse.store.base import Body, WriteOptions, WriteResult
-from tests.mounted import Client, World, failing, fails
+from tests.mounted import Client, World, failing
 from tests.promises import promise
 
 BOTH_LISTINGS = True
@@ -65,20 +65,6 @@ def test_a_file_that_another_client_removed(world: World, one: Client) -> None:
     assert file.read(0, 4096) == b"o" * 4096
     failing(errno.ESTALE, file.read, SIZE - 4096, 4096)
     assert not one.local.exists("f")
-    file.close()
-
-
-@promise("S-30")
-def test_a_replacement_that_is_noticed_by_a_listing(world: World, one: Client) -> None:
-    """Also when the change is seen first by a listing, the handle stays and the name is the new file."""
-    world.put("f", b"old")
-    file = one.local.open("f")
-    assert file.read() == b"old"
-    world.put("f", b"new and longer, not appended")
-    world.later()
-    one.local.listdir()
-    assert one.local.read("f") == b"new and longer, not appended"
-    assert file.read() == b"old"
     file.close()
 
 
@@ -260,23 +246,6 @@ def test_a_writer_of_the_whole_wins_over_what_another_wrote_meanwhile(
 
 
 @promise("S-32")
-def test_a_writer_that_has_written_nothing_yet(world: World, one: Client) -> None:
-    """A file that was replaced between open and the first write is written whole, or the writer is told."""
-    world.put("f", b"old")
-    file = one.local.open("f", os.O_RDWR)
-    world.put("f", b"theirs, which is longer")
-    world.later()
-    one.local.listdir()
-
-    def write_and_close() -> None:
-        file.write(b"mine", 0)
-        file.close()
-
-    told = fails(errno.ESTALE, write_and_close)
-    assert world.body("f") == (b"theirs, which is longer" if told else b"mine")
-
-
-@promise("S-32")
 def test_a_writer_whose_file_was_removed_by_another_client(world: World, one: Client) -> None:
     """Its close makes the file again."""
     world.put("f", b"old")
@@ -287,21 +256,6 @@ def test_a_writer_whose_file_was_removed_by_another_client(world: World, one: Cl
     assert one.local.listdir() == [b"f"]
     file.close()
     assert world.body("f") == b"new"
-
-
-@promise("S-32")
-def test_a_writer_whose_directory_was_removed_by_another_client(world: World, one: Client) -> None:
-    """The same for its directory."""
-    one.local.mkdir("d")
-    file = one.local.open("d/f", os.O_WRONLY | os.O_CREAT)
-    file.write(b"new", 0)
-    world.tool.delete("d/")
-    world.later()
-    one.local.listdir()
-    file.close()
-    assert world.body("d/f") == b"new"
-    world.later()
-    assert one.local.read("d/f") == b"new"
 
 
 # -- S-33
@@ -340,15 +294,3 @@ def test_a_noticed_replacement_does_not_swallow_what_is_written_later(world: Wor
 
     failing(errno.ESTALE, write_and_close)
     assert world.body("f") == b"n" * SIZE
-
-
-@promise("S-33")
-def test_a_truncated_part_need_not_be_had(world: World, one: Client) -> None:
-    """Only what is still part of the file counts."""
-    world.put("f", b"o" * SIZE)
-    file = one.local.open("f", os.O_RDWR)
-    file.truncate(0)
-    file.write(b"mine", 0)
-    world.put("f", b"n" * SIZE)
-    file.close()
-    assert world.body("f") == b"mine"

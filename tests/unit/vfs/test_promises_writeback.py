@@ -88,15 +88,6 @@ def test_a_file_that_is_opened_while_it_is_sent_reads_and_writes_on(world: World
     assert list((one.directory / "state" / "staging").iterdir()) == []
 
 
-@promise("S-48", "S-20")
-def test_what_was_closed_outlives_every_process(world: World, one: Client) -> None:
-    """The next mount sends it."""
-    for number in range(20):
-        one.local.write(f"f{number}", b"%d" % number)
-    one.again()
-    assert {key: world.body(key) for key in world.all_keys()} == {f"f{n}": b"%d" % n for n in range(20)}
-
-
 @promise("S-48", "S-58")
 @pytest.mark.parametrize("known", [True, False], ids=["known", "forgotten"])
 def test_what_was_closed_is_sent_by_the_next_server(world: World, one: Client, known: bool) -> None:
@@ -137,14 +128,6 @@ def test_what_is_open_for_writing_at_the_next_server_waits_for_its_close(world: 
     file = File(one.fs, file.ino, file._fh)
     waits_for_its_close(world, one, file)
     assert list((one.directory / "state" / "staging").iterdir()) == []
-
-
-@promise("S-48")
-def test_unmount_sends_what_waits(world: World, one: Client) -> None:
-    """Before it ends."""
-    one.local.write("f", b"bytes")
-    one.unmount()
-    assert world.body("f") == b"bytes"
 
 
 @promise("S-48")

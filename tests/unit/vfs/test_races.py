@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from datastore.fuse.vfs.tree.nodes import Directory
-from tests.clock import ManualClock
 from tests.mounted import Client, around
 from tests.patience import PATIENCE_S
 from tests.promises import promise
@@ -173,19 +172,3 @@ def test_a_file_that_is_removed_while_it_is_asked_about(monkeypatch: pytest.Monk
     file.close()
     assert one.local.listdir() == []
     assert one.world.all_keys() == []
-
-
-def test_the_clock_of_these_tests_never_goes_back() -> None:
-    """Threads advance it side by side; two steps at once are two steps."""
-    clock = ManualClock()
-
-    def run() -> None:
-        for _ in range(2000):
-            clock.advance(1.0)
-
-    threads = [threading.Thread(target=run) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert clock.monotonic() == 9000.0

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
 from datastore.fuse.ops import resolve
-from datastore.fuse.state.nodelog import NodeLog, NodeRecord
 from datastore.fuse.vfs.tree import reclaimer
 from datastore.fuse.vfs.tree.nodes import Directory
-from datastore.fuse.vfs.tree.reclaimer import MIB, MemoryReclaimer, Shares, resident_bytes
+from datastore.fuse.vfs.tree.reclaimer import MIB, MemoryReclaimer, Shares
 from tests.mounted import Client, World
 from tests.promises import promise
 
@@ -124,16 +122,6 @@ def test_pressure_tightens_and_its_end_loosens(small: Client, monkeypatch: pytes
     assert limits == [MIB // 4, MIB]
 
 
-@promise("S-55")
-def test_the_shares_of_a_ceiling() -> None:
-    """They leave room, also of a ceiling that is too low."""
-    for size in (64 * MIB, 192 * MIB, 512 * MIB, 8192 * MIB):
-        shares = Shares.of(size)
-        assert shares.pieces + shares.names + shares.attributes * reclaimer.ATTRIBUTES_BYTES < size
-        assert min(shares) > 0
-    assert resident_bytes() > MIB
-
-
 @promise("S-41", "S-55")
 def test_the_log_of_nodes_says_what_the_kernel_has(small: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was given up is not restored, and the log does not grow for ever."""
@@ -187,20 +175,6 @@ def test_what_this_mount_removes_is_forgotten_on_disk(world: World) -> None:
     core.known.save()
     assert core.db.attributes("kept") is not None
     assert [name for name in ("removed", "renamed", "d/inside") if core.db.attributes(name) is not None] == []
-
-
-def test_a_node_that_was_dropped_and_came_back(tmp_path: Path) -> None:
-    """The last record of an id counts, also after one that it is no more."""
-    log = NodeLog(tmp_path / "log")
-    one, two = NodeRecord(2, 1, 0o100000, "a", b"a"), NodeRecord(3, 1, 0o100000, "b", b"b")
-    log.append([one, two])
-    log.append([], [2, 3])
-    log.append([one])
-    assert log.load() == {2: one}
-    assert log.records == 5
-    log.rewrite([one])
-    assert (log.records, log.load()) == (1, {2: one})
-    log.close()
 
 
 @promise("S-19", "S-44")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 
 import pytest
 
@@ -11,7 +10,6 @@ from datastore.fuse.ops import ROOT_INO, OpenRequest, resolve
 from datastore.fuse.state.statedb import KnownAttributes
 from tests.localfs import ME
 from tests.mounted import Client, World
-from tests.patience import eventually
 from tests.promises import promise
 
 FILES = 40
@@ -29,33 +27,6 @@ def test_a_rename_does_not_list_the_directory_again(world: World, one: Client) -
     assert one.calls("list_page") == listings
     assert one.calls("copy") == one.calls("delete") == FILES
     assert one.local.listdir() == [b"g%02d" % number for number in range(FILES)]
-
-
-@promise("S-26")
-def test_the_rename_of_a_directory_looks_below_it_twice(world: World, one: Client) -> None:
-    """What there is, and what others wrote there meanwhile; the directory above is not listed again."""
-    one.local.mkdir("d")
-    for number in range(FILES):
-        one.local.write(f"d/f{number:02}", b"")
-    one.local.listdir()
-    before = {method: one.calls(method) for method in ("head", "list_page", "copy", "delete_many", "put")}
-    one.local.rename("d", "e")
-    assert one.local.listdir() == [b"e"]
-    asked = {method: one.calls(method) - count for method, count in before.items()}
-    target = {"head": 2, "list_page": 1}  # is it still free (S-161)
-    below = {"head": 1, "list_page": 2, "copy": FILES + 1, "delete_many": 1, "put": 0}
-    assert asked == {method: count + target.get(method, 0) for method, count in below.items()}
-
-
-@promise("S-12")
-def test_attributes_of_files_of_our_own_are_asked_for_ahead(world: World, one: Client) -> None:
-    """Who looks at one after the other of what was written here waits for few of them."""
-    for number in range(FILES):
-        one.local.write(f"f{number:02}", b"")
-    world.later(10)
-    for number in range(8):
-        one.local.stat(f"f{number:02}")
-    eventually(lambda: one.calls("head") >= 16, "the next ones are asked about")
 
 
 @promise("S-12")
@@ -146,17 +117,6 @@ def test_what_was_made_here_is_removed_without_asking_for_its_attributes(world: 
     assert one.calls("head") == heads
     assert one.calls("list_page") - listings == 1 + (FILES if call == "rmdir" else 0)
     assert world.client().local.listdir() == [b"x" + name for name in names] * (call == "rename")
-
-
-@promise("S-28")
-def test_attributes_that_may_have_changed_within_the_second_are_asked_for(
-    world: World, one: Client, other: Client
-) -> None:
-    """Another client changed the mode in the very second of the upload: no listing tells."""
-    one.local.write("f", b"")
-    other.local.chmod("f", 0o600)
-    world.later(10)
-    assert stat.S_IMODE(one.local.stat("f").mode) == 0o600
 
 
 @promise("S-28", "S-25")

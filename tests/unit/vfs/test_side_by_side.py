@@ -73,18 +73,6 @@ def test_what_goes_on_is_waited_for(one: Client, monkeypatch: pytest.MonkeyPatch
     assert one.fs.core.each(work, range(7)) == list(range(7))
 
 
-def test_a_task_s_own_timeout_is_its_error(one: Client) -> None:
-    """It is raised as it is, when the others have ended."""
-
-    def fails(number: int) -> int:
-        if number == 1:
-            raise TimeoutError("of its own")
-        return number
-
-    with pytest.raises(TimeoutError, match="of its own"):
-        one.fs.core.each(fails, range(3))
-
-
 @promise("S-26")
 def test_large_objects_below_a_renamed_directory(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their parts are copied side by side too, and each is a request of its own: none is taken for lost."""

@@ -33,16 +33,6 @@ class Holder:
         assert not self._thread.is_alive()
 
 
-@promise("S-18")
-def test_many_share() -> None:
-    """Uploads do not wait for each other."""
-    lock = TreeLock()
-    holders = [Holder(lock, alone=False) for _ in range(3)]
-    assert all(holder.has_it.wait(PATIENCE_S) for holder in holders)
-    for holder in holders:
-        holder.end()
-
-
 @promise("S-26")
 def test_one_alone() -> None:
     """While a directory is renamed nobody uploads, and the other way round."""
@@ -77,17 +67,6 @@ def test_a_rename_is_not_starved() -> None:
     rename.end()
     assert newcomer.has_it.wait(PATIENCE_S)
     newcomer.end()
-
-
-@promise("S-19")
-def test_an_error_releases_it() -> None:
-    """A failed upload holds nothing up."""
-    lock = TreeLock(deadline_s=0.01)
-    for take in (lock.shared, lock.exclusive):
-        with pytest.raises(ValueError, match="inside"), take():
-            raise ValueError("inside")
-    with lock.exclusive():
-        pass
 
 
 @promise("S-26", "S-18")

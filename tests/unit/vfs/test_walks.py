@@ -130,39 +130,6 @@ def test_a_walk_shows_what_was_done_here(world: World, one: Client, order: int) 
         assert {name: sorted(files) for name, files in walked(one, order).items()} == tree
 
 
-@promise("S-28")
-def test_what_was_made_here_and_removed_elsewhere_goes(world: World, one: Client) -> None:
-    """The store shows the pages that it showed before the file was made."""
-    filled(world)
-    assert len(one.local.listdir("top/d00")) == FILES
-    one.local.write("top/d00/own", b"own")
-    world.tool.delete("top/d00/own")
-    world.later(10)
-    assert len(one.local.listdir("top/d00")) == FILES
-    assert not one.local.exists("top/d00/own")
-
-
-@promise("S-28")
-def test_a_large_directory_is_read_again(world: World, one: Client, other: Client) -> None:
-    """A listing of several pages shows what has changed in any of them."""
-    count = 2500
-    for number in range(count):
-        world.put(f"flat/f{number:05}", b"")
-    world.later(100)
-    assert len(one.local.listdir("flat")) == count
-    world.later()
-    before = one.calls("list_page")
-    assert len(one.local.listdir("flat")) == count
-    assert one.calls("list_page") - before <= 5
-    other.local.write("flat/a", b"")
-    world.later(10)
-    assert len(one.local.listdir("flat")) == count + 1
-    other.local.unlink("flat/f01500")
-    world.later(10)
-    assert one.local.listdir("flat") == other.local.listdir("flat")
-    assert len(one.local.listdir("flat")) == count
-
-
 def slow(monkeypatch: pytest.MonkeyPatch, world: World, client: Client, seconds: float) -> None:
     """A page takes so long, also one that is the same."""
     original = client.store.list_page
