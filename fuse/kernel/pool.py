@@ -63,7 +63,7 @@ class Task:
 
 
 class Pool:
-    """Runs tasks on up to `workers` threads, which start as they are needed; at most `limit` tasks are unanswered."""
+    """Runs tasks on up to `workers` threads, which start as they are needed; no request is read while `limit` are at work or wait."""
 
     def __init__(
         self,

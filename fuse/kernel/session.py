@@ -1,6 +1,6 @@
 """One mount's conversation with the kernel: read a request, call the file system, answer.
 
-Threads: serve() is the loop; it alone reads the device and calls the Filesystem. Workers run Blocking results and
+Threads: serve() turns the loop (fuse/loop.py); it alone reads the device and calls the Filesystem. Workers run Blocking results and
 answer them. The notifier has a thread of its own. A request's buffer belongs to it until it is answered; there is a
 bounded number of them. Rules of the kernel: Documentation/filesystems/fuse and linux/fuse.h.
 """

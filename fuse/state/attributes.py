@@ -104,11 +104,13 @@ class AttributeMemory:
         with self._lock:
             self._unsaved[key] = row
             full = len(self._unsaved) == _BATCH
-        if full and self._executor is None:
+        if not full:
+            return
+        if self._executor is None:
             self.save()
-        elif full and self._executor is not None:
-            with suppress(RuntimeError):  # shut down: the end saves
-                self._executor.submit(self.save)
+            return
+        with suppress(RuntimeError):  # shut down: the end saves
+            self._executor.submit(self.save)
 
     def _keep(self, key: str, row: KnownAttributes) -> None:
         """The lock is held."""
