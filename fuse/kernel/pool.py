@@ -63,7 +63,10 @@ class Task:
 
 
 class Pool:
-    """Runs tasks on up to `workers` threads, which start as they are needed; no request is read while `limit` are at work or wait."""
+    """Runs tasks on up to `workers` threads, which start as they are needed.
+
+    No request is read while `limit` tasks are at work or wait.
+    """
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """One mount's conversation with the kernel: read a request, call the file system, answer.
 
-Threads: serve() turns the loop (fuse/loop.py); it alone reads the device and calls the Filesystem. Workers run Blocking results and
-answer them. The notifier has a thread of its own. A request's buffer belongs to it until it is answered; there is a
-bounded number of them. Rules of the kernel: Documentation/filesystems/fuse and linux/fuse.h.
+Threads: serve() turns the loop (fuse/loop.py); it alone reads the device and calls the Filesystem. Workers run
+Blocking results and answer them. The notifier has a thread of its own. A request's buffer belongs to it until it is
+answered; there is a bounded number of them. Rules of the kernel: Documentation/filesystems/fuse and linux/fuse.h.
 """
 
 from __future__ import annotations
