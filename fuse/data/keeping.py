@@ -11,7 +11,7 @@ from .blockfile import holds_block
 from .pieces import Piece
 
 _LATER_BYTES = 32 << 20
-"""Of pieces that wait; beyond, who fetched one writes it himself."""
+"""Of pieces that wait; beyond, who fetched one writes it himself, and who fetches many fetches no more."""
 _BATCH_BYTES = 1 << 20
 """Of pieces that are worth waking a thread, though others follow."""
 
@@ -28,6 +28,11 @@ class Keeping:
         self._busy = False
         """A job is at it, or about to be."""
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the disk is so far behind that nothing more is to be fetched ahead of it."""
+        return self._bytes >= _LATER_BYTES
+
     def now(self, piece: Piece) -> None:
         """Write it by this thread. The disk cache takes whole blocks only: a first random read is not for it."""
         if self._cache is not None and piece.body is not None and _is_whole(piece):
@@ -36,12 +41,13 @@ class Keeping:
     def later(self, piece: Piece, *, more: bool = False) -> None:
         """Have it written while its readers go on, by one job for all that come together.
 
-        more: others follow, and flush() after them. To wake a thread for each costs as much as to write it.
+        more: others follow, and flush() after them: to wake a thread for each costs as much as to write it. Who says so
+        never waits for the disk here, and looks at is_full before he fetches the next.
         """
         if self._cache is None or piece.body is None or not _is_whole(piece):
             return
         with self._lock:
-            full = self._bytes >= _LATER_BYTES
+            full = self.is_full and not more
             if not full:
                 self._waiting.append(piece)
                 self._bytes += piece.size
@@ -57,11 +63,12 @@ class Keeping:
             self._busy = self._busy or begin
         if begin:
             try:
-                self._executor.submit(self._all)
+                self._executor.submit(self.write)
             except RuntimeError:  # shut down
-                self._all()
+                self.write()
 
-    def _all(self) -> None:
+    def write(self) -> None:
+        """Write all that waits by this thread."""
         while True:
             with self._lock:
                 if not self._waiting:

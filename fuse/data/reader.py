@@ -129,12 +129,15 @@ class Reader:
     def bring_many(self, feed: Callable[[], ObjectVersion | None], arrived: Callable[[ObjectVersion], None]) -> None:
         """Fetch whole small versions that nobody waits for yet, by this thread, until there is no other one.
 
+        It ends early when the cache's disk is far behind; called again, it first writes what waits for that.
         arrived: called once for each, also if it did not come: who asks for it then starts anew.
         """
+        if self._keeping.is_full:
+            self._keeping.write()
         claimed: dict[ObjectVersion, tuple[Piece, Callable[[ObjectInfo], None] | None]] = {}
 
         def following() -> ObjectVersion | None:
-            while (version := feed()) is not None:
+            while not self._keeping.is_full and (version := feed()) is not None:
                 piece = None if self.holds(version, 0, version.size) else self._claimed(version)
                 if piece is not None:
                     claimed[version] = piece, self._asking() if self._asking is not None else None

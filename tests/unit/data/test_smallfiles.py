@@ -174,3 +174,19 @@ def test_pieces_that_follow_each_other_are_kept_together(tmp_path: Path) -> None
     (job,) = executor.jobs
     job()
     assert all(piece.kept for piece in pieces)
+
+
+def test_no_more_is_fetched_ahead_than_the_disk_takes(store: Gated, tmp_path: Path) -> None:
+    """Who takes the answers is the mount's loop: it neither waits for the disk nor holds what that has no time for."""
+    cache, body = BlockCache(tmp_path, 64 << 20, "test"), bytes(4 << 20)
+    keys = [f"f{number}" for number in range(10)]
+    versions = [ObjectVersion(key, ETag(store.put(key, body, WriteOptions()).etag), len(body)) for key in keys]
+    reader, arrived = Reader(store, cache, Postponing()), list[ObjectVersion]()
+    store.gate.set()
+    left = iter(versions)
+    reader.bring_many(lambda: next(left, None), arrived.append)
+    assert arrived == versions[:8]
+    assert not any(cache.present(version) for version in arrived)
+    reader.bring_many(lambda: next(left, None), arrived.append)
+    assert arrived == versions
+    assert [cache.present(version) for version in versions] == [True] * 8 + [False] * 2
