@@ -72,3 +72,17 @@ def test_a_directory_that_many_look_up_is_listed_once(world: World, one: Client)
     for _ in range(3):
         one.fs.resolver._descent._list(node)
     assert one.calls("list_page") == before + 1
+
+
+@promise("S-28")
+def test_a_first_page_that_is_too_old_is_not_shown(world: World) -> None:
+    """What was listed ahead counts from the moment at which it was asked for."""
+    for number in range(TWO_PAGES):
+        world.put(f"d/{number:04}")
+    world.clock.advance(50)
+    for passed_s, is_believed in ((TTL_S / 2, True), (TTL_S, False)):
+        client = world.client()
+        client.fs.remote.begin(directory(client, "d"))
+        world.put(f"d/0000-{passed_s}")
+        world.clock.advance(passed_s)
+        assert (f"0000-{passed_s}".encode() not in client.local.listdir("d")) is is_believed

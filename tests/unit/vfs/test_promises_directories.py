@@ -335,3 +335,7 @@ def test_a_directory_whose_entries_are_known_counts_its_subdirectories(world: Wo
     assert one.local.stat("d").nlink == 1
     one.local.listdir("d")
     assert one.local.stat("d").nlink == 4
+    one.local.mkdir("d/c")
+    assert one.local.stat("d").nlink == 5
+    one.local.rmdir("d/c")
+    assert one.local.stat("d").nlink == 4
