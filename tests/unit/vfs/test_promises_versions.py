@@ -165,6 +165,20 @@ def test_what_this_mount_made_a_moment_ago_is_not_asked_for(world: World, one: C
 
 
 @promise("S-161")
+def test_nothing_is_asked_for_while_there_are_unsent_changes(world: World, one: Client) -> None:
+    """However old they are: who opens the file to write goes on from them."""
+    first = one.local.open("f", os.O_RDWR | os.O_CREAT)
+    first.write(b"ours")
+    world.later()
+    asked = one.calls("head", "list_page")
+    request, node = OpenRequest(flags=os.O_WRONLY | os.O_APPEND), first.ino
+    resolve(one.fs.release(node, resolve(one.fs.open(ME, node, request)).fh))
+    assert one.calls("head", "list_page") == asked
+    first.close()
+    assert world.body("f") == b"ours"
+
+
+@promise("S-161")
 def test_a_create_of_a_name_that_another_client_has_made(world: World, one: Client) -> None:
     """The kernel believes that nothing is there: what is there is opened, and only O_TRUNC empties it."""
     one.local.listdir()
