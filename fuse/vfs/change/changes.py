@@ -158,7 +158,6 @@ class Changes:
         attributes = attributes._replace(content_type=type_of(name))
         node = core.nodes.add(directory, name, Listed(stat.S_IFREG, segment), attributes)
         node.attrs_valid = True
-        directory.pending.add(name)
         with node.lock:
             try:
                 staged = self._uploads.stage(node)
@@ -314,8 +313,6 @@ class Changes:
                 self._resolver.counted(node.parent, -1)
         node.attributes = node.attributes._replace(ctime_ns=core.now_ns())
         core.nodes.detach(node)
-        if node.parent is not None:
-            node.parent.pending.discard(node.name)
 
     def let_go(self, node: Node) -> None:
         """What was staged of a node without a name is wanted only by those who have it open. node.lock is held."""

@@ -187,9 +187,10 @@ class Remote:
         kept = [
             name
             for name, child in directory.children.items()
-            if isinstance(child, Directory) and not _is_directory(entries.get(name)) and child.holds_unsent()
+            if child.dirty
+            or (isinstance(child, Directory) and not _is_directory(entries.get(name)) and child.holds_unsent())
         ]
-        for name in (*changed, *directory.pending, *kept):
+        for name in (*changed, *kept):
             child = directory.children.get(name)
             # The kernel may have given up the node of what we made.
             own = child.as_listed() if child is not None else changed[name].listed if name in changed else None
@@ -302,7 +303,7 @@ class Remote:
             if was_of(node) != was:
                 return None
             parent = node.parent
-            ours = node.dirty or parent is None or node.name in parent.pending
+            ours = node.dirty or parent is None
             if parent is None:
                 node.attrs_valid = True
         if ours:

@@ -76,8 +76,6 @@ class Writing:
         with self._core.lock:
             node.size = staged.size
             node.attributes = node.attributes._replace(mtime_ns=now, ctime_ns=now)
-            if node.parent is not None and not node.gone:
-                node.parent.pending.add(node.name)
         if not staged.journaled:
             self._uploads.record(node)
         if staged.size >= staged.stream_at:

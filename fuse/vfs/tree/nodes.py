@@ -218,8 +218,8 @@ class Directory(Node):
     """A directory and what is known of its entries."""
 
     __slots__ = (
-        "changed", "children", "large", "list_s", "listing", "listing_lock", "listings_dropped", "marker", "pending",
-        "probe_s", "stand_ins", "subdirectories", "walk",
+        "changed", "children", "large", "list_s", "listing", "listing_lock", "listings_dropped", "marker", "probe_s",
+        "stand_ins", "subdirectories", "walk",
     )  # fmt: skip
 
     def __init__(self, ino: Ino, parent: Directory | None, name: bytes, listed: Listed, attributes: Attributes) -> None:
@@ -232,8 +232,6 @@ class Directory(Node):
         """How often forget_listing() was called: a listing that was under way then is not to be believed."""
         self.changed: OrderedDict[bytes, Change] = OrderedDict()
         """Names we changed, in the order of that: a listing begun earlier does not know."""
-        self.pending: set[bytes] = set()
-        """Names with bytes that the store has not seen."""
         self.marker = False
         """Whether the directory's marker object is known to exist."""
         self.stand_ins: dict[str, tuple[ETag, int]] = {}

@@ -106,8 +106,6 @@ class OrphanedUploads:
         self._core.nodes.staged.add(node)
         # Whether there is an object, and of which version, nobody wrote down: a removal must try to remove it.
         node.etag = ETag(row.base_etag) or UNKNOWN
-        if node.parent is not None:
-            node.parent.pending.add(node.name)
 
     def add(self, staged: StagedFile, to: Destination, *, unsynced: bool = False) -> None:
         """Take a staging file that no node has any more."""

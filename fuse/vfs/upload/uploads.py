@@ -127,8 +127,6 @@ class Uploads:
         core = self._core
         with core.lock:
             staged, node.staged = node.staged, None
-            if node.parent is not None:
-                node.parent.pending.discard(node.name)
         if staged is not None:
             self._delivery.drop_stream(staged)
             staged.close(remove=True)
@@ -146,7 +144,6 @@ class Uploads:
             staged, node.staged = node.staged, None
             node.checked_at, node.attrs_valid, node.pages_valid = NEVER, False, False
             if node.parent is not None:
-                node.parent.pending.discard(node.name)
                 node.parent.listing = None
         if staged is not None:
             self.orphans.add(staged, destination)
@@ -292,7 +289,6 @@ class Uploads:
             staged.uploaded(version)
             self._core.opens.moved_on(node.ino, node.etag, node.size)
             if node.parent is not None:
-                node.parent.pending.discard(node.name)
                 self._resolver.changed(node)
             if done.body:
                 self._core.reader.give(version, done.body)
