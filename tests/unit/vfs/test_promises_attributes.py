@@ -294,12 +294,13 @@ def test_extended_attributes(world: World, one: Client, other: Client, path: str
     one.local.mkdir("d")
     one.local.setxattr(path, b"user.\xff", b"\x00\xff")
     one.local.setxattr(path, b"user.b", b"")
+    one.local.setxattr(path, b"user.a", b"a")
     assert one.local.getxattr(path, b"user.\xff") == b"\x00\xff"
     for client in (other, one.again()):
-        assert sorted(client.local.listxattr(path)) == [b"user.b", b"user.\xff"]
+        assert sorted(client.local.listxattr(path)) == [b"user.a", b"user.b", b"user.\xff"]
         assert client.local.getxattr(path, b"user.\xff") == b"\x00\xff"
     other.local.removexattr(path, b"user.b")
-    assert other.local.listxattr(path) == [b"user.\xff"]
+    assert sorted(other.local.listxattr(path)) == [b"user.a", b"user.\xff"]
     failing(errno.ENODATA, other.local.getxattr, path, b"user.b")
     failing(errno.ENODATA, other.local.removexattr, path, b"user.b")
 
