@@ -299,3 +299,21 @@ def test_a_name_that_goes_goes_for_what_another_client_put_there_too(bench: Benc
     file.write(b"ours", 0)
     file.close()
     assert bench.keys() == ({} if change == "unlink" else {"b": b"ours"})
+
+
+@promise("S-28", "S-47")
+def test_a_directory_goes_with_the_unsent_file_that_kept_it(tmp_path: Path) -> None:
+    """The directory above went on to list it after the file had lost its conflict."""
+    bench = Bench(tmp_path, conflict="fail")
+    bench.put("d/e/f", b"old")
+    file = bench.two.local.open("d/e/f", os.O_RDWR | os.O_TRUNC)
+    bench.one.local.rename("d/e", "e")
+    bench.clock.advance(TTL_S + 0.1)
+    assert bench.two.local.listdir("d") == [b"e"]
+    assert bench.two.local.exists("d/e")
+    with pytest.raises(OSError, match="another client changed this file"):
+        file.close()
+    assert not bench.two.local.exists("d/e")
+    assert bench.two.local.listdir("d") == []
+    bench.one.crash()
+    bench.two.crash()

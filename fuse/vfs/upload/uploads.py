@@ -143,8 +143,10 @@ class Uploads:
         with core.lock:
             staged, node.staged = node.staged, None
             node.checked_at, node.attrs_valid, node.pages_valid = NEVER, False, False
-            if node.parent is not None:
-                node.parent.listing = None
+            above = node.parent
+            while above is not None:  # a directory that another client removed was shown for the file's sake
+                above.forget_listing()
+                above.checked_at, above = NEVER, above.parent
         if staged is not None:
             self.orphans.add(staged, destination)
             core.notifier.inval_inode(node.ino)
