@@ -34,6 +34,7 @@ from ..store.s3 import CredentialSource, StaticSource, find_source, open_s3, pro
 from .change.finishing import finish
 from .filesystem import DatastoreFilesystem
 from .opened.restoring import nodes_by_key, restore_nodes, restore_opens
+from .tree import facts
 from .tree.attrs import Defaults
 from .tree.core import Core, Settings
 from .tree.nodes import NodeTable
@@ -100,7 +101,7 @@ class MountedStore:
             core.settings = replace(core.settings, defaults=defaults, **live_settings(running))
             nodes = [] if same else list(core.nodes.by_ino.values())
             for node in nodes:
-                node.attributes = defaults.seen(node.attributes)
+                facts.edited(node, defaults.seen(node.attributes))
         for node in nodes:
             core.notifier.inval_inode(node.ino, -1)
         if core.cache is not None:

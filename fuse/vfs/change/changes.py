@@ -19,11 +19,12 @@ from ..lookup.resolver import Resolver
 from ..opened.files import Files
 from ..opened.restoring import record_removed
 from ..opened.writing import Writing
+from ..tree import facts
 from ..tree.attrs import DIRECTORY_TYPE, FILE_TYPE, Attributes, to_metadata, type_of
 from ..tree.core import Core
 from ..tree.listing import NO_ETAG, Listed
 from ..tree.names import KEY_MAX, LINK_SUFFIX, NAME_MAX, creatable, segment_of
-from ..tree.nodes import NEVER, Directory, Node
+from ..tree.nodes import Directory, Node
 from ..upload.copies import copy_object
 from ..upload.uploads import Uploads
 from .standins import replace_stand_in
@@ -157,7 +158,7 @@ class Changes:
         attributes = self.attributes(caller, directory, stat.S_IFREG | stat.S_IMODE(mode))
         attributes = attributes._replace(content_type=type_of(name))
         node = core.nodes.add(directory, name, Listed(stat.S_IFREG, segment), attributes)
-        node.attrs_valid = True
+        facts.held(node, 0, NO_ETAG, attributes)
         with node.lock:
             try:
                 staged = self._uploads.stage(node)
@@ -207,14 +208,10 @@ class Changes:
         if stale is not None:
             self._core.nodes.detach(stale)
         node = self._core.nodes.add(directory, name, listed, attributes)
-        if not isinstance(node, Directory):
-            node.etag, node.mtime_ns = result.etag, result.mtime_ns or attributes.mtime_ns
-        else:
-            node.size = 0
+        facts.written(self._core, node, result)
+        if isinstance(node, Directory):
             self._resolver.empty(node)
             self._resolver.counted(directory, 1)
-        node.attrs_valid = node.racy = True
-        node.made(self._core.clock.monotonic())
         self._appeared(node)
         return node
 
@@ -311,7 +308,7 @@ class Changes:
             self._resolver.touched(node.parent)
             if isinstance(node, Directory):
                 self._resolver.counted(node.parent, -1)
-        node.attributes = node.attributes._replace(ctime_ns=core.now_ns())
+        facts.edited(node, node.attributes._replace(ctime_ns=core.now_ns()))
         core.nodes.detach(node)
 
     def let_go(self, node: Node) -> None:
@@ -359,13 +356,15 @@ class Changes:
         self._core.db.begin("discard", hidden, "")
         result = copy_object(self._core, node.version(), hidden)
         with self._core.lock:
-            node.unlinked_key, node.etag = hidden, result.etag
+            node.unlinked_key = hidden
+            facts.held(node, node.size, result.etag)
         record_removed(self._core, node)
 
     def stayed(self, node: Node, etag: ETag) -> None:
         """The object, of version `etag`, could not be removed. The next mount removes the hidden copy."""
         with self._core.lock:
-            node.unlinked_key, node.etag, node.leaving = "", etag, False
+            node.unlinked_key, node.leaving = "", False
+            facts.held(node, node.size, etag)
         self._core.removed.forget(node.ino)
 
     def rmdir(self, parent: Ino, name: bytes) -> None:
@@ -388,7 +387,8 @@ class Changes:
                 raise FSError(errno.ENOTEMPTY)
         page = self._core.store.list_page(node.key, max_keys=2)
         if any(found.key != node.key or found.size for found in page.objects) or page.common_prefixes:
-            node.checked_at = NEVER
+            with self._core.lock:
+                facts.doubted(node)
             raise FSError(errno.ENOTEMPTY)
 
     def ensure_marker(self, directory: Directory) -> None:

@@ -20,6 +20,7 @@ from ...state.nodelog import NodeRecord
 from ...state.rows import Intent, Subject
 from ...store.base import ObjectInfo, ObjectVersion, WriteResult, user_metadata
 from ..opened.restoring import record_removed
+from ..tree import facts
 from ..tree.core import Core
 from ..tree.nodes import Directory, Node
 from ..upload.copies import Copies, copy_object
@@ -106,8 +107,8 @@ def _finish_file(core: Core, uploads: Uploads, intent: Intent, move: Callable[[]
     with uploads.orphans.superseded(intent.target, subject.put_off_ns or math.inf):
         result: WriteResult = copy_object(core, ObjectVersion(source, info.etag, info.size), intent.target)
     if move() and node is not None and node.etag == info.etag:
-        node.etag = result.etag
-        core.opens.moved_on(node.ino, node.etag, node.size)
+        with core.lock:
+            facts.written(core, node, result, attrs_valid=node.attrs_valid)
     core.remove(source)
     _remove_replaced(core, subject)
 

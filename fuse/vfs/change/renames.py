@@ -16,10 +16,11 @@ from ...state.nodelog import NodeRecord
 from ...state.rows import Intent, IntentId, Subject
 from ...store.base import ETag, ObjectVersion, WriteResult
 from ..lookup.resolver import Resolver
+from ..tree import facts
 from ..tree.core import Core
 from ..tree.listing import NO_ETAG, Listing
 from ..tree.names import LINK_SUFFIX, NAME_MAX, creatable, segment_of
-from ..tree.nodes import NEVER, Directory, Node
+from ..tree.nodes import Directory, Node
 from ..upload.copies import Copies, Copy, copy_object
 from ..upload.uploads import Uploads
 from .changes import Changes
@@ -200,7 +201,7 @@ class Renames:
         with self._core.lock:
             child = directory.children.get(name)
             if child is not None and not child.dirty:
-                child.checked_at = NEVER
+                facts.doubted(child)
             right = listing is not None and directory.listing is listing and name not in listing.entries
             directory.forget_listing()
             if right and child is None:
@@ -208,11 +209,7 @@ class Renames:
 
     def _adopt_version(self, node: Node, key: str, result: WriteResult) -> None:
         with self._core.lock:
-            node.etag = result.etag
-            node.mtime_ns = result.mtime_ns or self._core.now_ns()
-            self._core.opens.moved_on(node.ino, node.etag, node.size)
-            node.racy = True
-            node.made(self._core.clock.monotonic() if node.attrs_valid else NEVER)
+            facts.written(self._core, node, result, attrs_valid=node.attrs_valid)
             if node.staged is not None:
                 node.staged.moved(ObjectVersion(key, result.etag, node.size))
 
@@ -319,7 +316,7 @@ class Renames:
         elif node.etag == copy.original:
             self._adopt_version(node, node.key, WriteResult(copy.etag, copy.mtime_ns))
         else:
-            node.checked_at = NEVER
+            facts.doubted(node)
 
 
 def _subject(source: Node, target: Node | None, new_key: str, target_etag: ETag) -> Subject:

@@ -16,9 +16,10 @@ from ...store.base import WriteOptions, WriteResult
 from ..lookup.resolver import Resolver
 from ..opened.handles import Handles
 from ..opened.writing import Writing
+from ..tree import facts
 from ..tree.attrs import DIRECTORY_TYPE, METADATA_MAX, Attributes, changed, metadata_size, to_metadata
 from ..tree.core import Core
-from ..tree.nodes import NEVER, Directory, Node
+from ..tree.nodes import Directory, Node
 from ..upload.copies import copy_object
 from ..upload.uploads import Uploads
 from .standins import replace_stand_in
@@ -88,9 +89,7 @@ class SetAttrs:
             raise FSError(errno.EISDIR)
         self._resolver.make_exact([node])
         with self._core.tree.shared(), node.lock:
-            self._writing.truncate(node, changes.size)
-            if changes.kill_suidgid:
-                self._writing.drop_suidgid(node)
+            self._writing.truncate(node, changes.size, kill_suidgid=changes.kill_suidgid)
             if not fh and not node.writers:
                 self._uploads.send(node)
                 if node.handles == 0:
@@ -107,7 +106,8 @@ class SetAttrs:
             if metadata_size(to_metadata(new)) > METADATA_MAX:
                 raise FSError(errno.ENOSPC)
             if node.dirty or node.gone:
-                node.attributes = new
+                with self._core.lock:
+                    facts.edited(node, new)
                 self._uploads.record(node)
             else:
                 self._save(node, change, new)
@@ -121,7 +121,7 @@ class SetAttrs:
         except (PreconditionFailed, NotFound):
             # Another client wrote meanwhile: what we change is what it left, and no earlier listing shows that.
             with self._core.lock:
-                node.checked_at, node.attrs_valid = NEVER, False
+                facts.doubted(node, attributes=True)
                 if node.parent is not None:
                     node.parent.forget_listing()
             if not self._resolver.revalidate(node):
@@ -130,14 +130,11 @@ class SetAttrs:
             result = self._write(node, new)
         self._core.known.forget(node.key)
         with self._core.lock:
-            node.attributes = new
-            node.attrs_valid = node.racy = True
-            node.made(self._core.clock.monotonic())
+            facts.edited(node, new)
+            facts.written(self._core, node, result)
             if isinstance(node, Directory):
                 node.changes += 1  # as Resolver.changed()
                 return
-            node.etag, node.mtime_ns = result.etag, result.mtime_ns or self._core.now_ns()
-            self._core.opens.moved_on(node.ino, node.etag, node.size)
             self._resolver.changed(node)
             if node.staged is not None:
                 node.staged.moved(node.version())

@@ -8,11 +8,11 @@ from datastore.errors import NotFound, StoreError
 
 from ...store.base import ETag, ObjectInfo, Shown
 from ...store.limits import MAX_HEAD_KEYS
+from ..tree import facts
 from ..tree.core import Core
 from ..tree.nodes import Directory, Node
-from .learning import Was, was_of
 from .prefetcher import Prefetcher
-from .remote import AGAIN_MAX, Remote
+from .remote import AGAIN_MAX, Remote, Was, was_of
 from .walks import Walks
 
 _MANY = 256
@@ -36,7 +36,7 @@ def make_exact(
     if told:
         with core.lock:
             for node in told:
-                remote.learning.recall(node)
+                facts.recalled(core, node)
         wanted = inexact()
     if len(wanted) == 1:
         remote.head(wanted[0])

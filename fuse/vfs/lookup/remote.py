@@ -16,14 +16,13 @@ from datastore.api.names import MARKER
 from datastore.errors import NotFound, PreconditionFailed
 
 from ...ops import FSError
-from ...state.attributes import is_racy
-from ...store.base import ListPage, ObjectInfo, ObjectVersion
+from ...store.base import ETag, ListPage, ObjectInfo, ObjectVersion
+from ..tree import facts
 from ..tree.attrs import stands_for_directory
 from ..tree.core import Core
 from ..tree.growth import grew
 from ..tree.listing import Listed, Listing, claim, listing_of, show_as_directories
-from ..tree.nodes import NEVER, Directory, Node
-from .learning import Learning, Was, was_of
+from ..tree.nodes import Directory, Node
 from .pages import Pages
 
 FIRST_PAGES = 4
@@ -42,6 +41,14 @@ _BEGUN_MAX = 64
 """First pages that nobody has used yet."""
 
 
+Was = tuple[tuple[int, ...], ETag, int]
+
+
+def was_of(node: Node) -> Was:
+    """Where a node is now, and as what: an answer is of that if it is the same then, else it may be older."""
+    return node.place, node.etag, node.changes
+
+
 class _Begun(NamedTuple):
     """The first page of a directory that had not been listed yet. took_s: how long it took."""
 
@@ -56,7 +63,6 @@ class Remote:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self.learning = Learning(core)
         self._begun: dict[int, _Begun] = {}
 
     def begin(self, directory: Directory) -> None:
@@ -147,14 +153,16 @@ class Remote:
             return listing
 
     def settle(self, suspects: list[tuple[Node, Listed]], listed_at: float) -> None:
-        """Take in what install() found replaced while it was open."""
+        """Take in objects of which another client wrote a version while an earlier one is open."""
         for node, listed in suspects:
-            self.replaced(node, listed, listed_at)
+            if self._accept(node, listed):
+                with self._core.lock:
+                    facts.listed(self._core, node, listed, listed_at)
 
     def install(self, directory: Directory, listing: Listing) -> list[tuple[Node, Listed]]:
         """Make a listing the directory's own; returns open files that were replaced. The state lock is held."""
         if self._core.settings.full_attributes and directory.checked_at <= listing.listed_at:
-            self.learning.directory(directory, listing)
+            facts.listed_itself(self._core, directory, listing)
         show_as_directories(listing.entries, directory.stand_ins)
         self._keep_own_changes(directory, listing)
         directory.listing = listing
@@ -174,9 +182,7 @@ class Remote:
             elif self.is_replaced(child, listed):
                 suspects.append((child, listed))
             else:
-                self.confirm(child, listed, listing.listed_at)
-                if not isinstance(child, Directory) or not self._core.settings.full_attributes:
-                    child.told = listing.stamp_of(listed)
+                facts.listed(self._core, child, listed, listing.listed_at)
         return suspects
 
     def _keep_own_changes(self, directory: Directory, listing: Listing) -> None:
@@ -187,8 +193,8 @@ class Remote:
         kept = [
             name
             for name, child in directory.children.items()
-            if child.dirty
-            or (isinstance(child, Directory) and not _is_directory(entries.get(name)) and child.holds_unsent())
+            if not (isinstance(child, Directory) and (listed := entries.get(name)) and listed.kind == stat.S_IFDIR)
+            and child.holds_unsent()
         ]
         for name in (*changed, *kept):
             child = directory.children.get(name)
@@ -199,31 +205,6 @@ class Remote:
                 claim(entries, name, own)
             else:
                 entries.pop(name, None)
-
-    def confirm(self, node: Node, listed: Listed, checked_at: float) -> None:
-        """The store shows this version of a node. The state lock is held."""
-        if isinstance(node, Directory) and self._core.settings.full_attributes:
-            # A listing tells that it is there, but not whether its marker's attributes are still the same.
-            return
-        older = node.attrs_valid and node.checked_at > checked_at
-        node.checked_at = max(node.checked_at, checked_at)
-        if isinstance(node, Directory):
-            return
-        if node.is_version(listed):
-            if (listed.said is not None and not older) or (node.racy and node.attrs_valid):
-                node.attrs_valid = False
-                self.learning.listed(node, listed)
-            return
-        if listed.etag != node.etag:
-            node.pages_valid = False
-            if node.nlookup:
-                self._core.notifier.inval_inode(node.ino)
-        elif node.nlookup:
-            self._core.notifier.inval_inode(node.ino, -1)
-        node.size, node.etag, node.mtime_ns, node.attrs_valid = listed.size, listed.etag, listed.mtime_ns, False
-        node.made_at = NEVER
-        self._core.opens.moved_on(node.ino, node.etag, node.size)
-        self.learning.listed(node, listed)
 
     def lost(self, node: Node) -> None:
         """The store does not have the node's name any more, or has something else there. The state lock is held."""
@@ -244,70 +225,65 @@ class Remote:
         A directory without a marker that still has objects below lives.
         """
         if not node.key:
-            # The root of a whole bucket is no object, and a HEAD of '' would be one of the bucket.
-            node.attrs_valid = True
-            return True
+            return True  # the root of a whole bucket is no object, and a HEAD of '' would be one of the bucket
         for _ in range(AGAIN_MAX):
             with self._core.lock:
                 was, key = was_of(node), node.key
-            lives = self._head(node, key, was)
+            learn = self._core.known.asking()
+            try:
+                info = self._core.store.head(key)
+            except NotFound:
+                lives = self.missing(node, key, was)
+            else:
+                lives = self.found(node, info, was)
+                if lives:
+                    learn(info)
             if lives is not None:
-                return lives and not self._is_stand_in(node)
+                stands_in = node.gone and node.parent is not None and node.tail in node.parent.stand_ins
+                return lives and not stands_in
         return not node.gone
 
-    @staticmethod
-    def _is_stand_in(node: Node) -> bool:
-        return node.gone and node.parent is not None and node.tail in node.parent.stand_ins
-
-    def _head(self, node: Node, key: str, was: Was) -> bool | None:
-        """As head; None when the node was renamed or sent meanwhile: then the answer may be older than that."""
-        learn = self._core.known.asking()
-        try:
-            info = self._core.store.head(key)
-        except NotFound:
-            return self.missing(node, key, was)
-        lives = self.found(node, info, was)
-        if lives:
-            learn(info)
-        return lives
-
     def found(self, node: Node, info: ObjectInfo, was: Was) -> bool | None:
-        """As _head, of what the store said."""
+        """As head, of what the store said; None when the node was renamed or sent meanwhile, and the answer may be
+        older than that.
+        """
         applied = self.found_now(node, info, was)
-        if applied is not False:
-            return applied
-        listed = _as_listed(node, info)
-        if not self._accept(node, listed):
-            return False
-        with self._core.lock:
-            if was_of(node) != was:
-                return None
-            self._apply(node, info, listed)
-        return True
+        if applied is False and self._accept(node, info):
+            return self.found_now(node, info, was, accepted=True)
+        return applied
 
-    def found_now(self, node: Node, info: ObjectInfo, was: Was) -> bool | None:
-        """The same without asking the store again; False: that is needed, since the node is open as another version."""
-        listed = _as_listed(node, info)
+    def found_now(self, node: Node, info: ObjectInfo, was: Was, *, accepted: bool = False) -> bool | None:
+        """The same without asking the store again; False: that is needed, since the node is open as another version.
+
+        accepted: it goes on as this version.
+        """
         with self._core.lock:
             if was_of(node) != was:
                 return None
-            if self.is_replaced(node, listed):
+            if not accepted and self.is_replaced(node, info):
                 return False
-            self._apply(node, info, listed)
+            if node.dirty:
+                return True
+            if node.parent is not None and stands_for_directory(node.tail, info.size, info.content_type):
+                node.parent.stand_ins[node.tail] = (info.etag, info.mtime_ns // 1_000_000_000)
+                node.parent.forget_listing()
+                self.lost(node)
+            else:
+                facts.headed(self._core, node, info)
         return True
 
     def missing(self, node: Node, key: str, was: Was) -> bool | None:
-        """As _head, when the store has no object of the key."""
+        """As found, when the store has no object of the key."""
         core = self._core
         with core.lock:
             if was_of(node) != was:
                 return None
             parent = node.parent
-            ours = node.dirty or parent is None
-            if parent is None:
-                node.attrs_valid = True
-        if ours:
-            return True
+            if node.dirty:
+                return True
+            if isinstance(node, Directory) and parent is None:
+                facts.without_marker(core, node, core.clock.monotonic())
+                return True
         if isinstance(node, Directory) and node.stood_in():
             with suppress(NotFound):
                 info = core.store.head(key[:-1])
@@ -315,14 +291,13 @@ class Remote:
                     if was_of(node) != was:
                         return None
                     if stands_for_directory(info.key, info.size, info.content_type):
-                        self.learning.take_in(node, info)
-                        node.marker, node.checked_at = False, core.clock.monotonic()
+                        facts.headed(core, node, info)
                         return True
         if isinstance(node, Directory):
             with core.lock:
-                shown_at = self._shown_at(node)
+                shown_at = self.shown_at(node)
                 if shown_at is not None:
-                    self.learning.without_marker(node, shown_at)
+                    facts.without_marker(core, node, shown_at)
                     return True
         page = core.store.list_page(key, max_keys=1) if isinstance(node, Directory) else None
         with core.lock:
@@ -330,17 +305,18 @@ class Remote:
                 return None
             below = page is not None and (page.objects or page.common_prefixes or node.holds_unsent())
             if isinstance(node, Directory) and below:
-                self.learning.without_marker(node, core.clock.monotonic())
+                facts.without_marker(core, node, core.clock.monotonic())
                 return True
             self.lost(node)
         return False
 
-    def _shown_at(self, node: Directory) -> float | None:
-        """When the listing of the directory above that is believed showed this one; None when it does not."""
-        parent = node.parent
-        told = self.believed(parent, node.name) if parent is not None else None
+    def shown_at(self, node: Node) -> float | None:
+        """When the believed listing above showed a node as it is here, whatever its attributes; None: it does not."""
+        told = self.believed(node.parent, node.name) if node.parent is not None else None
         listed = told[0].entries.get(node.name) if told is not None else None
-        return told[1] if told is not None and listed is not None and listed.tail == node.tail else None
+        if told is None or listed is None or listed.tail != node.tail:
+            return None
+        return told[1] if isinstance(node, Directory) or listed.etag == node.etag else None
 
     def believed(self, directory: Directory, name: bytes) -> tuple[Listing, float] | None:
         """The listing, if it is believed of this name, and when the store last showed that. The state lock is held."""
@@ -356,38 +332,16 @@ class Remote:
         ttl = self._core.settings.metadata_ttl_s
         return ttl if directory.listing is None else max(ttl, _SLOW_LISTING * directory.list_s)
 
-    def _apply(self, node: Node, info: ObjectInfo, listed: Listed) -> None:
-        if node.dirty:
-            return
-        if node.parent is not None and stands_for_directory(node.tail, info.size, info.content_type):
-            node.parent.stand_ins[node.tail] = (info.etag, info.mtime_ns // 1_000_000_000)
-            node.parent.forget_listing()
-            self.lost(node)
-            return
-        self.confirm(node, listed, self._core.clock.monotonic())
-        node.checked_at = self._core.clock.monotonic()
-        self.learning.take_in(node, info)
-        node.racy = is_racy(info)
-        node.follow_listing()
-
-    def is_replaced(self, node: Node, listed: Listed) -> bool:
+    def is_replaced(self, node: Node, seen: Listed | ObjectInfo) -> bool:
         """Whether another client wrote an object of which we hold a version open."""
         if isinstance(node, Directory) or node.dirty or not node.etag:
             return False
         in_use = node.handles > 0 or node.staged is not None or self._core.settings.open_less
         # Another size would leave the kernel, and who asked for the size before he reads, with a part or with zeros.
-        free = node.staged is None and not node.pinned and listed.size == node.size
-        return listed.etag != node.etag and in_use and not free
+        free = node.staged is None and not node.pinned and seen.size == node.size
+        return seen.etag != node.etag and in_use and not free
 
-    def replaced(self, node: Node, listed: Listed, checked_at: float) -> bool:
-        """Take in such an object; False when the node lost its name to it."""
-        if not self._accept(node, listed):
-            return False
-        with self._core.lock:
-            self.confirm(node, listed, checked_at)
-        return True
-
-    def _accept(self, node: Node, listed: Listed) -> bool:
+    def _accept(self, node: Node, seen: Listed | ObjectInfo) -> bool:
         """Another client wrote an object that we have open. True: it only grew, and the node goes on as the new
         version.
 
@@ -396,8 +350,8 @@ class Remote:
         with self._core.lock:
             old = node.version()
             # Who writes goes on from what he opened: at which end of it he appends the kernel decides.
-            followable = node.staged is None and not node.writers and 0 < old.size < listed.size
-        new = ObjectVersion(old.key, listed.etag, listed.size)
+            followable = node.staged is None and not node.writers and 0 < old.size < seen.size
+        new = ObjectVersion(old.key, seen.etag, seen.size)
         if followable and grew(self._core.reader, old, new) and self._passthrough_grows(node, new):
             return True
         with self._core.lock:
@@ -413,11 +367,3 @@ class Remote:
             return self._core.passthrough.grow(node.ino, new, self._core.reader.fetch)
         except (PreconditionFailed, NotFound):
             return False
-
-
-def _as_listed(node: Node, info: ObjectInfo) -> Listed:
-    return Listed(node.listed_kind, node.tail, info.size, info.etag, info.mtime_ns)
-
-
-def _is_directory(listed: Listed | None) -> bool:
-    return listed is not None and listed.kind == stat.S_IFDIR

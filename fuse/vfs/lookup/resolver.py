@@ -13,6 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ...ops import AttrReply, Entry, FSError, Ino
+from ..tree import facts
 from ..tree.core import Core
 from ..tree.listing import Listed, Listing
 from ..tree.names import BESIDE_DIRECTORY, LINK_SUFFIX, one_key, segment_of
@@ -126,30 +127,10 @@ class Resolver:
             return listed.kind == stat.S_IFDIR and child.attrs_valid
         return child.racy and child.is_version(listed)
 
-    def shown(self, child: Node) -> bool:
-        """Whether a listing that is believed has a node as it is here, whatever its attributes."""
-        parent = child.parent
-        told = self._remote.believed(parent, child.name) if parent is not None else None
-        listed = told[0].entries.get(child.name) if told is not None else None
-        if listed is None or listed.tail != child.tail:
-            return False
-        return listed.kind == stat.S_IFDIR if isinstance(child, Directory) else listed.etag == child.etag
-
     def adopt(self, parent: Directory, name: bytes, listed: Listed, checked_at: float) -> Node:
         """The node for a listed name: the one that is there, or a new one."""
         child = parent.children.get(name)
-        if child is None:
-            defaults = self._core.settings.defaults.of(listed.kind, listed.mtime_ns or parent.attributes.mtime_ns)
-            child = self._core.nodes.add(parent, name, listed, defaults)
-            child.checked_at = checked_at
-            if parent.listing is not None and parent.listing.entries.get(name) is listed and self._told_by_name(child):
-                child.told = parent.listing.stamp_of(listed)
-            self._remote.learning.listed(child, listed)
-        return child
-
-    def _told_by_name(self, node: Node) -> bool:
-        """Whether a listing of the directory above tells all that may change of a node, but for its metadata."""
-        return not isinstance(node, Directory) or not self._core.settings.full_attributes
+        return child if child is not None else facts.adopted(self._core, parent, name, listed, checked_at)
 
     def fresh_listing(self, directory: Directory) -> Listing | None:
         """The whole listing of a directory, if it is fresh."""
@@ -198,7 +179,7 @@ class Resolver:
     def touched(self, directory: Directory) -> None:
         """An entry came or went: the directory's times follow."""
         now = self._core.now_ns()
-        directory.attributes = directory.attributes._replace(mtime_ns=now, ctime_ns=now)
+        facts.edited(directory, directory.attributes._replace(mtime_ns=now, ctime_ns=now))
 
     def empty(self, directory: Directory) -> None:
         """We made this directory just now: nothing is in it."""
@@ -270,7 +251,7 @@ class Resolver:
         """As find, for who does not need the attributes: they may be old."""
         with self._core.lock:
             child = parent.children.get(name)
-            if child is not None and not child.gone and self.shown(child):
+            if child is not None and not child.gone and self._remote.shown_at(child) is not None:
                 return child
         return self.find(parent, name)
 
@@ -425,14 +406,15 @@ class Resolver:
         if listed is None:
             return None
         if child is not None and self._remote.is_replaced(child, listed):
-            self._remote.replaced(child, listed, checked_at)
+            self._remote.settle([(child, listed)], checked_at)
         with self._core.lock:
             if not holds():
                 raise _OvertakenError
-            child = self.adopt(parent, name, listed, checked_at)
-            if not child.dirty and not self._remote.is_replaced(child, listed):
-                self._remote.confirm(child, listed, checked_at)
-                child.follow_listing()
+            child = parent.children.get(name)
+            if child is None:
+                child = facts.adopted(self._core, parent, name, listed, checked_at)
+            elif not child.dirty and not self._remote.is_replaced(child, listed):
+                facts.listed(self._core, child, listed, checked_at)
             attrs_unsure = not child.attrs_valid and self._core.settings.full_attributes
             if attrs_unsure and not isinstance(child, Directory):
                 self._prefetcher.looked_up(parent, name)
@@ -450,7 +432,7 @@ class Resolver:
                 return self.current(node)
         self._prefetcher.arrived(node)
         with self._core.lock:
-            self._remote.learning.recall(node)
+            facts.recalled(self._core, node)
             return node.attrs_valid
 
 

@@ -61,9 +61,7 @@ class Files:
             self._part_from_readers(node, request.flags)
         if request.flags & os.O_TRUNC:
             with node.lock:
-                self._writing.truncate(node, 0)
-                if request.kill_suidgid:
-                    self._writing.drop_suidgid(node)
+                self._writing.truncate(node, 0, kill_suidgid=request.kill_suidgid)
         with self._core.lock:
             return self.opened(node, request.flags, thread)
 

@@ -15,6 +15,7 @@ from ...ops import Ino
 from ...state.nodelog import NodeRecord
 from ...state.removed import Removed
 from ...store.base import ETag
+from ..tree import facts
 from ..tree.attrs import from_metadata, to_metadata
 from ..tree.core import Core
 from ..tree.listing import Listed
@@ -59,7 +60,8 @@ def restore_opens(core: Core, handles: Handles) -> None:
             continue
         handles.restore(opened.fh, node, opened.flags)
         if opened.tag and not node.gone:
-            node.etag, node.size, node.pages_valid = ETag(opened.tag), opened.size, True
+            facts.held(node, opened.size, ETag(opened.tag))
+            node.pages_valid = True
 
 
 def _restore_removed(core: Core, row: Removed) -> bool:
@@ -74,14 +76,13 @@ def _restore_removed(core: Core, row: Removed) -> bool:
         node = Node(Ino(row.ino), parent, os.fsencode(row.name), Listed(stat.S_IFREG, row.tail), defaults)
         node.nlookup = 1
         core.nodes.by_ino[node.ino] = node
-    node.attributes = from_metadata(row.metadata, stat.S_IFREG, defaults)
-    node.size, node.etag, node.unlinked_key = row.size, ETag(row.etag), row.hidden_key
-    node.attrs_valid = True
+    node.unlinked_key, size = row.hidden_key, row.size
     if not row.hidden_key:
         node.staged = StagedFile.recovered(core.removed.content(row.ino), None, 0, core.clock.time_ns())
         node.staged.dirty = False
         core.nodes.staged.add(node)
-        node.size = node.staged.size
+        size = node.staged.size
+    facts.held(node, size, ETag(row.etag), from_metadata(row.metadata, stat.S_IFREG, defaults))
     if parent.children.get(node.name) is node:
         del parent.children[node.name]
     node.gone = True

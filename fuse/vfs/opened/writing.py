@@ -8,6 +8,7 @@ from functools import partial
 
 from ...data.multipart import OBJECT_MAX
 from ...ops import Blocking, Fh, FSError, Ino, Reply
+from ..tree import facts
 from ..tree.attrs import without_suidgid
 from ..tree.core import Core
 from ..tree.nodes import Node
@@ -61,31 +62,26 @@ class Writing:
             staged.grows_since = self._core.clock.monotonic()
         written = staged.write(offset, payload)
         self._core.passthrough.write(node.ino, offset, payload)
-        self.modified(node)
-        if kill_suidgid:
-            self.drop_suidgid(node)
+        self.modified(node, kill_suidgid=kill_suidgid)
         return written
 
-    def modified(self, node: Node) -> None:
-        """The staged content changed: size and times follow. node.lock is held."""
+    def modified(self, node: Node, *, kill_suidgid: bool = False) -> None:
+        """The staged content changed: size and times follow, and setuid and setgid may fall. node.lock is held."""
         staged = node.staged
         assert staged is not None
         now = self._core.now_ns()
         staged.written_at = self._core.clock.monotonic()
         staged.times_set = False
         with self._core.lock:
-            node.size = staged.size
-            node.attributes = node.attributes._replace(mtime_ns=now, ctime_ns=now)
+            had = node.attributes
+            mode = without_suidgid(had.mode) if kill_suidgid else had.mode
+            facts.edited(node, had._replace(mode=mode, mtime_ns=now, ctime_ns=now), staged.size)
         if not staged.journaled:
             self._uploads.record(node)
         if staged.size >= staged.stream_at:
             self._uploads.grown(node)
 
-    def drop_suidgid(self, node: Node) -> None:
-        """Clear setuid and setgid as a write by another does."""
-        node.attributes = node.attributes._replace(mode=without_suidgid(node.attributes.mode))
-
-    def truncate(self, node: Node, size: int) -> None:
+    def truncate(self, node: Node, size: int, *, kill_suidgid: bool = False) -> None:
         """Set the size in the staging file. node.lock is held; may fetch the last block."""
         refuse_beyond(size)
         staged = self._uploads.stage(node, empty=size == 0)
@@ -93,7 +89,7 @@ class Writing:
             self._uploads.fill(staged, staged.missing(size - size % 4096, size))
         staged.truncate(size)
         self._core.passthrough.truncate(node.ino, size)
-        self.modified(node)
+        self.modified(node, kill_suidgid=kill_suidgid)
         self._uploads.record(node)
 
     def flush(self, ino: Ino, fh: Fh) -> Reply[None]:

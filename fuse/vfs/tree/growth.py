@@ -9,6 +9,7 @@ from datastore.errors import NotFound, PreconditionFailed
 
 from ...data.reader import Reader
 from ...store.base import ObjectVersion
+from . import facts
 from .core import Core
 from .nodes import Node
 
@@ -61,11 +62,9 @@ def follow_unread(core: Core, node: Node, old: ObjectVersion) -> bool:
         with core.lock:
             if node.pinned or not node.lost or node.version() != old:
                 return False
-            node.etag, node.size, node.mtime_ns, node.attrs_valid = new.etag, new.size, info.mtime_ns, False
-            core.opens.moved_on(node.ino, new.etag, new.size)
+            facts.replaced(core, node, new.etag, new.size, info.mtime_ns)
             if node.parent is not None and node.name not in node.parent.children:
                 core.nodes.reattach(node)
-            core.notifier.inval_inode(node.ino)
         return True
 
 

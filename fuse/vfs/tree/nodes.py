@@ -19,7 +19,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...ops import ROOT_INO, Attr, Ino
-from ...store.base import ETag, ObjectVersion
+from ...store.base import ETag, ObjectInfo, ObjectVersion
 from .attrs import Attributes
 from .listing import Listed, Listing, Stamp
 from .names import BESIDE_DIRECTORY
@@ -42,12 +42,15 @@ class Change(NamedTuple):
 
 
 class Node:
-    """One file, link or special file. Fields are guarded by the state lock; `lock` serialises I/O on its content."""
+    """One file, link or special file. Fields are guarded by the state lock; `lock` serialises I/O on its content.
+
+    What is known of its object (attributes to told) is changed by facts.py only.
+    """
 
     __slots__ = (
-        "_checked_at", "attributes", "attrs_valid", "changes", "etag", "gone", "handles", "ino", "leaving",
-        "listed_kind", "lock", "lost", "made_at", "moves", "mtime_ns", "name", "nlookup", "pages_valid", "parent",
-        "pinned", "racy", "size", "staged", "tail", "told", "unlinked_key", "writers",
+        "asked_at", "attributes", "attrs_valid", "changes", "etag", "gone", "handles", "ino", "leaving", "listed_kind",
+        "lock", "lost", "made_at", "moves", "mtime_ns", "name", "nlookup", "pages_valid", "parent", "pinned", "racy",
+        "size", "staged", "tail", "told", "unlinked_key", "writers",
     )  # fmt: skip
 
     def __init__(self, ino: Ino, parent: Directory | None, name: bytes, listed: Listed, attributes: Attributes) -> None:
@@ -67,7 +70,8 @@ class Node:
         """'' while no object of this file exists."""
         self.mtime_ns = listed.mtime_ns
         """LastModified of that version."""
-        self._checked_at = NEVER
+        self.asked_at = NEVER
+        """Monotonic seconds at which the store last said this for itself, and not by what `told` stands for."""
         self.made_at = NEVER
         """Monotonic seconds at which this mount wrote the version that is known; NEVER of another client's."""
         self.told: Stamp | None = None
@@ -98,34 +102,12 @@ class Node:
     def checked_at(self) -> float:
         """Monotonic seconds at which the store last confirmed all this, by itself or in a listing."""
         if self.told is None or (self.racy and not self.told.shows):
-            return self._checked_at
-        return max(self._checked_at, self.told.at)
+            return self.asked_at
+        return max(self.asked_at, self.told.at)
 
-    @checked_at.setter
-    def checked_at(self, when: float) -> None:
-        self._checked_at = when
-        self.told = None
-
-    def made(self, when: float) -> None:
-        """This mount wrote what is known of it. The state lock is held."""
-        self.checked_at = self.made_at = when
-
-    def follow_listing(self) -> None:
-        """From now on what confirms the listing above confirms this as well, if that shows this very version.
-
-        Not of a directory: a listing tells that it is there, but nothing of its marker. The state lock is held.
-        """
-        listing = self.parent.listing if self.parent is not None else None
-        listed = listing.entries.get(self.name) if listing is not None else None
-        if listing is None or listed is None or listed.tail != self.tail or listed.kind == stat.S_IFDIR:
-            return
-        if self.is_version(listed):
-            self.told = listing.stamp_of(listed)
-
-    def is_version(self, listed: Listed) -> bool:
-        """Whether a listing shows the version that is known. By seconds: a HEAD tells no parts of them."""
-        same_time = listed.mtime_ns // 1_000_000_000 == self.mtime_ns // 1_000_000_000
-        return listed.etag == self.etag and same_time
+    def is_version(self, seen: Listed | ObjectInfo) -> bool:
+        """Whether the store shows the version that is known. By seconds: a HEAD tells no parts of them."""
+        return seen.etag == self.etag and seen.mtime_ns // 1_000_000_000 == self.mtime_ns // 1_000_000_000
 
     @property
     def kind(self) -> int:
@@ -277,6 +259,7 @@ class NodeTable:
     def __init__(self, root_key: str, attributes: Attributes) -> None:
         self.root = Directory(ROOT_INO, None, b"", Listed(stat.S_IFDIR, root_key), attributes)
         self.root.nlookup = 1
+        self.root.attrs_valid = not root_key  # the root of a whole bucket is no object that could tell them
         self.by_ino: dict[int, Node] = {ROOT_INO: self.root}
         self.used: OrderedDict[int, Directory] = OrderedDict()
         """Directories by the time at which they were last read or looked into, the longest ago first."""

@@ -22,6 +22,7 @@ from ...data.staging import StagedFile
 from ...ops import FSError
 from ...state.rows import NotedUpload, Unsent
 from ...store.base import ETag, ObjectVersion, PendingUpload, WriteOptions
+from ..tree import facts
 from ..tree.attrs import from_metadata
 from ..tree.core import Core
 from ..tree.nodes import Node
@@ -101,11 +102,11 @@ class OrphanedUploads:
 
     def _reattach(self, node: Node, staged: StagedFile, row: Unsent) -> None:
         defaults = self._core.settings.defaults.of(stat.S_IFREG, row.since_ns)
-        node.attributes = from_metadata(row.metadata, stat.S_IFREG, defaults, row.content_type)
-        node.staged, node.size = staged, staged.size
-        self._core.nodes.staged.add(node)
+        attributes = from_metadata(row.metadata, stat.S_IFREG, defaults, row.content_type)
         # Whether there is an object, and of which version, nobody wrote down: a removal must try to remove it.
-        node.etag = ETag(row.base_etag) or UNKNOWN
+        facts.held(node, staged.size, ETag(row.base_etag) or UNKNOWN, attributes)
+        node.staged = staged
+        self._core.nodes.staged.add(node)
 
     def add(self, staged: StagedFile, to: Destination, *, unsynced: bool = False) -> None:
         """Take a staging file that no node has any more."""

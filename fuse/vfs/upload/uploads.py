@@ -24,9 +24,10 @@ from ...ops import FSError
 from ...state.rows import IntentId
 from ...store.base import ObjectVersion, WriteOptions
 from ..lookup.resolver import Resolver
+from ..tree import facts
 from ..tree.attrs import to_metadata, without_times
 from ..tree.core import Core
-from ..tree.nodes import NEVER, Node
+from ..tree.nodes import Node
 from .copies import copy_object
 from .delivery import SMALL, Delivered, Delivery, Destination
 from .orphans import UNKNOWN, OrphanedUploads, listed, row_of
@@ -142,11 +143,13 @@ class Uploads:
         destination = self._destination(node)
         with core.lock:
             staged, node.staged = node.staged, None
-            node.checked_at, node.attrs_valid, node.pages_valid = NEVER, False, False
+            facts.doubted(node, attributes=True)
+            node.pages_valid = False
             above = node.parent
             while above is not None:  # a directory that another client removed was shown for the file's sake
                 above.forget_listing()
-                above.checked_at, above = NEVER, above.parent
+                facts.doubted(above)
+                above = above.parent
         if staged is not None:
             self.orphans.add(staged, destination)
             core.notifier.inval_inode(node.ino)
@@ -284,12 +287,8 @@ class Uploads:
         assert staged is not None
         version = ObjectVersion(to.key, result.etag, staged.size)
         with self._core.lock:
-            node.size, node.etag = staged.size, result.etag
-            node.mtime_ns = result.mtime_ns or self._core.now_ns()
-            node.attrs_valid, node.racy = attrs_valid, True
-            node.made(self._core.clock.monotonic())
+            facts.written(self._core, node, result, attrs_valid=attrs_valid)
             staged.uploaded(version)
-            self._core.opens.moved_on(node.ino, node.etag, node.size)
             if node.parent is not None:
                 self._resolver.changed(node)
             if done.body:

@@ -15,6 +15,7 @@ import pytest
 from datastore.fuse.ops import SetAttr
 from datastore.fuse.store.base import ObjectStore
 from datastore.fuse.vfs.lookup import prefetcher, resolver
+from datastore.fuse.vfs.tree import facts
 from datastore.fuse.vfs.tree.nodes import Directory, Node
 from tests.mounted import Client, World
 from tests.patience import PATIENCE_S
@@ -60,7 +61,7 @@ def test_an_answer_that_is_older_than_a_chmod(
     after_the_next(monkeypatch, one.faulty if many else one.store, "head", chmod)
     asked = nodes if many else nodes[:1]
     for node in asked:
-        node.attrs_valid = False
+        facts.doubted(node, attributes=True)
     one.fs.resolver.make_exact(asked)
     assert mode_of(one, "d/a") == 0o600
     one.local.setattr("d/a", SetAttr(uid=7))
@@ -143,7 +144,7 @@ def test_attributes_asked_for_ahead_do_not_undo_what_was_done_to_an_open_file(
     monkeypatch.setattr(one.faulty, "head", held)
     monkeypatch.setattr(prefetcher, "wait", told)
     for node in nodes:
-        node.attrs_valid = False
+        facts.doubted(node, attributes=True)
         one.fs.core.known.forget(node.key)
     listing = one.fs.resolver.read_directory(parent)
     with one.fs.core.lock:

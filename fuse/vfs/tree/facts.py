@@ -1,0 +1,196 @@
+"""What is known of a node: the version of its object, its attributes, and when the store confirmed them.
+
+Only this module changes that. Each function is one reason: the store has listed the object or answered a HEAD, this
+mount has written it or changed its attributes, or the store must be asked again. The caller holds the state lock, but
+while a new server takes over what an earlier one left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...state.attributes import is_racy
+from ...store.base import ETag, ObjectInfo, WriteResult
+from ...store.packed import unpacked
+from .attrs import Attributes, from_metadata, stands_for_directory
+from .core import Core
+from .listing import Listed, Listing
+from .nodes import NEVER, Directory, Node
+
+_SECOND_NS = 1_000_000_000
+
+# -- the store said it
+
+
+def adopted(core: Core, parent: Directory, name: bytes, shown: Listed, checked_at: float) -> Node:
+    """Make the node of a name that a listing or a probe shows. The name has none."""
+    defaults = core.settings.defaults.of(shown.kind, shown.mtime_ns or parent.attributes.mtime_ns)
+    node = core.nodes.add(parent, name, shown, defaults)
+    node.asked_at = checked_at
+    _follow_listing(core, node)
+    _take_listed(core, node, shown)
+    return node
+
+
+def listed(core: Core, node: Node, shown: Listed, checked_at: float) -> None:
+    """A listing or a probe shows the object of a node, of this version or another."""
+    if isinstance(node, Directory) and core.settings.full_attributes:
+        # A listing tells that it is there, but not whether its marker's attributes are still the same.
+        return
+    known_at = node.checked_at
+    node.asked_at, node.told = max(known_at, checked_at), None
+    if not isinstance(node, Directory):
+        newer = not node.attrs_valid or known_at <= checked_at
+        if not node.is_version(shown):
+            replaced(core, node, shown.etag, shown.size, shown.mtime_ns)
+            _take_listed(core, node, shown)
+        elif (shown.said is not None and newer) or (node.racy and node.attrs_valid):
+            node.attrs_valid = False
+            _take_listed(core, node, shown)
+    _follow_listing(core, node)
+
+
+def listed_itself(core: Core, directory: Directory, listing: Listing) -> None:
+    """Its own listing tells of a directory what a HEAD would: that it has no marker, or one that is known."""
+    own = listing.own
+    if own is None:
+        if listing.entries and not listing.marker and directory.parent is not None:
+            without_marker(core, directory, listing.listed_at)
+            directory.told = listing.stamp
+        return
+    known = core.known.known(own.key, own.etag, own.mtime_ns) if own.said is None else unpacked(own.said)
+    if known is not None:
+        mtime_ns = own.mtime_ns // _SECOND_NS * _SECOND_NS
+        headed(core, directory, ObjectInfo(own.key, 0, own.etag, mtime_ns, 0, known[0], known[1]))
+        directory.racy, directory.asked_at, directory.told = False, listing.listed_at, listing.stamp
+
+
+def recalled(core: Core, node: Node) -> None:
+    """Take the attributes of the node's version from memory, if it has them. Unsent changes stay."""
+    if node.dirty:
+        return
+    if not core.settings.full_attributes:
+        node.attributes = core.settings.defaults.of(node.listed_kind, node.mtime_ns)
+        return
+    known = core.known.known(node.key, node.etag, node.mtime_ns)
+    if known is not None and not stands_for_directory(node.tail, node.size, known[1]):
+        _describe(core, node, *known)
+        node.racy = False
+
+
+def headed(core: Core, node: Node, info: ObjectInfo) -> None:
+    """The store answered a HEAD of the node's object; of a directory also of one that stands for it (S-165)."""
+    if isinstance(node, Directory):
+        node.marker = info.key == node.key
+        node.etag, node.size = info.etag, 0
+    else:
+        if not node.is_version(info):
+            replaced(core, node, info.etag, info.size, info.mtime_ns)
+        node.size = info.size
+    node.mtime_ns = info.mtime_ns
+    _describe(core, node, info.metadata, info.content_type)
+    node.racy = is_racy(info)
+    node.asked_at, node.told = core.clock.monotonic(), None
+    _follow_listing(core, node)
+
+
+def without_marker(core: Core, directory: Directory, checked_at: float) -> None:
+    """The store has entries of a directory, and no object for the directory itself."""
+    own = directory.attributes
+    defaults = core.settings.defaults.of(directory.listed_kind, own.mtime_ns)
+    directory.attributes = defaults._replace(ctime_ns=own.ctime_ns, atime_ns=own.atime_ns)
+    directory.marker, directory.attrs_valid = False, True
+    directory.asked_at, directory.told = checked_at, None
+
+
+def replaced(core: Core, node: Node, etag: ETag, size: int, mtime_ns: int) -> None:
+    """Another client wrote this version; its attributes are not known yet."""
+    if etag != node.etag:
+        node.pages_valid = False
+    if node.nlookup:
+        core.notifier.inval_inode(node.ino, 0 if etag != node.etag else -1)
+    node.etag, node.size, node.mtime_ns, node.attrs_valid = etag, size, mtime_ns, False
+    node.made_at = NEVER
+    core.opens.moved_on(node.ino, etag, size)
+
+
+# -- this mount did it
+
+
+def written(core: Core, node: Node, result: WriteResult, *, attrs_valid: bool = True) -> None:
+    """This mount wrote or copied the object. attrs_valid: its attributes are the node's; else the store is asked."""
+    if not isinstance(node, Directory):
+        node.etag, node.mtime_ns = result.etag, result.mtime_ns or core.now_ns()
+        core.opens.moved_on(node.ino, node.etag, node.size)
+    node.attrs_valid, node.racy = attrs_valid, True
+    node.asked_at = node.made_at = core.clock.monotonic() if attrs_valid else NEVER
+    node.told = None
+
+
+def edited(node: Node, attributes: Attributes, size: int | None = None) -> None:
+    """Attributes changed here; the store learns of them with the content, or never. size: the content changed too."""
+    node.attributes = attributes
+    if size is not None:
+        node.size = size
+
+
+def held(node: Node, size: int, etag: ETag, attributes: Attributes | None = None) -> None:
+    """The node has this version by our own account: it is not sent yet, is at another key, or a new server resumes it.
+
+    attributes: those of that version, if they are known.
+    """
+    node.size, node.etag = size, etag
+    if attributes is not None:
+        node.attributes, node.attrs_valid = attributes, True
+
+
+def doubted(node: Node, *, attributes: bool = False) -> None:
+    """The store is asked before any of this is believed again. attributes: they are those of another version."""
+    node.asked_at = node.made_at = NEVER
+    node.told = None
+    node.attrs_valid = node.attrs_valid and not attributes
+
+
+# -- what the above share
+
+
+def _take_listed(core: Core, node: Node, shown: Listed) -> None:
+    """A listing shows the version that the node has: the attributes come with it (S-129), or from memory."""
+    if shown.said is None or not core.settings.full_attributes:
+        recalled(core, node)
+        return
+    metadata, content_type = unpacked(shown.said)
+    # A HEAD tells times in seconds, and so does a listing that stands for one.
+    node.mtime_ns = shown.mtime_ns // _SECOND_NS * _SECOND_NS
+    if not stands_for_directory(node.tail, node.size, content_type):  # else a HEAD tells
+        _describe(core, node, metadata, content_type)
+        # A listing that shows no metadata any more is not to be believed beside it.
+        node.racy = True
+
+
+def _describe(core: Core, node: Node, metadata: Mapping[str, str], content_type: str) -> None:
+    """Set the attributes from the metadata of the node's version."""
+    defaults = core.settings.defaults
+    of_kind = defaults.of(node.listed_kind, node.mtime_ns)
+    attributes = defaults.seen(from_metadata(metadata, node.listed_kind, of_kind, content_type))
+    if isinstance(node, Directory) and node.attrs_valid:
+        # Times move when entries come and go, which no marker records: the newest that we saw.
+        own = node.attributes
+        mtime_ns, ctime_ns = max(own.mtime_ns, attributes.mtime_ns), max(own.ctime_ns, attributes.ctime_ns)
+        attributes = attributes._replace(mtime_ns=mtime_ns, ctime_ns=ctime_ns)
+    node.attributes, node.attrs_valid = attributes, True
+    if attributes.target is not None:
+        node.size = len(attributes.target)
+
+
+def _follow_listing(core: Core, node: Node) -> None:
+    """From now on what confirms the listing above confirms this node as well, if that shows its version.
+
+    With full attributes not a directory: a listing tells that it is there, but nothing of its marker.
+    """
+    listing = node.parent.listing if node.parent is not None else None
+    shown = listing.entries.get(node.name) if listing is not None else None
+    if listing is None or shown is None or shown.tail != node.tail:
+        return
+    if not core.settings.full_attributes if isinstance(node, Directory) else node.is_version(shown):
+        node.told = listing.stamp_of(shown)
