@@ -5,8 +5,6 @@ No retries, no state but the connections. Source: Amazon S3 API reference, one o
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -45,9 +43,9 @@ from ..limits import check_delete_count, check_key, check_metadata, check_option
 from . import xml
 from .answers import META, describe, describe_part, described, received
 from .caller import Caller
-from .checksums import Checksums
+from .checksums import Checksums, md5_of
 from .gets import get_many
-from .heads import Heads
+from .heads import head_many
 from .lister import Lister
 from .messages import Answer, Outlet, Request
 from .sigv4 import encode_path
@@ -68,7 +66,6 @@ class S3Store:
         """list_metadata: listings are to show metadata where the server can do that; it costs the server some time."""
         self._caller = caller
         self._checksums = Checksums()
-        self._heads = Heads(caller, self.head)
         self._capabilities = capabilities
         self._lister = Lister(caller, wanted=list_metadata, known=capabilities)
 
@@ -100,7 +97,7 @@ class S3Store:
 
     def head_many(self, objects: Sequence[Shown], sink: HeadSink) -> None:
         """HeadObject of each."""
-        self._heads.ask(objects, self._capabilities, sink)
+        head_many(self._caller, self._capabilities, self.head, objects, sink)
 
     def get(
         self,
@@ -206,7 +203,7 @@ class S3Store:
         failures: list[DeleteFailure] = []
         if plain:
             body = xml.build_delete(plain)
-            headers = {"content-md5": _md5(body), "content-type": "application/xml"}
+            headers = {"content-md5": md5_of(body), "content-type": "application/xml"}
             request = Request(
                 method="POST",
                 query=[("delete", "")],
@@ -308,7 +305,7 @@ class S3Store:
         """PutObjectLegalHold."""
         check_key(key, self._capabilities)
         body = xml.build_legal_hold(on=on)
-        headers = {"content-md5": _md5(body), "content-type": "application/xml"}
+        headers = {"content-md5": md5_of(body), "content-type": "application/xml"}
         self._caller.send(Request(method="PUT", key=key, query=[("legal-hold", "")], headers=headers, body=body))
 
     def close(self) -> None:
@@ -406,10 +403,6 @@ def _described(options: WriteOptions) -> dict[str, str]:
     if options.legal_hold:
         headers["x-amz-object-lock-legal-hold"] = "ON"
     return headers
-
-
-def _md5(body: bytes) -> str:
-    return base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
 
 
 def _conditions(options: WriteOptions) -> dict[str, str]:
