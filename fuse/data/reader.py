@@ -80,17 +80,12 @@ class Reader:
         self._store = store
         self._cache = cache
         self._executor = executor
-        self._settings = settings or ReadSettings()
+        self.settings = settings or ReadSettings()
         self._table = PieceTable(memory_bytes)
         self.counts = ReadCounts()
         self._lock = threading.Lock()
         self._queued = 0
         self._keeping = Keeping(cache, executor)
-
-    @property
-    def settings(self) -> ReadSettings:
-        """As given."""
-        return self._settings
 
     def open(self, version: ObjectVersion) -> ReadStream:
         """A stream for one file handle; fetches nothing yet."""
@@ -99,8 +94,8 @@ class Reader:
     def fetch(self, version: ObjectVersion, offset: int, size: int) -> bytes:
         """The bytes, waiting here; shorter only at the object's end. Raises as ReadStream.read's function does."""
         stop = min(offset + size, version.size)
-        step = 4 * self._settings.range_bytes  # in flight at once: four ranges
-        align = self._settings.window.align_bytes
+        step = 4 * self.settings.range_bytes  # in flight at once: four ranges
+        align = self.settings.window.align_bytes
         parts = []
         while offset < stop:
             end = min(stop, offset + step)
@@ -124,7 +119,7 @@ class Reader:
 
         self._fetch_unclaimed(pieces, keep)
         for piece in pieces:
-            piece.wait(self._settings.deadline_s)
+            piece.wait(self.settings.deadline_s)
 
     def bring_many(self, feed: Callable[[], ObjectVersion | None], arrived: Callable[[ObjectVersion], None]) -> None:
         """Fetch whole small versions that nobody waits for yet, by this thread, until there is no other one.
@@ -181,12 +176,12 @@ class Reader:
         """
         if self._cache is None:
             return False
-        step = version.size if version.size <= self._settings.whole_bytes else self._settings.range_bytes
+        step = version.size if version.size <= self.settings.whole_bytes else self.settings.range_bytes
         work = _Work(Span(start, min(start + step, version.size)) for start in range(0, version.size, max(step, 1)))
         jobs = [self.queue(self._fill, self._cache, version, work, progress) for _ in range(len(work.spans) - 1)]
         self._fill(self._cache, version, work, progress)
         running = [job for job in jobs if job is not None and not job.cancel()]
-        if wait(running, timeout=self._settings.deadline_s).not_done:
+        if wait(running, timeout=self.settings.deadline_s).not_done:
             raise DeadlineExceeded(f"'{version.key}' did not arrive in time", key=version.key)
         if work.error is not None:
             raise work.error
@@ -237,11 +232,11 @@ class Reader:
         for span in spans:
             if self._cache is not None and self._cache.holds(version, span.start, span.stop):
                 continue
-            if self._queued >= self._settings.fetch_limit or not self._table.has_room(span.stop - span.start):
+            if self._queued >= self.settings.fetch_limit or not self._table.has_room(span.stop - span.start):
                 return span.start
-            _, fresh = self._table.request(version, span.start, span.stop, self._settings.piece_bytes)
+            _, fresh = self._table.request(version, span.start, span.stop, self.settings.piece_bytes)
             left_out = None
-            for run in runs(fresh, self._settings.range_bytes):
+            for run in runs(fresh, self.settings.range_bytes):
                 if left_out is not None or self.queue(self._fetch_ahead, run, dropped) is None:
                     left_out = run[0].start if left_out is None else left_out
                     self._discard(run)
@@ -269,10 +264,10 @@ class Reader:
         body = self.held(version, needed.start, needed.stop)
         if body is not None:
             return body
-        deadline_s = time.monotonic() + self._settings.deadline_s
+        deadline_s = time.monotonic() + self.settings.deadline_s
         pieces, fresh = self._table.request(version, wanted.start, wanted.stop, self._step(version))
         needed_pieces = [piece for piece in pieces if piece.start < needed.stop and piece.stop > needed.start]
-        mine = {piece: run for run in runs(fresh, self._settings.range_bytes) for piece in run}
+        mine = {piece: run for run in runs(fresh, self.settings.range_bytes) for piece in run}
         first = next((mine[piece] for piece in needed_pieces if piece in mine), None)
         never = threading.Event()
         idle = [run for run in _distinct(mine) if run is first or self.queue(self._fetch_ahead, run, never) is None]
@@ -288,7 +283,7 @@ class Reader:
     def queue(self, job: Callable[..., object], *args: object) -> Future[object] | None:
         """Give the executor a job; None when it has enough of ours or is shut down."""
         with self._lock:
-            if self._queued >= self._settings.fetch_limit:
+            if self._queued >= self.settings.fetch_limit:
                 return None
             self._queued += 1
         try:
@@ -305,7 +300,7 @@ class Reader:
 
     def _step(self, version: ObjectVersion) -> int:
         """How large pieces are: small objects are one, so that the cache can put them in place in one go."""
-        return self._settings.piece_bytes if version.size > self._settings.whole_bytes else self._settings.range_bytes
+        return self.settings.piece_bytes if version.size > self.settings.whole_bytes else self.settings.range_bytes
 
     def _discard(self, pieces: Iterable[Piece]) -> None:
         for piece in pieces:
@@ -319,7 +314,7 @@ class Reader:
 
     def _fetch_unclaimed(self, run: list[Piece], keep: Callable[[Piece], None]) -> None:
         """Fetch the pieces of a run that no other thread has claimed; each is kept when it has arrived."""
-        for claimed in runs([piece for piece in run if piece.claim()], self._settings.range_bytes):
+        for claimed in runs([piece for piece in run if piece.claim()], self.settings.range_bytes):
             self._fetch(claimed, keep)
 
     def _fetch(self, run: list[Piece], keep: Callable[[Piece], None]) -> None:
@@ -339,22 +334,17 @@ class Reader:
             return
         assembly = Assembly(run, done)
         try:
-            self._get_into(run, assembly)
+            version, start, stop = run[0].version, run[0].start, run[-1].stop
+            byte_range = _range(version, start, stop)
+            self._store.get(version.key, byte_range=byte_range, if_match=version.etag, sink=assembly.take)
+            assembly.check()
         except BaseException as error:
             for piece in assembly.missing:
                 self._table.fail(piece, error)
 
-    def _get_into(self, run: list[Piece], assembly: Assembly) -> None:
-        version, start, stop = run[0].version, run[0].start, run[-1].stop
-        whole = start == 0 and stop == version.size
-        byte_range = None if whole else ByteRange(start, stop)
-        self._store.get(version.key, byte_range=byte_range, if_match=version.etag, sink=assembly.take)
-        assembly.check()
-
     def _get(self, version: ObjectVersion, start: int, stop: int) -> Body:
-        whole = start == 0 and stop == version.size
-        byte_range = None if whole else ByteRange(start, stop)
-        learn = self._asking() if whole and self._asking is not None else None
+        byte_range = _range(version, start, stop)
+        learn = self._asking() if byte_range is None and self._asking is not None else None
         body, answer = self._store.get(version.key, byte_range=byte_range, if_match=version.etag)
         if answer.etag and answer.etag != version.etag:  # a server that ignores If-Match
             raise PreconditionFailed(f"'{version.key}' was replaced while it was read", key=version.key)
@@ -382,6 +372,11 @@ class Reader:
                         progress(span.stop - span.start)
         except BaseException as error:
             work.stop(error)
+
+
+def _range(version: ObjectVersion, start: int, stop: int) -> ByteRange | None:
+    """What a GET of [start, stop) asks for; None: the whole object."""
+    return None if start == 0 and stop == version.size else ByteRange(start, stop)
 
 
 def _distinct(mine: dict[Piece, list[Piece]]) -> list[list[Piece]]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..store.base import ETag, FilePart, ObjectVersion
+from .blockfile import write_fully
 from .extents import Extents
 
 BLOCK = 4096
@@ -137,7 +138,7 @@ class StagedFile:
         with self._guard:
             gaps = self.present.missing(offset, offset + len(view))
         for start, stop in gaps:
-            _write_all(self.fd, view[start - offset : stop - offset], start)
+            write_fully(self.fd, view[start - offset : stop - offset], start)
         with self._guard:
             self.present.add(offset, offset + len(view))
 
@@ -169,7 +170,7 @@ class StagedFile:
     def write(self, offset: int, content: bytes | memoryview) -> int:
         """Write; missing_for_write() must be empty. OSError (ENOSPC, EIO) of the local disk."""
         stop = offset + len(content)
-        _write_all(self.fd, memoryview(content), offset)
+        write_fully(self.fd, memoryview(content), offset)
         self._changed(offset, stop)
         return len(content)
 
@@ -190,7 +191,7 @@ class StagedFile:
         """Make a range zero (hole punching); missing_for_write() must be empty. The size stays."""
         stop = min(offset + length, self.size)
         for start in range(offset, stop, len(_ZEROS)):
-            _write_all(self.fd, memoryview(_ZEROS)[: min(len(_ZEROS), stop - start)], start)
+            write_fully(self.fd, memoryview(_ZEROS)[: min(len(_ZEROS), stop - start)], start)
         if offset < stop:
             self._changed(offset, stop)
 
@@ -240,12 +241,6 @@ class StagedFile:
                 self.rewrites += 1
         self.dirty_ranges.add(start, stop)
         self.touch()
-
-
-def _write_all(fd: int, view: memoryview, offset: int) -> None:
-    while view:
-        done = os.pwrite(fd, view, offset)
-        view, offset = view[done:], offset + done
 
 
 def _data_ranges(fd: int, size: int) -> list[tuple[int, int]]:

@@ -116,7 +116,7 @@ def cold(world: FaultWorld) -> None:
     window = WindowSettings(first_bytes=2 * BLOCK, max_bytes=8 * BLOCK, max_range_bytes=4 * BLOCK)
     settings = ReadSettings(whole_bytes=len(LARGE), range_bytes=4 * BLOCK, window=window)
     world.build()
-    world.fs.core.reader._settings = settings
+    world.fs.core.reader.settings = settings
 
 
 def calls_of(look: Look, directory: Path) -> tuple[list[str], Any]:
