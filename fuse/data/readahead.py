@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..store.base import ByteRange
 from .blockfile import BLOCK_BYTES
 
 MIB = 1 << 20
@@ -24,18 +25,11 @@ RUN_READS = 2
 """Near reads after a jump that make a run: the kernel splits one random read into two requests at times."""
 
 
-class Span(NamedTuple):
-    """Half-open range [start, stop) of an object's bytes; start < stop."""
-
-    start: int
-    stop: int
-
-
 class Plan(NamedTuple):
     """What one read calls for. wanted: covers the read; ahead: worth fetching now, nearest first, may be dropped."""
 
-    wanted: Span
-    ahead: tuple[Span, ...] = ()
+    wanted: ByteRange
+    ahead: tuple[ByteRange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,23 +93,23 @@ class ReadAhead:
         """What was called for ahead from `start` on was not begun: call for it again."""
         self._ahead_until = min(self._ahead_until, start)
 
-    def _jumped(self, offset: int, stop: int) -> Span:
+    def _jumped(self, offset: int, stop: int) -> ByteRange:
         """What to fetch for a read that follows no other."""
         align = self._settings.align_bytes
         block = offset // align
         if stop - offset > align // 2 or block in self._touched:
-            return Span(self._down(offset), self._up(stop))
+            return ByteRange(self._down(offset), self._up(stop))
         if len(self._touched) >= TOUCHED_MAX:
             self._touched.clear()
         self._touched.add(block)
-        return Span(offset // PAGE * PAGE, min(self._size, -(-stop // PAGE) * PAGE))
+        return ByteRange(offset // PAGE * PAGE, min(self._size, -(-stop // PAGE) * PAGE))
 
     def _sequential(self, offset: int, stop: int) -> Plan:
         settings = self._settings
         self._run += 1
         self._head = max(self._head, stop)
         begin = max(self._ahead_until, self._down(self._head))
-        wanted = Span(self._down(offset), self._up(stop))
+        wanted = ByteRange(self._down(offset), self._up(stop))
         if self._run < RUN_READS:
             self._ahead_until = max(begin, wanted.stop)
             return Plan(wanted)
@@ -124,16 +118,16 @@ class ReadAhead:
             self._ahead_until = max(begin, self._up(self._head + self.window_bytes))
         return Plan(wanted, self._split(max(begin, wanted.stop), self._ahead_until))
 
-    def _split(self, start: int, stop: int) -> tuple[Span, ...]:
+    def _split(self, start: int, stop: int) -> tuple[ByteRange, ...]:
         """Ranges on a grid of their own size, at least four of them in a window so that they overlap in time."""
         settings = self._settings
         step = max(settings.first_bytes, min(settings.max_range_bytes, self.window_bytes // 4))
-        spans = []
+        ranges = []
         while start < stop:
             end = min(stop, (start // step + 1) * step)
-            spans.append(Span(start, end))
+            ranges.append(ByteRange(start, end))
             start = end
-        return tuple(spans)
+        return tuple(ranges)
 
     def _down(self, offset: int) -> int:
         return offset // self._settings.align_bytes * self._settings.align_bytes

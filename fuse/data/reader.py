@@ -28,7 +28,7 @@ from .blockcache import BlockCache
 from .counts import ReadCounts
 from .keeping import Keeping
 from .pieces import Piece, PieceTable, cut
-from .readahead import Readers, Span, WindowSettings
+from .readahead import Readers, WindowSettings
 
 Read = bytes | memoryview
 _BEHIND_BYTES = 8 << 20
@@ -99,8 +99,8 @@ class Reader:
         parts = []
         while offset < stop:
             end = min(stop, offset + step)
-            wanted = Span(offset // align * align, min(version.size, -(-end // align) * align))
-            parts.append(self.obtain(version, wanted, Span(offset, end)))
+            wanted = ByteRange(offset // align * align, min(version.size, -(-end // align) * align))
+            parts.append(self.obtain(version, wanted, ByteRange(offset, end)))
             offset = end
         return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
 
@@ -177,8 +177,9 @@ class Reader:
         if self._cache is None:
             return False
         step = version.size if version.size <= self.settings.whole_bytes else self.settings.range_bytes
-        work = _Work(Span(start, min(start + step, version.size)) for start in range(0, version.size, max(step, 1)))
-        jobs = [self.queue(self._fill, self._cache, version, work, progress) for _ in range(len(work.spans) - 1)]
+        starts = range(0, version.size, max(step, 1))
+        work = _Work(ByteRange(start, min(start + step, version.size)) for start in starts)
+        jobs = [self.queue(self._fill, self._cache, version, work, progress) for _ in range(len(work.ranges) - 1)]
         self._fill(self._cache, version, work, progress)
         running = [job for job in jobs if job is not None and not job.cancel()]
         if wait(running, timeout=self.settings.deadline_s).not_done:
@@ -224,17 +225,17 @@ class Reader:
             return True
         return self._cache is not None and self._cache.holds(version, start, stop)
 
-    def start(self, version: ObjectVersion, spans: Iterable[Span], dropped: threading.Event) -> int | None:
+    def start(self, version: ObjectVersion, ranges: Iterable[ByteRange], dropped: threading.Event) -> int | None:
         """Begin fetching ranges that nobody waits for; where it stopped for want of room, None when all are begun.
 
         dropped: set when they became useless.
         """
-        for span in spans:
-            if self._cache is not None and self._cache.holds(version, span.start, span.stop):
+        for each in ranges:
+            if self._cache is not None and self._cache.holds(version, each.start, each.stop):
                 continue
-            if self._queued >= self.settings.fetch_limit or not self._table.has_room(span.stop - span.start):
-                return span.start
-            _, fresh = self._table.request(version, span.start, span.stop, self.settings.piece_bytes)
+            if self._queued >= self.settings.fetch_limit or not self._table.has_room(each.stop - each.start):
+                return each.start
+            _, fresh = self._table.request(version, each.start, each.stop, self.settings.piece_bytes)
             left_out = None
             for run in runs(fresh, self.settings.range_bytes):
                 if left_out is not None or self.queue(self._fetch_ahead, run, dropped) is None:
@@ -244,7 +245,7 @@ class Reader:
                 return left_out
         return None
 
-    def obtain(self, version: ObjectVersion, wanted: Span, needed: Span) -> Read:
+    def obtain(self, version: ObjectVersion, wanted: ByteRange, needed: ByteRange) -> Read:
         """The bytes `needed`, waiting here; fetches `wanted`, which covers them, where it isn't held or on its way.
 
         Raises what the fetch raised, for all who wait for it (the next read tries again): PreconditionFailed and
@@ -260,7 +261,7 @@ class Reader:
         # It may have been fetched for somebody who came earlier: what is left of this call's budget is its own.
         return self._obtain(version, wanted, needed)
 
-    def _obtain(self, version: ObjectVersion, wanted: Span, needed: Span) -> Read:
+    def _obtain(self, version: ObjectVersion, wanted: ByteRange, needed: ByteRange) -> Read:
         body = self.held(version, needed.start, needed.stop)
         if body is not None:
             return body
@@ -362,14 +363,14 @@ class Reader:
     ) -> None:
         """Take ranges off `work` and put them into the cache until none is left or one fails."""
         try:
-            while (span := work.take()) is not None:
-                if not cache.holds(version, span.start, span.stop) and not cache.write(
-                    version, span.start, self._get(version, span.start, span.stop)
+            while (each := work.take()) is not None:
+                if not cache.holds(version, each.start, each.stop) and not cache.write(
+                    version, each.start, self._get(version, each.start, each.stop)
                 ):
                     work.stop(None)
                 elif progress is not None:
                     with work.turn:
-                        progress(span.stop - span.start)
+                        progress(each.stop - each.start)
         except BaseException as error:
             work.stop(error)
 
@@ -387,22 +388,22 @@ def _distinct(mine: dict[Piece, list[Piece]]) -> list[list[Piece]]:
 class _Work:
     """Ranges that several threads share out among themselves. turn: held while progress is told."""
 
-    def __init__(self, spans: Iterable[Span]) -> None:
-        self.spans = deque(spans)
+    def __init__(self, ranges: Iterable[ByteRange]) -> None:
+        self.ranges = deque(ranges)
         self.turn = threading.Lock()
         self.error: BaseException | None = None
 
-    def take(self) -> Span | None:
+    def take(self) -> ByteRange | None:
         """The next range, None when there is none."""
         try:
-            return self.spans.popleft()
+            return self.ranges.popleft()
         except IndexError:
             return None
 
     def stop(self, error: BaseException | None) -> None:
         """Leave the rest; the first error is kept."""
         self.error = self.error or error
-        self.spans.clear()
+        self.ranges.clear()
 
 
 class ReadStream:
@@ -423,7 +424,7 @@ class ReadStream:
         stop = min(offset + size, self.version.size)
         if offset >= stop:
             return b""
-        wanted = Span(0, self.version.size)
+        wanted = ByteRange(0, self.version.size)
         if not self._small:
             wanted, ahead = self._ahead.plan(offset, size)
             if self._ahead.window_bytes:
@@ -440,7 +441,7 @@ class ReadStream:
             return body
         counts.misses += 1
         counts.miss_bytes += stop - offset
-        return Blocking(partial(self._reader.obtain, self.version, wanted, Span(offset, stop)))
+        return Blocking(partial(self._reader.obtain, self.version, wanted, ByteRange(offset, stop)))
 
     def close(self) -> None:
         """Stop reading ahead: what is queued and nobody waits for is dropped; idempotent. Reads still work."""
