@@ -140,6 +140,19 @@ def dies_before(client: Client, last: str) -> None:
 
 
 @promise("S-27")
+def test_what_was_copied_before_the_end_is_not_copied_again(world: World, one: Client) -> None:
+    world.put("d/x", b"x")
+    world.put("d/y", b"y")
+    dies_before(one, "delete_many")
+    with pytest.raises(Died):
+        one.local.rename("d", "e")
+    world.tool.delete("e/y")
+    last = one.again()
+    assert last.calls("copy") == 1
+    assert everything(world) == {"e/x": b"x", "e/y": b"y"}
+
+
+@promise("S-27")
 @pytest.mark.parametrize("skew_s", [-3600, 3600])
 @pytest.mark.parametrize("dies", ["copy", "delete_many"])
 def test_a_directory_is_put_off_by_the_stores_clock(world: World, one: Client, dies: str, skew_s: int) -> None:
