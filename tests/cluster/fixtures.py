@@ -25,7 +25,7 @@ import yaml
 from tests.cluster import cluster as clusters
 from tests.cluster.image import IMAGE, TRAIN_IMAGE, TRAINER, image_archive
 from tests.cluster.image import obstacle as image_obstacle
-from tests.cluster.kube import Kube, KubeError, NotInTime
+from tests.cluster.kube import REMOVED_S, Kube, KubeError, NotInTime
 from tests.cluster.layout import REPOSITORY, Layout
 from tests.servers import Server, run_versitygw
 
@@ -157,7 +157,7 @@ def product(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pr
     wait_rolled_out(kube)
     yield Product(manifests, time.monotonic() - begun)
     kube.kubectl("delete", "datastores", "--all", "--all-namespaces", timeout_s=ROLLOUT_S)
-    kube.kubectl("delete", "--kustomize", str(manifests), "--ignore-not-found", timeout_s=ROLLOUT_S)
+    kube.kubectl("delete", "--kustomize", str(manifests), "--ignore-not-found", timeout_s=REMOVED_S)
     assert kube.items("pv", selector="app.kubernetes.io/managed-by=datastore-controller") == []
 
 

@@ -16,6 +16,8 @@ import yaml
 from tests.servers import tools_dir
 
 COMMAND_TIMEOUT_S = 180.0
+REMOVED_S = 420.0
+"""For definitions: Kubernetes may fail to list the instances of one that goes, and looks again after five minutes."""
 PATIENCE_S = 120.0
 """Of waits, unless said. It only ends those for what never comes."""
 POLL_S = 0.2

@@ -21,15 +21,13 @@ from tests.cluster.controlled import (
     pod_on_no_node,
     secret_of,
 )
-from tests.cluster.kube import Kube, Manifest
+from tests.cluster.kube import REMOVED_S, Kube, Manifest
 from tests.promises import promise
 from tests.servers import Server, tools_dir
 
 pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(900, func_only=True)]
 MANIFESTS = ROOT / "manifests"
 ALONE = ("--check", "5s")
-REMOVED_S = 420.0
-"""Kubernetes may leave a definition in deletion for five minutes ("storage is (re)initializing"), until it looks again."""
 REMOVAL = ("delete", "--kustomize", str(MANIFESTS), "--ignore-not-found")
 """As docs/OPERATIONS.md says."""
 
