@@ -76,6 +76,10 @@ def test_a_quota_holds_harms_no_neighbour_and_grows_under_open_files(cls: Class,
         with pytest.raises(AssertionError, match=r"No space left on device|Disk quota exceeded"):
             nfs_client.shell(f"dd if=/dev/zero of={here}/file bs=1M count=32 conv=fsync")
         nfs_client.shell(f"dd if=/dev/zero of={there}/file bs=1M count=15 conv=fsync")
+        full = first.ensure().measured
+        assert full is not None
+        assert full.objects == 1
+        assert 15 * MIB <= full.size_bytes <= 17 * MIB
         # A program that has a file open goes on when there is more room.
         nfs_client.shell(
             f"(exec 3>>{here}/file; while ! head -c 1048576 /dev/zero >&3 2>/dev/null; do sleep 0.2; done;"
@@ -86,9 +90,6 @@ def test_a_quota_holds_harms_no_neighbour_and_grows_under_open_files(cls: Class,
         went_on = f"[ ! -e /tmp/went-on-{cls.name} ] || echo yes"
         eventually(lambda: nfs_client.shell(went_on), "the program goes on")
         assert int(nfs_client.shell(f"df --output=size --block-size=1M {here} | tail -n 1")) == 64
-        assert grown.measured is not None
-        assert 15 * MIB <= grown.measured.size_bytes <= 17 * MIB, "the program may have gone on before it was counted"
-        assert grown.measured.objects == 1
         # Empty files take no blocks: they have a limit of their own.
         files = int(nfs_client.shell(f"df --output=itotal {there} | tail -n 1"))
         assert files == 16 * MIB // hostscript.BLOCK + hostscript.FEWEST_FILES
