@@ -2,6 +2,9 @@
 
 That machine decides everything and has every byte: nothing is fetched ahead or sent later, and of what a mount is told
 while it stands only the time to live and the group mean anything.
+
+Threads: a call begins on the loop, and what asks that machine runs in a lane, so that what is kept here has a lock. The
+lock is never held while that machine is waited for.
 """
 
 from __future__ import annotations
@@ -11,13 +14,16 @@ import stat
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Generic, NoReturn, Protocol, TypeVar
+from typing import Generic, NoReturn, ParamSpec, Protocol, TypeVar
 
 from datastore.api.mountspec import MountSpec
 from datastore.errors import Unsupported
 
-from .ops import Caller, Fh, FSError, Ino, NoNotifier, Notifier, Reply
+from .loop import Future, Lanes, Loop
+from .ops import Caller, Fh, FSError, Ino, NoNotifier, Notifier
 
+P = ParamSpec("P")
+R = TypeVar("R")
 NAME_MAX = 255
 END_S = 20.0
 """How long the end of a mount waits for a server that does not answer."""
@@ -53,7 +59,10 @@ class FileServerFilesystem:
     """The part of ops.Filesystem that is the same for all. group: everything is shown as of this group, which may do
     what the owner may; None: as it is."""
 
-    def __init__(self, nodes: _Nodes, lock: threading.Condition, *, ttl_s: float, group: int | None) -> None:
+    def __init__(
+        self, nodes: _Nodes, lock: threading.Condition, *, loop: Loop, ttl_s: float, group: int | None
+    ) -> None:
+        self.loop = loop
         self.group = group
         self._all_nodes = nodes
         self._lock = lock
@@ -72,6 +81,21 @@ class FileServerFilesystem:
         for ino in inos:
             self._notifier.inval_inode(Ino(ino), -1)
 
+    async def stop(self) -> None:
+        """See ops.Filesystem. In a lane of its own: all others may be waiting for a machine that does not answer."""
+        lanes = Lanes(self.loop)
+        ended = lanes.run(self._end)
+        lanes.close()
+        await ended
+
+    def _end(self) -> None:
+        """Leave nothing behind, within about END_S; idempotent."""
+        raise NotImplementedError
+
+    def _lane(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Begin what asks that machine, in a lane; `await` its result."""
+        return self.loop.lane(call, *args, **kwargs)
+
     def forget(self, ino: Ino, nlookup: int) -> None:
         """See ops.Filesystem."""
         with self._lock:
@@ -86,27 +110,27 @@ class FileServerFilesystem:
 
     # -- what NFS 3 and SFTP do not have: the kernel does it by itself where it can, and does not ask again
 
-    def fallocate(self, ino: Ino, fh: Fh, offset: int, length: int, mode: int) -> Reply[None]:
+    async def fallocate(self, ino: Ino, fh: Fh, offset: int, length: int, mode: int) -> None:
         """They have none."""
         _not_supported()
 
-    def lseek(self, ino: Ino, fh: Fh, offset: int, whence: int) -> Reply[int]:
+    async def lseek(self, ino: Ino, fh: Fh, offset: int, whence: int) -> int:
         """They have none: the kernel takes a file for one without holes."""
         _not_supported()
 
-    def getxattr(self, ino: Ino, name: bytes) -> Reply[bytes]:
+    async def getxattr(self, ino: Ino, name: bytes) -> bytes:
         """They have none."""
         _not_supported()
 
-    def setxattr(self, caller: Caller, ino: Ino, name: bytes, content: bytes, flags: int) -> Reply[None]:
+    async def setxattr(self, caller: Caller, ino: Ino, name: bytes, content: bytes, flags: int) -> None:
         """They have none."""
         _not_supported()
 
-    def listxattr(self, ino: Ino) -> Reply[Sequence[bytes]]:
+    async def listxattr(self, ino: Ino) -> Sequence[bytes]:
         """They have none."""
         _not_supported()
 
-    def removexattr(self, caller: Caller, ino: Ino, name: bytes) -> Reply[None]:
+    async def removexattr(self, caller: Caller, ino: Ino, name: bytes) -> None:
         """They have none."""
         _not_supported()
 

@@ -1,36 +1,242 @@
-"""One thread that waits for descriptors: what is ready is served at once, and never waits for anything else."""
+"""The event loop of a mount: one thread that decides, tasks that wait without holding it up, and lanes for what blocks.
+
+A task runs until it awaits something that is not there yet; nothing else runs meanwhile, so that what lies between two
+awaits needs no lock. What blocks (the store's calls, a sync of the disk) runs in a lane, which is a thread, and its
+result comes back to the loop. asyncio does the same for 17 us a suspension, this for 1 us: docs/decisions/0021.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
+from queue import SimpleQueue
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
+from datastore.errors import DeadlineExceeded, MountFailed
+from datastore.retry import THIS_THREAD, Call, Work, current_call, one_call
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R")
 Ready = Callable[[], None]
+
+LANES = 64
+"""Threads for what blocks: the attributes of a directory are asked for 64 wide."""
+_LOST_S = 1800.0
+"""Each call in a lane is bounded by the store's own deadlines; one that takes so long is given up."""
+_LOOK_S = 30.0
+"""How often it is looked for those."""
+_TAKE_OVER_S = 0.02
+"""How soon a thread that waits for its coroutine finds that nobody turns the loop any more."""
+
+
+class Future(Generic[T]):
+    """A result that is not there yet: `await` it. For the loop's thread only."""
+
+    __slots__ = ("_callbacks", "_error", "_result", "done")
+
+    def __init__(self) -> None:
+        self.done = False
+        self._result: T | None = None
+        self._error: BaseException | None = None
+        self._callbacks: list[Ready] | None = None
+
+    def set_result(self, result: T) -> None:
+        """It is there; once."""
+        self._result = result
+        self._settle()
+
+    def set_error(self, error: BaseException) -> None:
+        """Who awaits it gets this raised; once."""
+        self._error = error
+        self._settle()
+
+    def _settle(self) -> None:
+        self.done = True
+        callbacks, self._callbacks = self._callbacks, None
+        for callback in callbacks or ():
+            callback()
+
+    def on_done(self, callback: Ready) -> None:
+        """Call it when the result is there; at once if it is."""
+        if self.done:
+            callback()
+        elif self._callbacks is None:
+            self._callbacks = [callback]
+        else:
+            self._callbacks.append(callback)
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why there is no result, of one that is done."""
+        return self._error
+
+    def result(self) -> T:
+        """The result of one that is done, or what it failed with."""
+        if self._error is not None:
+            raise self._error
+        return cast("T", self._result)
+
+    def __await__(self) -> Generator[Future[T], None, T]:
+        if not self.done:
+            yield self
+        return self.result()
+
+
+class Task(Future[T]):
+    """A coroutine that runs on a loop; its result."""
+
+    __slots__ = ("_call", "_coroutine", "_loop")
+
+    def __init__(self, loop: Loop, coroutine: Coroutine[Any, Any, T], call: Call | None) -> None:
+        self.done = False  # what Future does; calling that takes longer, and each request of the kernel is a task
+        self._result = None
+        self._error = None
+        self._callbacks = None
+        self._loop = loop
+        self._coroutine = coroutine
+        self._call = call
+
+    @property
+    def call(self) -> Call | None:
+        """What it asks the store for is asked for this call."""
+        return self._call
+
+    def step(self) -> None:
+        """Run until it awaits what is not there, or to its end. Once by who made it, after that by the loop."""
+        outer = THIS_THREAD.work
+        THIS_THREAD.work = self
+        try:
+            awaited = self._coroutine.send(None)
+        except StopIteration as end:
+            self.set_result(end.value)
+        except BaseException as error:  # who awaits it is told
+            self.set_error(error)
+        else:
+            awaited.on_done(self._wake)
+        finally:
+            THIS_THREAD.work = outer
+
+    def _wake(self) -> None:
+        self._loop.runnable.append(self.step)
+
+
+class Lock:
+    """For one task at a time, in the order of asking; who holds it may take it again."""
+
+    __slots__ = ("_depth", "_owner", "_waiting")
+
+    def __init__(self) -> None:
+        self._owner: Work | None = None
+        self._depth = 0
+        self._waiting: deque[tuple[Work | None, Future[None]]] | None = None
+
+    @property
+    def locked(self) -> bool:
+        """Whether any task holds it."""
+        return self._depth > 0
+
+    def try_acquire(self) -> bool:
+        """Take it if that needs no waiting; release() has to follow."""
+        task = THIS_THREAD.work
+        if self._depth and (self._owner is not task or task is None):
+            return False
+        self._owner = task
+        self._depth += 1
+        return True
+
+    async def acquire(self) -> None:
+        """Wait for it; release() has to follow."""
+        if self.try_acquire():
+            return
+        waiting: Future[None] = Future()
+        if self._waiting is None:
+            self._waiting = deque()
+        self._waiting.append((THIS_THREAD.work, waiting))
+        await waiting
+
+    def release(self) -> None:
+        """Give it to who waits longest."""
+        self._depth -= 1
+        if self._depth:
+            return
+        self._owner = None
+        if self._waiting:
+            self._owner, waiting = self._waiting.popleft()
+            self._depth = 1
+            waiting.set_result(None)
+
+    async def __aenter__(self) -> None:
+        if not self.try_acquire():
+            await self.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.release()
+
+
+class Semaphore:
+    """For so many tasks at a time, in the order of asking."""
+
+    def __init__(self, places: int) -> None:
+        self._free = places
+        self._waiting: deque[Future[None]] = deque()
+
+    async def __aenter__(self) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        waiting: Future[None] = Future()
+        self._waiting.append(waiting)
+        await waiting
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._waiting:
+            self._waiting.popleft().set_result(None)
+        else:
+            self._free += 1
 
 
 class Loop:
-    """Calls what belongs to each descriptor that can be read. What is called must not wait, nor raise.
+    """Calls what belongs to each descriptor that can be read, and runs tasks. What is called must not wait, nor raise.
 
-    Threads: soon() and wake() are for any, the rest for the one that turns it.
+    Threads: soon(), wake(), run() and call() are for any, the rest for the one that turns it.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
+        self.runnable: deque[Ready] = deque()
+        """Steps of tasks that can go on."""
+        self.lanes = Lanes(self)
         self._poll = select.epoll()
         self._ready: dict[int, Ready] = {}
-        self._ticks: dict[Ready, tuple[float, float]] = {}
-        """What is called now and then: the seconds in between, and when it is called next."""
+        self._timers: list[tuple[float, int, Ready]] = []
+        self._numbers = count()
+        self._ticks: dict[Ready, int] = {}
+        """What is called now and then; the number of its present timer."""
         self._at_end: dict[Ready, None] = {}
         self._soon: deque[Ready] = deque()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._lock = threading.Lock()
+        self._turner = threading.Lock()
+        """Held by the thread that turns it."""
+        self._turned_by = 0
+        self._sought = False
+        """A thread waits until it may turn it for good."""
         self._closed = False
         self.watch(self._bell, self._rung)
+
+    # -- descriptors and time
 
     def watch(self, fd: int, ready: Ready) -> None:
         """Call `ready` whenever there is something to read, or the other side has gone."""
@@ -42,9 +248,20 @@ class Loop:
         del self._ready[fd]
         self._poll.unregister(fd)
 
+    def later(self, seconds: float, call: Ready) -> None:
+        """Call it once when so many seconds are over."""
+        heappush(self._timers, (self.clock() + seconds, next(self._numbers), call))
+
     def every(self, seconds: float, call: Ready) -> None:
         """Call it about so often until never()."""
-        self._ticks[call] = (seconds, self.clock() + seconds)
+        number = self._ticks[call] = next(self._numbers)
+
+        def tick() -> None:
+            if self._ticks.get(call) == number:
+                self.later(seconds, tick)
+                call()
+
+        self.later(seconds, tick)
 
     def at_end(self, call: Ready) -> None:
         """Call it when this loop turns no more."""
@@ -54,6 +271,8 @@ class Loop:
         """Call it neither now and then nor at the end. Idempotent."""
         self._ticks.pop(call, None)
         self._at_end.pop(call, None)
+
+    # -- from other threads
 
     def wake(self) -> None:
         """End the turn that it is in. Any thread."""
@@ -65,29 +284,136 @@ class Loop:
             if self._closed:
                 return False
             self._soon.append(call)
-            os.eventfd_write(self._bell, 1)
+            if len(self._soon) == 1:
+                os.eventfd_write(self._bell, 1)
             return True
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end: its result. This thread turns the loop meanwhile, unless another one does.
+
+        MountFailed when the loop is closed before that.
+        """
+        if self._turned_by == threading.get_ident():
+            coroutine.close()
+            raise RuntimeError("the loop can't wait for itself")
+        task, ended = self.task(coroutine, current_call()), threading.Event()
+
+        def begin() -> None:
+            task.on_done(ended.set)
+            task.step()
+
+        if not self.soon(begin):
+            coroutine.close()
+            raise MountFailed("the mount has ended")
+        while not ended.is_set():
+            if not self._sought and self._turner.acquire(blocking=False):
+                try:
+                    self._turned_by = threading.get_ident()
+                    while not (ended.is_set() or self._sought):
+                        if self._closed:
+                            raise MountFailed("the mount has ended")
+                        self.turn()
+                finally:
+                    self._turned_by = 0
+                    self._turner.release()
+            else:
+                ended.wait(_TAKE_OVER_S)
+        return task.result()
+
+    def call(self, function: Callable[[], T]) -> T:
+        """What a function that does not wait returns, called on the loop, so that no task changes what it looks at."""
+
+        async def called() -> T:
+            return function()
+
+        return self.run(called())
+
+    @contextmanager
+    def turning(self) -> Iterator[None]:
+        """This thread turns it meanwhile, by turn(). Another one that does so for run() leaves it to this one."""
+        self._sought = True
+        self.wake()
+        with self._turner:
+            self._sought = False
+            self._turned_by = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._turned_by = 0
+
+    # -- tasks
+
+    def task(self, coroutine: Coroutine[Any, Any, T], call: Call | None = None) -> Task[T]:
+        """A task that has not begun: step() begins it."""
+        return Task(self, coroutine, call)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T]) -> Task[T]:
+        """Begin a task in the next turn, as a part of the present call; somebody awaits it."""
+        task = Task(self, coroutine, current_call())
+        self.runnable.append(task.step)
+        return task
+
+    def background(self, coroutine: Coroutine[Any, Any, T]) -> Task[T]:
+        """The same of a task that belongs to no call, and that perhaps nobody awaits: what it raises is logged."""
+        task = Task(self, coroutine, None)
+
+        def ended() -> None:
+            if task.error is not None:
+                log.error("a task failed", exc_info=task.error)
+
+        task.on_done(ended)
+        self.runnable.append(task.step)
+        return task
+
+    def lane(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Begin a call that blocks, in a thread; `await` its result."""
+        return self.lanes.run(partial(call, *args, **kwargs))
+
+    async def sleep(self, seconds: float) -> None:
+        """Let others run for so long."""
+        over: Future[None] = Future()
+        self.later(seconds, partial(over.set_result, None))
+        await over
+
+    async def pause(self) -> None:
+        """Let others run that can."""
+        over: Future[None] = Future()
+        self.runnable.append(partial(over.set_result, None))
+        await over
+
+    # -- turning
 
     def turn(self) -> None:
         """Wait until something is ready, and serve all that is."""
-        wait_s = None
-        if self._ticks:
-            wait_s = max(min(due for _, due in self._ticks.values()) - self.clock(), 0.0)
+        wait_s: float | None = None
+        if self.runnable:
+            wait_s = 0.0
+        elif self._timers:
+            wait_s = max(self._timers[0][0] - self.clock(), 0.0)
         for fd, _ in self._poll.poll(wait_s):
             ready = self._ready.get(fd)
             if ready is not None:  # one that was served before may have ended it
                 ready()
-        if self._ticks:
-            self._tick(self.clock())
+        runnable = self.runnable
+        if runnable:
+            for _ in range(len(runnable)):
+                runnable.popleft()()
+        if self._timers:
+            now = self.clock()
+            while self._timers and self._timers[0][0] <= now:
+                heappop(self._timers)[2]()
 
     def close(self) -> None:
-        """After the last turn: what was to be called soon is, and then what waits for the end."""
+        """After the last turn: what was to be called soon is, and then what waits for the end. Idempotent."""
         with self._lock:
+            if self._closed:
+                return
             self._closed = True
         self._rung()
         while self._at_end:
             call, _ = self._at_end.popitem()
             call()
+        self.lanes.close()
         self._poll.close()
         os.close(self._bell)
 
@@ -97,8 +423,116 @@ class Loop:
         while self._soon:
             self._soon.popleft()()
 
-    def _tick(self, now: float) -> None:
-        for call, (seconds, due) in list(self._ticks.items()):
-            if now >= due and call in self._ticks:
-                self._ticks[call] = (seconds, now + seconds)
-                call()
+
+class _Job:
+    """A call that is in a lane or waits for one. future: of its result, where somebody awaits it. since: monotonic
+    seconds; from when on it is in a lane."""
+
+    __slots__ = ("call", "for_call", "future", "since")
+
+    def __init__(self, call: Callable[[], Any], for_call: Call | None, future: Future[Any] | None) -> None:
+        self.call = call
+        self.for_call = for_call
+        self.future = future
+        self.since = 0.0
+
+
+class Lanes:
+    """Threads that run what blocks, up to LANES of them; they start as they are needed."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._at_work: set[_Job] = set()
+        self._unended = 0
+        """Jobs that are at work or wait."""
+        self._lost = 0
+        """Threads that are still at work on what was given up; others take their places."""
+        self._looking = False
+
+    def run(self, call: Callable[[], R]) -> Future[R]:
+        """Begin it, as a part of the call that the present task works for. On the loop."""
+        future: Future[R] = Future()
+        if not self._looking:
+            self._looking = True
+            self._loop.every(_LOOK_S, self._drop_lost)
+        self._put(_Job(call, current_call(), future))
+        return future
+
+    def submit(self, call: Callable[..., object], *args: object) -> None:
+        """Have it called when there is a lane; what it raises is logged. Any thread."""
+        self._put(_Job(partial(call, *args), None, None))
+
+    def close(self) -> None:
+        """No lane takes anything more than it has."""
+        with self._lock:
+            for _ in self._threads:
+                self._queue.put(None)
+
+    def _put(self, job: _Job) -> None:
+        self._queue.put(job)
+        with self._lock:
+            self._unended += 1
+            if len(self._threads) - self._lost < min(LANES, self._unended):
+                name = f"lane-{len(self._threads)}"
+                thread = threading.Thread(target=self._work, name=name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def _work(self) -> None:
+        while (job := self._queue.get()) is not None:
+            with self._lock:
+                job.since = self._loop.clock()
+                self._at_work.add(job)
+            result: Any = None
+            failure: BaseException | None = None
+            try:
+                with one_call(job.for_call):
+                    result = job.call()
+            except BaseException as error:  # who awaits it is told
+                failure = error
+            with self._lock:
+                if job not in self._at_work:  # it was given up
+                    self._lost -= 1
+                    continue
+                self._end(job)
+            self._tell(job.future, result, failure)
+            job = result = failure = None  # a thread that waits for the next one keeps nothing of this one
+
+    def _end(self, job: _Job) -> None:
+        """The lock is held."""
+        self._at_work.remove(job)
+        self._unended -= 1
+
+    def _tell(self, future: Future[Any] | None, result: object, failure: BaseException | None) -> None:
+        if future is None:
+            if failure is not None:
+                log.error("a call in the background failed", exc_info=failure)
+        elif failure is not None:
+            self._loop.soon(partial(future.set_error, failure))
+        else:
+            self._loop.soon(partial(future.set_result, result))
+
+    def _drop_lost(self) -> None:
+        now = self._loop.clock()
+        with self._lock:
+            lost = [job for job in self._at_work if now - job.since > _LOST_S]
+            for job in lost:
+                self._end(job)
+                self._lost += 1
+        for job in lost:
+            error = DeadlineExceeded("nothing was heard of a request to the store for too long; try again")
+            self._tell(job.future, None, error)
+
+
+async def all_of(tasks: Iterable[Future[T]]) -> list[T]:
+    """The results in order, when all have ended. The first error is raised then."""
+    ended = list(tasks)
+    for task in ended:
+        if not task.done:
+            over: Future[None] = Future()
+            task.on_done(partial(over.set_result, None))
+            await over
+    return [task.result() for task in ended]

@@ -1,17 +1,16 @@
 """The neutral vocabulary between a file system and whoever serves it (our kernel session, mfusepy, tests).
 
-Knows nothing of the wire. A `Filesystem` method answers at once with its result, raises `FSError`, or returns
-`Blocking(fn)`: the adapter then runs `fn` where waiting is allowed (a pool) and answers with what it returns or raises.
-Methods are called from one loop thread, or from a pool's for what waited behind an interrupted change; `Blocking`
-functions from many threads at once. Names and link targets are bytes. Times are nanoseconds since the epoch; `mode` has
-the type bits; sizes and offsets are bytes.
+Knows nothing of the wire. The methods of a `Filesystem` are coroutines of its loop: one that memory can answer ends
+without awaiting anything. They raise `FSError` and DatastoreError. A caller may give up waiting (EINTR); then the
+coroutine runs to its end all the same. Names and link targets are bytes. Times are nanoseconds since the epoch; `mode`
+has the type bits; sizes and offsets are bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, NewType, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import NamedTuple, NewType, Protocol, runtime_checkable
 
 from .loop import Loop
 
@@ -19,26 +18,12 @@ Ino = NewType("Ino", int)
 Fh = NewType("Fh", int)
 ROOT_INO = Ino(1)
 
-T = TypeVar("T")
-
 
 class FSError(OSError):
     """An errno for the application; `FSError(errno.ENOENT)`."""
 
     def __init__(self, number: int, message: str = "") -> None:
         super().__init__(number, message)
-
-
-class Blocking(Generic[T]):
-    """A result that needs waiting: run `fn` outside the loop thread.
-
-    The caller may give up waiting (EINTR); then it runs to its end, and the result goes unused.
-    """
-
-    __slots__ = ("fn",)
-
-    def __init__(self, fn: Callable[[], T]) -> None:
-        self.fn = fn
 
 
 class Caller(NamedTuple):
@@ -200,10 +185,6 @@ class Notifier(Protocol):
         ...
 
 
-R = TypeVar("R")
-Reply: TypeAlias = R | Blocking[R]
-
-
 class NoNotifier:
     """A Notifier with nobody to tell: before the session starts, and for libfuse, where times to live do the work."""
 
@@ -222,19 +203,10 @@ class NoNotifier:
 
 
 @runtime_checkable
-class UsesLoop(Protocol):
-    """A Filesystem that lets the loop which reads the kernel's requests wait for answers of the storage as well."""
-
-    def use_loop(self, loop: Loop) -> None:
-        """Called once before start()."""
-        ...
-
-
-@runtime_checkable
 class KnowsFilesByName(Protocol):
     """A Filesystem whose storage tells no file from another but by its name."""
 
-    def renamed_before(self, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes) -> Reply[None]:
+    async def renamed_before(self, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes) -> None:
         """A server that died has carried out this rename: what is known of the old name is of the new one."""
         ...
 
@@ -243,15 +215,20 @@ class Filesystem(Protocol):
     """What is served. fh 0 means 'no handle': go by the inode. An fh this process did not hand out (it was restarted)
     is answered by the inode as well. Errors not listed are the usual ones of the system call."""
 
-    def start(self, notifier: Notifier) -> None:
-        """Called once before the first request."""
+    @property
+    def loop(self) -> Loop:
+        """On which its coroutines run. Whoever serves it turns that."""
         ...
 
-    def stop(self) -> None:
+    def start(self, notifier: Notifier) -> None:
+        """Called once before the first request, on the loop."""
+        ...
+
+    async def stop(self) -> None:
         """Called once after the last request: finish uploads, bounded; idempotent."""
         ...
 
-    def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Reply[Entry]:
+    async def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Entry:
         """Find a name; a negative Entry rather than ENOENT. Adds to the lookup count."""
         ...
 
@@ -259,91 +236,91 @@ class Filesystem(Protocol):
         """Take nlookup from the lookup count; unknown inodes are ignored."""
         ...
 
-    def getattr(self, ino: Ino, fh: Fh) -> Reply[AttrReply]:
+    async def getattr(self, ino: Ino, fh: Fh) -> AttrReply:
         """stat, or fstat with fh."""
         ...
 
-    def setattr(self, caller: Caller, ino: Ino, fh: Fh, changes: SetAttr) -> Reply[AttrReply]:
+    async def setattr(self, caller: Caller, ino: Ino, fh: Fh, changes: SetAttr) -> AttrReply:
         """chmod, chown, truncate, utimensat."""
         ...
 
-    def readlink(self, ino: Ino) -> Reply[bytes]:
+    async def readlink(self, ino: Ino) -> bytes:
         """The target."""
         ...
 
-    def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Reply[Entry]:
+    async def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Entry:
         """A regular file, FIFO or socket; devices are EPERM. mode has the umask applied."""
         ...
 
-    def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Reply[Entry]:
+    async def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Entry:
         """A directory; mode has the umask applied."""
         ...
 
-    def unlink(self, caller: Caller, parent: Ino, name: bytes) -> Reply[None]:
+    async def unlink(self, caller: Caller, parent: Ino, name: bytes) -> None:
         """Remove a name that is not a directory."""
         ...
 
-    def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> Reply[None]:
+    async def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> None:
         """Remove an empty directory."""
         ...
 
-    def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Reply[Entry]:
+    async def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Entry:
         """A symbolic link."""
         ...
 
-    def rename(
+    async def rename(
         self, caller: Caller, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int
-    ) -> Reply[None]:
+    ) -> None:
         """flags: RENAME_NOREPLACE (1); others EINVAL."""
         ...
 
-    def link(self, caller: Caller, ino: Ino, new_parent: Ino, new_name: bytes) -> Reply[Entry]:
+    async def link(self, caller: Caller, ino: Ino, new_parent: Ino, new_name: bytes) -> Entry:
         """A hard link, or EOPNOTSUPP."""
         ...
 
-    def open(self, caller: Caller, ino: Ino, request: OpenRequest) -> Reply[OpenReply]:
+    async def open(self, caller: Caller, ino: Ino, request: OpenRequest) -> OpenReply:
         """Open without creating; O_TRUNC is honoured here."""
         ...
 
-    def create(
+    async def create(
         self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest
-    ) -> Reply[tuple[Entry, OpenReply]]:
+    ) -> tuple[Entry, OpenReply]:
         """Create (O_EXCL honoured) and open."""
         ...
 
-    def read(self, ino: Ino, fh: Fh, offset: int, size: int) -> Reply[bytes | bytearray | memoryview]:
+    async def read(self, ino: Ino, fh: Fh, offset: int, size: int) -> bytes | bytearray | memoryview:
         """Up to size bytes; shorter only at the end of the file."""
         ...
 
-    def write(self, ino: Ino, fh: Fh, offset: int, payload: memoryview, kill_suidgid: bool) -> Reply[int]:
+    async def write(self, ino: Ino, fh: Fh, offset: int, payload: memoryview, kill_suidgid: bool) -> int:
         """Bytes written. `payload` stays valid until the answer (the adapter gives the buffer to the request)."""
         ...
 
-    def flush(self, ino: Ino, fh: Fh) -> Reply[None]:
+    async def flush(self, ino: Ino, fh: Fh) -> None:
         """Each close(2)."""
         ...
 
-    def fsync(self, ino: Ino, fh: Fh, datasync: bool) -> Reply[None]:
+    async def fsync(self, ino: Ino, fh: Fh, datasync: bool) -> None:
         """Make the bytes durable."""
         ...
 
-    def release(self, ino: Ino, fh: Fh) -> Reply[None]:
+    async def release(self, ino: Ino, fh: Fh) -> None:
         """The last close."""
         ...
 
-    def fallocate(self, ino: Ino, fh: Fh, offset: int, length: int, mode: int) -> Reply[None]:
+    async def fallocate(self, ino: Ino, fh: Fh, offset: int, length: int, mode: int) -> None:
         """mode 0, FALLOC_FL_KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE; others EOPNOTSUPP."""
         ...
 
-    def lseek(self, ino: Ino, fh: Fh, offset: int, whence: int) -> Reply[int]:
+    async def lseek(self, ino: Ino, fh: Fh, offset: int, whence: int) -> int:
         """SEEK_DATA and SEEK_HOLE."""
         ...
 
-    def opendir(self, caller: Caller, ino: Ino) -> Reply[OpenDirReply]:
+    async def opendir(self, caller: Caller, ino: Ino) -> OpenDirReply:
         """Open a directory."""
         ...
 
-    def readdir(self, ino: Ino, fh: Fh, offset: int, budget: DirBudget, plus: bool) -> Reply[Sequence[DirEntry]]:
+    async def readdir(self, ino: Ino, fh: Fh, offset: int, budget: DirBudget, plus: bool) -> Sequence[DirEntry]:
         """Entries from cursor `offset` (0: the first) as far as the budget goes; `.` and `..` included, without an
         `entry`. plus: with `entry`, each of which adds one to the lookup count."""
         ...
@@ -352,29 +329,22 @@ class Filesystem(Protocol):
         """Close a directory."""
         ...
 
-    def statfs(self, ino: Ino) -> Reply[StatFs]:
+    async def statfs(self, ino: Ino) -> StatFs:
         """Sizes of the whole."""
         ...
 
-    def getxattr(self, ino: Ino, name: bytes) -> Reply[bytes]:
+    async def getxattr(self, ino: Ino, name: bytes) -> bytes:
         """ENODATA when absent."""
         ...
 
-    def setxattr(self, caller: Caller, ino: Ino, name: bytes, content: bytes, flags: int) -> Reply[None]:
+    async def setxattr(self, caller: Caller, ino: Ino, name: bytes, content: bytes, flags: int) -> None:
         """XATTR_CREATE (1) EEXIST, XATTR_REPLACE (2) ENODATA; ENOSPC when it does not fit."""
         ...
 
-    def listxattr(self, ino: Ino) -> Reply[Sequence[bytes]]:
+    async def listxattr(self, ino: Ino) -> Sequence[bytes]:
         """The names."""
         ...
 
-    def removexattr(self, caller: Caller, ino: Ino, name: bytes) -> Reply[None]:
+    async def removexattr(self, caller: Caller, ino: Ino, name: bytes) -> None:
         """ENODATA when absent."""
         ...
-
-
-def resolve(reply: Reply[R]) -> R:
-    """Run a Blocking reply in this thread; for synchronous adapters and tests."""
-    if isinstance(reply, Blocking):
-        return reply.fn()
-    return reply

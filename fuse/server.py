@@ -53,7 +53,7 @@ WARM_TIMEOUT_S = 24 * 3600.0
 END_TIMEOUT_S = 45.0
 """From the unmount to the end of the last request and of the file system."""
 SWITCH_INTERVAL_S = 0.001
-"""How soon the loop gets the interpreter back from a busy worker; Python's 5 ms is a long time for a cached answer."""
+"""How soon the loop gets the interpreter back from a busy lane; Python's 5 ms is a long time for a cached answer."""
 EXIT_OK, EXIT_FAILED, EXIT_LEFT = 0, 1, 3
 LEAVE_S = 5.0
 """What is under way when another server takes over may end within this time; the rest is sent to that one again."""
@@ -220,8 +220,11 @@ class Server:
 
         False: it is still mounted. A confined server may not change that, and the supervisor does.
         """
-        for line in self.store.flush_all():
-            log.error("not in the storage, kept on disk", extra=fields(what=line))
+        try:
+            for line in self.store.flush_all():
+                log.error("not in the storage, kept on disk", extra=fields(what=line))
+        except MountFailed as error:  # somebody has unmounted it meanwhile
+            log.info("nothing is flushed", extra=fields(error=error))
         if self._unconfined is not None:
             return False
         try:
@@ -255,7 +258,7 @@ class Server:
             own["protocol"] = f"{abi.MAJOR}.{session.negotiated.minor}"
             own["features"] = session.negotiated.names()
             own["requests"] = {abi.opcode_name(code): count for code, count in enumerate(session.counts) if count}
-            own["inFlight"] = len(session.pool)
+            own["inFlight"] = session.in_flight
             own["passthroughOpen"] = session.modes.count()
             own.update(session.traffic.snapshot())
         own["reads"] = self._read_path()
@@ -402,7 +405,7 @@ def _prepare_process() -> None:
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """The command line. It ends with _exit: a worker that hangs on the network must not keep the process."""
+    """The command line. It ends with _exit: a lane that hangs on the network must not keep the process."""
     parser = argparse.ArgumentParser(prog="python -m datastore.fuse --server")
     parser.add_argument("channel", type=int)
     parser.add_argument("--builder", required=True)

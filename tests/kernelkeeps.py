@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from datastore.fuse.ops import Blocking, Caller, DirEntry, Fh, Filesystem, Ino, OpenDirReply, resolve
+from datastore.fuse.ops import Caller, DirEntry, Fh, Filesystem, Ino, OpenDirReply
+from tests.driving import resolve
 
 PAGE = 3
 """Entries of one page of the cache."""
@@ -84,7 +85,7 @@ class OpenDirectory:
 
     def close(self) -> None:
         """RELEASEDIR."""
-        self.fs.releasedir(self.ino, self.fh)
+        self.fs.loop.call(lambda: self.fs.releasedir(self.ino, self.fh))
 
     def read(self, count: int) -> list[DirEntry]:
         """The next entries; none at the end."""
@@ -111,9 +112,7 @@ class OpenDirectory:
     def ask(self, count: int, *, plus: bool = True) -> tuple[list[DirEntry], int]:
         """READDIRPLUS: the answer, and the cursor that it was for; it takes effect by arrive()."""
         self.asked += 1
-        reply = self.fs.readdir(self.ino, Fh(self.fh), self.cursor, Room(count), plus)
-        lines = reply.fn() if isinstance(reply, Blocking) else reply
-        return list(lines), self.cursor
+        return list(resolve(self.fs.readdir(self.ino, Fh(self.fh), self.cursor, Room(count), plus))), self.cursor
 
     def arrive(self, lines: list[DirEntry], cursor: int) -> list[DirEntry]:
         """The kernel has an answer."""

@@ -6,6 +6,7 @@ It caches nothing: every step looks the name up anew, so that what is seen is wh
 from __future__ import annotations
 
 import errno
+import inspect
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -25,9 +26,9 @@ from datastore.fuse.ops import (
     Ino,
     OpenRequest,
     SetAttr,
-    resolve,
 )
 from datastore.retry import Call, current_call, one_call
+from tests.driving import resolve
 
 T = TypeVar("T")
 ME = Caller(1000, 1000, 1)
@@ -45,7 +46,8 @@ class _Calls:
         def call(*arguments: object) -> Any:
             try:
                 with one_call(current_call() or Call(time.monotonic())):
-                    return resolve(method(*arguments))
+                    reply = method(*arguments)
+                    return resolve(reply) if inspect.iscoroutine(reply) else reply
             except FSError as error:
                 raise OSError(error.errno, error.strerror or os.strerror(error.errno or 0)) from error
             except DatastoreError as error:
@@ -194,7 +196,7 @@ class LocalFs:
     def _listed(self, ino: Ino, *, plus: bool) -> list[DirEntry]:
         fh = self._call.opendir(self._caller, ino).fh
         entries = self._call.readdir(ino, fh, 0, _Unlimited(), plus)
-        self.fs.releasedir(ino, fh)
+        self.fs.loop.call(lambda: self.fs.releasedir(ino, fh))
         return [entry for entry in entries if entry.name not in (b".", b"..")]
 
     def tree(self) -> dict[str, bytes]:

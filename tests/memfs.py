@@ -1,6 +1,6 @@
 """An in-memory Filesystem for the engine's tests, and a builder that makes a mount of it.
 
-Everything of fuse/ops.py is there, answered inline, or after `delay_s` through Blocking when that is set. Inode
+Everything of fuse/ops.py is there, answered at once, or after `delay_s` in a lane when that is asked for. Inode
 numbers of the fixed tree (`populate`) depend on nothing but the tree, so that a restarted server gives the same ones.
 The labels of a MountSpec choose the behaviour: see build().
 """
@@ -15,16 +15,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from datastore.api.mountspec import MountSpec
 from datastore.errors import CredentialsInvalid
+from datastore.fuse.loop import Loop
 from datastore.fuse.ops import (
     NOW,
     ROOT_INO,
     Attr,
     AttrReply,
-    Blocking,
     Caller,
     DirBudget,
     DirEntry,
@@ -36,12 +35,10 @@ from datastore.fuse.ops import (
     OpenDirReply,
     OpenReply,
     OpenRequest,
-    Reply,
     SetAttr,
     StatFs,
 )
 
-T = TypeVar("T")
 SUID_SGID = stat.S_ISUID | stat.S_ISGID
 PATTERN_FILES = 200
 
@@ -77,11 +74,12 @@ class Node:
 
 
 class MemFs:
-    """ttl_s: how long the kernel may keep names and attributes. blocking: calls (by name) answered through Blocking."""
+    """ttl_s: how long the kernel may keep names and attributes. blocking: calls (by name) that wait in a lane."""
 
     def __init__(
         self, *, ttl_s: float = 1.0, keep_cache: bool = True, delay_s: float = 0.0, blocking: Sequence[str] = ()
     ) -> None:
+        self.loop = Loop()
         self.ttl_s = ttl_s
         self.keep_cache = keep_cache
         self.delay_s = delay_s
@@ -95,10 +93,9 @@ class MemFs:
         self.passthrough_fd: Callable[[Ino], int] = lambda _: -1
         self.notifier: Notifier | None = None
         self.started = self.stopped = 0
-        self.writes_at_once = 0
         self._next = 1 << 20
         self.hanging = threading.Lock()
-        """Held: nothing that is answered through Blocking is."""
+        """Held: nothing that waits in a lane is answered."""
 
     # -- the tree
 
@@ -151,17 +148,15 @@ class MemFs:
         self.lookups[node.ino] += 1
         return Entry(node.attr(), self.ttl_s, self.ttl_s)
 
-    def _reply(self, name: str, answer: Callable[[], T]) -> T | Blocking[T]:
+    async def _asked(self, name: str) -> None:
         self.calls[name] += 1
-        if name not in self.blocking:
-            return answer()
+        if name in self.blocking:
+            await self.loop.lane(self._wait)
 
-        def later() -> T:
-            time.sleep(self.delay_s)
-            with self.hanging:
-                return answer()
-
-        return Blocking(later)
+    def _wait(self) -> None:
+        time.sleep(self.delay_s)
+        with self.hanging:
+            pass
 
     def _drop(self, node: Node) -> None:
         node.nlink -= 1
@@ -173,43 +168,40 @@ class MemFs:
         self.notifier = notifier
         self.started += 1
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         self.stopped += 1
 
-    def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Reply[Entry]:
-        def answer() -> Entry:
-            node = self._child(parent, name)
-            return Entry(None, self.ttl_s) if node is None else self._entry(node)
-
-        return self._reply("lookup", answer)
+    async def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Entry:
+        await self._asked("lookup")
+        node = self._child(parent, name)
+        return Entry(None, self.ttl_s) if node is None else self._entry(node)
 
     def forget(self, ino: Ino, nlookup: int) -> None:
         self.calls["forget"] += 1
         self.lookups[ino] -= nlookup
 
-    def getattr(self, ino: Ino, fh: Fh) -> Reply[AttrReply]:
-        return self._reply("getattr", lambda: AttrReply(self._node(ino).attr(), self.ttl_s))
+    async def getattr(self, ino: Ino, fh: Fh) -> AttrReply:
+        await self._asked("getattr")
+        return AttrReply(self._node(ino).attr(), self.ttl_s)
 
-    def setattr(self, caller: Caller, ino: Ino, fh: Fh, changes: SetAttr) -> Reply[AttrReply]:
-        def answer() -> AttrReply:
-            node = self._node(ino)
-            now = time.time_ns()
-            if changes.mode is not None:
-                node.mode = stat.S_IFMT(node.mode) | stat.S_IMODE(changes.mode)
-            node.uid = node.uid if changes.uid is None else changes.uid
-            node.gid = node.gid if changes.gid is None else changes.gid
-            if changes.size is not None:
-                self._resize(node, changes.size)
-            if changes.atime_ns is not None:
-                node.atime_ns = now if changes.atime_ns == NOW else changes.atime_ns
-            if changes.mtime_ns is not None:
-                node.mtime_ns = now if changes.mtime_ns == NOW else changes.mtime_ns
-            if changes.kill_suidgid:
-                self._kill(node)
-            node.ctime_ns = now
-            return AttrReply(node.attr(), self.ttl_s)
-
-        return self._reply("setattr", answer)
+    async def setattr(self, caller: Caller, ino: Ino, fh: Fh, changes: SetAttr) -> AttrReply:
+        await self._asked("setattr")
+        node = self._node(ino)
+        now = time.time_ns()
+        if changes.mode is not None:
+            node.mode = stat.S_IFMT(node.mode) | stat.S_IMODE(changes.mode)
+        node.uid = node.uid if changes.uid is None else changes.uid
+        node.gid = node.gid if changes.gid is None else changes.gid
+        if changes.size is not None:
+            self._resize(node, changes.size)
+        if changes.atime_ns is not None:
+            node.atime_ns = now if changes.atime_ns == NOW else changes.atime_ns
+        if changes.mtime_ns is not None:
+            node.mtime_ns = now if changes.mtime_ns == NOW else changes.mtime_ns
+        if changes.kill_suidgid:
+            self._kill(node)
+        node.ctime_ns = now
+        return AttrReply(node.attr(), self.ttl_s)
 
     def _resize(self, node: Node, size: int) -> None:
         if size > 1 << 30:
@@ -223,79 +215,68 @@ class MemFs:
             node.mode &= ~stat.S_ISGID
         node.mode &= ~stat.S_ISUID
 
-    def readlink(self, ino: Ino) -> Reply[bytes]:
-        return self._reply("readlink", lambda: self._node(ino).target)
+    async def readlink(self, ino: Ino) -> bytes:
+        await self._asked("readlink")
+        return self._node(ino).target
 
-    def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Reply[Entry]:
-        def answer() -> Entry:
-            self._free(parent, name)
-            if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
-                raise FSError(errno.EPERM)
-            return self._entry(self.make(parent, name, mode, caller=caller))
+    async def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Entry:
+        await self._asked("mknod")
+        self._free(parent, name)
+        if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+            raise FSError(errno.EPERM)
+        return self._entry(self.make(parent, name, mode, caller=caller))
 
-        return self._reply("mknod", answer)
+    async def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Entry:
+        await self._asked("mkdir")
+        self._free(parent, name)
+        return self._entry(self.make(parent, name, stat.S_IFDIR | mode, caller=caller))
 
-    def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Reply[Entry]:
-        def answer() -> Entry:
-            self._free(parent, name)
-            return self._entry(self.make(parent, name, stat.S_IFDIR | mode, caller=caller))
+    async def unlink(self, caller: Caller, parent: Ino, name: bytes) -> None:
+        await self._asked("unlink")
+        node = self._child(parent, name)
+        if node is None:
+            raise FSError(errno.ENOENT)
+        if stat.S_ISDIR(node.mode):
+            raise FSError(errno.EISDIR)
+        del self.nodes[parent].children[name]
+        self._drop(node)
 
-        return self._reply("mkdir", answer)
+    async def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> None:
+        await self._asked("rmdir")
+        node = self._child(parent, name)
+        if node is None:
+            raise FSError(errno.ENOENT)
+        if not stat.S_ISDIR(node.mode):
+            raise FSError(errno.ENOTDIR)
+        if node.children:
+            raise FSError(errno.ENOTEMPTY)
+        del self.nodes[parent].children[name]
+        self.nodes[parent].nlink -= 1
 
-    def unlink(self, caller: Caller, parent: Ino, name: bytes) -> Reply[None]:
-        def answer() -> None:
-            node = self._child(parent, name)
-            if node is None:
-                raise FSError(errno.ENOENT)
-            if stat.S_ISDIR(node.mode):
-                raise FSError(errno.EISDIR)
-            del self.nodes[parent].children[name]
-            self._drop(node)
+    async def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Entry:
+        await self._asked("symlink")
+        self._free(parent, name)
+        node = self.make(parent, name, stat.S_IFLNK | 0o777, caller=caller)
+        node.target = target
+        return self._entry(node)
 
-        return self._reply("unlink", answer)
-
-    def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> Reply[None]:
-        def answer() -> None:
-            node = self._child(parent, name)
-            if node is None:
-                raise FSError(errno.ENOENT)
-            if not stat.S_ISDIR(node.mode):
-                raise FSError(errno.ENOTDIR)
-            if node.children:
-                raise FSError(errno.ENOTEMPTY)
-            del self.nodes[parent].children[name]
-            self.nodes[parent].nlink -= 1
-
-        return self._reply("rmdir", answer)
-
-    def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Reply[Entry]:
-        def answer() -> Entry:
-            self._free(parent, name)
-            node = self.make(parent, name, stat.S_IFLNK | 0o777, caller=caller)
-            node.target = target
-            return self._entry(node)
-
-        return self._reply("symlink", answer)
-
-    def rename(
+    async def rename(
         self, caller: Caller, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int
-    ) -> Reply[None]:
-        def answer() -> None:
-            node, there = self._child(parent, name), self._child(new_parent, new_name)
-            if node is None:
-                raise FSError(errno.ENOENT)
-            if flags & ~1:
-                raise FSError(errno.EINVAL)
-            if there is not None:
-                self._replace(node, there, flags)
-            is_directory = stat.S_ISDIR(node.mode)
-            del self.nodes[parent].children[name]
-            self.nodes[new_parent].children[new_name] = node.ino
-            self.nodes[parent].nlink -= is_directory
-            self.nodes[new_parent].nlink += is_directory
-            node.parent = new_parent
-
-        return self._reply("rename", answer)
+    ) -> None:
+        await self._asked("rename")
+        node, there = self._child(parent, name), self._child(new_parent, new_name)
+        if node is None:
+            raise FSError(errno.ENOENT)
+        if flags & ~1:
+            raise FSError(errno.EINVAL)
+        if there is not None:
+            self._replace(node, there, flags)
+        is_directory = stat.S_ISDIR(node.mode)
+        del self.nodes[parent].children[name]
+        self.nodes[new_parent].children[new_name] = node.ino
+        self.nodes[parent].nlink -= is_directory
+        self.nodes[new_parent].nlink += is_directory
+        node.parent = new_parent
 
     def _replace(self, node: Node, there: Node, flags: int) -> None:
         if flags & 1:
@@ -311,143 +292,128 @@ class MemFs:
         else:
             self._drop(there)
 
-    def link(self, caller: Caller, ino: Ino, new_parent: Ino, new_name: bytes) -> Reply[Entry]:
-        def answer() -> Entry:
-            node = self._node(ino)
-            self._free(new_parent, new_name)
-            node.nlink += 1
-            self.nodes[new_parent].children[new_name] = ino
-            return self._entry(node)
-
-        return self._reply("link", answer)
+    async def link(self, caller: Caller, ino: Ino, new_parent: Ino, new_name: bytes) -> Entry:
+        await self._asked("link")
+        node = self._node(ino)
+        self._free(new_parent, new_name)
+        node.nlink += 1
+        self.nodes[new_parent].children[new_name] = ino
+        return self._entry(node)
 
     def _opened(self, ino: Ino) -> OpenReply:
         self._next += 1
         self.open_handles.add(self._next)
         return OpenReply(Fh(self._next), keep_cache=self.keep_cache, passthrough_fd=self.passthrough_fd(ino))
 
-    def open(self, caller: Caller, ino: Ino, request: OpenRequest) -> Reply[OpenReply]:
-        def answer() -> OpenReply:
-            node = self._node(ino)
-            if request.flags & os.O_TRUNC:
-                self._resize(node, 0)
-            if request.kill_suidgid:
-                self._kill(node)
-            return self._opened(ino)
+    async def open(self, caller: Caller, ino: Ino, request: OpenRequest) -> OpenReply:
+        await self._asked("open")
+        node = self._node(ino)
+        if request.flags & os.O_TRUNC:
+            self._resize(node, 0)
+        if request.kill_suidgid:
+            self._kill(node)
+        return self._opened(ino)
 
-        return self._reply("open", answer)
-
-    def create(
+    async def create(
         self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest
-    ) -> Reply[tuple[Entry, OpenReply]]:
-        def answer() -> tuple[Entry, OpenReply]:
-            node = self._child(parent, name)
-            if node is not None and request.flags & os.O_EXCL:
-                raise FSError(errno.EEXIST)
-            node = node or self.make(parent, name, stat.S_IFREG | stat.S_IMODE(mode), caller=caller)
-            return self._entry(node), self._opened(node.ino)
+    ) -> tuple[Entry, OpenReply]:
+        await self._asked("create")
+        node = self._child(parent, name)
+        if node is not None and request.flags & os.O_EXCL:
+            raise FSError(errno.EEXIST)
+        node = node or self.make(parent, name, stat.S_IFREG | stat.S_IMODE(mode), caller=caller)
+        return self._entry(node), self._opened(node.ino)
 
-        return self._reply("create", answer)
+    async def read(self, ino: Ino, fh: Fh, offset: int, size: int) -> bytes | bytearray | memoryview:
+        await self._asked("read")
+        return memoryview(self._node(ino).content)[offset : offset + size].tobytes()
 
-    def read(self, ino: Ino, fh: Fh, offset: int, size: int) -> Reply[bytes | bytearray | memoryview]:
-        return self._reply("read", lambda: memoryview(self._node(ino).content)[offset : offset + size].tobytes())
+    async def write(self, ino: Ino, fh: Fh, offset: int, payload: memoryview, kill_suidgid: bool) -> int:
+        await self._asked("write")
+        node = self._node(ino)
+        if offset + len(payload) > 1 << 30:
+            raise FSError(errno.EFBIG)
+        if offset > len(node.content):
+            node.content.extend(bytes(offset - len(node.content)))
+        node.content[offset : offset + len(payload)] = payload
+        node.mtime_ns = time.time_ns()
+        if kill_suidgid:
+            self._kill(node)
+        return len(payload)
 
-    def write(self, ino: Ino, fh: Fh, offset: int, payload: memoryview, kill_suidgid: bool) -> Reply[int]:
-        def answer() -> int:
-            node = self._node(ino)
-            if offset + len(payload) > 1 << 30:
-                raise FSError(errno.EFBIG)
-            if offset > len(node.content):
-                node.content.extend(bytes(offset - len(node.content)))
-            node.content[offset : offset + len(payload)] = payload
-            node.mtime_ns = time.time_ns()
-            if kill_suidgid:
-                self._kill(node)
-            return len(payload)
+    async def flush(self, ino: Ino, fh: Fh) -> None:
+        await self._asked("flush")
 
-        return self._reply("write", answer)
+    async def fsync(self, ino: Ino, fh: Fh, datasync: bool) -> None:
+        await self._asked("fsync")
 
-    def flush(self, ino: Ino, fh: Fh) -> Reply[None]:
-        return self._reply("flush", lambda: None)
+    async def release(self, ino: Ino, fh: Fh) -> None:
+        await self._asked("release")
+        self.open_handles.discard(fh)
 
-    def fsync(self, ino: Ino, fh: Fh, datasync: bool) -> Reply[None]:
-        return self._reply("fsync", lambda: None)
+    async def fallocate(self, ino: Ino, fh: Fh, offset: int, length: int, mode: int) -> None:
+        await self._asked("fallocate")
+        node = self._node(ino)
+        if mode & ~1:
+            raise FSError(errno.EOPNOTSUPP)
+        if not mode and offset + length > len(node.content):
+            self._resize(node, offset + length)
 
-    def release(self, ino: Ino, fh: Fh) -> Reply[None]:
-        return self._reply("release", lambda: self.open_handles.discard(fh))
+    async def lseek(self, ino: Ino, fh: Fh, offset: int, whence: int) -> int:
+        await self._asked("lseek")
+        size = len(self._node(ino).content)
+        if offset >= size or offset < 0:
+            raise FSError(errno.ENXIO)
+        return offset if whence == os.SEEK_DATA else size
 
-    def fallocate(self, ino: Ino, fh: Fh, offset: int, length: int, mode: int) -> Reply[None]:
-        def answer() -> None:
-            node = self._node(ino)
-            if mode & ~1:
-                raise FSError(errno.EOPNOTSUPP)
-            if not mode and offset + length > len(node.content):
-                self._resize(node, offset + length)
+    async def opendir(self, caller: Caller, ino: Ino) -> OpenDirReply:
+        await self._asked("opendir")
+        return OpenDirReply(self._opened(ino).fh)
 
-        return self._reply("fallocate", answer)
-
-    def lseek(self, ino: Ino, fh: Fh, offset: int, whence: int) -> Reply[int]:
-        def answer() -> int:
-            size = len(self._node(ino).content)
-            if offset >= size or offset < 0:
-                raise FSError(errno.ENXIO)
-            return offset if whence == os.SEEK_DATA else size
-
-        return self._reply("lseek", answer)
-
-    def opendir(self, caller: Caller, ino: Ino) -> Reply[OpenDirReply]:
-        return self._reply("opendir", lambda: OpenDirReply(self._opened(ino).fh))
-
-    def readdir(self, ino: Ino, fh: Fh, offset: int, budget: DirBudget, plus: bool) -> Reply[Sequence[DirEntry]]:
-        def answer() -> Sequence[DirEntry]:
-            node = self._node(ino)
-            dots = [(b".", node.ino), (b"..", node.parent)]
-            lines: list[DirEntry] = []
-            for cursor, (name, child) in enumerate([*dots, *node.children.items()][offset:], offset + 1):
-                if not budget.take(len(name)):
-                    break
-                entry = self._entry(self.nodes[child]) if plus and cursor > 2 else None
-                lines.append(DirEntry(name, child, self._node(child).mode, cursor, entry))
-            return lines
-
-        return self._reply("readdirplus" if plus else "readdir", answer)
+    async def readdir(self, ino: Ino, fh: Fh, offset: int, budget: DirBudget, plus: bool) -> Sequence[DirEntry]:
+        await self._asked("readdirplus" if plus else "readdir")
+        node = self._node(ino)
+        dots = [(b".", node.ino), (b"..", node.parent)]
+        lines: list[DirEntry] = []
+        for cursor, (name, child) in enumerate([*dots, *node.children.items()][offset:], offset + 1):
+            if not budget.take(len(name)):
+                break
+            entry = self._entry(self.nodes[child]) if plus and cursor > 2 else None
+            lines.append(DirEntry(name, child, self._node(child).mode, cursor, entry))
+        return lines
 
     def releasedir(self, ino: Ino, fh: Fh) -> None:
         self.calls["releasedir"] += 1
         self.open_handles.discard(fh)
 
-    def statfs(self, ino: Ino) -> Reply[StatFs]:
-        return self._reply("statfs", lambda: StatFs(1 << 20, 1 << 19, 1 << 16, 1 << 15))
+    async def statfs(self, ino: Ino) -> StatFs:
+        await self._asked("statfs")
+        return StatFs(1 << 20, 1 << 19, 1 << 16, 1 << 15)
 
-    def getxattr(self, ino: Ino, name: bytes) -> Reply[bytes]:
-        def answer() -> bytes:
-            found = self._node(ino).xattrs.get(name)
-            if found is None:
-                raise FSError(errno.ENODATA)
-            return found
+    async def getxattr(self, ino: Ino, name: bytes) -> bytes:
+        await self._asked("getxattr")
+        found = self._node(ino).xattrs.get(name)
+        if found is None:
+            raise FSError(errno.ENODATA)
+        return found
 
-        return self._reply("getxattr", answer)
+    async def setxattr(self, caller: Caller, ino: Ino, name: bytes, content: bytes, flags: int) -> None:
+        await self._asked("setxattr")
+        xattrs = self._node(ino).xattrs
+        if flags & os.XATTR_CREATE and name in xattrs:
+            raise FSError(errno.EEXIST)
+        if flags & os.XATTR_REPLACE and name not in xattrs:
+            raise FSError(errno.ENODATA)
+        xattrs[name] = content
 
-    def setxattr(self, caller: Caller, ino: Ino, name: bytes, content: bytes, flags: int) -> Reply[None]:
-        def answer() -> None:
-            xattrs = self._node(ino).xattrs
-            if flags & os.XATTR_CREATE and name in xattrs:
-                raise FSError(errno.EEXIST)
-            if flags & os.XATTR_REPLACE and name not in xattrs:
-                raise FSError(errno.ENODATA)
-            xattrs[name] = content
+    async def listxattr(self, ino: Ino) -> Sequence[bytes]:
+        await self._asked("listxattr")
+        return list(self._node(ino).xattrs)
 
-        return self._reply("setxattr", answer)
-
-    def listxattr(self, ino: Ino) -> Reply[Sequence[bytes]]:
-        return self._reply("listxattr", lambda: list(self._node(ino).xattrs))
-
-    def removexattr(self, caller: Caller, ino: Ino, name: bytes) -> Reply[None]:
-        def answer() -> None:
-            if self._node(ino).xattrs.pop(name, None) is None:
-                raise FSError(errno.ENODATA)
-
-        return self._reply("removexattr", answer)
+    async def removexattr(self, caller: Caller, ino: Ino, name: bytes) -> None:
+        await self._asked("removexattr")
+        if self._node(ino).xattrs.pop(name, None) is None:
+            raise FSError(errno.ENODATA)
 
 
 EVERY_CALL = [name for name in vars(MemFs) if not name.startswith("_")]
@@ -477,7 +443,7 @@ class MemMount:
 
 def build(spec: MountSpec, *, resumed: bool = False) -> MemMount:
     """Labels: wrong=key (the probe fails), broken while=FILE (it fails while that exists), defect=1 (we break),
-    flush=LINE (never in the storage), delay=SECONDS (of a read), blocking=all (nothing is answered inline),
+    flush=LINE (never in the storage), delay=SECONDS (of a read), blocking=all (nothing is answered at once),
     local=FILE (d/000 is that file, by passthrough)."""
     if spec.labels.get("wrong") == "key" or os.path.exists(spec.labels.get("broken while", "")):
         raise CredentialsInvalid("the key AKIAEXAMPLE is unknown to the server")

@@ -59,17 +59,23 @@ from datastore.fuse.store.packed import packed
 from datastore.fuse.store.retrying import RetryingStore
 from datastore.retry import Retrier, RetryPolicy
 
+T = TypeVar("T")
+P = ParamSpec("P")
+
 
 def get_each(store: ObjectStore, feed: GetFeed, sink: GetSink, loop: Loop | None = None) -> None:
-    """ObjectStore.get_many() by one get() after the other, by this thread."""
-    del loop
-    while (wanted := feed()) is not None:
+    """ObjectStore.get_many() by one get() after the other, by this thread. A loop calls `feed` and `sink`."""
+
+    def told(call: Callable[[], T]) -> T:
+        return call() if loop is None else loop.call(call)
+
+    while (wanted := told(feed)) is not None:
         answer = None
         with suppress(StoreError):
             body, info = store.get(wanted.key, if_match=wanted.etag)
             if (info.etag or wanted.etag, len(body)) == (wanted.etag, wanted.size):
                 answer = body, info
-        sink(wanted, answer)
+        told(partial(sink, wanted, answer))
 
 
 def head_each(store: ObjectStore, objects: Sequence[Shown], sink: HeadSink) -> None:
@@ -81,10 +87,6 @@ def head_each(store: ObjectStore, objects: Sequence[Shown], sink: HeadSink) -> N
         except StoreError as error:
             answer = error
         sink(number, answer)
-
-
-T = TypeVar("T")
-P = ParamSpec("P")
 
 
 def _hooked(method: Callable[Concatenate[ObjectStore, P], T]) -> Callable[Concatenate[HookedStore, P], T]:

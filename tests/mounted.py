@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,14 +21,12 @@ from datastore.fuse.vfs.build import build_filesystem
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
 from datastore.fuse.vfs.tree.nodes import Directory
 from tests.clock import ManualClock
+from tests.driving import resolve, the_loop
 from tests.faulty import Fault, FaultyStore, Plan, no_faults
-from tests.killing import kill
+from tests.killing import kill, quiet
 from tests.localfs import File, LocalFs
 from tests.memorystore import MemoryBucket, MemoryStore, tried_once
-from tests.patience import PATIENCE_S
 
-IO_THREADS = 64
-"""As many as a mount has for single requests."""
 TTL_S = 1.0
 DOWN = ServerFault("the server is down")
 WRITING = ("put", "copy", "create_upload", "upload_part", "upload_part_copy", "complete_upload")
@@ -82,8 +79,10 @@ class Client:
         self.faulty = FaultyStore(MemoryStore(world.bucket), plan)
         self.store = tried_once(self.faulty)
         self.kernel = Kernel()
-        self.fs: DatastoreFilesystem = build_filesystem(spec, self.store, clock=world.clock, resumed=resumed)
-        # Retries are the tests' to ask for: no thread runs in the background.
+        self.fs: DatastoreFilesystem = build_filesystem(
+            spec, self.store, loop=the_loop(), clock=world.clock, resumed=resumed
+        )
+        # Retries are the tests' to ask for: no task runs in the background.
         self.fs.core.notifier = self.kernel
         self.local = LocalFs(self.fs)
         self._open = True
@@ -109,16 +108,12 @@ class Client:
 
     def quiet(self) -> None:
         """Until nothing is asked for in the background."""
-        barrier = threading.Barrier(IO_THREADS + 1)
-        waiting = [self.fs.core.io.submit(barrier.wait, PATIENCE_S) for _ in range(IO_THREADS)]
-        barrier.wait(PATIENCE_S)
-        for one in waiting:
-            one.result(PATIENCE_S)
+        assert quiet(), "something is still asked for"
 
     def unmount(self) -> None:
         """As a person does it: what is unsent is sent. Idempotent."""
         if self._open:
-            self.fs.stop()
+            resolve(self.fs.stop())
             self.kill()
 
     def kill(self) -> None:
@@ -207,7 +202,7 @@ class World:
         return [os.fsdecode(key) for key in self.bucket.sorted_keys]
 
     def close(self) -> None:
-        """Release every client's threads and files without sending anything."""
+        """Release every client's files without sending anything."""
         for client in self._clients:
             client.kill()
 

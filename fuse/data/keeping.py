@@ -2,82 +2,93 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from concurrent.futures import Executor
 
+from ..loop import Loop, Task
+from ..store.base import Body
 from .blockcache import BlockCache
 from .blockfile import holds_block
 from .pieces import Piece
 
 _LATER_BYTES = 32 << 20
-"""Of pieces that wait; beyond, who fetched one writes it himself, and who fetches many fetches no more."""
+"""Of pieces that wait; beyond, each goes to a lane of its own, and who fetches many fetches no more."""
 _BATCH_BYTES = 1 << 20
-"""Of pieces that are worth waking a thread, though others follow."""
+"""Of pieces that are worth waking a thread, though others follow; it writes about so many at once."""
 
 
 class Keeping:
-    """Threads: any. The lock is a leaf. executor: one of its threads writes all that waits."""
+    """On the loop, but for now(): as long as something waits, one task has lanes write it."""
 
-    def __init__(self, cache: BlockCache | None, executor: Executor) -> None:
+    def __init__(self, cache: BlockCache | None, loop: Loop) -> None:
         self._cache = cache
-        self._executor = executor
-        self._lock = threading.Lock()
+        self._loop = loop
         self._waiting: deque[Piece] = deque()
         self._bytes = 0
-        self._busy = False
-        """A job is at it, or about to be."""
+        """Of what waits, and of what the task has in a lane."""
+        self._writing: Task[None] | None = None
 
     @property
     def is_full(self) -> bool:
         """Whether the disk is so far behind that nothing more is to be fetched ahead of it."""
         return self._bytes >= _LATER_BYTES
 
-    def now(self, piece: Piece) -> None:
-        """Write it by this thread. The disk cache takes whole blocks only: a first random read is not for it."""
-        if self._cache is not None and piece.body is not None and _is_whole(piece):
-            piece.kept = self._cache.write(piece.version, piece.start, piece.body)
+    def now(self, piece: Piece, body: Body) -> None:
+        """Write it by this thread, a lane, which has just received it."""
+        if self._is_kept(piece, body):
+            self._loop.soon(piece.set_kept)
 
     def later(self, piece: Piece, *, more: bool = False) -> None:
-        """Have it written while its readers go on, by one job for all that come together.
+        """Have one that has arrived written, by one lane for all that come together.
 
         more: others follow, and flush() after them: to wake a thread for each costs as much as to write it. Who says so
-        never waits for the disk here, and looks at is_full before he fetches the next.
+        looks at is_full before he fetches the next.
         """
-        if self._cache is None or piece.body is None or not _is_whole(piece):
+        if self._cache is None or not _is_whole(piece):
             return
-        with self._lock:
-            full = self.is_full and not more
-            if not full:
-                self._waiting.append(piece)
-                self._bytes += piece.size
-        if full:
-            self.now(piece)
-        elif not more or self._bytes >= _BATCH_BYTES:
+        if self.is_full and not more:
+            self._loop.background(self._write([piece]))
+            return
+        self._waiting.append(piece)
+        self._bytes += piece.size
+        if not more or self._bytes >= _BATCH_BYTES:
             self.flush()
 
     def flush(self) -> None:
         """Have all that waits written."""
-        with self._lock:
-            begin = bool(self._waiting) and not self._busy
-            self._busy = self._busy or begin
-        if begin:
-            try:
-                self._executor.submit(self.write)
-            except RuntimeError:  # shut down
-                self.write()
+        if self._waiting and self._writing is None:
+            self._writing = self._loop.background(self._write_all())
 
-    def write(self) -> None:
-        """Write all that waits by this thread."""
-        while True:
-            with self._lock:
-                if not self._waiting:
-                    self._busy = False
-                    return
-                piece = self._waiting.popleft()
-            self.now(piece)
-            with self._lock:
-                self._bytes -= piece.size
+    async def caught_up(self) -> None:
+        """Wait until the disk has all that waits for it."""
+        self.flush()
+        if self._writing is not None:
+            await self._writing
+
+    async def _write_all(self) -> None:
+        try:
+            while self._waiting:
+                batch, size = list[Piece](), 0
+                while self._waiting and size < _BATCH_BYTES:
+                    batch.append(self._waiting.popleft())
+                    size += batch[-1].size
+                try:
+                    await self._write(batch)
+                finally:
+                    self._bytes -= size
+        finally:
+            self._writing = None
+
+    async def _write(self, batch: list[Piece]) -> None:
+        for piece in await self._loop.lane(self._kept_of, batch):
+            piece.set_kept()
+
+    def _kept_of(self, batch: list[Piece]) -> list[Piece]:
+        """By a lane: write them; those that are kept now."""
+        return [piece for piece in batch if self._is_kept(piece, piece.result())]
+
+    def _is_kept(self, piece: Piece, body: Body) -> bool:
+        """By a lane: write it. The disk cache takes whole blocks only: a first random read is not for it."""
+        return self._cache is not None and _is_whole(piece) and self._cache.write(piece.version, piece.start, body)
 
 
 def _is_whole(piece: Piece) -> bool:

@@ -1,67 +1,45 @@
 """The ranges of objects that memory holds or that are on their way, each fetched once whoever asks.
 
-A piece is registered by whoever first wants its range, then claimed by exactly one thread, which fetches it and
-finishes or fails it; the others wait. Nobody waits for a piece that no thread has claimed: a waiter claims it and
-fetches it itself, so a saturated pool can't deadlock its own waiters. A failed piece is gone from the table before
-its waiters learn of it. Safe for threads. Does no I/O. Lock order: the table's lock is a leaf.
+A piece is registered by whoever first wants its range, and has to be fetched from then on: whoever registers it begins
+that at once, and it is finished or failed in the end. All who want it await it. A failed piece is gone from the table
+before its waiters learn of it. Does no I/O. On the loop; what a lane may look at of a piece never changes.
 """
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from itertools import pairwise
 
-from datastore.errors import DeadlineExceeded
-
+from ..loop import Future
 from ..store.base import Body, ObjectVersion
 
 
-class Piece:
-    """One range [start, stop) of a version; `body` is set once, when it is there."""
+class Piece(Future[memoryview]):
+    """One range [start, stop) of a version; `await` it for its bytes, or for what its fetch failed with."""
 
-    __slots__ = ("_claimed", "_done", "_error", "body", "kept", "start", "stop", "version")
+    __slots__ = ("kept", "start", "stop", "version")
 
     def __init__(self, version: ObjectVersion, start: int, stop: int) -> None:
+        super().__init__()
         self.version = version
         self.start = start
         self.stop = stop
-        self.body: memoryview | None = None
         self.kept = False
-        """The disk cache has it as well."""
-        self._error: BaseException | None = None
-        self._claimed = threading.Lock()
-        self._done = threading.Event()
 
     @property
     def size(self) -> int:
         """Bytes."""
         return self.stop - self.start
 
-    def claim(self) -> bool:
-        """True for one caller only: the one that fetches it."""
-        return self._claimed.acquire(blocking=False)
+    @property
+    def body(self) -> memoryview | None:
+        """The bytes, when they are there."""
+        return self._result
 
-    def settle(self, body: Body | None, error: BaseException | None) -> None:
-        """Give the waiters their answer; by the claimer, once."""
-        if body is not None:
-            self.body = memoryview(body)
-        self._error = error
-        self._done.set()
-
-    def wait(self, timeout_s: float) -> memoryview:
-        """The bytes, of a piece that is claimed; what its fetch raised; DeadlineExceeded."""
-        if not self._done.wait(timeout_s):
-            raise DeadlineExceeded(
-                f"bytes {self.start}-{self.stop - 1} of '{self.version.key}' did not arrive in time",
-                key=self.version.key,
-            )
-        if self._error is not None:
-            raise self._error
-        if self.body is None:
-            raise AssertionError("a settled piece has a body or an error")
-        return self.body
+    def set_kept(self) -> None:
+        """The disk cache has it as well."""
+        self.kept = True
 
 
 class PieceTable:
@@ -74,87 +52,93 @@ class PieceTable:
         self._limit_bytes = limit_bytes
         self._held_bytes = 0
         self._settled_bytes = 0
-        self._lock = threading.Lock()
         self._by_version: dict[ObjectVersion, list[Piece]] = {}
         self._settled: OrderedDict[Piece, None] = OrderedDict()
         """Least recently used first."""
 
     def find(self, version: ObjectVersion, start: int, stop: int) -> memoryview | bytes | None:
         """The bytes of [start, stop) when memory has them all; without copying when one piece has them."""
-        with self._lock:
-            pieces = self._covering(version, start, stop)
-            if not pieces or pieces[0].start > start or pieces[-1].stop < stop:
-                return None
-            if any(piece.body is None for piece in pieces):
-                return None
-            if any(left.stop != right.start for left, right in pairwise(pieces)):
-                return None
-            for piece in pieces:
-                self._settled.move_to_end(piece)
+        pieces = self._covering(version, start, stop)
+        if not pieces or pieces[0].start > start or pieces[-1].stop < stop:
+            return None
+        if any(piece.body is None for piece in pieces):
+            return None
+        if any(left.stop != right.start for left, right in pairwise(pieces)):
+            return None
+        for piece in pieces:
+            self._settled.move_to_end(piece)
         return cut(pieces, start, stop)
 
     def request(self, version: ObjectVersion, start: int, stop: int, step: int) -> tuple[list[Piece], list[Piece]]:
         """(pieces that together cover [start, stop), those of them that are new); both ascending.
 
-        Gaps become new pieces, not yet claimed, cut at multiples of `step` bytes.
+        Gaps become new pieces, for the caller to fetch, cut at multiples of `step` bytes.
         """
-        with self._lock:
-            pieces, fresh = [], []
-            for piece in self._covering(version, start, stop):
-                fresh += _split(version, start, piece.start, step)
-                pieces.append(piece)
-                start = piece.stop
-            fresh += _split(version, start, stop, step)
-            self._insert(version, fresh)
+        pieces, fresh = [], []
+        for piece in self._covering(version, start, stop):
+            fresh += _split(version, start, piece.start, step)
+            pieces.append(piece)
+            start = piece.stop
+        fresh += _split(version, start, stop, step)
+        self._insert(version, fresh)
         return sorted(pieces + fresh, key=_stop), fresh
 
     def has_room(self, size_bytes: int) -> bool:
         """Whether another `size_bytes` on their way leave half of the memory to what has arrived."""
-        with self._lock:
-            return self._held_bytes - self._settled_bytes + size_bytes <= self._limit_bytes // 2
+        return self.coming_bytes + size_bytes <= self._limit_bytes // 2
 
     def finish(self, piece: Piece, body: Body) -> None:
-        """The claimed piece has arrived."""
-        with self._lock:
-            piece.settle(body, None)
-            if self._index(piece) is not None:
-                self._settled[piece] = None
-                self._settled_bytes += piece.size
-            self._shrink()
+        """The piece has arrived."""
+        piece.set_result(memoryview(body))
+        if self._index(piece) is not None:
+            self._settled[piece] = None
+            self._settled_bytes += piece.size
+        self._shrink()
 
     def fail(self, piece: Piece, error: BaseException) -> None:
-        """The claimed piece could not be fetched: the next who wants it starts anew."""
+        """The piece could not be fetched: the next who wants it starts anew."""
         self.discard(piece)
-        piece.settle(None, error)
+        piece.set_error(error)
 
     def discard(self, piece: Piece) -> None:
-        """Take a piece out of the table; whoever has it can still claim it or wait for it. Idempotent."""
-        with self._lock:
-            self._remove(piece)
+        """Take a piece out of the table; whoever has it can still await it. Idempotent."""
+        index = self._index(piece)
+        if index is None:
+            return
+        pieces = self._by_version[piece.version]
+        del pieces[index]
+        if not pieces:
+            del self._by_version[piece.version]
+        self._held_bytes -= piece.size
+        if piece in self._settled:
+            del self._settled[piece]
+            self._settled_bytes -= piece.size
 
     def passed(self, version: ObjectVersion, start: int, stop: int) -> None:
         """A reader in sequence has [start, stop) behind it: let go of what the disk cache has as well."""
-        with self._lock:
-            for piece in self._covering(version, start, stop):
-                if piece.kept and piece.stop <= stop:
-                    self._remove(piece)
+        for piece in self._covering(version, start, stop):
+            if piece.kept and piece.stop <= stop:
+                self.discard(piece)
 
     def forget(self, version: ObjectVersion) -> None:
         """Take out all pieces of a version; idempotent."""
-        with self._lock:
-            for piece in list(self._by_version.get(version, ())):
-                self._remove(piece)
+        for piece in list(self._by_version.get(version, ())):
+            self.discard(piece)
 
     def limit(self, limit_bytes: int) -> None:
         """Another limit from now on."""
-        with self._lock:
-            self._limit_bytes = limit_bytes
-            self._shrink()
+        self._limit_bytes = limit_bytes
+        self._shrink()
 
     @property
     def held_bytes(self) -> int:
         """Bytes held and on their way."""
         return self._held_bytes
+
+    @property
+    def coming_bytes(self) -> int:
+        """Bytes on their way."""
+        return self._held_bytes - self._settled_bytes
 
     def _covering(self, version: ObjectVersion, start: int, stop: int) -> list[Piece]:
         """The pieces that share a byte with [start, stop), ascending."""
@@ -182,35 +166,21 @@ class PieceTable:
         index = bisect_right(pieces, piece.start, key=_stop)
         return index if index < len(pieces) and pieces[index] is piece else None
 
-    def _remove(self, piece: Piece) -> None:
-        index = self._index(piece)
-        if index is None:
-            return
-        pieces = self._by_version[piece.version]
-        del pieces[index]
-        if not pieces:
-            del self._by_version[piece.version]
-        self._held_bytes -= piece.size
-        if piece in self._settled:
-            del self._settled[piece]
-            self._settled_bytes -= piece.size
-
     def _shrink(self) -> None:
         while self._held_bytes > self._limit_bytes and self._settled:
-            self._remove(next(iter(self._settled)))
+            self.discard(next(iter(self._settled)))
 
     def _check(self) -> None:
         """Raise AssertionError when an invariant is broken (tests call it)."""
-        with self._lock:
-            total = 0
-            for pieces in self._by_version.values():
-                total += sum(piece.size for piece in pieces)
-                if any(left.stop > right.start for left, right in pairwise(pieces)):
-                    raise AssertionError("pieces overlap")
-            if (total, sum(piece.size for piece in self._settled)) != (self._held_bytes, self._settled_bytes):
-                raise AssertionError(f"{total} bytes held, {self._held_bytes} counted")
-            if self._settled and self._held_bytes > self._limit_bytes:
-                raise AssertionError("over the limit with something to let go of")
+        total = 0
+        for pieces in self._by_version.values():
+            total += sum(piece.size for piece in pieces)
+            if any(left.stop > right.start for left, right in pairwise(pieces)):
+                raise AssertionError("pieces overlap")
+        if (total, sum(piece.size for piece in self._settled)) != (self._held_bytes, self._settled_bytes):
+            raise AssertionError(f"{total} bytes held, {self._held_bytes} counted")
+        if self._settled and self._held_bytes > self._limit_bytes:
+            raise AssertionError("over the limit with something to let go of")
 
 
 def cut(pieces: list[Piece], start: int, stop: int) -> memoryview | bytes:

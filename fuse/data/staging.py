@@ -6,7 +6,7 @@ upload needs them. What the file holds is whole blocks of 4 KiB, so that after a
 INVARIANT: every byte of [0, size) is in the file (present), comes from the base ([0, base_size) and not present), or
 is zero.
 INVARIANT: dirty_ranges is within present and [0, size).
-The node's lock covers it, but for read_present().
+The node's lock covers it, but for read_present(). Threads: the loop; sync(), read(), whole() and fill() also in a lane.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ZEROS = bytes(1 << 20)
 class Stream(Protocol):
     """A multipart upload of a staging file; vfs/upload/streaming.py."""
 
-    def abort(self) -> None:
+    async def abort(self) -> None:
         """Drop it."""
         ...
 

@@ -1,21 +1,19 @@
 """Which request is which call: a table by opcode of (decode, call, encode, undo).
 
-Knows ops.Filesystem and the wire's functions, no file descriptors and no threads. `call` runs on the loop thread;
-`encode` where the result is ready; `undo` on the loop thread, after `encode`, when the answer turned out not to be
-wanted.
+Knows ops.Filesystem and the wire's functions, no file descriptors. Threads: the loop's. `call` makes the coroutine that
+serves the request; `undo` comes after `encode`, when the answer turned out not to be wanted.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from ..errnos import errno_of
 from ..ops import (
     AttrReply,
-    Blocking,
     Caller,
     DirEntry,
     Entry,
@@ -27,15 +25,15 @@ from ..ops import (
     OpenDirReply,
     OpenReply,
     OpenRequest,
-    Reply,
     SetAttr,
     StatFs,
-    resolve,
 )
 from . import abi, reply, wire
 from .passthrough import OpenModes
 from .reply import Body, Frame
 
+T = TypeVar("T")
+Serving = Coroutine[Any, Any, T]
 Header = tuple[int, int, int, Ino, int, int, int, int, int]
 """len opcode unique nodeid uid gid pid total_extlen padding, as abi.IN_HEADER unpacks it."""
 
@@ -43,15 +41,13 @@ Header = tuple[int, int, int, Ino, int, int, int, int, int]
 class Operation(NamedTuple):
     """How one opcode is served. Any, because each row has types of its own; the methods below are typed.
 
-    undo: takes back what the answer would have given (a lookup count, an open handle). shielded: an interrupt doesn't
-    drop it from the queue, because the kernel won't send it again.
+    undo: takes back what the answer would have given (a lookup count, an open handle).
     """
 
     decode: Callable[[memoryview, int], Any]
-    call: Callable[[Header, Any], Any]
+    call: Callable[[Header, Any], Serving[Any]]
     encode: Callable[[Header, Any, Any], Frame]
-    undo: Callable[[Header, Any, Any], Blocking[None] | None] | None = None
-    shielded: bool = False
+    undo: Callable[[Header, Any, Any], Serving[None] | None] | None = None
 
 
 def _caller(header: Header) -> Caller:
@@ -116,9 +112,9 @@ class Operations:
             abi.CREATE: Operation(wire.create, self._create, self._created, self._uncreate),
             abi.READ: Operation(wire.read, self._read, self._content),
             abi.WRITE: Operation(wire.write, self._write, lambda h, _, count: reply.written(h[2], count)),
-            abi.FLUSH: Operation(wire.handle, lambda h, fh: self._fs.flush(h[3], fh), _empty, shielded=True),
+            abi.FLUSH: Operation(wire.handle, lambda h, fh: self._fs.flush(h[3], fh), _empty),
             abi.FSYNC: Operation(wire.fsync, lambda h, a: self._fs.fsync(h[3], a[0], a[1]), _empty),
-            abi.RELEASE: Operation(wire.handle, lambda h, fh: self._fs.release(h[3], fh), _empty, shielded=True),
+            abi.RELEASE: Operation(wire.handle, lambda h, fh: self._fs.release(h[3], fh), _empty),
             abi.FALLOCATE: Operation(
                 wire.fallocate, lambda h, a: self._fs.fallocate(h[3], a.fh, a.offset, a.length, a.mode), _empty
             ),
@@ -137,7 +133,7 @@ class Operations:
             abi.READDIRPLUS: Operation(
                 wire.read, self._readdirplus, lambda h, _, lines: reply.directory_plus(h[2], lines), self._forget_lines
             ),
-            abi.RELEASEDIR: Operation(wire.handle, lambda h, fh: self._fs.releasedir(h[3], fh), _empty, shielded=True),
+            abi.RELEASEDIR: Operation(wire.handle, self._releasedir, _empty),
         }
 
     def _attributes(self) -> dict[int, Operation]:
@@ -158,50 +154,53 @@ class Operations:
 
     # -- calls
 
-    def _lookup(self, h: Header, name: bytes) -> Reply[Entry]:
+    def _lookup(self, h: Header, name: bytes) -> Serving[Entry]:
         return self._fs.lookup(Caller(h[4], h[5], h[6]), h[3], name)
 
-    def _mknod(self, h: Header, a: wire.MknodRequest) -> Reply[Entry]:
+    def _mknod(self, h: Header, a: wire.MknodRequest) -> Serving[Entry]:
         return self._fs.mknod(_caller(h), h[3], a.name, a.mode, a.rdev)
 
-    def _mkdir(self, h: Header, a: tuple[bytes, int]) -> Reply[Entry]:
+    def _mkdir(self, h: Header, a: tuple[bytes, int]) -> Serving[Entry]:
         return self._fs.mkdir(_caller(h), h[3], a[0], a[1])
 
-    def _symlink(self, h: Header, a: tuple[bytes, bytes]) -> Reply[Entry]:
+    def _symlink(self, h: Header, a: tuple[bytes, bytes]) -> Serving[Entry]:
         return self._fs.symlink(_caller(h), h[3], a[0], a[1])
 
-    def _link(self, h: Header, a: tuple[int, bytes]) -> Reply[Entry]:
+    def _link(self, h: Header, a: tuple[int, bytes]) -> Serving[Entry]:
         return self._fs.link(_caller(h), Ino(a[0]), h[3], a[1])
 
-    def _rename(self, h: Header, a: wire.RenameRequest) -> Reply[None]:
+    def _rename(self, h: Header, a: wire.RenameRequest) -> Serving[None]:
         return self._fs.rename(_caller(h), h[3], a.name, Ino(a.new_parent), a.new_name, a.flags)
 
-    def _setattr(self, h: Header, a: tuple[int, SetAttr]) -> Reply[AttrReply]:
+    def _setattr(self, h: Header, a: tuple[int, SetAttr]) -> Serving[AttrReply]:
         return self._fs.setattr(_caller(h), h[3], Fh(a[0]), a[1])
 
-    def _statfs(self, h: Header, _args: tuple[()]) -> Reply[StatFs]:
+    def _statfs(self, h: Header, _args: tuple[()]) -> Serving[StatFs]:
         return self._fs.statfs(h[3])
 
-    def _open(self, h: Header, request: OpenRequest) -> Reply[OpenReply]:
+    def _open(self, h: Header, request: OpenRequest) -> Serving[OpenReply]:
         return self._fs.open(Caller(h[4], h[5], h[6]), h[3], request)
 
-    def _create(self, h: Header, a: wire.CreateRequest) -> Reply[tuple[Entry, OpenReply]]:
+    def _create(self, h: Header, a: wire.CreateRequest) -> Serving[tuple[Entry, OpenReply]]:
         return self._fs.create(_caller(h), h[3], a.name, a.mode, a.request)
 
-    def _read(self, h: Header, a: tuple[Fh, int, int]) -> Reply[Body]:
+    def _read(self, h: Header, a: tuple[Fh, int, int]) -> Serving[Body]:
         return self._fs.read(h[3], a[0], a[1], a[2])
 
-    def _write(self, h: Header, a: tuple[Fh, int, memoryview, bool]) -> Reply[int]:
+    def _write(self, h: Header, a: tuple[Fh, int, memoryview, bool]) -> Serving[int]:
         return self._fs.write(h[3], a[0], a[1], a[2], a[3])
 
-    def _lseek(self, h: Header, a: tuple[int, int, int]) -> Reply[int]:
+    def _lseek(self, h: Header, a: tuple[int, int, int]) -> Serving[int]:
         return self._fs.lseek(h[3], Fh(a[0]), a[1], a[2])
 
-    def _readdir(self, h: Header, a: tuple[int, int, int]) -> Reply[Sequence[DirEntry]]:
+    def _readdir(self, h: Header, a: tuple[int, int, int]) -> Serving[Sequence[DirEntry]]:
         return self._fs.readdir(h[3], Fh(a[0]), a[1], reply.Budget(a[2], plus=False), False)
 
-    def _readdirplus(self, h: Header, a: tuple[int, int, int]) -> Reply[Sequence[DirEntry]]:
+    def _readdirplus(self, h: Header, a: tuple[int, int, int]) -> Serving[Sequence[DirEntry]]:
         return self._fs.readdir(h[3], Fh(a[0]), a[1], reply.Budget(a[2], plus=True), True)
+
+    async def _releasedir(self, h: Header, fh: Fh) -> None:
+        self._fs.releasedir(h[3], fh)
 
     # -- answers that need more than the result
 
@@ -240,26 +239,25 @@ class Operations:
             if line.entry is not None and line.entry.attr is not None:
                 self._fs.forget(line.entry.attr.ino, 1)
 
-    def _unopen(self, h: Header, _args: object, result: OpenReply) -> Blocking[None] | None:
+    def _unopen(self, h: Header, _args: object, result: OpenReply) -> Serving[None]:
         self._modes.released(h[3])
         return self._fs.release(h[3], result.fh)
 
-    def _uncreate(self, _header: Header, _args: object, result: tuple[Entry, OpenReply]) -> Blocking[None] | None:
+    async def _uncreate(self, _header: Header, _args: object, result: tuple[Entry, OpenReply]) -> None:
         entry, opened = result
         if entry.attr is None:
-            return None
+            return
         self._modes.released(entry.attr.ino)
-        released = self._fs.release(entry.attr.ino, opened.fh)
+        await self._fs.release(entry.attr.ino, opened.fh)
         self._fs.forget(entry.attr.ino, 1)
-        return released
 
 
 DONE_ALREADY = {abi.UNLINK, abi.RMDIR, abi.RENAME, abi.RENAME2}
 THERE_ALREADY = {abi.MKNOD, abi.MKDIR, abi.SYMLINK, abi.LINK}
 EXTENDED = {(abi.SETXATTR, errno.EEXIST), (abi.REMOVEXATTR, errno.ENODATA)}
 """What XATTR_CREATE and a removal answer when they were carried out before."""
-CHANGES = DONE_ALREADY | THERE_ALREADY | {abi.SETXATTR, abi.REMOVEXATTR}
-EXCLUSIVE = CHANGES | {abi.CREATE, abi.OPEN, abi.WRITE, abi.FALLOCATE, abi.SETATTR}
+_OTHERS = {abi.CREATE, abi.OPEN, abi.WRITE, abi.FALLOCATE, abi.SETATTR, abi.SETXATTR, abi.REMOVEXATTR}
+EXCLUSIVE = DONE_ALREADY | THERE_ALREADY | _OTHERS
 """Sent under the lock of the inode, which nobody else has then: open(2) only with O_TRUNC."""
 ORDERED = EXCLUSIVE | {abi.LOOKUP, abi.READDIR, abi.READDIRPLUS}
 """Sent under the lock of the inode, be it one that is shared."""
@@ -270,37 +268,30 @@ def inodes_of(header: Header, args: Any) -> set[int]:
     return {header[3], getattr(args, "new_parent", header[3])}
 
 
-def call_again(operation: Operation, header: Header, args: Any, filesystem: Filesystem) -> Any:
+async def call_again(operation: Operation, header: Header, args: Any, filesystem: Filesystem) -> Any:
     """Serve a re-sent request: the server that died may have carried it out already, so 'already so' is success."""
     opcode = header[1]
     if opcode == abi.CREATE:
         request = args.request
         unexclusive = OpenRequest(flags=request.flags & ~os.O_EXCL, kill_suidgid=request.kill_suidgid)
-        return operation.call(header, args._replace(request=unexclusive))
-    if opcode not in CHANGES:
-        return operation.call(header, args)
-    return Blocking(lambda: _changed_again(operation, header, args, filesystem))
-
-
-def _changed_again(operation: Operation, header: Header, args: Any, filesystem: Filesystem) -> Any:
-    opcode = header[1]
+        args = args._replace(request=unexclusive)
     try:
-        return resolve(operation.call(header, args))
+        return await operation.call(header, args)
     except Exception as error:
         number = errno_of(error)
         if (opcode in DONE_ALREADY and number == errno.ENOENT) or (opcode, number) in EXTENDED:
             if opcode in (abi.RENAME, abi.RENAME2) and isinstance(filesystem, KnowsFilesByName):
-                resolve(filesystem.renamed_before(Ino(header[3]), args.name, Ino(args.new_parent), args.new_name))
+                await filesystem.renamed_before(Ino(header[3]), args.name, Ino(args.new_parent), args.new_name)
             return None
         if opcode in THERE_ALREADY and number == errno.EEXIST:
-            return _found(filesystem, header, args)
+            return await _found(filesystem, header, args)
         raise
 
 
-def _found(filesystem: Filesystem, header: Header, args: Any) -> Entry:
+async def _found(filesystem: Filesystem, header: Header, args: Any) -> Entry:
     """What stands under the name that was to be made: args.name, or (name, ...), or for LINK (ino, name)."""
     name = args[1] if header[1] == abi.LINK else args[0]
-    entry = resolve(filesystem.lookup(_caller(header), header[3], name))
+    entry = await filesystem.lookup(_caller(header), header[3], name)
     if entry.attr is None:
         raise FSError(errno.EEXIST)
     return entry

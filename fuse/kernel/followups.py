@@ -22,19 +22,20 @@ _Key = tuple[int, int, int]
 
 
 class FollowUps:
-    """Requests that failed a moment ago. Threads: failed() any, call_of() the loop."""
+    """Requests that failed a moment ago. Threads: the loop's."""
 
     def __init__(self) -> None:
-        self._failed: dict[_Key, tuple[float, Call]] = {}
+        self.remembered: dict[_Key, tuple[float, Call]] = {}
+        """While it is empty each request is a call of its own."""
 
     def call_of(self, header: Header, now: float) -> Call:
         """The call that a request of this moment belongs to: one whose first request failed just now, or a new one."""
-        failed = self._failed.pop((header[1], header[3], header[6]), None) if self._failed else None
+        failed = self.remembered.pop((header[1], header[3], header[6]), None)
         return failed[1] if failed is not None and now - failed[0] < _WITHIN_S else Call(now)
 
     def failed(self, header: Header, call: Call, error: BaseException, *, first: bool, now: float) -> None:
         """A request of a call has failed. first: it was the call's first request; a second one has no successor."""
         if first and header[1] in _AGAIN and header[6] and isinstance(error, TransientStoreError):
-            if len(self._failed) >= _MAX:
-                self._failed.clear()
-            self._failed[header[1], header[3], header[6]] = (now, call)
+            if len(self.remembered) >= _MAX:
+                self.remembered.clear()
+            self.remembered[header[1], header[3], header[6]] = (now, call)

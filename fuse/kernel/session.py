@@ -1,8 +1,13 @@
 """One mount's conversation with the kernel: read a request, call the file system, answer.
 
-Threads: serve() turns the loop (fuse/loop.py); it alone reads the device and calls the Filesystem. Workers run
-Blocking results and answer them. The notifier has a thread of its own. A request's buffer belongs to it until it is
-answered; there is a bounded number of them. Rules of the kernel: Documentation/filesystems/fuse and linux/fuse.h.
+Each request is a task (requests.Request) of the file system's loop, which serve() turns. The buffer of a WRITE belongs
+to it until it has ended; there is a bounded number of them.
+
+A change that is abandoned while it runs goes on. The kernel gives up its lock on the inode with the answer, so from
+then on the order is kept here: what the kernel would have let wait for that lock waits for the end of the change.
+
+Threads: the one of serve() does all; the notifier has one of its own, and leave() is for another one.
+Rules of the kernel: Documentation/filesystems/fuse and linux/fuse.h.
 """
 
 from __future__ import annotations
@@ -11,30 +16,28 @@ import errno
 import logging
 import os
 import stat
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from datastore.errors import DatastoreError
 from datastore.logs import Limiter, fields
 
 from ..errnos import errno_of
-from ..loop import Loop
-from ..ops import Blocking, Filesystem, FSError, Ino, UsesLoop, resolve
+from ..ops import Filesystem, FSError, Ino
 from . import abi, reply, wire
 from .buffers import Buffers
-from .dispatch import Header, Operation, Operations, call_again
+from .dispatch import EXCLUSIVE, ORDERED, Header, Operations, call_again, inodes_of
 from .followups import FollowUps
 from .interrupts import is_ended
 from .negotiate import Negotiated, Wanted, init_reply, negotiate, version_reply
 from .notify import DeviceNotifier
 from .passthrough import OpenModes
-from .pool import Pool, Task
 from .reply import Frame
+from .requests import Request
 from .traffic import Traffic
 
 log = logging.getLogger(__name__)
@@ -52,14 +55,13 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """workers: threads for what waits. unanswered: requests in the pool and its queue, then reading pauses.
+    """unanswered: requests that are under way at once, then reading pauses.
 
     buffers: WRITE requests that may hold their bytes at once, 1 MiB each at most; then reading pauses.
     drain_s: seconds for running requests to end after the unmount.
     """
 
     wanted: Wanted = field(default_factory=Wanted)
-    workers: int = 32
     unanswered: int = 1024
     buffers: int = 64
     drain_s: float = 30.0
@@ -70,7 +72,7 @@ class Session:
 
     negotiated: what INIT settled in an earlier process; then the kernel is not waited for, and it is asked to send the
     unanswered requests again. opens_fd: memory that outlives us (passthrough.OpenModes), or -1. ready: called once on
-    the loop thread when INIT is settled.
+    the loop when INIT is settled.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Session:
     ) -> None:
         self._fd = device_fd
         self._fs = filesystem
+        self._loop = filesystem.loop
         self._settings = settings
         self._resumed = negotiated
         self._ready = ready
@@ -93,138 +96,129 @@ class Session:
         self.traffic = Traffic()
         self.modes = OpenModes(device_fd, opens_fd)
         self.notifier = DeviceNotifier(device_fd, self.modes.is_local)
-        self.pool = Pool(settings.workers, settings.unanswered, self._answer, self._freed)
         self._operations = Operations(filesystem, self.modes).table()
         self._take: Callable[[int], None] = self._request
-        self._deferred: deque[Callable[[], None]] = deque()
         self._follow_ups = FollowUps()
-        self._over = threading.Event()
+        self._unanswered: dict[int, Request] = {}
+        """Those that did not end at once and that somebody waits for, by their numbers."""
+        self._under_way = 0
+        """Requests that did not end at once and still run, and what takes back results that nobody wants."""
+        self._going_on: dict[int, Request] = {}
+        """Changes that nobody waits for any more and that still run, by the inodes that they change."""
+        self._looking = False
+        """It will be looked whether callers have ended."""
         self._reported: set[str] = set()
         self._limiter = Limiter()
-        self._limiter_lock = threading.Lock()
         size = settings.wanted.max_write + 2 * abi.PAGE_SIZE  # payload and its header, page-aligned as libfuse has it
         self._buffers = Buffers(settings.buffers, size)
         self._view, self._has_view = self._buffers.take(), True
-        self._loop = Loop()
-        self._readable = False
-        """There is a request to be read."""
-        self._paused = False
-        """None is read, for there is no room."""
+        self._reading = False
+        """Requests are read: there is room for another one."""
+        self._end: End | None = None
+        self._over = False
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are not answered yet. Any thread."""
+        return len(self._unanswered)
 
     # -- the loop
 
     def serve(self) -> End:
         """Answer requests until the mount is gone; then let running ones end and stop the file system."""
-        if isinstance(self._fs, UsesLoop):
-            self._fs.use_loop(self._loop)
-        self._fs.start(self.notifier)
-        threading.Thread(target=self._watch_callers, name="fuse-callers", daemon=True).start()
-        if stat.S_ISCHR(os.fstat(self._fd).st_mode):  # the kernel may take back a request that was to be read
-            os.set_blocking(self._fd, False)
-        self._loop.watch(self._fd, self._came)
-        try:
-            return self._converse()
-        finally:
-            self._over.set()
-            self._loop.close()
-            if not self.pool.stop(self._settings.drain_s):
-                log.warning("requests still run after the end", extra=fields(count=len(self.pool)))
-            self._drain()
-            self.notifier.stop()
-            self._fs.stop()
+        with self._loop.turning():
+            self._fs.start(self.notifier)
+            if stat.S_ISCHR(os.fstat(self._fd).st_mode):  # the kernel may take back a request that was to be read
+                os.set_blocking(self._fd, False)
+            try:
+                self._read_on()
+                if self._resumed is not None:
+                    self._settled(self._resumed)
+                    if self._resumed.has(abi.HAS_RESEND):
+                        os.write(self._fd, reply.resend())
+                while self._end is None:
+                    self._loop.turn()
+                return self._end
+            finally:
+                self._finish()
 
-    def _converse(self) -> End:
-        settled = self._resumed or self._handshake()
-        if isinstance(settled, End):
-            return settled
-        self.negotiated = settled
-        self.modes.enabled = settled.has(abi.PASSTHROUGH) and os.geteuid() == 0
-        self.modes.drops_pages = settled.minor >= abi.MINOR_DROPS_PAGES
-        self.notifier.start(expire_only=settled.has(abi.HAS_EXPIRE_ONLY))
-        self._ready(settled)
-        if self._resumed and settled.has(abi.HAS_RESEND):
-            os.write(self._fd, reply.resend())
-        while True:
-            end = self._receive()
-            if isinstance(end, End):
-                return end
-            self._take(end)
+    def _finish(self) -> None:
+        self._over = True
+        self._read_on()
+        patience = self._loop.spawn(self._loop.sleep(self._settings.drain_s))
+        while self._under_way and not patience.done:
+            self._loop.turn()
+        if self._under_way:
+            log.warning("requests still run after the end", extra=fields(count=self._under_way))
+        self.notifier.stop()
+        stopping = self._loop.spawn(self._fs.stop())
+        while not stopping.done:
+            self._loop.turn()
+        self._loop.close()
+        stopping.result()
 
     def leave(self, timeout_s: float) -> bool:
         """Answer no new request: the kernel sends them again to the next server. Whether all others were answered."""
         self._take = self._leave_alone
         end = time.monotonic() + timeout_s
-        while len(self.pool) and time.monotonic() < end:
+        while self._unanswered and time.monotonic() < end:
             time.sleep(0.005)
-        return not len(self.pool)
+        return not self._unanswered
 
     def _leave_alone(self, length: int) -> None:
         header = self._header(length)
         if header is not None and header[1] in (abi.FORGET, abi.BATCH_FORGET):  # these are sent once
             self._special(header, length - header[7] * 8)
 
-    def _receive(self) -> int | End:
-        """The length of the next request, now in the current buffer."""
-        while True:
-            if self._deferred:
-                self._drain()
-            if not self._has_room():
-                self._await_room()
-            self._loop.turn()
-            if not self._readable:
-                continue
-            self._readable = False
-            try:
-                length = os.readv(self._fd, (self._view,))
-            except OSError as error:
-                if error.errno in (errno.ENODEV, errno.ECONNABORTED, errno.ECONNRESET):
-                    return End.UNMOUNTED
-                if error.errno in (errno.EINTR, errno.EAGAIN, errno.ENOENT):  # ENOENT: interrupted before we read it
-                    continue
-                raise
-            return length or End.CLOSED
-
     def _came(self) -> None:
-        self._readable = True
+        """There is a request to be read. One at a time: others that are ready have their turn in between."""
+        try:
+            length = os.readv(self._fd, (self._view,))
+        except OSError as error:
+            if error.errno in (errno.ENODEV, errno.ECONNABORTED, errno.ECONNRESET):
+                self._end = End.UNMOUNTED
+            elif error.errno not in (errno.EINTR, errno.EAGAIN, errno.ENOENT):  # ENOENT: interrupted before we read it
+                raise
+            return
+        if not length:
+            self._end = End.CLOSED
+        elif self.negotiated is None:
+            self._handshake(length)
+        else:
+            self._take(length)
 
-    def _await_room(self) -> None:
-        """Read nothing until what came before has been answered: the kernel then waits, too."""
-        self._loop.unwatch(self._fd)
-        self._paused = True  # before the look: who makes room after it wakes us
-        while not self._has_room():
-            self._loop.turn()
-        self._paused = False
-        self._loop.watch(self._fd, self._came)
-
-    def _has_room(self) -> bool:
-        """For one more request: memory to read it into, and a place in the pool."""
+    def _read_on(self) -> None:
+        """Read while there are memory and a place for one more request; else the kernel waits, too."""
         if not self._has_view and self._buffers.has_one:
             self._view, self._has_view = self._buffers.take(), True
-        return self._has_view and self.pool.has_room
+        room = self._has_view and self._under_way < self._settings.unanswered and not self._over
+        if room and not self._reading:
+            self._loop.watch(self._fd, self._came)
+        elif self._reading and not room:
+            self._loop.unwatch(self._fd)
+        self._reading = room
 
-    def _freed(self) -> None:
-        """On a worker: there is room again."""
-        if self._paused:
-            self._loop.wake()
+    def _handshake(self, length: int) -> None:
+        header = self._header(length)
+        if header is None:
+            return
+        offer = wire.init(self._view, length) if header[1] == abi.INIT else wire.MALFORMED
+        if isinstance(offer, wire.Malformed):
+            self._send(header, reply.error(header[2], errno.EIO))
+        elif offer.major > abi.MAJOR:
+            self._send(header, version_reply(header[2]))
+        else:
+            wanted = self._settings.wanted
+            settled = negotiate(offer, wanted)
+            self._send(header, init_reply(header[2], settled, wanted))
+            self._settled(settled)
 
-    def _handshake(self) -> Negotiated | End:
-        while True:
-            length = self._receive()
-            if isinstance(length, End):
-                return length
-            header = self._header(length)
-            if header is None:
-                continue
-            offer = wire.init(self._view, length) if header[1] == abi.INIT else wire.MALFORMED
-            if isinstance(offer, wire.Malformed):
-                self._send(header, reply.error(header[2], errno.EIO))
-            elif offer.major > abi.MAJOR:
-                self._send(header, version_reply(header[2]))
-            else:
-                wanted = self._settings.wanted
-                settled = negotiate(offer, wanted)
-                self._send(header, init_reply(header[2], settled, wanted))
-                return settled
+    def _settled(self, settled: Negotiated) -> None:
+        self.negotiated = settled
+        self.modes.enabled = settled.has(abi.PASSTHROUGH) and os.geteuid() == 0
+        self.modes.drops_pages = settled.minor >= abi.MINOR_DROPS_PAGES
+        self.notifier.start(expire_only=settled.has(abi.HAS_EXPIRE_ONLY))
+        self._ready(settled)
 
     def _header(self, length: int) -> Header | None:
         """The header of a request of `length` bytes; None when it is not one, answered where that is possible."""
@@ -256,32 +250,57 @@ class Session:
         if args is wire.MALFORMED:
             self._send(header, reply.error(header[2], errno.EINVAL))
             return
-        try:
-            if header[2] & abi.UNIQUE_RESEND or self.pool.going_on:
-                result = self._call_in_order(operation, header, args)
-            else:
-                result = operation.call(header, args)
-            if type(result) is Blocking:
-                self._submit(began_ns, header, operation, args, result)
-                return
-            frame = operation.encode(header, args, result)
-        except Exception as error:
-            self._send(header, self._failure(header, error))
-            return
-        sent = self._send(header, frame)
-        if opcode == abi.RELEASE:  # not before: if we die in between it is sent again, and would count twice
-            self.modes.released(header[3])
-        self.traffic.at_once(header, began_ns, frame)
-        if not sent and operation.undo is not None:
-            self._undo(operation, header, args, result)
-
-    def _call_in_order(self, operation: Operation, header: Header, args: Any) -> Any:
-        """A request that was sent again, or that may have to wait for the end of an interrupted change."""
         if header[2] & abi.UNIQUE_RESEND:
-            return call_again(operation, header, args, self._fs)
-        if self.pool.behind(header, args):
-            return Blocking(lambda: resolve(operation.call(header, args)))
-        return operation.call(header, args)
+            serving = call_again(operation, header, args, self._fs)
+        else:
+            serving = operation.call(header, args)
+        call = self._follow_ups.call_of(header, began_ns / 1e9) if self._follow_ups.remembered else None
+        request = Request(self._loop, serving, call, header, operation, args, began_ns, self._answer)
+        if not self._going_on or not self._follows(request):
+            request.step()
+        if not request.done:
+            self._wait(request)
+
+    def _wait(self, request: Request) -> None:
+        """It has not ended at once."""
+        request.waits = True
+        self._under_way += 1
+        self._unanswered[request.header[2]] = request
+        if request.header[1] == abi.WRITE:  # the only one whose arguments point into the buffer
+            request.buffer, self._has_view = self._view, False
+        self._read_on()
+        if not self._looking:
+            self._look_later()
+
+    def _waits_no_more(self, request: Request) -> None:
+        """It has ended, though it did not at once."""
+        self._under_way -= 1
+        if request.abandoned:
+            self._going_on = {ino: other for ino, other in self._going_on.items() if other is not request}
+        else:
+            self._unanswered.pop(request.header[2], None)
+        if request.buffer is not None:
+            self._buffers.give_back(request.buffer)
+        self._read_on()
+
+    def _follows(self, request: Request) -> bool:
+        """Whether it has to wait for the end of an interrupted change of the same inode. Then it begins by itself."""
+        if request.header[1] not in ORDERED:
+            return False
+        first = next(filter(None, map(self._going_on.get, inodes_of(request.header, request.args))), None)
+        if first is None:
+            return False
+        request.begun = False
+        first.on_done(partial(self._begin, request))
+        return True
+
+    def _begin(self, request: Request) -> None:
+        """What it waited for has ended."""
+        if request.abandoned:
+            request.drop()
+        elif not self._follows(request):
+            request.begun = True
+            request.step()
 
     def _special(self, header: Header, end: int) -> None:
         """What is not answered, and what is not supported."""
@@ -309,58 +328,60 @@ class Session:
 
     def _interrupt(self, header: Header, unique: int | wire.Malformed) -> None:
         """Let go a caller that waits. A request we don't know has been answered; its INTERRUPT needs no answer."""
-        task = None if isinstance(unique, wire.Malformed) else self.pool.task(unique)
-        if task is not None and is_ended(header[6] or task.header[6]) is not False:
-            self._let_go(task)
+        request = None if isinstance(unique, wire.Malformed) else self._unanswered.get(unique)
+        if request is not None and is_ended(header[6] or request.header[6]) is not False:
+            self._let_go(request)
 
-    def _let_go(self, task: Task) -> None:
-        if self.pool.abandon(task):
-            self._send(task.header, reply.error(task.header[2], errno.EINTR))
+    def _let_go(self, request: Request) -> None:
+        """What has begun goes on, the rest never begins."""
+        del self._unanswered[request.header[2]]
+        request.abandoned = True
+        if request.begun and request.header[1] in EXCLUSIVE:
+            self._going_on |= dict.fromkeys(inodes_of(request.header, request.args), request)
+        self._send(request.header, reply.error(request.header[2], errno.EINTR))
 
-    def _watch_callers(self) -> None:
+    def _look_later(self) -> None:
+        self._looking = True
+        self._loop.later(CALLERS_S, self._look_at_callers)
+
+    def _look_at_callers(self) -> None:
         """Let go of those of whose end no INTERRUPT tells.
 
         The kernel sends one for a request, be it for a signal that ends nobody, and none for pages that are read ahead,
         though their reader may wait for them.
         """
-        while not self._over.wait(CALLERS_S):
-            before_ns = time.monotonic_ns() - int(CALLERS_S * 1e9)
-            waiting = [task for task in self.pool.unanswered() if task.header[2] and task.began_ns < before_ns]
-            ended = {pid for pid in {task.header[6] for task in waiting} if is_ended(pid)}
-            for task in waiting:
-                if task.header[6] in ended:
-                    self._let_go(task)
+        self._looking = False
+        if not self._unanswered:
+            return
+        self._look_later()
+        before_ns = time.monotonic_ns() - int(CALLERS_S * 1e9)
+        waiting = [request for request in self._unanswered.values() if request.began_ns < before_ns]
+        ended = {pid for pid in {request.header[6] for request in waiting} if is_ended(pid)}
+        for request in waiting:
+            if request.header[6] in ended:
+                self._let_go(request)
 
     # -- answers
 
-    def _submit(self, began_ns: int, header: Header, operation: Operation, args: Any, blocking: Blocking[Any]) -> None:
-        buffer = None
-        if header[1] == abi.WRITE:  # the only one whose arguments point into the buffer
-            buffer, self._has_view = self._view, False
-        call = self._follow_ups.call_of(header, began_ns / 1e9)
-        self.pool.submit(Task(header, operation, args, blocking, buffer, began_ns, call))
-
-    def _answer(self, task: Task, result: Any, error: BaseException | None) -> None:
-        """On a worker: encode and send, or take back what nobody waits for."""
-        frame: Frame
-        try:
-            frame = (
-                self._failure(task.header, error) if error else task.operation.encode(task.header, task.args, result)
-            )
-        except Exception as defect:
-            error = defect
-            frame = self._failure(task.header, defect)
+    def _answer(self, request: Request, result: Any, error: BaseException | None) -> None:
+        """A request has ended: encode and send, or take back what nobody waits for."""
+        header, operation = request.header, request.operation
+        frame: Frame = b""
+        if error is None:
+            try:
+                frame = operation.encode(header, request.args, result)
+            except Exception as defect:
+                error = defect
         if error is not None:
-            first = task.call.began == task.began_ns / 1e9
-            self._follow_ups.failed(task.header, task.call, error, first=first, now=time.monotonic())
-        sent = self.pool.finish(task) and self._send(task.header, frame)
-        if task.header[1] == abi.RELEASE and task.header[2]:
-            self.modes.released(task.header[3])
-        self.traffic.later(task.header, task.began_ns, frame)
-        if not sent and error is None and task.operation.undo is not None:
-            self._deferred.append(lambda: self._undo(task.operation, task.header, task.args, result))
-        if task.buffer is not None:
-            self._buffers.give_back(task.buffer)
+            frame = self._failure(request, error)
+        sent = not request.abandoned and self._send(header, frame)
+        if header[1] == abi.RELEASE:  # not before: if we die in between it is sent again, and would count twice
+            self.modes.released(header[3])
+        self.traffic.answered(header, request.began_ns, frame)
+        if not sent and error is None and operation.undo is not None:
+            self._undo(request, result)
+        if request.waits:
+            self._waits_no_more(request)
 
     def _send(self, header: Header, frame: Frame) -> bool:
         """Write an answer; False when the kernel no longer waits for it."""
@@ -378,25 +399,27 @@ class Session:
                 self._report(error)
         return True
 
-    def _undo(self, operation: Operation, header: Header, args: Any, result: Any) -> None:
-        assert operation.undo is not None  # both callers have looked
+    def _undo(self, request: Request, result: Any) -> None:
+        assert request.operation.undo is not None  # who calls this has looked
         try:
-            rest = operation.undo(header, args, result)
+            rest = request.operation.undo(request.header, request.args, result)
         except Exception as error:
             self._report(error)
             return
-        if type(rest) is Blocking:
-            silent = (*header[:2], 0, *header[3:])
-            unsaid = Operation(wire.nothing, _unused, _silence)
-            self.pool.submit(Task(silent, unsaid, (), rest, None, time.monotonic_ns()))
+        if rest is not None:
+            self._under_way += 1
+            self._loop.background(rest).on_done(self._undone)
 
-    def _drain(self) -> None:
-        while self._deferred:
-            self._deferred.popleft()()
+    def _undone(self) -> None:
+        self._under_way -= 1
+        self._read_on()
 
     # -- failures
 
-    def _failure(self, header: Header, error: BaseException) -> bytes:
+    def _failure(self, request: Request, error: BaseException) -> bytes:
+        header, call = request.header, request.call
+        first = call.began == request.began_ns / 1e9
+        self._follow_ups.failed(header, call, error, first=first, now=time.monotonic())
         number = errno_of(error)
         if number is None:
             self._report(error)
@@ -404,11 +427,9 @@ class Session:
         if not isinstance(error, FSError) or number == errno.ESTALE:  # the rest are answers, such as ENOTEMPTY
             self.traffic.failed(number)
         told = isinstance(error, DatastoreError | OSError) and not isinstance(error, FSError)
-        if told and number in (errno.EIO, errno.ETIMEDOUT, errno.EACCES):
-            with self._limiter_lock:
-                allowed = self._limiter.allows((type(error), header[1]), time.monotonic())
-            if allowed:
-                log.error(str(error), extra=fields(request=abi.opcode_name(header[1]), answer=errno.errorcode[number]))
+        told = told and number in (errno.EIO, errno.ETIMEDOUT, errno.EACCES)
+        if told and self._limiter.allows((type(error), header[1]), time.monotonic()):
+            log.error(str(error), extra=fields(request=abi.opcode_name(header[1]), answer=errno.errorcode[number]))
         return reply.error(header[2], number)
 
     def _report(self, error: BaseException) -> None:
@@ -420,12 +441,3 @@ class Session:
         if key not in self._reported:
             self._reported.add(key)
             log.error("an unexpected error was answered with EIO", exc_info=error)
-
-
-def _unused(_header: Header, _args: object) -> None:
-    """The call of a task that is made from its Blocking alone."""
-
-
-def _silence(_header: Header, _args: object, _result: object) -> bytes:
-    """The answer to nobody."""
-    return b""

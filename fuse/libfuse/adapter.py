@@ -3,7 +3,7 @@
 Thin, and with libfuse's limits: paths are walked anew for each call; a file unlinked while open becomes
 `.fuse_hidden*` until it is closed; no passthrough, no survival of a crash, no invalidations (old pages are dropped
 when the file is opened instead).
-Threads: libfuse's. One lock keeps the Filesystem's promise of one caller at a time; what waits runs outside it.
+Threads: libfuse's, which wait for coroutines of the loop, and one that turns that.
 Importing this loads libfuse (FUSE_LIBRARY_PATH names it where it is not found).
 """
 
@@ -17,7 +17,8 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 import mfusepy
@@ -39,9 +40,7 @@ from ..ops import (
     NoNotifier,
     OpenReply,
     OpenRequest,
-    Reply,
     SetAttr,
-    resolve,
 )
 
 log = logging.getLogger(__name__)
@@ -98,17 +97,15 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
         self._fs = filesystem
         self._ttl_s = ttl_s
         self._ready = ready
-        self._lock = threading.Lock()
         self._inodes: dict[int, Ino] = {}  # of open files, by handle
         self._directories: dict[int, Ino] = {}  # of open directories; their handles are numbers of their own
         self._kept: OrderedDict[Ino, int] = OrderedDict()
+        """The loop's."""
 
-    def _call(self, method: Callable[P, Reply[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    def _call(self, method: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            with self._lock:
-                reply = method(*args, **kwargs)
             with one_call(Call(time.monotonic())):
-                return resolve(reply)
+                return self._fs.loop.run(method(*args, **kwargs))
         except Exception as error:
             number = errno_of(error)
             if number is None:
@@ -117,24 +114,24 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
 
     # -- paths
 
-    def _lookup(self, parent: Ino, name: bytes) -> Attr:
-        entry: Entry = self._call(self._fs.lookup, _caller(), parent, name)
-        if entry.attr is None:
-            raise FSError(errno.ENOENT)
-        return entry.attr
-
     @contextlib.contextmanager
     def _at(self, path: str) -> Iterator[Ino]:
         """The inode at a path; the lookups that found it are given back some time afterwards."""
-        found = [ROOT_INO]
+        names = [name for name in os.fsencode(path).split(b"/") if name]
+        found: list[Ino] = []
         try:
-            for name in os.fsencode(path).split(b"/"):
-                if name:
-                    found.append(self._lookup(found[-1], name).ino)
-            yield found[-1]
+            if names:
+                self._call(self._walk, _caller(), names, found)
+            yield found[-1] if found else ROOT_INO
         finally:
-            for ino in found[1:]:
-                self._give_back(ino)
+            self._give_back(found)
+
+    async def _walk(self, caller: Caller, names: list[bytes], found: list[Ino]) -> None:
+        for name in names:
+            entry = await self._fs.lookup(caller, found[-1] if found else ROOT_INO, name)
+            if entry.attr is None:
+                raise FSError(errno.ENOENT)
+            found.append(entry.attr.ino)
 
     @contextlib.contextmanager
     def _parent(self, path: str) -> Iterator[tuple[Ino, bytes]]:
@@ -142,22 +139,27 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
         with self._at(head) as parent:
             yield parent, os.fsencode(name)
 
-    def _by_path(self, path: str, method: Callable[[Ino], Reply[T]]) -> T:
+    def _by_path(self, path: str, method: Callable[[Ino], Coroutine[Any, Any, T]]) -> T:
         with self._at(path) as ino:
             return self._call(method, ino)
 
     def _made(self, entry: Entry) -> int:
         """An Entry nobody keeps."""
         if entry.attr is not None:
-            self._give_back(entry.attr.ino)
+            self._give_back([entry.attr.ino])
         return 0
 
-    def _give_back(self, ino: Ino) -> None:
-        """Forget a lookup, but the latest not yet: what is known of these nodes is wanted again soon."""
-        with self._lock:
-            self._kept[ino] = self._kept.pop(ino, 0) + 1
+    def _give_back(self, inos: list[Ino]) -> None:
+        """Forget lookups, but the latest not yet: what is known of these nodes is wanted again soon."""
+
+        def keep() -> None:
+            for ino in inos:
+                self._kept[ino] = self._kept.pop(ino, 0) + 1
             while len(self._kept) > KEPT_LOOKUPS:
                 self._fs.forget(*self._kept.popitem(last=False))
+
+        if inos:
+            self._fs.loop.soon(keep)
 
     def _handle(self, fi: Any) -> tuple[Ino, Fh]:
         return self._inodes[fi.fh], Fh(fi.fh)
@@ -279,8 +281,7 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
             return self._opened(entry.attr.ino, reply, fi)
 
     def read(self, path: str | None, size: int, offset: int, fi: Any) -> bytes:
-        # mypy joins the three kinds of bytes to Sequence[int]
-        return bytes(self._call(self._fs.read, *self._handle(fi), offset, size))  # type: ignore[arg-type]
+        return bytes(self._call(self._fs.read, *self._handle(fi), offset, size))
 
     def write(self, path: str | None, content: bytes, offset: int, fi: Any) -> int:
         return self._call(self._fs.write, *self._handle(fi), offset, memoryview(content), True)
@@ -317,8 +318,7 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
 
     def releasedir(self, path: str | None, fh: int) -> None:
         ino = self._directories.pop(fh)
-        with self._lock:
-            self._fs.releasedir(ino, Fh(fh))
+        self._fs.loop.call(partial(self._fs.releasedir, ino, Fh(fh)))
 
 
 class Loop(mfusepy.FUSE):  # type: ignore[misc]  # mfusepy ships no types
@@ -371,7 +371,17 @@ def serve(
     ready: Callable[[], None],
 ) -> str:
     """Mount and serve until unmounted; how it ended. ready: called when libfuse is set up. Errors: MountFailed."""
-    filesystem.start(NoNotifier())
+    loop, over = filesystem.loop, threading.Event()
+
+    def turn() -> None:
+        with loop.turning():
+            while not over.is_set():
+                loop.turn()
+            loop.close()
+
+    turning = threading.Thread(target=turn, name="loop", daemon=True)
+    turning.start()
+    loop.call(partial(filesystem.start, NoNotifier()))
     adapter = Adapter(filesystem, ttl_s, ready)
     try:
         Loop(
@@ -390,5 +400,7 @@ def serve(
             f"libfuse could not mount at {mountpoint} (exit code {error}); its own words are above"
         ) from error
     finally:
-        filesystem.stop()
+        loop.run(filesystem.stop())
+        loop.soon(over.set)
+        turning.join()
     return "unmounted"

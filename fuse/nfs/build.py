@@ -9,6 +9,7 @@ from datastore.api.source import NFSLocation
 from datastore.errors import InvalidManifest
 
 from ..fileserver import MountedFileServer, nodes_within, ttl_of
+from ..loop import Loop
 from .client import Client
 from .filesystem import NFSFilesystem
 
@@ -63,6 +64,7 @@ def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedExport:
     filesystem = NFSFilesystem(
         client,
         state,
+        loop=Loop(),
         ttl_s=ttl_of(spec),
         group=spec.group,
         limit=nodes_within(spec.memory_bytes),

@@ -4,8 +4,8 @@ The server decides everything: names, permissions, sizes, errors. Nothing is rem
 its times to live, but for what a file handle needs: which version the kernel's pages are of, who opened it, what the
 server has not committed, and under which name a file is kept that was removed while it is open.
 
-Threads: methods are called by the loop, what they give as Blocking runs on workers. One lock covers the nodes, the open
-files and the directories that are being read; it is never held while the server is waited for.
+Threads: a call begins on the loop, and what asks the server runs in a lane. One lock covers the nodes and the open
+files; it is never held while the server is waited for.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from datastore.errors import StoreError
 from datastore.logs import fields
 
 from ..fileserver import END_S, NAME_MAX, FileServerFilesystem
+from ..loop import Loop
 from ..ops import (
     Attr,
     AttrReply,
-    Blocking,
     Caller,
     DirBudget,
     DirEntry,
@@ -40,7 +40,6 @@ from ..ops import (
     OpenDirReply,
     OpenReply,
     OpenRequest,
-    Reply,
     SetAttr,
     StatFs,
 )
@@ -86,11 +85,11 @@ class NFSFilesystem(FileServerFilesystem):
     """
 
     def __init__(
-        self, client: Client, state: Path, *, ttl_s: float, group: int | None, limit: int, resumed: bool
+        self, client: Client, state: Path, *, loop: Loop, ttl_s: float, group: int | None, limit: int, resumed: bool
     ) -> None:
         self.client = client
         self._nodes = Nodes(NodeLog(state / "nodes.log"), limit)
-        super().__init__(self._nodes, threading.Condition(), ttl_s=ttl_s, group=group)
+        super().__init__(self._nodes, threading.Condition(), loop=loop, ttl_s=ttl_s, group=group)
         self._files = OpenFiles(client, self._nodes, self._lock, state)
         self._written: dict[Node, Uncommitted] = {}
         self._identities = Identities()
@@ -118,8 +117,7 @@ class NFSFilesystem(FileServerFilesystem):
         if self._resumed:
             self._commit_soon()
 
-    def stop(self) -> None:
-        """See ops.Filesystem."""
+    def _end(self) -> None:
         self.client.on_reconnect = lambda: None
         self.client.outage_s = END_S
         for line in self.flush_all():
@@ -238,11 +236,11 @@ class NFSFilesystem(FileServerFilesystem):
 
     # -- names
 
-    def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Reply[Entry]:
+    async def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Entry:
         """See ops.Filesystem. The kernel asks for each name first, so that longer ones go no further."""
         if len(name) > NAME_MAX:
             raise FSError(errno.ENAMETOOLONG)
-        return Blocking(partial(self._lookup, self._asked(caller), self._nodes.get(parent), name))
+        return await self._lane(self._lookup, self._asked(caller), self._nodes.get(parent), name)
 
     def _lookup(self, identity: Credentials, directory: Node, name: bytes) -> Entry:
         try:
@@ -253,34 +251,34 @@ class NFSFilesystem(FileServerFilesystem):
             return Entry(None, self._ttl_s)
         return self._entry(*self._look_up(found, directory, name, identity))
 
-    def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Reply[Entry]:
+    async def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Entry:
         """See ops.Filesystem; the server says whether it makes devices."""
         if not stat.S_ISREG(mode):
             new = SetAttr(mode=mode & 0o7777)
-            return self._make(caller, parent, name, partial(calls.mknod, mode=mode, rdev=rdev, changes=new))
+            return await self._make(caller, parent, name, partial(calls.mknod, mode=mode, rdev=rdev, changes=new))
         directory, identity = self._nodes.get(parent), self._asked(caller)
 
         def make() -> Entry:
             found = self._create_new(identity, directory, name, mode)
             return self._entry(*self._look_up(found, directory, name, identity))
 
-        return Blocking(make)
+        return await self._lane(make)
 
-    def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Reply[Entry]:
+    async def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Entry:
         """See ops.Filesystem."""
-        return self._make(caller, parent, name, partial(calls.mkdir, changes=SetAttr(mode=mode & 0o7777)))
+        return await self._make(caller, parent, name, partial(calls.mkdir, changes=SetAttr(mode=mode & 0o7777)))
 
-    def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Reply[Entry]:
+    async def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Entry:
         """See ops.Filesystem."""
-        return self._make(caller, parent, name, partial(calls.symlink, target=target))
+        return await self._make(caller, parent, name, partial(calls.symlink, target=target))
 
-    def _make(
+    async def _make(
         self,
         caller: Caller,
         parent: Ino,
         name: bytes,
         request: Callable[[bytes, bytes], calls.Request[Found]],
-    ) -> Blocking[Entry]:
+    ) -> Entry:
         """Make something that is not a file."""
         identity, directory = self._asked(caller), self._nodes.get(parent)
 
@@ -293,11 +291,11 @@ class NFSFilesystem(FileServerFilesystem):
                 found = Found(b"", None)  # the first request made it, and its answer was lost
             return self._entry(*self._look_up(found, directory, name, identity))
 
-        return Blocking(make)
+        return await self._lane(make)
 
-    def unlink(self, caller: Caller, parent: Ino, name: bytes) -> Reply[None]:
+    async def unlink(self, caller: Caller, parent: Ino, name: bytes) -> None:
         """See ops.Filesystem. What is open gets another name until it is closed."""
-        return Blocking(partial(self._unlink, self._asked(caller), self._nodes.get(parent), name))
+        await self._lane(self._unlink, self._asked(caller), self._nodes.get(parent), name)
 
     def _unlink(self, identity: Credentials, directory: Node, name: bytes) -> None:
         with self._files.taking_away(directory, name, identity) as opened:
@@ -306,19 +304,19 @@ class NFSFilesystem(FileServerFilesystem):
             else:
                 remove_name(self.client, calls.remove(directory.handle, name), identity)
 
-    def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> Reply[None]:
+    async def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> None:
         """See ops.Filesystem."""
         request = calls.rmdir(self._nodes.get(parent).handle, name)
-        return Blocking(partial(remove_name, self.client, request, self._asked(caller)))
+        await self._lane(remove_name, self.client, request, self._asked(caller))
 
-    def rename(
+    async def rename(
         self, caller: Caller, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int
-    ) -> Reply[None]:
+    ) -> None:
         """See ops.Filesystem; version 3 knows none of the flags."""
         if flags:
             raise FSError(errno.EINVAL)
         directories = self._nodes.get(parent), self._nodes.get(new_parent)
-        return Blocking(partial(self._rename, self._asked(caller), directories, name, new_name))
+        await self._lane(self._rename, self._asked(caller), directories, name, new_name)
 
     def _rename(self, identity: Credentials, directories: tuple[Node, Node], name: bytes, new_name: bytes) -> None:
         old, new = directories
@@ -338,7 +336,7 @@ class NFSFilesystem(FileServerFilesystem):
                 self._files.unhide(opened)
                 raise
 
-    def link(self, caller: Caller, ino: Ino, new_parent: Ino, new_name: bytes) -> Reply[Entry]:
+    async def link(self, caller: Caller, ino: Ino, new_parent: Ino, new_name: bytes) -> Entry:
         """See ops.Filesystem."""
         node, directory, identity = self._nodes.get(ino), self._nodes.get(new_parent), self._asked(caller)
 
@@ -350,29 +348,29 @@ class NFSFilesystem(FileServerFilesystem):
                     raise
             return self._lookup(identity, directory, new_name)
 
-        return Blocking(make)
+        return await self._lane(make)
 
-    def readlink(self, ino: Ino) -> Reply[bytes]:
+    async def readlink(self, ino: Ino) -> bytes:
         """See ops.Filesystem."""
-        return Blocking(partial(self.client.call, calls.readlink(self._nodes.get(ino).handle)))
+        return await self._lane(self.client.call, calls.readlink(self._nodes.get(ino).handle))
 
     # -- attributes
 
-    def getattr(self, ino: Ino, fh: Fh) -> Reply[AttrReply]:
+    async def getattr(self, ino: Ino, fh: Fh) -> AttrReply:
         """See ops.Filesystem."""
-        return Blocking(partial(self._getattr, self._nodes.get(ino)))
+        return await self._lane(self._getattr, self._nodes.get(ino))
 
     def _getattr(self, node: Node) -> AttrReply:
         attributes = self._settled(node, partial(self.client.call, calls.getattr(node.handle)))
         self._saw(node, attributes)
         return self._reply(node, attributes)
 
-    def setattr(self, caller: Caller, ino: Ino, fh: Fh, changes: SetAttr) -> Reply[AttrReply]:
+    async def setattr(self, caller: Caller, ino: Ino, fh: Fh, changes: SetAttr) -> AttrReply:
         """See ops.Filesystem."""
         node, identity = self._nodes.get(ino), self._asked(caller)
         if changes.size is not None and self._files.get(fh) is not None:
             identity = self._files.identity(fh)  # who may write to it may change its size
-        return Blocking(lambda: self._reply(node, self._set(node, identity, changes)))
+        return self._reply(node, await self._lane(self._set, node, identity, changes))
 
     def _set(self, node: Node, identity: Credentials, changes: SetAttr) -> Attributes:
         request = calls.setattr(node.handle, changes._replace(ctime_ns=None, kill_suidgid=False))
@@ -390,28 +388,23 @@ class NFSFilesystem(FileServerFilesystem):
         self._changed(node, after)
         return after
 
-    def statfs(self, ino: Ino) -> Reply[StatFs]:
+    async def statfs(self, ino: Ino) -> StatFs:
         """See ops.Filesystem: what the server says, which of a directory with a quota may be that."""
-
-        def ask() -> StatFs:
-            space = self.client.call(calls.fsstat(self._nodes.get(ino).handle))
-            return StatFs(
-                space.bytes // BLOCK,
-                space.bytes_available // BLOCK,
-                space.files,
-                space.files_available,
-                BLOCK,
-                NAME_MAX,
-            )
-
-        return Blocking(ask)
+        space = await self._lane(self.client.call, calls.fsstat(self._nodes.get(ino).handle))
+        return StatFs(
+            space.bytes // BLOCK,
+            space.bytes_available // BLOCK,
+            space.files,
+            space.files_available,
+            BLOCK,
+            NAME_MAX,
+        )
 
     # -- files
 
-    def open(self, caller: Caller, ino: Ino, request: OpenRequest) -> Reply[OpenReply]:
+    async def open(self, caller: Caller, ino: Ino, request: OpenRequest) -> OpenReply:
         """See ops.Filesystem."""
-        node, identity = self._nodes.get(ino), self._asked(caller)
-        return Blocking(partial(self._open, node, identity, request.flags))
+        return await self._lane(self._open, self._nodes.get(ino), self._asked(caller), request.flags)
 
     def _open(self, node: Node, identity: Credentials, flags: int) -> OpenReply:
         mode = flags & os.O_ACCMODE
@@ -433,9 +426,9 @@ class NFSFilesystem(FileServerFilesystem):
                 node.pages = seen
             return OpenReply(self._files.add(node, identity, flags), keep_cache=keep)
 
-    def create(
+    async def create(
         self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest
-    ) -> Reply[tuple[Entry, OpenReply]]:
+    ) -> tuple[Entry, OpenReply]:
         """See ops.Filesystem."""
         directory, identity = self._nodes.get(parent), self._asked(caller)
         new = SetAttr(mode=mode & 0o7777, size=0 if request.flags & os.O_TRUNC else None)
@@ -451,7 +444,7 @@ class NFSFilesystem(FileServerFilesystem):
                 opened = OpenReply(self._files.add(node, identity, request.flags))
             return self._entry(node, attributes), opened
 
-        return Blocking(make)
+        return await self._lane(make)
 
     def _create_new(self, identity: Credentials, directory: Node, name: bytes, mode: int) -> Found:
         """A file that must not be there. Its access time tells whether it is ours, if the first answer is lost."""
@@ -467,12 +460,13 @@ class NFSFilesystem(FileServerFilesystem):
                 raise
             return found
 
-    def release(self, ino: Ino, fh: Fh) -> Reply[None]:
+    async def release(self, ino: Ino, fh: Fh) -> None:
         """See ops.Filesystem."""
         handle = self._files.close(fh)
-        if handle is None or handle.node.opens or not (handle.node.hidden or handle.node.uncommitted is not None):
-            return None
-        return Blocking(partial(self._last_close, handle.node))
+        if handle is None or handle.node.opens:
+            return
+        if handle.node.hidden or handle.node.uncommitted is not None:
+            await self._lane(self._last_close, handle.node)
 
     def _last_close(self, node: Node) -> None:
         try:
@@ -486,12 +480,11 @@ class NFSFilesystem(FileServerFilesystem):
                     node.uncommitted = None
                     self._written.pop(node, None)
 
-    def read(self, ino: Ino, fh: Fh, offset: int, size: int) -> Reply[bytes | bytearray | memoryview]:
+    async def read(self, ino: Ino, fh: Fh, offset: int, size: int) -> bytes:
         """See ops.Filesystem."""
-        return Blocking(partial(self._read, self._nodes.get(ino), self._files.identity(fh), offset, size))
-
-    def _read(self, node: Node, identity: Credentials, offset: int, size: int) -> bytes:
-        return self._settled(node, partial(self._read_once, node, identity, offset, size))
+        node = self._nodes.get(ino)
+        ask = partial(self._read_once, node, self._files.identity(fh), offset, size)
+        return await self._lane(self._settled, node, ask)
 
     def _read_once(self, node: Node, identity: Credentials, offset: int, size: int) -> bytes:
         client, most = self.client, self.client.read_bytes()
@@ -511,31 +504,32 @@ class NFSFilesystem(FileServerFilesystem):
                 break
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def write(self, ino: Ino, fh: Fh, offset: int, payload: memoryview, kill_suidgid: bool) -> Reply[int]:
+    async def write(self, ino: Ino, fh: Fh, offset: int, payload: memoryview, kill_suidgid: bool) -> int:
         """See ops.Filesystem; the server drops setuid and setgid by itself."""
-        return Blocking(partial(self._write, self._nodes.get(ino), self._files.identity(fh), offset, payload))
+        return await self._lane(self._write, self._nodes.get(ino), self._files.identity(fh), offset, bytes(payload))
 
-    def _write(self, node: Node, identity: Credentials, offset: int, payload: memoryview) -> int:
+    def _write(self, node: Node, identity: Credentials, offset: int, content: bytes) -> int:
         with self._lock:
             uncommitted = node.uncommitted
             if uncommitted is None:
                 self._written[node] = node.uncommitted = uncommitted = Uncommitted(node.handle, identity)
-        written = uncommitted.write(self.client, identity, offset, bytes(payload))
+        written = uncommitted.write(self.client, identity, offset, content)
         self._changed(node, written.attributes)
         if written.verifier != self._seen_verifier:
             self._write_verifier(written.verifier)
         if sum(count for _, count in self.uncommitted()) > UNCOMMITTED_BYTES:
             uncommitted.commit(self.client)
-        return len(payload)
+        return len(content)
 
-    def flush(self, ino: Ino, fh: Fh) -> Reply[None]:
+    async def flush(self, ino: Ino, fh: Fh) -> None:
         """See ops.Filesystem: when a close returns, the server has the bytes on its disk."""
         uncommitted = self._nodes.get(ino).uncommitted
-        return Blocking(partial(uncommitted.commit, self.client)) if uncommitted else None
+        if uncommitted:
+            await self._lane(uncommitted.commit, self.client)
 
-    def fsync(self, ino: Ino, fh: Fh, datasync: bool) -> Reply[None]:
+    async def fsync(self, ino: Ino, fh: Fh, datasync: bool) -> None:
         """See ops.Filesystem."""
-        return self.flush(ino, fh)
+        await self.flush(ino, fh)
 
     def _read_verifier(self) -> int:
         try:
@@ -552,20 +546,20 @@ class NFSFilesystem(FileServerFilesystem):
 
     # -- directories
 
-    def opendir(self, caller: Caller, ino: Ino) -> Reply[OpenDirReply]:
+    async def opendir(self, caller: Caller, ino: Ino) -> OpenDirReply:
         """See ops.Filesystem."""
         fh = self._files.add(self._nodes.get(ino), self._asked(caller), os.O_DIRECTORY)
         self._listings[fh] = _Listing()
         return OpenDirReply(fh)
 
-    def readdir(self, ino: Ino, fh: Fh, offset: int, budget: DirBudget, plus: bool) -> Reply[Sequence[DirEntry]]:
+    async def readdir(self, ino: Ino, fh: Fh, offset: int, budget: DirBudget, plus: bool) -> Sequence[DirEntry]:
         """See ops.Filesystem. Cursors are the server's cookies."""
         listing = self._listings.get(fh)
         if listing is None:  # opened by a process that died
             listing = self._listings[fh] = _Listing()
             listing.verifier = None
-        call = partial(self._readdir, self._nodes.get(ino), self._files.identity(fh), listing, offset, budget, plus)
-        return Blocking(call)
+        node, identity = self._nodes.get(ino), self._files.identity(fh)
+        return await self._lane(self._readdir, node, identity, listing, offset, budget, plus)
 
     def _readdir(
         self, node: Node, identity: Credentials, listing: _Listing, offset: int, budget: DirBudget, plus: bool

@@ -3,7 +3,7 @@
 A server of version 3 knows no open files: a file that is removed is gone for all. So a client gives it another name
 until the last close, as all NFS clients do (".nfs..." in its directory). Both tables outlive this process.
 
-Threads: the state lock (the file system's) covers the tables; the server is never waited for with it.
+Threads: the file system's lock covers the tables; the server is never waited for with it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class OpenFiles:
     """All open files and directories of a mount."""
 
     def __init__(self, client: Client, nodes: Nodes, lock: threading.Condition, state: Path) -> None:
-        """lock: the state lock; who waits for a removal is woken by it."""
+        """lock: the file system's; who waits for a removal is woken by it."""
         self._client = client
         self._nodes = nodes
         self._lock = lock

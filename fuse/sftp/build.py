@@ -11,7 +11,8 @@ from datastore.api.source import SFTPLocation
 from datastore.errors import AccessDenied, InvalidManifest, NotFound
 
 from ..fileserver import MountedFileServer, nodes_within, ttl_of
-from ..ops import ROOT_INO, Fh, FSError, resolve
+from ..loop import Loop
+from ..ops import ROOT_INO, Fh, FSError
 from .connection import Connection
 from .filesystem import SFTPFilesystem
 
@@ -57,6 +58,7 @@ def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedDirectory:
     filesystem = SFTPFilesystem(
         connection,
         state,
+        loop=Loop(),
         ttl_s=ttl_of(spec),
         group=spec.group,
         limit=nodes_within(spec.memory_bytes - listing_bytes),
@@ -71,7 +73,7 @@ def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedDirectory:
 def _check(filesystem: SFTPFilesystem, location: SFTPLocation) -> None:
     try:
         filesystem.owner()
-        attr = resolve(filesystem.getattr(ROOT_INO, Fh(0))).attr
+        attr = filesystem.loop.run(filesystem.getattr(ROOT_INO, Fh(0))).attr
     except FSError as error:
         if error.errno == errno.EACCES:
             raise AccessDenied(f"the login at {location.host} may not look at {location.path}") from None

@@ -3,9 +3,9 @@
 The server decides everything, by path, as the user who logged in. The kernel keeps names and attributes for their time
 to live and a file's pages until the next open; nothing else is remembered, but for what an open file needs.
 
-Threads: methods are called by the loop, what they give as Blocking runs on workers, and what is said to the server on
-the connection's thread. One lock covers the nodes and the table of open files; it is never held while the server is
-waited for.
+Threads: a call begins on the loop, what waits for the server runs in a lane, and what is said to the server on the
+connection's thread. One lock covers the nodes and the table of open files; it is never held while the server is waited
+for.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import struct
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -30,12 +29,12 @@ from datastore.errors import StoreError
 from datastore.logs import fields
 
 from ..fileserver import END_S, NAME_MAX, FileServerFilesystem
+from ..loop import Loop
 from ..ops import (
     NOW,
     ROOT_INO,
     Attr,
     AttrReply,
-    Blocking,
     Caller,
     DirBudget,
     DirEntry,
@@ -47,7 +46,6 @@ from ..ops import (
     OpenDirReply,
     OpenReply,
     OpenRequest,
-    Reply,
     SetAttr,
     StatFs,
 )
@@ -114,6 +112,7 @@ class SFTPFilesystem(FileServerFilesystem):
         connection: Connection,
         state: Path,
         *,
+        loop: Loop,
         ttl_s: float,
         group: int | None,
         limit: int,
@@ -122,7 +121,7 @@ class SFTPFilesystem(FileServerFilesystem):
     ) -> None:
         self.connection = connection
         self._nodes = Nodes(state, limit, os.fsencode(connection.location.path))
-        super().__init__(self._nodes, threading.Condition(), ttl_s=ttl_s, group=group)
+        super().__init__(self._nodes, threading.Condition(), loop=loop, ttl_s=ttl_s, group=group)
         self._owner: Owner | None = None
         self._table = OpenTable(state / "opens")
         self._handles: dict[int, Handle] = {}
@@ -169,8 +168,7 @@ class SFTPFilesystem(FileServerFilesystem):
                     self._nodes.move(node, directory, other, HIDDEN)
             self._end_open(node)
 
-    def stop(self) -> None:
-        """See ops.Filesystem."""
+    def _end(self) -> None:
         self.connection.outage_s = END_S
         for node in [node for node in self._nodes.by_ino.values() if node.hidden and node.parent is not None]:
             self._remove_hidden(self._nodes.hidden_path(node))
@@ -275,11 +273,11 @@ class SFTPFilesystem(FileServerFilesystem):
 
     # -- names
 
-    def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Reply[Entry]:
+    async def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Entry:
         """See ops.Filesystem. The kernel asks for each name first, so that longer ones go no further."""
         if len(name) > NAME_MAX:
             raise FSError(errno.ENAMETOOLONG)
-        return Blocking(partial(self._lookup, self._nodes.get(parent), name))
+        return await self._lane(self._lookup, self._nodes.get(parent), name)
 
     def _lookup(self, directory: Node, name: bytes) -> Entry:
         try:
@@ -291,7 +289,7 @@ class SFTPFilesystem(FileServerFilesystem):
         ((_, entry),) = self._entries(directory, [(name, given)])
         return entry
 
-    def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Reply[Entry]:
+    async def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Entry:
         """See ops.Filesystem; SFTP makes regular files only."""
         if not stat.S_ISREG(mode):
             raise FSError(errno.EPERM)
@@ -304,9 +302,9 @@ class SFTPFilesystem(FileServerFilesystem):
             ((_, entry),) = self._entries(directory, [(name, given)])
             return entry
 
-        return Blocking(make)
+        return await self._lane(make)
 
-    def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Reply[Entry]:
+    async def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Entry:
         """See ops.Filesystem."""
 
         async def make(sftp: SFTPClient, path: bytes, repeated: bool) -> SFTPAttrs:
@@ -317,9 +315,9 @@ class SFTPFilesystem(FileServerFilesystem):
                     raise
             return await _with_mode(sftp, path, await sftp.lstat(path), mode)
 
-        return self._make("mkdir", parent, name, make)
+        return await self._make("mkdir", parent, name, make)
 
-    def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Reply[Entry]:
+    async def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Entry:
         """See ops.Filesystem."""
 
         async def make(sftp: SFTPClient, path: bytes, repeated: bool) -> SFTPAttrs:
@@ -330,11 +328,11 @@ class SFTPFilesystem(FileServerFilesystem):
                     raise
             return await sftp.lstat(path)
 
-        return self._make("symlink", parent, name, make)
+        return await self._make("symlink", parent, name, make)
 
-    def _make(
+    async def _make(
         self, what: str, parent: Ino, name: bytes, call: Callable[[SFTPClient, bytes, bool], Awaitable[SFTPAttrs]]
-    ) -> Blocking[Entry]:
+    ) -> Entry:
         directory = self._nodes.get(parent)
 
         def make() -> Entry:
@@ -345,7 +343,7 @@ class SFTPFilesystem(FileServerFilesystem):
             ((_, entry),) = self._entries(directory, [(name, given)])
             return entry
 
-        return Blocking(make)
+        return await self._lane(make)
 
     def _named(self, error: SFTPFailed, directory: Node, name: bytes) -> FSError:
         """What a mere failure to make a name was: most often the name is taken, or there is no room."""
@@ -364,9 +362,9 @@ class SFTPFilesystem(FileServerFilesystem):
                 return FSError(errno.ENOSPC)
         return error
 
-    def unlink(self, caller: Caller, parent: Ino, name: bytes) -> Reply[None]:
+    async def unlink(self, caller: Caller, parent: Ino, name: bytes) -> None:
         """See ops.Filesystem. What is open gets another name until it is closed."""
-        return Blocking(partial(self._unlink, self._nodes.get(parent), name))
+        await self._lane(self._unlink, self._nodes.get(parent), name)
 
     def _unlink(self, directory: Node, name: bytes) -> None:
         node = directory.children.get(name)
@@ -415,9 +413,9 @@ class SFTPFilesystem(FileServerFilesystem):
         with self._lock:
             self._nodes.move(node, directory, name)
 
-    def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> Reply[None]:
+    async def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> None:
         """See ops.Filesystem."""
-        return Blocking(partial(self._rmdir, self._nodes.get(parent), name))
+        await self._lane(self._rmdir, self._nodes.get(parent), name)
 
     def _rmdir(self, directory: Node, name: bytes) -> None:
         async def remove(sftp: SFTPClient, path: bytes, repeated: bool) -> None:
@@ -435,14 +433,14 @@ class SFTPFilesystem(FileServerFilesystem):
         self._ask("rmdir", directory, remove, name)
         self._gone(directory.children.get(name))
 
-    def rename(
+    async def rename(
         self, caller: Caller, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int
-    ) -> Reply[None]:
+    ) -> None:
         """See ops.Filesystem."""
         if flags & ~1:
             raise FSError(errno.EINVAL)
-        directories = self._nodes.get(parent), self._nodes.get(new_parent)
-        return Blocking(partial(self._rename, *directories, name, new_name, bool(flags)))
+        old, new = self._nodes.get(parent), self._nodes.get(new_parent)
+        await self._lane(self._rename, old, new, name, new_name, bool(flags))
 
     def _rename(self, old: Node, new: Node, name: bytes, new_name: bytes, no_replace: bool) -> None:
         if no_replace:
@@ -463,15 +461,11 @@ class SFTPFilesystem(FileServerFilesystem):
             elif (shown := new.children.get(new_name)) is not None:
                 self._nodes.detach(shown)
 
-    def renamed_before(self, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes) -> Reply[None]:
+    async def renamed_before(self, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes) -> None:
         """See ops.KnowsFilesByName."""
         old, new = self._nodes.get(parent), self._nodes.get(new_parent)
-
-        def follow() -> None:
-            if name in old.children and self._is_there(new, new_name):
-                self._renamed(old, name, new, new_name)
-
-        return Blocking(follow)
+        if name in old.children and await self._lane(self._is_there, new, new_name):
+            self._renamed(old, name, new, new_name)
 
     def _replace_open(self, replaced: Node, old: Node, name: bytes, new: Node, new_name: bytes) -> None:
         """What is open keeps another name; for a moment nothing has its own."""
@@ -517,17 +511,18 @@ class SFTPFilesystem(FileServerFilesystem):
             return FSError(errno.ENOTDIR)
         return FSError(errno.EISDIR) if to_directory else error
 
-    def link(self, caller: Caller, ino: Ino, new_parent: Ino, new_name: bytes) -> Reply[Entry]:
+    async def link(self, caller: Caller, ino: Ino, new_parent: Ino, new_name: bytes) -> Entry:
         """EOPNOTSUPP: SFTP does not tell which two names are one file."""
         raise FSError(errno.EOPNOTSUPP)
 
-    def readlink(self, ino: Ino) -> Reply[bytes]:
+    async def readlink(self, ino: Ino) -> bytes:
         """See ops.Filesystem."""
-        return Blocking(partial(self._ask, "readlink", self._nodes.get(ino), lambda sftp, path, _: sftp.readlink(path)))
+        node = self._nodes.get(ino)
+        return await self._lane(self._ask, "readlink", node, lambda sftp, path, _: sftp.readlink(path))
 
     # -- attributes
 
-    def getattr(self, ino: Ino, fh: Fh) -> Reply[AttrReply]:
+    async def getattr(self, ino: Ino, fh: Fh) -> AttrReply:
         """See ops.Filesystem."""
         node, handle = self._nodes.get(ino), self._handles.get(fh)
 
@@ -536,11 +531,11 @@ class SFTPFilesystem(FileServerFilesystem):
                 return self._reply(node, self._on(handle, "fstat", lambda file: file.stat()))
             return self._reply(node, self._lstat(node))
 
-        return Blocking(ask)
+        return await self._lane(ask)
 
-    def setattr(self, caller: Caller, ino: Ino, fh: Fh, changes: SetAttr) -> Reply[AttrReply]:
+    async def setattr(self, caller: Caller, ino: Ino, fh: Fh, changes: SetAttr) -> AttrReply:
         """See ops.Filesystem."""
-        return Blocking(partial(self._set, self._nodes.get(ino), self._handles.get(fh), changes))
+        return await self._lane(self._set, self._nodes.get(ino), self._handles.get(fh), changes)
 
     def _set(self, node: Node, handle: Handle | None, changes: SetAttr) -> AttrReply:
         owner = self.owner()
@@ -567,9 +562,9 @@ class SFTPFilesystem(FileServerFilesystem):
             raise self._no_room(error, node) from None
         return self._reply(node, given)
 
-    def statfs(self, ino: Ino) -> Reply[StatFs]:
+    async def statfs(self, ino: Ino) -> StatFs:
         """See ops.Filesystem; by the extension statvfs@openssh.com."""
-        return Blocking(partial(self._statfs, self._nodes.get(ino)))
+        return await self._lane(self._statfs, self._nodes.get(ino))
 
     def _statfs(self, node: Node) -> StatFs:
         given = self._ask("statvfs", node, lambda sftp, path, _: sftp.statvfs(path))
@@ -577,9 +572,9 @@ class SFTPFilesystem(FileServerFilesystem):
 
     # -- files
 
-    def open(self, caller: Caller, ino: Ino, request: OpenRequest) -> Reply[OpenReply]:
+    async def open(self, caller: Caller, ino: Ino, request: OpenRequest) -> OpenReply:
         """See ops.Filesystem. The kernel drops its pages: times are of whole seconds, so no other sign tells."""
-        return Blocking(partial(self._open, self._nodes.get(ino), request.flags))
+        return await self._lane(self._open, self._nodes.get(ino), request.flags)
 
     def _open(self, node: Node, flags: int) -> OpenReply:
         handle = Handle(node, flags)
@@ -593,9 +588,9 @@ class SFTPFilesystem(FileServerFilesystem):
             raise
         return OpenReply(self._add(handle))
 
-    def create(
+    async def create(
         self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest
-    ) -> Reply[tuple[Entry, OpenReply]]:
+    ) -> tuple[Entry, OpenReply]:
         """See ops.Filesystem."""
         directory = self._nodes.get(parent)
 
@@ -613,7 +608,7 @@ class SFTPFilesystem(FileServerFilesystem):
             self._begin_open(node)
             return entry, OpenReply(self._add(handle))
 
-        return Blocking(make)
+        return await self._lane(make)
 
     def _create_new(self, directory: Node, name: bytes, mode: int, handle: Handle) -> SFTPAttrs:
         """A file that must not be there, open as `handle`. Errors: EEXIST."""
@@ -686,12 +681,13 @@ class SFTPFilesystem(FileServerFilesystem):
         handle = self._handles.get(fh)
         return (handle, False) if handle is not None else (Handle(self._nodes.get(ino), flags), True)
 
-    def release(self, ino: Ino, fh: Fh) -> Reply[None]:
+    async def release(self, ino: Ino, fh: Fh) -> None:
         """See ops.Filesystem."""
         with self._lock:
             handle = self._handles.pop(fh, None)
             self._table.remove(fh)
-        return None if handle is None else Blocking(partial(self._release, handle))
+        if handle is not None:
+            await self._lane(self._release, handle)
 
     def _release(self, handle: Handle) -> None:
         node = handle.node
@@ -707,7 +703,7 @@ class SFTPFilesystem(FileServerFilesystem):
 
         self.connection.call("close", close)
 
-    def read(self, ino: Ino, fh: Fh, offset: int, size: int) -> Reply[bytes | bytearray | memoryview]:
+    async def read(self, ino: Ino, fh: Fh, offset: int, size: int) -> bytes:
         """See ops.Filesystem. asyncssh asks for all parts of it at once."""
 
         def ask() -> bytes:
@@ -719,14 +715,15 @@ class SFTPFilesystem(FileServerFilesystem):
                 if passing:
                     self._close(handle)
 
-        return Blocking(ask)
+        return await self._lane(ask)
 
-    def write(self, ino: Ino, fh: Fh, offset: int, payload: memoryview, kill_suidgid: bool) -> Reply[int]:
+    async def write(self, ino: Ino, fh: Fh, offset: int, payload: memoryview, kill_suidgid: bool) -> int:
         """See ops.Filesystem; the server drops setuid and setgid by itself."""
+        content = bytes(payload)
 
         def send() -> int:
             handle, passing = self._handle(ino, fh, os.O_WRONLY)
-            node, content = handle.node, bytes(payload)
+            node = handle.node
             node.seen = None
             try:
                 self._on(handle, "write", lambda file: file.write(content, offset), sent=len(content))
@@ -738,20 +735,20 @@ class SFTPFilesystem(FileServerFilesystem):
                     self._close(handle)
             return len(content)
 
-        return Blocking(send)
+        return await self._lane(send)
 
-    def flush(self, ino: Ino, fh: Fh) -> Reply[None]:
+    async def flush(self, ino: Ino, fh: Fh) -> None:
         """See ops.Filesystem: the server has every write that was answered."""
-        return None
 
-    def fsync(self, ino: Ino, fh: Fh, datasync: bool) -> Reply[None]:
+    async def fsync(self, ino: Ino, fh: Fh, datasync: bool) -> None:
         """See ops.Filesystem; by the extension fsync@openssh.com. EOPNOTSUPP of a server without it."""
         handle = self._handles.get(fh)
-        return None if handle is None else Blocking(partial(self._on, handle, "fsync", lambda file: file.fsync()))
+        if handle is not None:
+            await self._lane(self._on, handle, "fsync", lambda file: file.fsync())
 
     # -- directories
 
-    def opendir(self, caller: Caller, ino: Ino) -> Reply[OpenDirReply]:
+    async def opendir(self, caller: Caller, ino: Ino) -> OpenDirReply:
         """See ops.Filesystem."""
         self._nodes.get(ino)
         with self._lock:
@@ -760,11 +757,11 @@ class SFTPFilesystem(FileServerFilesystem):
         self._listings[fh] = _Listing()
         return OpenDirReply(fh)
 
-    def readdir(self, ino: Ino, fh: Fh, offset: int, budget: DirBudget, plus: bool) -> Reply[Sequence[DirEntry]]:
+    async def readdir(self, ino: Ino, fh: Fh, offset: int, budget: DirBudget, plus: bool) -> Sequence[DirEntry]:
         """See ops.Filesystem. A cursor is a place in the order of names, and SFTP has none, so all names are read at
         the first call. ENOMEM where they are more than there is memory for."""
         listing = self._listings.setdefault(fh, _Listing())  # of a process that died: it is read anew
-        return Blocking(partial(self._readdir, self._nodes.get(ino), listing, offset, budget, plus))
+        return await self._lane(self._readdir, self._nodes.get(ino), listing, offset, budget, plus)
 
     def _readdir(self, node: Node, listing: _Listing, offset: int, budget: DirBudget, plus: bool) -> Sequence[DirEntry]:
         lines = listing.lines

@@ -11,10 +11,10 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
 
+from ..loop import Lanes
 from ..store.base import ETag, ObjectInfo
 from .statedb import KnownAttributes, StateDb
 
@@ -31,7 +31,7 @@ def is_racy(info: ObjectInfo) -> bool:
 class AttributeMemory:
     """Memory of `entries` objects before the database of the mount; safe for many threads."""
 
-    def __init__(self, db: StateDb, *, entries: int = 100_000, executor: Executor | None = None) -> None:
+    def __init__(self, db: StateDb, *, entries: int = 100_000, executor: Lanes | None = None) -> None:
         """executor: writes into the database, which who learns something must not wait for; without it he does."""
         self._db = db
         self._executor = executor
@@ -104,13 +104,10 @@ class AttributeMemory:
         with self._lock:
             self._unsaved[key] = row
             full = len(self._unsaved) == _BATCH
-        if not full:
-            return
-        if self._executor is None:
-            self.save()
-            return
-        with suppress(RuntimeError):  # shut down: the end saves
+        if full and self._executor is not None:
             self._executor.submit(self.save)
+        elif full:
+            self.save()
 
     def _keep(self, key: str, row: KnownAttributes) -> None:
         """The lock is held."""

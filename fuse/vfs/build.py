@@ -6,10 +6,10 @@ import logging
 import os
 import stat
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import fields as fields_of
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import TypedDict
@@ -17,11 +17,12 @@ from typing import TypedDict
 from datastore.api.mountspec import MountSpec
 from datastore.api.source import S3Location, Source, StaticCredentials, credentials_of, with_credentials
 from datastore.clock import Clock, SystemClock
-from datastore.errors import CredentialsInvalid, InvalidManifest, StoreError
+from datastore.errors import CredentialsInvalid, InvalidManifest, MountFailed, StoreError
 from datastore.logs import fields
 
 from ..data.blockcache import BlockCache
 from ..data.reader import Reader
+from ..loop import Loop
 from ..state.attributes import AttributeMemory
 from ..state.listings import SavedListings
 from ..state.nodelog import NodeLog
@@ -43,8 +44,6 @@ from .tree.reclaimer import Shares, holdings
 from .warm import warm
 
 log = logging.getLogger(__name__)
-_IO_THREADS = 64
-"""HEADs are sent 64 wide (issue: attributes of a directory); parts and ranges use some of the same threads."""
 _LIVE = (
     "cache_size_bytes",
     "capacity_bytes",
@@ -60,7 +59,7 @@ _LIVE = (
 
 
 class MountedStore:
-    """One file system with its store, cache and journal."""
+    """One file system with its store, cache and journal. Threads: any but the loop's."""
 
     def __init__(
         self,
@@ -76,15 +75,25 @@ class MountedStore:
         self._keys = keys
 
     def status(self) -> dict[str, object]:
-        """What `datastore status` shows of this side."""
+        """What `datastore status` shows of this side; also when the loop has ended."""
         core = self.filesystem.core
         used, limit = core.cache.usage() if core.cache is not None else (0, 0)
+        try:
+            seen = core.loop.call(self._seen)
+        except MountFailed:
+            seen = self._seen()  # nothing changes any more
         return {
             "location": str(self._spec.source),
-            "dirty": self.filesystem.uploads.unsent(),
             "cache": {"bytes": used, "limit": limit, **core.reader.counts.snapshot()},
             "store": self._store.metrics.snapshot(),
             "storage": self._store.metrics.silence.told(),
+            **seen,
+        }
+
+    def _seen(self) -> dict[str, object]:
+        core = self.filesystem.core
+        return {
+            "dirty": self.filesystem.uploads.unsent(),
             "nodes": len(core.nodes.by_ino),
             "memory": holdings(core),
             "unfinished": [f"{i.kind} {i.source} -> {i.target}" for i in core.db.intents() if i.kind != "discard"],
@@ -95,20 +104,21 @@ class MountedStore:
         live: dict[str, object] = {name: getattr(spec, name) for name in _LIVE}
         running = replace(self._spec, **live, source=self._renewed(spec.source))  # type: ignore[arg-type]
         core = self.filesystem.core
-        with core.lock:
-            defaults = core.settings.defaults._replace(group=running.group)
-            same = defaults == core.settings.defaults
-            core.settings = replace(core.settings, defaults=defaults, **live_settings(running))
-            nodes = [] if same else list(core.nodes.by_ino.values())
-            for node in nodes:
-                facts.edited(node, defaults.seen(node.attributes))
-        for node in nodes:
-            core.notifier.inval_inode(node.ino, -1)
+        core.loop.call(partial(self._change_settings, running))
         if core.cache is not None:
             core.cache.resize(running.cache_size_bytes)
         self._store.upload_pace.limit(running.upload_limit_bytes)
         self._spec = running
         return [each.name for each in fields_of(MountSpec) if getattr(running, each.name) != getattr(spec, each.name)]
+
+    def _change_settings(self, running: MountSpec) -> None:
+        core = self.filesystem.core
+        defaults = core.settings.defaults._replace(group=running.group)
+        same = defaults == core.settings.defaults
+        core.settings = replace(core.settings, defaults=defaults, **live_settings(running))
+        for node in [] if same else core.nodes.by_ino.values():
+            facts.edited(node, defaults.seen(node.attributes))
+            core.notifier.inval_inode(node.ino, -1)
 
     def _renewed(self, source: Source) -> Source:
         """Our source with the other's keys, which count from now on; as it is when it was made without a Secret's."""
@@ -120,15 +130,15 @@ class MountedStore:
 
     def warm(self, path: str, progress: Callable[[dict[str, int | None]], None]) -> dict[str, object]:
         """Bring what is below a path into the cache; see warm.warm."""
-        return warm(self.filesystem, path, progress)
+        return self.filesystem.loop.run(warm(self.filesystem, path, progress))
 
     def discard(self, path: str) -> int:
         """Drop unsent bytes of a path; see Uploads.forget."""
-        return self.filesystem.uploads.forget(path)
+        return self.filesystem.loop.run(self.filesystem.uploads.forget(path))
 
     def flush_all(self) -> list[str]:
         """Send all that is unsent; a line for each failure."""
-        return self.filesystem.flush_all()
+        return self.filesystem.loop.run(self.filesystem.flush_all())
 
 
 def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedStore:
@@ -141,7 +151,7 @@ def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedStore:
     keys = find_source(location)
     full = spec.attributes == "full"
     store = open_s3(location, capabilities=capabilities, keys=keys, list_metadata=full)
-    filesystem = build_filesystem(spec, store, resumed=resumed, reader=_identity(keys))
+    filesystem = build_filesystem(spec, store, loop=Loop(), resumed=resumed, reader=_identity(keys))
     return MountedStore(filesystem, spec, store, keys if isinstance(keys, StaticSource) else None)
 
 
@@ -203,17 +213,23 @@ def defaults_of(spec: MountSpec) -> Defaults:
 
 
 def build_filesystem(
-    spec: MountSpec, store: ObjectStore, *, clock: Clock | None = None, resumed: bool = False, reader: str = ""
+    spec: MountSpec,
+    store: ObjectStore,
+    *,
+    loop: Loop,
+    clock: Clock | None = None,
+    resumed: bool = False,
+    reader: str = "",
 ) -> DatastoreFilesystem:
     """The file system over any store; unsent files and half-done renames of an earlier process are finished first.
 
-    reader: names the credentials; nothing of what others have read is used (S-205).
+    loop: this call turns it for that, unless another thread does. reader: names the credentials; nothing of what
+    others have read is used (S-205).
     """
     state = Path(spec.state_dir)
     staging = state / "staging"
     staging.mkdir(mode=0o700, parents=True, exist_ok=True)
     db = StateDb(state / "state.db")
-    io = ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="io")
     location = s3_of(spec)
     db.attributes_are_of(reader)
     namespace = f"{location.endpoint}/{location.bucket} {reader}"
@@ -221,7 +237,7 @@ def build_filesystem(
     defaults = defaults_of(spec)
     clock = clock or SystemClock()
     shares = Shares.of(spec.memory_bytes)
-    known = AttributeMemory(db, entries=shares.attributes, executor=io)
+    known = AttributeMemory(db, entries=shares.attributes, executor=loop.lanes)
     core = Core(
         settings=Settings(
             **live_settings(spec),
@@ -232,7 +248,7 @@ def build_filesystem(
             keep_directories=spec.read_only and spec.transport == "kernel",
         ),
         store=store,
-        reader=Reader(store, cache, io, memory_bytes=shares.pieces, asking=known.asking),
+        reader=Reader(store, cache, loop, memory_bytes=shares.pieces, asking=known.asking),
         cache=cache,
         db=db,
         known=known,
@@ -241,17 +257,17 @@ def build_filesystem(
         removed=RemovedFiles(state / "removed"),
         listings=SavedListings(state / "listings"),
         nodes=NodeTable(location.prefix, defaults.of(stat.S_IFDIR, clock.time_ns())),
-        passthrough=PassthroughFiles(cache, io),
-        io=io,
+        passthrough=PassthroughFiles(cache, loop),
+        loop=loop,
         clock=clock,
         staging_dir=staging,
     )
     filesystem = DatastoreFilesystem(core)
-    _recover(core, filesystem, resumed=resumed)
+    loop.run(_recover(core, filesystem, resumed=resumed))
     return filesystem
 
 
-def _recover(core: Core, filesystem: DatastoreFilesystem, *, resumed: bool) -> None:
+async def _recover(core: Core, filesystem: DatastoreFilesystem, *, resumed: bool) -> None:
     if resumed:
         restore_nodes(core)
         restore_opens(core, filesystem.handles)
@@ -262,9 +278,9 @@ def _recover(core: Core, filesystem: DatastoreFilesystem, *, resumed: bool) -> N
         core.listings.clear()
         _after_a_boot(core)
     filesystem.uploads.orphans.recover(nodes_by_key(core))
-    failures = [] if resumed else filesystem.uploads.retry([])
+    failures = [] if resumed else await filesystem.uploads.retry([])
     try:
-        failures += finish(core, filesystem.renames, filesystem.uploads, resumed=resumed)
+        failures += await finish(core, filesystem.renames, filesystem.uploads, resumed=resumed)
     except StoreError as error:
         failures.append(str(error))
     if resumed:

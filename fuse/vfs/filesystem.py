@@ -1,18 +1,16 @@
-"""The file system that is served: ops.Filesystem, composed of the parts. Decides only what may be answered at once."""
+"""The file system that is served: ops.Filesystem, composed of the parts."""
 
 from __future__ import annotations
 
 import errno
 import logging
 from collections.abc import Sequence
-from functools import partial
 
 from datastore.logs import fields
 
 from ..loop import Loop
 from ..ops import (
     AttrReply,
-    Blocking,
     Caller,
     DirBudget,
     DirEntry,
@@ -24,7 +22,6 @@ from ..ops import (
     OpenDirReply,
     OpenReply,
     OpenRequest,
-    Reply,
     SetAttr,
     StatFs,
 )
@@ -79,125 +76,115 @@ class DatastoreFilesystem:
 
     # -- life
 
-    def use_loop(self, loop: Loop) -> None:
-        """Let it wait for the small files that are fetched ahead."""
-        self.core.reader.loop = loop
+    @property
+    def loop(self) -> Loop:
+        """See ops.Filesystem."""
+        return self.core.loop
 
     def start(self, notifier: Notifier) -> None:
-        """Begin: the kernel can be told of changes, and what is due now and then is done."""
+        """Begin: the kernel can be told of changes, and what is due now and then is done. On the loop."""
         self.core.notifier = notifier
         self.kernel_dir_cache.start()
         self.upkeep.start()
         self.write_back.start()
         self.reclaimer.start()
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Send what is unsent; what cannot be sent stays in the journal. Idempotent."""
-        self.reclaimer.stop()
-        self.upkeep.stop()
-        self.write_back.stop()
-        for line in self.flush_all():
+        await self.reclaimer.stop()
+        await self.upkeep.stop()
+        await self.write_back.stop()
+        for line in await self.flush_all():
             log.error("not in the store, kept on disk", extra=fields(file=line))
         self.core.passthrough.close()
         self.core.known.save()
 
-    def flush_all(self) -> list[str]:
+    async def flush_all(self) -> list[str]:
         """Send everything that is unsent; a line for each file that failed."""
-        with self.core.lock:
-            nodes = self.core.nodes.unsent()
-        return self.uploads.retry(nodes)
+        return await self.uploads.retry(self.core.nodes.unsent())
 
     # -- names
 
-    def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Reply[Entry]:
+    async def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Entry:
         """See ops.Filesystem."""
-        if len(name) > self._name_max():
-            return Blocking(partial(self._lookup_long, parent, name))
-        with self.core.lock:
-            directory = self.resolver.directory(parent)
-            entry = self.resolver.cached(directory, name) if not directory.gone else Entry(None, 0.0)
-        return entry if entry is not None else Blocking(partial(self.resolver.lookup, directory, name))
-
-    def _lookup_long(self, parent: Ino, name: bytes) -> Entry:
-        """Such names exist only if another tool wrote them (S-35)."""
-        entry = self.resolver.lookup(self.resolver.directory(parent), name)
-        if entry.attr is None:
-            raise FSError(errno.ENAMETOOLONG)
-        return entry
+        directory = self.resolver.directory(parent)
+        if len(name) > self._name_max():  # such names exist only if another tool wrote them (S-35)
+            entry = await self.resolver.lookup(directory, name)
+            if entry.attr is None:
+                raise FSError(errno.ENAMETOOLONG)
+            return entry
+        cached = self.resolver.cached(directory, name) if not directory.gone else Entry(None, 0.0)
+        return cached if cached is not None else await self.resolver.lookup(directory, name)
 
     def forget(self, ino: Ino, nlookup: int) -> None:
         """See ops.Filesystem."""
-        with self.core.lock:
-            self.kernel_dir_cache.forgotten(ino, nlookup)
-            self.core.nodes.forget(ino, nlookup)
+        self.kernel_dir_cache.forgotten(ino, nlookup)
+        self.core.nodes.forget(ino, nlookup)
 
-    def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Reply[Entry]:
+    async def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Entry:
         """See ops.Filesystem."""
-        return Blocking(partial(self._changes.mknod, caller, parent, name, mode, rdev))
+        return await self._changes.mknod(caller, parent, name, mode, rdev)
 
-    def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Reply[Entry]:
+    async def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Entry:
         """See ops.Filesystem."""
-        return Blocking(partial(self._changes.mkdir, caller, parent, name, mode))
+        return await self._changes.mkdir(caller, parent, name, mode)
 
-    def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Reply[Entry]:
+    async def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Entry:
         """See ops.Filesystem."""
-        return Blocking(partial(self._symlink, caller, parent, name, target))
-
-    def _symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Entry:
-        entry = self._changes.symlink(caller, parent, name, target)
+        entry = await self._changes.symlink(caller, parent, name, target)
         if entry.attr is not None:
             self._reading.linked(entry.attr.ino, target)
         return entry
 
-    def unlink(self, caller: Caller, parent: Ino, name: bytes) -> Reply[None]:
+    async def unlink(self, caller: Caller, parent: Ino, name: bytes) -> None:
         """See ops.Filesystem."""
-        return Blocking(partial(self._changes.unlink, parent, name))
+        await self._changes.unlink(parent, name)
 
-    def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> Reply[None]:
+    async def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> None:
         """See ops.Filesystem."""
-        return Blocking(partial(self._changes.rmdir, parent, name))
+        await self._changes.rmdir(parent, name)
 
-    def rename(
+    async def rename(
         self, caller: Caller, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int
-    ) -> Reply[None]:
+    ) -> None:
         """See ops.Filesystem."""
-        return Blocking(partial(self.renames.rename, parent, name, new_parent, new_name, flags))
+        await self.renames.rename(parent, name, new_parent, new_name, flags)
 
-    def link(self, caller: Caller, ino: Ino, new_parent: Ino, new_name: bytes) -> Reply[Entry]:
+    async def link(self, caller: Caller, ino: Ino, new_parent: Ino, new_name: bytes) -> Entry:
         """An object has one key: EOPNOTSUPP (S-10)."""
         raise FSError(errno.EOPNOTSUPP)
 
-    def readlink(self, ino: Ino) -> Reply[bytes]:
+    async def readlink(self, ino: Ino) -> bytes:
         """See ops.Filesystem."""
-        return self._reading.readlink(ino)
+        return await self._reading.readlink(ino)
 
     # -- attributes
 
-    def getattr(self, ino: Ino, fh: Fh) -> Reply[AttrReply]:
+    async def getattr(self, ino: Ino, fh: Fh) -> AttrReply:
         """See ops.Filesystem."""
-        return self._attrs.getattr(ino)
+        return await self._attrs.getattr(ino)
 
-    def setattr(self, caller: Caller, ino: Ino, fh: Fh, changes: SetAttr) -> Reply[AttrReply]:
+    async def setattr(self, caller: Caller, ino: Ino, fh: Fh, changes: SetAttr) -> AttrReply:
         """See ops.Filesystem."""
-        return Blocking(partial(self._attrs.setattr, ino, fh, changes))
+        return await self._attrs.setattr(ino, fh, changes)
 
-    def getxattr(self, ino: Ino, name: bytes) -> Reply[bytes]:
+    async def getxattr(self, ino: Ino, name: bytes) -> bytes:
         """See ops.Filesystem."""
-        return self._attrs.getxattr(ino, name)
+        return await self._attrs.getxattr(ino, name)
 
-    def setxattr(self, caller: Caller, ino: Ino, name: bytes, content: bytes, flags: int) -> Reply[None]:
+    async def setxattr(self, caller: Caller, ino: Ino, name: bytes, content: bytes, flags: int) -> None:
         """See ops.Filesystem."""
-        return Blocking(partial(self._attrs.setxattr, ino, name, content, flags))
+        await self._attrs.setxattr(ino, name, content, flags)
 
-    def listxattr(self, ino: Ino) -> Reply[Sequence[bytes]]:
+    async def listxattr(self, ino: Ino) -> Sequence[bytes]:
         """See ops.Filesystem."""
-        return Blocking(partial(self._attrs.listxattr, ino))
+        return await self._attrs.listxattr(ino)
 
-    def removexattr(self, caller: Caller, ino: Ino, name: bytes) -> Reply[None]:
+    async def removexattr(self, caller: Caller, ino: Ino, name: bytes) -> None:
         """See ops.Filesystem."""
-        return Blocking(partial(self._attrs.removexattr, ino, name))
+        await self._attrs.removexattr(ino, name)
 
-    def statfs(self, ino: Ino) -> Reply[StatFs]:
+    async def statfs(self, ino: Ino) -> StatFs:
         """The capacity of the manifest, or a very large store; what is taken is known if somebody has told us."""
         shown = self.core.settings
         blocks = (shown.capacity_bytes or _UNLIMITED_BYTES) // _BLOCK
@@ -210,57 +197,57 @@ class DatastoreFilesystem:
 
     # -- files
 
-    def open(self, caller: Caller, ino: Ino, request: OpenRequest) -> Reply[OpenReply]:
+    async def open(self, caller: Caller, ino: Ino, request: OpenRequest) -> OpenReply:
         """See ops.Filesystem. ENOSYS tells the kernel to open, and flush, files by itself from now on (S-51)."""
         if self.core.settings.open_less:
             raise FSError(errno.ENOSYS)
-        return self._files.open(ino, request, caller.pid)
+        return await self._files.open(ino, request, caller.pid)
 
-    def create(
+    async def create(
         self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest
-    ) -> Reply[tuple[Entry, OpenReply]]:
+    ) -> tuple[Entry, OpenReply]:
         """See ops.Filesystem."""
-        return self._changes.create(caller, parent, name, mode, request)
+        return await self._changes.create(caller, parent, name, mode, request)
 
-    def read(self, ino: Ino, fh: Fh, offset: int, size: int) -> Reply[Bytes]:
+    async def read(self, ino: Ino, fh: Fh, offset: int, size: int) -> Bytes:
         """See ops.Filesystem."""
-        return self._reading.read(ino, fh, offset, size)
+        return await self._reading.read(ino, fh, offset, size)
 
-    def write(self, ino: Ino, fh: Fh, offset: int, payload: memoryview, kill_suidgid: bool) -> Reply[int]:
+    async def write(self, ino: Ino, fh: Fh, offset: int, payload: memoryview, kill_suidgid: bool) -> int:
         """See ops.Filesystem."""
-        return self._writing.write(ino, fh, offset, payload, kill_suidgid)
+        return await self._writing.write(ino, fh, offset, payload, kill_suidgid)
 
-    def flush(self, ino: Ino, fh: Fh) -> Reply[None]:
+    async def flush(self, ino: Ino, fh: Fh) -> None:
         """See ops.Filesystem."""
         if self.core.settings.open_less:
             raise FSError(errno.ENOSYS)
-        return self._writing.flush(ino, fh)
+        await self._writing.flush(ino, fh)
 
-    def fsync(self, ino: Ino, fh: Fh, datasync: bool) -> Reply[None]:
+    async def fsync(self, ino: Ino, fh: Fh, datasync: bool) -> None:
         """See ops.Filesystem."""
-        return self._writing.fsync(ino, fh)
+        await self._writing.fsync(ino, fh)
 
-    def release(self, ino: Ino, fh: Fh) -> Reply[None]:
+    async def release(self, ino: Ino, fh: Fh) -> None:
         """See ops.Filesystem."""
-        return self._files.release(ino, fh)
+        await self._files.release(ino, fh)
 
-    def fallocate(self, ino: Ino, fh: Fh, offset: int, length: int, mode: int) -> Reply[None]:
+    async def fallocate(self, ino: Ino, fh: Fh, offset: int, length: int, mode: int) -> None:
         """See ops.Filesystem."""
-        return self._writing.fallocate(ino, fh, offset, length, mode)
+        await self._writing.fallocate(ino, fh, offset, length, mode)
 
-    def lseek(self, ino: Ino, fh: Fh, offset: int, whence: int) -> Reply[int]:
+    async def lseek(self, ino: Ino, fh: Fh, offset: int, whence: int) -> int:
         """See ops.Filesystem."""
-        return self._reading.lseek(ino, fh, offset, whence)
+        return await self._reading.lseek(ino, fh, offset, whence)
 
     # -- directories
 
-    def opendir(self, caller: Caller, ino: Ino) -> Reply[OpenDirReply]:
+    async def opendir(self, caller: Caller, ino: Ino) -> OpenDirReply:
         """See ops.Filesystem."""
         return self._directories.opendir(ino)
 
-    def readdir(self, ino: Ino, fh: Fh, offset: int, budget: DirBudget, plus: bool) -> Reply[Sequence[DirEntry]]:
+    async def readdir(self, ino: Ino, fh: Fh, offset: int, budget: DirBudget, plus: bool) -> Sequence[DirEntry]:
         """See ops.Filesystem."""
-        return self._directories.readdir(ino, fh, offset, budget, plus)
+        return await self._directories.readdir(ino, fh, offset, budget, plus)
 
     def releasedir(self, ino: Ino, fh: Fh) -> None:
         """See ops.Filesystem."""

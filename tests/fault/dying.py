@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -15,8 +15,10 @@ from datastore.fuse.state.statedb import StateDb
 from datastore.fuse.state.youngrows import YoungRows
 from datastore.fuse.vfs import build
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
+from tests.driving import resolve
 from tests.fault.worlds import FaultWorld
 from tests.faulty import Fault
+from tests.killing import HELD_S, quiet
 from tests.mounted import Died
 
 _LASTING = (
@@ -46,9 +48,9 @@ class Mortal:
         self._begun: DatastoreFilesystem | None = None
         recover = build._recover
 
-        def recovering(core: Any, filesystem: DatastoreFilesystem, *, resumed: bool) -> None:
+        async def recovering(core: Any, filesystem: DatastoreFilesystem, *, resumed: bool) -> None:
             self._begun = filesystem
-            recover(core, filesystem, resumed=resumed)
+            await recover(core, filesystem, resumed=resumed)
 
         monkeypatch.setattr(build, "_recover", recovering)
 
@@ -73,9 +75,9 @@ class Mortal:
 
     def _bury(self, fs: DatastoreFilesystem) -> None:
         core = fs.core
-        fs.write_back._stopping.set()
-        fs.write_back._pool.shutdown(wait=True, cancel_futures=True)
-        core.io.shutdown(wait=True, cancel_futures=True)
+        with suppress(Died):
+            resolve(fs.write_back.stop())
+        quiet(HELD_S)
         self._last = None
         if core.cache is not None:
             core.cache.close()

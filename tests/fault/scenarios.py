@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from datastore.fuse.loop import all_of
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
+from tests.driving import resolve
 from tests.localfs import LocalFs
 
 PART = 8192
@@ -131,8 +133,7 @@ def _rename_behind(local: LocalFs, path: Any) -> None:
 
 def _send_behind(local: LocalFs) -> None:
     fs = cast(DatastoreFilesystem, local.fs)
-    for future in fs.write_back.send_due(float("inf")):
-        future.result(timeout=60)
+    resolve(all_of(fs.loop.call(lambda: fs.write_back.send_due(float("inf")))))
     if fs.uploads.unsent():
         raise OSError(errno.EIO, "not sent")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,7 +10,8 @@ from typing import Any, cast
 from datastore.fuse.kernel import abi
 from datastore.fuse.kernel.dispatch import Header, Operation, call_again
 from datastore.fuse.kernel.wire import CreateRequest
-from datastore.fuse.ops import Caller, Filesystem, resolve
+from datastore.fuse.ops import Caller, Filesystem
+from tests.driving import resolve
 from tests.fault.worlds import FaultWorld
 from tests.faulty import Fault, Plan, no_faults
 from tests.mounted import Died
@@ -46,7 +48,8 @@ class Surviving:
 
         def call(*arguments: Any) -> Any:
             try:
-                return resolve(getattr(self._world.fs, name)(*arguments))
+                reply = getattr(self._world.fs, name)(*arguments)
+                return resolve(reply) if inspect.iscoroutine(reply) else reply
             except Died:
                 self.restart()
                 return self._again(name, arguments)

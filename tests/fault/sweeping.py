@@ -24,6 +24,7 @@ from datastore.errors import (
 from datastore.fuse.data import multipart
 from datastore.fuse.store.base import ETag, ListPage, ObjectInfo, WriteResult
 from datastore.fuse.vfs.upload import copies
+from tests.driving import resolve
 from tests.fault.scenarios import BEHIND, PART, REFUSING, Scenario
 from tests.fault.worlds import MIN_PART, SILLY_COPY, FaultWorld, fault_world
 from tests.faulty import Fault, Plan, from_nth, nth
@@ -194,7 +195,7 @@ def mend(
         world.build()
     else:
         scenario.finish(world.local, prepared)
-        assert world.fs.flush_all() == [], where
+        assert resolve(world.fs.flush_all()) == [], where
     world.check()
     assert world.fs.uploads.unsent() == [], where
     left = world.keys()

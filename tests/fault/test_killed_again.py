@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.driving import resolve
 from tests.fault.dying import Mortal
 from tests.fault.scenarios import Scenario
 from tests.fault.sweeping import ERRORS, same_but_markers, small_parts
@@ -95,7 +96,7 @@ def test_a_start_that_fails_is_made_good(scenario: Scenario, tmp_path: Path, mon
                 world.build(make(m, ERRORS["unreachable"]))
                 reached = len(world.faulty.calls) > m
                 world.faulty.plan = no_faults
-                world.fs.flush_all()
+                resolve(world.fs.flush_all())
                 mortal.bury(world)
                 world.build()
                 mortal.dies_at(world, None)

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from datastore.fuse.ops import Filesystem
+from tests.driving import resolve
 from tests.fault.dying import Mortal
 from tests.fault.scenarios import BEHIND, LARGE, NEW, SCENARIOS, TREE, Scenario, without
 from tests.fault.surviving import Surviving
@@ -234,7 +235,7 @@ def test_what_was_left_before_never_replaces_what_is_newer(
                 world.build()
             mortal.dies_at(world, None)
             world.check()
-            assert world.fs.flush_all() == []
+            assert resolve(world.fs.flush_all()) == []
             for start in range(2):
                 where = f"{'not killed' if outlived else f'killed before step {n}'}, start {start}"
                 left = world.keys()

@@ -24,6 +24,7 @@ from datastore.fuse.vfs.build import build_filesystem
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
 from datastore.retry import Retrier, RetryPolicy
 from datastore.secret import Secret
+from tests.driving import resolve, the_loop
 from tests.fault.sweeping import same_but_markers
 from tests.killing import kill
 from tests.localfs import LocalFs
@@ -188,10 +189,10 @@ class Wire:
         try:
             yield LocalFs(filesystem)
             self.proxy.plan = no_faults
-            assert not sends or any(filesystem.flush_all() == [] for _ in range(SLOW_MAX))
+            assert not sends or any(resolve(filesystem.flush_all()) == [] for _ in range(SLOW_MAX))
         finally:
             self.proxy.plan = no_faults
-            filesystem.stop()
+            resolve(filesystem.stop())
             kill(filesystem)
             store.close()
 
@@ -207,7 +208,7 @@ class Wire:
             cache_dir=str(self._directory / "cache"),
             metadata_ttl_s=0.0,
         )
-        return build_filesystem(spec, store), store
+        return build_filesystem(spec, store, loop=the_loop()), store
 
 
 @pytest.fixture(scope="module")

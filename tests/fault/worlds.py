@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing import Any
 
 from datastore.api.mountspec import MountSpec
 from datastore.api.source import S3Location
-from datastore.fuse.ops import Reply, resolve
 from datastore.fuse.store.base import ObjectStore, WriteOptions
 from datastore.fuse.store.retrying import RetryingStore
 from datastore.fuse.vfs.build import build_filesystem
@@ -20,6 +19,7 @@ from datastore.fuse.vfs.filesystem import DatastoreFilesystem
 from datastore.fuse.vfs.upload.streaming import Stream
 from datastore.retry import Retrier, RetryPolicy
 from tests.clock import ManualClock
+from tests.driving import resolve, the_loop
 from tests.faulty import FaultyStore, Plan, no_faults
 from tests.killing import kill
 from tests.localfs import LocalFs
@@ -74,16 +74,16 @@ class FaultWorld:
             metadata_ttl_s=0.0,
             **self._mount,
         )
-        self.fs: DatastoreFilesystem = build_filesystem(spec, store, clock=self.clock, resumed=resumed)
+        self.fs: DatastoreFilesystem = build_filesystem(spec, store, loop=the_loop(), clock=self.clock, resumed=resumed)
         core = self.fs.core
         core.settings = replace(core.settings, silly_copy_bytes=SILLY_COPY)
         self.local = LocalFs(self.fs)
         self.writes_accepted = 0
         self.fs.write = self._counted(self.fs.write)  # type: ignore[method-assign]
 
-    def _counted(self, write: Callable[..., Reply[int]]) -> Callable[..., int]:
-        def counted(*arguments: object) -> int:
-            written = resolve(write(*arguments))
+    def _counted(self, write: Callable[..., Awaitable[int]]) -> Callable[..., Coroutine[Any, Any, int]]:
+        async def counted(*arguments: object) -> int:
+            written = await write(*arguments)
             self.writes_accepted += 1
             return written
 
@@ -98,7 +98,7 @@ class FaultWorld:
         self.clock.advance(10.0)
         self.faulty.plan = no_faults
         reader = self.fs.core.reader
-        eventually(lambda: reader._queued == 0, "what was asked for ahead ends")
+        eventually(lambda: reader._ahead == 0, "what was asked for ahead ends")
         return list(self.faulty.calls)
 
     def keys(self) -> dict[str, bytes]:
@@ -115,9 +115,8 @@ class FaultWorld:
         found = set()
         for node in self.fs.core.nodes.by_ino.values():
             stream = node.staged.stream if node.staged is not None else None
-            if isinstance(stream, Stream) and not node.gone and stream._created is not None:
-                stream._created.exception(timeout=60)
-                found.add(str(stream._id))
+            if isinstance(stream, Stream) and not node.gone and stream._created and resolve(stream.begins()):
+                found.add(str(stream._created.result().id))
         return found
 
     def check(self) -> None:

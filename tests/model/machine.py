@@ -17,6 +17,7 @@ from datastore.fuse.data import multipart
 from datastore.fuse.ops import SetAttr
 from datastore.fuse.store.base import WriteOptions
 from tests.clock import EPOCH_NS, ManualClock
+from tests.driving import resolve
 from tests.memorystore import MemoryBucket, MemoryStore
 from tests.model.invariants import check
 from tests.model.mounts import Mount
@@ -104,7 +105,7 @@ class FilesystemMachine(Steps):
             hidden = [key for key in self.bucket.objects if key.startswith(HIDDEN.encode())]
             assert not hidden, f"hidden copies stay behind: {hidden}"
             for side in self.sides:
-                assert len(side.mount.fs.uploads.retry([])) == len(side.kept)
+                assert len(resolve(side.mount.fs.uploads.retry([]))) == len(side.kept)
             assert not self.bucket.uploads, f"unfinished uploads stay behind: {list(self.bucket.uploads)}"
         finally:
             self.patches.undo()
@@ -393,7 +394,7 @@ class FilesystemMachine(Steps):
                 self._changed(here)
 
         if self.behind:
-            here.mount.fs.flush_all()
+            resolve(here.mount.fs.flush_all())
             self._send_behind(here)
 
     @rule(side=sides)
@@ -408,7 +409,7 @@ class FilesystemMachine(Steps):
         if here.kept:
             key = here.kept[index % len(here.kept)][0]
             left = [one for one in here.kept if one[0] != key]
-            assert here.mount.fs.uploads.forget(key) == len(here.kept) - len(left)
+            assert resolve(here.mount.fs.uploads.forget(key)) == len(here.kept) - len(left)
             here.kept = left
 
     @rule(side=sides)

@@ -17,6 +17,7 @@ from datastore.fuse.vfs.filesystem import DatastoreFilesystem
 from datastore.fuse.vfs.tree.attrs import Defaults, from_metadata
 from datastore.fuse.vfs.tree.nodes import Node
 from tests.clock import ManualClock
+from tests.driving import resolve, the_loop
 from tests.killing import kill
 from tests.localfs import File, LocalFs
 from tests.memorystore import MemoryBucket, MemoryStore
@@ -84,7 +85,9 @@ class Mount:
         """Mount, or (resumed) take over from a server that died."""
         self.restarted = resumed
         store = PagedStore(self.bucket, self._page_keys, self._clock)
-        self.fs: DatastoreFilesystem = build_filesystem(self._spec, store, clock=self._clock, resumed=resumed)
+        self.fs: DatastoreFilesystem = build_filesystem(
+            self._spec, store, loop=the_loop(), clock=self._clock, resumed=resumed
+        )
         core = self.fs.core
         core.settings = replace(core.settings, silly_copy_bytes=self._silly_copy_bytes)
         self.local = LocalFs(self.fs)
@@ -96,7 +99,7 @@ class Mount:
 
     def stop(self) -> None:
         """Unmount."""
-        self.fs.stop()
+        resolve(self.fs.stop())
         kill(self.fs)
 
     def crash(self) -> None:
@@ -105,6 +108,9 @@ class Mount:
 
     def forget(self, opened: Collection[int] = ()) -> None:
         """The kernel drops what it may: inodes that nobody has open (`opened`), and above which nothing is."""
+        self.fs.loop.call(lambda: self._forget(opened))
+
+    def _forget(self, opened: Collection[int]) -> None:
         nodes = self.fs.core.nodes
         held: set[int] = {nodes.root.ino}
         for node in nodes.by_ino.values():

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from hypothesis.stateful import RuleBasedStateMachine
 
+from datastore.fuse.loop import all_of
 from datastore.fuse.store.base import WriteOptions
 from tests.clock import ManualClock
+from tests.driving import resolve
 from tests.memorystore import MemoryBucket, MemoryStore
 from tests.model.reference import Inode, Object, Shown, children
 from tests.model.world import DIRECTORY, LINK, REGULAR, Handle, Side, World, named, outcome, patched
@@ -312,8 +314,8 @@ class Steps(RuleBasedStateMachine):
         """S-48 What was closed and waits is sent; what somebody writes to waits for that close."""
         if not self.behind:
             return
-        for future in side.mount.fs.write_back.send_due(float("inf")):
-            future.result(timeout=60)
+        fs = side.mount.fs
+        resolve(all_of(fs.loop.call(lambda: fs.write_back.send_due(float("inf")))))
         for inode in list(side.inodes.values()):
             written = any(handle.writable for handle in side.handles_of(inode))
             if inode.unsent is not None and inode.path is not None and not inode.dead and not written:

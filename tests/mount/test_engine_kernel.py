@@ -182,9 +182,7 @@ def test_an_inode_open_through_us_can_not_be_opened_by_passthrough_and_still_ope
 
 
 def test_without_big_requests_everything_still_works(tmp_path: Path) -> None:
-    settings = Settings(
-        wanted=Wanted(max_write=128 << 10, passthrough=False, cache_symlinks=True), workers=2, buffers=4
-    )
+    settings = Settings(wanted=Wanted(max_write=128 << 10, passthrough=False, cache_symlinks=True), buffers=4)
     with mounted(tmp_path / "m", filled(), settings) as mount:
         (mount.path / "x").write_bytes(pattern(100))
         assert (mount.path / "x").read_bytes() == pattern(100)

@@ -11,6 +11,7 @@ from datastore.api.source import NFSLocation
 from datastore.fuse.nfs.client import OUTAGE_S, Client
 from datastore.fuse.nfs.filesystem import NFSFilesystem
 from datastore.fuse.ops import Caller
+from tests.driving import resolve, the_loop
 from tests.localfs import LocalFs
 from tests.mounted import Kernel
 
@@ -38,10 +39,12 @@ class Here:
         if not resumed:
             self.client.start(CONNECT_S)
         self.kernel = Kernel()
-        self.fs = NFSFilesystem(self.client, state, ttl_s=1.0, group=None, limit=limit, resumed=resumed)
+        self.fs = NFSFilesystem(
+            self.client, state, loop=the_loop(), ttl_s=1.0, group=None, limit=limit, resumed=resumed
+        )
         if resumed:
             self.client.start()
-        self.fs.start(self.kernel)
+        the_loop().call(lambda: self.fs.start(self.kernel))
         self.local = LocalFs(self.fs, ROOT)
 
     def die(self) -> None:
@@ -56,4 +59,4 @@ def served(location: NFSLocation, state: Path, limit: int = 100_000) -> Iterator
     try:
         yield here
     finally:
-        here.fs.stop()
+        resolve(here.fs.stop())

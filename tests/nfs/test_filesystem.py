@@ -14,7 +14,8 @@ import pytest
 
 from datastore.api.source import NFSLocation
 from datastore.fuse.nfs import filesystem
-from datastore.fuse.ops import ROOT_INO, Caller, Fh, Ino, OpenRequest, SetAttr, resolve
+from datastore.fuse.ops import ROOT_INO, Caller, Fh, Ino, OpenRequest, SetAttr
+from tests.driving import resolve
 from tests.localfs import File, LocalFs
 from tests.mount.mounts import error_of, fails
 from tests.nfs.clients import ROOT, Here, served
@@ -159,7 +160,7 @@ def test_a_new_process_goes_on_with_the_same_files(location: NFSLocation, tmp_pa
         file.close()
     assert here.local.listdir("d") == [b"f", b"new"]
     assert here.local.read("d/new") == b"before after"
-    here.fs.stop()
+    resolve(here.fs.stop())
 
 
 @promise("S-260", "S-265")
@@ -193,7 +194,7 @@ def test_a_process_that_dies_before_it_has_kept_a_removed_file_loses_nothing(
     assert file.stat().nlink == 0
     file.close()
     assert here.local.listdir() == ([b"g"] if procedure == "rename" else [b"f"])
-    here.fs.stop()
+    resolve(here.fs.stop())
 
 
 @promise("S-265")
@@ -261,8 +262,7 @@ def test_nobody_reads_what_the_host_has_not_got_back_yet(
         return answers
 
     monkeypatch.setattr(here.client, "gather", cut)
-    read: Any = here.fs.read(file.ino, Fh(file._fh), 0, 100_000)
-    assert resolve(read) == b"x" * 100_000
+    assert resolve(here.fs.read(file.ino, Fh(file._fh), 0, 100_000)) == b"x" * 100_000
     file.close()
 
 
@@ -308,7 +308,7 @@ def test_when_host_and_process_forget_the_program_is_told(
     lost.write(b"z" * 1000)
     lost.close()
     assert here.local.read("lost") == b"z" * 1000
-    here.fs.stop()
+    resolve(here.fs.stop())
 
 
 @promise("S-260", "S-262")
@@ -324,7 +324,7 @@ def test_a_process_that_dies_loses_nothing(
     nfs_host.reboot(orderly=False)
     moved(file, here).close()
     assert on_the_host(nfs_host, path) == {"f": digest(b"x" * 1000)}
-    here.fs.stop()
+    resolve(here.fs.stop())
 
 
 @promise("S-262")

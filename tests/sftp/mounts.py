@@ -15,6 +15,7 @@ from datastore.api.source import SFTPLocation, SSHCredentials
 from datastore.fuse.sftp.connection import Connection
 from datastore.fuse.sftp.filesystem import SFTPFilesystem
 from datastore.secret import Secret
+from tests.driving import resolve, the_loop
 from tests.mount.mounts import CommandMount
 from tests.sftp.sshd import SSHServer
 from tests.tools.mounting import NAME
@@ -75,12 +76,19 @@ def unmounted(
     connection = Connection(location)
     connection.start(wait=True)
     made = SFTPFilesystem(
-        connection, state, ttl_s=1.0, group=None, limit=10_000, listing_bytes=listing_bytes, resumed=resumed
+        connection,
+        state,
+        loop=the_loop(),
+        ttl_s=1.0,
+        group=None,
+        limit=10_000,
+        listing_bytes=listing_bytes,
+        resumed=resumed,
     )
     try:
         yield made
     finally:
-        made.stop()
+        resolve(made.stop())
 
 
 @contextlib.contextmanager

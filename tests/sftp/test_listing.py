@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from datastore.fuse.ops import ROOT_INO, Caller, Fh, resolve
+from datastore.fuse.ops import ROOT_INO, Caller, Fh
 from datastore.fuse.sftp.filesystem import LINE, LINE_BYTES, SFTPFilesystem
+from tests.driving import resolve
 from tests.mount.mounts import fails
 from tests.promises import promise
 from tests.sftp.mounts import unmounted

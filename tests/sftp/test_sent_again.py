@@ -12,8 +12,9 @@ import pytest
 
 from datastore.fuse.kernel import abi, wire
 from datastore.fuse.kernel.dispatch import Header, Operation, call_again
-from datastore.fuse.ops import ROOT_INO, Blocking, Caller, Ino, OpenRequest, resolve
+from datastore.fuse.ops import ROOT_INO, Caller, Ino, OpenRequest
 from datastore.fuse.sftp.filesystem import SFTPFilesystem
+from tests.driving import resolve
 from tests.mount.mounts import fails
 from tests.promises import promise
 from tests.sftp.mounts import unmounted
@@ -32,8 +33,7 @@ def known(fs: SFTPFilesystem, parent: Ino, name: bytes) -> Ino:
 
 def content(fs: SFTPFilesystem, ino: Ino) -> bytes:
     handle = resolve(fs.open(ME, ino, READING)).fh
-    read: Blocking[bytes] | bytes = fs.read(ino, handle, 0, 100)  # type: ignore[assignment]
-    return resolve(read)
+    return resolve(fs.read(ino, handle, 0, 100))
 
 
 def renamed_again(fs: SFTPFilesystem, old: bytes, new: bytes) -> None:

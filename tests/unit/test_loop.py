@@ -1,16 +1,23 @@
-"""Loop: what is ready is called, and nothing that was given up."""
+"""Loop: what is ready is called, and nothing that was given up; tasks, what they wait for, and lanes."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import pytest
 
-from datastore.fuse.loop import Loop
+from datastore.errors import DeadlineExceeded, MountFailed
+from datastore.fuse import loop as module
+from datastore.fuse.loop import Future, Lock, Loop, Semaphore, Task, all_of
+from datastore.retry import Call, current_call, one_call
 from tests.clock import ManualClock
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, eventually
 
 
 @pytest.fixture
@@ -93,3 +100,406 @@ def test_the_end_is_told_to_who_waits_for_it_and_nothing_comes_after_it() -> Non
     assert called == ["before", "the end"]
     assert not loop.soon(lambda: called.append("after"))
     assert called == ["before", "the end"]
+
+
+# -- tasks
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = Loop()
+    yield made
+    made.close()
+
+
+def turn_until_done(loop: Loop, *tasks: Future[Any]) -> None:
+    while not all(task.done for task in tasks):
+        loop.turn()
+
+
+def test_a_task_that_waits_for_nothing_ends_in_its_first_step(loop: Loop) -> None:
+    async def answer() -> int:
+        return 7
+
+    task = loop.task(answer())
+    told: list[int] = []
+    task.on_done(lambda: told.append(task.result()))
+    task.step()
+    task.on_done(lambda: told.append(task.result()))
+    assert told == [7, 7]
+
+
+def test_results_and_errors_come_to_all_who_await_them(loop: Loop) -> None:
+    right, wrong = Future[int](), Future[int]()
+
+    async def adds() -> int:
+        return await right + await right
+
+    async def survives() -> str:
+        try:
+            await wrong
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    tasks: list[Task[Any]] = [loop.spawn(adds()), loop.spawn(survives()), loop.spawn(survives())]
+    loop.turn()
+    assert not any(task.done for task in tasks)
+    right.set_result(2)
+    wrong.set_error(ValueError("no"))
+    loop.turn()
+    assert [task.result() for task in tasks] == [4, "no", "no"]
+
+
+def test_what_lies_between_two_awaits_is_never_interrupted(loop: Loop) -> None:
+    """Tasks take turns, in order, at each pause."""
+    seen: list[str] = []
+
+    async def speaks(name: str) -> None:
+        for number in range(3):
+            seen.append(f"{name}{number}")
+            seen.append(f"{name}{number}")
+            await loop.pause()
+
+    turn_until_done(loop, *[loop.spawn(speaks(name)) for name in "ab"])
+    assert seen == [said for number in range(3) for name in "ab" for said in [f"{name}{number}"] * 2]
+
+
+def test_sleepers_wake_in_the_order_of_their_times() -> None:
+    clock = ManualClock()
+    loop, awake = Loop(clock.monotonic), list[float]()
+
+    async def sleeps(seconds: float) -> None:
+        await loop.sleep(seconds)
+        awake.append(seconds)
+
+    for seconds in (3.0, 1.0, 2.0):
+        loop.spawn(sleeps(seconds))
+    loop.turn()
+    for expected in ([], [1.0], [1.0, 2.0, 3.0]):
+        assert awake == expected
+        clock.advance(1.5)
+        for _ in range(2):
+            loop.wake()
+            loop.turn()
+    loop.close()
+
+
+def test_all_have_ended_before_the_first_error_is_raised(loop: Loop) -> None:
+    ended: list[int] = []
+
+    async def works(number: int) -> int:
+        for _ in range(number):
+            await loop.pause()
+        ended.append(number)
+        if number in (1, 2):
+            raise SystemExit(f"{number} failed")
+        return number
+
+    async def all_work(*numbers: int) -> list[int]:
+        return await all_of([loop.spawn(works(number)) for number in numbers])
+
+    assert loop.run(all_work(4, 0, 3)) == [4, 0, 3]
+    ended.clear()
+    with pytest.raises(SystemExit, match="2 failed"):
+        loop.run(all_work(4, 2, 1))
+    assert ended == [1, 2, 4]
+
+
+def test_what_nobody_awaits_is_heard_when_it_fails(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
+    async def fails() -> None:
+        raise ValueError("no")
+
+    turn_until_done(loop, loop.background(fails()))
+    assert [str(record.exc_info and record.exc_info[1]) for record in caplog.records] == ["no"]
+
+
+# -- locks
+
+
+def test_a_lock_is_given_in_the_order_of_asking_and_taken_again_by_who_has_it(loop: Loop) -> None:
+    lock, seen = Lock(), list[str]()
+
+    async def holds(name: str) -> None:
+        async with lock:
+            async with lock:
+                seen.append(f"{name} in")
+                await loop.pause()
+            assert lock.try_acquire()
+            lock.release()
+            await loop.pause()
+            seen.append(f"{name} out")
+
+    async def tries() -> bool:
+        return lock.try_acquire()
+
+    tasks = [loop.spawn(holds(name)) for name in "abc"]
+    loop.turn()
+    assert lock.locked
+    assert not loop.run(tries())
+    turn_until_done(loop, *tasks)
+    assert seen == [f"{name} {what}" for name in "abc" for what in ("in", "out")]
+    assert not lock.locked
+
+
+def test_a_lock_of_a_task_is_not_its_childs_nor_nobodys(loop: Loop) -> None:
+    lock = Lock()
+
+    async def tries() -> bool:
+        return lock.try_acquire()
+
+    async def parent() -> bool:
+        async with lock:
+            return await loop.spawn(tries())
+
+    assert not loop.run(parent())
+    assert lock.try_acquire()
+    assert not lock.try_acquire(), "outside of tasks nobody is known to have it"
+    lock.release()
+
+
+def test_a_failure_lets_go_of_a_lock(loop: Loop) -> None:
+    lock = Lock()
+
+    async def fails() -> None:
+        async with lock:
+            await loop.pause()
+            raise ValueError
+
+    async def follows() -> bool:
+        async with lock:
+            return True
+
+    failing, following = loop.spawn(fails()), loop.spawn(follows())
+    turn_until_done(loop, failing, following)
+    assert isinstance(failing.error, ValueError)
+    assert following.result()
+
+
+def test_a_semaphore_has_so_many_places(loop: Loop) -> None:
+    places, inside, most = Semaphore(3), 0, 0
+    order: list[int] = []
+
+    async def enters(number: int) -> None:
+        nonlocal inside, most
+        async with places:
+            order.append(number)
+            inside += 1
+            most = max(most, inside)
+            for _ in range(number % 4):
+                await loop.pause()
+            inside -= 1
+
+    turn_until_done(loop, *[loop.spawn(enters(number)) for number in range(20)])
+    assert (most, order) == (3, list(range(20)))
+
+
+# -- lanes
+
+
+def test_what_blocks_runs_beside_the_loop(loop: Loop) -> None:
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    def blocks(number: int) -> int:
+        begun.release()
+        assert go_on.wait(PATIENCE_S)
+        if number == 2:
+            raise ValueError("two")
+        return number
+
+    async def asks() -> list[object]:
+        futures = [loop.lane(blocks, number) for number in range(4)]
+        for _ in range(4):
+            await loop.lane(begun.acquire)
+        go_on.set()
+        with pytest.raises(ValueError, match="two"):
+            await futures[2]
+        return [await futures[number] for number in (0, 1, 3)]
+
+    assert loop.run(asks()) == [0, 1, 3]
+
+
+def test_what_a_call_posts_comes_before_its_result(loop: Loop) -> None:
+    came: list[int] = []
+
+    def tells() -> None:
+        for number in range(100):
+            loop.soon(partial(came.append, number))
+
+    async def asks() -> list[int]:
+        await loop.lane(tells)
+        return list(came)
+
+    assert loop.run(asks()) == list(range(100))
+
+
+def test_there_are_so_many_lanes_and_no_more(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LANES", 3)
+    at_once: list[int] = []
+    inside = threading.Semaphore(0)
+
+    def counts() -> None:
+        inside.release()
+        at_once.append(inside._value)
+        time.sleep(0.01)
+        inside.acquire()
+
+    async def asks() -> None:
+        await all_of([loop.lane(counts) for _ in range(12)])
+
+    loop.run(asks())
+    assert len(at_once) == 12
+    assert max(at_once) <= 3
+
+
+def test_a_call_that_is_never_heard_of_again_is_given_up_and_takes_no_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LANES", 1)
+    clock = ManualClock()
+    loop, begun, go_on = Loop(clock.monotonic), threading.Event(), threading.Event()
+
+    def hangs() -> str:
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+        return "too late"
+
+    async def asks(call: Any) -> Any:
+        return await loop.lane(call)
+
+    lost, queued = loop.spawn(asks(hangs)), loop.spawn(asks(lambda: "done"))
+    loop.turn()
+    assert begun.wait(PATIENCE_S)
+    clock.advance(module._LOST_S + 1)
+    while not lost.done:
+        loop.wake()
+        loop.turn()
+    assert isinstance(lost.error, DeadlineExceeded)
+    assert not queued.done, "it has waited as long, but has not begun"
+    later = loop.spawn(asks(lambda: "done"))
+    turn_until_done(loop, queued, later)
+    go_on.set()
+    assert loop.run(asks(lambda: "again")) == "again"
+    assert isinstance(lost.error, DeadlineExceeded)
+    loop.close()
+
+
+def test_a_call_that_nobody_awaits_is_heard_when_it_fails(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
+    done: list[int] = []
+    loop.lanes.submit(int, "x")
+    loop.lanes.submit(done.append, 1)
+    eventually(lambda: done and caplog.records)
+    assert caplog.records[0].exc_info is not None
+
+
+def test_tasks_and_lanes_work_for_the_call_of_who_began_them(loop: Loop) -> None:
+    mine = Call(0.0)
+
+    async def child() -> Call | None:
+        await loop.pause()
+        return current_call()
+
+    async def parent() -> list[Call | None]:
+        spawned, alone = loop.spawn(child()), loop.background(child())
+        return [current_call(), await loop.lane(current_call), await spawned, await alone, current_call()]
+
+    with one_call(mine):
+        other = loop.spawn(child())
+        found = loop.run(parent())
+        assert current_call() is mine
+    assert found == [mine, mine, mine, None, mine]
+    assert other.result() is mine
+    assert loop.run(parent()) == [None] * 5
+
+
+# -- other threads
+
+
+def test_many_threads_run_coroutines_and_one_of_them_turns(loop: Loop) -> None:
+    counted = 0
+    turned_by: set[int] = set()
+
+    async def counts() -> int:
+        nonlocal counted
+        before = counted
+        await loop.pause()
+        turned_by.add(threading.get_ident())
+        counted += 1
+        assert counted > before
+        return await loop.lane(lambda: 1)
+
+    def many() -> int:
+        return sum(loop.run(counts()) + loop.call(lambda: 1) for _ in range(50))
+
+    with ThreadPoolExecutor(8) as threads:
+        assert [each.result() for each in [threads.submit(many) for _ in range(8)]] == [100] * 8
+    assert counted == 400
+    assert threading.get_ident() not in turned_by
+
+
+def test_who_turns_it_for_good_need_not_wait_for_a_long_run(loop: Loop) -> None:
+    over, begun = Future[None](), threading.Event()
+
+    async def long() -> int:
+        begun.set()
+        await over
+        return threading.get_ident()
+
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(lambda: loop.run(long()))
+        assert begun.wait(PATIENCE_S)
+        with loop.turning():
+            loop.soon(partial(over.set_result, None))
+            while not running.done():
+                loop.wake()
+                loop.turn()
+            assert running.result() == threading.get_ident()
+
+
+def test_another_thread_goes_on_when_nobody_turns_it_any_more(loop: Loop) -> None:
+    waits = Future[int]()
+
+    async def waiting() -> int:
+        return await waits
+
+    with ThreadPoolExecutor(1) as threads, loop.turning():
+        running = threads.submit(lambda: loop.run(waiting()))
+        loop.turn()
+        waits.set_result(3)
+        with pytest.raises(RuntimeError, match="wait for itself"):
+            loop.call(lambda: 1)
+    assert running.result() == 3
+
+
+def test_who_waits_is_told_of_the_end() -> None:
+    loop, begun = Loop(), threading.Event()
+
+    async def for_ever() -> None:
+        begun.set()
+        await Future[None]()
+
+    def ends(coroutine: Coroutine[Any, Any, None]) -> None:
+        with pytest.raises(MountFailed, match="has ended"):
+            loop.run(coroutine)
+
+    with ThreadPoolExecutor(1) as threads:
+        with loop.turning():
+            running = threads.submit(ends, for_ever())
+            while not begun.is_set():
+                loop.turn()
+            loop.close()
+        running.result()
+        ends(for_ever())
+
+
+def test_a_task_is_made_for_who_begins_it(loop: Loop) -> None:
+    """Nothing runs before step()."""
+    ran: list[int] = []
+
+    async def runs() -> None:
+        ran.append(1)
+
+    task: Task[None] = loop.task(runs())
+    loop.wake()
+    loop.turn()
+    assert not ran
+    task.step()
+    assert ran == [1]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import select
+import signal
 import stat
 import struct
+import subprocess
 import threading
+import time
 from collections.abc import Callable
-from typing import TypeVar
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,15 +22,13 @@ from datastore.fuse.kernel import abi
 from datastore.fuse.kernel.negotiate import Negotiated, Wanted, negotiate
 from datastore.fuse.kernel.session import End, Settings
 from datastore.fuse.kernel.wire import InitRequest
-from datastore.fuse.loop import Loop
-from datastore.fuse.ops import ROOT_INO, Blocking, Caller, Entry, Fh, Ino, OpenReply, OpenRequest, Reply
+from datastore.fuse.ops import ROOT_INO, Caller, Entry, Fh, Ino, OpenReply, OpenRequest
 from tests.memfs import MemFs
 from tests.patience import eventually
 from tests.promises import promise
 from tests.wire import frames
 from tests.wire.peer import TIMEOUT_S, Peer
 
-T = TypeVar("T")
 SETTLED: Negotiated = negotiate(InitRequest(7, 45, 131072, (1 << 48) - 1), Wanted())
 SILENT = {"forget", "batch_forget", "interrupt"}
 PING = frames.request(abi.STATFS, unique=999)
@@ -41,19 +41,16 @@ def filled() -> MemFs:
 
 
 class Gate:
-    """Holds a Blocking call until it is opened."""
+    """Holds calls until it is opened."""
 
     def __init__(self) -> None:
         self.entered = threading.Semaphore(0)
         self.open = threading.Event()
 
-    def hold(self, answer: Callable[[], T]) -> Blocking[T]:
-        def later() -> T:
-            self.entered.release()
-            assert self.open.wait(60)
-            return answer()
-
-        return Blocking(later)
+    def pass_through(self) -> None:
+        """In a lane."""
+        self.entered.release()
+        assert self.open.wait(60)
 
     def wait_entered(self) -> None:
         assert self.entered.acquire(timeout=30)
@@ -146,14 +143,12 @@ class Failing(MemFs):
     """lookup() raises what it is told to."""
 
     def __init__(self, error: Exception, *, later: bool) -> None:
-        super().__init__()
-        self.error, self.later = error, later
+        super().__init__(blocking=["lookup"] if later else [])
+        self.error = error
 
-    def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Reply[Entry]:
-        def fail() -> Entry:
-            raise self.error
-
-        return Blocking(fail) if self.later else fail()
+    async def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Entry:
+        await super().lookup(caller, parent, name)
+        raise self.error
 
 
 @pytest.mark.parametrize("later", [False, True])
@@ -189,7 +184,7 @@ def test_a_fault_of_the_local_disk_is_logged(caplog: pytest.LogCaptureFixture) -
 
 
 class Held(MemFs):
-    """Reads, writes, lookups and creates wait at a gate."""
+    """Reads, writes, lookups, creates and flushes wait at a gate."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -197,31 +192,41 @@ class Held(MemFs):
         self.gate = Gate()
         self.flushed: list[Ino] = []
 
-    def read(self, ino: Ino, fh: Fh, offset: int, size: int) -> Reply[bytes | bytearray | memoryview]:
-        content = bytes(self.nodes[ino].content[offset : offset + size])
-        return self.gate.hold(lambda: content)
+    async def read(self, ino: Ino, fh: Fh, offset: int, size: int) -> bytes | bytearray | memoryview:
+        await self.loop.lane(self.gate.pass_through)
+        return await super().read(ino, fh, offset, size)
 
-    def write(self, ino: Ino, fh: Fh, offset: int, payload: memoryview, kill_suidgid: bool) -> Reply[int]:
-        def store() -> int:
-            self.nodes[ino].content[offset : offset + len(payload)] = payload
-            return len(payload)
+    async def write(self, ino: Ino, fh: Fh, offset: int, payload: memoryview, kill_suidgid: bool) -> int:
+        await self.loop.lane(self.gate.pass_through)
+        return await super().write(ino, fh, offset, payload, kill_suidgid)
 
-        return self.gate.hold(store)
+    async def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Entry:
+        await self.loop.lane(self.gate.pass_through)
+        return await super().lookup(caller, parent, name)
 
-    def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Reply[Entry]:
-        node = self._child(parent, name)
-        assert node is not None
-        return self.gate.hold(lambda: self._entry(node))
-
-    def create(
+    async def create(
         self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest
-    ) -> Reply[tuple[Entry, OpenReply]]:
-        made = super().create(caller, parent, name, mode, request)
-        assert not isinstance(made, Blocking)
-        return self.gate.hold(lambda: made)
+    ) -> tuple[Entry, OpenReply]:
+        await self.loop.lane(self.gate.pass_through)
+        return await super().create(caller, parent, name, mode, request)
 
-    def flush(self, ino: Ino, fh: Fh) -> Reply[None]:
-        return self.gate.hold(lambda: self.flushed.append(ino))
+    async def flush(self, ino: Ino, fh: Fh) -> None:
+        await self.loop.lane(self.gate.pass_through)
+        self.flushed.append(ino)
+
+
+def reading(ino: int = 1000, unique: int = 10, pid: int = 0) -> bytes:
+    return frames.request(abi.READ, frames.rw(0, 0, 6), ino=ino, unique=unique, pid=pid)
+
+
+def holds_within(seconds: float, condition: Callable[[], object]) -> bool:
+    """Whether it comes true so soon."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def interrupt(unique: int) -> bytes:
@@ -232,7 +237,7 @@ def test_requests_go_on_while_others_wait() -> None:
     filesystem = Held()
     with Peer(filesystem) as peer:
         peer.init()
-        peer.send(frames.request(abi.READ, frames.rw(0, 0, 6), ino=1000, unique=10))
+        peer.send(reading())
         filesystem.gate.wait_entered()
         assert peer.ask(PING).unique == 999
         filesystem.gate.open.set()
@@ -243,13 +248,13 @@ def test_a_running_request_is_answered_eintr_and_its_result_dropped() -> None:
     filesystem = Held()
     with Peer(filesystem) as peer:
         peer.init()
-        peer.send(frames.request(abi.READ, frames.rw(0, 0, 6), ino=1000, unique=10))
+        peer.send(reading())
         filesystem.gate.wait_entered()
         answer = peer.ask(interrupt(10))
         assert (answer.unique, answer.error) == (10, -errno.EINTR)
         filesystem.gate.open.set()
         assert peer.ask(PING).unique == 999
-    assert len(peer.session.pool) == 0
+    assert peer.session.in_flight == 0
 
 
 @promise("S-190")
@@ -284,33 +289,81 @@ def test_what_waits_behind_an_interrupted_change_can_be_interrupted_too() -> Non
 
 
 @promise("S-190")
-def test_an_interrupted_close_is_carried_out_also_where_it_had_not_begun() -> None:
+def test_an_interrupted_close_is_carried_out() -> None:
     """The kernel sends it once."""
     filesystem = Held()
-    with Peer(filesystem, Settings(workers=1, drain_s=TIMEOUT_S)) as peer:
+    with Peer(filesystem) as peer:
         peer.init()
-        peer.send(frames.request(abi.READ, frames.rw(0, 0, 6), ino=1000, unique=10))
-        filesystem.gate.wait_entered()
         peer.send(frames.VALID["flush"])
+        filesystem.gate.wait_entered()
         answer = peer.ask(interrupt(42))
         assert (answer.unique, answer.error) == (42, -errno.EINTR)
         filesystem.gate.open.set()
-        assert peer.receive().unique == 10
     assert filesystem.flushed == [1000]
 
 
-def test_a_queued_request_is_answered_eintr_and_never_runs() -> None:
+def test_who_is_ended_is_let_go_though_no_interrupt_tells_of_it() -> None:
+    """The kernel sends none for pages that are read ahead."""
     filesystem = Held()
-    with Peer(filesystem, Settings(workers=1, drain_s=TIMEOUT_S)) as peer:
+    caller = subprocess.Popen(["sleep", "60"])
+    caller.send_signal(signal.SIGSTOP)  # so that it stays between its signal and its end
+    os.waitpid(caller.pid, os.WUNTRACED)
+    caller.send_signal(signal.SIGQUIT)
+    try:
+        with Peer(filesystem) as peer:
+            peer.init()
+            peer.send(reading(pid=caller.pid))
+            peer.send(reading(pid=os.getpid(), unique=12))
+            answer = peer.receive()
+            assert (answer.unique, answer.error) == (10, -errno.EINTR)
+            filesystem.gate.open.set()
+            assert peer.receive().unique == 12
+    finally:
+        caller.kill()
+        caller.wait()
+
+
+def test_what_is_under_way_at_the_end_ends_before_the_file_system_is_stopped() -> None:
+    filesystem = Held()
+    peer = Peer(filesystem)
+    peer.init()
+    peer.send(frames.request(abi.WRITE, frames.rw(0, 0, 3) + b"new", ino=1000, unique=10))
+    filesystem.gate.wait_entered()
+    assert peer.session.in_flight == 1
+    closing = threading.Thread(target=peer.close)
+    closing.start()
+    assert not holds_within(0.3, lambda: filesystem.stopped)
+    filesystem.gate.open.set()
+    closing.join(TIMEOUT_S)
+    assert bytes(filesystem.nodes[Ino(1000)].content[:3]) == b"new"
+    assert filesystem.stopped == 1
+
+
+def test_the_end_waits_for_what_is_under_way_for_a_limited_time(caplog: pytest.LogCaptureFixture) -> None:
+    filesystem = Held()
+    with Peer(filesystem, Settings(drain_s=0.1)) as peer:
         peer.init()
-        peer.send(frames.request(abi.READ, frames.rw(0, 0, 6), ino=1000, unique=10))
+        peer.send(reading())
         filesystem.gate.wait_entered()
-        peer.send(frames.request(abi.WRITE, frames.rw(0, 0, 3) + b"XXX", ino=1000, unique=12))
-        answer = peer.ask(interrupt(12))
-        assert (answer.unique, answer.error) == (12, -errno.EINTR)
+    filesystem.gate.open.set()
+    assert filesystem.stopped == 1
+    assert [record.getMessage() for record in caplog.records] == ["requests still run after the end"]
+
+
+def test_who_leaves_answers_what_is_under_way_and_nothing_new() -> None:
+    filesystem = Held()
+    with Peer(filesystem) as peer:
+        peer.init()
+        peer.send(reading())
+        filesystem.gate.wait_entered()
+        assert not peer.session.leave(0.05)
+        peer.send(PING)
+        peer.send(frames.request(abi.FORGET, struct.pack("<Q", 3), ino=1000, unique=0))
+        eventually(lambda: filesystem.calls["forget"], "what is sent once is taken")
         filesystem.gate.open.set()
+        assert peer.session.leave(TIMEOUT_S)
         assert peer.receive().unique == 10
-    assert filesystem.nodes[Ino(1000)].content.startswith(b"000000")
+        assert not select.select([peer.fileno()], [], [], 0.1)[0]
 
 
 def test_what_an_abandoned_lookup_and_create_would_have_given_is_taken_back() -> None:
@@ -353,29 +406,18 @@ def test_a_waiting_write_keeps_its_bytes_while_others_arrive() -> None:
     assert [bytes(filesystem.nodes[Ino(1000 + n)].content[:4]) for n in range(6)] == [b"%04d" % n for n in range(6)]
 
 
-class HasLoop(Held):
-    """Has the loop do something."""
-
-    def use_loop(self, loop: Loop) -> None:
-        """Keep it."""
-        self.loop = loop
-
-    def came_by(self) -> bool:
-        """Whether the loop turns."""
-        called = threading.Event()
-        return self.loop.soon(called.set) and called.wait(TIMEOUT_S)
-
-
 @pytest.mark.parametrize(("buffers", "unanswered"), [(3, 1024), (64, 3)])
 def test_the_loop_goes_on_while_there_is_no_room_for_requests(buffers: int, unanswered: int) -> None:
     """What the requests wait for may have to come through it."""
-    filesystem = HasLoop()
-    with Peer(filesystem, Settings(buffers=buffers, unanswered=unanswered, workers=2, drain_s=TIMEOUT_S)) as peer:
+    filesystem = Held()
+    with Peer(filesystem, Settings(buffers=buffers, unanswered=unanswered, drain_s=TIMEOUT_S)) as peer:
         peer.init()
         for number in range(9):
             body = frames.rw(0, 0, 4) + b"%04d" % number
             peer.send(frames.request(abi.WRITE, body, ino=1000 + number, unique=10 + 2 * number))
-        assert all(filesystem.came_by() for _ in range(12))
+        eventually(lambda: peer.session.in_flight == 3, "as many as there is room for are under way")
+        assert all(filesystem.loop.call(lambda: True) for _ in range(12))
+        assert peer.session.in_flight == 3
         filesystem.gate.open.set()
         assert {peer.receive().unique for _ in range(9)} == set(range(10, 28, 2))
     assert not filesystem.loop.soon(lambda: None)

@@ -74,8 +74,10 @@ class FanOut:
         Transport.send.
         """
         run = _Run(self, feed, take)
-        if not run.connect():
-            return run.result()
+        try:
+            run.connect()
+        except StoreError as error:
+            return error
         if loop is None or not loop.soon(partial(run.start, loop)):
             with closing(Loop(self.clock)) as own:
                 run.start(own)
@@ -205,7 +207,7 @@ class _Run:
         self._next: Question | None = None
         """It has no lane yet."""
         self._first: tuple[Connection, bool] | None = None
-        """The connection that the first question takes, and whether it lay idle."""
+        """The connection that was there before any question, and whether it lay idle."""
         self._without_s = 0.0
         """For so long there has been no connection at all."""
         self._tick_s = min(_TICK_S, self._connections.limits.idle_s / 4)
@@ -214,22 +216,15 @@ class _Run:
         """Those that are not answered, for there was an error."""
         self.ended = threading.Event()
 
-    def connect(self) -> bool:
-        """Have a connection for the first question, waiting; whether there is one, and a question."""
+    def connect(self) -> None:
+        """Have a connection for the first question, waiting. Errors: StoreError."""
+        self._connections.take_place()
         try:
-            if not self._look():
-                return False
-            self._connections.take_place()
-            try:
-                kept = self._connections.take_idle()
-                self._first = kept or self._connections.connect(self._deadline()), kept is not None
-            except BaseException:
-                self._connections.leave_place()
-                raise
-        except StoreError as error:
-            self._give_up(error)
-            return False
-        return True
+            kept = self._connections.take_idle()
+            self._first = kept or self._connections.connect(self._deadline()), kept is not None
+        except BaseException:
+            self._connections.leave_place()
+            raise
 
     def start(self, loop: Loop) -> None:
         """By the loop's thread, which does the rest."""
@@ -240,12 +235,9 @@ class _Run:
 
     def result(self) -> StoreError | None:
         """Why it ended before all was asked. What else `feed` and `take` raised is raised here."""
-        error = self._error
-        if error is not None and not isinstance(error, StoreError):
-            raise error
-        for question in self._left if error is not None else ():
-            self._take(question.number, error)
-        return error
+        if self._error is not None and not isinstance(self._error, StoreError):
+            raise self._error
+        return self._error
 
     def _give_up(self, error: BaseException) -> None:
         """Nothing more will be answered."""
@@ -343,6 +335,12 @@ class _Run:
         self._beside.end()
         self._loop.never(self._tick)
         self._loop.never(self._leave)
+        try:
+            if isinstance(self._error, StoreError):
+                for question in self._left:
+                    self._take(question.number, self._error)
+        except BaseException as error:
+            self._error = error
         self.ended.set()
 
     # -- answers

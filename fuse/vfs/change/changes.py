@@ -7,11 +7,10 @@ import os
 import stat
 import uuid
 from contextlib import suppress
-from functools import partial
 
 from datastore.errors import AlreadyExists, KeyTooLong, StoreError
 
-from ...ops import Blocking, Caller, Entry, FSError, Ino, OpenReply, OpenRequest, Reply
+from ...ops import Caller, Entry, FSError, Ino, OpenReply, OpenRequest
 from ...store.base import ETag, WriteOptions, WriteResult
 from ...store.limits import key_bytes
 from ..lookup.remote import HIDDEN, UNLINKED, Remote
@@ -50,64 +49,62 @@ class Changes:
 
     # -- making
 
-    def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Entry:
+    async def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Entry:
         """A directory and its marker. FSError(EEXIST)."""
-        attributes = self.attributes(caller, self._parent(parent, name), stat.S_IFDIR | stat.S_IMODE(mode))
+        directory = await self._parent(parent, name)
+        attributes = self.attributes(caller, directory, stat.S_IFDIR | stat.S_IMODE(mode))
         listed = Listed(stat.S_IFDIR, segment_of(name, directory=True) + "/")
-        node = self._make(self._parent(parent, name), name, listed, attributes, b"")
+        node = await self._make(directory, name, listed, attributes, b"")
         assert isinstance(node, Directory)
         node.marker = True
-        return self._entry(node)
+        return self._resolver.entry(node)
 
-    def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Entry:
+    async def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Entry:
         """A regular file, FIFO, socket or device (every mount is nodev: nobody opens one here). FSError(EEXIST)."""
-        directory = self._parent(parent, name)
+        directory = await self._parent(parent, name)
         attributes = self.attributes(caller, directory, mode)
         if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
             attributes = attributes.as_device(rdev)
-        return self._entry(self._make(directory, name, Listed(stat.S_IFREG, segment_of(name)), attributes, b""))
+        listed = Listed(stat.S_IFREG, segment_of(name))
+        return self._resolver.entry(await self._make(directory, name, listed, attributes, b""))
 
-    def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Entry:
+    async def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Entry:
         """A link as rclone writes it; where the server refuses the longer name, as s3fs does (S-09)."""
         if len(target) > TARGET_MAX:
             raise FSError(errno.ENAMETOOLONG)
-        directory = self._parent(parent, name)
+        directory = await self._parent(parent, name)
         attributes = self.attributes(caller, directory, stat.S_IFLNK | 0o777)
         segment = segment_of(name)
         if self._fits(segment + LINK_SUFFIX):
             with suppress(KeyTooLong):
                 listed = Listed(stat.S_IFLNK, segment + LINK_SUFFIX)
-                return self._entry(self._make(directory, name, listed, attributes, target))
-        return self._entry(self._make(directory, name, Listed(stat.S_IFREG, segment), attributes, target))
+                return self._resolver.entry(await self._make(directory, name, listed, attributes, target))
+        listed = Listed(stat.S_IFREG, segment)
+        return self._resolver.entry(await self._make(directory, name, listed, attributes, target))
 
-    def create(
+    async def create(
         self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest
-    ) -> Reply[tuple[Entry, OpenReply]]:
+    ) -> tuple[Entry, OpenReply]:
         """open(2) with O_CREAT: with O_EXCL the store decides who makes it; otherwise it appears there at close.
 
         With writeBack the store decides at the upload: who is second keeps his bytes here (S-48).
         """
-        with self._core.lock:
-            directory = self._parent(parent, name)
-            hides = self._core.store.capabilities.hides_below_files and not self._core.settings.write_back_s
-            if self._seems_free(directory, name, request) and not hides and not _may_be_refused(name):
-                return self._create_local(caller, directory, name, mode, request.flags)
-        return Blocking(partial(self._create, caller, directory, name, mode, request))
-
-    def _create(
-        self, caller: Caller, directory: Directory, name: bytes, mode: int, request: OpenRequest
-    ) -> tuple[Entry, OpenReply]:
+        directory = await self._parent(parent, name)
         claims = self._claims(request)
-        found = None if claims else self._found(directory, name, request)
+        found: Node | None = None
+        if self._seems_free(directory, name, request):
+            if not self._core.settings.write_back_s:
+                await self._resolver.refuse_hiding(directory, name)
+        elif not claims:
+            found = await self._resolver.find_now(directory, name)
         if claims or (found is None and _may_be_refused(name)):
             attributes = self.attributes(caller, directory, stat.S_IFREG | stat.S_IMODE(mode))
-            node = self._make(directory, name, Listed(stat.S_IFREG, segment_of(name)), attributes, b"")
+            node = await self._make(directory, name, Listed(stat.S_IFREG, segment_of(name)), attributes, b"")
         else:
             if found is None:
-                with self._core.lock:
-                    if name not in directory.children:
-                        return self._create_local(caller, directory, name, mode, request.flags)
-                    found = directory.children[name]
+                if name not in directory.children:
+                    return self._create_local(caller, directory, name, mode, request.flags)
+                found = directory.children[name]
             if request.flags & os.O_EXCL:
                 raise FSError(errno.EEXIST)
             node = found
@@ -116,26 +113,15 @@ class Changes:
             if not stat.S_ISREG(node.attributes.mode):
                 raise FSError(errno.ESTALE)  # the kernel believes that nothing is there: it has to look
             if request.flags & os.O_TRUNC:
-                with node.lock:
-                    self._writing.truncate(node, 0)
-        with self._core.lock:
-            reply = self._files.opened(node, request.flags, caller.pid)
-            return self._resolver.entry(node), reply
-
-    def _found(self, directory: Directory, name: bytes, request: OpenRequest) -> Node | None:
-        with self._core.lock:
-            free = self._seems_free(directory, name, request)
-        if not free:
-            return self._resolver.find_now(directory, name)
-        if not self._core.settings.write_back_s:
-            self._resolver.refuse_hiding(directory, name)
-        return None
+                async with node.lock:
+                    await self._writing.truncate(node, 0)
+        reply = self._files.opened(node, request.flags, caller.pid)
+        return self._resolver.entry(node), reply
 
     def _seems_free(self, directory: Directory, name: bytes, request: OpenRequest) -> bool:
         """Whether a name is believed to be free, and need not be asked for (S-161).
 
-        Nothing of a file that is there would be kept; or, with writeBack, its upload finds out (S-48). The state lock
-        is held.
+        Nothing of a file that is there would be kept; or, with writeBack, its upload finds out (S-48).
         """
         settings = self._core.settings
         replaces = request.flags & os.O_TRUNC and not settings.refuse_conflicts
@@ -151,7 +137,7 @@ class Changes:
     def _create_local(
         self, caller: Caller, directory: Directory, name: bytes, mode: int, flags: int
     ) -> tuple[Entry, OpenReply]:
-        """A file that the store learns of at close. The state lock is held; the node is new, so its lock is free."""
+        """A file that the store learns of at close. Nothing in here waits, so nobody sees the node half made."""
         core = self._core
         segment = segment_of(name)
         self.check_key(directory, segment)
@@ -159,47 +145,45 @@ class Changes:
         attributes = attributes._replace(content_type=type_of(name))
         node = core.nodes.add(directory, name, Listed(stat.S_IFREG, segment), attributes)
         facts.held(node, 0, NO_ETAG, attributes)
-        with node.lock:
-            try:
-                staged = self._uploads.stage(node)
-                staged.touch()
-                if flags & os.O_EXCL or not flags & os.O_TRUNC:
-                    staged.expects = NO_ETAG
-                entry = self._resolver.entry(node)  # first, so that a new server finds whose bytes the journal names
-                self._uploads.record(node)
-            except OSError:
-                node.nlookup = 0
-                core.nodes.detach(node)
-                self._uploads.discard(node)
-                core.nodes.drop_unused(node)
-                raise
+        try:
+            staged = self._uploads.stage(node)
+            staged.touch()
+            if flags & os.O_EXCL or not flags & os.O_TRUNC:
+                staged.expects = NO_ETAG
+            entry = self._resolver.entry(node)  # first, so that a new server finds whose bytes the journal names
+            self._uploads.record(node)
+        except OSError:
+            node.nlookup = 0
+            core.nodes.detach(node)
+            self._uploads.drop_new(node)
+            core.nodes.drop_unused(node)
+            raise
         self._appeared(node)
         return entry, self._files.opened(node, flags)
 
-    def _make(self, directory: Directory, name: bytes, listed: Listed, attributes: Attributes, body: bytes) -> Node:
+    async def _make(
+        self, directory: Directory, name: bytes, listed: Listed, attributes: Attributes, body: bytes
+    ) -> Node:
         """Put an object that must not be there yet, and make its node. FSError(EEXIST)."""
         self.check_key(directory, listed.tail)
-        with self._core.lock:
-            if name in directory.children and directory.children[name].dirty:
-                raise FSError(errno.EEXIST)
-        if listed.kind != stat.S_IFREG and self._resolver.find(directory, name) is not None:
+        if name in directory.children and directory.children[name].dirty:
+            raise FSError(errno.EEXIST)
+        if listed.kind != stat.S_IFREG and await self._resolver.find(directory, name) is not None:
             raise FSError(errno.EEXIST)
         content_type = DIRECTORY_TYPE if listed.kind == stat.S_IFDIR else FILE_TYPE
         if stat.S_ISREG(attributes.mode):
             content_type = type_of(name)
         attributes = attributes._replace(content_type=content_type)
         options = WriteOptions(metadata=to_metadata(attributes), content_type=content_type, if_none_match=True)
-        with self._core.tree.shared():
+        async with self._core.tree.shared():
             key = directory.key + listed.tail
             try:
-                with self._uploads.orphans.superseded(key):
-                    result = self._core.store.put(key, body, options)
+                async with self._uploads.orphans.superseded(key):
+                    result = await self._core.ask(self._core.store.put, key, body, options)
             except AlreadyExists as error:
-                with self._core.lock:
-                    directory.forget_listing()
+                directory.forget_listing()
                 raise FSError(errno.EEXIST) from error
-            with self._core.lock:
-                return self._made(directory, name, listed._replace(size=len(body)), attributes, result)
+            return self._made(directory, name, listed._replace(size=len(body)), attributes, result)
 
     def _made(
         self, directory: Directory, name: bytes, listed: Listed, attributes: Attributes, result: WriteResult
@@ -215,11 +199,7 @@ class Changes:
         self._appeared(node)
         return node
 
-    def _entry(self, node: Node) -> Entry:
-        with self._core.lock:
-            return self._resolver.entry(node)
-
-    def _parent(self, ino: Ino, name: bytes) -> Directory:
+    async def _parent(self, ino: Ino, name: bytes) -> Directory:
         """The directory in which a name is to be made. FSError(ENAMETOOLONG, EINVAL, ENOENT)."""
         if len(name) > NAME_MAX:
             raise FSError(errno.ENAMETOOLONG)
@@ -228,7 +208,7 @@ class Changes:
         directory = self._resolver.directory(ino)
         if directory.gone:
             raise FSError(errno.ENOENT)
-        replace_stand_in(self._core, directory)
+        await replace_stand_in(self._core, directory)
         return directory
 
     def check_key(self, directory: Directory, tail: str) -> None:
@@ -256,50 +236,48 @@ class Changes:
         return Attributes(mode, caller.uid, gid, now, now, now)
 
     def _appeared(self, node: Node) -> None:
-        """A name of ours is new in its directory. The state lock is held."""
+        """A name of ours is new in its directory."""
         self._resolver.changed(node)
         if node.parent is not None:
             self._resolver.touched(node.parent)
 
     # -- removing
 
-    def unlink(self, parent: Ino, name: bytes) -> None:
+    async def unlink(self, parent: Ino, name: bytes) -> None:
         """Remove a name; who has the file open keeps its content."""
-        self.let_pass(parent, name)
+        await self.let_pass(parent, name)
         directory = self._resolver.directory(parent)
-        node = self._resolver.existing(directory, name)
+        node = await self._resolver.existing(directory, name)
         if isinstance(node, Directory):
             raise FSError(errno.EISDIR)
-        with self._core.tree.shared():
-            self.ensure_marker(directory)
-            with node.lock:
+        async with self._core.tree.shared():
+            await self.ensure_marker(directory)
+            async with node.lock:
                 key, etag = node.key, node.etag
-                self.keep_open_content(node)
+                await self.keep_open_content(node)
                 try:
-                    with self._uploads.orphans.superseded(key):
+                    async with self._uploads.orphans.superseded(key):
                         if self.may_be_stored(node):
-                            self._core.remove(key)
+                            await self._core.remove(key)
                 except StoreError:
                     self.stayed(node, etag)
                     raise
-                self.disappeared(node)
+                await self.disappeared(node)
 
     def may_be_stored(self, node: Node) -> bool:
         """Whether the store has something of a node's name: ours, or what another client put there before ours."""
         if node.etag or node.parent is None:
             return bool(node.etag)
-        with self._core.lock:
-            told = self._remote.believed(node.parent, node.name)
+        told = self._remote.believed(node.parent, node.name)
         return told is None or node.name in told[0].entries
 
-    def disappeared(self, node: Node) -> None:
+    async def disappeared(self, node: Node) -> None:
         """The object of a node is no more. node.lock is held."""
-        with self._core.lock:
-            self.take_out(node)
-        self.let_go(node)
+        self.take_out(node)
+        await self.let_go(node)
 
     def take_out(self, node: Node) -> None:
-        """The name of a node is gone; let_go() has to follow. node.lock and the state lock are held."""
+        """The name of a node is gone; let_go() has to follow. node.lock is held."""
         core = self._core
         # Who asked the store after its object went took it for another client's doing: nobody gives it its name back.
         seen_to_be_gone, node.lost = node.lost, False
@@ -311,87 +289,78 @@ class Changes:
         facts.edited(node, node.attributes._replace(ctime_ns=core.now_ns()))
         core.nodes.detach(node)
 
-    def let_go(self, node: Node) -> None:
+    async def let_go(self, node: Node) -> None:
         """What was staged of a node without a name is wanted only by those who have it open. node.lock is held."""
-        core = self._core
-        with core.lock:
-            unwanted = node.handles == 0
-        if unwanted:
-            self._uploads.discard(node)
-            with core.lock:
-                core.nodes.drop_unused(node)
+        if node.handles == 0:
+            await self._uploads.discard(node)
+            self._core.nodes.drop_unused(node)
         else:
-            self._uploads.forsake(node)
+            await self._uploads.forsake(node)
 
-    def let_pass(self, parent: Ino, name: bytes) -> None:
+    async def let_pass(self, parent: Ino, name: bytes) -> None:
         """Before a name is taken: see Chases."""
-        self._files.chases.let_pass(parent, name)
+        await self._files.chases.let_pass(parent, name)
 
-    def keep_open_content(self, node: Node) -> None:
+    async def keep_open_content(self, node: Node) -> None:
         """Before the object goes: keep its bytes for those who have the file open (S-23). node.lock is held.
 
         The node's bytes may come from another key afterwards: call stayed() when the object does not go after all.
         """
         if not stat.S_ISREG(node.attributes.mode):
             return
-        with self._core.lock:
-            node.leaving, etag = node.handles == 0, node.etag
+        node.leaving, etag = node.handles == 0, node.etag
         if node.leaving:
             return
         try:
-            self._keep_content(node)
+            await self._keep_content(node)
         except (StoreError, OSError):
             self.stayed(node, etag)
             raise
 
-    def _keep_content(self, node: Node) -> None:
+    async def _keep_content(self, node: Node) -> None:
         staged = node.staged
         needed = node.size if staged is None else staged.base_size - staged.present.total
         if needed <= self._core.settings.silly_copy_bytes or staged is not None:
             staged = self._uploads.stage(node)
-            self._uploads.fill(staged, staged.missing(0, staged.size))
+            await self._uploads.fill(staged, staged.missing(0, staged.size))
             record_removed(self._core, node)
             return
         hidden = self._core.nodes.root.key + UNLINKED + uuid.uuid4().hex
         self._core.db.begin("discard", hidden, "")
-        result = copy_object(self._core, node.version(), hidden)
-        with self._core.lock:
-            node.unlinked_key = hidden
-            facts.held(node, node.size, result.etag)
+        result = await copy_object(self._core, node.version(), hidden)
+        node.unlinked_key = hidden
+        facts.held(node, node.size, result.etag)
         record_removed(self._core, node)
 
     def stayed(self, node: Node, etag: ETag) -> None:
         """The object, of version `etag`, could not be removed. The next mount removes the hidden copy."""
-        with self._core.lock:
-            node.unlinked_key, node.leaving = "", False
-            facts.held(node, node.size, etag)
+        node.unlinked_key, node.leaving = "", False
+        facts.held(node, node.size, etag)
         self._core.removed.forget(node.ino)
 
-    def rmdir(self, parent: Ino, name: bytes) -> None:
+    async def rmdir(self, parent: Ino, name: bytes) -> None:
         """Remove a directory in which nothing is. FSError(ENOTDIR, ENOTEMPTY)."""
         directory = self._resolver.directory(parent)
-        node = self._resolver.existing(directory, name)
+        node = await self._resolver.existing(directory, name)
         if not isinstance(node, Directory):
             raise FSError(errno.ENOTDIR)
-        replace_stand_in(self._core, node)
-        with self._core.tree.shared(), node.lock:
-            self.check_empty(node)
-            self.ensure_marker(directory)
-            self._core.remove(node.key)
-            self.disappeared(node)
+        await replace_stand_in(self._core, node)
+        async with self._core.tree.shared(), node.lock:
+            await self.check_empty(node)
+            await self.ensure_marker(directory)
+            await self._core.remove(node.key)
+            await self.disappeared(node)
 
-    def check_empty(self, node: Directory) -> None:
+    async def check_empty(self, node: Directory) -> None:
         """FSError(ENOTEMPTY) if the store or this mount has anything below, or the marker holds bytes."""
-        with self._core.lock:
-            if any(not child.gone for child in node.children.values() if child.dirty):
-                raise FSError(errno.ENOTEMPTY)
-        page = self._core.store.list_page(node.key, max_keys=2)
+        if any(not child.gone for child in node.children.values() if child.dirty):
+            raise FSError(errno.ENOTEMPTY)
+        page = await self._core.ask(self._core.store.list_page, node.key, max_keys=2)
         if any(found.key != node.key or found.size for found in page.objects) or page.common_prefixes:
-            with self._core.lock:
-                facts.doubted(node)
+            facts.doubted(node)
             raise FSError(errno.ENOTEMPTY)
 
-    def ensure_marker(self, directory: Directory) -> None:
+    async def ensure_marker(self, directory: Directory) -> None:
         """Before something is taken out of a directory: it must not go with its last entry (S-02).
 
         tree lock is held.
@@ -402,7 +371,7 @@ class Changes:
             metadata=to_metadata(directory.attributes), content_type=DIRECTORY_TYPE, if_none_match=True
         )
         with suppress(AlreadyExists):
-            self._core.store.put(directory.key, b"", options)
+            await self._core.ask(self._core.store.put, directory.key, b"", options)
         directory.marker = True
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import math
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
@@ -18,7 +17,7 @@ from datastore.errors import NotFound, StoreError
 from ...ops import FSError, Ino
 from ...state.nodelog import NodeRecord
 from ...state.rows import Intent, Subject
-from ...store.base import ObjectInfo, ObjectVersion, WriteResult, user_metadata
+from ...store.base import ObjectInfo, ObjectVersion, user_metadata
 from ..opened.restoring import record_removed
 from ..tree import facts
 from ..tree.core import Core
@@ -28,7 +27,7 @@ from ..upload.uploads import Uploads
 from .renames import CutOff, Renames
 
 
-def finish(core: Core, renames: Renames, uploads: Uploads, *, resumed: bool = False) -> list[str]:
+async def finish(core: Core, renames: Renames, uploads: Uploads, *, resumed: bool = False) -> list[str]:
     """End what the journal names; a line for each that failed, which stays in the journal.
 
     resumed: the mount lives on, and so may those who have removed files open: their copies stay.
@@ -38,7 +37,7 @@ def finish(core: Core, renames: Renames, uploads: Uploads, *, resumed: bool = Fa
         if intent.kind == "discard" and resumed:
             continue
         try:
-            _finish(core, renames, uploads, intent)
+            await _finish(core, renames, uploads, intent)
         except (StoreError, OSError) as error:
             failures.append(f"{intent.kind} {os.fsencode(intent.source)!r}: {error}")
             with suppress(OSError):  # the disk is full
@@ -52,32 +51,32 @@ def finish(core: Core, renames: Renames, uploads: Uploads, *, resumed: bool = Fa
     return failures
 
 
-def _finish(core: Core, renames: Renames, uploads: Uploads, intent: Intent) -> None:
+async def _finish(core: Core, renames: Renames, uploads: Uploads, intent: Intent) -> None:
     move, subject = core.db.move_of(intent.id), core.db.subject_of(intent.id)
     node = core.nodes.by_ino.get(Ino(move.ino)) if move is not None else None
     if intent.kind == "discard":
-        core.remove(intent.source)
+        await core.remove(intent.source)
     elif intent.kind == "rename-directory":
         copies = Copies(core, intent.source, intent.target, subject)
-        copies.make(keep_newer=True)
-        if _moved(core, uploads, move, node) and isinstance(node, Directory):
-            renames.follow(node, copies.made)
-        uploads.orphans.follow(intent.source, intent.target, copies.made)
-        copies.remove_originals()
+        await copies.make(keep_newer=True)
+        if await _moved(core, uploads, move, node) and isinstance(node, Directory):
+            await renames.follow(node, copies.made)
+        await uploads.orphans.follow(intent.source, intent.target, copies.made)
+        await copies.remove_originals()
     elif intent.kind == "remove":
-        _moved(core, uploads, move, node)
-        _remove(core, intent.source, subject._replace(etag=intent.target))
-        _remove_replaced(core, subject)
+        await _moved(core, uploads, move, node)
+        await _remove(core, intent.source, subject._replace(etag=intent.target))
+        await _remove_replaced(core, subject)
     elif node is not None and node.dirty and not node.gone:
         renames.begun.add((intent.source, intent.target))  # its bytes are here: the rename that is sent again does it
     elif uploads.orphans.waits_for(intent.source):
         # What is there would go to the new name, and what was meant to the old one.
         raise FSError(errno.EBUSY, "its bytes are not sent yet: they will be, under the old name")
     else:
-        _finish_file(core, uploads, intent, lambda: _moved(core, uploads, move, node), node)
+        await _finish_file(core, uploads, intent, move, node)
 
 
-def _moved(core: Core, uploads: Uploads, move: NodeRecord | None, node: Node | None) -> bool:
+async def _moved(core: Core, uploads: Uploads, move: NodeRecord | None, node: Node | None) -> bool:
     """Put a node where its rename was to put it; whether there is one. What was unsent of the name before is void."""
     parent = core.nodes.by_ino.get(Ino(move.parent)) if move is not None else None
     if move is None or not isinstance(parent, Directory):
@@ -87,7 +86,7 @@ def _moved(core: Core, uploads: Uploads, move: NodeRecord | None, node: Node | N
         if there.handles and there.staged is not None:  # who has it open keeps its bytes
             record_removed(core, there)
         core.nodes.detach(there)
-        uploads.forsake(there) if there.handles else uploads.discard(there)
+        await (uploads.forsake(there) if there.handles else uploads.discard(there))
     if node is None or node.gone:
         return False
     if there is not node:
@@ -96,24 +95,25 @@ def _moved(core: Core, uploads: Uploads, move: NodeRecord | None, node: Node | N
     return True
 
 
-def _finish_file(core: Core, uploads: Uploads, intent: Intent, move: Callable[[], bool], node: Node | None) -> None:
+async def _finish_file(
+    core: Core, uploads: Uploads, intent: Intent, move: NodeRecord | None, node: Node | None
+) -> None:
     source, subject = intent.source, core.db.subject_of(intent.id)
     try:
-        info = core.store.head(source)
+        info = await core.ask(core.store.head, source)
     except NotFound:
         return
-    if not subject.includes(info.etag, info.mtime_ns) or _used_anew(core, intent.target, subject, info):
+    if not subject.includes(info.etag, info.mtime_ns) or await _used_anew(core, intent.target, subject, info):
         return
-    with uploads.orphans.superseded(intent.target, subject.put_off_ns or math.inf):
-        result: WriteResult = copy_object(core, ObjectVersion(source, info.etag, info.size), intent.target)
-    if move() and node is not None and node.etag == info.etag:
-        with core.lock:
-            facts.written(core, node, result, attrs_valid=node.attrs_valid)
-    core.remove(source)
-    _remove_replaced(core, subject)
+    async with uploads.orphans.superseded(intent.target, subject.put_off_ns or math.inf):
+        result = await copy_object(core, ObjectVersion(source, info.etag, info.size), intent.target)
+    if await _moved(core, uploads, move, node) and node is not None and node.etag == info.etag:
+        facts.written(core, node, result, attrs_valid=node.attrs_valid)
+    await core.remove(source)
+    await _remove_replaced(core, subject)
 
 
-def _used_anew(core: Core, target: str, subject: Subject, source: ObjectInfo) -> bool:
+async def _used_anew(core: Core, target: str, subject: Subject, source: ObjectInfo) -> bool:
     """Whether the new name was written since the rename was put off.
 
     By versions: what was there before, or the copy, which has another etag than its source if that is in parts.
@@ -121,7 +121,7 @@ def _used_anew(core: Core, target: str, subject: Subject, source: ObjectInfo) ->
     if not subject.put_off_ns:
         return False
     try:
-        there = core.store.head(target)
+        there = await core.ask(core.store.head, target)
     except NotFound:
         return False
     described = user_metadata(source.metadata)
@@ -129,14 +129,14 @@ def _used_anew(core: Core, target: str, subject: Subject, source: ObjectInfo) ->
     return there.etag not in (subject.over, source.etag) and not copied
 
 
-def _remove_replaced(core: Core, subject: Subject) -> None:
+async def _remove_replaced(core: Core, subject: Subject) -> None:
     if subject.replaced:
-        _remove(core, subject.replaced, subject._replace(etag=subject.replaced_etag))
+        await _remove(core, subject.replaced, subject._replace(etag=subject.replaced_etag))
 
 
-def _remove(core: Core, key: str, subject: Subject) -> None:
+async def _remove(core: Core, key: str, subject: Subject) -> None:
     """Remove an object unless it was written anew."""
     with suppress(NotFound):
-        info = core.store.head(key)
+        info = await core.ask(core.store.head, key)
         if subject.includes(info.etag, info.mtime_ns):
-            core.remove(key)
+            await core.remove(key)

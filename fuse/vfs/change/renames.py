@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import errno
 import stat
-from collections.abc import Callable
-from contextlib import ExitStack
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any, NamedTuple
 
 from datastore.errors import NotFound, PreconditionFailed, StoreError
 
@@ -28,6 +27,8 @@ from .standins import replace_stand_in
 
 NOREPLACE = 1
 """RENAME_NOREPLACE of rename(2)."""
+_FOLLOWED_AT_ONCE = 256
+"""So many files below a renamed directory are gone through before others may go on."""
 
 
 class CutOff(NamedTuple):
@@ -35,7 +36,7 @@ class CutOff(NamedTuple):
 
     intent: Intent
     move: NodeRecord | None
-    finish: Callable[[], None]
+    finish: Callable[[], Coroutine[Any, Any, None]]
 
 
 class Renames:
@@ -51,7 +52,7 @@ class Renames:
         self.cut_off: list[CutOff] = []
         """The kernel sends them again, and what that comes to is reported: nothing is done later behind one's back."""
 
-    def rename(self, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int) -> None:
+    async def rename(self, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int) -> None:
         """rename(2) with RENAME_NOREPLACE; FSError(EINVAL) for other flags."""
         if flags & ~NOREPLACE:
             raise FSError(errno.EINVAL)
@@ -59,40 +60,40 @@ class Renames:
             raise FSError(errno.ENAMETOOLONG)
         if not creatable(new_name):
             raise FSError(errno.EINVAL)
-        self._changes.let_pass(new_parent, new_name)
+        await self._changes.let_pass(new_parent, new_name)
         source_directory = self._resolver.directory(parent)
         target_directory = self._resolver.directory(new_parent)
-        if self._goes_on(source_directory, name, target_directory, new_name):
+        if await self._goes_on(source_directory, name, target_directory, new_name):
             return
-        source = self._resolver.existing(source_directory, name)
-        if isinstance(source, Directory) and not self._resolver.revalidate(source):
+        source = await self._resolver.existing(source_directory, name)
+        if isinstance(source, Directory) and not await self._resolver.revalidate(source):
             raise FSError(errno.ENOENT)
-        target = self._target(source, target_directory, new_name, flags)
+        target = await self._target(source, target_directory, new_name, flags)
         if target is source:
             return
         if target is not None:
             again = (source.key, target.key) in self.begun
-            self._check_target(source, target, flags & ~NOREPLACE if again else flags)
+            await self._check_target(source, target, flags & ~NOREPLACE if again else flags)
         for each in (source, target, target_directory):
             if isinstance(each, Directory):
-                replace_stand_in(self._core, each)
+                await replace_stand_in(self._core, each)
         if isinstance(source, Directory):
-            with self._core.tree.exclusive():
-                self._rename_directory(source, target, target_directory, new_name)
+            async with self._core.tree.exclusive():
+                await self._rename_directory(source, target, target_directory, new_name)
         else:
-            with self._core.tree.shared():
-                self._rename_file(source, target, target_directory, new_name)
+            async with self._core.tree.shared():
+                await self._rename_file(source, target, target_directory, new_name)
 
-    def _target(self, source: Node, directory: Directory, name: bytes, flags: int) -> Node | None:
+    async def _target(self, source: Node, directory: Directory, name: bytes, flags: int) -> Node | None:
         """What has the new name. A file that a file replaces need not be asked for: nothing of it is kept (S-161)."""
         if source.listed_kind != stat.S_IFREG or flags & NOREPLACE:
-            return self._resolver.find_now(directory, name)
-        target = self._resolver.standing(directory, name)
+            return await self._resolver.find_now(directory, name)
+        target = await self._resolver.standing(directory, name)
         if not isinstance(target, Directory):
-            self._resolver.refuse_hiding(directory, name)
+            await self._resolver.refuse_hiding(directory, name)
         return target
 
-    def _goes_on(self, old: Directory, name: bytes, new: Directory, new_name: bytes) -> bool:
+    async def _goes_on(self, old: Directory, name: bytes, new: Directory, new_name: bytes) -> bool:
         """Whether an earlier server began this rename, and it is ended now; what fails is reported, and over."""
         file, below = segment_of(name), segment_of(name, directory=True)
         keys = {old.key + tail for tail in (file, file + LINK_SUFFIX, below + "/")}
@@ -107,41 +108,40 @@ class Renames:
             self.begun.add((intent.source, intent.target))
             self._core.db.end(intent.id)
             return False
-        with self._core.tree.exclusive():
+        async with self._core.tree.exclusive():
             try:
-                one.finish()
+                await one.finish()
             finally:
                 self._core.db.end(intent.id)
                 self._vacated(old, name)
-                with self._core.lock:
-                    new.forget_listing()
+                new.forget_listing()
         return True
 
-    def _check_target(self, source: Node, target: Node, flags: int) -> None:
+    async def _check_target(self, source: Node, target: Node, flags: int) -> None:
         if flags & NOREPLACE:
             raise FSError(errno.EEXIST)
         if isinstance(target, Directory):
             if not isinstance(source, Directory):
                 raise FSError(errno.EISDIR)
-            self._changes.check_empty(target)
+            await self._changes.check_empty(target)
         elif isinstance(source, Directory):
             raise FSError(errno.ENOTDIR)
 
     # -- files
 
-    def _rename_file(self, source: Node, target: Node | None, directory: Directory, name: bytes) -> None:
+    async def _rename_file(self, source: Node, target: Node | None, directory: Directory, name: bytes) -> None:
         core = self._core
         if source.gone or source.parent is None:
             raise FSError(errno.ENOENT)
         tail = segment_of(name) + (LINK_SUFFIX if source.listed_kind == stat.S_IFLNK else "")
         new_key = self._new_key(directory, tail)
-        self._changes.ensure_marker(source.parent)
-        with ExitStack() as locks:
+        await self._changes.ensure_marker(source.parent)
+        async with AsyncExitStack() as locks:
             for node in sorted((n for n in (source, target) if n is not None), key=lambda n: n.ino):
-                locks.enter_context(node.lock)
+                await locks.enter_async_context(node.lock)
             target_etag = target.etag if target is not None else NO_ETAG
             if target is not None:
-                self._changes.keep_open_content(target)
+                await self._changes.keep_open_content(target)
             old_key, had_object = source.key, self._changes.may_be_stored(source)
             old_parent, old_name = source.parent, source.name
             move = NodeRecord(source.ino, directory.ino, source.listed_kind, tail, name)
@@ -149,7 +149,7 @@ class Renames:
             intent = None
             try:
                 intent = core.db.begin("rename-file", old_key, new_key, move, subject)
-                self._move_content(source, target, new_key, intent)
+                await self._move_content(source, target, new_key, intent)
             except (StoreError, OSError):
                 if target is not None:
                     self._changes.stayed(target, target_etag)
@@ -158,9 +158,9 @@ class Renames:
                 raise
             listing = None
             try:
-                listing = self._moved(source, target, directory, name, tail)
+                listing = await self._moved(source, target, directory, name, tail)
                 if had_object:
-                    core.remove(old_key)
+                    await core.remove(old_key)
             except (StoreError, OSError):
                 # Reported: nobody expects the next mount to remove what is under the old name then.
                 core.db.end(intent)
@@ -169,24 +169,24 @@ class Renames:
                 self._vacated(old_parent, old_name, listing)
             core.db.end(intent)
 
-    def _move_content(self, source: Node, target: Node | None, new_key: str, intent: IntentId) -> None:
+    async def _move_content(self, source: Node, target: Node | None, new_key: str, intent: IntentId) -> None:
         """Make the object at the new key: by upload if the store lacks it, else by a copy.
 
         With that what was unsent of the target is void: from now on a crash finishes the rename, and must not send it.
         """
         replaced = [target.staged.name] if target is not None and target.staged is not None else []
         if source.dirty:
-            self._uploads.send(source, key=new_key, rename=intent, replaced=replaced)
+            await self._uploads.send(source, key=new_key, rename=intent, replaced=replaced)
             return
         try:
-            with self._uploads.orphans.superseded(new_key):
+            async with self._uploads.orphans.superseded(new_key):
                 try:
-                    result = copy_object(self._core, source.version(), new_key)
+                    result = await copy_object(self._core, source.version(), new_key)
                 except PreconditionFailed:
                     # Another client wrote it since it was seen: what has the name now is renamed.
-                    if not self._resolver.ask(source):
+                    if not await self._resolver.ask(source):
                         raise FSError(errno.ESTALE) from None
-                    result = copy_object(self._core, source.version(), new_key)
+                    result = await copy_object(self._core, source.version(), new_key)
         except NotFound as error:
             raise FSError(errno.ENOENT) from error
         old_etag = source.etag
@@ -198,45 +198,44 @@ class Renames:
 
         listing: the directory's when the name was taken out; it is right if no other took its place since.
         """
-        with self._core.lock:
-            child = directory.children.get(name)
-            if child is not None and not child.dirty:
-                facts.doubted(child)
-            right = listing is not None and directory.listing is listing and name not in listing.entries
-            directory.forget_listing()
-            if right and child is None:
-                directory.listing = listing
+        child = directory.children.get(name)
+        if child is not None and not child.dirty:
+            facts.doubted(child)
+        right = listing is not None and directory.listing is listing and name not in listing.entries
+        directory.forget_listing()
+        if right and child is None:
+            directory.listing = listing
 
     def _adopt_version(self, node: Node, key: str, result: WriteResult) -> None:
-        with self._core.lock:
-            facts.written(self._core, node, result, attrs_valid=node.attrs_valid)
-            if node.staged is not None:
-                node.staged.moved(ObjectVersion(key, result.etag, node.size))
+        facts.written(self._core, node, result, attrs_valid=node.attrs_valid)
+        if node.staged is not None:
+            node.staged.moved(ObjectVersion(key, result.etag, node.size))
 
-    def _moved(self, source: Node, target: Node | None, directory: Directory, name: bytes, tail: str) -> Listing | None:
+    async def _moved(
+        self, source: Node, target: Node | None, directory: Directory, name: bytes, tail: str
+    ) -> Listing | None:
         """The tree follows; the listing of the old directory, without the name. The nodes' locks are held."""
         core = self._core
         old_target_key = target.name_key if target is not None else ""
-        with core.lock:
-            if target is not None:
-                self._changes.take_out(target)
-            old_parent, old_name = source.parent, source.name
-            assert old_parent is not None
-            self._resolver.removed(old_parent, old_name)
-            self._resolver.touched(old_parent)
-            core.nodes.move(source, directory, name, tail)
-            core.log_nodes((source,))
-            self._resolver.changed(source)
-            self._resolver.touched(directory)
-            if isinstance(source, Directory):
-                self._resolver.counted(old_parent, -1)
-                self._resolver.counted(directory, 1)
-            listing = old_parent.listing
         if target is not None:
-            self._changes.let_go(target)
+            self._changes.take_out(target)
+        old_parent, old_name = source.parent, source.name
+        assert old_parent is not None
+        self._resolver.removed(old_parent, old_name)
+        self._resolver.touched(old_parent)
+        core.nodes.move(source, directory, name, tail)
+        core.log_nodes((source,))
+        self._resolver.changed(source)
+        self._resolver.touched(directory)
+        if isinstance(source, Directory):
+            self._resolver.counted(old_parent, -1)
+            self._resolver.counted(directory, 1)
+        listing = old_parent.listing
+        if target is not None:
+            await self._changes.let_go(target)
         self._uploads.record(source)
         if old_target_key and old_target_key != source.key:
-            core.remove(old_target_key)
+            await core.remove(old_target_key)
         return listing
 
     def _new_key(self, directory: Directory, tail: str) -> str:
@@ -247,7 +246,9 @@ class Renames:
 
     # -- directories
 
-    def _rename_directory(self, source: Directory, target: Node | None, directory: Directory, name: bytes) -> None:
+    async def _rename_directory(
+        self, source: Directory, target: Node | None, directory: Directory, name: bytes
+    ) -> None:
         core = self._core
         if source.gone or source.parent is None:
             raise FSError(errno.ENOENT)
@@ -257,24 +258,24 @@ class Renames:
             raise FSError(errno.EINVAL)
         if self._uploads.orphans.waits_for(new_prefix, below=True):
             raise FSError(errno.ENOTEMPTY, "unsent files of an earlier run belong there: see `datastore unsent`")
-        self._changes.ensure_marker(source.parent)
-        self._changes.ensure_marker(source)
+        await self._changes.ensure_marker(source.parent)
+        await self._changes.ensure_marker(source)
         old_parent, old_name = source.parent, source.name
         move = NodeRecord(source.ino, directory.ino, stat.S_IFDIR, tail, name)
         copies = Copies(core, old_prefix, new_prefix)
-        began_ns, page = core.both(partial(self._server_time_ns, old_prefix), copies.first_page)
+        began_ns, page = await core.both(self._server_time_ns(old_prefix), copies.first_page())
         intent = core.db.begin("rename-directory", old_prefix, new_prefix, move, Subject(began_ns=began_ns))
         try:
-            copies.make(page)
+            await copies.make(page)
         except (StoreError, OSError):
-            copies.undo(keep_marker=target is not None)
+            await copies.undo(keep_marker=target is not None)
             core.db.end(intent)
             raise
         listing = None
         try:
-            listing = self._moved(source, target, directory, name, tail)
-            self.follow(source, copies.made)
-            copies.remove_originals()
+            listing = await self._moved(source, target, directory, name, tail)
+            await self.follow(source, copies.made)
+            await copies.remove_originals()
         except (StoreError, OSError):
             # Reported: nobody expects the next mount to move what is under the old name then.
             core.db.end(intent)
@@ -283,25 +284,26 @@ class Renames:
             self._vacated(old_parent, old_name, listing)
         core.db.end(intent)
 
-    def _server_time_ns(self, key: str) -> int:
+    async def _server_time_ns(self, key: str) -> int:
         """The store's time; 0 when it can't be had from this key. StoreError."""
         try:
-            return self._core.store.head(key).server_time_ns
+            return (await self._core.ask(self._core.store.head, key)).server_time_ns
         except NotFound:
             return 0
 
-    def follow(self, top: Directory, made: dict[str, Copy]) -> None:
+    async def follow(self, top: Directory, made: dict[str, Copy]) -> None:
         """What is known below a renamed directory is of other keys, and perhaps other etags, now."""
         waiting: list[Node] = [top]
         while waiting:
             node = waiting.pop()
             if isinstance(node, Directory):
-                with self._core.lock:
-                    node.forget_listing()
-                    waiting.extend(node.children.values())
+                node.forget_listing()
+                waiting.extend(node.children.values())
                 continue
             self._follow_file(node, made.get(node.key))
             self._uploads.record(node)
+            if len(waiting) % _FOLLOWED_AT_ONCE == 0:
+                await self._core.loop.pause()
 
     def _follow_file(self, node: Node, copy: Copy | None) -> None:
         """A copy of another version than ours is another client's: what we know is of a version that is no more."""

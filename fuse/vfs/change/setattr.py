@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from functools import partial
 
 from datastore.errors import MetadataTooLarge, NotFound, PreconditionFailed
 
-from ...ops import NOW, AttrReply, Blocking, Fh, FSError, Ino, Reply, SetAttr
+from ...ops import NOW, AttrReply, Fh, FSError, Ino, SetAttr
 from ...store.base import WriteOptions, WriteResult
 from ..lookup.resolver import Resolver
 from ..opened.handles import Handles
@@ -41,147 +40,128 @@ class SetAttrs:
         self._handles = handles
         self._writing = writing
 
-    def getattr(self, ino: Ino) -> Reply[AttrReply]:
+    async def getattr(self, ino: Ino) -> AttrReply:
         """stat and fstat. FSError(ESTALE) when the name is gone: the kernel looks it up again."""
-        with self._core.lock:
-            node = self._resolver.node(ino)
-            if self._resolver.current(node):
-                return self._resolver.attr_reply(node)
-        return Blocking(partial(self._getattr, node))
-
-    def _getattr(self, node: Node) -> AttrReply:
-        if not self._resolver.revalidate(node) and node.handles == 0:
+        node = self._resolver.node(ino)
+        if not self._resolver.current(node) and not await self._resolver.revalidate(node) and node.handles == 0:
             raise FSError(errno.ESTALE)
-        with self._core.lock:
-            return self._resolver.attr_reply(node)
+        return self._resolver.attr_reply(node)
 
-    def setattr(self, ino: Ino, fh: Fh, changes: SetAttr) -> AttrReply:
+    async def setattr(self, ino: Ino, fh: Fh, changes: SetAttr) -> AttrReply:
         """All that setattr can change. FSError(ESTALE, ENOSPC, EISDIR)."""
         node = self._handles.node_of(ino, fh)
-        self._ask(node, fh)
+        await self._ask(node, fh)
         if changes.size is not None:
-            self._resize(node, fh, changes)
+            await self._resize(node, fh, changes)
         if changes._replace(size=None, kill_suidgid=False) != SetAttr() or (
             changes.size is None and changes.kill_suidgid
         ):
-            self._change(node, lambda old: changed(old, changes, self._core.now_ns()))
+            await self._change(node, lambda old: changed(old, changes, self._core.now_ns()))
             staged = node.staged
             if staged is not None and {changes.mtime_ns, changes.atime_ns} - {None, NOW}:
                 staged.times_set = True
-        with self._core.lock:
-            return self._resolver.attr_reply(node)
+        return self._resolver.attr_reply(node)
 
-    def _ask(self, node: Node, fh: Fh = NO_HANDLE) -> None:
+    async def _ask(self, node: Node, fh: Fh = NO_HANDLE) -> None:
         """A change goes on from what the store has now (S-161). FSError(ESTALE): the kernel looks the name up again.
 
         Who has it open to write asked then.
         """
         if fh or node.writers:
-            lives = self._resolver.revalidate(node) or node.handles > 0
+            lives = await self._resolver.revalidate(node) or node.handles > 0
         else:
-            lives = node.gone or self._resolver.ask(node)
+            lives = node.gone or await self._resolver.ask(node)
         if not lives:
             raise FSError(errno.ESTALE)
 
-    def _resize(self, node: Node, fh: Fh, changes: SetAttr) -> None:
+    async def _resize(self, node: Node, fh: Fh, changes: SetAttr) -> None:
         assert changes.size is not None
         if isinstance(node, Directory):
             raise FSError(errno.EISDIR)
-        self._resolver.make_exact([node])
-        with self._core.tree.shared(), node.lock:
-            self._writing.truncate(node, changes.size, kill_suidgid=changes.kill_suidgid)
+        await self._resolver.make_exact([node])
+        async with self._core.tree.shared(), node.lock:
+            await self._writing.truncate(node, changes.size, kill_suidgid=changes.kill_suidgid)
             if not fh and not node.writers:
-                self._uploads.send(node)
+                await self._uploads.send(node)
                 if node.handles == 0:
-                    self._uploads.settle(node)
+                    await self._uploads.settle(node)
 
-    def _change(self, node: Node, change: _Change) -> None:
+    async def _change(self, node: Node, change: _Change) -> None:
         """Compute new attributes from the present ones and make them last."""
         if not node.gone:
-            self._resolver.make_exact([node])
+            await self._resolver.make_exact([node])
             if isinstance(node, Directory):
-                replace_stand_in(self._core, node)
-        with self._core.tree.shared(), node.lock:
+                await replace_stand_in(self._core, node)
+        async with self._core.tree.shared(), node.lock:
             new = change(node.attributes)
             if metadata_size(to_metadata(new)) > METADATA_MAX:
                 raise FSError(errno.ENOSPC)
             if node.dirty or node.gone:
-                with self._core.lock:
-                    facts.edited(node, new)
+                facts.edited(node, new)
                 self._uploads.record(node)
             else:
-                self._save(node, change, new)
+                await self._save(node, change, new)
 
-    def _save(self, node: Node, change: _Change, new: Attributes) -> None:
+    async def _save(self, node: Node, change: _Change, new: Attributes) -> None:
         """Write attributes to the store. The tree lock and node.lock are held."""
         try:
-            result = self._write(node, new)
+            result = await self._write(node, new)
         except MetadataTooLarge as error:
             raise FSError(errno.ENOSPC) from error
         except (PreconditionFailed, NotFound):
             # Another client wrote meanwhile: what we change is what it left, and no earlier listing shows that.
-            with self._core.lock:
-                facts.doubted(node, attributes=True)
-                if node.parent is not None:
-                    node.parent.forget_listing()
-            if not self._resolver.revalidate(node):
+            facts.doubted(node, attributes=True)
+            if node.parent is not None:
+                node.parent.forget_listing()
+            if not await self._resolver.revalidate(node):
                 raise FSError(errno.ESTALE) from None
             new = change(node.attributes)
-            result = self._write(node, new)
+            result = await self._write(node, new)
         self._core.known.forget(node.key)
-        with self._core.lock:
-            facts.edited(node, new)
-            facts.written(self._core, node, result)
-            if isinstance(node, Directory):
-                node.changes += 1  # as Resolver.changed()
-                return
-            self._resolver.changed(node)
-            if node.staged is not None:
-                node.staged.moved(node.version())
+        facts.edited(node, new)
+        facts.written(self._core, node, result)
+        if isinstance(node, Directory):
+            node.changes += 1  # as Resolver.changed()
+            return
+        self._resolver.changed(node)
+        if node.staged is not None:
+            node.staged.moved(node.version())
 
-    def _write(self, node: Node, new: Attributes) -> WriteResult:
+    async def _write(self, node: Node, new: Attributes) -> WriteResult:
         options = WriteOptions(metadata=to_metadata(new), content_type=new.content_type)
         if not isinstance(node, Directory):
-            return copy_object(self._core, node.version(), node.key, options)
+            return await copy_object(self._core, node.version(), node.key, options)
         result = WriteResult(node.etag, 0)
         if node.key:
             # The root of a whole bucket has no key: its attributes last as long as the mount.
-            result = self._core.store.put(
-                node.key, b"", WriteOptions(metadata=options.metadata, content_type=DIRECTORY_TYPE)
-            )
+            options = WriteOptions(metadata=options.metadata, content_type=DIRECTORY_TYPE)
+            result = await self._core.ask(self._core.store.put, node.key, b"", options)
             node.marker = True
         return result
 
     # -- extended attributes
 
-    def getxattr(self, ino: Ino, name: bytes) -> Reply[bytes]:
+    async def getxattr(self, ino: Ino, name: bytes) -> bytes:
         """FSError(ENODATA), or EOPNOTSUPP for all but user.* and where attributes are not fetched."""
         self._check_xattr(name)
         node = self._resolver.node(ino)
-        if node.attrs_valid or node.gone:
-            return self._xattr(node, name)
-        return Blocking(partial(self._getxattr, node, name))
-
-    def _getxattr(self, node: Node, name: bytes) -> bytes:
-        self._resolver.make_exact([node])
-        return self._xattr(node, name)
-
-    def _xattr(self, node: Node, name: bytes) -> bytes:
+        if not (node.attrs_valid or node.gone):
+            await self._resolver.make_exact([node])
         content = node.attributes.xattrs.get(name)
         if content is None:
             raise FSError(errno.ENODATA)
         return content
 
-    def listxattr(self, ino: Ino) -> list[bytes]:
+    async def listxattr(self, ino: Ino) -> list[bytes]:
         """The names of those that getxattr() gives."""
         node = self._resolver.node(ino)
         if not self._core.settings.full_attributes:
             return []
         if not node.gone:
-            self._resolver.make_exact([node])
+            await self._resolver.make_exact([node])
         return [name for name in node.attributes.xattrs if name.startswith(_USER)]
 
-    def setxattr(self, ino: Ino, name: bytes, content: bytes, flags: int) -> None:
+    async def setxattr(self, ino: Ino, name: bytes, content: bytes, flags: int) -> None:
         """FSError(EEXIST, ENODATA) by flags; ENOSPC when the object's metadata would be over 2 KiB."""
         self._check_xattr(name)
 
@@ -193,10 +173,10 @@ class SetAttrs:
             return old._replace(xattrs={**old.xattrs, name: content}, ctime_ns=self._core.now_ns())
 
         node = self._resolver.node(ino)
-        self._ask(node)
-        self._change(node, change)
+        await self._ask(node)
+        await self._change(node, change)
 
-    def removexattr(self, ino: Ino, name: bytes) -> None:
+    async def removexattr(self, ino: Ino, name: bytes) -> None:
         """FSError(ENODATA)."""
         self._check_xattr(name)
 
@@ -207,8 +187,8 @@ class SetAttrs:
             return old._replace(xattrs=kept, ctime_ns=self._core.now_ns())
 
         node = self._resolver.node(ino)
-        self._ask(node)
-        self._change(node, change)
+        await self._ask(node)
+        await self._change(node, change)
 
     def _check_xattr(self, name: bytes) -> None:
         if not name.startswith(_USER) or not self._core.settings.full_attributes:

@@ -14,23 +14,23 @@ from ..tree.core import Core
 from ..tree.nodes import Directory
 
 
-def replace_stand_in(core: Core, directory: Directory) -> None:
+async def replace_stand_in(core: Core, directory: Directory) -> None:
     """Give a directory the marker that every server and tool takes for one. FSError(ESTALE): it is none any more."""
     parent = directory.parent
     if parent is None or not directory.stood_in():
         return
-    with core.tree.shared(), directory.lock:
+    async with core.tree.shared(), directory.lock:
         key = directory.key
         with suppress(NotFound):
-            found = core.store.head(key[:-1])
+            found = await core.ask(core.store.head, key[:-1])
             if not stands_for_directory(found.key, found.size, found.content_type):
                 raise FSError(errno.ESTALE)
             # versitygw has no place for both.
-            core.store.delete(key[:-1], if_match=found.etag)
+            await core.ask(core.store.delete, key[:-1], if_match=found.etag)
             core.known.forget(key[:-1])
         metadata = to_metadata(directory.attributes)
+        options = WriteOptions(metadata=metadata, content_type=DIRECTORY_TYPE, if_none_match=True)
         with suppress(AlreadyExists):
-            core.store.put(key, b"", WriteOptions(metadata=metadata, content_type=DIRECTORY_TYPE, if_none_match=True))
-        with core.lock:
-            directory.marker = True
-            parent.stand_ins.pop(directory.tail[:-1], None)
+            await core.ask(core.store.put, key, b"", options)
+        directory.marker = True
+        parent.stand_ins.pop(directory.tail[:-1], None)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import stat
 import time
 from collections.abc import Iterable, Sequence
-from functools import partial
 
-from ...ops import Blocking, DirBudget, DirEntry, Entry, Fh, Ino, OpenDirReply, Reply
+from ...ops import DirBudget, DirEntry, Entry, Fh, Ino, OpenDirReply
 from ..tree.core import Core
 from ..tree.listing import Listed, Listing
 from ..tree.nodes import Directory, Node
@@ -59,14 +58,13 @@ class Directories:
 
     def opendir(self, ino: Ino) -> OpenDirReply:
         """FSError(ENOTDIR, ESTALE)."""
-        with self._core.lock:
-            directory = self._resolver.directory(ino)
-            fresh = self._resolver.fresh_listing(directory)
-            fh = Fh(self._next_fh)
-            self._next_fh += 1
-            self._add(Snapshot(directory, fh))
-            self._core.nodes.use(directory)
-            return self._dir_cache.opened(directory, fh, fresh)
+        directory = self._resolver.directory(ino)
+        fresh = self._resolver.fresh_listing(directory)
+        fh = Fh(self._next_fh)
+        self._next_fh += 1
+        self._add(Snapshot(directory, fh))
+        self._core.nodes.use(directory)
+        return self._dir_cache.opened(directory, fh, fresh)
 
     def _add(self, snapshot: Snapshot) -> None:
         self._snapshots[snapshot.fh] = snapshot
@@ -80,30 +78,29 @@ class Directories:
 
     def releasedir(self, fh: Fh) -> None:
         """Unknown handles are ignored."""
-        with self._core.lock:
-            self._core.listings.forget(fh)
-            snapshot = self._snapshots.pop(fh, None)
-            if snapshot is not None:
-                snapshot.directory.handles -= 1
-                self._dir_cache.closed(snapshot.directory, fh)
-                self._core.nodes.drop_unused(snapshot.directory)
+        self._core.listings.forget(fh)
+        snapshot = self._snapshots.pop(fh, None)
+        if snapshot is not None:
+            snapshot.directory.handles -= 1
+            self._dir_cache.closed(snapshot.directory, fh)
+            self._core.nodes.drop_unused(snapshot.directory)
 
-    def readdir(self, ino: Ino, fh: Fh, offset: int, budget: DirBudget, plus: bool) -> Reply[Sequence[DirEntry]]:
+    async def readdir(self, ino: Ino, fh: Fh, offset: int, budget: DirBudget, plus: bool) -> Sequence[DirEntry]:
         """Entries from a cursor. From the start the directory is listed anew, if what is known is too old."""
-        with self._core.lock:
-            snapshot = self._snapshots.get(fh) or self._of_earlier_server(ino, fh)
-            if offset == 0:
-                self._dir_cache.begun(snapshot.directory, fh)
-            if offset and offset - index_of(offset) != snapshot.base:
-                self._go_on(snapshot, offset)
-            if offset == 0 or snapshot.entries is None:
-                fresh = self._resolver.fresh_listing(snapshot.directory)
-                if fresh is None and not snapshot.directory.gone:
-                    return Blocking(partial(self._list, snapshot, offset, budget, plus))
-                self._take(snapshot, fresh)
-            if plus and self._inexact(snapshot, index_of(offset)):
-                return Blocking(partial(self._fill, snapshot, offset, budget, plus))
-            return self._answer(snapshot, offset, budget, plus)
+        snapshot = self._snapshots.get(fh) or self._of_earlier_server(ino, fh)
+        if offset == 0:
+            self._dir_cache.begun(snapshot.directory, fh)
+        if offset and offset - index_of(offset) != snapshot.base:
+            self._go_on(snapshot, offset)
+        if offset == 0 or snapshot.entries is None:
+            listing = self._resolver.fresh_listing(snapshot.directory)
+            if listing is None and not snapshot.directory.gone:
+                listing = await self._resolver.read_directory(snapshot.directory)
+            self._take(snapshot, listing)
+        inexact = self._inexact(snapshot, index_of(offset)) if plus else None
+        if inexact:
+            await self._resolver.make_exact(inexact)
+        return self._answer(snapshot, offset, budget, plus)
 
     def _of_earlier_server(self, ino: Ino, fh: Fh) -> Snapshot:
         """A directory that is being read while the server was replaced: it goes on with the names that it had."""
@@ -118,12 +115,6 @@ class Directories:
             self._dir_cache.resumed(snapshot.directory, fh)
         return snapshot
 
-    def _list(self, snapshot: Snapshot, offset: int, budget: DirBudget, plus: bool) -> Sequence[DirEntry]:
-        listing = self._resolver.read_directory(snapshot.directory)
-        with self._core.lock:
-            self._take(snapshot, listing)
-        return self._fill(snapshot, offset, budget, plus)
-
     def _take(self, snapshot: Snapshot, listing: Listing | None) -> None:
         if snapshot.directory.gone:
             listing = None
@@ -131,16 +122,8 @@ class Directories:
         snapshot.listing, snapshot.base = listing, self._dir_cache.base(listing)
         snapshot.current_upto = 0
 
-    def _fill(self, snapshot: Snapshot, offset: int, budget: DirBudget, plus: bool) -> Sequence[DirEntry]:
-        if plus:
-            with self._core.lock:
-                nodes = self._inexact(snapshot, index_of(offset))
-            self._resolver.make_exact(nodes)
-        with self._core.lock:
-            return self._answer(snapshot, offset, budget, plus)
-
     def _inexact(self, snapshot: Snapshot, index: int) -> list[Node]:
-        """Nodes of the next entries whose attributes must be asked for. The state lock is held."""
+        """Nodes of the next entries whose attributes must be asked for."""
         if not self._core.settings.full_attributes or snapshot.entries is None:
             return []
         first = max(0, index - _DOTS)
@@ -163,7 +146,7 @@ class Directories:
         return self._resolver.adopt(directory, name, listing.entries[name], listing.listed_at)
 
     def _answer(self, snapshot: Snapshot, offset: int, budget: DirBudget, plus: bool) -> list[DirEntry]:
-        """Entries from a cursor, as many as fit. The state lock is held."""
+        """Entries from a cursor, as many as fit."""
         directory, entries, first = snapshot.directory, snapshot.entries or [], index_of(offset)
         parent, base = directory.parent or directory, snapshot.base
         out: list[DirEntry] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from datastore.errors import NotFound, StoreError
 
@@ -19,37 +20,35 @@ _MANY = 256
 """Who wants the attributes of more at once looks through a whole directory."""
 
 
-def make_exact(
+async def make_exact(
     core: Core, remote: Remote, prefetcher: Prefetcher, walks: Walks, inexact: Callable[[], list[Node]]
 ) -> None:
     """Fetch the attributes of nodes of one directory, in its order. inexact: of which they are not known yet."""
     wanted = inexact()
-    if walks.confirm([node for node in wanted if isinstance(node, Directory)]):
+    if await walks.confirm([node for node in wanted if isinstance(node, Directory)]):
         wanted = inexact()
     files = [node for node in wanted if not isinstance(node, Directory)]
     if len(files) > _MANY:
-        with core.lock:
-            parent = files[-1].parent
-            if parent is not None:
-                prefetcher.looked_through(parent, files[-1].name)
-    told = prefetcher.told(files)
+        parent = files[-1].parent
+        if parent is not None:
+            prefetcher.looked_through(parent, files[-1].name)
+    told = await prefetcher.told(files)
     if told:
-        with core.lock:
-            for node in told:
-                facts.recalled(core, node)
+        for node in told:
+            facts.recalled(core, node)
         wanted = inexact()
     if len(wanted) == 1:
-        remote.head(wanted[0])
+        await remote.head(wanted[0])
     elif wanted:
-        head_many(core, remote, wanted)
+        await head_many(core, remote, wanted)
 
 
-def head_many(core: Core, remote: Remote, nodes: Sequence[Node]) -> None:
-    """Remote.head() of each. The state lock is not held. The first error is raised after all were asked for."""
+async def head_many(core: Core, remote: Remote, nodes: Sequence[Node]) -> None:
+    """Remote.head() of each. The first error is raised after all were asked for."""
     for first in range(0, len(nodes), MAX_HEAD_KEYS):
         left = list(nodes[first : first + MAX_HEAD_KEYS])
         for _ in range(AGAIN_MAX):
-            left = _Asked(core, remote, left).ask()
+            left = await _Asked(core, remote, left).ask()
             if not left:
                 break
 
@@ -60,23 +59,24 @@ class _Asked:
     def __init__(self, core: Core, remote: Remote, nodes: Sequence[Node]) -> None:
         self._core = core
         self._remote = remote
-        with core.lock:
-            self._nodes: list[tuple[Node, str, Was]] = [(node, node.key, was_of(node)) for node in nodes]
+        self._nodes: list[tuple[Node, str, Was]] = [(node, node.key, was_of(node)) for node in nodes]
         self._again: list[Node] = []
         self._later: list[tuple[int, ObjectInfo | None]] = []
-        self._failure: StoreError | None = None
+        self._failure: Exception | None = None
         self._learn = core.known.asking()
 
-    def ask(self) -> list[Node]:
+    async def ask(self) -> list[Node]:
         """Take in what the store says; those that were renamed or sent meanwhile. StoreError, when all have ended."""
-        self._core.store.head_many([_shown(node, key) for node, key, _ in self._nodes], self._take)
-        if len(self._later) == 1:
-            self._settle(self._later[0])
-        elif self._later:
-            self._core.each(self._settle, self._later)
+        shown = [_shown(node, key) for node, key, _ in self._nodes]
+        await self._core.ask(self._core.store.head_many, shown, self._post)
+        await self._core.each(self._settle, self._later)
         if self._failure is not None:
             raise self._failure
         return self._again
+
+    def _post(self, number: int, answer: ObjectInfo | StoreError) -> None:
+        """Called in the lane that asks. All that it posts is taken before that has ended for who waits."""
+        self._core.loop.soon(partial(self._take, number, answer))
 
     def _take(self, number: int, answer: ObjectInfo | StoreError) -> None:
         """What needs the store for more waits until all answers are here."""
@@ -85,19 +85,28 @@ class _Asked:
         elif isinstance(answer, StoreError):
             self._failure = self._failure or answer
         else:
-            node, _, was = self._nodes[number]
-            applied = self._remote.found_now(node, answer, was)
-            if applied is None:
-                self._again.append(node)
-            elif applied:
-                self._learn(answer)
-            else:
-                self._later.append((number, answer))
+            try:
+                self._found(number, answer)
+            except Exception as error:  # not for the loop, which called this: who asks is told
+                self._failure = self._failure or error
 
-    def _settle(self, one: tuple[int, ObjectInfo | None]) -> None:
+    def _found(self, number: int, info: ObjectInfo) -> None:
+        node, _, was = self._nodes[number]
+        applied = self._remote.found_now(node, info, was)
+        if applied is None:
+            self._again.append(node)
+        elif applied:
+            self._learn(info)
+        else:
+            self._later.append((number, info))
+
+    async def _settle(self, one: tuple[int, ObjectInfo | None]) -> None:
         number, info = one
         node, key, was = self._nodes[number]
-        lives = self._remote.missing(node, key, was) if info is None else self._remote.found(node, info, was)
+        if info is None:
+            lives = await self._remote.missing(node, key, was)
+        else:
+            lives = await self._remote.found(node, info, was)
         if lives is None:
             self._again.append(node)
         elif lives and info is not None:

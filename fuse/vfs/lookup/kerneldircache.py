@@ -90,7 +90,7 @@ class _Reading:
 
 
 class KernelDirCache:
-    """Those of a mount. The state lock is held, except where a method says otherwise."""
+    """Those of a mount."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -104,13 +104,12 @@ class KernelDirCache:
         return self._core.settings.keep_directories
 
     def start(self) -> None:
-        """Drop what an earlier server told: nobody looks after that. Without the state lock."""
+        """Drop what an earlier server told: nobody looks after that."""
         if not self.enabled:
             return
-        with self._core.lock:
-            inos = [node.ino for node in self._core.nodes.by_ino.values() if isinstance(node, Directory)]
-        for ino in inos:
-            self._core.notifier.inval_inode(ino)
+        for node in self._core.nodes.by_ino.values():
+            if isinstance(node, Directory):
+                self._core.notifier.inval_inode(node.ino)
 
     def base(self, listing: Listing | None) -> int:
         """What the cursors of a listing begin from; None: of names that are no directory's listing any more."""
@@ -207,12 +206,11 @@ class KernelDirCache:
             parent.listing.cached_until = min(parent.listing.cached_until, self._core.clock.monotonic())
 
     def expire(self) -> None:
-        """Have the kernel drop what it may not go by any more although it is open, each second. Without the state lock.
+        """Have the kernel drop what it may not go by any more although it is open, each second.
 
         For rewinddir(3): nothing but a new OPENDIR would do it.
         """
-        with self._core.lock:
-            now = self._core.clock.monotonic()
-            due = [ino for ino, reading in self._open.items() if reading.goes(now)]
-        for ino in due:
-            self._core.notifier.inval_inode(Ino(ino))
+        now = self._core.clock.monotonic()
+        for ino, reading in self._open.items():
+            if reading.goes(now):
+                self._core.notifier.inval_inode(Ino(ino))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import stat
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable
 
+from ...loop import Future, all_of
 from ...store.base import ListedObject, ListPage
 from ...store.limits import key_bytes
 from ..tree.core import Core
-from ..tree.listing import Listed, Listing, Span, ends_of
+from ..tree.listing import Listed, Listing, Span, ends_of, listing_of
 from ..tree.names import segment_of
 from ..tree.nodes import Directory
 
@@ -20,7 +21,7 @@ _RUN = 2.0
 
 
 class Pages:
-    """All pages of one directory, in order. No method is called with the state lock held, but the constructor is.
+    """All pages of one directory, in order.
 
     Those of its last listing are asked for side by side, each from where it began. From one that differs on they come
     one after the other, until one ends where one ended before.
@@ -40,37 +41,44 @@ class Pages:
         self._same = 0
         self._differs: ListPage | None = None
 
-    def same(self) -> bool:
+    async def same(self) -> bool:
         """Whether the store shows all pages as they were. StoreError."""
-        self._same, self._differs = self._compare(0, _ABREAST)
+        self._same, self._differs = await self._compare(0, _ABREAST)
         return self._differs is None
 
-    def __iter__(self) -> Iterator[ListPage]:
-        """After same() said no. StoreError."""
+    async def listing(self, listed_at: float, hidden: frozenset[str], at_most: int | None) -> Listing:
+        """What they say, or the first so many of them, after same() said no. hidden: see listing_of(). StoreError."""
+        pages = (await self._read(at_most))[:at_most]
+        if len(pages) > 1 or len(self._spans) > 1:  # so much would hold up the loop
+            return await self._core.ask(self._listing_of, pages, listed_at, hidden)
+        return self._listing_of(pages, listed_at, hidden)
+
+    async def _read(self, at_most: int | None) -> list[ListPage | int]:
+        """The pages, at least so many if there are; of one that is as it was, its number."""
         first, at, page = 0, self._same, self._differs
         starts = {after: number for number, (after, _, _) in enumerate(self._spans)}
-        were = self._listed()
+        pages: list[ListPage | int] = []
         while True:
-            yield from map(self._as_it_was, range(first, at), were[first:at])
+            pages += range(first, at)
             if page is None:
-                return
-            yield page
-            if page.next_token is None:
-                return
+                return pages
+            pages.append(page)
+            if page.next_token is None or (at_most is not None and len(pages) >= at_most):
+                return pages
             first = at = starts.get(ends_of(self._prefix, page)[1], 0)
             if first:
-                at, page = self._compare(first, 1)
+                at, page = await self._compare(first, 1)
             else:
-                page = self._core.store.list_page(self._prefix, delimiter="/", token=page.next_token)
+                list_page = self._core.store.list_page
+                page = await self._core.ask(list_page, self._prefix, delimiter="/", token=page.next_token)
 
-    def _compare(self, at: int, abreast: int) -> tuple[int, ListPage | None]:
+    async def _compare(self, at: int, abreast: int) -> tuple[int, ListPage | None]:
         """The first known page from `at` on that differs, and what it says now; None: none of them does."""
         if not self._spans:
-            return 0, self._first or self._ask(0)
+            return 0, self._first or await self._ask(0)
         while at < len(self._spans):
             batch = [one for one in range(at, min(at + abreast, len(self._spans))) if one not in self._answers]
-            asked = map(self._ask, batch) if len(batch) == 1 else self._core.each(self._ask, batch)
-            self._answers.update(zip(batch, asked, strict=True))
+            self._answers.update(zip(batch, await all_of(map(self._ask, batch)), strict=True))
             while at in self._answers:
                 page = self._answers.pop(at)
                 if not page.digest or page.digest != self._spans[at][2]:
@@ -79,10 +87,16 @@ class Pages:
             abreast = min(2 * abreast, _ABREAST)
         return at, None
 
-    def _ask(self, number: int) -> ListPage:
+    def _ask(self, number: int) -> Future[ListPage]:
         after, _, digest = self._spans[number] if self._spans else ("", "", b"")
         start = self._prefix + after if after else ""
-        return self._core.store.list_page(self._prefix, delimiter="/", start_after=start, unless=digest)
+        return self._core.ask(self._core.store.list_page, self._prefix, delimiter="/", start_after=start, unless=digest)
+
+    def _listing_of(self, pages: Iterable[ListPage | int], listed_at: float, hidden: frozenset[str]) -> Listing:
+        """Changes nothing."""
+        were = self._listed()
+        whole = (self._as_it_was(page, were[page]) if isinstance(page, int) else page for page in pages)
+        return listing_of(self._prefix, whole, listed_at, hidden)
 
     def _listed(self) -> list[list[Listed]]:
         """What each known page told."""
@@ -106,32 +120,29 @@ class Pages:
         return ListPage(objects, prefixes, None if last else "", self._spans[number][2])
 
 
-def look(core: Core, directory: Directory, name: bytes, ttl_s: float) -> None:
+async def look(core: Core, directory: Directory, name: bytes, ttl_s: float) -> None:
     """Ask again for the page that tells of a name, if it is not the first that is looked up there. StoreError."""
-    with core.lock:
-        now, listing = core.clock.monotonic(), directory.listing
-        span = listing.span_of(segment_of(name)) if listing is not None else None
-        if span is None:
-            return
-        run, span.wanted_at = now - max(span.wanted_at, span.stamp.at) < _RUN * ttl_s, now
+    now, listing = core.clock.monotonic(), directory.listing
+    span = listing.span_of(segment_of(name)) if listing is not None else None
+    if span is None:
+        return
+    run, span.wanted_at = now - max(span.wanted_at, span.stamp.at) < _RUN * ttl_s, now
     if run:
-        with span.asking:
-            _look(core, directory, span, ttl_s)
+        async with span.asking:
+            await _look(core, directory, span, ttl_s)
 
 
-def _look(core: Core, directory: Directory, span: Span, ttl_s: float) -> None:
-    with core.lock:
-        listing, seen, digest = directory.listing, (directory.place, directory.listings_dropped), span.digest
-        prefix, started, again = directory.key, core.clock.monotonic(), span.stamp.at
-        if listing is None or span not in listing.spans or not digest or started - again < ttl_s:
-            return
+async def _look(core: Core, directory: Directory, span: Span, ttl_s: float) -> None:
+    listing, seen, digest = directory.listing, (directory.place, directory.listings_dropped), span.digest
+    prefix, started, again = directory.key, core.clock.monotonic(), span.stamp.at
+    if listing is None or span not in listing.spans or not digest or started - again < ttl_s:
+        return
     start = prefix + span.after if span.after else ""
-    page = core.store.list_page(prefix, delimiter="/", start_after=start, unless=digest)
-    with core.lock:
-        if again > listing.listed_at:
-            # Who comes back to its pages is served better by all of them at once.
-            directory.probe_s += core.clock.monotonic() - started
-        if page.digest != digest:
-            span.digest = b""
-        elif directory.listing is listing and span.digest and (directory.place, directory.listings_dropped) == seen:
-            span.confirmed(started)
+    page = await core.ask(core.store.list_page, prefix, delimiter="/", start_after=start, unless=digest)
+    if again > listing.listed_at:
+        # Who comes back to its pages is served better by all of them at once.
+        directory.probe_s += core.clock.monotonic() - started
+    if page.digest != digest:
+        span.digest = b""
+    elif directory.listing is listing and span.digest and (directory.place, directory.listings_dropped) == seen:
+        span.confirmed(started)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import stat
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from concurrent.futures import CancelledError, Future, wait
-from concurrent.futures import TimeoutError as FutureTimeout
+from functools import partial
 
 from datastore.errors import StoreError
 
 from ...data.smallfiles import SmallFileFetcher
+from ...loop import Future
 from ...store.base import ObjectInfo, ObjectVersion, Shown
 from ..tree.core import Core
 from ..tree.listing import Listed, Listing
@@ -37,13 +37,12 @@ _STREAK = 3
 _AHEAD = 64
 """Files, or attributes, fetched ahead at most."""
 _CHUNK = 16
-"""Asked for together, so that not every open wakes a thread."""
+"""Asked for together, so that not every open begins a task."""
 _BYTES_AHEAD = 48 << 20
 _ASKED_MAX = 4096
 """Attributes on their way at most."""
 _SHARE = 1000
 """Of a large directory that is looked through."""
-_WAIT_S = 120.0
 _RACY_NS = 1_500_000_000
 
 
@@ -91,14 +90,15 @@ class _Run:
 
 
 class Prefetcher:
-    """All runs of a mount. Methods want the state lock held, but for awaited() and arrived()."""
+    """All runs of a mount."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._opens: OrderedDict[int, _Run] = OrderedDict()
         self._lookups: OrderedDict[int, _Run] = OrderedDict()
-        self._asked: dict[str, Future[None]] = {}
-        self._files = SmallFileFetcher(core.reader, core.io)
+        self._asked: dict[str, Future[bool]] = {}
+        """By key, the attributes that are on their way; whether they came."""
+        self._files = SmallFileFetcher(core.reader)
         self._openings = Openings()
 
     def opened(self, node: Node, *, kept: bool = False) -> None:
@@ -155,32 +155,26 @@ class Prefetcher:
         if wanted and room > 0:
             self._ask(wanted[: min(room, _SHARE)])
 
-    def told(self, nodes: Iterable[Node]) -> list[Node]:
-        """Wait for the attributes of nodes that are on their way; those. The state lock is not held."""
+    async def told(self, nodes: Iterable[Node]) -> list[Node]:
+        """Wait for the attributes of nodes that are on their way; those."""
         waiting = [(node, future) for node in nodes if (future := self._asked.get(node.key)) is not None]
-        wait([future for _, future in waiting], timeout=_WAIT_S)
+        for _, future in waiting:
+            await future
         return [node for node, _ in waiting]
 
-    def awaited(self, key: str) -> bool:
-        """Wait for what is on its way for a key; False when nothing was. The state lock is not held."""
+    async def awaited(self, key: str) -> bool:
+        """Wait for what is on its way for a key; False when nothing was."""
         future = self._asked.get(key)
-        if future is None:
-            return self._files.awaited(key)
-        try:
-            future.result(timeout=_WAIT_S)
-        except (StoreError, FutureTimeout, CancelledError):
-            return False
-        return True
+        return await self._files.awaited(key) if future is None else await future
 
-    def arrived(self, node: Node) -> bool:
-        """Whether the attributes of a file came, with its content, or the like; the state lock is not held."""
-        if self.awaited(node.key):
+    async def arrived(self, node: Node) -> bool:
+        """Whether the attributes of a file came, with its content, or the like."""
+        if await self.awaited(node.key):
             return True
-        with self._core.lock:
-            version = node.version()
-            soon = self._openings.asked(node.ino) and not self._may_change(node.mtime_ns)
+        version = node.version()
+        soon = self._openings.asked(node.ino) and not self._may_change(node.mtime_ns)
         small = version.etag != "" and self._is_small(node.listed_kind, version.size)
-        return soon and small and self._files.brought(version)
+        return soon and small and await self._files.brought(version)
 
     def _run(self, runs: OrderedDict[int, _Run], directory: Directory) -> _Run | None:
         listing = directory.listing
@@ -204,27 +198,29 @@ class Prefetcher:
 
     def _ask(self, wanted: Sequence[Shown]) -> None:
         """Ask for attributes in the background; each is told of when it is here."""
-        futures = [Future[None]() for _ in wanted]
-        learn = self._core.known.asking()
+        coming = [(shown.key, Future[bool]()) for shown in wanted]
+        self._asked.update(coming)
+        self._core.loop.background(self._bring(wanted, coming))
+
+    async def _bring(self, wanted: Sequence[Shown], coming: Sequence[tuple[str, Future[bool]]]) -> None:
+        core, learn = self._core, self._core.known.asking()
 
         def take(number: int, answer: ObjectInfo | StoreError) -> None:
-            if isinstance(answer, StoreError):
-                futures[number].set_exception(answer)
-            else:
+            """In the lane that asks."""
+            if not isinstance(answer, StoreError):
                 learn(answer)
-                futures[number].set_result(None)
+            core.loop.soon(partial(self._ended, *coming[number], came=not isinstance(answer, StoreError)))
 
-        def ask() -> None:
-            try:
-                self._core.store.head_many(wanted, take)
-            finally:
-                for future in futures:
-                    future.cancel()
+        try:
+            await core.ask(core.store.head_many, wanted, take)
+        except StoreError:
+            return  # whoever wants one of them asks again, and is told
+        finally:
+            for key, future in coming:
+                self._ended(key, future, came=False)
 
-        self._core.io.submit(ask)
-        for (key, _), future in zip(wanted, futures, strict=True):
-            self._start(key, future)
-
-    def _start(self, key: str, future: Future[None]) -> None:
-        self._asked[key] = future
-        future.add_done_callback(lambda _: self._asked.pop(key, None))
+    def _ended(self, key: str, future: Future[bool], *, came: bool) -> None:
+        """Tell those that wait, unless they were."""
+        if not future.done:
+            self._asked.pop(key, None)
+            future.set_result(came)

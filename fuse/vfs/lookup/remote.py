@@ -9,7 +9,6 @@ import errno
 import stat
 from collections import OrderedDict
 from contextlib import suppress
-from itertools import islice
 from typing import NamedTuple
 
 from datastore.api.names import MARKER
@@ -21,7 +20,7 @@ from ..tree import facts
 from ..tree.attrs import stands_for_directory
 from ..tree.core import Core
 from ..tree.growth import grew
-from ..tree.listing import Listed, Listing, claim, listing_of, show_as_directories
+from ..tree.listing import Listed, Listing, claim, show_as_directories
 from ..tree.nodes import Directory, Node
 from .pages import Pages
 
@@ -59,83 +58,72 @@ class _Begun(NamedTuple):
 
 
 class Remote:
-    """The store's side of the tree. No method is called with the state lock held, but those that say so."""
+    """The store's side of the tree."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._begun: dict[int, _Begun] = {}
 
-    def begin(self, directory: Directory) -> None:
+    async def begin(self, directory: Directory) -> None:
         """Ask for the entries of a directory that is soon read; of one that turns out to be large, the first page.
 
         Makes one request after the other: known pages are left to who reads them, side by side. StoreError, FSError.
         """
         core = self._core
-        with core.lock:
-            cold, prefix, seen = directory.listing is None, directory.key, (directory.place, directory.listings_dropped)
-            if directory.listing is not None and len(directory.listing.spans) > 1:
-                return
-        if cold:
-            started = core.clock.monotonic()
-            page = core.store.list_page(prefix, delimiter="/")
-            with core.lock:
-                now, too_old = core.clock.monotonic(), started - core.settings.metadata_ttl_s
-                self._begun = {ino: one for ino, one in self._begun.items() if one.started > too_old}
-                if len(self._begun) >= _BEGUN_MAX:
-                    del self._begun[next(iter(self._begun))]
-                self._begun[directory.ino] = _Begun(page, started, now - started, seen)
+        if directory.listing is None:
+            seen, started = (directory.place, directory.listings_dropped), core.clock.monotonic()
+            page = await core.ask(core.store.list_page, directory.key, delimiter="/")
+            now, too_old = core.clock.monotonic(), started - core.settings.metadata_ttl_s
+            self._begun = {ino: one for ino, one in self._begun.items() if one.started > too_old}
+            if len(self._begun) >= _BEGUN_MAX:
+                del self._begun[next(iter(self._begun))]
+            self._begun[directory.ino] = _Begun(page, started, now - started, seen)
             if page.next_token is not None:
                 return
-        self.read_directory(directory, whole=False)
+        elif len(directory.listing.spans) > 1:
+            return
+        await self.read_directory(directory, whole=False)
 
     def _take_begun(self, directory: Directory, seen: tuple[tuple[int, ...], int]) -> _Begun | None:
-        """What begin() left of a directory, while it is to be believed. The state lock is held."""
+        """What begin() left of a directory, while it is to be believed."""
         begun = self._begun.pop(directory.ino, None)
         fresh = begun is not None and self._core.clock.monotonic() - begun.started < self.ttl(directory)
         return begun if begun is not None and fresh and begun.seen == seen and directory.listing is None else None
 
-    def read_directory(self, directory: Directory, *, whole: bool) -> Listing:
+    async def read_directory(self, directory: Directory, *, whole: bool) -> Listing:
         """Ask for the directory's entries and take them in; whole False stops after the first pages of a large one.
 
         What was listed while the directory was renamed, or while an entry's old name went, is asked for again.
         """
         for _ in range(AGAIN_MAX):
-            with self._core.lock:
-                seen = directory.place, directory.listings_dropped
-            listing = self._read(directory, seen, whole=whole)
+            listing = await self._read(directory, whole=whole)
             if listing is not None:
                 return listing
         raise FSError(errno.EBUSY, f"'{directory.key}' is renamed again and again")
 
-    def _read(self, directory: Directory, seen: tuple[tuple[int, ...], int], *, whole: bool) -> Listing | None:
-        core = self._core
-        prefix = directory.key
-        with core.lock:
-            begun = self._take_begun(directory, seen)
-            had, pages = directory.listing, Pages(core, directory, begun.page if begun is not None else None)
+    async def _read(self, directory: Directory, *, whole: bool) -> Listing | None:
+        core, seen = self._core, (directory.place, directory.listings_dropped)
+        begun = self._take_begun(directory, seen)
+        had, pages = directory.listing, Pages(core, directory, begun.page if begun is not None else None)
         began = core.clock.monotonic()
         started = begun.started if begun is not None else began
-        if pages.same() and had is not None:
+        if await pages.same() and had is not None:
             return self._still(directory, seen, had, started)
         hidden = HIDDEN if directory is core.nodes.root else frozenset[str]()
-        listing = listing_of(prefix, islice(pages, None if whole else FIRST_PAGES), started, hidden)
+        listing = await pages.listing(started, hidden, None if whole else FIRST_PAGES)
         took_s = core.clock.monotonic() - began + (begun.took_s if begun is not None else 0.0)
-        suspects: list[tuple[Node, Listed]] = []
-        with core.lock:
-            if (directory.place, directory.listings_dropped) != seen:
-                return None
-            newer = directory.listing
-            if newer is not None and newer.listed_at > started:
-                return newer  # a walk told of it meanwhile, and what we did before that is not kept apart any more
-            directory.large = listing.pages > FIRST_PAGES or not listing.complete
-            directory.list_s = took_s if listing.complete else took_s * _GUESSED_COST
-            directory.probe_s = 0.0
-            core.distance.listed(took_s)
-            directory.marker = listing.marker
-            if not listing.complete:
-                return listing
-            suspects = self.install(directory, listing)
-        self.settle(suspects, listing.listed_at)
+        if (directory.place, directory.listings_dropped) != seen:
+            return None
+        newer = directory.listing
+        if newer is not None and newer.listed_at > started:
+            return newer  # a walk told of it meanwhile, and what we did before that is not kept apart any more
+        directory.large = listing.pages > FIRST_PAGES or not listing.complete
+        directory.list_s = took_s if listing.complete else took_s * _GUESSED_COST
+        directory.probe_s = 0.0
+        core.distance.listed(took_s)
+        directory.marker = listing.marker
+        if listing.complete:
+            await self.settle(self.install(directory, listing), listing.listed_at)
         return listing
 
     def _still(
@@ -143,24 +131,22 @@ class Remote:
     ) -> Listing | None:
         """The store shows what it showed before; None when the directory has another listing by now."""
         core = self._core
-        with core.lock:
-            now = directory.place, directory.listings_dropped
-            if now != seen or directory.listing is not listing or not listing.comparable:
-                return None
-            listing.confirmed(started)
-            directory.list_s, directory.probe_s = core.clock.monotonic() - started, 0.0
-            core.distance.listed(directory.list_s)
-            return listing
+        now = directory.place, directory.listings_dropped
+        if now != seen or directory.listing is not listing or not listing.comparable:
+            return None
+        listing.confirmed(started)
+        directory.list_s, directory.probe_s = core.clock.monotonic() - started, 0.0
+        core.distance.listed(directory.list_s)
+        return listing
 
-    def settle(self, suspects: list[tuple[Node, Listed]], listed_at: float) -> None:
+    async def settle(self, suspects: list[tuple[Node, Listed]], listed_at: float) -> None:
         """Take in objects of which another client wrote a version while an earlier one is open."""
         for node, listed in suspects:
-            if self._accept(node, listed):
-                with self._core.lock:
-                    facts.listed(self._core, node, listed, listed_at)
+            if await self._accept(node, listed):
+                facts.listed(self._core, node, listed, listed_at)
 
     def install(self, directory: Directory, listing: Listing) -> list[tuple[Node, Listed]]:
-        """Make a listing the directory's own; returns open files that were replaced. The state lock is held."""
+        """Make a listing the directory's own; returns open files that were replaced."""
         if self._core.settings.full_attributes and directory.checked_at <= listing.listed_at:
             facts.listed_itself(self._core, directory, listing)
         show_as_directories(listing.entries, directory.stand_ins)
@@ -207,7 +193,7 @@ class Remote:
                 entries.pop(name, None)
 
     def lost(self, node: Node) -> None:
-        """The store does not have the node's name any more, or has something else there. The state lock is held."""
+        """The store does not have the node's name any more, or has something else there."""
         if node.gone:
             # Removed by ourselves while the store was asked: nobody may give it its name back.
             return
@@ -219,7 +205,7 @@ class Remote:
 
     # -- single nodes
 
-    def head(self, node: Node) -> bool:
+    async def head(self, node: Node) -> bool:
         """Ask for a node's version and attributes; False when it is gone (it is detached then).
 
         A directory without a marker that still has objects below lives.
@@ -227,15 +213,14 @@ class Remote:
         if not node.key:
             return True  # the root of a whole bucket is no object, and a HEAD of '' would be one of the bucket
         for _ in range(AGAIN_MAX):
-            with self._core.lock:
-                was, key = was_of(node), node.key
+            was, key = was_of(node), node.key
             learn = self._core.known.asking()
             try:
-                info = self._core.store.head(key)
+                info = await self._core.ask(self._core.store.head, key)
             except NotFound:
-                lives = self.missing(node, key, was)
+                lives = await self.missing(node, key, was)
             else:
-                lives = self.found(node, info, was)
+                lives = await self.found(node, info, was)
                 if lives:
                     learn(info)
             if lives is not None:
@@ -243,12 +228,12 @@ class Remote:
                 return lives and not stands_in
         return not node.gone
 
-    def found(self, node: Node, info: ObjectInfo, was: Was) -> bool | None:
+    async def found(self, node: Node, info: ObjectInfo, was: Was) -> bool | None:
         """As head, of what the store said; None when the node was renamed or sent meanwhile, and the answer may be
         older than that.
         """
         applied = self.found_now(node, info, was)
-        if applied is False and self._accept(node, info):
+        if applied is False and await self._accept(node, info):
             return self.found_now(node, info, was, accepted=True)
         return applied
 
@@ -257,57 +242,52 @@ class Remote:
 
         accepted: it goes on as this version.
         """
-        with self._core.lock:
-            if was_of(node) != was:
-                return None
-            if not accepted and self.is_replaced(node, info):
-                return False
-            if node.dirty:
-                return True
-            if node.parent is not None and stands_for_directory(node.tail, info.size, info.content_type):
-                node.parent.stand_ins[node.tail] = (info.etag, info.mtime_ns // 1_000_000_000)
-                node.parent.forget_listing()
-                self.lost(node)
-            else:
-                facts.headed(self._core, node, info)
+        if was_of(node) != was:
+            return None
+        if not accepted and self.is_replaced(node, info):
+            return False
+        if node.dirty:
+            return True
+        if node.parent is not None and stands_for_directory(node.tail, info.size, info.content_type):
+            node.parent.stand_ins[node.tail] = (info.etag, info.mtime_ns // 1_000_000_000)
+            node.parent.forget_listing()
+            self.lost(node)
+        else:
+            facts.headed(self._core, node, info)
         return True
 
-    def missing(self, node: Node, key: str, was: Was) -> bool | None:
+    async def missing(self, node: Node, key: str, was: Was) -> bool | None:
         """As found, when the store has no object of the key."""
         core = self._core
-        with core.lock:
-            if was_of(node) != was:
-                return None
-            parent = node.parent
-            if node.dirty:
-                return True
-            if isinstance(node, Directory) and parent is None:
-                facts.without_marker(core, node, core.clock.monotonic())
-                return True
-        if isinstance(node, Directory) and node.stood_in():
-            with suppress(NotFound):
-                info = core.store.head(key[:-1])
-                with core.lock:
-                    if was_of(node) != was:
-                        return None
-                    if stands_for_directory(info.key, info.size, info.content_type):
-                        facts.headed(core, node, info)
-                        return True
-        if isinstance(node, Directory):
-            with core.lock:
-                shown_at = self.shown_at(node)
-                if shown_at is not None:
-                    facts.without_marker(core, node, shown_at)
-                    return True
-        page = core.store.list_page(key, max_keys=1) if isinstance(node, Directory) else None
-        with core.lock:
-            if was_of(node) != was:
-                return None
-            below = page is not None and (page.objects or page.common_prefixes or node.holds_unsent())
-            if isinstance(node, Directory) and below:
-                facts.without_marker(core, node, core.clock.monotonic())
-                return True
+        if was_of(node) != was:
+            return None
+        if node.dirty:
+            return True
+        if not isinstance(node, Directory):
             self.lost(node)
+            return False
+        if node.parent is None:
+            facts.without_marker(core, node, core.clock.monotonic())
+            return True
+        if node.stood_in():
+            with suppress(NotFound):
+                info = await core.ask(core.store.head, key[:-1])
+                if was_of(node) != was:
+                    return None
+                if stands_for_directory(info.key, info.size, info.content_type):
+                    facts.headed(core, node, info)
+                    return True
+        shown_at = self.shown_at(node)
+        if shown_at is not None:
+            facts.without_marker(core, node, shown_at)
+            return True
+        page = await core.ask(core.store.list_page, key, max_keys=1)
+        if was_of(node) != was:
+            return None
+        if page.objects or page.common_prefixes or node.holds_unsent():
+            facts.without_marker(core, node, core.clock.monotonic())
+            return True
+        self.lost(node)
         return False
 
     def shown_at(self, node: Node) -> float | None:
@@ -319,7 +299,7 @@ class Remote:
         return told[1] if isinstance(node, Directory) or listed.etag == node.etag else None
 
     def believed(self, directory: Directory, name: bytes) -> tuple[Listing, float] | None:
-        """The listing, if it is believed of this name, and when the store last showed that. The state lock is held."""
+        """The listing, if it is believed of this name, and when the store last showed that."""
         listing = directory.listing
         if listing is None:
             return None
@@ -341,29 +321,27 @@ class Remote:
         free = node.staged is None and not node.pinned and seen.size == node.size
         return seen.etag != node.etag and in_use and not free
 
-    def _accept(self, node: Node, seen: Listed | ObjectInfo) -> bool:
+    async def _accept(self, node: Node, seen: Listed | ObjectInfo) -> bool:
         """Another client wrote an object that we have open. True: it only grew, and the node goes on as the new
         version.
 
         Otherwise the node keeps the old version and loses its name, as a file does that is replaced by a rename.
         """
-        with self._core.lock:
-            old = node.version()
-            # Who writes goes on from what he opened: at which end of it he appends the kernel decides.
-            followable = node.staged is None and not node.writers and 0 < old.size < seen.size
+        old = node.version()
+        # Who writes goes on from what he opened: at which end of it he appends the kernel decides.
+        followable = node.staged is None and not node.writers and 0 < old.size < seen.size
         new = ObjectVersion(old.key, seen.etag, seen.size)
-        if followable and grew(self._core.reader, old, new) and self._passthrough_grows(node, new):
+        if followable and await grew(self._core.reader, old, new) and await self._passthrough_grows(node, new):
             return True
-        with self._core.lock:
-            if not node.gone:
-                self.lost(node)
+        if not node.gone:
+            self.lost(node)
         return False
 
-    def _passthrough_grows(self, node: Node, new: ObjectVersion) -> bool:
+    async def _passthrough_grows(self, node: Node, new: ObjectVersion) -> bool:
         """Whether those who read the node from a local file see what was appended."""
         if not self._core.notifier.is_local(node.ino):
             return True
         try:
-            return self._core.passthrough.grow(node.ino, new, self._core.reader.fetch)
+            return await self._core.passthrough.grow(node.ino, new, self._core.reader.fetch)
         except (PreconditionFailed, NotFound):
             return False

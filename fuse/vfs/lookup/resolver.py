@@ -35,7 +35,7 @@ _OVERTAKEN_MAX = 16
 
 
 class _Found(NamedTuple):
-    """What the store said of a name. holds: whether nothing we did since says otherwise; wants the state lock."""
+    """What the store said of a name. holds: whether nothing we did since says otherwise."""
 
     listed: Listed | None
     checked_at: float
@@ -47,7 +47,7 @@ class _OvertakenError(Exception):
 
 
 class Resolver:
-    """Looks names up. Methods above the line want the state lock held; those below must not have it."""
+    """Looks names up. Methods above the line go by what is known; those below may ask the store."""
 
     def __init__(self, core: Core, remote: Remote, prefetcher: Prefetcher) -> None:
         self._core = core
@@ -202,170 +202,150 @@ class Resolver:
         """How long entries of a directory are believed, seconds."""
         return self._remote.ttl(directory)
 
-    # -- without the state lock: these may ask the store
+    # -- these may ask the store
 
-    def lookup(self, parent: Directory, name: bytes) -> Entry:
+    async def lookup(self, parent: Directory, name: bytes) -> Entry:
         """The answer to a lookup."""
         if self._listing_pays(parent, name):
-            self.read_directory(parent)
-            with self._core.lock:
-                entry = self.cached(parent, name)
+            await self.read_directory(parent)
+            entry = self.cached(parent, name)
             if entry is not None:
                 return entry
-        node = self.find(parent, name)
-        with self._core.lock:
-            if node is not None and not node.gone:
-                return self.entry(node)
-            told = self._remote.believed(parent, name)
-            age = self._age(told[1]) if told is not None else 0.0
-            return Entry(None, max(0.0, self.ttl(parent) - age))
+        node = await self.find(parent, name)
+        if node is not None and not node.gone:
+            return self.entry(node)
+        told = self._remote.believed(parent, name)
+        age = self._age(told[1]) if told is not None else 0.0
+        return Entry(None, max(0.0, self.ttl(parent) - age))
 
-    def find(self, parent: Directory, name: bytes) -> Node | None:
+    async def find(self, parent: Directory, name: bytes) -> Node | None:
         """The live node of a name, confirmed within the time to live; None when there is nothing."""
-        with self._core.lock:
-            child = parent.children.get(name)
-            if child is not None and self.current(child):
-                return child
+        child = parent.children.get(name)
+        if child is not None and self.current(child):
+            return child
         if isinstance(child, Directory) and self._core.settings.full_attributes:
             started = self._core.clock.monotonic()
-            lives = self._head(child)
+            lives = await self._head(child)
             parent.probe_s += self._core.clock.monotonic() - started
             if lives:
                 return child
-        return self._find_anew(parent, name)
+        return await self._find_anew(parent, name)
 
     def _listing_pays(self, parent: Directory, name: bytes) -> bool:
         """Whether to list a directory rather than to ask for one name that was known: it may then be _known_before.
 
         A file needs the listing anyhow; subdirectories are asked for one by one until that has cost as much.
         """
-        with self._core.lock:
-            child = parent.children.get(name)
-            if child is None or self.current(child) or parent.large or not one_key(name):
-                return False
-            if self.fresh_listing(parent) is not None:
-                return False
-            return child.attrs_valid and parent.probe_s > parent.list_s if isinstance(child, Directory) else child.racy
+        child = parent.children.get(name)
+        if child is None or self.current(child) or parent.large or not one_key(name):
+            return False
+        if self.fresh_listing(parent) is not None:
+            return False
+        return child.attrs_valid and parent.probe_s > parent.list_s if isinstance(child, Directory) else child.racy
 
-    def standing(self, parent: Directory, name: bytes) -> Node | None:
+    async def standing(self, parent: Directory, name: bytes) -> Node | None:
         """As find, for who does not need the attributes: they may be old."""
-        with self._core.lock:
-            child = parent.children.get(name)
-            if child is not None and not child.gone and self._remote.shown_at(child) is not None:
-                return child
-        return self.find(parent, name)
+        child = parent.children.get(name)
+        if child is not None and not child.gone and self._remote.shown_at(child) is not None:
+            return child
+        return await self.find(parent, name)
 
-    def existing(self, parent: Directory, name: bytes) -> Node:
+    async def existing(self, parent: Directory, name: bytes) -> Node:
         """As standing. FSError(ENOENT)."""
-        node = self.standing(parent, name)
+        node = await self.standing(parent, name)
         if node is None:
             raise FSError(errno.ENOENT)
         return node
 
-    def revalidate(self, node: Node) -> bool:
+    async def revalidate(self, node: Node) -> bool:
         """Confirm a node with the store if its time is up; False when it is gone (then it is detached)."""
-        with self._core.lock:
-            if self.current(node):
-                return not node.gone
-            parent, name = node.parent, node.name
-        if parent is None or (isinstance(node, Directory) and self._core.settings.full_attributes):
-            return self._head(node)
-        return self._find_anew(parent, name) is node
+        if self.current(node):
+            return not node.gone
+        if node.parent is None or (isinstance(node, Directory) and self._core.settings.full_attributes):
+            return await self._head(node)
+        return await self._find_anew(node.parent, node.name) is node
 
-    def _head(self, node: Node) -> bool:
+    async def _head(self, node: Node) -> bool:
         """As Remote.head(), once for all who look a directory up at the same time."""
         if isinstance(node, Directory):
-            self._descent.ahead(node)
-        with node.lock:
-            with self._core.lock:
-                if self.current(node):
-                    return not node.gone
-            return self._remote.head(node)
+            await self._descent.ahead(node)
+        async with node.lock:
+            if self.current(node):
+                return not node.gone
+            return await self._remote.head(node)
 
-    def read_directory(self, directory: Directory, *, whole: bool = True) -> Listing:
+    async def read_directory(self, directory: Directory, *, whole: bool = True) -> Listing:
         """A fresh listing; whole False: of a large directory only the first pages."""
-        with directory.listing_lock:
-            with self._core.lock:
-                fresh = self.fresh_listing(directory)
+        async with directory.listing_lock:
+            fresh = self.fresh_listing(directory)
             if fresh is None:
-                fresh = self._walks.read(directory)
-            return fresh if fresh is not None else self._remote.read_directory(directory, whole=whole)
+                fresh = await self._walks.read(directory)
+            return fresh if fresh is not None else await self._remote.read_directory(directory, whole=whole)
 
-    def make_exact(self, nodes: list[Node]) -> None:
+    async def make_exact(self, nodes: list[Node]) -> None:
         """Fetch the attributes that are not known, side by side. Nodes that are gone are detached."""
-        make_exact(self._core, self._remote, self._prefetcher, self._walks, partial(self._inexact, nodes))
+        await make_exact(self._core, self._remote, self._prefetcher, self._walks, partial(self._inexact, nodes))
 
     def _inexact(self, nodes: list[Node]) -> list[Node]:
-        with self._core.lock:
-            return [node for node in nodes if not node.dirty and not node.gone and not self._exact(node)]
+        return [node for node in nodes if not node.dirty and not node.gone and not self._exact(node)]
 
-    def ask(self, node: Node) -> bool:
+    async def ask(self, node: Node) -> bool:
         """Whether the store has a node, asked now unless it is our own: for who writes. False: it is detached.
 
         The node may be of another version afterwards.
         """
-        with self._core.lock:
-            if self.own(node):
-                return True
-        return self.ask_now(node)
+        return self.own(node) or await self.ask_now(node)
 
-    def ask_now(self, node: Node) -> bool:
+    async def ask_now(self, node: Node) -> bool:
         """The same, whatever is known. What its directory has listed is not believed where that said something else."""
-        with self._core.lock:
-            parent, before = node.parent, node.version()
-        lives = self._remote.head(node)
-        with self._core.lock:
-            if parent is not None and not isinstance(node, Directory) and (not lives or node.version() != before):
-                parent.forget_listing()
+        parent, before = node.parent, node.version()
+        lives = await self._remote.head(node)
+        if parent is not None and not isinstance(node, Directory) and (not lives or node.version() != before):
+            parent.forget_listing()
         return lives
 
-    def find_now(self, parent: Directory, name: bytes) -> Node | None:
+    async def find_now(self, parent: Directory, name: bytes) -> Node | None:
         """As find, of what the store has now: for who writes."""
-        with self._core.lock:
-            child = parent.children.get(name)
-        if child is not None and self.ask(child):
+        child = parent.children.get(name)
+        if child is not None and await self.ask(child):
             return child
         if not one_key(name):
-            with self._core.lock:
-                parent.forget_listing()
-        found = self._find_anew(parent, name, now=one_key(name))
-        with self._core.lock:
-            if parent.listing is not None and not _shows(parent.listing.entries.get(name), found):
-                parent.forget_listing()
+            parent.forget_listing()
+        found = await self._find_anew(parent, name, now=one_key(name))
+        if parent.listing is not None and not _shows(parent.listing.entries.get(name), found):
+            parent.forget_listing()
         return found
 
-    def refuse_hiding(self, parent: Directory, name: bytes) -> None:
+    async def refuse_hiding(self, parent: Directory, name: bytes) -> None:
         """FSError(EISDIR) where a file of this name would hide what other clients put below it (S-161)."""
         store = self._core.store
         if not store.capabilities.hides_below_files or not one_key(name):
             return
-        if store.list_page(f"{parent.key}{segment_of(name)}/", max_keys=1).objects:
-            with self._core.lock:
-                parent.forget_listing()
+        page = await self._core.ask(store.list_page, f"{parent.key}{segment_of(name)}/", max_keys=1)
+        if page.objects:
+            parent.forget_listing()
             raise FSError(errno.EISDIR)
 
-    def _find_anew(self, parent: Directory, name: bytes, *, now: bool = False) -> Node | None:
+    async def _find_anew(self, parent: Directory, name: bytes, *, now: bool = False) -> Node | None:
         """now: whatever a listing said of it before."""
         for _ in range(_OVERTAKEN_MAX):
             try:
-                return self._settle(parent, name, self._ask(parent, name, now=now))
+                return await self._settle(parent, name, await self._ask(parent, name, now=now))
             except _OvertakenError:
                 continue
-        with self._core.lock:
-            return parent.children.get(name)
+        return parent.children.get(name)
 
-    def _ask(self, parent: Directory, name: bytes, *, now: bool) -> _Found:
-        told = None if now else self._told_anew(parent, name)
+    async def _ask(self, parent: Directory, name: bytes, *, now: bool) -> _Found:
+        told = None if now else await self._told_anew(parent, name)
         if told is not None:
             listing, told_at = told
             there = listing.entries.get(name)
             # Our own changes are written into the listing: it is right for as long as it is the directory's.
             return _Found(there, told_at, lambda: parent.listing is listing and listing.entries.get(name) is there)
-        with self._core.lock:
-            started, mark = self._core.clock.monotonic(), parent.changed.get(name)
-            child = parent.children.get(name)
-            etag = child.etag if child is not None else None
-        found = probe(self._core, parent, name)
+        started, mark = self._core.clock.monotonic(), parent.changed.get(name)
+        child = parent.children.get(name)
+        etag = child.etag if child is not None else None
+        found = await probe(self._core, parent, name)
         parent.probe_s += self._core.clock.monotonic() - started
 
         def holds() -> bool:
@@ -377,63 +357,58 @@ class Resolver:
 
         return _Found(found, started, holds)
 
-    def _told_anew(self, parent: Directory, name: bytes) -> tuple[Listing, float] | None:
+    async def _told_anew(self, parent: Directory, name: bytes) -> tuple[Listing, float] | None:
         """What the directory's listing, or a page of it, says of a name by now; None: it has to be asked for alone."""
-        with self._core.lock:
-            told = self._remote.believed(parent, name)
+        told = self._remote.believed(parent, name)
         odd = not one_key(name)
         if told is None and (odd or not parent.large or parent.probe_s >= parent.list_s):
-            listing = self.read_directory(parent, whole=odd or parent.large)
+            listing = await self.read_directory(parent, whole=odd or parent.large)
             return (listing, listing.listed_at) if listing.complete else None
         if told is None:
-            look(self._core, parent, name, self.ttl(parent))
-            with self._core.lock:
-                told = self._remote.believed(parent, name)
+            await look(self._core, parent, name, self.ttl(parent))
+            told = self._remote.believed(parent, name)
         return told
 
-    def _settle(self, parent: Directory, name: bytes, found: _Found) -> Node | None:
+    async def _settle(self, parent: Directory, name: bytes, found: _Found) -> Node | None:
         """The node that a listing or probe speaks of, with its attributes. _OvertakenError when it is no longer so."""
         listed, checked_at, holds = found
-        with self._core.lock:
-            if not holds():
-                raise _OvertakenError
-            child = parent.children.get(name)
-            if child is not None and (child.dirty or (not listed and child.holds_unsent())):
-                return child
-            if child is not None and (listed is None or listed.tail != child.tail):
-                self._remote.lost(child)
-                child = None
+        if not holds():
+            raise _OvertakenError
+        child = parent.children.get(name)
+        if child is not None and (child.dirty or (not listed and child.holds_unsent())):
+            return child
+        if child is not None and (listed is None or listed.tail != child.tail):
+            self._remote.lost(child)
+            child = None
         if listed is None:
             return None
         if child is not None and self._remote.is_replaced(child, listed):
-            self._remote.settle([(child, listed)], checked_at)
-        with self._core.lock:
+            await self._remote.settle([(child, listed)], checked_at)
             if not holds():
                 raise _OvertakenError
             child = parent.children.get(name)
-            if child is None:
-                child = facts.adopted(self._core, parent, name, listed, checked_at)
-            elif not child.dirty and not self._remote.is_replaced(child, listed):
-                facts.listed(self._core, child, listed, checked_at)
-            attrs_unsure = not child.attrs_valid and self._core.settings.full_attributes
-            if attrs_unsure and not isinstance(child, Directory):
-                self._prefetcher.looked_up(parent, name)
-        if attrs_unsure and not self._arrived(child) and not self._remote.head(child):
+        if child is None:
+            child = facts.adopted(self._core, parent, name, listed, checked_at)
+        elif not child.dirty and not self._remote.is_replaced(child, listed):
+            facts.listed(self._core, child, listed, checked_at)
+        if child.attrs_valid or not self._core.settings.full_attributes:
+            return child
+        if not isinstance(child, Directory):
+            self._prefetcher.looked_up(parent, name)
+        if not await self._arrived(child) and not await self._remote.head(child):
             if child.gone and child.tail in parent.stand_ins:
                 raise _OvertakenError
             return None
         return child
 
-    def _arrived(self, node: Node) -> bool:
+    async def _arrived(self, node: Node) -> bool:
         """Whether the attributes of a node, which may be on their way, are here now."""
         if isinstance(node, Directory):
-            self._descent.ahead(node)
-            with self._core.lock:
-                return self.current(node)
-        self._prefetcher.arrived(node)
-        with self._core.lock:
-            facts.recalled(self._core, node)
-            return node.attrs_valid
+            await self._descent.ahead(node)
+            return self.current(node)
+        await self._prefetcher.arrived(node)
+        facts.recalled(self._core, node)
+        return node.attrs_valid
 
 
 def _shows(listed: Listed | None, node: Node | None) -> bool:

@@ -11,12 +11,9 @@ by itself.
 
 from __future__ import annotations
 
-from concurrent.futures import CancelledError
-from concurrent.futures import TimeoutError as FutureTimeout
 from itertools import islice, pairwise
 
 from datastore.errors import StoreError
-from datastore.retry import carried
 
 from ...store.base import ListedObject, ListPage
 from ...store.limits import key_bytes
@@ -33,87 +30,75 @@ _OFF_S = 60.0
 """For so long directories are listed by themselves after a page that did not tell of two."""
 _FEW = 8
 """So few directories are asked about one by one."""
-_WAIT_S = 120.0
 _SHOWN = 256
 """Entries of a directory whose attributes a walk asks for at once."""
 
 
 class Walks:
-    """All walks of a mount. No method is called with the state lock held."""
+    """All walks of a mount."""
 
     def __init__(self, core: Core, remote: Remote, prefetcher: Prefetcher) -> None:
         self._core = core
         self._remote = remote
         self._prefetcher = prefetcher
 
-    def read(self, directory: Directory) -> Listing | None:
+    async def read(self, directory: Directory) -> Listing | None:
         """The listing of a directory that is one of a walk; None: it has to be listed by itself."""
-        core = self._core
-        started = core.clock.monotonic()
-        with core.lock:
-            parent = directory.parent
-            if parent is None:
-                return None
-            walk = parent.walk = parent.walk or Walk()
-            if not walk.follow(parent, directory.tail, started, self._remote.ttl(parent)):
-                return None
-            coming = walk.awaited(directory.tail)
-        listing = self._arrived(directory, coming)
+        started = self._core.clock.monotonic()
+        parent = directory.parent
+        if parent is None:
+            return None
+        walk = parent.walk = parent.walk or Walk()
+        if not walk.follow(parent, directory.tail, started, self._remote.ttl(parent)):
+            return None
+        listing = await self._arrived(directory, walk.awaited(directory.tail))
         if listing is not None:
             return listing
-        with core.lock:
-            starts = walk.starts(directory.tail)
-        self._ask(parent, walk, starts)
-        with core.lock:
-            listing = directory.listing
-            told = listing if listing is not None and listing.listed_at >= started else None
-            if told is not None:
-                self._go_on(parent, walk, directory.tail)
-        return told
+        await self._ask(parent, walk, walk.starts(directory.tail))
+        listing = directory.listing
+        if listing is None or listing.listed_at < started:
+            return None
+        self._go_on(parent, walk, directory.tail)
+        return listing
 
-    def _arrived(self, directory: Directory, coming: list[Coming]) -> Listing | None:
+    async def _arrived(self, directory: Directory, coming: list[Coming]) -> Listing | None:
         """The listing of a directory, if it was asked for ahead and came in time."""
         for one in coming:
             try:
-                self._remote.settle(one.page.result(timeout=_WAIT_S), self._core.clock.monotonic())
-            except (StoreError, FutureTimeout, CancelledError):
+                await self._remote.settle(await one.page, self._core.clock.monotonic())
+            except StoreError:
                 continue  # whoever wants it asks again, and is told
-        with self._core.lock:
-            listing = directory.listing
-            age = self._core.clock.monotonic() - listing.listed_at if listing is not None else 0.0
-            return listing if coming and age < self._remote.ttl(directory) else None
+        listing = directory.listing
+        age = self._core.clock.monotonic() - listing.listed_at if listing is not None else 0.0
+        return listing if coming and age < self._remote.ttl(directory) else None
 
     def _go_on(self, parent: Directory, walk: Walk, tail: str) -> None:
-        """Ask for what a walk comes to next. The state lock is held."""
+        """Ask for what a walk comes to next."""
         spans = walk.beyond(tail)
         if spans:
             request = _Request(self._core, self._remote, parent, walk, self._prefetcher)
             for first, last, start in spans:
-                page = self._core.io.submit(carried(request.suspects), start)
-                walk.coming.append(Coming(first, last, page))
+                walk.coming.append(Coming(first, last, self._core.loop.spawn(request.suspects(start))))
 
-    def confirm(self, directories: list[Directory]) -> bool:
+    async def confirm(self, directories: list[Directory]) -> bool:
         """Ask again for the pages that told of many directories of one parent; whether that was worth it."""
-        core = self._core
         if len(directories) < _FEW:
             return False
-        with core.lock:
-            parent = directories[0].parent
-            walk = parent.walk if parent is not None else None
-            if parent is None or walk is None:
-                return False
-            wanted = set(directories)
-            starts = [start for start, page in walk.pages.items() if any(one in wanted for one, _ in page.told)]
+        parent = directories[0].parent
+        walk = parent.walk if parent is not None else None
+        if parent is None or walk is None:
+            return False
+        wanted = set(directories)
+        starts = [start for start, page in walk.pages.items() if any(one in wanted for one, _ in page.told)]
         if not starts or len(starts) > len(directories) // 2:
             return False
-        self._ask(parent, walk, starts)
+        await self._ask(parent, walk, starts)
         return True
 
-    def _ask(self, parent: Directory, walk: Walk, starts: list[str]) -> None:
+    async def _ask(self, parent: Directory, walk: Walk, starts: list[str]) -> None:
         request = _Request(self._core, self._remote, parent, walk, self._prefetcher)
-        found = [request.ask(starts[0])] if len(starts) == 1 else self._core.each(request.ask, starts)
-        for suspects, listed_at in found:
-            self._remote.settle(suspects, listed_at)
+        for suspects, listed_at in await self._core.each(request.ask, starts):
+            await self._remote.settle(suspects, listed_at)
 
 
 class _Request:
@@ -125,32 +110,28 @@ class _Request:
         self._prefetcher = prefetcher
         self._parent = parent
         self._walk = walk
-        with core.lock:
-            self._prefix = parent.key
-            self._place = parent.place
-            self._before = {
-                node.tail: (node, node.moves, node.listings_dropped)
-                for node in parent.children.values()
-                if isinstance(node, Directory)
-            }
+        self._prefix = parent.key
+        self._place = parent.place
+        self._before = {
+            node.tail: (node, node.moves, node.listings_dropped)
+            for node in parent.children.values()
+            if isinstance(node, Directory)
+        }
 
-    def suspects(self, start: str) -> list[tuple[Node, Listed]]:
+    async def suspects(self, start: str) -> list[tuple[Node, Listed]]:
         """The first of ask()."""
-        return self.ask(start)[0]
+        return (await self.ask(start))[0]
 
-    def ask(self, start: str) -> tuple[list[tuple[Node, Listed]], float]:
+    async def ask(self, start: str) -> tuple[list[tuple[Node, Listed]], float]:
         """One page; what was found replaced while it was open, and when it was asked."""
         core, walk = self._core, self._walk
-        with core.lock:
-            had = walk.pages.get(start)
-            max_keys = had.max_keys if had is not None else walk.max_keys
-        started = core.clock.monotonic()
-        unless = had.digest if had is not None else b""
-        page = core.store.list_page(self._prefix, start_after=self._prefix + start, max_keys=max_keys, unless=unless)
+        had = walk.pages.get(start)
+        max_keys, unless = (had.max_keys, had.digest) if had is not None else (walk.max_keys, b"")
+        started, after = core.clock.monotonic(), self._prefix + start
+        page = await core.ask(core.store.list_page, self._prefix, start_after=after, max_keys=max_keys, unless=unless)
         took_s = core.clock.monotonic() - started
         if had is not None and page.digest == had.digest:
-            with core.lock:
-                self._confirm(had, started)
+            self._confirm(had, started)
             return [], started
         return self._take(start, max_keys, page, started, took_s), started
 
@@ -169,34 +150,33 @@ class _Request:
     def _take(
         self, start: str, max_keys: int, page: ListPage, started: float, took_s: float
     ) -> list[tuple[Node, Listed]]:
-        core, walk = self._core, self._walk
+        walk = self._walk
         keys = [key_bytes(found.key) for found in page.objects]
         ordered = all(a < b for a, b in pairwise((key_bytes(self._prefix + start), *keys)))
         levels = split(self._prefix, page) if ordered else {}
         suspects: list[tuple[Node, Listed]] = []
         told: list[tuple[Directory, Stamp]] = []
-        with core.lock:
-            for tail, level in sorted(levels.items(), reverse=walk.step < 0):
-                directory = self._before.get(tail, (None,))[0]
-                if directory is None or not self._stands(directory):
-                    continue
-                if directory.listing is not None and directory.listing.listed_at >= started:
-                    continue
-                listing = listing_of(self._prefix + tail, [level], started)
-                directory.large, directory.list_s, directory.probe_s = False, took_s, 0.0
-                directory.marker = listing.marker
-                suspects += self._remote.install(directory, listing)
-                told.append((directory, listing.stamp))
-                self._prefetcher.coming(self._prefix + tail, islice(sorted(listing.entries.items()), _SHOWN))
-            if len(levels) < 2:
-                walk.off_until = started + _OFF_S
-            else:
-                walk.keys_each = len(page.objects) / len(levels)
-            walk.pages.pop(start, None)
-            if told and page.digest:
-                walk.pages[start] = WalkPage(max_keys, page.digest, tuple(told))
-                if len(walk.pages) > _PAGES_MAX:
-                    walk.pages.popitem(last=False)
+        for tail, level in sorted(levels.items(), reverse=walk.step < 0):
+            directory = self._before.get(tail, (None,))[0]
+            if directory is None or not self._stands(directory):
+                continue
+            if directory.listing is not None and directory.listing.listed_at >= started:
+                continue
+            listing = listing_of(self._prefix + tail, [level], started)
+            directory.large, directory.list_s, directory.probe_s = False, took_s, 0.0
+            directory.marker = listing.marker
+            suspects += self._remote.install(directory, listing)
+            told.append((directory, listing.stamp))
+            self._prefetcher.coming(self._prefix + tail, islice(sorted(listing.entries.items()), _SHOWN))
+        if len(levels) < 2:
+            walk.off_until = started + _OFF_S
+        else:
+            walk.keys_each = len(page.objects) / len(levels)
+        walk.pages.pop(start, None)
+        if told and page.digest:
+            walk.pages[start] = WalkPage(max_keys, page.digest, tuple(told))
+            if len(walk.pages) > _PAGES_MAX:
+                walk.pages.popitem(last=False)
         return suspects
 
 

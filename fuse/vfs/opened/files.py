@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-from functools import partial
 
 from datastore.errors import DatastoreError
 
-from ...ops import Blocking, Fh, FSError, Ino, OpenReply, OpenRequest, Reply
+from ...ops import Fh, FSError, Ino, OpenReply, OpenRequest
 from ..lookup.prefetcher import Prefetcher
 from ..lookup.resolver import Resolver
 from ..tree.chases import Chases
@@ -38,34 +37,28 @@ class Files:
         self._handles = handles
         self._writing = writing
         self._prefetcher = prefetcher
-        self.chases = Chases()
+        self.chases = Chases(core.loop)
 
-    def open(self, ino: Ino, request: OpenRequest, thread: int = 0) -> Reply[OpenReply]:
+    async def open(self, ino: Ino, request: OpenRequest, thread: int = 0) -> OpenReply:
         """open(2) without O_CREAT, by a thread. FSError(ESTALE) sends the kernel to look the name up again."""
-        with self._core.lock:
-            node = self._resolver.node(ino)
-            reads = not request.flags & (os.O_ACCMODE | os.O_TRUNC)
-            fresh = self._resolver.current(node) if reads else self._resolver.own(node)
-            if fresh and not node.leaving and not request.flags & os.O_TRUNC:
-                return self.opened(node, request.flags, thread)
-        return Blocking(partial(self._open, node, request, thread))
-
-    def _open(self, node: Node, request: OpenRequest, thread: int) -> OpenReply:
+        node, flags = self._resolver.node(ino), request.flags
+        reads = not flags & (os.O_ACCMODE | os.O_TRUNC)
+        fresh = self._resolver.current(node) if reads else self._resolver.own(node)
+        if fresh and not node.leaving and not flags & os.O_TRUNC:
+            return self.opened(node, flags, thread)
         if isinstance(node, Directory):
             raise FSError(errno.EISDIR)
         if node.leaving:
-            with node.lock, self._core.lock:  # the removal or the rename holds it to its end
+            async with node.lock:  # the removal or the rename holds it to its end
                 node.leaving = False
-        self._confirm(node, request.flags, thread)
-        with self._core.lock:
-            self._part_from_readers(node, request.flags)
-        if request.flags & os.O_TRUNC:
-            with node.lock:
-                self._writing.truncate(node, 0, kill_suidgid=request.kill_suidgid)
-        with self._core.lock:
-            return self.opened(node, request.flags, thread)
+        await self._confirm(node, flags, thread)
+        if flags & os.O_TRUNC:
+            self._part_from_readers(node, flags)
+            async with node.lock:
+                await self._writing.truncate(node, 0, kill_suidgid=request.kill_suidgid)
+        return self.opened(node, flags, thread)
 
-    def _confirm(self, node: Node, flags: int, thread: int) -> None:
+    async def _confirm(self, node: Node, flags: int, thread: int) -> None:
         """Who opens to write sees what was closed before, whatever the kernel still believes (S-161). FSError(ESTALE).
 
         Of another version the kernel has to learn the size first, so it looks the name up again; that open has asked.
@@ -73,20 +66,19 @@ class Files:
         writes = flags & (os.O_ACCMODE | os.O_TRUNC)
         if writes and not self.chases.comes_back(node, thread):
             before = node.version()
-            lives = self._resolver.ask(node)
+            lives = await self._resolver.ask(node)
             lives = lives and (node.version() == before or bool(flags & os.O_TRUNC))
         else:
-            lives = node.gone or self._resolver.revalidate(node)
+            lives = node.gone or await self._resolver.revalidate(node)
             if writes and lives:
                 # The upload writes the attributes too, so whoever writes must know them, also where stat does not ask.
-                self._resolver.make_exact([node])
+                await self._resolver.make_exact([node])
         if not lives:
-            with self._core.lock:
-                self.chases.lost(node, thread)
+            self.chases.lost(node, thread)
             raise FSError(errno.ESTALE)
 
     def opened(self, node: Node, flags: int, thread: int = 0) -> OpenReply:
-        """A handle for a node. The state lock is held.
+        """A handle for a node.
 
         FSError(ESTALE) of one whose bytes nobody has kept, or whose name another client's file has by now (S-30).
         """
@@ -125,7 +117,7 @@ class Files:
 
         What is written to such a map would go to the cache file and nobody would learn of it; the readers keep the
         version that they opened. FSError(ESTALE), upon which the kernel looks the name up again; FSError(ETXTBSY) when
-        it has unsent changes besides. The state lock is held.
+        it has unsent changes besides.
         """
         if flags & os.O_ACCMODE != os.O_RDWR or not self._core.notifier.is_local(node.ino):
             return
@@ -136,24 +128,23 @@ class Files:
         self._core.nodes.detach(node)
         raise FSError(errno.ESTALE)
 
-    def release(self, ino: Ino, fh: Fh) -> Reply[None]:
+    async def release(self, ino: Ino, fh: Fh) -> None:
         """The last close of a handle."""
-        with self._core.lock:
-            handle = self._handles.remove(fh)
-            node = handle.node if handle is not None else self._core.nodes.by_ino.get(ino)
-            if node is None:
-                return None
-            if node.handles == 0 and not self._core.passthrough.returned(node.ino):
+        handle = self._handles.remove(fh)
+        node = handle.node if handle is not None else self._core.nodes.by_ino.get(ino)
+        if node is None:
+            return
+        if node.handles == 0:
+            if not self._core.passthrough.returned(node.ino):
                 self._spare_pages(node)
-            if node.handles == 0 and (node.staged is not None or node.unlinked_key) and not self._is_sent_later(node):
-                return Blocking(partial(self._finish, node))
-            self._core.nodes.drop_unused(node)
-        return None
+            if (node.staged is not None or node.unlinked_key) and not self._is_sent_later(node):
+                await self._finish(node)
+        self._core.nodes.drop_unused(node)
 
     def _spare_pages(self, node: Node) -> None:
         """Have the kernel drop the pages of a file that is read by passthrough from now on.
 
-        Its next open drops them too, but waits for that: 0.1 s for 1 GiB. The state lock is held.
+        Its next open drops them too, but waits for that: 0.1 s for 1 GiB.
         """
         files = self._core.passthrough
         clean = node.pages_valid and node.staged is None and not node.gone and node.size >= MIN_BYTES
@@ -166,33 +157,30 @@ class Files:
         staged = node.staged
         return staged is not None and staged.due > 0 and not staged.stuck and not node.gone and staged.dirty
 
-    def _finish(self, node: Node) -> None:
+    async def _finish(self, node: Node) -> None:
         """Nobody has the file open any more: send what mmap wrote late, keep what cannot be sent, drop the rest."""
-        with self._core.tree.shared(), node.lock:
+        async with self._core.tree.shared(), node.lock:
             if node.handles:
                 return
             if node.gone:
-                self._uploads.discard(node)
+                await self._uploads.discard(node)
                 self._core.removed.forget(node.ino)
                 if node.unlinked_key:
-                    self._discard_copy(node.unlinked_key)
-            else:
-                if node.staged is not None and node.staged.stuck:
-                    self._uploads.set_aside(node)
-                elif self._uploads.waits(node):
-                    return
-                try:
-                    self._uploads.send(node)
-                except (DatastoreError, OSError):
-                    # Recorded and tried again later; nobody hears the answer to a release.
-                    return
-                self._uploads.settle(node)
-        with self._core.lock:
-            self._core.nodes.drop_unused(node)
+                    await self._discard_copy(node.unlinked_key)
+                return
+            if node.staged is not None and node.staged.stuck:
+                self._uploads.set_aside(node)
+            elif self._uploads.waits(node):
+                return
+            try:
+                await self._uploads.send(node)
+            except (DatastoreError, OSError):
+                return  # recorded and tried again later; nobody hears the answer to a release
+            await self._uploads.settle(node)
 
-    def _discard_copy(self, key: str) -> None:
+    async def _discard_copy(self, key: str) -> None:
         """Remove the hidden copy of a file that was removed while open."""
-        self._core.remove(key)
+        await self._core.remove(key)
         for intent in self._core.db.intents():
             if intent.source == key:
                 self._core.db.end(intent.id)

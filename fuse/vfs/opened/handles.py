@@ -6,16 +6,13 @@ import errno
 import os
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
-from typing import TypeVar
 
 from ...data.reader import ReadStream
-from ...ops import Blocking, Fh, FSError, Ino, Reply, resolve
+from ...ops import Fh, FSError, Ino
 from ..lookup.resolver import Resolver
 from ..tree.core import Core
 from ..tree.nodes import Node
 
-R = TypeVar("R")
 _UNOPENED_MAX = 1024
 """Files read at once without an open: beyond, reading ahead begins anew."""
 
@@ -48,7 +45,7 @@ class Handles:
         """Inodes that are read without having been opened here; the inode is the handle. Least recently read first."""
 
     def add(self, node: Node, flags: int) -> Fh:
-        """A new handle. The state lock is held."""
+        """A new handle."""
         fh = Fh(self._next_fh)
         self._next_fh += 1
         self.restore(fh, node, flags)
@@ -56,7 +53,7 @@ class Handles:
         return fh
 
     def restore(self, fh: int, node: Node, flags: int) -> None:
-        """A handle that is open, of this server or an earlier one. The state lock is held."""
+        """A handle that is open, of this server or an earlier one."""
         self._by_fh[fh] = handle = Handle(node, flags)
         node.handles += 1
         node.writers += handle.writable
@@ -64,14 +61,14 @@ class Handles:
             self._unopened[node.ino] = None
 
     def unopened(self, ino: Ino) -> Handle | None:
-        """The handle for the reads of an inode that the kernel did not open here. The state lock is held."""
+        """The handle for the reads of an inode that the kernel did not open here."""
         handle = self._by_fh.get(ino)
         if handle is not None:
             self._unopened.move_to_end(ino)
         return handle
 
     def add_unopened(self, node: Node) -> Handle:
-        """Make it; the one that was used longest ago goes. The state lock is held."""
+        """Make it; the one that was used longest ago goes."""
         self.restore(node.ino, node, os.O_RDONLY)
         self._core.opens.add(node.ino, node.ino, os.O_RDONLY, node.etag, node.size)
         if len(self._unopened) > _UNOPENED_MAX:
@@ -85,7 +82,7 @@ class Handles:
         return self._by_fh.get(fh)
 
     def remove(self, fh: Fh) -> Handle | None:
-        """Forget a handle and stop its reading ahead. The state lock is held."""
+        """Forget a handle and stop its reading ahead."""
         handle = self._by_fh.pop(fh, None)
         if handle is not None:
             self._core.opens.remove(fh)
@@ -105,14 +102,9 @@ class Handles:
         handle = self._by_fh.get(fh)
         return handle.node if handle is not None else self._resolver.node(ino)
 
-    def after_asking(self, node: Node, call: Callable[[], Reply[R]]) -> Blocking[R]:
+    async def confirm(self, node: Node) -> None:
         """Of a node of an earlier server the store must tell the version first (S-41). FSError(ESTALE)."""
-
-        def ask() -> R:
-            if self._resolver.revalidate(node):
-                self._resolver.make_exact([node])
-            elif not node.handles:
-                raise FSError(errno.ESTALE)
-            return resolve(call())
-
-        return Blocking(ask)
+        if await self._resolver.revalidate(node):
+            await self._resolver.make_exact([node])
+        elif not node.handles:
+            raise FSError(errno.ESTALE)

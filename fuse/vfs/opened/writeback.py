@@ -3,16 +3,14 @@
 The staging file is synced, then the journal; both outlive the death of every process and a power cut. A file is sent a
 part of maxDelay after its close, many side by side, each path in order because its node's lock is held. When too much
 waits, a close sends its own file, as it does without writeBack.
-
-Threads: one hands out what is due, `WIDTH` send.
 """
 
 from __future__ import annotations
 
 import math
-import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
+from ...loop import Semaphore, Task
 from ..tree.core import Core
 from ..tree.nodes import Node
 from ..upload.uploads import Uploads
@@ -25,26 +23,23 @@ MAX_BYTES = 1 << 30
 _SHARE, _REST_S = 5, 0.2
 """A file is sent a fifth of maxDelay after its close, or so many seconds: rewritten at once it goes once."""
 _TICK_S = 0.05
-_STOP_S = 120.0
 
 
 class WriteBack:
-    """Files that are closed here and on their way. stop() is idempotent and bounded."""
+    """Files that are closed here and on their way. stop() is idempotent."""
 
     def __init__(self, core: Core, uploads: Uploads) -> None:
         self._core = core
         self._uploads = uploads
-        self._lock = threading.Lock()
         self._waiting: dict[Node, int] = {}
         """Size of each file at its close, in the order of the first close."""
         self._bytes = 0
-        self._sending: dict[Node, Future[None]] = {}
+        self._sending: dict[Node | None, Task[None]] = {}
+        """None: what an earlier server left and the kernel has forgotten."""
         self._left_due = math.inf
-        """When to send what an earlier server left and the kernel has forgotten."""
-        self._stopping = threading.Event()
-        self._started = False
-        self._thread: threading.Thread | None = None
-        self._pool = ThreadPoolExecutor(WIDTH, thread_name_prefix="write-back")
+        """When to send that."""
+        self._places = Semaphore(WIDTH)
+        self._started = self._looks = self._stopping = False
 
     @property
     def on(self) -> bool:
@@ -52,100 +47,102 @@ class WriteBack:
         return self._core.settings.write_back_s > 0
 
     def start(self) -> None:
-        """Begin to send; a mount without writeBack does so when it gets that and a file waits."""
-        with self._lock:
-            self._started = True
-            if self.on:
-                self._begin()
+        """Begin to send."""
+        self._started = True
+        self._look()
 
-    def _begin(self) -> None:
-        """The lock is held."""
-        if self._started and self._thread is None and not self._stopping.is_set():
-            self._thread = threading.Thread(target=self._run, name="write-back", daemon=True)
-            self._thread.start()
-
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """End, after what is being sent; the rest is flush_all's."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join(timeout=_STOP_S)
-            self._thread = None
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._stopping = True
+        self._core.loop.never(self._tick)
+        for task in list(self._sending.values()):
+            with suppress(Exception):  # it is logged
+                await task
 
     def resume(self) -> None:
         """Go on with what was closed at an earlier server. What is open for writing waits for its close."""
         if not self.on:
             return
-        with self._core.lock:
-            nodes = self._core.nodes.unsent()
         self._left_due = self._due_at()
-        for node in nodes:
+        for node in self._core.nodes.unsent():
             staged = node.staged
             if staged is not None and not staged.error and not node.writers:
                 staged.due = self._left_due
                 self._wait(node, staged.size)
+        self._look()
 
-    def close(self, node: Node) -> None:
+    async def close(self, node: Node) -> None:
         """What close(2) waits for. StoreError, FSError when it has to send; OSError of the local disk."""
-        if not self._take(node):
-            self._uploads.flush(node)
+        if not await self._take(node):
+            await self._uploads.flush(node)
 
-    def _take(self, node: Node) -> bool:
+    async def _take(self, node: Node) -> bool:
         """Put the file on the disk and in the queue; False when it must be sent now."""
-        with node.lock:
+        async with node.lock:
             staged = node.staged
             if staged is None or not self._uploads.owes(node):
                 return True
             if staged.error or staged.published or staged.stream is not None or self._full(staged.size):
                 return False
-            self._uploads.persist(node)
+            await self._uploads.persist(node)
             if not staged.due:
                 staged.due = self._due_at()
         self._wait(node, staged.size)
+        self._look()
         return True
 
     def _due_at(self) -> float:
         return self._core.clock.monotonic() + min(_REST_S, self._core.settings.write_back_s / _SHARE)
 
     def _wait(self, node: Node, size: int) -> None:
-        with self._lock:
-            self._bytes += size - self._waiting.get(node, 0)
-            self._waiting[node] = size
-            self._begin()
+        self._bytes += size - self._waiting.get(node, 0)
+        self._waiting[node] = size
 
     def _full(self, size: int) -> bool:
-        with self._lock:
-            return len(self._waiting) >= MAX_FILES or self._bytes + size > MAX_BYTES
+        return len(self._waiting) >= MAX_FILES or self._bytes + size > MAX_BYTES
 
-    def send_due(self, now: float) -> list[Future[None]]:
+    def send_due(self, now: float) -> list[Task[None]]:
         """Begin to send what is due and nobody writes to."""
-        with self._lock:
-            for node in [node for node, future in self._sending.items() if future.done()]:
-                del self._sending[node]
-            idle = [node for node in self._waiting if node not in self._sending]
         begun = []
         if self._left_due <= now:
             self._left_due = math.inf
-            begun.append(self._pool.submit(self._send_left))
-        for node in idle:
+            begun.append(self._begin(None))
+        for node in [node for node in self._waiting if node not in self._sending]:
             staged = node.staged
             if staged is not None and staged.due and not node.gone:
                 if staged.due > now:
                     break
                 if node.writers:
                     continue
-            with self._lock:
-                self._bytes -= self._waiting.pop(node, 0)
-                self._sending[node] = future = self._pool.submit(self._send, node)
-            begun.append(future)
+            self._bytes -= self._waiting.pop(node)
+            begun.append(self._begin(node))
         return begun
 
-    def _send(self, node: Node) -> None:
-        self._uploads.retry_one(node)
+    def _begin(self, node: Node | None) -> Task[None]:
+        task = self._sending[node] = self._core.loop.background(self._send(node))
+        return task
 
-    def _send_left(self) -> None:
-        self._uploads.retry([])
+    async def _send(self, node: Node | None) -> None:
+        try:
+            async with self._places:
+                if self._stopping:
+                    return
+                if node is None:
+                    await self._uploads.retry([])
+                else:
+                    await self._uploads.retry_one(node)
+        finally:
+            del self._sending[node]
 
-    def _run(self) -> None:
-        while not self._stopping.wait(_TICK_S):
-            self.send_due(self._core.clock.monotonic())
+    def _look(self) -> None:
+        """Look now and then for what is due, for as long as anything waits."""
+        waits = self._waiting or self._left_due < math.inf
+        if waits and self._started and not self._looks and not self._stopping:
+            self._looks = True
+            self._core.loop.every(_TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        self.send_due(self._core.clock.monotonic())
+        if not self._waiting and self._left_due == math.inf:
+            self._looks = False
+            self._core.loop.never(self._tick)

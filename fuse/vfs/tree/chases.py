@@ -7,9 +7,9 @@ ESTALE from open(2): so whoever replaces or removes a name lets those pass that 
 
 from __future__ import annotations
 
-import threading
-import time
+from functools import partial
 
+from ...loop import Future, Loop
 from ...ops import Ino
 from .nodes import Node
 
@@ -19,46 +19,50 @@ _Name = tuple[int, bytes]
 
 
 class Chases:
-    """Threads: any. Its lock is a leaf, and nobody waits under another one."""
+    """Of one mount. A thread is one of the program that opens."""
 
-    def __init__(self) -> None:
-        self._arrived = threading.Condition()
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
         self._chased: dict[_Name, dict[int, float]] = {}
-        """By name, the threads that are on their way to it, and until when (monotonic seconds) they are waited for."""
+        """By name, the threads that are on their way to it, and until when (the loop's clock) they are waited for."""
+        self._waiting: set[Future[None]] = set()
+        """Of those that let others pass."""
 
     def lost(self, node: Node, thread: int) -> None:
-        """An open of this node is sent back; the state lock is held. Of a name that nobody has now it is not waited."""
-        if node.parent is None or node.name not in node.parent.children:
-            return
-        with self._arrived:
-            self._chased.setdefault((node.parent.ino, node.name), {})[thread] = time.monotonic() + PATIENCE_S
+        """An open of this node is sent back. Of a name that nobody has now it is not waited."""
+        if node.parent is not None and node.name in node.parent.children:
+            chased = self._chased.setdefault((node.parent.ino, node.name), {})
+            chased[thread] = self._loop.clock() + PATIENCE_S
 
     def comes_back(self, node: Node, thread: int) -> bool:
         """Whether this thread was sent back from this name a moment ago."""
         if not self._chased or not thread or node.parent is None:
             return False
-        with self._arrived:
-            until = self._chased.get((node.parent.ino, node.name), {}).get(thread, 0.0)
-            return time.monotonic() < until
+        return self._loop.clock() < self._chased.get((node.parent.ino, node.name), {}).get(thread, 0.0)
 
     def caught(self, node: Node, thread: int) -> None:
         """An open of this node succeeds."""
         if not self._chased or node.parent is None:
             return
-        with self._arrived:
-            threads = self._chased.get((node.parent.ino, node.name), {})
-            if threads.pop(thread, None) is not None and not threads:
-                del self._chased[node.parent.ino, node.name]
-            self._arrived.notify_all()
+        threads = self._chased.get((node.parent.ino, node.name), {})
+        if threads.pop(thread, None) is not None and not threads:
+            del self._chased[node.parent.ino, node.name]
+        for look in list(self._waiting):
+            self._look_again(look)
 
-    def let_pass(self, parent: Ino, name: bytes) -> None:
+    async def let_pass(self, parent: Ino, name: bytes) -> None:
         """Wait until those that are on their way to a name have opened it, or their time is over."""
-        if not self._chased:
-            return
-        with self._arrived:
-            while threads := self._chased.get((parent, name)):
-                left_s = max(threads.values()) - time.monotonic()
-                if left_s <= 0:
-                    del self._chased[parent, name]
-                    return
-                self._arrived.wait(left_s)
+        while threads := self._chased.get((parent, name)):
+            left_s = max(threads.values()) - self._loop.clock()
+            if left_s <= 0:
+                del self._chased[parent, name]
+                return
+            look: Future[None] = Future()
+            self._waiting.add(look)
+            self._loop.later(left_s, partial(self._look_again, look))
+            await look
+
+    def _look_again(self, look: Future[None]) -> None:
+        if look in self._waiting:
+            self._waiting.remove(look)
+            look.set_result(None)

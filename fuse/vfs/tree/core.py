@@ -1,24 +1,21 @@
-"""What the parts of the file system share: settings, collaborators, the node table and the state lock.
+"""What the parts of the file system share: settings, collaborators, the node table and the loop.
 
-Lock order (docs/CONCURRENCY.md): tree lock, directory.listing_lock, node.lock (ascending ino), state lock. Only the
-state lock may be taken by the loop thread with waiting; it is never held across I/O.
+All of it belongs to the loop: what lies between two awaits needs no lock. Order of the locks that are held across them
+(docs/CONCURRENCY.md): tree lock, directory.listing_lock, node.lock (ascending ino).
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor, Future, wait
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from datastore.clock import Clock
-from datastore.errors import DeadlineExceeded
-from datastore.retry import carried
 
 from ...data.blockcache import BlockCache
 from ...data.reader import Reader
+from ...loop import Future, Loop, all_of
 from ...ops import NoNotifier, Notifier
 from ...state.attributes import AttributeMemory
 from ...state.listings import SavedListings
@@ -33,6 +30,7 @@ from .nodes import Node, NodeTable
 from .passthrough import PassthroughFiles
 from .treelock import TreeLock
 
+P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -66,10 +64,7 @@ class Settings:
 
 @dataclass(slots=True, kw_only=True)
 class Core:
-    """The shared state of one mounted file system.
-
-    io runs single requests of a larger piece of work (parts, HEADs, copies); such a task never waits for another.
-    """
+    """The shared state of one mounted file system."""
 
     settings: Settings
     store: ObjectStore
@@ -83,11 +78,10 @@ class Core:
     listings: SavedListings
     nodes: NodeTable
     passthrough: PassthroughFiles
-    io: Executor
+    loop: Loop
     clock: Clock
     staging_dir: Path
     notifier: Notifier = field(default_factory=NoNotifier)
-    lock: threading.RLock = field(default_factory=threading.RLock)
     tree: TreeLock = field(default_factory=TreeLock)
     distance: Distance = field(default_factory=Distance)
 
@@ -96,68 +90,43 @@ class Core:
         return self.clock.time_ns()
 
     def log_nodes(self, nodes: Iterable[Node]) -> None:
-        """Record nodes before the kernel hears of them, and those that are no more; the state lock is held."""
+        """Record nodes before the kernel hears of them, and those that are no more."""
         dropped, self.nodes.dropped = self.nodes.dropped, []
         self.nodelog.append(_records(nodes), dropped)
 
     def rewrite_nodelog(self) -> None:
-        """Record what the kernel has, and nothing else; the state lock is held."""
+        """Record what the kernel has, and nothing else."""
         nodes = [node for node in self.nodes.by_ino.values() if node.nlookup]
         # Of two nodes of one name the one that is gone has to come first (NodeTable.restore).
         self.nodelog.rewrite(_records(sorted(nodes, key=lambda node: not node.gone)))
         self.nodes.dropped = []
 
-    def remove(self, key: str) -> None:
+    def ask(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Begin a call of the store, or another one that blocks, in a lane; `await` its result. StoreError, OSError."""
+        return self.loop.lane(call, *args, **kwargs)
+
+    async def remove(self, key: str) -> None:
         """Delete an object, and what is known of it. StoreError."""
-        self.store.delete(key)
+        await self.ask(self.store.delete, key)
         self.known.forget(key)
 
-    def remove_many(self, keys: Sequence[str]) -> list[DeleteFailure]:
+    async def remove_many(self, keys: Sequence[str]) -> list[DeleteFailure]:
         """The same of several; those that the store kept. StoreError."""
-        failures = self.store.delete_many(keys)
+        failures = await self.ask(self.store.delete_many, keys)
         for key in keys:
             self.known.forget(key)
         return failures
 
-    def each(self, call: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """call(item), a single request, for all, side by side; results in order.
+    async def each(self, call: Callable[[T], Coroutine[Any, Any, R]], items: Iterable[T]) -> list[R]:
+        """call(item) for all, side by side; results in order. The first error is raised when all have ended."""
+        return await all_of([self.loop.spawn(call(item)) for item in items])
 
-        The first error is raised after all have ended. DeadlineExceeded when for minutes none of them ended: then those
-        that are at work are lost, and the others are never begun.
-        """
-        job = carried(call)
-        futures = [self.io.submit(job, item) for item in items]
-        results: list[R] = []
-        failure: BaseException | None = None
-        for future in futures:
-            _await(future, futures)
-            try:
-                results.append(future.result(timeout=0))
-            except Exception as error:  # raised below, when no sibling is at work any more
-                failure = failure or error
-        if failure is not None:
-            raise failure
-        return results
-
-    def both(self, one: Callable[[], T], other: Callable[[], R]) -> tuple[T, R]:
-        """Two single requests side by side, when both have ended. Errors: the first one's before the other's."""
-        future = self.io.submit(carried(other))
-        try:
-            found = one()
-        finally:
-            _await(future, (future,))
-        return found, future.result(timeout=0)
-
-
-def _await(future: Future[R], siblings: Sequence[Future[R]]) -> None:
-    """Until it has ended; DeadlineExceeded."""
-    ended = -1
-    while not wait((future,), timeout=_PATIENCE_S).done:
-        before, ended = ended, sum(one.done() for one in siblings)
-        if ended == before:
-            for one in siblings:
-                one.cancel()
-            raise DeadlineExceeded("nothing was heard of a request to the store for too long; try again")
+    async def both(self, one: Coroutine[Any, Any, T], other: Coroutine[Any, Any, R]) -> tuple[T, R]:
+        """Two side by side, when both have ended. Errors: the first one's before the other's."""
+        first, second = self.loop.spawn(one), self.loop.spawn(other)
+        tasks: list[Future[Any]] = [first, second]
+        await all_of(tasks)
+        return first.result(), second.result()
 
 
 def _records(nodes: Iterable[Node]) -> list[NodeRecord]:
@@ -167,6 +136,3 @@ def _records(nodes: Iterable[Node]) -> list[NodeRecord]:
         if node.parent is not None
     ]
 
-
-_PATIENCE_S = 450.0
-"""A request is bounded by the store's own deadlines, and its repetitions by their budget: no two of these go by."""

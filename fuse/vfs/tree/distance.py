@@ -12,7 +12,7 @@ _TOLD = 2
 
 
 class Distance:
-    """Of one mount. Guarded by the state lock."""
+    """Of one mount."""
 
     def __init__(self) -> None:
         self._last: deque[float] = deque(maxlen=_LAST)

@@ -1,8 +1,7 @@
 """What is known of a node: the version of its object, its attributes, and when the store confirmed them.
 
 Only this module changes that. Each function is one reason: the store has listed the object or answered a HEAD, this
-mount has written it or changed its attributes, or the store must be asked again. The caller holds the state lock, but
-while a new server takes over what an earlier one left.
+mount has written it or changed its attributes, or the store must be asked again.
 """
 
 from __future__ import annotations

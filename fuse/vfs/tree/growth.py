@@ -24,7 +24,7 @@ _STEP = 32 << 20
 """So much is in memory at once."""
 
 
-def grew(reader: Reader, old: ObjectVersion, new: ObjectVersion) -> bool:
+async def grew(reader: Reader, old: ObjectVersion, new: ObjectVersion) -> bool:
     """Asks the store for the new version's bytes. StoreError."""
     start = max(0, old.size - TAIL_CHECK)
     held = reader.held(old, start, old.size)
@@ -32,13 +32,13 @@ def grew(reader: Reader, old: ObjectVersion, new: ObjectVersion) -> bool:
         return False
     try:
         if held is not None:
-            return bytes(held) == reader.fetch(new, start, old.size - start)
-        return md5(reader.fetch(new, 0, old.size), usedforsecurity=False).hexdigest() == old.etag
+            return bytes(held) == await reader.fetch(new, start, old.size - start)
+        return md5(await reader.fetch(new, 0, old.size), usedforsecurity=False).hexdigest() == old.etag
     except (PreconditionFailed, NotFound):
         return False
 
 
-def follow_unread(core: Core, node: Node, old: ObjectVersion) -> bool:
+async def follow_unread(core: Core, node: Node, old: ObjectVersion) -> bool:
     """Whether a node of which nobody has read a byte, and that lost its name to another version, goes on with that:
     it only grew (S-147). Its own readers wait for that, and nobody who lists the directory. StoreError.
 
@@ -46,33 +46,32 @@ def follow_unread(core: Core, node: Node, old: ObjectVersion) -> bool:
     """
     if not 0 < old.size <= UNREAD_CHECK:
         return False
-    with node.lock:
-        with core.lock:
-            if node.version() != old:
-                return True  # another reader was here
-            if node.pinned or not node.lost or node.staged is not None:
-                return False
+    async with node.lock:
+        if node.version() != old:
+            return True  # another reader was here
+        if node.pinned or not node.lost or node.staged is not None:
+            return False
         try:
-            info = core.store.head(old.key)
+            info = await core.ask(core.store.head, old.key)
             new = ObjectVersion(old.key, info.etag, info.size)
-            if new.size <= old.size or not _begins_with(core.reader, new, old):
+            if new.size <= old.size or not await _begins_with(core, new, old):
                 return False
         except (PreconditionFailed, NotFound):
             return False
-        with core.lock:
-            if node.pinned or not node.lost or node.version() != old:
-                return False
-            facts.replaced(core, node, new.etag, new.size, info.mtime_ns)
-            if node.parent is not None and node.name not in node.parent.children:
-                core.nodes.reattach(node)
+        if node.pinned or not node.lost or node.version() != old:
+            return False
+        facts.replaced(core, node, new.etag, new.size, info.mtime_ns)
+        if node.parent is not None and node.name not in node.parent.children:
+            core.nodes.reattach(node)
         return True
 
 
-def _begins_with(reader: Reader, new: ObjectVersion, old: ObjectVersion) -> bool:
+async def _begins_with(core: Core, new: ObjectVersion, old: ObjectVersion) -> bool:
     """Whether the beginning of a version has the ETag of an older one that came in one unencrypted PUT."""
     if not _MD5.fullmatch(old.etag):
         return False
     digest = md5(usedforsecurity=False)
     for at in range(0, old.size, _STEP):
-        digest.update(reader.fetch(new, at, min(_STEP, old.size - at)))
+        body = await core.reader.fetch(new, at, min(_STEP, old.size - at))
+        await core.ask(digest.update, body)
     return digest.hexdigest() == old.etag

@@ -8,12 +8,12 @@ itself is no entry.
 from __future__ import annotations
 
 import stat
-import threading
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ...loop import Lock
 from ...store.base import ETag, ListedObject, ListPage
 from ...store.limits import key_bytes
 from .names import BESIDE_DIRECTORY, LINK_SUFFIX, name_of, one_key, segment_of
@@ -49,10 +49,7 @@ class Stamp:
 
 
 class Span:
-    """One page of a listing: the tails that it tells of, and when the store last showed it.
-
-    Guarded by the state lock.
-    """
+    """One page of a listing: the tails that it tells of, and when the store last showed it."""
 
     __slots__ = ("after", "asking", "digest", "shown", "stamp", "upto", "wanted_at")
 
@@ -67,7 +64,7 @@ class Span:
         self.shown = Stamp(at, shows=True)
         self.wanted_at = 0.0
         """When a name in it was last looked up, it being too old to be believed."""
-        self.asking = threading.Lock()
+        self.asking = Lock()
         """Held while it is asked for by itself, so that it is asked for once."""
 
     def confirmed(self, when: float) -> None:

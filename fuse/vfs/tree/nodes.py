@@ -1,4 +1,4 @@
-"""The nodes that the kernel knows, and how their ids are chosen. No I/O; the caller holds the state lock.
+"""The nodes that the kernel knows, and how their ids are chosen. No I/O.
 
 A node id is a hash of the parent's id and the name, so the same name has the same id at the next mount; where that id
 is taken by a node that lives (another version of the same name is still open, or a collision) the next in a fixed
@@ -13,11 +13,11 @@ INVARIANT: `tail` of a directory ends with '/'; root's key is the mount's prefix
 from __future__ import annotations
 
 import stat
-import threading
 from collections import OrderedDict
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
+from ...loop import Lock
 from ...ops import ROOT_INO, Attr, Ino
 from ...store.base import ETag, ObjectInfo, ObjectVersion
 from .attrs import Attributes
@@ -42,7 +42,7 @@ class Change(NamedTuple):
 
 
 class Node:
-    """One file, link or special file. Fields are guarded by the state lock; `lock` serialises I/O on its content.
+    """One file, link or special file. `lock` is for whoever waits while he works on its content.
 
     What is known of its object (attributes to told) is changed by facts.py only.
     """
@@ -94,7 +94,7 @@ class Node:
         self.pinned = False
         """The kernel was given bytes of it, or somebody may write to it: open handles stay on this version (S-147)."""
         self.staged: StagedFile | None = None
-        self.lock = threading.RLock()
+        self.lock = Lock()
         self.unlinked_key = ""
         """Where the bytes went when the name was removed while open, '' if nowhere."""
 
@@ -208,7 +208,7 @@ class Directory(Node):
         super().__init__(ino, parent, name, listed, attributes)
         self.children: dict[bytes, Node] = {}
         self.listing: Listing | None = None
-        self.listing_lock = threading.Lock()
+        self.listing_lock = Lock()
         """Held while the directory is listed, so that it is listed once."""
         self.listings_dropped = 0
         """How often forget_listing() was called: a listing that was under way then is not to be believed."""

@@ -1,7 +1,7 @@
 """Whether the files whose attributes are asked for one by one are read next, in whatever order (S-152).
 
 A loader that shuffles its list looks up a file and opens it: one GET then brings what a HEAD and a GET would. Whoever
-only looks at files gets HEADs again after a few of them. Pure; the state lock is held.
+only looks at files gets HEADs again after a few of them. Pure.
 """
 
 from __future__ import annotations

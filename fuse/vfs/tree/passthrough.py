@@ -4,18 +4,17 @@ The kernel takes one way per inode while it is open, so writers that come while 
 us, and what they write is written to the cache file too: it has left the cache by then, and nobody else reads it so
 (an flock on the open file that the kernel holds, so that it outlives this process). After the death of a server the
 cache file can't be followed any more: opens that come then go through us, past the kernel's pages.
-Threads: any; `offer` and `returned` with the state lock held, changes with the node's lock.
+Changes are made with the node's lock held.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable
-from concurrent.futures import Executor
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from ...data.blockcache import BlockCache
+from ...loop import Loop
 from ...ops import Ino
 from ...store.base import ObjectVersion
 
@@ -39,9 +38,9 @@ class _File:
 class PassthroughFiles:
     """INVARIANT: a passthrough file that is right has the content of its node, whoever changes that."""
 
-    def __init__(self, cache: BlockCache | None, executor: Executor) -> None:
+    def __init__(self, cache: BlockCache | None, loop: Loop) -> None:
         self._cache = cache
-        self._executor = executor
+        self._loop = loop
         self._files: dict[Ino, _File] = {}
         self._checking: set[ObjectVersion] = set()
 
@@ -55,8 +54,7 @@ class PassthroughFiles:
         if fd is None:
             if version not in self._checking and cache.present(version):
                 self._checking.add(version)
-                with contextlib.suppress(RuntimeError):  # shut down
-                    self._executor.submit(self._check, cache, version)
+                self._loop.background(self._check(cache, version))
             return -1
         self._files[ino] = _File(fd, version)
         return fd
@@ -101,14 +99,18 @@ class PassthroughFiles:
 
         self._change(ino, zeros)
 
-    def grow(self, ino: Ino, new: ObjectVersion, fetch: Callable[[ObjectVersion, int, int], bytes]) -> bool:
+    async def grow(
+        self, ino: Ino, new: ObjectVersion, fetch: Callable[[ObjectVersion, int, int], Awaitable[bytes]]
+    ) -> bool:
         """Another client appended: whether the passthrough file has the new end now. Raises what fetch raises."""
         file = self._files.get(ino)
         if file is None or not file.right:
             return False
         start = os.fstat(file.fd).st_size
         for at in range(start, new.size, _STEP):
-            body = fetch(new, at, min(_STEP, new.size - at))
+            body = await fetch(new, at, min(_STEP, new.size - at))
+            if self._files.get(ino) is not file:
+                return False  # it was closed meanwhile
             self.write(ino, at, body)
         return file.right
 
@@ -131,8 +133,8 @@ class PassthroughFiles:
         except OSError:
             file.right = False  # no room, or a busy cache: those who open the file from now on are served by us
 
-    def _check(self, cache: BlockCache, version: ObjectVersion) -> None:
-        cache.verify(version)
+    async def _check(self, cache: BlockCache, version: ObjectVersion) -> None:
+        await self._loop.lane(cache.verify, version)
         self._checking.discard(version)
 
 

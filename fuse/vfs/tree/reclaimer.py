@@ -11,9 +11,11 @@ import ctypes
 import logging
 import os
 import sys
-import threading
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
+from ...loop import Task
 from ...ops import Held
 from .core import Core
 from .nodes import Directory, Node
@@ -28,7 +30,7 @@ ENTRY_BYTES = 420
 ATTRIBUTES_BYTES = 1400
 """Of the metadata of one version that memory has before the database (measured)."""
 BASE_BYTES = 120 * MIB
-"""What the interpreter, the libraries and 100 threads take."""
+"""What the interpreter, the libraries and the threads take."""
 _TICK_S = 0.25
 _GROWN = 5000
 """So many new nodes and entries are worth a look."""
@@ -39,6 +41,8 @@ _PRESSED, _RELAXED = 0.85, 0.7
 _IDLE_S = 5.0
 """What the kernel does not have is let go of when nobody asked for it for so long."""
 _DROPPED_MAX = 4096
+_AT_ONCE = 1000
+"""So many directories and entries are gone through before others run."""
 _LOG_SLACK = 5000
 _LOG_RATIO = 4
 """The log of node ids is written anew above this many records for each node, and so many besides."""
@@ -72,51 +76,55 @@ def resident_bytes() -> int:
 
 def holdings(core: Core) -> dict[str, int]:
     """What the memory is taken by, as far as it is counted: the process's and the pieces' bytes, and numbers."""
-    with core.lock:
-        listed = sum(len(one.listing.entries) for one in core.nodes.used.values() if one.listing is not None)
-        nodes, staged = len(core.nodes.by_ino), len(core.nodes.staged)
     return {
         "resident": resident_bytes(),
         "pieces": core.reader.held_bytes,
-        "nodes": nodes,
-        "listed": listed,
-        "staged": staged,
+        "nodes": len(core.nodes.by_ino),
+        "listed": _listed(core.nodes.used.values()),
+        "staged": len(core.nodes.staged),
     }
 
 
 class MemoryReclaimer:
-    """One thread. stop() is idempotent and bounded."""
+    """Looks a few times a second. stop() is idempotent."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._ceiling = core.settings.memory_bytes
         self._shares = Shares.of(self._ceiling)
         self._pressed = False
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._looking: Task[None] | None = None
 
     def start(self) -> None:
         """Begin."""
-        self._thread = threading.Thread(target=self._run, name="memory-reclaimer", daemon=True)
-        self._thread.start()
+        self._core.loop.every(_TICK_S, self._tick)
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """End, after the look that is under way."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join(timeout=10)
-            self._thread = None
+        self._core.loop.never(self._tick)
+        if self._looking is not None:
+            with suppress(Exception):  # it is logged
+                await self._looking
 
-    def look(self, resident: int) -> None:
+    def _tick(self) -> None:
+        if self._looking is None or self._looking.done:
+            self._looking = self._core.loop.background(self._look())
+
+    async def _look(self) -> None:
+        try:
+            await self.look(resident_bytes())
+        except OSError as error:
+            log.error(f"the memory could not be looked after: {error}")
+
+    async def look(self, resident: int) -> None:
         """Let go of what is too much; resident: the process's size, bytes."""
         nodes = self._core.nodes
         self._press(resident)
         if nodes.grown >= _GROWN or self._pressed:
             nodes.grown = 0
-            self._trim(self._shares.names // 2 if self._pressed else self._shares.names)
-        with self._core.lock:
-            if len(nodes.dropped) >= _DROPPED_MAX:
-                self._core.log_nodes(())
+            await self._trim(self._shares.names // 2 if self._pressed else self._shares.names)
+        if len(nodes.dropped) >= _DROPPED_MAX:
+            self._core.log_nodes(())
         self._compact_log()
 
     def _press(self, resident: int) -> None:
@@ -128,35 +136,36 @@ class MemoryReclaimer:
             self._pressed = False
             self._core.reader.limit_memory(self._shares.pieces)
 
-    def _trim(self, limit: int) -> None:
-        with self._core.lock:
-            directories = list(self._core.nodes.used.values())
-            listed = sum(len(one.listing.entries) for one in directories if one.listing is not None)
-            held = len(self._core.nodes.by_ino) * NODE_BYTES + listed * ENTRY_BYTES
+    async def _trim(self, limit: int) -> None:
+        core, passed = self._core, 0
+        held = len(core.nodes.by_ino) * NODE_BYTES + _listed(core.nodes.used.values()) * ENTRY_BYTES
         if held <= limit:
             return
-        for directory in directories:
+        for directory in list(core.nodes.used.values()):
             if held <= limit * _TRIMMED:
                 break
+            passed += 1 + len(directory.children)
             held -= self._shed(directory)
+            if passed >= _AT_ONCE:
+                passed = 0
+                await core.loop.pause()
         if self._pressed:
-            _give_back()
+            await core.ask(_give_back)
 
     def _shed(self, directory: Directory) -> int:
         """Let go of a directory's listing and entries; bytes that become free."""
         core = self._core
         freed = 0
         held: list[Held] = []
-        with core.lock:
-            if directory.listing is not None and not directory.handles:
-                freed += len(directory.listing.entries) * ENTRY_BYTES
-                directory.listing = None
-            idle = core.clock.monotonic() - _IDLE_S
-            for child in list(directory.children.values()):
-                if not _in_use(child):
-                    freed += self._let_go(child, held, idle)
-            if directory.ino in core.nodes.used:
-                core.nodes.used.move_to_end(directory.ino)
+        if directory.listing is not None and not directory.handles:
+            freed += len(directory.listing.entries) * ENTRY_BYTES
+            directory.listing = None
+        idle = core.clock.monotonic() - _IDLE_S
+        for child in list(directory.children.values()):
+            if not _in_use(child):
+                freed += self._let_go(child, held, idle)
+        if directory.ino in core.nodes.used:
+            core.nodes.used.move_to_end(directory.ino)
         core.notifier.release(held)
         return freed
 
@@ -172,16 +181,13 @@ class MemoryReclaimer:
     def _compact_log(self) -> None:
         """The log of node ids says what the kernel has, not what it ever had."""
         core = self._core
-        with core.lock:
-            if core.nodelog.records > _LOG_RATIO * len(core.nodes.by_ino) + _LOG_SLACK:
-                core.rewrite_nodelog()
+        if core.nodelog.records > _LOG_RATIO * len(core.nodes.by_ino) + _LOG_SLACK:
+            core.rewrite_nodelog()
 
-    def _run(self) -> None:
-        while not self._stopping.wait(_TICK_S):
-            try:
-                self.look(resident_bytes())
-            except OSError as error:
-                log.error(f"the memory could not be looked after: {error}")
+
+def _listed(directories: Iterable[Directory]) -> int:
+    """Entries that are held in listings."""
+    return sum(len(one.listing.entries) for one in directories if one.listing is not None)
 
 
 def _in_use(node: Node) -> bool:

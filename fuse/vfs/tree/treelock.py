@@ -2,57 +2,57 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-from datastore.errors import DeadlineExceeded
+from ...loop import Future
 
 
 class TreeLock:
-    """Shared and exclusive; who waits for exclusive keeps newcomers out. Waits are bounded by `deadline_s`."""
+    """Shared and exclusive, in the order of asking: who waits for exclusive keeps newcomers out.
 
-    def __init__(self, deadline_s: float = 600.0) -> None:
-        self._deadline_s = deadline_s
-        self._lock = threading.Lock()
-        self._condition = threading.Condition(self._lock)
+    Waits have no deadline of their own: whoever holds it waits for lanes, which are bounded.
+    """
+
+    def __init__(self) -> None:
         self._sharing = 0
         self._alone = False
-        self._waiting = 0
+        self._waiting: deque[tuple[bool, Future[None]]] = deque()
+        """Whether for exclusive, and what to tell."""
 
-    @contextmanager
-    def shared(self) -> Iterator[None]:
-        """Keys stay as they are meanwhile. DeadlineExceeded. Not to be nested."""
-        with self._lock:
-            if self._alone or self._waiting:
-                self._wait(lambda: not self._alone and not self._waiting)
-            self._sharing += 1
+    @asynccontextmanager
+    async def shared(self) -> AsyncIterator[None]:
+        """Keys stay as they are meanwhile. Not to be nested."""
+        await self._enter(alone=False)
         try:
             yield
         finally:
-            with self._lock:
-                self._sharing -= 1
-                if self._waiting:
-                    self._condition.notify_all()
+            self._sharing -= 1
+            self._let_in()
 
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Nobody else relies on keys meanwhile. DeadlineExceeded."""
-        with self._condition:
-            self._waiting += 1
-            try:
-                self._wait(lambda: not self._alone and not self._sharing)
-            finally:
-                self._waiting -= 1
-                self._condition.notify_all()  # who waits to share may go on, if this one gave up
-            self._alone = True
+    @asynccontextmanager
+    async def exclusive(self) -> AsyncIterator[None]:
+        """Nobody else relies on keys meanwhile."""
+        await self._enter(alone=True)
         try:
             yield
         finally:
-            with self._condition:
-                self._alone = False
-                self._condition.notify_all()
+            self._alone = False
+            self._let_in()
 
-    def _wait(self, ready: Callable[[], bool]) -> None:
-        if not self._condition.wait_for(ready, self._deadline_s):
-            raise DeadlineExceeded("a rename of a directory or an upload took too long; try again")
+    async def _enter(self, *, alone: bool) -> None:
+        turn: Future[None] = Future()
+        self._waiting.append((alone, turn))
+        self._let_in()
+        await turn
+
+    def _let_in(self) -> None:
+        while self._waiting and not self._alone:
+            alone, turn = self._waiting[0]
+            if alone and self._sharing:
+                return
+            self._waiting.popleft()
+            self._alone = alone
+            self._sharing += not alone
+            turn.set_result(None)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import stat
 from collections import OrderedDict
-from concurrent.futures import Future
 from typing import NamedTuple
 
+from ...loop import Task
 from ...store.limits import key_bytes
 from .listing import Listed, Listing, Stamp
 from .nodes import NEVER, Directory, Node
@@ -43,11 +43,11 @@ class Coming(NamedTuple):
 
     first: int
     last: int
-    page: Future[list[tuple[Node, Listed]]]
+    page: Task[list[tuple[Node, Listed]]]
 
 
 class Walk:
-    """How far a process came among the subdirectories of one directory. Fields are guarded by the state lock."""
+    """How far a process came among the subdirectories of one directory."""
 
     __slots__ = (
         "_index", "_last", "_last_at", "_of", "_soon", "_tails", "coming", "keys_each", "max_keys", "off_until",
@@ -115,7 +115,7 @@ class Walk:
     def awaited(self, tail: str) -> list[Coming]:
         """What was asked for ahead and has to be waited for, or is here; the others stay."""
         at = self._index[tail]
-        wanted = [one for one in self.coming if one.first <= at <= one.last or one.page.done()]
+        wanted = [one for one in self.coming if one.first <= at <= one.last or one.page.done]
         self.coming = [one for one in self.coming if one not in wanted]
         return wanted
 

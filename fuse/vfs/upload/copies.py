@@ -36,47 +36,46 @@ DELETE_MAX = 1000
 _SECOND_NS = 1_000_000_000
 
 
-def copy_object(core: Core, source: ObjectVersion, target: str, replace: WriteOptions | None = None) -> WriteResult:
-    """Copy one version to a key, in parts above 5 GiB; replace: new metadata. PreconditionFailed, NotFound.
-
-    Up to 5 GiB it may be called by one of core.io's tasks, which must not wait for others.
-    """
+async def copy_object(
+    core: Core, source: ObjectVersion, target: str, replace: WriteOptions | None = None
+) -> WriteResult:
+    """Copy one version to a key, in parts above 5 GiB; replace: new metadata. PreconditionFailed, NotFound."""
     if source.size <= COPY_OBJECT_MAX:
-        return core.store.copy(source.key, target, replace=replace, if_source_match=source.etag)
-    return _copy_parts(core, source, target, replace or _same_metadata(core, source))
+        return await core.ask(core.store.copy, source.key, target, replace=replace, if_source_match=source.etag)
+    return await _copy_parts(core, source, target, replace or await _same_metadata(core, source))
 
 
-def _same_metadata(core: Core, source: ObjectVersion) -> WriteOptions:
-    info = core.store.head(source.key)
+async def _same_metadata(core: Core, source: ObjectVersion) -> WriteOptions:
+    info = await core.ask(core.store.head, source.key)
     return WriteOptions(metadata=info.metadata, content_type=info.content_type)
 
 
-def _copy_parts(core: Core, source: ObjectVersion, target: str, options: WriteOptions) -> WriteResult:
-    step = max(COPY_MAX, -(-source.size // PARTS_MAX))
+async def _copy_parts(core: Core, source: ObjectVersion, target: str, options: WriteOptions) -> WriteResult:
+    store, step = core.store, max(COPY_MAX, -(-source.size // PARTS_MAX))
     note = core.db.upload_begun(target, core.now_ns())
-    upload_id = core.store.create_upload(target, options, copies=True)
+    upload_id = await core.ask(store.create_upload, target, options, copies=True)
     core.db.upload_known(note, upload_id)
 
-    def copy(number: int) -> tuple[PartNumber, ETag]:
+    async def copy(number: int) -> tuple[PartNumber, ETag]:
         part = PartNumber(number)
         byte_range = ByteRange((number - 1) * step, min(number * step, source.size))
-        return part, core.store.upload_part_copy(target, upload_id, part, source.key, byte_range, source.etag)
+        etag = await core.ask(store.upload_part_copy, target, upload_id, part, source.key, byte_range, source.etag)
+        return part, etag
 
     try:
-        numbers = range(1, -(-source.size // step) + 1)
-        parts = core.each(copy, numbers)
-        result = core.store.complete_upload(target, upload_id, parts, options)
-    except (DatastoreError, OSError, RuntimeError):  # a mount that ends is a RuntimeError
-        abort_upload(core, note, target, upload_id)
+        parts = await core.each(copy, range(1, -(-source.size // step) + 1))
+        result = await core.ask(store.complete_upload, target, upload_id, parts, options)
+    except (DatastoreError, OSError):
+        await abort_upload(core, note, target, upload_id)
         raise
     core.db.upload_ended(note)
     return result
 
 
-def abort_upload(core: Core, note: UploadNote, key: str, upload_id: UploadId) -> None:
+async def abort_upload(core: Core, note: UploadNote, key: str, upload_id: UploadId) -> None:
     """Drop a multipart upload. What the store does not let us drop stays in the journal for the next start (S-46)."""
     try:
-        core.store.abort_upload(key, upload_id)
+        await core.ask(core.store.abort_upload, key, upload_id)
     except StoreError as error:
         log.warning("an unfinished upload stays behind", extra=fields(key=key, error=str(error)))
     else:
@@ -106,52 +105,52 @@ class Copies:
         self._begun: dict[str, ListedObject] = {}
         """By new key, what a copy was asked for; of those that are not made nobody knows."""
 
-    def first_page(self) -> ListPage:
+    async def first_page(self) -> ListPage:
         """What there is, as far as it fits one page."""
-        return self._core.store.list_page(self._old)
+        return await self._core.ask(self._core.store.list_page, self._old)
 
-    def make(self, page: ListPage | None = None, *, keep_newer: bool = False) -> None:
+    async def make(self, page: ListPage | None = None, *, keep_newer: bool = False) -> None:
         """Copy what there is. page: the first one, where it is known.
 
         keep_newer: what was written to the new place since an earlier attempt stays there.
         """
-        page = page or self.first_page()
+        page = page or await self.first_page()
         while True:
-            self._copy_all(self._meant(page.objects), keep_newer=keep_newer)
+            await self._copy_all(self._meant(page.objects), keep_newer=keep_newer)
             if page.next_token is None:
                 return
-            page = self._core.store.list_page(self._old, token=page.next_token)
+            page = await self._core.ask(self._core.store.list_page, self._old, token=page.next_token)
 
-    def undo(self, *, keep_marker: bool) -> None:
+    async def undo(self, *, keep_marker: bool) -> None:
         """Remove the copies, as far as the store lets us; what stays is logged. keep_marker: it was there before."""
         try:
-            self._remove(list(self.made), keep_marker=keep_marker)
+            await self._remove(list(self.made), keep_marker=keep_marker)
             unknown = [key for key in self._begun if key not in self.made]
-            there = self._core.each(self._was_made, unknown)
-            self._remove([key for key, made in zip(unknown, there, strict=True) if made], keep_marker=keep_marker)
+            there = await self._core.each(self._was_made, unknown)
+            await self._remove([key for key, made in zip(unknown, there, strict=True) if made], keep_marker=keep_marker)
         except StoreError as error:
             log.warning("copies of a rename that failed stay", extra=fields(below=self._new, error=str(error)))
 
-    def _remove(self, keys: Sequence[str], *, keep_marker: bool) -> None:
+    async def _remove(self, keys: Sequence[str], *, keep_marker: bool) -> None:
         keys = [key for key in keys if not (keep_marker and key == self._new)]
         for first in range(0, len(keys), DELETE_MAX):
-            self._core.remove_many(keys[first : first + DELETE_MAX])
+            await self._core.remove_many(keys[first : first + DELETE_MAX])
 
-    def _was_made(self, new_key: str) -> bool:
+    async def _was_made(self, new_key: str) -> bool:
         """Whether a copy of which no answer came is there."""
         try:
-            return self._core.store.head(new_key).size == self._begun[new_key].size
+            return (await self._core.ask(self._core.store.head, new_key)).size == self._begun[new_key].size
         except NotFound:
             return False
 
-    def remove_originals(self) -> None:
+    async def remove_originals(self) -> None:
         """Delete every object below the old prefix, and copy first what others wrote there meanwhile.
 
         StoreError; FSError(EIO) when the store keeps some.
         """
         after = ""
         while True:
-            page = self._core.store.list_page(self._old, start_after=after, max_keys=DELETE_MAX)
+            page = await self._core.ask(self._core.store.list_page, self._old, start_after=after, max_keys=DELETE_MAX)
             if not page.objects:
                 return
             meant = self._meant(page.objects)
@@ -159,8 +158,8 @@ class Copies:
                 after = page.objects[-1].key
                 continue
             late = [found for found in meant if not self._has(found)]
-            self._copy_all(late, keep_newer=False)
-            failures = self._core.remove_many([found.key for found in meant])
+            await self._copy_all(late, keep_newer=False)
+            failures = await self._core.remove_many([found.key for found in meant])
             if failures:
                 first = failures[0]
                 raise FSError(
@@ -177,27 +176,27 @@ class Copies:
         copy = self.made.get(self._new_key(found))
         return copy is not None and copy.original == found.etag
 
-    def _copy_all(self, found: Sequence[ListedObject], *, keep_newer: bool) -> None:
+    async def _copy_all(self, found: Sequence[ListedObject], *, keep_newer: bool) -> None:
         copy = partial(self._copy, keep_newer=keep_newer)
-        self._core.each(copy, [one for one in found if one.size <= COPY_OBJECT_MAX])
+        await self._core.each(copy, [one for one in found if one.size <= COPY_OBJECT_MAX])
         for one in found:
             if one.size > COPY_OBJECT_MAX:
-                copy(one)  # of many parts, which go side by side
+                await copy(one)  # of many parts, which go side by side
 
-    def _copy(self, found: ListedObject, *, keep_newer: bool) -> None:
+    async def _copy(self, found: ListedObject, *, keep_newer: bool) -> None:
         new_key = self._new_key(found)
-        if keep_newer and (there := self._superseding(found, new_key)) is not None:
+        if keep_newer and (there := await self._superseding(found, new_key)) is not None:
             self.made[new_key] = Copy(found.etag, there.etag, there.mtime_ns)
             return
         version = ObjectVersion(found.key, found.etag, found.size)
         self._begun[new_key] = found
-        result = copy_object(self._core, version, new_key)
+        result = await copy_object(self._core, version, new_key)
         self.made[new_key] = Copy(found.etag, result.etag, result.mtime_ns)
 
-    def _superseding(self, found: ListedObject, new_key: str) -> ObjectInfo | None:
+    async def _superseding(self, found: ListedObject, new_key: str) -> ObjectInfo | None:
         """What is at the new key, if it is a copy already or was written later, and since this was begun."""
         try:
-            info = self._core.store.head(new_key)
+            info = await self._core.ask(self._core.store.head, new_key)
         except NotFound:
             return None
         written, began = info.mtime_ns // _SECOND_NS, self._subject.began_ns // _SECOND_NS

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from threading import BoundedSemaphore
 from typing import NamedTuple
 
 from datastore.errors import AlreadyExists, NotFound, PreconditionFailed, Unsupported
@@ -18,6 +17,7 @@ from datastore.logs import fields
 
 from ...data.multipart import Part, plan_upload, scheduled_parts
 from ...data.staging import StagedFile
+from ...loop import Semaphore
 from ...ops import FSError
 from ...store.base import ETag, ObjectInfo, ObjectVersion, WriteOptions, WriteResult, user_metadata
 from ...store.etags import etag_of, joined_etag
@@ -26,7 +26,7 @@ from .streaming import REWRITES_MAX, WIDTH, Stream, Streams
 
 log = logging.getLogger(__name__)
 SMALL = 1 << 20
-"""So many bytes in each of the pool's threads do not matter."""
+"""So many bytes of each file that is sent do not matter, nor does the time to copy them."""
 CONFLICT = "another client changed this file since it was opened; what was written is kept on disk (datastore unsent)"
 
 
@@ -54,24 +54,28 @@ class Delivery:
         self._streams = Streams(core)
         self._conditions = True
         """Whether the store takes If-Match and If-None-Match, as far as is known."""
-        self._large = BoundedSemaphore(WIDTH)
+        self._large = Semaphore(WIDTH)
         """Files in memory, whole, at once; each is bounded by SINGLE_MAX and the store's deadline."""
 
     # -- the rest of the base
 
-    def fill(self, staged: StagedFile, gaps: list[tuple[int, int]]) -> None:
+    async def fill(self, staged: StagedFile, gaps: list[tuple[int, int]]) -> None:
         """Fetch ranges of the base into the staging file. FSError(ESTALE) when another client replaced the base."""
         for start, stop in gaps:
             try:
-                self._fetch(staged, start, stop)
+                await self._fetch(staged, start, stop)
             except (PreconditionFailed, NotFound) as error:
-                if not self._recognised(staged):
+                if not await self._recognised(staged):
                     raise FSError(errno.ESTALE, "another client replaced the object that was being changed") from error
-                self._fetch(staged, start, stop)
+                await self._fetch(staged, start, stop)
 
-    def _fetch(self, staged: StagedFile, start: int, stop: int) -> None:
+    async def _fetch(self, staged: StagedFile, start: int, stop: int) -> None:
         assert staged.base is not None
-        staged.fill(start, self._core.reader.fetch(staged.base, start, stop - start))
+        content = await self._core.reader.fetch(staged.base, start, stop - start)
+        if len(content) > SMALL:
+            await self._core.ask(staged.fill, start, content)
+        else:
+            staged.fill(start, content)
 
     # -- while it is written
 
@@ -85,44 +89,44 @@ class Delivery:
         staged.stream_at = staged.stream.advance()
 
     @staticmethod
-    def drop_stream(staged: StagedFile) -> None:
+    async def drop_stream(staged: StagedFile) -> None:
         """Nobody wants what was sent ahead."""
         stream, staged.stream = staged.stream, None
         if stream is not None:
-            stream.abort()
+            await stream.abort()
 
     # -- the whole
 
-    def write(self, staged: StagedFile, to: Destination) -> Delivered | None:
+    async def write(self, staged: StagedFile, to: Destination) -> Delivered | None:
         """Make the object. StoreError; FSError(ESTALE) when the base is gone, or another client was first.
 
         None: nothing was written to a new file, and by now the name is another client's.
         """
         conditional = staged.expects is not None and not to.elsewhere and self._conditions
         try:
-            return self._write(staged, to, conditional=conditional)
+            return await self._write(staged, to, conditional=conditional)
         except Unsupported as error:
             if not conditional or self._core.settings.refuse_conflicts:
                 raise
             log.warning("the store knows no conditions: the last close wins", extra=fields(error=str(error)))
             self._conditions = False
-            return self._write(staged, to, conditional=False)
+            return await self._write(staged, to, conditional=False)
         except FSError as error:
             if error.errno != errno.ESTALE:
                 raise
-            if self._recognised(staged):
-                return self._write(staged, to, conditional=conditional)
+            if await self._recognised(staged):
+                return await self._write(staged, to, conditional=conditional)
             if not conditional:
                 raise
-            return self._conflict(staged, to, error)
+            return await self._conflict(staged, to, error)
         finally:
             staged.attempt = to.options.metadata
 
-    def _conflict(self, staged: StagedFile, to: Destination, error: FSError) -> Delivered | None:
+    async def _conflict(self, staged: StagedFile, to: Destination, error: FSError) -> Delivered | None:
         """As write, which was refused with ESTALE: who was first?"""
         gives_way = not self._core.settings.refuse_conflicts
         try:
-            info: ObjectInfo | None = self._core.store.head(to.key)
+            info: ObjectInfo | None = await self._core.ask(self._core.store.head, to.key)
         except NotFound:
             info = None
         if (info.etag if info is not None else "") == staged.expects:
@@ -132,52 +136,58 @@ class Delivery:
                 # Removed since: nobody's bytes are replaced.
                 staged.expects = ETag("")
                 with suppress(FSError):
-                    return self._write(staged, to, conditional=True)
+                    return await self._write(staged, to, conditional=True)
         elif gives_way and staged.expects == "" and not staged.size:
             return None
-        elif staged.complete and info.size == staged.size and info.etag == _etag(staged):
+        elif staged.complete and info.size == staged.size and info.etag == await self._core.ask(_etag, staged):
             return Delivered(WriteResult(info.etag, info.mtime_ns), info.metadata)
         elif staged.attempt is not None and user_metadata(info.metadata) == user_metadata(staged.attempt):
             # An upload of ours whose answer was lost; what was written since is not in it.
             staged.expects = ETag(info.etag)
-            return self._write(staged, to, conditional=True)
+            return await self._write(staged, to, conditional=True)
         staged.stuck = True
         raise FSError(errno.ESTALE, CONFLICT) from error
 
-    def _write(self, staged: StagedFile, to: Destination, *, conditional: bool) -> Delivered:
+    async def _write(self, staged: StagedFile, to: Destination, *, conditional: bool) -> Delivered:
         options = to.options
         if conditional:
             options = replace(options, if_match=staged.expects or None, if_none_match=not staged.expects)
         parts = plan_upload(staged.size, staged.base_size, staged.dirty_ranges)
         try:
             if parts:
-                return self._write_parts(staged, to.key, options, parts)
-            self.drop_stream(staged)
-            self.fill(staged, staged.missing(0, staged.size))
+                return await self._write_parts(staged, to.key, options, parts)
+            if staged.stream is not None:
+                await self.drop_stream(staged)
+            if gaps := staged.missing(0, staged.size):
+                await self.fill(staged, gaps)
+            ask, put = self._core.ask, self._core.store.put
             if staged.size > SMALL:
-                with self._large:
-                    return Delivered(self._core.store.put(to.key, staged.whole(), options), options.metadata)
+                async with self._large:
+                    result = await ask(lambda: put(to.key, staged.whole(), options))
+                return Delivered(result, options.metadata)
             body = staged.whole()
-            return Delivered(self._core.store.put(to.key, body, options), options.metadata, body)
+            return Delivered(await ask(put, to.key, body, options), options.metadata, body)
         except (PreconditionFailed, AlreadyExists) as error:
             if not conditional and not parts:
                 raise
             raise FSError(errno.ESTALE, "another client replaced the object that was being changed") from error
 
-    def _write_parts(self, staged: StagedFile, key: str, options: WriteOptions, planned: tuple[Part, ...]) -> Delivered:
+    async def _write_parts(
+        self, staged: StagedFile, key: str, options: WriteOptions, planned: tuple[Part, ...]
+    ) -> Delivered:
         stream = staged.stream
         parts: Iterable[Part] = scheduled_parts(staged.size)
-        if not isinstance(stream, Stream) or stream.key != key or staged.base_size or not stream.begins():
-            self.drop_stream(staged)
+        if not isinstance(stream, Stream) or stream.key != key or staged.base_size or not await stream.begins():
+            await self.drop_stream(staged)
             copies = any(part.copied for part in planned)
             stream, parts = self._streams.new(staged, key, options, copies=copies), planned
         staged.stream = None
-        done = stream.finish(list(parts), options, lambda wanted: self.fill(staged, staged.missing(*wanted)))
+        done = await stream.finish(list(parts), options, lambda wanted: self.fill(staged, staged.missing(*wanted)))
         return Delivered(done, stream.options.metadata)
 
     # -- whose object is it
 
-    def _recognised(self, staged: StagedFile) -> bool:
+    async def _recognised(self, staged: StagedFile) -> bool:
         """Whether the base was replaced by an upload of ours whose answer was lost; then that is the base from now on.
 
         What is not in the staging file is the same in both; the times in the metadata set equal files apart.
@@ -186,7 +196,7 @@ class Delivery:
         if base is None or staged.attempt is None:
             return False
         try:
-            info = self._core.store.head(base.key)
+            info = await self._core.ask(self._core.store.head, base.key)
         except NotFound:
             return False
         if user_metadata(info.metadata) != user_metadata(staged.attempt):
@@ -196,6 +206,7 @@ class Delivery:
 
 
 def _etag(staged: StagedFile) -> str:
+    """In a lane."""
     if not plan_upload(staged.size, 0, staged.dirty_ranges):
         return etag_of(staged.whole())
     return joined_etag(

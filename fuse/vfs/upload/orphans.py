@@ -10,15 +10,15 @@ import logging
 import math
 import os
 import stat
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from typing import NamedTuple
 
 from datastore.errors import DatastoreError, NotFound, StoreError
 from datastore.logs import fields
 
 from ...data.staging import StagedFile
+from ...loop import Lock
 from ...ops import FSError
 from ...state.rows import NotedUpload, Unsent
 from ...store.base import ETag, ObjectVersion, PendingUpload, WriteOptions
@@ -45,11 +45,12 @@ class OrphanedUpload(NamedTuple):
 
     staged: StagedFile
     to: Destination
-    lock: threading.RLock
+    lock: Lock
     unsynced: bool = False
 
 
 _Named = tuple[str, OrphanedUpload]
+_NOTHING_LEFT = nullcontext()
 
 
 class OrphanedUploads:
@@ -110,135 +111,128 @@ class OrphanedUploads:
 
     def add(self, staged: StagedFile, to: Destination, *, unsynced: bool = False) -> None:
         """Take a staging file that no node has any more."""
-        with self._core.lock:
-            self.files[staged.name] = OrphanedUpload(staged, to, threading.RLock(), unsynced)
+        self.files[staged.name] = OrphanedUpload(staged, to, Lock(), unsynced)
 
-    def send(self) -> list[str]:
+    async def send(self) -> list[str]:
         """Send the files and drop the uploads; a line for each that failed.
 
         Of several of one key the newest is sent, and then the others are dropped: they were written before it.
         """
-        self._abort_uploads()
+        await self._abort_uploads()
         failures = []
         for name, left in _by_age(self.files.items()):
-            with self._held(left.to.key) as same:
+            async with self._held(left.to.key) as same:
                 if name not in self.files or any(_age(one) > _age((name, left)) for one in same if _is_sent(one)):
                     continue
-                if not self._send(name, left):
+                if not await self._send(name, left):
                     failures.append(f"{left.to.key}: {left.staged.error}")
                     continue
-                self._drop_sent(same)
+                await self._drop_sent(same)
         return failures
 
-    def _send(self, name: str, left: OrphanedUpload) -> bool:
+    async def _send(self, name: str, left: OrphanedUpload) -> bool:
         staged = left.staged
         if staged.stuck:
             return False
         try:
-            if left.unsynced and self._has_newer(left):
+            if left.unsynced and await self._has_newer(left):
                 staged.stuck = True
                 raise FSError(errno.ESTALE, CUT)
-            self._delivery.write(staged, left.to)
+            await self._delivery.write(staged, left.to)
         except (DatastoreError, OSError) as error:
             staged.error = str(error)
             self._core.db.failed_unsent(name, staged.error, stuck=staged.stuck)
             return False
         return True
 
-    def _has_newer(self, left: OrphanedUpload) -> bool:
+    async def _has_newer(self, left: OrphanedUpload) -> bool:
         """Whether the store has content of the key that was written since this was begun; by the clock of who wrote."""
         try:
-            info = self._core.store.head(left.to.key)
+            info = await self._core.ask(self._core.store.head, left.to.key)
         except NotFound:
             return False
         defaults = self._core.settings.defaults.of(stat.S_IFREG, info.mtime_ns)
         written = from_metadata(info.metadata, stat.S_IFREG, defaults, info.content_type)
         return written.ctime_ns >= left.staged.since_ns
 
-    def superseded(self, key: str, before_ns: float = math.inf) -> AbstractContextManager[None]:
+    def superseded(self, key: str, before_ns: float = math.inf) -> AbstractAsyncContextManager[None]:
         """Newer content of this key goes to the store: what was left for it is not sent meanwhile, nor afterwards.
 
         When that fails it stays, and so does what was begun after before_ns. The node's lock may be held. Whoever has
         a row in the journal for the newer content removes that later, so that a kill in between can't bring back this.
         """
-        return self._superseded(key, before_ns) if self.files else nullcontext()
+        return self._superseded(key, before_ns) if self.files else _NOTHING_LEFT
 
-    @contextmanager
-    def _superseded(self, key: str, before_ns: float) -> Iterator[None]:
-        with self._held(key) as same:
+    @asynccontextmanager
+    async def _superseded(self, key: str, before_ns: float) -> AsyncIterator[None]:
+        async with self._held(key) as same:
             yield
-            self._drop_sent([one for one in same if one[1].staged.since_ns <= before_ns])
+            await self._drop_sent([one for one in same if one[1].staged.since_ns <= before_ns])
 
-    @contextmanager
-    def _held(self, key: str) -> Iterator[list[_Named]]:
+    @asynccontextmanager
+    async def _held(self, key: str) -> AsyncIterator[list[_Named]]:
         """What is left for a key, the oldest first; nobody else sends or drops it meanwhile."""
-        with ExitStack() as locks:
+        async with AsyncExitStack() as locks:
             same = [one for one in sorted(self.files.items()) if one[1].to.key == key]
             for _, left in same:
-                locks.enter_context(left.lock)
+                await locks.enter_async_context(left.lock)
             yield _by_age(same)
 
-    def _drop_sent(self, same: list[_Named]) -> None:
+    async def _drop_sent(self, same: list[_Named]) -> None:
         """Their key has newer content. Their rows may outlive a power cut, and that content has none any more."""
         for name, left in same:
             if not left.staged.stuck:
-                self.drop(name)
+                await self.drop(name)
         if same:
             with suppress(OSError):
-                self._core.db.sync()
+                await self._core.ask(self._core.db.sync)
 
     def after(self, key: str, since_ns: int) -> int:
         """When content of a key was begun that is newer than all that is left for it, whatever the clock says."""
-        with self._core.lock:
-            left = [one.staged.since_ns for one in self.files.values() if one.to.key == key]
+        left = [one.staged.since_ns for one in self.files.values() if one.to.key == key]
         return max(since_ns, max(left, default=-1) + 1)
 
     def waits_for(self, key: str, *, below: bool = False) -> bool:
         """Whether something is still to be sent to a key; below: or to one that begins with it."""
-        with self._core.lock:
-            keys = [left.to.key for left in self.files.values() if not left.staged.stuck]
+        keys = [left.to.key for left in self.files.values() if not left.staged.stuck]
         return any(one.startswith(key) if below else one == key for one in keys)
 
-    def follow(self, old: str, new: str, made: Mapping[str, Copy]) -> None:
+    async def follow(self, old: str, new: str, made: Mapping[str, Copy]) -> None:
         """A directory was renamed: what is left for keys below it goes where they went. made: by new key. OSError."""
-        with self._core.lock:
-            below = [(name, left) for name, left in self.files.items() if left.to.key.startswith(old)]
+        below = [(name, left) for name, left in self.files.items() if left.to.key.startswith(old)]
         for name, left in below:
             staged, key = left.staged, new + left.to.key[len(old) :]
             copy = made.get(key)
-            with left.lock:
+            async with left.lock:
+                if name not in self.files:
+                    continue
                 if copy is not None and staged.base is not None and staged.base.etag == copy.original:
                     staged.moved(ObjectVersion(key, copy.etag, staged.base.size))
                 self._core.db.record_unsent(row_of(staged, key, left.to.options)._replace(unsynced=left.unsynced))
-                with self._core.lock:
-                    if name in self.files:
-                        self.files[name] = left._replace(to=left.to._replace(key=key))
+                self.files[name] = left._replace(to=left.to._replace(key=key))
 
-    def drop(self, name: str) -> None:
+    async def drop(self, name: str) -> None:
         """Forget a file and remove its bytes."""
         left = self.files.get(name)
         if left is None:
             return
-        with left.lock:
-            with self._core.lock:
-                self.files.pop(name, None)
+        async with left.lock:
+            self.files.pop(name, None)
             self._core.db.forget_unsent(name)
             left.staged.close(remove=True)
 
     def unsent(self) -> list[dict[str, object]]:
         """As Uploads.unsent()."""
-        with self._core.lock:
-            files = [(left.to.key, left.staged) for left in self.files.values()]
-        return [listed(os.fsencode(key), staged) for key, staged in files]
+        return [listed(os.fsencode(left.to.key), left.staged) for left in self.files.values()]
 
     # -- multipart uploads of a dead process
 
-    def _abort_uploads(self) -> None:
+    async def _abort_uploads(self) -> None:
         """What the store does not let us drop stays in the journal, and is tried again."""
         waiting, self._uploads = self._uploads, []
         for noted in waiting:
             try:
-                aborted = self._abort(noted)
+                aborted = await self._abort(noted)
             except StoreError as error:
                 aborted = False
                 log.warning("an unfinished upload stays behind", extra=fields(key=noted.key, error=str(error)))
@@ -247,20 +241,20 @@ class OrphanedUploads:
             else:
                 self._uploads.append(noted)
 
-    def _abort(self, noted: NotedUpload) -> bool:
+    async def _abort(self, noted: NotedUpload) -> bool:
         """Whether it is sure to be gone."""
-        store = self._core.store
+        core, store = self._core, self._core.store
         if noted.upload_id:
-            store.abort_upload(noted.key, noted.upload_id)
+            await core.ask(store.abort_upload, noted.key, noted.upload_id)
             return True
         # We never learned its id: it is one of this very key that was begun when we asked for ours.
-        near = [one for one in store.pending_uploads(noted.key) if _may_be(one, noted)]
-        ours = {one.upload_id for one in self._core.db.uploads() if one.key == noted.key and one.note > self._dead}
+        near = await core.ask(lambda: [one for one in store.pending_uploads(noted.key) if _may_be(one, noted)])
+        ours = {one.upload_id for one in core.db.uploads() if one.key == noted.key and one.note > self._dead}
         if "" in ours:
             return False  # this process asks for one just now, and it may be among them
         for pending in near:
             if pending.upload_id not in ours:
-                store.abort_upload(pending.key, pending.upload_id)
+                await core.ask(store.abort_upload, pending.key, pending.upload_id)
         return True
 
 

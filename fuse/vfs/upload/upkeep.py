@@ -6,11 +6,12 @@ And what the kernel keeps of open directories is dropped in time.
 from __future__ import annotations
 
 import logging
-import threading
+from contextlib import suppress
 
 from datastore.errors import DatastoreError
 from datastore.logs import fields
 
+from ...loop import Task
 from ..lookup.kerneldircache import KernelDirCache
 from ..tree.core import Core
 from ..tree.nodes import Node
@@ -29,54 +30,53 @@ QUIET_BYTES = 256 << 20
 
 
 class Upkeep:
-    """One thread. stop() is idempotent and bounded."""
+    """One round of it after the other, in a task. stop() is idempotent."""
 
     def __init__(self, core: Core, uploads: Uploads, dir_cache: KernelDirCache) -> None:
         self._core = core
         self._uploads = uploads
         self._dir_cache = dir_cache
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._retried_at = 0.0
+        self._round: Task[None] | None = None
 
     def start(self) -> None:
         """Begin."""
-        self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
-        self._thread.start()
+        self._retried_at = self._core.clock.monotonic()
+        self._core.loop.every(_TICK_S, self._tick)
 
-    def stop(self) -> None:
-        """End, after the upload that is under way."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join(timeout=120)
-            self._thread = None
+    async def stop(self) -> None:
+        """End, after the round that is under way."""
+        self._core.loop.never(self._tick)
+        if self._round is not None:
+            with suppress(Exception):  # it is logged
+                await self._round
 
-    def publish(self) -> None:
+    async def publish(self) -> None:
         """Send open files that only grow and are due (S-44)."""
         now = self._core.clock.monotonic()
-        for node in self._dirty():
+        for node in self._core.nodes.unsent():
             if _due(node, now):
                 try:
-                    self._uploads.publish(node)
+                    await self._uploads.publish(node)
                 except (DatastoreError, OSError) as error:
                     log.warning("a growing file is not published", extra=fields(path=node.path, error=error))
 
-    def retry(self) -> None:
+    async def retry(self) -> None:
         """Send again what failed (S-19)."""
-        self._uploads.retry([node for node in self._dirty() if node.staged is not None and node.staged.error])
+        unsent = self._core.nodes.unsent()
+        await self._uploads.retry([node for node in unsent if node.staged is not None and node.staged.error])
 
-    def _dirty(self) -> list[Node]:
-        with self._core.lock:
-            return self._core.nodes.unsent()
+    def _tick(self) -> None:
+        self._dir_cache.expire()
+        if self._round is None or self._round.done:
+            self._round = self._core.loop.background(self._look())
 
-    def _run(self) -> None:
-        retried_at = self._core.clock.monotonic()
-        while not self._stopping.wait(_TICK_S):
-            self._dir_cache.expire()
-            self.publish()
-            self._core.db.drop_forgotten()
-            if self._core.clock.monotonic() - retried_at >= self._core.settings.retry_upload_s:
-                self.retry()
-                retried_at = self._core.clock.monotonic()
+    async def _look(self) -> None:
+        await self.publish()
+        self._core.db.drop_forgotten()
+        if self._core.clock.monotonic() - self._retried_at >= self._core.settings.retry_upload_s:
+            await self.retry()
+            self._retried_at = self._core.clock.monotonic()
 
 
 def _due(node: Node, now: float) -> bool:

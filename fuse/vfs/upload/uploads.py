@@ -50,40 +50,52 @@ class Uploads:
 
     # -- staging; node.lock is held
 
-    def stage(self, node: Node, *, empty: bool = False) -> StagedFile:
-        """The node's staging file; made if need be. empty: nothing of the object's present content is kept.
+    def stage(self, node: Node) -> StagedFile:
+        """The node's staging file; made if need be.
 
         A file whose name another client took gets it back: the last close wins (S-32). FSError(ESTALE) when this mount
         has unsent bytes under that name already.
         """
-        core = self._core
         if node.cut_off:
             self._take_back(node)
-        if node.staged is None:
-            base = ObjectVersion(node.key, node.etag, node.size) if node.etag and not empty else None
-            staged = StagedFile(f"{core.staging_dir}/{self._run}-{next(self._numbers)}", base, core.now_ns())
-            if (base is not None or core.settings.refuse_conflicts) and node.etag != UNKNOWN:
-                staged.expects = node.etag
-            with core.lock:
-                node.staged = staged
-                core.nodes.staged.add(node)
-        elif empty:
-            self._delivery.drop_stream(node.staged)
-            node.staged.truncate(0)
-            if not core.settings.refuse_conflicts:
+        staged = node.staged
+        if staged is None:
+            base = ObjectVersion(node.key, node.etag, node.size) if node.etag else None
+            staged = self._make(node, base)
+        if not staged.base_size and not staged.size:
+            staged.stream_at = 2 * multipart.PART_SIZE
+        return staged
+
+    async def restart(self, node: Node) -> StagedFile:
+        """The same, but that nothing of the object's present content is kept."""
+        if node.cut_off:
+            self._take_back(node)
+        staged = node.staged
+        if staged is None:
+            self._make(node, None)
+        else:
+            await self._delivery.drop_stream(staged)
+            staged.truncate(0)
+            if not self._core.settings.refuse_conflicts:
                 # Nothing of what was there is in it any more: the last close wins (S-32).
-                node.staged.expects, node.staged.stuck, node.staged.error = None, False, ""
-        if not node.staged.base_size and not node.staged.size:
-            node.staged.stream_at = 2 * multipart.PART_SIZE
-        return node.staged
+                staged.expects, staged.stuck, staged.error = None, False, ""
+        return self.stage(node)
+
+    def _make(self, node: Node, base: ObjectVersion | None) -> StagedFile:
+        core = self._core
+        staged = StagedFile(f"{core.staging_dir}/{self._run}-{next(self._numbers)}", base, core.now_ns())
+        if (base is not None or core.settings.refuse_conflicts) and node.etag != UNKNOWN:
+            staged.expects = node.etag
+        node.staged = staged
+        core.nodes.staged.add(node)
+        return staged
 
     def _take_back(self, node: Node) -> None:
         core = self._core
-        with core.lock:
-            if not core.nodes.reattach(node):
-                raise FSError(errno.ESTALE, "another client took the name of this file, and it is in use here")
-            if node.parent is not None:
-                core.notifier.inval_entry(node.parent.ino, node.name)
+        if not core.nodes.reattach(node):
+            raise FSError(errno.ESTALE, "another client took the name of this file, and it is in use here")
+        if node.parent is not None:
+            core.notifier.inval_entry(node.parent.ino, node.name)
 
     def record(self, node: Node, *, lasting: bool = False) -> None:
         """Bring the journal's row of a node up to date. lasting: it is to outlive more than our processes."""
@@ -95,20 +107,20 @@ class Uploads:
         staged.since_ns = self.orphans.after(key, staged.since_ns)
         self._core.db.record_unsent(row_of(staged, key, _options(node)), lasting=lasting)
 
-    def persist(self, node: Node) -> None:
+    async def persist(self, node: Node) -> None:
         """Bring the staging file, and then its row, to the disk itself: they outlive a power cut (S-50). OSError."""
         staged = node.staged
         if staged is not None:
-            staged.sync()
+            await self._core.ask(staged.sync)
             self.record(node, lasting=True)
-            self._core.db.sync()
+            await self._core.ask(self._core.db.sync)
 
-    def fill(self, staged: StagedFile, gaps: list[tuple[int, int]]) -> None:
+    async def fill(self, staged: StagedFile, gaps: list[tuple[int, int]]) -> None:
         """Fetch ranges of the base into the staging file. FSError(ESTALE) when another client replaced the base."""
-        self._delivery.fill(staged, gaps)
+        await self._delivery.fill(staged, gaps)
 
     def grown(self, node: Node) -> None:
-        """The staging file reached stream_at: what lies behind the writer can be sent. Does not wait."""
+        """The staging file reached stream_at: what lies behind the writer can be sent."""
         staged = node.staged
         if staged is not None and not node.gone:
             options = _options(node)
@@ -116,23 +128,27 @@ class Uploads:
                 options = replace(options, metadata=without_times(options.metadata))
             self._delivery.stream(staged, node.key, options)
 
-    def forsake(self, node: Node) -> None:
+    async def forsake(self, node: Node) -> None:
         """The file has no name any more, but is open: it is never sent."""
         staged = node.staged
         if staged is not None:
-            self._delivery.drop_stream(staged)
+            await self._delivery.drop_stream(staged)
             self._core.db.forget_unsent(staged.name)
 
-    def discard(self, node: Node) -> None:
+    async def discard(self, node: Node) -> None:
         """Drop the staging file: its content is in the store, or nobody wants it."""
-        core = self._core
-        with core.lock:
-            staged, node.staged = node.staged, None
+        staged = node.staged
+        if staged is not None and staged.stream is not None:
+            await self._delivery.drop_stream(staged)
+        self.drop_new(node)
+
+    def drop_new(self, node: Node) -> None:
+        """The same of a node that was staged a moment ago: nothing of it was sent ahead."""
+        staged, node.staged = node.staged, None
         if staged is not None:
-            self._delivery.drop_stream(staged)
             staged.close(remove=True)
             if staged.journaled:
-                core.db.forget_removed(staged.name)
+                self._core.db.forget_removed(staged.name)
 
     def set_aside(self, node: Node) -> None:
         """Nobody has it open, and another client was first: the name shows what that wrote, ours waits for a person.
@@ -141,28 +157,27 @@ class Uploads:
         """
         core = self._core
         destination = self._destination(node)
-        with core.lock:
-            staged, node.staged = node.staged, None
-            facts.doubted(node, attributes=True)
-            node.pages_valid = False
-            above = node.parent
-            while above is not None:  # a directory that another client removed was shown for the file's sake
-                above.forget_listing()
-                facts.doubted(above)
-                above = above.parent
+        staged, node.staged = node.staged, None
+        facts.doubted(node, attributes=True)
+        node.pages_valid = False
+        above = node.parent
+        while above is not None:  # a directory that another client removed was shown for the file's sake
+            above.forget_listing()
+            facts.doubted(above)
+            above = above.parent
         if staged is not None:
             self.orphans.add(staged, destination)
             core.notifier.inval_inode(node.ino)
 
-    def settle(self, node: Node) -> None:
+    async def settle(self, node: Node) -> None:
         """The last handle is closed and the content is in the store: it stays here as a cached version.
 
         A small one is in memory since it was sent: the cache's two files would take longer than to fetch it again.
         """
         staged, cache = node.staged, self._core.cache
         if staged is not None and cache is not None and not node.gone and staged.size > SMALL and staged.complete:
-            cache.adopt(node.version(), staged.path)
-        self.discard(node)
+            await self._core.ask(cache.adopt, node.version(), staged.path)
+        await self.discard(node)
 
     # -- upload
 
@@ -182,45 +197,43 @@ class Uploads:
         staged = node.staged
         return staged is not None and staged.dirty and bool(staged.error or staged.due)
 
-    def flush(self, node: Node) -> None:
+    async def flush(self, node: Node) -> None:
         """Make the store have what the node has. StoreError, FSError; what was not sent stays staged."""
-        with self._core.tree.shared(), node.lock:
-            self._confirm(node)
-            self.send(node)
+        async with self._core.tree.shared(), node.lock:
+            await self._flush(node)
 
-    def close(self, node: Node) -> None:
+    async def close(self, node: Node) -> None:
         """As flush, for the close of the only handle, which can't read: of a small file nothing stays here.
 
         Its staging file goes before the close is answered, so that the journal need not be written for that.
         """
-        with self._core.tree.shared(), node.lock:
-            self._close(node)
+        async with self._core.tree.shared(), node.lock:
+            await self._flush(node, unread=True)
 
-    def _close(self, node: Node) -> None:
-        self._confirm(node)
+    async def _flush(self, node: Node, *, unread: bool = False) -> None:
         staged = node.staged
-        goes = staged is not None and staged.size <= SMALL
-        self.send(node, goes=goes)
+        if staged is not None and staged.published:
+            await self._confirm(node, staged)
+        goes = unread and staged is not None and staged.size <= SMALL
+        await self.send(node, goes=goes)
         if goes:
-            self.discard(node)
+            await self.discard(node)
 
-    def publish(self, node: Node) -> None:
+    async def publish(self, node: Node) -> None:
         """As flush, before the close: others see what was written so far."""
-        with self._core.tree.shared(), node.lock:
-            self.send(node)
+        async with self._core.tree.shared(), node.lock:
+            await self.send(node)
             if node.staged is not None and node.handles:
                 node.staged.published = True
 
-    def _confirm(self, node: Node) -> None:
+    async def _confirm(self, node: Node, staged: StagedFile) -> None:
         """The last close wins: what was published goes out again if another client wrote the file since."""
-        staged = node.staged
-        if staged is None or not staged.published:
-            return
         staged.published = False
-        if staged.dirty or staged.base is None or staged.expects is not None:
+        base = staged.base
+        if staged.dirty or base is None or staged.expects is not None:
             return
         try:
-            replaced = self._core.store.head(staged.base.key).etag != staged.base.etag
+            replaced = (await self._core.ask(self._core.store.head, base.key)).etag != base.etag
         except NotFound:
             return
         if replaced and staged.complete:
@@ -228,7 +241,7 @@ class Uploads:
                 self._take_back(node)
             staged.touch()
 
-    def send(
+    async def send(
         self,
         node: Node,
         *,
@@ -255,19 +268,19 @@ class Uploads:
                 self.record(node)
         had_etag, times_set = node.etag, staged.times_set
         try:
-            with self.orphans.superseded(destination.key):
-                done = self._delivery.write(staged, destination)
+            async with self.orphans.superseded(destination.key):
+                done = await self._delivery.write(staged, destination)
             if done is None:
-                self.discard(node)
-                self._resolver.ask(node)
+                await self.discard(node)
+                await self._resolver.ask(node)
                 return
             self._delivered(node, destination, done, attrs_valid=done.metadata == destination.options.metadata)
             if not _same_but_times(done.metadata, destination.options.metadata, times_matter=times_set):
-                self._correct(node, destination)
+                await self._correct(node, destination)
         except (DatastoreError, OSError) as error:
             staged.error, staged.due = str(error), 0.0
             with suppress(OSError):
-                self.persist(node)
+                await self.persist(node)
             log.warning("upload failed", extra=fields(path=node.path, error=staged.error))
             raise
         if rename is not None:
@@ -286,24 +299,23 @@ class Uploads:
         staged, result = node.staged, done.result
         assert staged is not None
         version = ObjectVersion(to.key, result.etag, staged.size)
-        with self._core.lock:
-            facts.written(self._core, node, result, attrs_valid=attrs_valid)
-            staged.uploaded(version)
-            if node.parent is not None:
-                self._resolver.changed(node)
-            if done.body:
-                self._core.reader.give(version, done.body)
-            if not attrs_valid and node.nlookup:
-                self._core.notifier.inval_inode(node.ino, -1)
+        facts.written(self._core, node, result, attrs_valid=attrs_valid)
+        staged.uploaded(version)
+        if node.parent is not None:
+            self._resolver.changed(node)
+        if done.body:
+            self._core.reader.give(version, done.body)
+        if not attrs_valid and node.nlookup:
+            self._core.notifier.inval_inode(node.ino, -1)
 
-    def _correct(self, node: Node, to: Destination) -> None:
+    async def _correct(self, node: Node, to: Destination) -> None:
         """The attributes changed after an upload had begun, which fixes them: set them by a copy onto itself."""
         staged = node.staged
         assert staged is not None
         staged.touch()
         version = ObjectVersion(to.key, node.etag, staged.size)
         try:
-            result = copy_object(self._core, version, to.key, to.options)
+            result = await copy_object(self._core, version, to.key, to.options)
         except (PreconditionFailed, NotFound):
             # Another client wrote or removed it since: that is the last word.
             result = None
@@ -315,55 +327,47 @@ class Uploads:
 
     # -- what is left
 
-    def retry(self, nodes: list[Node]) -> list[str]:
+    async def retry(self, nodes: list[Node]) -> list[str]:
         """Send again what failed: files of this process and of earlier ones.
 
         Returns a line for each that failed again.
         """
-        failures = [line for line in map(self.retry_one, nodes) if line]
-        return failures + self.orphans.send()
+        failures = [line for node in nodes if (line := await self.retry_one(node))]
+        return failures + await self.orphans.send()
 
-    def retry_one(self, node: Node) -> str:
+    async def retry_one(self, node: Node) -> str:
         """Send one file; what failed, or ''. When nobody has it open it is settled."""
         try:
-            with self._core.tree.shared(), node.lock:
-                if node.handles or node.gone:
-                    self._confirm(node)
-                    self.send(node)
-                else:
-                    self._close(node)
+            async with self._core.tree.shared(), node.lock:
+                await self._flush(node, unread=not (node.handles or node.gone))
                 if node.handles == 0 and not node.dirty:
-                    self.settle(node)
-            with self._core.lock:
-                self._core.nodes.drop_unused(node)
+                    await self.settle(node)
+            self._core.nodes.drop_unused(node)
         except (DatastoreError, OSError) as error:
-            with node.lock:
+            async with node.lock:
                 if node.staged is not None and node.staged.stuck and not node.handles:
                     self.set_aside(node)
             return f"{os.fsdecode(node.path)}: {error}"
         return ""
 
-    def forget(self, path: str) -> int:
+    async def forget(self, path: str) -> int:
         """Drop unsent bytes that a person does not want: files of no open node, by key or path; how many there were."""
         core = self._core
-        with core.lock:
-            nodes = [node for node in core.nodes.by_ino.values() if node.dirty and os.fsdecode(node.path) == path]
+        nodes = [node for node in core.nodes.by_ino.values() if node.dirty and os.fsdecode(node.path) == path]
         dropped = 0
         for node in nodes:
-            with core.tree.shared(), node.lock:
+            async with core.tree.shared(), node.lock:
                 if node.staged is not None and node.staged.error and not node.handles:
                     self.set_aside(node)
         for name, left in list(self.orphans.files.items()):
             if path in (left.to.key, left.to.key.removeprefix(core.nodes.root.key)):
-                self.orphans.drop(name)
+                await self.orphans.drop(name)
                 dropped += 1
         return dropped
 
     def unsent(self) -> list[dict[str, object]]:
         """What is not in the store, for `datastore status`: see orphans.listed."""
-        with self._core.lock:
-            dirty = self._core.nodes.unsent()
-        rows = [listed(node.path, node.staged) for node in dirty if node.staged is not None]
+        rows = [listed(node.path, node.staged) for node in self._core.nodes.unsent() if node.staged is not None]
         return rows + self.orphans.unsent()
 
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from datastore.errors import CorruptBody, DeadlineExceeded, NotFound, PreconditionFailed, ServerFault
+from datastore.errors import CorruptBody, NotFound, PreconditionFailed, ServerFault
+from datastore.fuse import loop as loop_module
 from datastore.fuse.data import cachespace
 from datastore.fuse.data import pieces as pieces_module
 from datastore.fuse.data.blockcache import BlockCache
 from datastore.fuse.data.pieces import Piece, cut
 from datastore.fuse.data.reader import Read, Reader, ReadSettings, ReadStream
-from datastore.fuse.ops import Blocking
+from datastore.fuse.loop import Loop, Task, all_of
 from datastore.fuse.store.base import Body, ByteRange, ETag, ObjectInfo, ObjectVersion, Sink, WriteOptions, handed_over
+from tests.driving import resolve, the_loop
 from tests.memorystore import MemoryStore
 from tests.patience import PATIENCE_S, eventually
 
@@ -36,6 +39,7 @@ class Probe(MemoryStore):
         self.spoil: Callable[[Body], Body] = lambda body: body
         self.gate = threading.Event()
         self.gate.set()
+        self.gated: Callable[[str], bool] = lambda _key: True
         self.entered = threading.Semaphore(0)
         self.honours_if_match = True
         self._counting = threading.Lock()
@@ -53,7 +57,7 @@ class Probe(MemoryStore):
             self.gets.append(byte_range)
         self.entered.release()
         assert if_match is not None
-        if not self.gate.wait(PATIENCE_S):
+        if self.gated(key) and not self.gate.wait(PATIENCE_S):
             raise AssertionError("the test left the gate closed")
         if number in self.fail:
             raise self.fail[number]
@@ -84,20 +88,15 @@ def body() -> bytes:
 
 
 @pytest.fixture
-def store() -> Probe:
-    return Probe()
+def store() -> Iterator[Probe]:
+    store = Probe()
+    yield store
+    store.gate.set()
 
 
 @pytest.fixture
 def big(store: Probe, body: bytes) -> ObjectVersion:
     return store.add("big", body)
-
-
-@pytest.fixture
-def pool(store: Probe) -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(8) as pool:
-        yield pool
-        store.gate.set()
 
 
 @pytest.fixture
@@ -108,29 +107,68 @@ def cache(tmp_path: Path) -> Iterator[BlockCache]:
 
 
 @pytest.fixture
-def reader(store: Probe, cache: BlockCache, pool: ThreadPoolExecutor) -> Reader:
-    return Reader(store, cache, pool, memory_bytes=64 * MIB)
+def reader(store: Probe, cache: BlockCache) -> Reader:
+    return Reader(store, cache, the_loop(), memory_bytes=64 * MIB)
 
 
-def settle(pool: ThreadPoolExecutor, reader: Reader) -> None:
-    """Wait until nothing of the reader is queued or running."""
-    arrived = threading.Barrier(pool._max_workers + 1)
-    for _ in range(pool._max_workers):
-        pool.submit(arrived.wait, PATIENCE_S)
-    arrived.wait(PATIENCE_S)
-    reader._table._check()
+@pytest.fixture
+def narrow(store: Probe, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
+    """A loop with a single lane, which whoever calls its run() turns."""
+    monkeypatch.setattr(loop_module, "LANES", 1)
+    loop = Loop()
+    yield loop
+    store.gate.set()
+    loop.close()
 
 
-def take(answer: Read | Blocking[Read]) -> bytes:
-    """What the reader gave or gives, waiting here."""
-    return bytes(answer.fn() if isinstance(answer, Blocking) else answer)
+def is_idle(reader: Reader) -> bool:
+    """Whether nothing of the reader is on its way, on a loop that nobody else uses."""
+    lanes = reader.loop.lanes
+    return not (lanes._unended or reader._ahead or reader._table.coming_bytes or reader._keeping._writing)
+
+
+def settle(reader: Reader) -> None:
+    """Wait until nothing of the reader is on its way."""
+    eventually(lambda: the_loop().call(lambda: is_idle(reader)))
+    check(reader)
+
+
+def check(reader: Reader) -> None:
+    the_loop().call(reader._table._check)
 
 
 def read(stream: ReadStream, offset: int, size: int) -> bytes:
-    return take(stream.read(offset, size))
+    return bytes(resolve(stream.read(offset, size)))
 
 
-def test_a_small_object_is_one_get_without_a_range(store: Probe, reader: Reader, pool: ThreadPoolExecutor) -> None:
+def begun(coroutine: Coroutine[object, object, Read]) -> Task[Read]:
+    """A task that has come as far as it can without waiting."""
+
+    def begin() -> Task[Read]:
+        task = the_loop().task(coroutine)
+        task.step()
+        return task
+
+    return the_loop().call(begin)
+
+
+def at_once(stream: ReadStream, offset: int, size: int) -> Read:
+    """What is read without waiting for anything."""
+    task = begun(stream.read(offset, size))
+    assert task.done
+    return task.result()
+
+
+def ended(task: Task[Read]) -> bytes:
+    """What it gives or raises in the end."""
+
+    async def wait() -> bytes:
+        return bytes(await task)
+
+    return resolve(wait())
+
+
+def test_a_small_object_is_one_get_without_a_range(store: Probe, reader: Reader) -> None:
     small = content(100_000)
     stream = reader.open(store.add("small", small))
     assert store.gets == []
@@ -140,20 +178,20 @@ def test_a_small_object_is_one_get_without_a_range(store: Probe, reader: Reader,
     assert read(stream, len(small), 10) == b""
     assert store.gets == [None]
 
-    settle(pool, reader)
-    assert reader.open(stream.version).read(0, 10) == small[:10], "a second handle waits for nothing"
+    settle(reader)
+    assert at_once(reader.open(stream.version), 0, 10) == small[:10], "a second handle waits for nothing"
 
 
 def test_memory_lets_go_of_what_a_sequential_reader_has_behind_it_and_the_disk_has(
-    store: Probe, cache: BlockCache, pool: ThreadPoolExecutor
+    store: Probe, cache: BlockCache
 ) -> None:
     content_ = content(40 * MIB, 3)
     version = store.add("long", content_)
-    reader = Reader(store, cache, pool, memory_bytes=256 * MIB)
+    reader = Reader(store, cache, the_loop(), memory_bytes=256 * MIB)
     stream = reader.open(version)
     for offset in range(0, version.size, MIB):
         assert read(stream, offset, MIB) == content_[offset : offset + MIB]
-        settle(pool, reader)
+        settle(reader)
     fetched = store.fetched_bytes
 
     assert reader.held_bytes <= 10 * MIB
@@ -162,13 +200,13 @@ def test_memory_lets_go_of_what_a_sequential_reader_has_behind_it_and_the_disk_h
 
 
 def test_memory_lets_go_of_a_small_file_that_is_closed_and_on_the_disk(
-    store: Probe, reader: Reader, cache: BlockCache, pool: ThreadPoolExecutor
+    store: Probe, reader: Reader, cache: BlockCache
 ) -> None:
     body = content(100 * KIB)
     version = store.add("small", body)
     stream = reader.open(version)
     assert read(stream, 0, MIB) == body
-    settle(pool, reader)
+    settle(reader)
     assert cache.present(version)
     stream.close()
 
@@ -179,32 +217,30 @@ def test_memory_lets_go_of_a_small_file_that_is_closed_and_on_the_disk(
 
 def test_an_empty_object_is_never_fetched(store: Probe, reader: Reader) -> None:
     version = store.add("empty", b"")
-    assert reader.open(version).read(0, 100) == b""
-    assert reader.fetch(version, 0, 100) == b""
-    assert reader.prefetch(version)
+    assert at_once(reader.open(version), 0, 100) == b""
+    assert resolve(reader.fetch(version, 0, 100)) == b""
+    assert resolve(reader.prefetch(version))
     assert store.gets == []
 
 
 @pytest.mark.parametrize("size", [16 * KIB, 100_001, 128 * KIB, MIB])
 def test_a_sequential_reader_gets_all_bytes_and_each_is_fetched_once(
-    store: Probe, reader: Reader, pool: ThreadPoolExecutor, big: ObjectVersion, body: bytes, size: int
+    store: Probe, reader: Reader, big: ObjectVersion, body: bytes, size: int
 ) -> None:
     stream = reader.open(big)
     got = b"".join(read(stream, offset, size) for offset in range(0, BIG, size))
-    settle(pool, reader)
+    settle(reader)
 
     assert got == body
     assert store.fetched_bytes == BIG
     assert len(store.gets) < 20
 
 
-def test_held_bytes_are_answered_at_once_and_without_a_copy(
-    reader: Reader, pool: ThreadPoolExecutor, big: ObjectVersion, body: bytes
-) -> None:
+def test_held_bytes_are_answered_at_once_and_without_a_copy(reader: Reader, big: ObjectVersion, body: bytes) -> None:
     stream = reader.open(big)
     read(stream, 0, MIB)
-    settle(pool, reader)
-    answer = stream.read(128 * KIB, 128 * KIB)
+    settle(reader)
+    answer = at_once(stream, 128 * KIB, 128 * KIB)
     assert isinstance(answer, memoryview)
     assert answer == body[128 * KIB : 256 * KIB]
 
@@ -221,57 +257,47 @@ def test_many_readers_of_one_version_share_its_fetches(
         assert all(threads.map(run, streams))
     # One that falls behind may find a piece gone from memory and not on the disk yet; on its own it would be 16 times.
     assert BIG <= store.fetched_bytes < 2 * BIG
-    reader._table._check()
+    check(reader)
 
 
-def test_waiters_on_the_very_pool_that_fetches_never_deadlock(
-    store: Probe, cache: BlockCache, big: ObjectVersion, body: bytes
+def test_more_waiters_than_lanes_never_deadlock(
+    store: Probe, cache: BlockCache, narrow: Loop, big: ObjectVersion, body: bytes
 ) -> None:
     rng = random.Random(2)
-    with ThreadPoolExecutor(2) as pool:
-        reader = Reader(store, cache, pool, settings=ReadSettings(deadline_s=PATIENCE_S, fetch_limit=4))
-        streams = [reader.open(big) for _ in range(4)]
-        asked = [(rng.randrange(BIG), rng.choice([4 * KIB, MIB])) for _ in range(200)]
-        answers = [(at, size, streams[i % 4].read(at, size)) for i, (at, size) in enumerate(asked)]
-        waiting = [
-            (at, size, pool.submit(answer.fn) if isinstance(answer, Blocking) else None, answer)
-            for at, size, answer in answers
-        ]
-        for at, size, future, answer in waiting:
-            got = future.result(PATIENCE_S) if future else answer
-            assert not isinstance(got, Blocking)
-            assert bytes(got) == body[at : at + size]
+    reader = Reader(store, cache, narrow, settings=ReadSettings(fetch_limit=4))
+    streams = [reader.open(big) for _ in range(4)]
+    asked = [(rng.randrange(BIG), rng.choice([4 * KIB, MIB])) for _ in range(200)]
+
+    async def read_all() -> list[Read]:
+        return await all_of([narrow.spawn(streams[i % 4].read(at, size)) for i, (at, size) in enumerate(asked)])
+
+    answers = narrow.run(read_all())
+    assert all(bytes(got) == body[at : at + size] for got, (at, size) in zip(answers, asked, strict=True))
 
 
-def test_a_failed_fetch_reaches_all_its_waiters_and_the_next_read_tries_again(
-    store: Probe, reader: Reader, pool: ThreadPoolExecutor
-) -> None:
+def test_a_failed_fetch_reaches_all_its_waiters_and_the_next_read_tries_again(store: Probe, reader: Reader) -> None:
     small = content(50_000)
     version = store.add("small", small)
     store.fail[0] = ServerFault("broken", key="small")
     store.gate.clear()
-    answers = [reader.open(version).read(0, 10) for _ in range(4)]
-    with ThreadPoolExecutor(4) as threads:
-        futures = [threads.submit(take, answer) for answer in answers]
-        assert store.entered.acquire(timeout=PATIENCE_S)
-        while not all(future.running() for future in futures):
-            threading.Event().wait(0.001)
-        store.gate.set()
-        errors = [future.exception(PATIENCE_S) for future in futures]
+    tasks = [begun(reader.open(version).read(0, 10)) for _ in range(4)]
+    assert store.entered.acquire(timeout=PATIENCE_S)
+    store.gate.set()
+    for task in tasks:
+        with pytest.raises(ServerFault):
+            ended(task)
 
-    # Any of them may have been the first, and one that came late begins anew.
-    assert any(isinstance(error, ServerFault) for error in errors)
-    assert all(error is None or isinstance(error, ServerFault) for error in errors)
+    assert len(store.gets) == 1
     assert read(reader.open(version), 0, 10) == small[:10]
-    reader._table._check()
+    check(reader)
 
 
 def test_an_overwrite_surfaces_and_versions_never_mix(
-    store: Probe, reader: Reader, pool: ThreadPoolExecutor, big: ObjectVersion, body: bytes
+    store: Probe, reader: Reader, big: ObjectVersion, body: bytes
 ) -> None:
     stream = reader.open(big)
     assert read(stream, 0, 128 * KIB) == body[: 128 * KIB]
-    settle(pool, reader)
+    settle(reader)
     other = content(BIG, seed=2)
     new = store.add("big", other)
 
@@ -306,142 +332,157 @@ def test_a_short_body_is_corrupt_and_not_kept(store: Probe, reader: Reader, cach
 
 
 def test_what_was_fetched_is_in_the_disk_cache_for_the_next_process(
-    store: Probe, reader: Reader, cache: BlockCache, pool: ThreadPoolExecutor, big: ObjectVersion, body: bytes
+    store: Probe, reader: Reader, cache: BlockCache, big: ObjectVersion, body: bytes
 ) -> None:
     stream = reader.open(big)
     for offset in range(0, BIG, MIB):
         read(stream, offset, MIB)
-    settle(pool, reader)
+    settle(reader)
     assert cache.present(big)
 
     del store.gets[:]
-    later = Reader(store, cache, pool).open(big)
+    later = Reader(store, cache, the_loop()).open(big)
     assert b"".join(read(later, offset, MIB) for offset in range(0, BIG, MIB)) == body
     assert store.gets == []
 
 
 def test_what_the_disk_cache_holds_is_not_fetched_ahead(
-    store: Probe, reader: Reader, cache: BlockCache, pool: ThreadPoolExecutor, big: ObjectVersion, body: bytes
+    store: Probe, reader: Reader, cache: BlockCache, big: ObjectVersion, body: bytes
 ) -> None:
     cache.write(big, 0, body[: 8 * MIB])
     stream = reader.open(big)
     for offset in range(0, 2 * MIB, 128 * KIB):
-        assert not isinstance(stream.read(offset, 128 * KIB), Blocking)
-    settle(pool, reader)
+        assert at_once(stream, offset, 128 * KIB) == body[offset : offset + 128 * KIB]
+    settle(reader)
     assert store.gets == []
 
 
-def test_without_a_disk_cache_memory_serves(store: Probe, pool: ThreadPoolExecutor) -> None:
+def test_without_a_disk_cache_memory_serves(store: Probe) -> None:
     small = content(1000)
-    reader = Reader(store, None, pool)
+    reader = Reader(store, None, the_loop())
     version = store.add("small", small)
     assert read(reader.open(version), 0, 1000) == small
     assert read(reader.open(version), 0, 1000) == small
     assert len(store.gets) == 1
-    assert not reader.prefetch(version)
+    assert not resolve(reader.prefetch(version))
     reader.forget(version)
     assert read(reader.open(version), 0, 1000) == small
     assert len(store.gets) == 2
 
 
-def test_memory_stays_in_its_limit(store: Probe, pool: ThreadPoolExecutor, big: ObjectVersion, body: bytes) -> None:
-    reader = Reader(store, None, pool, memory_bytes=4 * MIB)
+def test_memory_stays_in_its_limit(store: Probe, big: ObjectVersion, body: bytes) -> None:
+    reader = Reader(store, None, the_loop(), memory_bytes=4 * MIB)
     stream = reader.open(big)
     for offset in range(0, BIG, 256 * KIB):
         assert read(stream, offset, 256 * KIB) == body[offset : offset + 256 * KIB]
-        reader._table._check()
+        check(reader)
         assert reader._table.held_bytes <= 4 * MIB + 256 * KIB
-    settle(pool, reader)
+    settle(reader)
 
 
-def test_a_saturated_pool_is_given_no_readahead(store: Probe, big: ObjectVersion, body: bytes) -> None:
-    busy = threading.Event()
-    with ThreadPoolExecutor(1) as pool:
-        reader = Reader(store, None, pool, settings=ReadSettings(fetch_limit=1))
-        pool.submit(busy.wait, PATIENCE_S)
-        eventually(pool._work_queue.empty, "the thread is at work")
-        assert read(reader.open(big), 0, 128 * KIB) == body[: 128 * KIB]
-        assert read(reader.open(big), 5 * MIB, 10) == body[5 * MIB : 5 * MIB + 10]
-        assert store.gets == [ByteRange(0, 128 * KIB), ByteRange(5 * MIB, 5 * MIB + 4 * KIB)]
-        assert pool._work_queue.qsize() <= 1
-        busy.set()
+@pytest.fixture
+def busy(store: Probe, body: bytes) -> Iterator[Reader]:
+    """One that reads ahead as much as it may, until the gate is open."""
+    reader = Reader(store, None, the_loop(), settings=ReadSettings(fetch_limit=1))
+    store.gated = lambda key: key == "other"
+    store.gate.clear()
+    other = begun(reader.open(store.add("other", body)).read(0, 128 * KIB))
+    for _ in range(2):
+        assert store.entered.acquire(timeout=PATIENCE_S)
+    del store.gets[:]
+    yield reader
+    store.gate.set()
+    assert ended(other) == body[: 128 * KIB]
 
 
-def test_readahead_that_found_no_room_is_begun_when_there_is(store: Probe, big: ObjectVersion, body: bytes) -> None:
-    busy = threading.Event()
-    with ThreadPoolExecutor(4) as pool:
-        reader = Reader(store, None, pool, settings=ReadSettings(fetch_limit=1))
-        assert reader.queue(busy.wait, PATIENCE_S) is not None
-        stream = reader.open(big)
-        assert read(stream, 0, MIB) == body[:MIB]
-        assert store.fetched_bytes == MIB
-        busy.set()
-        settle(pool, reader)
-        assert read(stream, MIB, 128 * KIB) == body[MIB : MIB + 128 * KIB]
-        settle(pool, reader)
-        assert store.fetched_bytes > MIB + 128 * KIB
+def test_who_fetches_enough_ahead_begins_no_more(store: Probe, busy: Reader, big: ObjectVersion, body: bytes) -> None:
+    assert read(busy.open(big), 0, 128 * KIB) == body[: 128 * KIB]
+    assert read(busy.open(big), 5 * MIB, 10) == body[5 * MIB : 5 * MIB + 10]
+    assert store.gets == [ByteRange(0, 128 * KIB), ByteRange(5 * MIB, 5 * MIB + 4 * KIB)]
 
 
-def test_a_pool_that_is_shut_down_still_leaves_reads_possible(store: Probe, cache: BlockCache, body: bytes) -> None:
-    pool = ThreadPoolExecutor(1)
-    pool.shutdown()
-    reader, version = Reader(store, cache, pool), store.add("big", body)
-    assert read(reader.open(version), 0, MIB) == body[:MIB]
-    assert reader.fetch(version, MIB, 2 * MIB) == body[MIB : 3 * MIB]
-    assert reader.prefetch(version)
+def test_readahead_that_found_no_room_is_begun_when_there_is(
+    store: Probe, busy: Reader, big: ObjectVersion, body: bytes
+) -> None:
+    stream = busy.open(big)
+    assert read(stream, 0, MIB) == body[:MIB]
+    assert store.fetched_bytes == MIB
+    store.gate.set()
+    settle(busy)
+    assert read(stream, MIB, 128 * KIB) == body[MIB : MIB + 128 * KIB]
+    settle(busy)
+    assert store.fetched_bytes > MIB + 128 * KIB
+
+
+async def waiting_for_a_lane(store: Probe, loop: Loop, stream: ReadStream) -> Task[Read]:
+    """A read that is held up in the only lane, behind which something is to be read ahead."""
+    store.gate.clear()
+    reading = loop.spawn(stream.read(0, 128 * KIB))
+    while loop.lanes._unended < 2:
+        await loop.sleep(0.001)
+    return reading
+
+
+def test_readahead_of_a_closed_stream_is_dropped(store: Probe, narrow: Loop, big: ObjectVersion, body: bytes) -> None:
+    reader = Reader(store, None, narrow)
+    stream = reader.open(big)
+
+    async def close_it() -> Read:
+        reading = await waiting_for_a_lane(store, narrow, stream)
+        stream.close()
+        store.gate.set()
+        while reader._ahead:
+            await narrow.sleep(0.001)
+        return await reading
+
+    assert narrow.run(close_it()) == body[: 128 * KIB]
+    assert store.gets == [ByteRange(0, 128 * KIB)]
+    assert reader._table.held_bytes == 128 * KIB
+    assert narrow.run(stream.read(128 * KIB, 10)) == body[128 * KIB : 128 * KIB + 10], "reads still work"
     reader._table._check()
 
 
-def test_readahead_of_a_closed_stream_is_dropped(store: Probe, big: ObjectVersion, body: bytes) -> None:
-    busy = threading.Event()
-    with ThreadPoolExecutor(1) as pool:
-        reader = Reader(store, None, pool)
-        pool.submit(busy.wait, PATIENCE_S)
-        stream = reader.open(big)
-        assert read(stream, 0, 128 * KIB) == body[: 128 * KIB]
+def test_who_waits_for_dropped_readahead_has_it_fetched(
+    store: Probe, narrow: Loop, big: ObjectVersion, body: bytes
+) -> None:
+    reader = Reader(store, None, narrow)
+    stream = reader.open(big)
+
+    async def close_it() -> Read:
+        await waiting_for_a_lane(store, narrow, stream)
+        behind = narrow.spawn(reader.open(big).read(256 * KIB, MIB))
+        await narrow.pause()
         stream.close()
-        busy.set()
-        settle(pool, reader)
-        assert store.gets == [ByteRange(0, 128 * KIB)]
-        assert reader._table.held_bytes == 128 * KIB
-        assert read(stream, 128 * KIB, 10) == body[128 * KIB : 128 * KIB + 10], "reads still work"
+        store.gate.set()
+        return await behind
 
-
-def test_a_wait_is_bounded(store: Probe, pool: ThreadPoolExecutor) -> None:
-    version = store.add("small", b"x" * 1000)
-    reader = Reader(store, None, pool, settings=ReadSettings(deadline_s=0.01))
-    store.gate.clear()
-    first = pool.submit(take, reader.open(version).read(0, 10))
-    assert store.entered.acquire(timeout=PATIENCE_S)
-    with pytest.raises(DeadlineExceeded, match="'small' did not arrive in time"):
-        read(reader.open(version), 0, 10)
-    store.gate.set()
-    assert bytes(first.result(PATIENCE_S)) == b"x" * 10
+    assert narrow.run(close_it()) == body[256 * KIB : 256 * KIB + MIB]
+    reader._table._check()
 
 
 def test_fetch_gives_any_range_and_goes_through_memory_and_cache(
-    store: Probe, reader: Reader, pool: ThreadPoolExecutor, big: ObjectVersion, body: bytes
+    store: Probe, reader: Reader, big: ObjectVersion, body: bytes
 ) -> None:
-    assert reader.fetch(big, 1000, BIG) == body[1000:]
-    assert reader.fetch(big, BIG, 10) == b""
-    assert type(reader.fetch(big, 0, 10)) is bytes
-    settle(pool, reader)
+    assert resolve(reader.fetch(big, 1000, BIG)) == body[1000:]
+    assert resolve(reader.fetch(big, BIG, 10)) == b""
+    assert type(resolve(reader.fetch(big, 0, 10))) is bytes
+    settle(reader)
     assert store.fetched_bytes == BIG
     assert all(one.stop - one.start <= 8 * MIB for one in store.gets if one)
     reader.forget(big)
-    assert reader.fetch(big, 5, 10 * MIB) == body[5 : 10 * MIB + 5]
+    assert resolve(reader.fetch(big, 5, 10 * MIB)) == body[5 : 10 * MIB + 5]
     assert store.fetched_bytes == BIG
 
 
-def test_forget_during_a_fetch_serves_its_waiter_and_keeps_nothing(store: Probe, pool: ThreadPoolExecutor) -> None:
+def test_forget_during_a_fetch_serves_its_waiter_and_keeps_nothing(store: Probe) -> None:
     version = store.add("small", b"x" * 1000)
-    reader = Reader(store, None, pool)
+    reader = Reader(store, None, the_loop())
     store.gate.clear()
-    waiter = pool.submit(take, reader.open(version).read(0, 10))
+    waiter = begun(reader.open(version).read(0, 10))
     assert store.entered.acquire(timeout=PATIENCE_S)
-    reader.forget(version)
+    the_loop().call(partial(reader.forget, version))
     store.gate.set()
-    assert bytes(waiter.result(PATIENCE_S)) == b"x" * 10
+    assert ended(waiter) == b"x" * 10
     assert reader._table.held_bytes == 0
 
 
@@ -451,20 +492,20 @@ def test_prefetch_brings_the_whole_version_and_tells_its_progress(
     cache.write(big, 0, body[: 8 * MIB])
     told: list[int] = []
 
-    assert reader.prefetch(big, told.append)
+    assert resolve(reader.prefetch(big, told.append))
 
     assert sum(told) == BIG
     assert store.fetched_bytes == BIG - 8 * MIB
     assert cache.read(big, 0, BIG) == body
     small = store.add("small", b"123")
-    assert reader.prefetch(small)
+    assert resolve(reader.prefetch(small))
     assert store.gets[-1] is None
     assert reader._table.held_bytes == 0, "memory is for readers"
 
 
-def test_prefetch_says_when_there_is_no_room(store: Probe, pool: ThreadPoolExecutor, tmp_path: Path) -> None:
+def test_prefetch_says_when_there_is_no_room(store: Probe, tmp_path: Path) -> None:
     cache = BlockCache(tmp_path / "tiny", MIB, "n")
-    assert not Reader(store, cache, pool).prefetch(store.add("object", content(2 * MIB)))
+    assert not resolve(Reader(store, cache, the_loop()).prefetch(store.add("object", content(2 * MIB))))
     cache.close()
 
 
@@ -474,45 +515,18 @@ def test_prefetch_raises_the_error_of_any_range(
 ) -> None:
     store.fail[nth] = ServerFault("broken", key="big")
     with pytest.raises(ServerFault):
-        reader.prefetch(big)
+        resolve(reader.prefetch(big))
     assert not cache.present(big)
-    assert reader.prefetch(big)
+    assert resolve(reader.prefetch(big))
 
 
-def test_prefetch_waits_for_its_threads_for_a_bounded_time(
-    store: Probe, cache: BlockCache, pool: ThreadPoolExecutor, big: ObjectVersion
-) -> None:
-    caller = threading.current_thread()
-    get = store.get
-
-    def only_the_caller_gets_on(
-        key: str, *, byte_range: ByteRange | None = None, if_match: ETag | None = None, sink: Sink | None = None
-    ) -> tuple[Body, ObjectInfo]:
-        if threading.current_thread() is not caller:
-            store.entered.release()
-            store.gate.wait(PATIENCE_S)
-        else:
-            assert store.entered.acquire(timeout=PATIENCE_S)
-        return MemoryStore.get(store, key, byte_range=byte_range, if_match=if_match, sink=sink)
-
-    store.gate.clear()
-    store.get = only_the_caller_gets_on  # type: ignore[method-assign]
-    reader = Reader(store, cache, pool, settings=ReadSettings(deadline_s=0.01))
-    with pytest.raises(DeadlineExceeded):
-        reader.prefetch(big)
-    store.gate.set()
-    store.get = get  # type: ignore[method-assign]
-
-
-def test_a_broken_cache_disk_never_fails_a_read(
-    store: Probe, pool: ThreadPoolExecutor, tmp_path: Path, big: ObjectVersion, body: bytes
-) -> None:
+def test_a_broken_cache_disk_never_fails_a_read(store: Probe, tmp_path: Path, big: ObjectVersion, body: bytes) -> None:
     (tmp_path / "file").touch()
-    reader = Reader(store, BlockCache(tmp_path / "file" / "cache", MIB, "n"), pool)
+    reader = Reader(store, BlockCache(tmp_path / "file" / "cache", MIB, "n"), the_loop())
     stream = reader.open(big)
     assert b"".join(read(stream, offset, MIB) for offset in range(0, BIG, MIB)) == body
-    settle(pool, reader)
-    assert not reader.prefetch(big)
+    settle(reader)
+    assert not resolve(reader.prefetch(big))
 
 
 def test_random_reads_from_many_threads_with_failures_are_right_or_raise(store: Probe, tmp_path: Path) -> None:
@@ -521,8 +535,8 @@ def test_random_reads_from_many_threads_with_failures_are_right_or_raise(store: 
     rng = random.Random(9)
     store.fail = {number: ServerFault("broken") for number in rng.sample(range(400), 40)}
     cache = BlockCache(tmp_path / "cache", 4 * MIB, "n")
-    with ThreadPoolExecutor(4) as pool, ThreadPoolExecutor(8) as threads:
-        reader = Reader(store, cache, pool, memory_bytes=4 * MIB)
+    with ThreadPoolExecutor(8) as threads:
+        reader = Reader(store, cache, the_loop(), memory_bytes=4 * MIB)
 
         def work(seed: int) -> int:
             dice, failed = random.Random(seed), 0
@@ -539,7 +553,7 @@ def test_random_reads_from_many_threads_with_failures_are_right_or_raise(store: 
             return failed
 
         assert sum(threads.map(work, range(8))) < 200
-        settle(pool, reader)
+        settle(reader)
     cache.close()
 
 
@@ -547,7 +561,4 @@ def test_an_unsettled_piece_has_no_bytes() -> None:
     piece = Piece(ObjectVersion("k", ETag("e"), 100), 0, 10)
     with pytest.raises(AssertionError):
         cut([piece], 0, 10)
-    piece.settle(None, None)
-    with pytest.raises(AssertionError):
-        piece.wait(1)
     assert pieces_module._split(piece.version, 5, 5, 10) == []

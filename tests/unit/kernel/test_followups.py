@@ -54,4 +54,4 @@ def test_few_are_remembered() -> None:
     follow_ups = FollowUps()
     for thread in range(1, 10_000):
         follow_ups.failed(header(thread=thread), Call(0.0), Unreachable("gone"), first=True, now=60.0)
-    assert len(follow_ups._failed) <= 256
+    assert len(follow_ups.remembered) <= 256

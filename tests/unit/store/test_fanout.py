@@ -359,8 +359,9 @@ def turning() -> Iterator[Loop]:
     loop, ended = Loop(), threading.Event()
 
     def turn() -> None:
-        while not ended.is_set():
-            loop.turn()
+        with loop.turning():
+            while not ended.is_set():
+                loop.turn()
         loop.close()
 
     thread = threading.Thread(target=turn)
@@ -387,8 +388,10 @@ def got(
 ) -> dict[str, bytes | None]:
     """What came of each, which must be told once."""
     found: dict[str, bytes | None] = {}
+    here = threading.current_thread()
 
     def take(version: ObjectVersion, answer: tuple[Body, ObjectInfo] | None) -> None:
+        assert (threading.current_thread() is here) == (loop is None or loop._closed)
         assert version.key not in found
         found[version.key] = bytes(answer[0]) if answer is not None else None
 
@@ -446,8 +449,10 @@ def test_without_a_server_the_rest_is_not_asked_for(loop: Loop | None) -> None:
     """Nobody waits for these, so nothing is tried for long."""
     asked_for: list[ObjectVersion] = []
     left = iter(VERSIONS)
+    by = set[threading.Thread]()
 
     def feed() -> ObjectVersion | None:
+        by.add(threading.current_thread())
         version = next(left, None)
         if version is not None:
             asked_for.append(version)
@@ -461,12 +466,19 @@ def test_without_a_server_the_rest_is_not_asked_for(loop: Loop | None) -> None:
     assert told == [None] * len(asked_for)
     assert len(asked_for) < 10
 
+    def take(_version: ObjectVersion, answer: object) -> None:
+        by.add(threading.current_thread())
+        told.append(answer)
+
     with ScriptedServer(lambda _head, _number: SILENCE) as server:
         client = client_of(server.port, QUICK)
         with pytest.raises(DeadlineExceeded):
-            client.get_many(lambda: next(left, None), lambda _version, _answer: None, loop)
+            client.get_many(feed, take, loop)
         client.close()
     assert len(server.requests) < 20
+    assert told == [None] * len(asked_for)
+    assert len(by) == 1
+    assert (threading.current_thread() in by) == (loop is None)
 
 
 @promise("S-150")

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from datastore.fuse.ops import ROOT_INO, DirEntry, Fh, OpenDirReply, resolve
+from datastore.fuse.ops import ROOT_INO, DirEntry, Fh, OpenDirReply
 from datastore.fuse.vfs.tree.nodes import Directory
+from tests.driving import resolve
 from tests.kernelkeeps import CALLER, Kept, OpenDirectory, Room, names
 from tests.mounted import Client, World
 from tests.promises import promise
@@ -87,8 +88,7 @@ def test_what_the_kernel_gave_up_is_told_again(reader: Client) -> None:
     assert not walk(reader).keep
     assert walk(reader).keep
     gone = reader.fs.core.nodes.root.children[b"b"]
-    with reader.fs.core.lock:
-        reader.fs.core.nodes.detach(gone)
+    reader.fs.core.nodes.detach(gone)
     reader.fs.forget(gone.ino, gone.nlookup)
     assert walk(reader).keep
 
@@ -164,7 +164,7 @@ def test_a_new_server_drops_what_the_earlier_one_told(world: World, reader: Clie
     ino = reader.local.stat("d").ino
     fh = resolve(reader.fs.opendir(CALLER, ino)).fh
     again = reader.again(resumed=True)
-    again.fs.kernel_dir_cache.start()
+    again.fs.loop.call(again.fs.kernel_dir_cache.start)
     assert sorted(again.kernel.inodes) == sorted([(ROOT_INO, 0), (ino, 0)])
     assert [line.name for line in resolve(again.fs.readdir(ino, fh, 0, Room(ALL), True))][2:] == [b"x"]
     again.kernel.inodes.clear()
@@ -187,7 +187,7 @@ def test_other_mounts_keep_nothing(world: World, changes: dict[str, object]) -> 
         reply = walk(client)
         assert (reply.cache, reply.keep) == (False, False)
     assert cursors(client, opened(client).fh) == [1, 2, 3]
-    client.fs.kernel_dir_cache.start()
+    client.fs.loop.call(client.fs.kernel_dir_cache.start)
     client.fs.kernel_dir_cache.expire()
     assert not client.kernel.inodes
 
@@ -332,7 +332,7 @@ class Readers:
         if any(one.on_its_way for one in self.passes):
             return
         self.client = self.client.again(resumed=True)
-        self.client.fs.kernel_dir_cache.start()
+        self.client.fs.loop.call(self.client.fs.kernel_dir_cache.start)
         self.notified()
         for one in self.passes:
             one.handle.fs, one.checked = self.client.fs, False

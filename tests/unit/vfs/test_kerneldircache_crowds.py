@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from datastore.fuse.ops import OpenDirReply, resolve
+from datastore.fuse.ops import OpenDirReply
 from datastore.fuse.vfs.tree.nodes import Directory
+from tests.driving import resolve
 from tests.kernelkeeps import CALLER, Kept, OpenDirectory, Room, names
 from tests.mounted import Client, World
 from tests.promises import promise
@@ -132,9 +133,7 @@ def test_a_directory_that_lost_its_name_and_has_it_again(world: World, reader: C
     node = directory(reader)
     assert len(read(OpenDirectory(reader.fs, node.ino, kept))) == 4
     reading = OpenDirectory(reader.fs, node.ino, Kept())
-    with reader.fs.core.lock:
-        reader.fs.remote.lost(node)
+    reader.fs.remote.lost(node)
     assert read(reading) == []
-    with reader.fs.core.lock:
-        assert reader.fs.core.nodes.reattach(node)
+    assert reader.fs.core.nodes.reattach(node)
     assert not resolve(reader.fs.opendir(CALLER, node.ino)).keep

@@ -8,6 +8,7 @@ import pytest
 
 from datastore.fuse.vfs.tree.listing import listing_of
 from datastore.fuse.vfs.tree.nodes import Directory, Node
+from tests.driving import resolve
 from tests.mounted import Client, World, around
 from tests.promises import promise
 
@@ -24,8 +25,7 @@ def list_beside(world: World, client: Client, path: str) -> None:
     assert isinstance(directory, Directory)
     page = world.tool.list_page(directory.key, delimiter="/")
     world.clock.advance(0.001)
-    with client.fs.core.lock:
-        client.fs.remote.install(directory, listing_of(directory.key, [page], world.clock.monotonic()))
+    client.fs.remote.install(directory, listing_of(directory.key, [page], world.clock.monotonic()))
 
 
 @promise("S-23")
@@ -40,7 +40,7 @@ def test_attributes_of_the_version_before_ours(monkeypatch: pytest.MonkeyPatch, 
         file.fsync()
 
     around(monkeypatch, one, "head", lambda: None, send_another)
-    assert one.fs.remote.head(node)
+    assert resolve(one.fs.remote.head(node))
     assert not node.gone
     one.local.unlink("f")
     file.write(b"third")
@@ -60,9 +60,9 @@ def test_a_removal_that_is_seen_before_it_is_done(
 
     def look() -> None:
         if listing:
-            one.fs.remote.read_directory(one.fs.core.nodes.root, whole=True)
+            resolve(one.fs.remote.read_directory(one.fs.core.nodes.root, whole=True))
         else:
-            assert not one.fs.remote.head(node)
+            assert not resolve(one.fs.remote.head(node))
 
     around(monkeypatch, one, "delete", lambda: None, look)
     one.local.unlink("f")
@@ -90,7 +90,7 @@ def test_a_listing_that_began_before_one_that_is_here(
     around(monkeypatch, one, "list_page", lambda: None, make)
     directory = node_of(one, "d")
     assert isinstance(directory, Directory)
-    one.fs.remote.read_directory(directory, whole=True)
+    resolve(one.fs.remote.read_directory(directory, whole=True))
     assert not one.fs.core.nodes.by_ino[one.local.stat("d/f").ino].lost
     assert b"f" in directory.children
     assert one.local.listdir("d") == [b"f", b"there"]

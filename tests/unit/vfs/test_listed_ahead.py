@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 from datastore.fuse.vfs.tree.nodes import Directory
 from datastore.fuse.vfs.tree.walk import Walk
+from tests.driving import resolve
 from tests.mounted import TTL_S, Client, World
-from tests.patience import PATIENCE_S
 from tests.promises import promise
 
 TWO_PAGES = 1500
@@ -18,21 +16,6 @@ def directory(client: Client, path: str) -> Directory:
     found = client.fs.core.nodes.by_ino[client.local.stat(path).ino]
     assert isinstance(found, Directory)
     return found
-
-
-def test_no_request_ahead_waits_for_another(world: World, one: Client) -> None:
-    """Of a directory of several known pages too: else all threads for single requests could wait for one more."""
-    for number in range(TWO_PAGES):
-        world.put(f"d/{number:04}")
-    node = directory(one, "d")
-    assert len(one.local.listdir("d")) == TWO_PAGES
-    assert len(node.listing.spans if node.listing else ()) == 2
-    world.later()
-    one.fs.core.io = ThreadPoolExecutor(1)
-    try:
-        one.fs.core.io.submit(one.fs.remote.begin, node).result(PATIENCE_S)
-    finally:
-        one.fs.core.io.shutdown(wait=False, cancel_futures=True)
 
 
 @promise("S-105", "S-28")
@@ -58,7 +41,7 @@ def test_first_pages_that_are_too_old_are_let_go_of(world: World, one: Client) -
         for number in range(TWO_PAGES):
             world.put(f"{folder}/{number:04}")
     for folder in ("a", "b"):
-        one.fs.remote.begin(directory(one, folder))
+        resolve(one.fs.remote.begin(directory(one, folder)))
         world.later()
     assert list(one.fs.remote._begun) == [directory(one, "b").ino]
 
@@ -70,7 +53,7 @@ def test_a_directory_that_many_look_up_is_listed_once(world: World, one: Client)
     node = directory(one, "d")
     before = one.calls("list_page")
     for _ in range(3):
-        one.fs.resolver._descent._list(node)
+        resolve(one.fs.resolver._descent._list(node))
     assert one.calls("list_page") == before + 1
 
 
@@ -82,7 +65,7 @@ def test_a_first_page_that_is_too_old_is_not_shown(world: World) -> None:
     world.clock.advance(50)
     for passed_s, is_believed in ((TTL_S / 2, True), (TTL_S, False)):
         client = world.client()
-        client.fs.remote.begin(directory(client, "d"))
+        resolve(client.fs.remote.begin(directory(client, "d")))
         world.put(f"d/0000-{passed_s}")
         world.clock.advance(passed_s)
         assert (f"0000-{passed_s}".encode() not in client.local.listdir("d")) is is_believed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import os
 import random
 import threading
@@ -16,8 +17,10 @@ import pytest
 
 from datastore.errors import DatastoreError
 from datastore.fuse.errnos import errno_of
-from datastore.fuse.ops import Blocking, FSError
+from datastore.fuse.loop import Loop
+from datastore.fuse.ops import FSError
 from datastore.fuse.vfs.tree.nodes import Directory
+from tests.driving import resolve
 from tests.localfs import LocalFs
 from tests.mounted import Client, World
 from tests.patience import PATIENCE_S
@@ -35,7 +38,7 @@ EXPECTED = {
 class Kernel:
     """The file system as a kernel and a session serve it.
 
-    Its methods run in one thread at a time, what waits outside; changes of one directory's entries take turns, and so
+    Changes of one directory's entries take turns, and so
     do the renames, the removal of a directory and changes in it, and the changes of one file's size (i_rwsem).
     """
 
@@ -43,6 +46,10 @@ class Kernel:
         self._fs = client.fs
         self._turn = threading.Lock()
         self._inodes: dict[int, threading.Lock] = {}
+
+    @property
+    def loop(self) -> Loop:
+        return self._fs.loop
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self._fs, name)
@@ -57,9 +64,8 @@ class Kernel:
         return call
 
     def _served(self, method: Callable[..., Any], *arguments: object) -> Any:
-        with self._turn:
-            reply = method(*arguments)
-        return reply.fn() if isinstance(reply, Blocking) else reply
+        reply = method(*arguments)
+        return resolve(reply) if inspect.iscoroutine(reply) else reply
 
     def _directories(self, name: str) -> tuple[int, ...]:
         """Which arguments of a call are the inodes that it locks."""
@@ -189,7 +195,7 @@ def test_many_processes_on_few_names(world: World, one: Client, tmp_path: Path, 
     failures = [process.failure for process in processes if process.failure is not None]
     if failures:
         raise failures[0]
-    assert one.fs.flush_all() == []
+    assert resolve(one.fs.flush_all()) == []
     assert one.fs.uploads.unsent() == []
     assert list((one.directory / "state" / "staging").iterdir()) == []
     shown = tree(one)

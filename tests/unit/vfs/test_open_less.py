@@ -15,6 +15,7 @@ import pytest
 
 from datastore.fuse.ops import Caller, Fh, FSError, OpenRequest
 from datastore.fuse.vfs.opened import handles
+from tests.driving import resolve
 from tests.mounted import TTL_S, Client, World
 from tests.patience import PATIENCE_S, eventually
 from tests.promises import promise
@@ -36,8 +37,8 @@ def test_opens_and_flushes_are_left_to_the_kernel(world: World, reader: Client) 
     world.put("f", b"one")
     ino = reader.local.stat("f").ino
     for call in (
-        lambda: reader.fs.open(Caller(0, 0, 1), ino, OpenRequest(flags=os.O_RDONLY)),
-        lambda: reader.fs.flush(ino, Fh(0)),
+        lambda: resolve(reader.fs.open(Caller(0, 0, 1), ino, OpenRequest(flags=os.O_RDONLY))),
+        lambda: resolve(reader.fs.flush(ino, Fh(0))),
     ):
         with pytest.raises(FSError) as raised:
             call()
@@ -90,9 +91,7 @@ def test_a_new_server_goes_on_with_the_version_that_was_read(world: World, reade
     after = reader.again(resumed=True)
     world.put("f", bytes(2 * MIB))
     world.clock.advance(TTL_S + 1)
-    held = after.local.fs.read(old.ino, Fh(0), MIB, 10)
-    found = held.fn() if hasattr(held, "fn") else held
-    assert bytes(found) == BODY[MIB : MIB + 10]
+    assert bytes(resolve(after.fs.read(old.ino, Fh(0), MIB, 10))) == BODY[MIB : MIB + 10]
 
 
 def test_so_many_readers_are_remembered_and_no_more(
@@ -108,7 +107,7 @@ def test_so_many_readers_are_remembered_and_no_more(
 
 
 class Interfered(dict[int, handles.Handle]):
-    """A table into which another thread comes between a look and what is done upon it, unless that is kept from it."""
+    """A table into which another request comes between a look and what is done upon it, unless that is kept from it."""
 
     def __init__(self, table: dict[int, handles.Handle], interfere: Callable[[], object]) -> None:
         super().__init__(table)
@@ -124,7 +123,7 @@ class Interfered(dict[int, handles.Handle]):
 
 @promise("S-51")
 @pytest.mark.parametrize("known", [True, False], ids=["evicted", "added"])
-def test_a_reader_that_is_forgotten_or_made_by_another_thread_just_then(
+def test_a_reader_that_is_forgotten_or_made_by_another_request_just_then(
     world: World, reader: Client, known: bool
 ) -> None:
     world.put("f", BODY[:MIB])
@@ -134,13 +133,12 @@ def test_a_reader_that_is_forgotten_or_made_by_another_thread_just_then(
         assert file.read(0, 10) == BODY[:10]
 
     def interfere() -> None:
-        with reader.fs.core.lock:
-            if known:
-                table.remove(Fh(file.ino))
-            elif file.ino not in table._by_fh:
-                table.add_unopened(reader.fs.core.nodes.by_ino[file.ino])
+        if known:
+            table.remove(Fh(file.ino))
+        elif file.ino not in table._by_fh:
+            table.add_unopened(reader.fs.core.nodes.by_ino[file.ino])
 
-    table._by_fh = Interfered(table._by_fh, interfere)
+    table._by_fh = Interfered(table._by_fh, lambda: reader.fs.loop.call(interfere))
     assert file.read(10, 10) == BODY[10:20]
     table._by_fh._thread.join(PATIENCE_S)
     assert reader.fs.core.nodes.by_ino[file.ino].handles == table.opens()[file.ino] <= 1

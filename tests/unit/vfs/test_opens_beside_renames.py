@@ -9,8 +9,9 @@ import time
 
 import pytest
 
-from datastore.fuse.ops import Blocking, FSError, Ino, OpenRequest, resolve
+from datastore.fuse.ops import FSError, Ino, OpenRequest
 from datastore.fuse.vfs.tree import chases
+from tests.driving import resolve
 from tests.localfs import ME
 from tests.mounted import Client, around
 from tests.patience import PATIENCE_S
@@ -74,14 +75,12 @@ def test_a_read_while_its_file_goes(monkeypatch: pytest.MonkeyPatch, one: Client
     if how == "removed, large":
         one.keep_small_copies_only(1)
     with one.local.opened("target") as file:
-        waiting = one.fs.read(Ino(file.ino), file._fh, 0, 3)
-        assert isinstance(waiting, Blocking)
         if how == "replaced":
             one.local.rename("new", "target")
         else:
             one.local.unlink("target")
         monkeypatch.setattr(one.fs.core.reader, "held", lambda *_: None)
-        assert bytes(waiting.fn()) == b"old"
+        assert bytes(resolve(one.fs.read(Ino(file.ino), file._fh, 0, 3))) == b"old"
 
 
 def lose(one: Client) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.driving import resolve
 from tests.faulty import no_faults
 from tests.mounted import Client, World, around, failing, no_writes
 from tests.patience import PATIENCE_S
@@ -72,10 +73,10 @@ def test_newer_content_is_not_overwritten_by_what_was_left(
 
     newer = Beside(make)
     around(monkeypatch, left, "put", newer.begin, lambda: None)
-    assert left.fs.flush_all() == []
+    assert resolve(left.fs.flush_all()) == []
     newer.join()
     assert world.body("f") == b"newer"
-    assert left.fs.flush_all() == []
+    assert resolve(left.fs.flush_all()) == []
     assert world.body("f") == b"newer"
     assert left.fs.uploads.unsent() == []
 
@@ -83,11 +84,11 @@ def test_newer_content_is_not_overwritten_by_what_was_left(
 @promise("S-20")
 def test_what_was_left_is_sent_once(world: World, left: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the upkeep and by a flush at the same time."""
-    second = Beside(lambda: failures.extend(left.fs.flush_all()))
+    second = Beside(lambda: failures.extend(resolve(left.fs.flush_all())))
     failures: list[str] = []
     around(monkeypatch, left, "put", second.begin, lambda: None)
     before = left.calls("put")
-    assert left.fs.flush_all() == []
+    assert resolve(left.fs.flush_all()) == []
     second.join()
     assert (failures, left.calls("put") - before) == ([], 1)
     assert world.body("f") == b"older"
@@ -98,7 +99,7 @@ def test_what_was_left_is_not_sent_after_newer_content(
     world: World, left: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A retry that comes while the newer content is on its way."""
-    retry = Beside(left.fs.flush_all)
+    retry = Beside(lambda: resolve(left.fs.flush_all()))
     around(monkeypatch, left, "put", retry.begin, lambda: None)
     left.local.write("f", b"newer")
     retry.join()
@@ -109,9 +110,9 @@ def test_what_was_left_is_not_sent_after_newer_content(
 @promise("S-20")
 def test_discarding_what_is_being_sent_waits_for_that(left: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its descriptor is not closed meanwhile."""
-    discard = Beside(lambda: left.fs.uploads.forget("f"))
+    discard = Beside(lambda: resolve(left.fs.uploads.forget("f")))
     around(monkeypatch, left, "put", discard.begin, lambda: None)
-    assert left.fs.flush_all() == []
+    assert resolve(left.fs.flush_all()) == []
     discard.join()
     assert left.fs.uploads.unsent() == []
 
@@ -128,9 +129,9 @@ def test_a_directory_does_not_go_where_unsent_files_belong(world: World) -> None
     again.local.mkdir("t")
     again.local.write("t/f", b"newer")
     failing(errno.ENOTEMPTY, again.local.rename, "t", "d")
-    assert again.fs.uploads.forget("d/f") == 1
+    assert resolve(again.fs.uploads.forget("d/f")) == 1
     again.local.rename("t", "d")
-    assert again.fs.flush_all() == []
+    assert resolve(again.fs.flush_all()) == []
     assert world.body("d/f") == b"newer"
 
 
@@ -149,7 +150,7 @@ def test_a_directory_goes_where_a_conflict_waits_for_a_person(world: World) -> N
     again.local.mkdir("t")
     again.local.write("t/f", b"newer")
     again.local.rename("t", "d")
-    assert again.fs.flush_all() != []
+    assert resolve(again.fs.flush_all()) != []
     assert world.body("d/f") == b"newer"
 
 
@@ -160,8 +161,8 @@ def test_only_the_bytes_that_a_person_names_are_dropped(world: World) -> None:
     one.faulty.plan = no_writes
     for name in ("a", "b", "c"):
         failing(errno.EIO, one.local.write, name, b"unsent")
-    assert one.fs.uploads.forget("b") == 1
+    assert resolve(one.fs.uploads.forget("b")) == 1
     assert sorted(str(row["path"]) for row in one.fs.uploads.unsent()) == ["a", "c"]
     one.faulty.plan = no_faults
-    assert one.fs.flush_all() == []
+    assert resolve(one.fs.flush_all()) == []
     assert world.all_keys() == ["a", "c"]

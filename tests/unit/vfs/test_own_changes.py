@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from concurrent.futures import wait
+from collections.abc import Callable, Iterable
 from functools import partial
 from stat import S_IMODE
 from typing import Any
@@ -14,9 +13,10 @@ import pytest
 
 from datastore.fuse.ops import SetAttr
 from datastore.fuse.store.base import ObjectStore
-from datastore.fuse.vfs.lookup import prefetcher, resolver
+from datastore.fuse.vfs.lookup import resolver
 from datastore.fuse.vfs.tree import facts
 from datastore.fuse.vfs.tree.nodes import Directory, Node
+from tests.driving import resolve
 from tests.mounted import Client, World
 from tests.patience import PATIENCE_S
 
@@ -62,7 +62,7 @@ def test_an_answer_that_is_older_than_a_chmod(
     asked = nodes if many else nodes[:1]
     for node in asked:
         facts.doubted(node, attributes=True)
-    one.fs.resolver.make_exact(asked)
+    resolve(one.fs.resolver.make_exact(asked))
     assert mode_of(one, "d/a") == 0o600
     one.local.setattr("d/a", SetAttr(uid=7))
     assert int(world.metadata("d/a")["mode"]) & 0o777 == 0o600
@@ -76,7 +76,7 @@ def test_an_answer_that_is_older_than_the_chmod_of_a_directory(
     node = node_of(one, "d")
     world.later(5)
     after_the_next(monkeypatch, one.store, "head", partial(one.local.chmod, "d", 0o700))
-    one.fs.remote.head(node)
+    resolve(one.fs.remote.head(node))
     assert mode_of(one, "d") == 0o700
 
 
@@ -112,7 +112,7 @@ def test_a_file_is_asked_for_once_while_attributes_of_its_directory_change(
     node = node_of(one, "d/a")
     before = one.calls("head")
     after_the_next(monkeypatch, one.store, "head", partial(one.local.chmod, "d", 0o700))
-    assert one.fs.remote.head(node)
+    assert resolve(one.fs.remote.head(node))
     assert one.calls("head") == before + 2, "once for the chmod, which asks what it goes on from (S-161)"
     assert mode_of(one, "d/a") == 0o640
 
@@ -137,19 +137,21 @@ def test_attributes_asked_for_ahead_do_not_undo_what_was_done_to_an_open_file(
             assert go_on.wait(PATIENCE_S)
         return original(key)
 
-    def told(*arguments: Any, **options: Any) -> Any:
+    ahead = one.fs.resolver._prefetcher
+    told = ahead.told
+
+    async def waiting(nodes: Iterable[Node]) -> list[Node]:
         collected.set()
-        return wait(*arguments, **options)
+        return await told(nodes)
 
     monkeypatch.setattr(one.faulty, "head", held)
-    monkeypatch.setattr(prefetcher, "wait", told)
+    monkeypatch.setattr(ahead, "told", waiting)
     for node in nodes:
         facts.doubted(node, attributes=True)
         one.fs.core.known.forget(node.key)
-    listing = one.fs.resolver.read_directory(parent)
-    with one.fs.core.lock:
-        one.fs.resolver._prefetcher.coming(parent.key, sorted(listing.entries.items()))
-    reader = threading.Thread(target=one.fs.resolver.make_exact, args=(nodes,))
+    listing = resolve(one.fs.resolver.read_directory(parent))
+    one.fs.loop.call(lambda: ahead.coming(parent.key, sorted(listing.entries.items())))
+    reader = threading.Thread(target=lambda: resolve(one.fs.resolver.make_exact(nodes)))
     reader.start()
     assert asked.wait(PATIENCE_S)
     with one.local.opened("d/a", os.O_RDWR) as file:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,8 +12,9 @@ from datastore.fuse.ops import Ino
 from datastore.fuse.store.base import ETag, ObjectVersion
 from datastore.fuse.vfs.tree import passthrough
 from datastore.fuse.vfs.tree.passthrough import MIN_BYTES, PassthroughFiles
+from tests.driving import resolve, the_loop
+from tests.killing import quiet
 from tests.mounted import Client, World
-from tests.patience import PATIENCE_S
 from tests.promises import promise
 
 INO = Ino(7)
@@ -30,19 +29,13 @@ def cache(tmp_path: Path) -> BlockCache:
     return made
 
 
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(1) as made:
-        yield made
-
-
 def content(fd: int) -> bytes:
     return os.pread(fd, 1 << 30, 0)
 
 
 @promise("S-52")
-def test_changes_of_the_node_reach_the_lent_file_and_not_the_cache(cache: BlockCache, pool: ThreadPoolExecutor) -> None:
-    files = PassthroughFiles(cache, pool)
+def test_changes_of_the_node_reach_the_lent_file_and_not_the_cache(cache: BlockCache) -> None:
+    files = PassthroughFiles(cache, the_loop())
     fd = files.offer(INO, VERSION)
     assert content(fd) == BODY
     files.write(INO, 100, b"abc")
@@ -58,12 +51,12 @@ def test_changes_of_the_node_reach_the_lent_file_and_not_the_cache(cache: BlockC
     assert not files.right(INO)
 
 
-def test_what_would_be_offered_is_known_before(cache: BlockCache, pool: ThreadPoolExecutor) -> None:
-    files, other = PassthroughFiles(cache, pool), PassthroughFiles(cache, pool)
+def test_what_would_be_offered_is_known_before(cache: BlockCache) -> None:
+    files, other = PassthroughFiles(cache, the_loop()), PassthroughFiles(cache, the_loop())
     assert files.available(VERSION)
     assert not files.available(VERSION._replace(key="absent"))
     assert not files.available(VERSION._replace(size=MIN_BYTES - 1))
-    assert not PassthroughFiles(None, pool).available(VERSION)
+    assert not PassthroughFiles(None, the_loop()).available(VERSION)
     assert files.offer(INO, VERSION) >= 0
     assert not other.available(VERSION)
     assert files.returned(INO)
@@ -72,9 +65,9 @@ def test_what_would_be_offered_is_known_before(cache: BlockCache, pool: ThreadPo
 
 
 def test_a_cache_that_is_too_busy_to_let_go_of_it_makes_it_wrong(
-    cache: BlockCache, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    cache: BlockCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = PassthroughFiles(cache, pool)
+    files = PassthroughFiles(cache, the_loop())
     fd = files.offer(INO, VERSION)
     monkeypatch.setattr(cache, "drop", lambda _: None)
     files.write(INO, 0, b"abc")
@@ -84,30 +77,30 @@ def test_a_cache_that_is_too_busy_to_let_go_of_it_makes_it_wrong(
 
 
 @promise("S-52", "S-31")
-def test_what_another_client_appended_is_fetched(
-    cache: BlockCache, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_another_client_appended_is_fetched(cache: BlockCache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passthrough, "_STEP", 7)
-    files = PassthroughFiles(cache, pool)
+    files = PassthroughFiles(cache, the_loop())
     grown = BODY + b"more than seven bytes"
-    assert not files.grow(INO, VERSION, lambda *_: b"")
+
+    async def fetch(_: ObjectVersion, start: int, size: int) -> bytes:
+        return grown[start : start + size]
+
+    assert not resolve(files.grow(INO, VERSION, fetch))
     fd = files.offer(INO, VERSION)
     new = ObjectVersion("k", ETag("f"), len(grown))
-    assert files.grow(INO, new, lambda _, start, size: grown[start : start + size])
+    assert resolve(files.grow(INO, new, fetch))
     assert content(fd) == grown
     files.close()
 
 
 @promise("S-54")
-def test_a_large_file_without_a_seal_is_checked_first_and_lent_then(
-    cache: BlockCache, pool: ThreadPoolExecutor, tmp_path: Path
-) -> None:
+def test_a_large_file_without_a_seal_is_checked_first_and_lent_then(cache: BlockCache, tmp_path: Path) -> None:
     large = ObjectVersion("l", ETag("e"), 6 << 20)
     cache.write(large, 0, bytes(6 << 20))
     os.utime(cache._place(large).data_path, ns=(1, 1))  # as after a reboot
-    later = PassthroughFiles(BlockCache(tmp_path, 64 << 20, "test"), pool)
-    assert later.offer(INO, large) == -1
-    pool.submit(int).result(PATIENCE_S)
+    later = PassthroughFiles(BlockCache(tmp_path, 64 << 20, "test"), the_loop())
+    assert the_loop().call(lambda: later.offer(INO, large)) == -1
+    assert quiet()
     assert later.offer(INO, large) >= 0
     later.close()
 

@@ -7,10 +7,10 @@ import stat
 
 import pytest
 
-from datastore.fuse.ops import resolve
 from datastore.fuse.vfs.lookup.prefetcher import _Run
 from datastore.fuse.vfs.tree.listing import Listed, Listing
 from datastore.fuse.vfs.tree.openings import PENDING_MAX
+from tests.driving import resolve
 from tests.kernelkeeps import CALLER, Room
 from tests.mounted import Client, World
 from tests.patience import eventually
@@ -41,7 +41,7 @@ def test_attributes_that_a_get_brought_along_are_not_asked_for_again(world: Worl
     one.local.listdir("d")
     for number in range(60):
         assert one.local.read(f"d/f{number:03}") == b"x" * 100
-        one.fs.core.io.submit(int).result(10)
+        one.quiet()
     assert one.calls("head") <= 24, "the first ones, before there was a run of reads"
 
 

@@ -12,9 +12,10 @@ from functools import partial
 import pytest
 
 from datastore.errors import AccessDenied
-from datastore.fuse.ops import NOW, ROOT_INO, Caller, Fh, OpenRequest, SetAttr, resolve
+from datastore.fuse.ops import NOW, ROOT_INO, Caller, Fh, OpenRequest, SetAttr
 from datastore.fuse.store.base import HeadSink, Shown, WriteOptions
 from tests.clock import EPOCH_NS
+from tests.driving import resolve
 from tests.faulty import Fault, no_faults
 from tests.localfs import LocalFs
 from tests.mounted import Client, World, failing, fails

@@ -10,9 +10,10 @@ from typing import Literal
 
 import pytest
 
-from datastore.fuse.ops import Fh, OpenRequest, SetAttr, resolve
+from datastore.fuse.ops import Fh, OpenRequest, SetAttr
 from datastore.fuse.store.base import WriteOptions
 from datastore.fuse.vfs.build import believed_s
+from tests.driving import resolve
 from tests.mounted import TTL_S, Client, World, failing
 from tests.promises import promise
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 
 import pytest
 
 from datastore.fuse.data.multipart import OBJECT_MAX
-from datastore.fuse.ops import ROOT_INO, Blocking, FSError, OpenRequest, resolve
+from datastore.fuse.ops import ROOT_INO, FSError, OpenRequest
+from tests.driving import resolve
 from tests.localfs import ME
 from tests.mounted import Client, World, failing, pattern
-from tests.patience import PATIENCE_S
 from tests.promises import promise
 
 MIB = 1 << 20
@@ -209,20 +208,9 @@ def test_a_file_is_read_while_it_is_uploaded(world: World, one: Client) -> None:
     with one.local.opened("file", os.O_CREAT | os.O_RDWR) as file:
         file.write(b"written")
         node = one.fs.core.nodes.by_ino[file.ino]
-        taken, done = threading.Event(), threading.Event()
 
-        def upload() -> None:
-            with node.lock:
-                taken.set()
-                done.wait(PATIENCE_S)
+        async def read_beside_an_upload() -> bytes:
+            async with node.lock:
+                return bytes(await one.fs.loop.spawn(one.fs.read(file.ino, file._fh, 0, 100)))
 
-        thread = threading.Thread(target=upload)
-        thread.start()
-        try:
-            assert taken.wait(PATIENCE_S)
-            body = one.fs.read(file.ino, file._fh, 0, 100)
-            assert not isinstance(body, Blocking)
-            assert bytes(body) == b"written"
-        finally:
-            done.set()
-            thread.join()
+        assert resolve(read_beside_an_upload()) == b"written"

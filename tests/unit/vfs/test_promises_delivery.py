@@ -8,8 +8,9 @@ import os
 import pytest
 
 from datastore.errors import AccessDenied
-from datastore.fuse.ops import Blocking, Fh, Ino, resolve
+from datastore.fuse.ops import Fh, Ino
 from tests.clock import EPOCH_NS
+from tests.driving import resolve
 from tests.faulty import from_nth, no_faults
 from tests.mounted import Client, World, failing, pattern, refuse_writes
 from tests.promises import promise
@@ -17,8 +18,7 @@ from tests.promises import promise
 
 def contents(client: Client, ino: Ino, fh: Fh) -> bytes:
     """What a read through a handle gives."""
-    reply = client.fs.read(ino, fh, 0, 1 << 20)
-    return bytes(reply.fn() if isinstance(reply, Blocking) else reply)
+    return bytes(resolve(client.fs.read(ino, fh, 0, 1 << 20)))
 
 
 # -- S-19
@@ -40,7 +40,7 @@ def test_a_failed_upload_fails_close_and_loses_nothing(world: World, one: Client
     assert (row["path"], row["bytes"], row["error"]) == ("f", 8, "the server is down")
     assert row["since"] == EPOCH_NS / 1e9
     one.faulty.plan = no_faults
-    assert one.fs.flush_all() == []
+    assert resolve(one.fs.flush_all()) == []
     assert world.body("f") == b"precious"
     assert one.fs.uploads.unsent() == []
     assert list((one.directory / "state" / "staging").iterdir()) == []
@@ -78,7 +78,7 @@ def test_a_failed_truncate_keeps_the_new_size(world: World, one: Client) -> None
     assert world.body("f") == b"0123456789"
     assert one.local.read("f") == b"0123"
     one.faulty.plan = no_faults
-    assert one.fs.flush_all() == []
+    assert resolve(one.fs.flush_all()) == []
     assert world.body("f") == b"0123"
 
 
@@ -91,7 +91,7 @@ def test_a_node_whose_upload_was_retried_can_be_forgotten(world: World, one: Cli
     one.fs.forget(ino, 1 << 30)
     assert ino in one.fs.core.nodes.by_ino
     one.faulty.plan = no_faults
-    assert one.fs.flush_all() == []
+    assert resolve(one.fs.flush_all()) == []
     assert ino not in one.fs.core.nodes.by_ino
 
 

@@ -8,10 +8,11 @@ import stat
 
 import pytest
 
-from datastore.fuse.ops import ROOT_INO, Caller, Fh, resolve
+from datastore.fuse.ops import ROOT_INO, Caller, Fh
 from datastore.fuse.store.base import WriteOptions
 from datastore.fuse.vfs.tree.listing import Listing
 from datastore.fuse.vfs.tree.nodes import Directory
+from tests.driving import resolve
 from tests.kernelkeeps import Room
 from tests.mounted import Client, World, failing
 from tests.promises import promise
@@ -227,8 +228,8 @@ def test_a_pass_goes_on_while_its_directory_is_dropped_from_memory(
     fh = resolve(one.fs.opendir(CALLER, ROOT_INO)).fh
     read_directory = one.fs.resolver.read_directory
 
-    def dropped(directory: Directory, *, whole: bool = True) -> Listing:
-        listing = read_directory(directory, whole=whole)
+    async def dropped(directory: Directory, *, whole: bool = True) -> Listing:
+        listing = await read_directory(directory, whole=whole)
         directory.listing = None
         return listing
 

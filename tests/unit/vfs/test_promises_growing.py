@@ -8,6 +8,7 @@ import pytest
 
 from datastore.fuse.vfs.upload import upkeep as upkeep_module
 from datastore.fuse.vfs.upload.upkeep import BUSY_S, QUIET_S, Upkeep
+from tests.driving import resolve
 from tests.mounted import Client, World
 from tests.promises import promise
 
@@ -25,15 +26,15 @@ def test_a_quiet_log_is_seen_before_it_is_closed(world: World, one: Client, othe
     """Three seconds after the last write another client reads what was written."""
     with one.local.opened("log", APPEND) as log:
         log.write(b"first\n")
-        upkeep(one).publish()
+        resolve(upkeep(one).publish())
         assert not other.local.exists("log")
         world.clock.advance(QUIET_S)
-        upkeep(one).publish()
+        resolve(upkeep(one).publish())
         world.clock.advance(QUIET_S)
         assert other.local.read("log") == b"first\n"
         log.write(b"second\n", 6)
         world.clock.advance(QUIET_S)
-        upkeep(one).publish()
+        resolve(upkeep(one).publish())
     world.clock.advance(QUIET_S)
     assert other.local.read("log") == b"first\nsecond\n"
 
@@ -44,7 +45,7 @@ def test_a_busy_log_is_published_every_so_often(world: World, one: Client, other
     with one.local.opened("log", APPEND) as log:
         for second in range(int(BUSY_S) + 1):
             log.write(b".", second)
-            upkeep(one).publish()
+            resolve(upkeep(one).publish())
             world.clock.advance(1.0)
         assert one.calls("put") == 1
         assert other.local.stat("log").size >= BUSY_S
@@ -64,7 +65,7 @@ def test_a_log_that_grew_by_too_much_waits_for_its_close(
         most.write(b"2345", 1)
         more.write(b"23456", 1)
         world.clock.advance(pause_s)
-        upkeep(one).publish()
+        resolve(upkeep(one).publish())
         assert world.all_keys() == ["most"]
 
 
@@ -75,7 +76,7 @@ def test_a_file_that_is_rewritten_waits_for_its_close(world: World, one: Client,
     with one.local.opened("file", os.O_RDWR) as file:
         file.write(b"x", 3)
         world.clock.advance(10 * BUSY_S)
-        upkeep(one).publish()
+        resolve(upkeep(one).publish())
         assert other.local.read("file") == b"0123456789"
     world.clock.advance(QUIET_S)
     assert other.local.read("file") == b"012x456789"
@@ -88,7 +89,7 @@ def test_who_closes_last_wins_over_what_was_published(world: World, one: Client,
     log = one.local.open("log", flags)
     log.write(b"from one")
     world.clock.advance(QUIET_S)
-    upkeep(one).publish()
+    resolve(upkeep(one).publish())
     other.local.write("log", b"from two")
     world.clock.advance(QUIET_S)
     log.close()

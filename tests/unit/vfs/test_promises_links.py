@@ -10,6 +10,7 @@ import pytest
 
 from datastore.fuse.ops import ROOT_INO, FSError
 from datastore.fuse.store.base import Capabilities
+from tests.driving import resolve
 from tests.localfs import ME
 from tests.mounted import Client, World, failing
 from tests.promises import promise
@@ -157,5 +158,5 @@ def test_hard_links_are_refused(one: Client) -> None:
     """EOPNOTSUPP: an object has one key."""
     one.local.write("f", b"x")
     with pytest.raises(FSError) as caught:
-        one.fs.link(ME, one.local.stat("f").ino, ROOT_INO, b"g")
+        resolve(one.fs.link(ME, one.local.stat("f").ino, ROOT_INO, b"g"))
     assert caught.value.errno == errno.EOPNOTSUPP

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from datastore.errors import ServerFault
+from tests.driving import resolve
 from tests.faulty import from_nth, no_faults
 from tests.mounted import Client, Died, World, dies_at
 from tests.promises import promise
@@ -116,7 +117,7 @@ def test_a_name_that_is_used_anew_before_its_rename_is_finished(world: World, ki
             again.local.mkdir(f"{top}/{used}")
         for name, body in anew.items():
             again.local.write(f"{top}/{name}", body)
-        assert again.fs.flush_all() == []
+        assert resolve(again.fs.flush_all()) == []
         last = again.again()
         found = {key[len(top) + 1 :]: body for key, body in everything(world).items() if key.startswith(top + "/")}
         assert {name: found.get(name) for name in anew} == anew, f"died at call {number}"

@@ -6,20 +6,19 @@ import errno
 import itertools
 import os
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any
 
 import pytest
 
 from datastore.errors import DeadlineExceeded, ServerFault
 from datastore.fuse.data import multipart
+from datastore.fuse.loop import Loop
 from datastore.fuse.ops import SetAttr
-from datastore.fuse.store.base import ETag, WriteOptions
+from datastore.fuse.store.base import WriteOptions
 from datastore.fuse.vfs.upload import streaming
 from datastore.fuse.vfs.upload.streaming import Stream
 from datastore.retry import Call, current_call, one_call
 from tests.clock import ManualClock
+from tests.driving import resolve
 from tests.faulty import Fault, from_nth, no_faults
 from tests.localfs import File
 from tests.mounted import DOWN, Client, World, failing, pattern
@@ -41,7 +40,7 @@ def settled(client: Client) -> None:
     for node in client.fs.core.nodes.by_ino.values():
         stream = node.staged.stream if node.staged is not None else None
         if isinstance(stream, Stream):
-            stream._wait()
+            resolve(stream._wait())
 
 
 def begun(client: Client, parts: int, path: str = "f") -> File:
@@ -188,7 +187,7 @@ def test_attributes_that_could_not_be_set(world: World, one: Client) -> None:
     assert row["error"] == "the server is down"
     one.faulty.plan = no_faults
     before = one.calls("upload_part", "put")
-    assert one.fs.flush_all() == []
+    assert resolve(one.fs.flush_all()) == []
     assert one.calls("upload_part", "put") == before
     assert world.metadata("f")["mode"] == str(0o100600)
     assert world.body("f") == pattern(PART * 4 + PART // 2)
@@ -245,16 +244,16 @@ def test_an_upload_whose_beginning_fails_beside_the_close_is_begun_by_it(
 ) -> None:
     """It was asked for before: the store may be back by now, as it is for parts that were sent ahead."""
     closing, begun = threading.Event(), itertools.count()
-    wait = streaming.Lanes.wait
+    begins = streaming.Stream.begins
 
     def plan(index: int, method: str) -> Fault | None:
         return Fault(DOWN) if method == "create_upload" and next(begun) == 0 and closing.wait(PATIENCE_S) else None
 
-    def waiting(lanes: streaming.Lanes, future: Future[ETag]) -> BaseException | None:
+    async def waiting(stream: streaming.Stream) -> bool:
         closing.set()
-        return wait(lanes, future)
+        return await begins(stream)
 
-    monkeypatch.setattr(streaming.Lanes, "wait", waiting)
+    monkeypatch.setattr(streaming.Stream, "begins", waiting)
     one.faulty.plan = plan
     with one.local.opened("f", os.O_WRONLY | os.O_CREAT) as file:
         file.write(pattern(PART * 6), 0)
@@ -286,7 +285,7 @@ def test_a_close_that_fails_leaves_no_upload(world: World, one: Client) -> None:
     failing(errno.EIO, file.close)
     assert not world.bucket.uploads
     one.faulty.plan = no_faults
-    assert one.fs.flush_all() == []
+    assert resolve(one.fs.flush_all()) == []
     assert world.body("f") == pattern(PART * 4 + PART // 2)
 
 
@@ -326,48 +325,49 @@ def test_uploads_that_could_not_be_dropped_are_dropped_later(world: World, one: 
     assert world.bucket.uploads
     fault = from_nth(0, DOWN)
     second.faulty.plan = lambda index, method: fault(index, method) if method == "abort_upload" else None
-    second.fs.uploads.retry([])
+    resolve(second.fs.uploads.retry([]))
     assert world.bucket.uploads
     second.faulty.plan = no_faults
-    second.fs.uploads.retry([])
+    resolve(second.fs.uploads.retry([]))
     assert not world.bucket.uploads
 
 
 @promise("S-64")
-def test_a_lost_request_fails_and_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits for it is told, and those behind it go on."""
-    monkeypatch.setattr(streaming, "_LOOK_S", 0.01)
-    clock = ManualClock()
-    tasks: list[Callable[[], None]] = []
-    lanes = streaming.Lanes(tasks.append, clock.monotonic, width=1)
-    lost, behind = (lanes.run(lambda: ETag("etag")) for _ in range(2))
-    assert len(tasks) == 1
-    clock.advance(3600)
-    assert isinstance(lanes.wait(lost), DeadlineExceeded)
-    tasks[1]()
-    assert (lanes.wait(behind), behind.result()) == (None, "etag")
-    tasks[0]()
-    assert isinstance(lanes.wait(lost), DeadlineExceeded), "its answer comes too late"
+def test_a_lost_request_fails() -> None:
+    """Who waits for it is told, and its answer comes too late."""
+    clock, begun, over = ManualClock(), threading.Event(), threading.Event()
+    loop = Loop(clock.monotonic)
+
+    def hang() -> None:
+        begun.set()
+        over.wait(PATIENCE_S)
+
+    async def ask() -> bool:
+        lost = loop.lane(hang)
+        await loop.lane(begun.wait, PATIENCE_S)
+        clock.advance(3600)
+        with pytest.raises(DeadlineExceeded):
+            await lost
+        over.set()
+        return await loop.lane(over.is_set)
+
+    assert loop.run(ask())
+    loop.close()
 
 
 @promise("S-64", "S-19")
-def test_a_close_does_not_wait_for_a_lost_part(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fails, in time; what is under way is given up; the bytes go with the next attempt."""
-    monkeypatch.setattr(streaming, "_LOOK_S", 0.01)
+def test_a_close_does_not_wait_for_a_lost_part(world: World, one: Client) -> None:
+    """It fails when the part does; what is under way is given up; the bytes go with the next attempt."""
     file = begun(one, 3)
-    submit = one.fs.core.io.submit
     losing = iter((True,))
 
-    def lose(*job: Any) -> Any:
-        if next(losing, False):
-            world.clock.advance(3600)
-            return None
-        return submit(*job)
+    def lose(index: int, method: str) -> Fault | None:
+        return Fault(DeadlineExceeded("lost")) if method == "upload_part" and next(losing, False) else None
 
-    monkeypatch.setattr(one.fs.uploads._delivery._streams._lanes, "_submit", lose)
+    one.faulty.plan = lose
     failing(errno.ETIMEDOUT, file.close)
     assert not world.bucket.uploads
-    assert one.fs.flush_all() == []
+    assert resolve(one.fs.flush_all()) == []
     assert world.body("f") == pattern(PART * 4 + PART // 2)
 
 
@@ -382,15 +382,14 @@ def test_the_upload_of_a_file_that_is_written_now_is_no_dead_process_s(
     after = one.again(resumed=True)
     if answered:
         file = begun(after, 3)
-        assert after.fs.uploads.retry([]) == []
+        assert resolve(after.fs.uploads.retry([])) == []
     else:
-        after.faulty.plan = lambda index, method: (
-            Fault(alter=lambda answer: (after.fs.uploads.retry([]), answer)[1]) if method == "create_upload" else None
-        )
+        retried = Fault(alter=lambda answer: (resolve(after.fs.uploads.retry([])), answer)[1])
+        after.faulty.plan = lambda index, method: retried if method == "create_upload" else None
         file = begun(after, 3)
         assert len(list(world.tool.pending_uploads(""))) == 2
     file.close()
     assert world.body("f") == pattern(PART * 4 + PART // 2)
-    assert after.fs.uploads.retry([]) == []
+    assert resolve(after.fs.uploads.retry([])) == []
     assert list(world.tool.pending_uploads("")) == []
     assert after.fs.core.db.uploads() == []

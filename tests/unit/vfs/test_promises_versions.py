@@ -8,8 +8,9 @@ import os
 import pytest
 
 from datastore.errors import Unsupported
-from datastore.fuse.ops import ROOT_INO, Caller, FSError, OpenRequest, resolve
+from datastore.fuse.ops import ROOT_INO, Caller, FSError, OpenRequest
 from datastore.fuse.store.base import Body, WriteOptions, WriteResult
+from tests.driving import resolve
 from tests.mounted import Client, World, failing
 from tests.promises import promise
 

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from datastore.fuse.loop import all_of
 from datastore.fuse.vfs.opened import writeback
+from tests.driving import resolve
 from tests.faulty import no_faults
 from tests.localfs import File
 from tests.mounted import Client, World, failing, fails, pattern, refuse_writes
 from tests.mounted import world as opened
-from tests.patience import PATIENCE_S
 from tests.promises import promise
 
 
@@ -29,8 +30,7 @@ def one(world: World) -> Client:
 def send(client: Client, later_s: float = 10.0) -> None:
     """What the background does by then."""
     now = client.fs.core.clock.monotonic() + later_s
-    for future in client.fs.write_back.send_due(now):
-        future.result(timeout=PATIENCE_S)
+    resolve(all_of(client.fs.loop.call(lambda: client.fs.write_back.send_due(now))))
 
 
 @promise("S-48")
@@ -80,7 +80,7 @@ def test_a_file_that_is_opened_while_it_is_sent_reads_and_writes_on(world: World
     one.local.write("f", b"first")
     with one.local.opened("f", os.O_RDWR) as file:
         (node,) = one.fs.core.nodes.unsent()
-        assert one.fs.uploads.retry_one(node) == ""
+        assert resolve(one.fs.uploads.retry_one(node)) == ""
         assert file.read(0, 5) == b"first"
         file.write(b"F", 0)
     send(one)
@@ -200,7 +200,7 @@ def test_a_store_that_is_away(world: World, one: Client) -> None:
     assert row["error"] == "the server is down"
     assert one.local.read("f") == b"bytes"
     one.faulty.plan = no_faults
-    assert one.fs.flush_all() == []
+    assert resolve(one.fs.flush_all()) == []
     assert world.body("f") == b"bytes"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from datastore.fuse.vfs.tree.nodes import Directory
+from tests.driving import resolve
 from tests.mounted import Client, around
 from tests.patience import PATIENCE_S
 from tests.promises import promise
@@ -38,7 +39,7 @@ def test_a_listing_while_the_directory_is_away(monkeypatch: pytest.MonkeyPatch, 
         lambda: one.local.rename("a", "b"),
         lambda: one.local.rename("b", "a"),
     )
-    one.fs.resolver.read_directory(node)
+    resolve(one.fs.resolver.read_directory(node))
     assert one.local.listdir("a") == [b"f"]
     assert one.local.read("a/f") == b"x"
 
@@ -50,12 +51,12 @@ def test_an_answer_for_a_directory_that_was_away(monkeypatch: pytest.MonkeyPatch
     one.local.write("a/f", b"x")
     node = directory(one, "a")
     around(monkeypatch, one, "head", lambda: one.local.rename("a", "b"), lambda: one.local.rename("b", "a"))
-    assert one.fs.remote.head(node)
+    assert resolve(one.fs.remote.head(node))
     assert not node.gone
     one.fs.core.nodes.root.forget_listing()
     around(monkeypatch, one, "list_page", lambda: one.local.rename("a", "b"), lambda: None)
     around(monkeypatch, one, "head", lambda: one.store.delete("a/"), lambda: None)
-    assert one.fs.remote.head(node)
+    assert resolve(one.fs.remote.head(node))
     assert not node.gone
     assert one.local.listdir("b") == [b"f"]
 
@@ -67,19 +68,22 @@ def test_a_name_is_made_while_it_is_looked_up(monkeypatch: pytest.MonkeyPatch, o
     original = one.fs.resolver.read_directory
     calls = iter((True,))
 
-    def read(node: Directory, **options: Any) -> Any:
-        listing = original(node, **options)
+    def make() -> None:
+        one.local.mkdir("d")
+        one.local.write("d/f", b"x")
+
+    async def read(node: Directory, **options: Any) -> Any:
+        listing = await original(node, **options)
         entries = dict(listing.entries)
         if next(calls, False):
-            one.local.mkdir("d")
-            one.local.write("d/f", b"x")
+            await one.fs.core.ask(make)
             # What the thread saw is what was there when it looked.
             monkeypatch.setattr(listing, "entries", entries, raising=True)
             root.listing = None
         return listing
 
     monkeypatch.setattr(one.fs.resolver, "read_directory", read)
-    one.fs.resolver.find(root, b"d")
+    resolve(one.fs.resolver.find(root, b"d"))
     monkeypatch.undo()
     assert not directory(one, "d").gone
     assert one.local.listdir("d") == [b"f"]
@@ -97,7 +101,7 @@ def test_an_old_name_is_made_anew_at_once(monkeypatch: pytest.MonkeyPatch, one: 
         # Between the new name and the removal of the old one.
         root.listing = None
         around(monkeypatch, one, "list_page", lambda: None, release)
-        one.fs.resolver.read_directory(root)
+        resolve(one.fs.resolver.read_directory(root))
 
     def release() -> None:
         ended.append(True)
@@ -130,7 +134,7 @@ def test_what_stood_under_the_new_name_of_a_directory(monkeypatch: pytest.Monkey
 
     def look() -> None:
         root.listing = None
-        found.append(one.fs.resolver.find(root, b"b"))
+        found.append(resolve(one.fs.resolver.find(root, b"b")))
 
     around(monkeypatch, one, "copy", lambda: None, look)
     one.local.rename("a", "b")
@@ -155,7 +159,7 @@ def test_what_the_kernel_forgot_during_a_listing(monkeypatch: pytest.MonkeyPatch
             assert ino not in one.fs.core.nodes.by_ino
 
     around(monkeypatch, one, "list_page", lambda: None, make)
-    one.fs.remote.read_directory(root, whole=True)
+    resolve(one.fs.remote.read_directory(root, whole=True))
     assert one.local.listdir() == [b"d", b"f"]
     assert one.local.read("f") == b"x"
 
@@ -167,7 +171,7 @@ def test_a_file_that_is_removed_while_it_is_asked_about(monkeypatch: pytest.Monk
     file = one.local.open("f", os.O_RDWR)
     node = one.fs.core.nodes.by_ino[file.ino]
     around(monkeypatch, one, "head", lambda: one.local.unlink("f"), lambda: None)
-    assert not one.fs.remote.head(node)
+    assert not resolve(one.fs.remote.head(node))
     file.write(b"y")
     file.close()
     assert one.local.listdir() == []

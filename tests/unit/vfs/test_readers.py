@@ -14,6 +14,7 @@ from datastore.api.source import S3Location
 from datastore.errors import AccessDenied
 from datastore.fuse.vfs.build import build_filesystem
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
+from tests.driving import resolve, the_loop
 from tests.faulty import Fault, FaultyStore, no_faults
 from tests.killing import kill
 from tests.localfs import LocalFs
@@ -55,11 +56,11 @@ def mounted(
         attributes=attributes,
     )
     store = FaultyStore(MemoryStore(world.bucket), no_faults if may_read else plan)
-    fs = build_filesystem(spec, store, clock=world.clock, reader=reader)
+    fs = build_filesystem(spec, store, loop=the_loop(), clock=world.clock, reader=reader)
     try:
         yield LocalFs(fs)
     finally:
-        fs.stop()
+        resolve(fs.stop())
         kill(fs)
 
 

@@ -6,10 +6,10 @@ import os
 
 import pytest
 
-from datastore.fuse.ops import resolve
 from datastore.fuse.vfs.tree import reclaimer
 from datastore.fuse.vfs.tree.nodes import Directory
 from datastore.fuse.vfs.tree.reclaimer import MIB, MemoryReclaimer, Shares
+from tests.driving import resolve
 from tests.mounted import Client, World
 from tests.promises import promise
 
@@ -52,7 +52,7 @@ def test_what_was_used_last_stays(small: Client) -> None:
     """The kernel is asked to give up the nodes of the directories that were not used for longest."""
     walk(small)
     before = len(small.fs.core.nodes.by_ino)
-    MemoryReclaimer(small.fs.core).look(0)
+    resolve(MemoryReclaimer(small.fs.core).look(0))
     assert listed(small) < FOLDERS
     kernel_gives_up(small)
     left = small.fs.core.nodes.by_ino.values()
@@ -72,7 +72,7 @@ def test_what_is_in_use_is_not_released(small: Client) -> None:
     ino = small.local.stat("d1").ino
     handle = resolve(small.fs.opendir(small.local._caller, ino)).fh
     walk(small)
-    MemoryReclaimer(small.fs.core).look(0)
+    resolve(MemoryReclaimer(small.fs.core).look(0))
     assert file.ino not in {one.ino for one in small.kernel.released}
     opened = core.nodes.by_ino[ino]
     assert isinstance(opened, Directory)
@@ -86,7 +86,7 @@ def test_directories_are_not_detached_by_name(small: Client) -> None:
     """A process may stand in one: without a name the kernel can only be asked to prune it."""
     walk(small)
     core = small.fs.core
-    MemoryReclaimer(core).look(0)
+    resolve(MemoryReclaimer(core).look(0))
     inos = {node.ino for node in core.nodes.by_ino.values() if isinstance(node, Directory)}
     assert small.kernel.released
     assert all(not one.name for one in small.kernel.released if one.ino in inos)
@@ -96,17 +96,17 @@ def test_directories_are_not_detached_by_name(small: Client) -> None:
 def test_nodes_that_the_kernel_never_had_go_when_they_are_idle(small: Client) -> None:
     """Those of a warm-up, or of attributes that were asked for ahead."""
     for folder in range(FOLDERS):
-        directory = small.fs.resolver.find(small.fs.core.nodes.root, b"d%d" % folder)
+        directory = resolve(small.fs.resolver.find(small.fs.core.nodes.root, b"d%d" % folder))
         assert isinstance(directory, Directory)
         for number in range(FILES):
-            small.fs.resolver.find(directory, b"f%02d" % number)
+            resolve(small.fs.resolver.find(directory, b"f%02d" % number))
     look = MemoryReclaimer(small.fs.core)
     before = len(small.fs.core.nodes.by_ino)
-    look.look(0)
+    resolve(look.look(0))
     assert len(small.fs.core.nodes.by_ino) == before
     small.world.clock.advance(10)
     small.fs.core.nodes.grown = 1
-    look.look(0)
+    resolve(look.look(0))
     assert len(small.fs.core.nodes.by_ino) < before
 
 
@@ -118,7 +118,7 @@ def test_pressure_tightens_and_its_end_loosens(small: Client, monkeypatch: pytes
     look = MemoryReclaimer(small.fs.core)
     of = small.fs.core.settings.memory_bytes
     for resident in (of // 2, of, of, of // 10 * 8, of // 2, of // 2):
-        look.look(resident)
+        resolve(look.look(resident))
     assert limits == [MIB // 4, MIB]
 
 
@@ -126,7 +126,7 @@ def test_pressure_tightens_and_its_end_loosens(small: Client, monkeypatch: pytes
 def test_the_log_of_nodes_says_what_the_kernel_has(small: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was given up is not restored, and the log does not grow for ever."""
     walk(small)
-    MemoryReclaimer(small.fs.core).look(0)
+    resolve(MemoryReclaimer(small.fs.core).look(0))
     kernel_gives_up(small)
     small.local.stat("d0/f00")
     again = small.again(resumed=True)
@@ -135,7 +135,7 @@ def test_the_log_of_nodes_says_what_the_kernel_has(small: Client, monkeypatch: p
     assert {node.ino for node in nodes.values()} >= {again.local.stat("d0/f00").ino}
     monkeypatch.setattr(reclaimer, "_LOG_SLACK", 0)
     monkeypatch.setattr(reclaimer, "_LOG_RATIO", 1)
-    MemoryReclaimer(again.fs.core).look(0)
+    resolve(MemoryReclaimer(again.fs.core).look(0))
     assert again.fs.core.nodelog.records <= len(again.fs.core.nodes.by_ino)
 
 
@@ -149,10 +149,9 @@ def test_names_that_come_and_go_leave_a_small_log(world: World) -> None:
     client.local.stat("f")
     node = next(one for one in core.nodes.by_ino.values() if one.parent is root)
     for _ in range(8):
-        with core.lock:
-            for _ in range(1000):
-                core.log_nodes((node,))
-        look.look(0)
+        for _ in range(1000):
+            core.log_nodes((node,))
+        resolve(look.look(0))
     assert core.nodelog.records <= 5500
     assert set(core.nodelog.load()) == {node.ino}
 

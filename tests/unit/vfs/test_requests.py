@@ -6,8 +6,9 @@ import os
 
 import pytest
 
-from datastore.fuse.ops import ROOT_INO, OpenRequest, resolve
+from datastore.fuse.ops import ROOT_INO, OpenRequest
 from datastore.fuse.state.statedb import KnownAttributes
+from tests.driving import resolve
 from tests.localfs import ME
 from tests.mounted import Client, World
 from tests.promises import promise
@@ -78,12 +79,12 @@ def test_a_marker_that_is_known_is_not_asked_for_again(world: World, one: Client
     directory = one.fs.resolver.directory(ino)
     world.later(10)
     before = one.calls("head")
-    one.fs.resolver.read_directory(directory)
+    resolve(one.fs.resolver.read_directory(directory))
     assert one.local.stat("d").mode & 0o777 == 0o700
     assert one.calls("head") == before
     world.client().local.chmod("d", 0o755)
     world.later(10)
-    one.fs.resolver.read_directory(directory)
+    resolve(one.fs.resolver.read_directory(directory))
     assert one.local.stat("d").mode & 0o777 == 0o755
 
 

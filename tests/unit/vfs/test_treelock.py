@@ -2,93 +2,67 @@
 
 from __future__ import annotations
 
-import threading
+import itertools
 
-import pytest
-
-from datastore.errors import DeadlineExceeded
+from datastore.fuse.loop import Future
 from datastore.fuse.vfs.tree.treelock import TreeLock
-from tests.patience import PATIENCE_S, eventually
+from tests.driving import resolve, the_loop
 from tests.promises import promise
 
 
 class Holder:
-    """A thread that holds the lock until it is told to let go."""
+    """A task that holds the lock until it is told to let go."""
 
     def __init__(self, lock: TreeLock, *, alone: bool) -> None:
-        self.has_it = threading.Event()
-        self.let_go = threading.Event()
-        self._manager = lock.exclusive() if alone else lock.shared()
-        self._thread = threading.Thread(target=self._hold)
-        self._thread.start()
+        self.has_it = False
+        self._let_go: Future[None] = Future()
+        self._task = the_loop().spawn(self._hold(lock, alone=alone))
 
-    def _hold(self) -> None:
-        with self._manager:
-            self.has_it.set()
-            self.let_go.wait(PATIENCE_S)
+    async def _hold(self, lock: TreeLock, *, alone: bool) -> None:
+        async with lock.exclusive() if alone else lock.shared():
+            self.has_it = True
+            await self._let_go
 
-    def end(self) -> None:
-        self.let_go.set()
-        self._thread.join(PATIENCE_S)
-        assert not self._thread.is_alive()
+    async def end(self) -> None:
+        self._let_go.set_result(None)
+        await self._task
+        await the_loop().pause()
+
+
+async def holders(lock: TreeLock, *alone: bool) -> list[Holder]:
+    """Those that ask for it in this order, and have gone as far as they may."""
+    made = [Holder(lock, alone=one) for one in alone]
+    await the_loop().pause()
+    return made
 
 
 @promise("S-26")
 def test_one_alone() -> None:
-    """While a directory is renamed nobody uploads, and the other way round."""
-    lock = TreeLock(deadline_s=0.01)
-    holder = Holder(lock, alone=True)
-    assert holder.has_it.wait(PATIENCE_S)
-    for take in (lock.shared, lock.exclusive):
-        with pytest.raises(DeadlineExceeded), take():
-            pass
-    holder.end()
-    holder = Holder(lock, alone=False)
-    assert holder.has_it.wait(PATIENCE_S)
-    with pytest.raises(DeadlineExceeded), lock.exclusive():
-        pass
-    holder.end()
-    with lock.exclusive():
-        pass
+    """While a directory is renamed nobody uploads, and the other way round; uploads go side by side."""
+
+    async def take_turns() -> None:
+        for alone in itertools.product((True, False), repeat=2):
+            first, second = await holders(TreeLock(), *alone)
+            assert (first.has_it, second.has_it) == (True, not any(alone))
+            await first.end()
+            assert second.has_it
+            await second.end()
+
+    resolve(take_turns())
 
 
 @promise("S-26")
 def test_a_rename_is_not_starved() -> None:
     """Who waits to be alone comes before newcomers."""
-    lock = TreeLock(deadline_s=PATIENCE_S)
-    first = Holder(lock, alone=False)
-    assert first.has_it.wait(PATIENCE_S)
-    rename = Holder(lock, alone=True)
-    eventually(lambda: lock._waiting == 1)
-    newcomer = Holder(lock, alone=False)
-    assert not newcomer.has_it.wait(0.01)
-    first.end()
-    assert rename.has_it.wait(PATIENCE_S)
-    rename.end()
-    assert newcomer.has_it.wait(PATIENCE_S)
-    newcomer.end()
 
+    async def come_and_go() -> None:
+        lock = TreeLock()
+        first, rename, newcomer = await holders(lock, False, True, False)
+        assert (first.has_it, rename.has_it, newcomer.has_it) == (True, False, False)
+        await first.end()
+        assert (rename.has_it, newcomer.has_it) == (True, False)
+        await rename.end()
+        assert newcomer.has_it
+        await newcomer.end()
 
-@promise("S-26", "S-18")
-def test_who_gave_up_waiting_lets_those_behind_go_on_at_once() -> None:
-    """Not only when the next one lets go: that may be the upload of a large file."""
-    lock = TreeLock(deadline_s=0.2)
-    upload = Holder(lock, alone=False)
-    assert upload.has_it.wait(PATIENCE_S)
-    gave_up = threading.Event()
-
-    def rename() -> None:
-        with pytest.raises(DeadlineExceeded), lock.exclusive():
-            pass
-        gave_up.set()
-
-    thread = threading.Thread(target=rename)
-    thread.start()
-    eventually(lambda: lock._waiting or gave_up.is_set())
-    lock._deadline_s = 10 * PATIENCE_S
-    behind = Holder(lock, alone=False)
-    assert gave_up.wait(PATIENCE_S)
-    assert behind.has_it.wait(PATIENCE_S / 2)  # the upload ends by itself after PATIENCE_S
-    for holder in (behind, upload):
-        holder.end()
-    thread.join(PATIENCE_S)
+    resolve(come_and_go())

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from datastore.fuse.store.base import ETag, ListedObject, ListPage
 from datastore.fuse.vfs.lookup.walks import split
 from datastore.fuse.vfs.tree.nodes import Directory
+from tests.driving import resolve
 from tests.mounted import TTL_S, Client, World
 from tests.promises import promise
 
@@ -218,6 +219,6 @@ def test_who_looks_a_directory_up_at_the_same_time_asks_once(world: World, one: 
     world.later()
     before = one.calls("head")
     with ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(lambda _: one.fs.resolver.find(one.fs.core.nodes.root, b"top"), range(16)))
+        found = list(pool.map(lambda _: resolve(one.fs.resolver.find(one.fs.core.nodes.root, b"top")), range(16)))
     assert found == [node] * 16
     assert one.calls("head") - before == 1

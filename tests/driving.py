@@ -1,0 +1,31 @@
+"""One event loop for all tests that call a Filesystem, or a part of one, without a mount: a thread turns it."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from datastore.fuse.loop import Loop
+
+T = TypeVar("T")
+
+
+@functools.cache
+def the_loop() -> Loop:
+    """It, turned from now on."""
+    loop = Loop()
+
+    def turn() -> None:
+        with loop.turning():
+            while True:
+                loop.turn()
+
+    threading.Thread(target=turn, name="tests-loop", daemon=True).start()
+    return loop
+
+
+def resolve(coroutine: Coroutine[Any, Any, T]) -> T:
+    """What it returns or raises, when it has ended; any thread but the loop's."""
+    return the_loop().run(coroutine)
