@@ -135,4 +135,3 @@ def _records(nodes: Iterable[Node]) -> list[NodeRecord]:
         for node in nodes
         if node.parent is not None
     ]
-
