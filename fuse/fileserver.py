@@ -83,7 +83,7 @@ class FileServerFilesystem:
 
     async def stop(self) -> None:
         """See ops.Filesystem. In a lane of its own: all others may be waiting for a machine that does not answer."""
-        lanes = Lanes(self.loop)
+        lanes = Lanes(self.loop, 1)
         ended = lanes.run(self._end)
         lanes.close()
         await ended

@@ -32,7 +32,9 @@ R = TypeVar("R")
 Ready = Callable[[], None]
 
 LANES = 64
-"""Threads for what blocks: the attributes of a directory are asked for 64 wide."""
+"""Threads for the storage's calls: the attributes of a directory are asked for 64 wide."""
+DISK_LANES = 8
+"""Threads for the local disk, which must not wait for a storage that is down."""
 _LOST_S = 1800.0
 """Each call in a lane is bounded by the store's own deadlines; one that takes so long is given up."""
 _LOOK_S = 30.0
@@ -217,7 +219,10 @@ class Loop:
         self.clock = clock
         self.runnable: deque[Ready] = deque()
         """Steps of tasks that can go on."""
-        self.lanes = Lanes(self)
+        self.lanes = Lanes(self, LANES)
+        """For calls of the storage."""
+        self.disk = Lanes(self, DISK_LANES)
+        """For the local disk, and what keeps the processor busy."""
         self._poll = select.epoll()
         self._ready: dict[int, Ready] = {}
         self._timers: list[tuple[float, int, Ready]] = []
@@ -366,8 +371,12 @@ class Loop:
         return task
 
     def lane(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Begin a call that blocks, in a thread; `await` its result."""
+        """Begin a call of the storage, in a thread; `await` its result."""
         return self.lanes.run(partial(call, *args, **kwargs))
+
+    def on_disk(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """The same of one that waits for the local disk, or that takes long without waiting."""
+        return self.disk.run(partial(call, *args, **kwargs))
 
     async def sleep(self, seconds: float) -> None:
         """Let others run for so long."""
@@ -414,6 +423,7 @@ class Loop:
             call, _ = self._at_end.popitem()
             call()
         self.lanes.close()
+        self.disk.close()
         self._poll.close()
         os.close(self._bell)
 
@@ -438,10 +448,11 @@ class _Job:
 
 
 class Lanes:
-    """Threads that run what blocks, up to LANES of them; they start as they are needed."""
+    """Threads that run what blocks, up to `width` of them; they start as they are needed."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: Loop, width: int) -> None:
         self._loop = loop
+        self._width = width
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -475,7 +486,7 @@ class Lanes:
         self._queue.put(job)
         with self._lock:
             self._unended += 1
-            if len(self._threads) - self._lost < min(LANES, self._unended):
+            if len(self._threads) - self._lost < min(self._width, self._unended):
                 name = f"lane-{len(self._threads)}"
                 thread = threading.Thread(target=self._work, name=name, daemon=True)
                 self._threads.append(thread)

@@ -40,5 +40,5 @@ async def _quiet(patience_s: float) -> bool:
         if loop.clock() > end:
             return False
         await loop.sleep(_POLL_S)
-        idle = 0 if loop.runnable or loop.lanes._unended else idle + 1
+        idle = 0 if loop.runnable or loop.lanes._unended or loop.disk._unended else idle + 1
     return True

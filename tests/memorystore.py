@@ -41,6 +41,7 @@ from datastore.fuse.store.base import (
     UploadId,
     WriteOptions,
     WriteResult,
+    by,
     handed_over,
     in_memory,
 )
@@ -65,28 +66,24 @@ P = ParamSpec("P")
 
 def get_each(store: ObjectStore, feed: GetFeed, sink: GetSink, loop: Loop | None = None) -> None:
     """ObjectStore.get_many() by one get() after the other, by this thread. A loop calls `feed` and `sink`."""
-
-    def told(call: Callable[[], T]) -> T:
-        return call() if loop is None else loop.call(call)
-
-    while (wanted := told(feed)) is not None:
+    while (wanted := by(loop, feed)) is not None:
         answer = None
         with suppress(StoreError):
             body, info = store.get(wanted.key, if_match=wanted.etag)
             if (info.etag or wanted.etag, len(body)) == (wanted.etag, wanted.size):
                 answer = body, info
-        told(partial(sink, wanted, answer))
+        by(loop, partial(sink, wanted, answer))
 
 
-def head_each(store: ObjectStore, objects: Sequence[Shown], sink: HeadSink) -> None:
-    """ObjectStore.head_many() by one head() after the other."""
+def head_each(store: ObjectStore, objects: Sequence[Shown], sink: HeadSink, loop: Loop | None = None) -> None:
+    """ObjectStore.head_many() by one head() after the other, by this thread. A loop calls `sink`."""
     check_head_count(objects)
     for number, one in enumerate(objects):
         try:
             answer: ObjectInfo | StoreError = store.head(one.key)
         except StoreError as error:
             answer = error
-        sink(number, answer)
+        by(loop, partial(sink, number, answer))
 
 
 def _hooked(method: Callable[Concatenate[ObjectStore, P], T]) -> Callable[Concatenate[HookedStore, P], T]:

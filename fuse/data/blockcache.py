@@ -17,14 +17,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
+from json.encoder import encode_basestring_ascii as as_json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,7 +39,6 @@ from .blockfile import (
     file_records,
     page_rounded,
     remove_files,
-    store_joined,
     store_whole,
 )
 from .cachespace import CacheSpace
@@ -79,14 +77,13 @@ class BlockCache:
         Touches no disk beyond reading the kernel's boot id.
         """
         self._space = CacheSpace(directory, size_bytes)
-        self._namespace = namespace
+        self._namespace = as_json(namespace)
         self._monotonic = monotonic
         self._boot_id = _boot_id()
         self._lock = threading.Lock()
         self._open: OrderedDict[ObjectVersion, BlockFile] = OrderedDict()
         self._credit_bytes = 0
         """Counted as taken and not written yet."""
-        self._place = lru_cache(maxsize=OPEN_FILES)(self._placed)
         self._off_until_s = float("-inf")
         self._tidied_s = float("-inf")
 
@@ -95,20 +92,24 @@ class BlockCache:
         stop = min(offset + size, version.size)
         if offset >= stop:
             return b""
-        with self._guarded(version):
+        try:
             entry = self._find(version)
             return None if entry is None else entry.read(offset, stop)
-        return None
+        except (CacheCorrupt, OSError) as error:
+            self._forgive(version, error)
+            return None
 
     def holds(self, version: ObjectVersion, start: int, stop: int) -> bool:
         """Whether [start, stop) is recorded as held (its checksums may still turn out wrong)."""
         stop = min(stop, version.size)
         if start >= stop:
             return True
-        with self._guarded(version):
+        try:
             entry = self._find(version)
             return entry is not None and entry.holds(start, stop)
-        return False
+        except (CacheCorrupt, OSError) as error:
+            self._forgive(version, error)
+            return False
 
     def present(self, version: ObjectVersion) -> bool:
         """Whether the whole version is recorded as held."""
@@ -118,23 +119,11 @@ class BlockCache:
         """Keep the whole blocks of `body`; whether they are kept now. Idempotent."""
         if not body or self._monotonic() < self._off_until_s:
             return not body
-        with self._guarded(version, writing=True):
-            # A version of one block is in one file, which is made where there is none: nobody has to look before.
-            entry = self._find(version) if version.size > BLOCK_BYTES or version in self._open else None
-            if entry is None or entry.unlinked:
-                if len(body) == version.size <= STORE_WHOLE_BYTES:
-                    return self._store(version, memoryview(body))
-                entry = self._create(version)
-            fresh = 0 if entry is None else entry.fresh_bytes(offset, offset + len(body))
-            if fresh and not self._reserve(fresh):
-                return False
-            with self._given_back(fresh):
-                if fresh and entry is not None and entry.unlinked:  # it was itself what had to make room
-                    entry = self._create(version)
-                if entry is not None:
-                    entry.write(offset, body)
-            return entry is not None
-        return False
+        try:
+            return self._write(version, offset, body)
+        except (CacheCorrupt, OSError) as error:
+            self._forgive(version, error, writing=True)
+            return False
 
     def adopt(self, version: ObjectVersion, path: Path, *, keep: bool = False) -> bool:
         """Take over a complete local file with the bytes of `version`; reads all of it once, for the checksums.
@@ -144,9 +133,11 @@ class BlockCache:
         """
         if version.size == 0 or self._monotonic() < self._off_until_s:
             return False
-        with self._guarded(version, writing=True):
+        try:
             return self._adopt(version, path, keep=keep)
-        return False
+        except (CacheCorrupt, OSError) as error:
+            self._forgive(version, error, writing=True)
+            return False
 
     def open_for_passthrough(self, version: ObjectVersion) -> int | None:
         """A descriptor to read and write a wholly held, checked version, the caller's; one at a time in all processes.
@@ -167,19 +158,23 @@ class BlockCache:
     def _reopened(self, version: ObjectVersion) -> int | None:
         if version.size == 0:
             return None
-        with self._guarded(version):
+        try:
             entry = self._find(version)
             if entry is None or not (entry.whole or (version.size <= INLINE_VERIFY_BYTES and entry.verify())):
                 return None
             return entry.reopen(self._place(version).data_path)
-        return None
+        except (CacheCorrupt, OSError) as error:
+            self._forgive(version, error)
+            return None
 
     def verify(self, version: ObjectVersion) -> bool:
         """Check what is held against its checksums now, waiting for the disk; whether the version is whole."""
-        with self._guarded(version):
+        try:
             entry = self._find(version)
             return entry is not None and (entry.whole or entry.verify())
-        return False
+        except (CacheCorrupt, OSError) as error:
+            self._forgive(version, error)
+            return False
 
     def drop(self, version: ObjectVersion) -> None:
         """Remove a version; idempotent. Readers of open descriptors are not disturbed."""
@@ -235,18 +230,14 @@ class BlockCache:
         with self._lock:
             self._open.clear()
 
-    def _guarded(self, version: ObjectVersion, *, writing: bool = False) -> _Guard:
-        return _Guard(self._forgive, version, writing)
-
-    def _forgive(self, version: ObjectVersion, writing: bool, error: BaseException | None) -> bool:
-        """Whether the error only means 'no cache': the caller falls through to its negative answer."""
+    def _forgive(self, version: ObjectVersion, error: CacheCorrupt | OSError, *, writing: bool = False) -> None:
+        """The error only means 'no cache'."""
         if isinstance(error, CacheCorrupt):
             self.drop(version)
-        elif isinstance(error, OSError):
-            self._let_go(version)
-            if writing:
-                self._off_until_s = self._monotonic() + PAUSE_S
-        return isinstance(error, CacheCorrupt | OSError)
+            return
+        self._let_go(version)
+        if writing:
+            self._off_until_s = self._monotonic() + PAUSE_S
 
     def _let_go(self, version: ObjectVersion) -> None:
         with self._lock:
@@ -320,11 +311,26 @@ class BlockCache:
         """
         try:
             yield
-        except FileExistsError:
-            raise
         except OSError:
             self._space.reserve(-size_bytes)
             raise
+
+    def _write(self, version: ObjectVersion, offset: int, body: Body) -> bool:
+        # A version of one block is in one file, which is made where there is none: nobody has to look before.
+        entry = self._find(version) if version.size > BLOCK_BYTES or version in self._open else None
+        if entry is None or entry.unlinked:
+            if len(body) == version.size <= STORE_WHOLE_BYTES:
+                return self._store(version, memoryview(body))
+            entry = self._create(version)
+        fresh = 0 if entry is None else entry.fresh_bytes(offset, offset + len(body))
+        if fresh and not self._reserve(fresh):
+            return False
+        with self._given_back(fresh):
+            if fresh and entry is not None and entry.unlinked:  # it was itself what had to make room
+                entry = self._create(version)
+            if entry is not None:
+                entry.write(offset, body)
+        return entry is not None
 
     def _store(self, version: ObjectVersion, body: memoryview) -> bool:
         """Put a whole small version in place; whether there was room. OSError."""
@@ -333,21 +339,21 @@ class BlockCache:
         taken_bytes = page_rounded(place.identity.sidecar_bytes) + page_rounded(version.size)
         if not self._reserve(taken_bytes):
             return False
-        joined = partial(store_joined, place.sidecar_path, place.identity, body)
-        store = joined if version.size <= BLOCK_BYTES else partial(store_whole, *place, body)
         try:
-            with self._given_back(taken_bytes):
-                try:
-                    store()
-                except FileNotFoundError:
-                    self._space.make_directory(place.data_path)
-                    store()
+            try:
+                store_whole(*place, body)
+            except FileNotFoundError:
+                self._space.make_directory(place.data_path)
+                store_whole(*place, body)
         except FileExistsError:
             if self._find(version) is not None:
                 return self._space.reserve(-taken_bytes)
             with self._space.exclusive():
                 remove_files(place.data_path, place.sidecar_path)
-                store()
+                store_whole(*place, body)
+        except OSError:
+            self._space.reserve(-taken_bytes)
+            raise
         return True
 
     def _create(self, version: ObjectVersion) -> BlockFile | None:
@@ -398,32 +404,12 @@ class BlockCache:
             self._remember(version, BlockFile(*place)).vouch()
         return True
 
-    def _placed(self, version: ObjectVersion) -> _Place:
+    def _place(self, version: ObjectVersion) -> _Place:
         # ASCII JSON keeps the surrogates that stand for a key's non-UTF-8 bytes.
-        label = json.dumps((self._namespace, *version)).encode("ascii")
+        label = f"[{self._namespace}, {as_json(version.key)}, {as_json(version.etag)}, {version.size}]".encode("ascii")
         stem = self._space.place(hashlib.blake2b(label, digest_size=16).hexdigest())
         identity = Identity(label=label, size=version.size, boot_id=self._boot_id)
         return _Place(f"{stem}.data", f"{stem}.blocks", identity)
-
-
-_Forgive = Callable[[ObjectVersion, bool, BaseException | None], bool]
-
-
-class _Guard:
-    """Lets `forgive` decide what happens to an exception (a class costs each cached read less than a generator)."""
-
-    __slots__ = ("_forgive", "_version", "_writing")
-
-    def __init__(self, forgive: _Forgive, version: ObjectVersion, writing: bool) -> None:
-        self._forgive = forgive
-        self._version = version
-        self._writing = writing
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        return kind is not None and self._forgive(self._version, self._writing, error)
 
 
 def _boot_id() -> bytes:

@@ -120,23 +120,20 @@ class BlockFile:
 
     def __init__(self, data_path: str, sidecar_path: str, identity: Identity) -> None:
         """Open existing files; FileNotFoundError when there are none, CacheCorrupt when they don't agree."""
+        self._data_fd = self._sidecar_fd = -1
+        self._sidecar_fd = os.open(sidecar_path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         self._identity = identity
         self._right = bytearray(identity.block_count)
         self._stamp: Stamp | None = None
-        self._data_fd = self._sidecar_fd = -1
         self.touched_s = float("-inf")
         """When the owner last told the disk that this version is in use; the owner's clock."""
-        self._sidecar_fd = os.open(sidecar_path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         self._data_at = identity.joined_at
-        if os.fstat(self._sidecar_fd).st_size == identity.joined_at + identity.size:
+        if os.fstat(self._sidecar_fd).st_size == self._data_at + identity.size:
             self._data_fd = self._sidecar_fd
-            return self._validate(data_path)
-        self._data_at = 0
-        try:
-            self._data_fd = os.open(data_path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError as error:
-            raise CacheCorrupt(f"cache file {data_path} is missing; it will be fetched again") from error
-        self._validate(data_path)
+            self._check_head(data_path)
+        else:
+            self._data_at = 0
+            self._open_data(data_path)
 
     def __del__(self) -> None:
         for fd in {self._data_fd, self._sidecar_fd}:
@@ -145,7 +142,7 @@ class BlockFile:
 
     @property
     def _joined(self) -> bool:
-        """One file, made whole by store_joined: nothing is written to it, and it has no seal, which would change it."""
+        """One file, made whole by store_whole: nothing is written to it, and it has no seal, which would change it."""
         return self._data_at > 0
 
     @property
@@ -156,13 +153,19 @@ class BlockFile:
     @property
     def unlinked(self) -> bool:
         """Whether somebody evicted it: what is written now is lost, what is read is still right."""
-        return os.fstat(self._data_fd).st_nlink == 0 or os.fstat(self._sidecar_fd).st_nlink == 0
+        gone = os.fstat(self._sidecar_fd).st_nlink == 0
+        return gone or (not self._joined and os.fstat(self._data_fd).st_nlink == 0)
 
     def read(self, start: int, stop: int) -> bytes | None:
         """The bytes [start, stop) inside the object, or None unless all are held. CacheCorrupt, OSError."""
         first, last = start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)
-        if self._right.find(0, first, last) >= 0 and not self._admit(first, last):
-            return None
+        if self._right.find(0, first, last) >= 0:
+            block = self._admit(first, last)
+            if block is None:
+                return None
+            if block and last - first == 1:
+                at = start - first * BLOCK_BYTES
+                return block[at : at + stop - start]
         body = os.pread(self._data_fd, stop - start, self._data_at + start)
         if len(body) != stop - start:
             raise CacheCorrupt("a cache file is shorter than its object")
@@ -181,7 +184,8 @@ class BlockFile:
 
     def verify(self) -> bool:
         """Check every block; whether all are there. Reads the whole file. CacheCorrupt, OSError."""
-        return all(self._right[i] or self._admit(i, i + 1) for i in range(self._identity.block_count)) and self.seal()
+        blocks = range(self._identity.block_count)
+        return all(self._right[i] or self._admit(i, i + 1) is not None for i in blocks) and self.seal()
 
     def fresh_bytes(self, start: int, stop: int) -> int:
         """How many bytes of disk a write of [start, stop) would newly take."""
@@ -220,7 +224,7 @@ class BlockFile:
 
     def touch(self) -> None:
         """Mark as just used: eviction goes by the sidecar's mtime. OSError."""
-        as_it_was = self._joined and self._stamp == Stamp.of(os.fstat(self._data_fd))
+        as_it_was = self._joined and self._stamp and self._stamp == Stamp.of(os.fstat(self._data_fd))
         os.utime(self._sidecar_fd)
         if as_it_was:
             self._stamp = Stamp.of(os.fstat(self._data_fd))
@@ -236,15 +240,16 @@ class BlockFile:
         self._distrust()
         return None
 
-    def _validate(self, data_path: str) -> None:
+    def _open_data(self, data_path: str) -> None:
+        """The data beside the sidecar. Errors as of the constructor."""
         identity = self._identity
-        expected = identity.head()
-        head = os.pread(self._sidecar_fd, identity.records_at, 0)
-        if head[:_SEAL_AT] != expected[:_SEAL_AT] or head[_IDENTITY_AT:] != expected[_IDENTITY_AT:]:
-            raise CacheCorrupt(f"the sidecar of cache file {data_path} is damaged; it will be fetched again")
+        try:
+            self._data_fd = os.open(data_path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError as error:
+            raise CacheCorrupt(f"cache file {data_path} is missing; it will be fetched again") from error
+        head = self._check_head(data_path)
         facts, sidecar = os.fstat(self._data_fd), os.fstat(self._sidecar_fd)
-        sizes = (identity.joined_at + identity.size,) * 2 if self._joined else (identity.size, identity.sidecar_bytes)
-        if (facts.st_size, sidecar.st_size) != sizes:
+        if (facts.st_size, sidecar.st_size) != (identity.size, identity.sidecar_bytes):
             raise CacheCorrupt(f"cache file {data_path} has the wrong size; it will be fetched again")
         # Opened between an eviction and a re-creation, the two could be of different generations; see blockcache.py.
         if sidecar.st_nlink == 0:
@@ -253,6 +258,14 @@ class BlockFile:
         if identity.boot_id and head[_SEAL_AT : _SEAL_AT + _SEAL.size] == identity.seal(stamp):
             self._stamp = stamp
             self._right[:] = _HELD * identity.block_count
+
+    def _check_head(self, data_path: str) -> bytes:
+        """What the sidecar says before its records. CacheCorrupt when it is another version's."""
+        expected = self._identity.head()
+        head = os.pread(self._sidecar_fd, len(expected), 0)
+        if head[:_SEAL_AT] != expected[:_SEAL_AT] or head[_IDENTITY_AT:] != expected[_IDENTITY_AT:]:
+            raise CacheCorrupt(f"the sidecar of cache file {data_path} is damaged; it will be fetched again")
+        return head
 
     def _distrust(self) -> None:
         """Somebody wrote into a whole file behind our back: nothing counts until its checksum agrees."""
@@ -266,13 +279,14 @@ class BlockFile:
             raise CacheCorrupt("a cache sidecar is cut short")
         return records
 
-    def _admit(self, first: int, last: int) -> bool:
-        """Check blocks [first, last) that others wrote, up to one that is absent; whether all are right now."""
+    def _admit(self, first: int, last: int) -> bytes | None:
+        """Check blocks [first, last) that others wrote; the last one that was checked, None when one is absent."""
+        block = b""
         for index, (crc, tag) in enumerate(_RECORD.iter_unpack(self._records(first, last)), first):
             if self._right[index]:
                 continue
             if crc == 0 and tag == 0:
-                return False
+                return None
             start = index * BLOCK_BYTES
             size = min(BLOCK_BYTES, self._identity.size - start)
             block = os.pread(self._data_fd, size, self._data_at + start)
@@ -281,7 +295,7 @@ class BlockFile:
             self._right[index] = 1
         if self._stamp is None and self._right.find(0) < 0:
             self.seal()
-        return True
+        return block
 
     def _check(self) -> None:
         """Raise AssertionError when an invariant is broken (tests call it)."""
@@ -310,9 +324,12 @@ def create_files(data_path: str, sidecar_path: str, identity: Identity) -> None:
 def store_whole(data_path: str, sidecar_path: str, identity: Identity, body: memoryview) -> None:
     """Make a version's files with all of its bytes, sealed, where there are none. OSError, FileExistsError among them.
 
-    Excludes nobody: the data counts from the moment its sidecar is there, and whatever two creators or an evictor leave
-    is a data file that is missing, that its stamp or its size gives away, or that has the same bytes.
+    One of one block gets one file. Excludes nobody: the data counts from the moment its sidecar is there, and whatever
+    two creators or an evictor leave is a data file that is missing, that its stamp or its size gives away, or that has
+    the same bytes.
     """
+    if len(body) <= BLOCK_BYTES:
+        return _store_joined(sidecar_path, identity, body)
     fd = os.open(data_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         write_fully(fd, body, 0)
@@ -322,7 +339,7 @@ def store_whole(data_path: str, sidecar_path: str, identity: Identity, body: mem
     os.replace(draft_sidecar(sidecar_path, identity.head(stamp) + block_records(body)), sidecar_path)
 
 
-def store_joined(sidecar_path: str, identity: Identity, body: memoryview) -> None:
+def _store_joined(sidecar_path: str, identity: Identity, body: memoryview) -> None:
     """Make a version's only file, with all of its bytes, where there is none. OSError, FileExistsError among them.
 
     To create a file is what costs most of keeping a small one (ext4: 0.4 ms where many were removed lately), so it is

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 from ..loop import Loop, Task
 from ..store.base import Body
 from .blockcache import BlockCache
@@ -12,8 +10,8 @@ from .pieces import Piece
 
 _LATER_BYTES = 32 << 20
 """Of pieces that wait; beyond, each goes to a lane of its own, and who fetches many fetches no more."""
-_BATCH_BYTES = 1 << 20
-"""Of pieces that are worth waking a thread, though others follow; it writes about so many at once."""
+_BATCH_BYTES = 4 << 20
+"""Of pieces that are worth waking a thread, though others follow."""
 
 
 class Keeping:
@@ -22,7 +20,7 @@ class Keeping:
     def __init__(self, cache: BlockCache | None, loop: Loop) -> None:
         self._cache = cache
         self._loop = loop
-        self._waiting: deque[Piece] = deque()
+        self._waiting: list[Piece] = []
         self._bytes = 0
         """Of what waits, and of what the task has in a lane."""
         self._writing: Task[None] | None = None
@@ -67,14 +65,11 @@ class Keeping:
     async def _write_all(self) -> None:
         try:
             while self._waiting:
-                batch, size = list[Piece](), 0
-                while self._waiting and size < _BATCH_BYTES:
-                    batch.append(self._waiting.popleft())
-                    size += batch[-1].size
+                batch, self._waiting = self._waiting, []
                 try:
                     await self._write(batch)
                 finally:
-                    self._bytes -= size
+                    self._bytes -= sum(piece.size for piece in batch)
         finally:
             self._writing = None
 

@@ -58,12 +58,12 @@ class PieceTable:
 
     def find(self, version: ObjectVersion, start: int, stop: int) -> memoryview | bytes | None:
         """The bytes of [start, stop) when memory has them all; without copying when one piece has them."""
-        pieces = self._covering(version, start, stop)
-        if not pieces or pieces[0].start > start or pieces[-1].stop < stop:
-            return None
-        if any(piece.body is None for piece in pieces):
-            return None
-        if any(left.stop != right.start for left, right in pairwise(pieces)):
+        pieces, at = self._covering(version, start, stop), start
+        for piece in pieces:
+            if piece.start > at or piece.body is None:
+                return None
+            at = piece.stop
+        if not pieces or at < stop:
             return None
         for piece in pieces:
             self._settled.move_to_end(piece)
@@ -187,9 +187,10 @@ def cut(pieces: list[Piece], start: int, stop: int) -> memoryview | bytes:
     """[start, stop) out of settled, adjoining pieces that cover it; not copied when one piece is enough."""
     parts = []
     for piece in pieces:
-        if piece.body is None:
+        body = piece.body
+        if body is None:
             raise AssertionError("not settled")
-        parts.append(piece.body[max(start - piece.start, 0) : stop - piece.start])
+        parts.append(body[max(start - piece.start, 0) : stop - piece.start])
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

@@ -361,8 +361,8 @@ class ReadStream:
     def __init__(self, reader: Reader, version: ObjectVersion) -> None:
         self.version = version
         self._reader = reader
-        self._ahead = Readers(version.size, reader.settings.window)
-        self._small = version.size <= reader.settings.whole_bytes
+        small = version.size <= reader.settings.whole_bytes
+        self._ahead = None if small else Readers(version.size, reader.settings.window)
         self._closed = False
 
     async def read(self, offset: int, size: int) -> Read:
@@ -371,7 +371,7 @@ class ReadStream:
         if offset >= stop:
             return b""
         wanted = ByteRange(0, self.version.size)
-        if not self._small:
+        if self._ahead is not None:
             wanted, ahead = self._ahead.plan(offset, size)
             if self._ahead.window_bytes:
                 self._reader.passed(self.version, max(0, offset - 2 * _BEHIND_BYTES), offset - _BEHIND_BYTES)
@@ -392,7 +392,7 @@ class ReadStream:
     def close(self) -> None:
         """Stop reading ahead: what waits for a lane is dropped, unless it is needed. Idempotent; reads still work."""
         self._closed = True
-        if self._small:  # the next one is received into the same memory: fresh pages took a twelfth of its time
+        if self._ahead is None:  # the next one is received into the same memory: fresh pages took a twelfth of its time
             self._reader.passed(self.version, 0, self.version.size)
 
     def _is_closed(self) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from functools import lru_cache
 
 from ..ops import Attr, AttrReply, DirEntry, Entry, StatFs
 from . import abi
@@ -42,9 +41,10 @@ def body(unique: int, content: Body) -> list[Body]:
     return [abi.OUT_HEADER.pack(16 + len(content), 0, unique), content]
 
 
-@lru_cache(256)
 def _ttl(seconds: float) -> tuple[int, int]:
-    return divmod(int(min(max(seconds, 0.0), TTL_LIMIT_S) * SECOND_NS), SECOND_NS)
+    if not 0.0 <= seconds <= TTL_LIMIT_S:
+        seconds = 0.0 if seconds < 0.0 else TTL_LIMIT_S
+    return divmod(int(seconds * SECOND_NS), SECOND_NS)
 
 
 def _attr_fields(attr: Attr) -> AttrFields:

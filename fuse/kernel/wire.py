@@ -22,6 +22,8 @@ SECOND_NS = 1_000_000_000
 BODY = abi.HEADER_SIZE
 WRITE_BODY = BODY + abi.WRITE_IN.size
 UNNAMEABLE = (b"", b".", b"..")
+NUL, SLASH = b"\0/"
+"""As numbers: looking for one in bytes takes a fifth of the time."""
 
 
 class Malformed:
@@ -80,7 +82,7 @@ def _name(view: memoryview, start: int, end: int) -> bytes | Malformed:
     if end <= start or view[end - 1]:
         return MALFORMED
     name = bytes(view[start : end - 1])
-    return MALFORMED if b"\0" in name or b"/" in name or name in UNNAMEABLE else name
+    return MALFORMED if NUL in name or SLASH in name or name in UNNAMEABLE else name
 
 
 def _two_strings(view: memoryview, start: int, end: int) -> tuple[bytes, bytes] | Malformed:

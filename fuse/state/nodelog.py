@@ -40,15 +40,16 @@ class NodeLog:
 
     def append(self, records: list[NodeRecord], dropped: Sequence[int] = ()) -> None:
         """Record that nodes are no more, and then nodes, in one write. OSError; nothing is recorded then."""
-        gone = [_HEAD.pack(ino, _NOBODY, 0, 0, 0) for ino in dropped]
-        if not records and not gone:
+        content = b"".join(map(_encode, records))
+        if dropped:
+            content = b"".join(_HEAD.pack(ino, _NOBODY, 0, 0, 0) for ino in dropped) + content
+        if not content:
             return
-        content = b"".join((*gone, *map(_encode, records)))
         written = os.write(self._fd, content)
         if written < len(content):
             os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)  # a torn record would hide all that follow
             raise OSError(errno.ENOSPC, "the disk of the state directory is full")
-        self.records += len(records) + len(gone)
+        self.records += len(records) + len(dropped)
 
     def load(self) -> dict[int, NodeRecord]:
         """The last record of each ino. What is torn at the end is cut off, so that what is appended can be read."""

@@ -12,11 +12,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, NewType, Protocol, Self
+from types import MappingProxyType
+from typing import NamedTuple, NewType, Protocol, Self, TypeVar
 
 from datastore.errors import StoreError
 
 from ..loop import Loop
+
+T = TypeVar("T")
 
 ETag = NewType("ETag", str)
 """As the server sent it, without the surrounding quotes."""
@@ -124,8 +127,7 @@ class ListPage(NamedTuple):
     """Of what the page says, not of how it was asked for: pages of one digest are the same. b"": not known."""
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectInfo:
+class ObjectInfo(NamedTuple):
     """What a HEAD or GET says of an object."""
 
     key: str
@@ -136,7 +138,7 @@ class ObjectInfo:
     """Last-Modified, nanoseconds since the epoch (1 s resolution)."""
     server_time_ns: int
     """The server's Date of this answer, nanoseconds since the epoch; 0 when unknown."""
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = MappingProxyType({})
     content_type: str = ""
 
 
@@ -202,8 +204,8 @@ GetFeed = Callable[[], ObjectVersion | None]
 
 HeadSink = Callable[[int, ObjectInfo | StoreError], None]
 """Takes what is said of one of several objects, or why nothing is: its place among those asked for, and the answer.
-Called by the thread that asks, while other answers are on their way: it asks the store for nothing, and raises no
-StoreError. What else it raises ends the call."""
+Called by the thread that asks, or by the loop that is given, while other answers are on their way: it asks the store
+for nothing, and raises no StoreError. What else it raises ends the call."""
 
 
 GetSink = Callable[[ObjectVersion, tuple[Body, ObjectInfo] | None], None]
@@ -213,6 +215,11 @@ version, or there was another failure, which get() says. Called as a HeadSink is
 Sink = Callable[[ObjectInfo, int, Body], None]
 """Takes a body as it comes: the object's facts, where in what was asked for the bytes belong, and the bytes, ascending.
 The bytes are the sink's to keep. An attempt that failed is repeated from offset 0. What a sink raises ends it."""
+
+
+def by(loop: Loop | None, call: Callable[[], T]) -> T:
+    """What a call returns, made by the loop; by this thread without one. MountFailed when the loop turns no more."""
+    return call() if loop is None else loop.call(call)
 
 
 def handed_over(answer: tuple[Body, ObjectInfo], sink: Sink | None) -> tuple[Body, ObjectInfo]:
@@ -267,10 +274,10 @@ class ObjectStore(Protocol):
         """The object's facts; NotFound when there is none."""
         ...
 
-    def head_many(self, objects: Sequence[Shown], sink: HeadSink) -> None:
+    def head_many(self, objects: Sequence[Shown], sink: HeadSink, loop: Loop | None = None) -> None:
         """The facts of up to 1,000 objects, each once, in any order: as of head(), whose errors are answers here.
 
-        What is shown of an object is no condition; where nothing is, it takes longer.
+        What is shown of an object is no condition; where nothing is, it takes longer. loop: as of get_many().
         """
         ...
 
@@ -292,8 +299,8 @@ class ObjectStore(Protocol):
     def get_many(self, feed: GetFeed, sink: GetSink, loop: Loop | None = None) -> None:
         """The whole bytes of small objects that nobody waits for yet, until there is no other one, in any order.
 
-        Nothing is tried again, and what raises leaves the rest of `feed`. loop: what may wait for the answers, and then
-        calls `feed` and `sink`; this thread waits for the end.
+        Nothing is tried again, and what raises leaves the rest of `feed`. loop: waits for the answers, and calls `feed`
+        and `sink`; this thread waits for the end.
         """
         ...
 

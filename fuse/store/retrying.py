@@ -41,6 +41,7 @@ from .base import (
     UploadId,
     WriteOptions,
     WriteResult,
+    by,
     user_metadata,
 )
 from .etags import etag_of, joined_etag
@@ -146,7 +147,7 @@ class RetryingStore:
         """See ObjectStore. Read to its end at once, so that a failure in the middle is that of the call."""
         return iter(self._ask("pending_uploads", lambda: list(self.inner.pending_uploads(prefix))))
 
-    def head_many(self, objects: Sequence[Shown], sink: HeadSink) -> None:
+    def head_many(self, objects: Sequence[Shown], sink: HeadSink, loop: Loop | None = None) -> None:
         """See ObjectStore. Those that failed and may not the next time are asked for again together, in one budget.
 
         Each is counted as a HEAD that took from the beginning of the call to its answer.
@@ -169,7 +170,7 @@ class RetryingStore:
                 else:
                     answered(numbers[at], answer)
 
-            self.inner.head_many([objects[number] for number in numbers], take)
+            self.inner.head_many([objects[number] for number in numbers], take, loop)
             if failed:
                 raise next(iter(failed.values()))
 
@@ -178,8 +179,13 @@ class RetryingStore:
         except StoreError:
             if not failed:
                 raise
-        for number, error in failed.items():
-            answered(number, error)
+
+        def give_up() -> None:
+            for number, error in failed.items():
+                answered(number, error)
+
+        if failed:
+            by(loop, give_up)
 
     def get_many(self, feed: GetFeed, sink: GetSink, loop: Loop | None = None) -> None:
         """See ObjectStore. Each is counted as a GET; what failed, as one that said nothing."""

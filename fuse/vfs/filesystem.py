@@ -108,13 +108,12 @@ class DatastoreFilesystem:
     async def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Entry:
         """See ops.Filesystem."""
         directory = self.resolver.directory(parent)
-        if len(name) > self._name_max():  # such names exist only if another tool wrote them (S-35)
+        entry = self.resolver.cached(directory, name) if not directory.gone else Entry(None, 0.0)
+        if entry is None:
             entry = await self.resolver.lookup(directory, name)
-            if entry.attr is None:
-                raise FSError(errno.ENAMETOOLONG)
-            return entry
-        cached = self.resolver.cached(directory, name) if not directory.gone else Entry(None, 0.0)
-        return cached if cached is not None else await self.resolver.lookup(directory, name)
+        if entry.attr is None and len(name) > self._name_max():  # such exist only if another tool wrote them (S-35)
+            raise FSError(errno.ENAMETOOLONG)
+        return entry
 
     def forget(self, ino: Ino, nlookup: int) -> None:
         """See ops.Filesystem."""

@@ -32,7 +32,7 @@ async def warm(
     done_files = done_bytes = 0
     errors: list[str] = []
     full = False
-    _, left = await core.ask(cache.usage) if cache is not None else (0, 0)
+    _, left = await core.on_disk(cache.usage) if cache is not None else (0, 0)
 
     def report(files: int, size: int) -> None:
         nonlocal done_files, done_bytes
@@ -55,11 +55,11 @@ async def warm(
 
     await core.each(fetch, range(_FILES_AT_ONCE))
     if cache is not None and (full or left < 0):
-        await core.ask(cache.recount)
-    missing = versions if cache is None else await core.ask(_missing, cache, versions)
+        await core.on_disk(cache.recount)
+    missing = versions if cache is None else await core.on_disk(_missing, cache, versions)
     if missing and cache is not None and not errors:
         size = format_size(sum(version.size for version in missing))
-        used, most = await core.ask(cache.usage)
+        used, most = await core.on_disk(cache.usage)
         why = f"{format_size(used)} of the {format_size(most)} that the cache can take there are used"
         errors.append(f"{format_count(len(missing), 'file')} of {len(versions):,}, {size}, did not fit: {why}")
     return {"ok": not errors, "files": len(versions), "bytes": total, "errors": errors[:20]}

@@ -24,7 +24,7 @@ from datastore.errors import (
 )
 from datastore.fuse.data.readahead import WindowSettings
 from datastore.fuse.data.reader import ReadSettings
-from datastore.fuse.store.base import ListPage
+from datastore.fuse.store.base import ListPage, ObjectInfo
 from tests.fault.scenarios import BIG, LARGE, PART, TREE
 from tests.fault.sweeping import Tried, other_version, plan_of
 from tests.fault.worlds import FaultWorld, fault_world
@@ -88,7 +88,7 @@ LOOKS = (
 
 
 def _short(answer: Any) -> Any:
-    if not isinstance(answer, tuple) or isinstance(answer, ListPage):
+    if not isinstance(answer, tuple) or isinstance(answer, ListPage | ObjectInfo):
         return answer
     body, info = answer
     return body[: len(body) // 2], info

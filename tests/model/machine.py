@@ -170,7 +170,7 @@ class FilesystemMachine(Steps):
             return
         if entry.kind != DIRECTORY:
             allowed = {errno.ENOTDIR}
-        elif children(shown, at):
+        elif children(shown, at) or self.world.holds_bytes(entry.key):
             allowed = {errno.ENOTEMPTY}
         if self._expect(lambda: here.mount.local.rmdir(at), allowed):
             self.world.keep_directory(shown, at.rpartition(b"/")[0])

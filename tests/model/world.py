@@ -103,7 +103,11 @@ class World:
             return {errno.ENOTDIR} if source.kind == DIRECTORY else set()
         if source.kind != DIRECTORY:
             return {errno.EISDIR}
-        return {errno.ENOTEMPTY} if children(shown, new) else set()
+        return {errno.ENOTEMPTY} if children(shown, new) or self.holds_bytes(target.key) else set()
+
+    def holds_bytes(self, key: str) -> bool:
+        """Whether another client put bytes into the marker of a directory: then it is not empty (S-04)."""
+        return key in self.objects and bool(self.objects[key].body)
 
     # -- what changes
 

@@ -333,8 +333,9 @@ def test_what_a_call_posts_comes_before_its_result(loop: Loop) -> None:
     assert loop.run(asks()) == list(range(100))
 
 
-def test_there_are_so_many_lanes_and_no_more(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_are_so_many_lanes_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LANES", 3)
+    loop = Loop()
     at_once: list[int] = []
     inside = threading.Semaphore(0)
 
@@ -350,6 +351,23 @@ def test_there_are_so_many_lanes_and_no_more(loop: Loop, monkeypatch: pytest.Mon
     loop.run(asks())
     assert len(at_once) == 12
     assert max(at_once) <= 3
+    loop.close()
+
+
+def test_the_disk_does_not_wait_for_a_storage_that_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LANES", 2)
+    loop, answers = Loop(), threading.Event()
+
+    async def asks() -> str:
+        asked = [loop.lane(answers.wait, PATIENCE_S) for _ in range(4)]
+        kept = await loop.on_disk(lambda: "kept")
+        assert not any(each.done for each in asked)
+        answers.set()
+        await all_of(asked)
+        return kept
+
+    assert loop.run(asks()) == "kept"
+    loop.close()
 
 
 def test_a_call_that_is_never_heard_of_again_is_given_up_and_takes_no_lane(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,8 @@ def _metadata(key: str, headers: Mapping[str, str]) -> dict[str, str]:
     for name, value in headers.items():
         if name.startswith(META):
             found[name[len(META) :]] = value if value.isascii() else _encoded_word(value)
-        elif name in SYSTEM_HEADERS and value:
+    for name in SYSTEM_HEADERS:
+        if name in headers and (value := headers[name]):
             found[SYSTEM + name] = value if value.isascii() else _encoded_word(value)
     if found.get(":content-encoding") == "aws-chunked":
         del found[":content-encoding"]  # how it was sent, which some servers keep

@@ -10,18 +10,19 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
-from datastore.errors import CredentialsInvalid, StoreError
+from datastore.errors import CredentialsInvalid, InvalidRequest, StoreError
 
-from ..base import in_memory
+from ..base import ETag, in_memory
+from ..limits import shown
 from . import xml
 from .credentials import CredentialSource
 from .endpoint import Endpoint
 from .errors import Refusal, error_class, to_error
 from .messages import Answer, Request
-from .sigv4 import EMPTY_SHA256, UNSIGNED_PAYLOAD, SigningKeys, encode_query, sign
+from .sigv4 import EMPTY_SHA256, UNSIGNED_PAYLOAD, SigningKeys, canonical_headers, encode_query, moment, sign
 from .transport import Transport
 
 _REDIRECTS = frozenset({301, 307, 308, 400})
@@ -87,13 +88,13 @@ class Caller:
             return answer
         raise self.error(request, answer, keys)
 
-    def bodyless(
-        self, method: str, key: str, keys: SigningKeys, endpoint: Endpoint, headers: Mapping[str, str]
-    ) -> tuple[str, dict[str, str]]:
-        """Target and headers of a GET or HEAD, signed."""
-        path = endpoint.path(key)
-        sent = {**headers, "host": endpoint.host_header, "x-amz-content-sha256": EMPTY_SHA256}
-        return path, sign(method, path, "", sent, keys, endpoint.region, self._clock())
+    def bodyless(self, method: str) -> Bodyless:
+        """For many GETs or HEADs to where the bucket is, with the present keys. Errors: CredentialsInvalid."""
+        return Bodyless(method, *self._place, self.credentials.keys(), self._clock)
+
+    def is_changed(self, asking: Bodyless) -> bool:
+        """Whether the bucket turned out to be elsewhere since, or there are other keys. Errors: CredentialsInvalid."""
+        return self._place != (asking.endpoint, asking.transport) or self.credentials.keys() != asking.keys
 
     def error(self, request: Request, answer: Answer, keys: SigningKeys) -> StoreError:
         """What an answer to a request that was signed with `keys` refuses."""
@@ -167,6 +168,47 @@ class Caller:
             access_key_id=keys.access_key_id,
             if_none_match="if-none-match" in request.headers,
         )
+
+
+class Bodyless:
+    """GETs or HEADs of keys in one place, as they are sent: what those of one second share is put together once.
+
+    One thread at a time.
+    """
+
+    def __init__(
+        self, method: str, endpoint: Endpoint, transport: Transport, keys: SigningKeys, clock: Callable[[], float]
+    ) -> None:
+        self.endpoint = endpoint
+        self.transport = transport
+        self.keys = keys
+        self._method = method
+        self._clock = clock
+        self._second = -1
+
+    def head(self, key: str, etag: ETag | None = None) -> bytes:
+        """etag: of the version that is wanted, which is not signed: its answer shows it. Errors: InvalidRequest."""
+        second = int(self._clock())
+        if second != self._second:
+            self._begin(second)
+        condition = ""
+        if etag is not None:
+            condition = f'if-match: "{etag}"\r\n'
+            if not (etag.isascii() and etag.isprintable()):
+                raise InvalidRequest(f"GET {shown(key)}: its ETag is not printable ASCII", key=key)
+        path = self.endpoint.path(key)
+        authorization = self._moment.authorization(self._names, f"{self._method}\n{path}\n\n{self._signed}")
+        return f"{self._before}{path}{self._after}{condition}authorization: {authorization}\r\n\r\n".encode()
+
+    def _begin(self, second: int) -> None:
+        """Errors: InvalidRequest."""
+        self._moment = moment(self.keys, self.endpoint.region, second)
+        headers = {"host": self.endpoint.host_header, "x-amz-content-sha256": EMPTY_SHA256, **self._moment.headers}
+        head = self.transport.connections.head(self._method, "", headers).decode()
+        self._before, version, rest = head.partition(" HTTP/1.1\r\n")
+        self._after = version + rest.removesuffix("\r\n")
+        self._names, self._signed = canonical_headers(headers)
+        self._second = second
 
 
 def _region(said: str) -> str:

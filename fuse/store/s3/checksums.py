@@ -17,7 +17,6 @@ import base64
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from hashlib import md5
 
 from isal.isal_zlib import crc32
@@ -70,25 +69,25 @@ class _Offer:
         """The answer to a call with one more header, or else without it. Errors: those of `send`."""
         if self._refused:
             return send(request)
+        without, request.headers = request.headers, {**request.headers, name: value}
         try:
-            answer = send(_with(request, name, value))
+            answer = send(request)
+            self._taken = True
+            return answer
         except StoreError as error:
             if self._taken or not _may_be_header(error):
                 raise
-            answer = send(request)  # what is refused for another reason is refused again
-            self.end(str(error))
-            return answer
-        self._taken = True
+            why = str(error)
+        finally:
+            request.headers = without
+        answer = send(request)  # what is refused for another reason is refused again
+        self.end(why)
         return answer
 
     def end(self, why: str) -> None:
         """The server is not to have it again."""
         self._refused = True
         log.info("this store takes no checksums of what is sent", extra=fields(why=why))
-
-
-def _with(request: Request, name: str, value: str) -> Request:
-    return replace(request, headers={**request.headers, name: value})
 
 
 def _may_be_header(error: StoreError) -> bool:
@@ -137,11 +136,12 @@ class Checksums:
     def part(self, request: Request, send: Send, upload_id: UploadId, number: PartNumber) -> ETag:
         """UploadPart."""
         if upload_id in self._mixed:
-            request = _with(request, "content-md5", md5_of(request.body))
+            request.headers = {**request.headers, "content-md5": md5_of(request.body)}
         if upload_id not in self._parts:
             return xml.unquote_etag(send(request).headers.get("etag", ""))
         value = crc32_of(request.body)
-        answer = self._knowing(_with(request, _SUM, value), send)
+        request.headers = {**request.headers, _SUM: value}
+        answer = self._knowing(request, send)
         sent = number, xml.unquote_etag(answer.headers.get("etag", ""))
         with self._lock:
             if upload_id in self._parts:

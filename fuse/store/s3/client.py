@@ -95,9 +95,9 @@ class S3Store:
         answer = self._caller.send(Request(method="HEAD", key=key))
         return described(key, answer.headers)
 
-    def head_many(self, objects: Sequence[Shown], sink: HeadSink) -> None:
+    def head_many(self, objects: Sequence[Shown], sink: HeadSink, loop: Loop | None = None) -> None:
         """HeadObject of each."""
-        head_many(self._caller, self._capabilities, self.head, objects, sink)
+        head_many(self._caller, self._capabilities, self.head, objects, sink, loop)
 
     def get(
         self,

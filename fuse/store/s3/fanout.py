@@ -11,9 +11,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import partial
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from datastore.errors import DeadlineExceeded, StoreError, Unreachable
 
@@ -23,6 +23,8 @@ from .connections import Connections
 from .errors import connection_words
 from .http1 import HEAD_BYTES, NOT_NOW, Connection, Heard, HungUp, NotHttp, heard
 from .messages import Answer
+
+T = TypeVar("T")
 
 _LANES_MIN = 2
 _LANE_S = 0.0005
@@ -39,23 +41,23 @@ _RECORD_BYTES = 16 << 10
 """What TLS hands out at once; asking for more costs the clearing of that."""
 
 
-class Question(NamedTuple):
-    """A request without a body. number: the asker's; head: as it is sent; body_bytes: of its answer, None: it has none.
+class Question(NamedTuple, Generic[T]):
+    """A request without a body. about: the asker's; head: as it is sent; body_bytes: of its answer, None: it has none.
 
     An answer with a body is taken if it is 200 and as long as that.
     """
 
-    number: int
+    about: T
     head: bytes
     body_bytes: int | None = None
 
 
-Feed = Callable[[], Question | None]
+Feed = Callable[[], Question[T] | None]
 """The next question, asked for whenever a connection is free; None: there is no other one now. Errors: StoreError,
 which ends everything."""
-Take = Callable[[int, Answer | StoreError | None], None]
-"""Once for each question: the answer, or why there is none; None: the server answered something else than a body of the
-right length. What it raises ends everything."""
+Take = Callable[[T, Answer | StoreError | None], None]
+"""Once for what each question is about: the answer, or why there is none; None: the server answered something else than
+a body of the right length. What it raises ends everything."""
 
 
 class FanOut:
@@ -64,33 +66,29 @@ class FanOut:
     def __init__(self, connections: Connections, clock: Callable[[], float] = time.monotonic) -> None:
         self.connections = connections
         self.clock = clock
+        self.lanes = _LANES_MIN
+        """Connections at once."""
         self._answer_s = 0.0
         """The way there and back, and the server's time; 0: not known yet."""
 
-    def ask(self, feed: Feed, take: Take, loop: Loop | None = None) -> StoreError | None:
+    def ask(self, feed: Feed[T], take: Take[T], loop: Loop | None = None) -> StoreError | None:
         """Ask until there is no question left and all are answered; or why no more were taken from `feed`.
 
         `feed` and `take` are called by the loop, or by this thread without one. Each wait is bounded as in
         Transport.send.
         """
-        run = _Run(self, feed, take)
-        try:
-            run.connect()
-        except StoreError as error:
-            return error
-        if loop is None or not loop.soon(partial(run.start, loop)):
-            with closing(Loop(self.clock)) as own:
-                run.start(own)
-                while not run.ended.is_set():
-                    own.turn()
-        run.ended.wait()  # each of its waits is bounded
+        with closing(Loop(self.clock)) if loop is None else nullcontext(loop) as turned:
+            run = _Run(self, feed, take, turned)
+            try:
+                run.connect()
+            except StoreError as error:
+                return error
+            if not turned.soon(run.start):
+                run.leave()
+            while loop is None and not run.ended.is_set():
+                turned.turn()
+            run.ended.wait()  # each of its waits is bounded
         return run.result()
-
-    @property
-    def lanes(self) -> int:
-        """Connections at once."""
-        wanted = math.ceil(self._answer_s / _LANE_S)
-        return min(max(_LANES_MIN, wanted), self.connections.limits.connections)
 
     def paced(self, seconds: float) -> None:
         """So long the first answer took: what was asked later may have waited for our own requests.
@@ -101,25 +99,42 @@ class FanOut:
         self._answer_s = (
             known + (0.1 if seconds > known else 0.5) * (min(seconds, _HICCUP * known) - known) if known else seconds
         )
+        wanted = math.ceil(self._answer_s / _LANE_S)
+        self.lanes = min(max(_LANES_MIN, wanted), self.connections.limits.connections)
 
 
 class _Lane:
     """A connection, and what has come of the answer to its question."""
 
-    __slots__ = ("body", "connection", "fd", "filled", "found", "heard_at", "held", "kept", "question", "sent_at")
+    __slots__ = (
+        "body",
+        "connection",
+        "fd",
+        "filled",
+        "found",
+        "heard_at",
+        "held",
+        "is_plain",
+        "kept",
+        "question",
+        "sent_at",
+    )
 
     def __init__(self, connection: Connection, *, kept: bool) -> None:
-        """kept: it lay idle, so the server may have given it up; so it is as long as nothing has come."""
+        """kept: it lay idle, so the server may have given it up; so it is as long as nothing has come.
+
+        is_plain: the answer is one that the question is about.
+        """
         connection.unlimit()
         self.connection = connection
         self.fd = connection.fileno()
         self.kept = kept
 
-    def begin(self, question: Question, now: float) -> None:
+    def begin(self, question: Question[Any], now: float) -> None:
         """Send it; before that there is nothing to receive. Errors: OSError."""
         self.question = question
         self.sent_at = self.heard_at = now
-        self.held, self.filled = b"", 0
+        self.held, self.filled, self.is_plain = b"", 0, False
         self.found: Heard | None = None
         self.body: bytearray | None = None
         if self.connection.sock.send(question.head) < len(question.head):
@@ -134,7 +149,8 @@ class _Lane:
                     count = sock.recv_into(memoryview(self.body)[self.filled :])
                     self.filled += count
                 else:
-                    piece = sock.recv(_RECORD_BYTES if secure else self._room())
+                    room = _RECORD_BYTES if secure else (self.question.body_bytes or 0) + _ROOM_BYTES
+                    piece = sock.recv(room)
                     count = len(piece)
                     self.held = self.held + piece if self.held else piece
             except NOT_NOW:
@@ -148,63 +164,55 @@ class _Lane:
             if not secure:  # epoll tells of the rest; of what TLS holds it does not
                 return None
 
-    def _room(self) -> int:
-        return (self.question.body_bytes or 0) + _ROOM_BYTES
-
     def _read(self) -> Answer | None:
-        if self.found is None:
-            self.found = heard(self.held, 0)
-            while self.found is not None and self.found.is_interim:
-                if self.found.end > HEAD_BYTES:
-                    raise NotHttp("interim answers without an end")
-                self.held = self.held[self.found.end :]
-                self.found = heard(self.held, 0)
         found, expected = self.found, self.question.body_bytes
+        if self.body is not None:
+            assert found is not None
+            return Answer(found.status, found.fields, self.body) if self.filled == expected else None
+        found = heard(self.held, 0)
+        while found is not None and found.is_interim:
+            if found.end > HEAD_BYTES:
+                raise NotHttp("interim answers without an end")
+            self.held = self.held[found.end :]
+            found = heard(self.held, 0)
         if found is None:
             return None
+        self.found = found
+        self.is_plain = expected is None or (found.status == 200 and found.length == expected)
         if expected is None or not self.is_plain:
             return Answer(found.status, found.fields, b"")
-        if self.body is None:
-            body = memoryview(self.held)[found.end :]
-            self.filled = len(body)
-            if self.filled >= expected:
-                return Answer(found.status, found.fields, body[:expected])
-            self.body = bytearray(expected)
-            self.body[: self.filled] = body
-        return Answer(found.status, found.fields, self.body) if self.filled == expected else None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the answer is one that the question is about."""
-        found = self.found
-        if found is None:
-            return False
-        return self.question.body_bytes is None or (found.status, found.length) == (200, self.question.body_bytes)
+        body = memoryview(self.held)[found.end :]
+        if len(body) >= expected:
+            return Answer(found.status, found.fields, body[:expected])
+        self.body, self.filled = bytearray(expected), len(body)
+        self.body[: self.filled] = body
+        return None
 
     @property
     def goes_on(self) -> bool:
         """After the answer: nothing else came, and the connection can be used again."""
-        assert self.found is not None
-        body_bytes = self.question.body_bytes or 0
-        exact = self.body is not None or len(self.held) == self.found.end + body_bytes
-        return exact and self.found.goes_on and self.is_plain
+        found = self.found
+        assert found is not None
+        exact = self.body is not None or len(self.held) == found.end + (self.question.body_bytes or 0)
+        return exact and self.is_plain and found.goes_on
 
 
 class _Run:
     """One call of ask(). INVARIANT each lane has a place of its own, and a question."""
 
-    def __init__(self, known: FanOut, feed: Feed, take: Take) -> None:
+    def __init__(self, known: FanOut, feed: Feed[Any], take: Take[Any], loop: Loop) -> None:
         self._known = known
         self._connections = known.connections
         self._feed = feed
         self._take = take
-        self._again: deque[Question] = deque()
+        self._loop = loop
+        self._again: deque[Question[Any]] = deque()
         """What a kept connection took that the server had given up meanwhile."""
         self._lanes: dict[int, _Lane] = {}
         self._beside = Beside(known.connections)
         self._strikes = 0
         self._paced = False
-        self._next: Question | None = None
+        self._next: Question[Any] | None = None
         """It has no lane yet."""
         self._first: tuple[Connection, bool] | None = None
         """The connection that was there before any question, and whether it lay idle."""
@@ -212,7 +220,7 @@ class _Run:
         """For so long there has been no connection at all."""
         self._tick_s = min(_TICK_S, self._connections.limits.idle_s / 4)
         self._error: BaseException | None = None
-        self._left: list[Question] = []
+        self._left: list[Question[Any]] = []
         """Those that are not answered, for there was an error."""
         self.ended = threading.Event()
 
@@ -226,11 +234,10 @@ class _Run:
             self._connections.leave_place()
             raise
 
-    def start(self, loop: Loop) -> None:
+    def start(self) -> None:
         """By the loop's thread, which does the rest."""
-        self._loop = loop
-        loop.every(self._tick_s, self._tick)
-        loop.at_end(self._leave)
+        self._loop.every(self._tick_s, self._tick)
+        self._loop.at_end(self.leave)
         self._step(lambda: None)  # the beginning follows
 
     def result(self) -> StoreError | None:
@@ -255,7 +262,7 @@ class _Run:
             self._give_up(error)
         self._end()
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         """The loop turns no more."""
         self._give_up(Unreachable(f"{self._connections.where()}: the mount ends"))
         self._end()
@@ -334,11 +341,11 @@ class _Run:
             self._loop.unwatch(self._beside.fd)
         self._beside.end()
         self._loop.never(self._tick)
-        self._loop.never(self._leave)
+        self._loop.never(self.leave)
         try:
             if isinstance(self._error, StoreError):
                 for question in self._left:
-                    self._take(question.number, self._error)
+                    self._take(question.about, self._error)
         except BaseException as error:
             self._error = error
         self.ended.set()
@@ -374,11 +381,10 @@ class _Run:
             return
         if answer is None:
             return
-        question = lane.question
+        about, plain = lane.question.about, lane.is_plain
         if not self._paced:
             self._paced = True
             self._known.paced(now - lane.sent_at)
-        plain = lane.is_plain
         lane.kept = True
         try:
             if not lane.goes_on:
@@ -388,7 +394,7 @@ class _Run:
             else:
                 self._drop(lane, keep=True)
         finally:
-            self._take(question.number, answer if plain else None)
+            self._take(about, answer if plain else None)
 
     def _lost(self, lane: _Lane, error: Exception) -> None:
         """The connection broke, or is silent. Errors: StoreError, when that was once too often."""
@@ -398,7 +404,7 @@ class _Run:
             self._again.append(question)
             return
         failure = self._failure(error)
-        self._take(question.number, failure)
+        self._take(question.about, failure)
         self._strikes += 1
         if self._strikes == _STRIKES:
             raise failure from error

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from datastore.errors import StoreError
 
 from ...loop import Loop
@@ -22,34 +20,25 @@ def get_many(
 
     Errors: StoreError when the server does not answer, CredentialsInvalid.
     """
-    endpoint, transport = caller.place
-    keys = caller.credentials.keys()
-    asked: dict[int, ObjectVersion] = {}
-    number = 0
+    asking = caller.bodyless("GET")
 
-    def following() -> Question | None:
-        nonlocal number
+    def following() -> Question[ObjectVersion] | None:
         while (wanted := feed()) is not None:
-            with suppress(StoreError):
+            try:
                 check_key(wanted.key, capabilities)
-                match = {"if-match": f'"{wanted.etag}"'}
-                target, headers = caller.bodyless("GET", wanted.key, keys, endpoint, match)
-                head = transport.connections.head("GET", target, headers)
-                number += 1
-                asked[number] = wanted
-                return Question(number, head, wanted.size)
-            sink(wanted, None)
+                return Question(wanted, asking.head(wanted.key, wanted.etag), wanted.size)
+            except StoreError:
+                sink(wanted, None)
         return None
 
-    def take(number: int, answer: Answer | StoreError | None) -> None:
-        wanted = asked.pop(number)
-        sink(wanted, _told(wanted, answer) if isinstance(answer, Answer) else None)
+    def take(wanted: ObjectVersion, answer: Answer | StoreError | None) -> None:
+        told: tuple[Body, ObjectInfo] | None = None
+        if isinstance(answer, Answer):
+            info = describe(wanted.key, answer.headers, wanted.size)
+            if not info.etag or info.etag == wanted.etag:
+                told = answer.body, info
+        sink(wanted, told)
 
-    failure = transport.fan_out.ask(following, take, loop)
+    failure = asking.transport.fan_out.ask(following, take, loop)
     if failure is not None:
         raise failure
-
-
-def _told(wanted: ObjectVersion, answer: Answer) -> tuple[Body, ObjectInfo] | None:
-    info = describe(wanted.key, answer.headers, wanted.size)
-    return None if info.etag and info.etag != wanted.etag else (answer.body, info)

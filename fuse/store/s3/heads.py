@@ -7,20 +7,20 @@ from collections.abc import Callable, Sequence
 
 from datastore.errors import NotFound, StoreError
 
-from ..base import Capabilities, HeadSink, ObjectInfo, Shown
+from ...loop import Loop
+from ..base import Capabilities, HeadSink, ObjectInfo, Shown, by
 from ..limits import check_head_count, check_key
 from .answers import described
-from .caller import Caller
-from .endpoint import Endpoint
+from .caller import Bodyless, Caller
 from .fanout import Question
 from .messages import Answer, Request
-from .sigv4 import SigningKeys
-from .transport import Transport
 
 _ROUNDS = 3
 """The bucket turned out to be elsewhere, or the credentials were renewed: so often all is asked again together."""
 _BUSY = 8
 """So many refusals more than answers: the server is asked for no more before the next try."""
+
+Told = list[tuple[int, ObjectInfo | StoreError]]
 
 
 def head_many(
@@ -29,62 +29,70 @@ def head_many(
     head: Callable[[str], ObjectInfo],
     objects: Sequence[Shown],
     sink: HeadSink,
+    loop: Loop | None = None,
 ) -> None:
     """See ObjectStore.head_many(). head: of one key, which follows the bucket and renews credentials."""
     check_head_count(objects)
     left: list[int] = []
+    told: Told = []  # what this thread finds out, for the sink at the end
     for number, shown in enumerate(objects):
         try:
             check_key(shown.key, capabilities)
         except StoreError as error:
-            sink(number, error)
+            told.append((number, error))
         else:
             left.append(number)
 
     def alone(number: int) -> None:
         try:
-            answer: ObjectInfo | StoreError = head(objects[number].key)
+            told.append((number, head(objects[number].key)))
         except StoreError as error:
-            answer = error
-        sink(number, answer)
+            told.append((number, error))
 
     for _ in range(_ROUNDS):
-        place, keys = caller.place, caller.credentials.keys()
-        odd = _round(caller, place, keys, objects, left, sink)
+        asking = caller.bodyless("HEAD")
+        odd = _round(caller, asking, objects, left, told, sink, loop)
         if not odd:
-            return
+            break
         first, *left = odd
         alone(first)
-        if caller.place == place and caller.credentials.keys() == keys:  # there is no other way to ask
-            for number in left:
-                sink(number, odd[number])
-            return
-    for number in left:
-        alone(number)
+        if not caller.is_changed(asking):  # there is no other way to ask
+            told += [(number, odd[number]) for number in left]
+            break
+    else:
+        for number in left:
+            alone(number)
+
+    def tell() -> None:
+        for number, answer in told:
+            sink(number, answer)
+
+    if told:
+        by(loop, tell)
 
 
 def _round(
     caller: Caller,
-    place: tuple[Endpoint, Transport],
-    keys: SigningKeys,
+    asking: Bodyless,
     objects: Sequence[Shown],
     numbers: list[int],
+    told: Told,
     sink: HeadSink,
+    loop: Loop | None,
 ) -> dict[int, StoreError]:
     """Ask one endpoint for all, signed with the same keys; the refusals that the caller may know a way around."""
-    endpoint, transport = place
     left, odd = deque(numbers), dict[int, StoreError]()
     refused: Answer | None = None
     answered = busy = 0
 
     def refusal(number: int, answer: Answer) -> StoreError:
-        return caller.error(Request(method="HEAD", key=objects[number].key), answer, keys)
+        return caller.error(Request(method="HEAD", key=objects[number].key), answer, asking.keys)
 
-    def feed() -> Question | None:
+    def feed() -> Question[int] | None:
         if not left or busy > answered + _BUSY:
             return None
-        target, headers = caller.bodyless("HEAD", objects[left[0]].key, keys, endpoint, {})
-        return Question(left.popleft(), transport.connections.head("HEAD", target, headers))
+        head = asking.head(objects[left[0]].key)  # of what that raises for, this thread tells
+        return Question(left.popleft(), head)
 
     def take(number: int, answer: Answer | StoreError | None) -> None:
         nonlocal refused, answered, busy
@@ -112,10 +120,10 @@ def _round(
             return
         sink(number, error)
 
-    failure = transport.fan_out.ask(feed, take)
+    failure = asking.transport.fan_out.ask(feed, take, loop)
     for number in left:
         if failure is not None:
-            sink(number, failure)
+            told.append((number, failure))
         elif refused is not None:
-            sink(number, refusal(number, refused))
+            told.append((number, refusal(number, refused)))
     return odd

@@ -31,6 +31,7 @@ _FRAMING_BYTES = 64 << 10
 _ZEROS = bytes(1 << 16)
 _HTTP_10, _HTTP_11 = 10, 11
 _SWITCHING_PROTOCOLS = 101
+_HEAD_END = re.compile(rb"\n(?:\r\n|\n)")
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r?\n")
 _LENGTH = re.compile(r"[0-9]{1,18}")
 NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -96,39 +97,25 @@ class Heard(NamedTuple):
 
 def heard(held: bytes, start: int) -> Heard | None:
     """The head that begins at `start`; None while its end has not come. Errors: NotHttp."""
-    end = held.find(b"\r\n\r\n", start)
-    after, line_end = end + 4, "\r\n"
-    if end < 0 or held.count(b"\n", start, end) != held.count(b"\r\n", start, end):
-        ends = [(at, len(mark)) for mark in (b"\n\r\n", b"\n\n") if (at := held.find(mark, start)) >= 0]
-        if not ends:
-            if len(held) - start > HEAD_BYTES:
-                raise NotHttp("a head without an end")
-            return None
-        end, size = min(ends)
-        after, line_end = end + size, "\n"
-    if after - start > HEAD_BYTES:
+    end = _HEAD_END.search(held, start)
+    if end is None:
+        if len(held) - start > HEAD_BYTES:
+            raise NotHttp("a head without an end")
+        return None
+    if end.end() - start > HEAD_BYTES:
         raise NotHttp("a head that is too long")
-    lines = held[start:end].decode("latin-1").split(line_end)
-    if len(lines) > _MAX_HEADERS:
+    first, *lines = held[start : end.start()].decode("latin-1").split("\n")
+    if len(lines) >= _MAX_HEADERS:
         raise NotHttp("too many headers")
-    version, status = _status(lines[0].rstrip("\r"))
-    return Heard(version, status, _named(lines[1:]), after)
-
-
-def _status(line: str) -> tuple[int, int]:
-    version, _, rest = line.partition(" ")
+    version, _, rest = first.rstrip("\r").partition(" ")
     code = rest.partition(" ")[0]
     if not (version.startswith("HTTP/1.") and len(code) == 3 and code.isdecimal()):
         raise NotHttp("what it answers is no HTTP: check the endpoint's host and port")
-    return (_HTTP_11 if version == "HTTP/1.1" else _HTTP_10), int(code)
-
-
-def _named(lines: list[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for line in lines:
         name, _, value = line.partition(":")
-        found[name.lower()] = value.strip()
-    return found
+        fields[name.lower()] = value.strip()
+    return Heard(_HTTP_11 if version == "HTTP/1.1" else _HTTP_10, int(code), fields, end.end())
 
 
 class Connection:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from time import gmtime, strftime
+from typing import NamedTuple
 from urllib.parse import quote
 
 from datastore.secret import Secret
@@ -54,30 +55,55 @@ def sign(
     headers have lower-case names and hold `host` and `x-amz-content-sha256`; path and query are already encoded;
     now_s is seconds since the epoch.
     """
-    stamp = strftime("%Y%m%dT%H%M%SZ", gmtime(now_s))
-    signed = {**headers, "x-amz-date": stamp}
-    if keys.session_token is not None:
-        signed["x-amz-security-token"] = keys.session_token.reveal()
-    names = sorted(signed.keys() - _UNSIGNED_HEADERS)
-    lines = "".join([f"{name}:{' '.join(signed[name].split())}\n" for name in names])
-    name_list = ";".join(names)
-    canonical = f"{method}\n{path}\n{query}\n{lines}\n{name_list}\n{signed['x-amz-content-sha256']}"
-    scope = f"{stamp[:8]}/{region}/s3/aws4_request"
-    to_sign = f"{ALGORITHM}\n{stamp}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
-    key = _derive(keys.secret_access_key, stamp[:8], region)
-    signature = hmac.digest(key, to_sign.encode(), "sha256").hex()
-    credential = f"{keys.access_key_id}/{scope}"
-    signed["authorization"] = f"{ALGORITHM} Credential={credential}, SignedHeaders={name_list}, Signature={signature}"
+    now = moment(keys, region, now_s)
+    signed = {**headers, **now.headers}
+    names, described = canonical_headers(signed)
+    signed["authorization"] = now.authorization(names, f"{method}\n{path}\n{query}\n{described}")
     return signed
 
 
+class Moment(NamedTuple):
+    """What the signatures of one second share: headers to be signed with the others, and the ends of the rest."""
+
+    headers: Mapping[str, str]
+    credential: str
+    to_sign: str
+    key: hmac.HMAC
+
+    def authorization(self, names: str, canonical: str) -> str:
+        """The header that signs a canonical request with headers of these names."""
+        signature = self.key.copy()
+        signature.update(f"{self.to_sign}{hashlib.sha256(canonical.encode()).hexdigest()}".encode())
+        return f"{self.credential}, SignedHeaders={names}, Signature={signature.hexdigest()}"
+
+
+def moment(keys: SigningKeys, region: str, now_s: float) -> Moment:
+    """That of now_s, seconds since the epoch."""
+    stamp = strftime("%Y%m%dT%H%M%SZ", gmtime(now_s))
+    headers = {"x-amz-date": stamp}
+    if keys.session_token is not None:
+        headers["x-amz-security-token"] = keys.session_token.reveal()
+    scope = f"{stamp[:8]}/{region}/s3/aws4_request"
+    key = _derive(keys.secret_access_key, stamp[:8], region)
+    credential = f"{ALGORITHM} Credential={keys.access_key_id}/{scope}"
+    return Moment(headers, credential, f"{ALGORITHM}\n{stamp}\n{scope}\n", key)
+
+
+def canonical_headers(headers: Mapping[str, str]) -> tuple[str, str]:
+    """The names of those that are signed, and what the canonical request has after its query."""
+    names = sorted(headers.keys() - _UNSIGNED_HEADERS)
+    lines = "".join([f"{name}:{' '.join(headers[name].split())}\n" for name in names])
+    name_list = ";".join(names)
+    return name_list, f"{lines}\n{name_list}\n{headers['x-amz-content-sha256']}"
+
+
 @lru_cache(maxsize=32)
-def _derive(secret: Secret, day: str, region: str) -> bytes:
-    """The day's signing key; kept, since it costs four of the five HMACs of a signature."""
+def _derive(secret: Secret, day: str, region: str) -> hmac.HMAC:
+    """By a copy of this the day's key signs; kept, since it costs four of the five HMACs of a signature."""
     key = b"AWS4" + secret.reveal().encode()
     for part in (day, region, "s3", "aws4_request"):
         key = hmac.digest(key, part.encode(), "sha256")
-    return key
+    return hmac.new(key, digestmod="sha256")
 
 
 def _escape(text: str) -> str:

@@ -90,20 +90,24 @@ class Changes:
         With writeBack the store decides at the upload: who is second keeps his bytes here (S-48).
         """
         directory = await self._parent(parent, name)
-        claims = self._claims(request)
+        settings = self._core.settings
+        # Whether the name must be this client's alone before open returns (S-22).
+        claims = bool(request.flags & os.O_EXCL) and not settings.write_back_s
         found: Node | None = None
-        if self._seems_free(directory, name, request):
-            if not self._core.settings.write_back_s:
+        if not claims and self._seems_free(directory, name, request):
+            if not settings.write_back_s:
                 await self._resolver.refuse_hiding(directory, name)
         elif not claims:
             found = await self._resolver.find_now(directory, name)
-        if claims or (found is None and _may_be_refused(name)):
+        listed = Listed(stat.S_IFREG, segment_of(name))
+        # A server may refuse a long name (S-38): it has to be asked when the file is made, not at close.
+        if claims or (found is None and len(key_bytes(listed.tail)) > SEGMENT_SAFE):
             attributes = self.attributes(caller, directory, stat.S_IFREG | stat.S_IMODE(mode))
-            node = await self._make(directory, name, Listed(stat.S_IFREG, segment_of(name)), attributes, b"")
+            node = await self._make(directory, name, listed, attributes, b"")
         else:
             if found is None:
                 if name not in directory.children:
-                    return self._create_local(caller, directory, name, mode, request.flags)
+                    return self._create_local(caller, directory, name, listed, mode, request.flags)
                 found = directory.children[name]
             if request.flags & os.O_EXCL:
                 raise FSError(errno.EEXIST)
@@ -125,25 +129,20 @@ class Changes:
         """
         settings = self._core.settings
         replaces = request.flags & os.O_TRUNC and not settings.refuse_conflicts
-        if self._claims(request) or not (replaces or settings.write_back_s):
+        if not (replaces or settings.write_back_s):
             return False
         told = self._remote.believed(directory, name)
         return told is not None and name not in told[0].entries and name not in directory.children
 
-    def _claims(self, request: OpenRequest) -> bool:
-        """Whether the name must be this client's alone before open returns (S-22)."""
-        return bool(request.flags & os.O_EXCL) and not self._core.settings.write_back_s
-
     def _create_local(
-        self, caller: Caller, directory: Directory, name: bytes, mode: int, flags: int
+        self, caller: Caller, directory: Directory, name: bytes, listed: Listed, mode: int, flags: int
     ) -> tuple[Entry, OpenReply]:
         """A file that the store learns of at close. Nothing in here waits, so nobody sees the node half made."""
         core = self._core
-        segment = segment_of(name)
-        self.check_key(directory, segment)
+        self.check_key(directory, listed.tail)
         attributes = self.attributes(caller, directory, stat.S_IFREG | stat.S_IMODE(mode))
         attributes = attributes._replace(content_type=type_of(name))
-        node = core.nodes.add(directory, name, Listed(stat.S_IFREG, segment), attributes)
+        node = core.nodes.add(directory, name, listed, attributes)
         facts.held(node, 0, NO_ETAG, attributes)
         try:
             staged = self._uploads.stage(node)
@@ -373,8 +372,3 @@ class Changes:
         with suppress(AlreadyExists):
             await self._core.ask(self._core.store.put, directory.key, b"", options)
         directory.marker = True
-
-
-def _may_be_refused(name: bytes) -> bool:
-    """Whether a server may refuse such a name (S-38): it has to be asked when the file is made, not at close."""
-    return len(key_bytes(segment_of(name))) > SEGMENT_SAFE

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from datastore.errors import NotFound, StoreError
 
@@ -62,43 +61,34 @@ class _Asked:
         self._nodes: list[tuple[Node, str, Was]] = [(node, node.key, was_of(node)) for node in nodes]
         self._again: list[Node] = []
         self._later: list[tuple[int, ObjectInfo | None]] = []
-        self._failure: Exception | None = None
+        self._failure: StoreError | None = None
         self._learn = core.known.asking()
 
     async def ask(self) -> list[Node]:
         """Take in what the store says; those that were renamed or sent meanwhile. StoreError, when all have ended."""
         shown = [_shown(node, key) for node, key, _ in self._nodes]
-        await self._core.ask(self._core.store.head_many, shown, self._post)
+        await self._core.ask(self._core.store.head_many, shown, self._take, self._core.loop)
         await self._core.each(self._settle, self._later)
         if self._failure is not None:
             raise self._failure
         return self._again
 
-    def _post(self, number: int, answer: ObjectInfo | StoreError) -> None:
-        """Called in the lane that asks. All that it posts is taken before that has ended for who waits."""
-        self._core.loop.soon(partial(self._take, number, answer))
-
     def _take(self, number: int, answer: ObjectInfo | StoreError) -> None:
         """What needs the store for more waits until all answers are here."""
         if isinstance(answer, NotFound):
             self._later.append((number, None))
-        elif isinstance(answer, StoreError):
+            return
+        if isinstance(answer, StoreError):
             self._failure = self._failure or answer
-        else:
-            try:
-                self._found(number, answer)
-            except Exception as error:  # not for the loop, which called this: who asks is told
-                self._failure = self._failure or error
-
-    def _found(self, number: int, info: ObjectInfo) -> None:
+            return
         node, _, was = self._nodes[number]
-        applied = self._remote.found_now(node, info, was)
+        applied = self._remote.found_now(node, answer, was)
         if applied is None:
             self._again.append(node)
         elif applied:
-            self._learn(info)
+            self._learn(answer)
         else:
-            self._later.append((number, info))
+            self._later.append((number, answer))
 
     async def _settle(self, one: tuple[int, ObjectInfo | None]) -> None:
         number, info = one

@@ -10,7 +10,6 @@ from __future__ import annotations
 import stat
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from functools import partial
 
 from datastore.errors import StoreError
 
@@ -206,13 +205,12 @@ class Prefetcher:
         core, learn = self._core, self._core.known.asking()
 
         def take(number: int, answer: ObjectInfo | StoreError) -> None:
-            """In the lane that asks."""
             if not isinstance(answer, StoreError):
                 learn(answer)
-            core.loop.soon(partial(self._ended, *coming[number], came=not isinstance(answer, StoreError)))
+            self._ended(*coming[number], came=not isinstance(answer, StoreError))
 
         try:
-            await core.ask(core.store.head_many, wanted, take)
+            await core.ask(core.store.head_many, wanted, take, core.loop)
         except StoreError:
             return  # whoever wants one of them asks again, and is told
         finally:

@@ -72,11 +72,19 @@ class Resolver:
 
     def current(self, node: Node) -> bool:
         """Whether what is known of a node may be shown without asking."""
+        return self._left(node) is not None
+
+    def _left(self, node: Node) -> float | None:
+        """How long that is so from now on, seconds; None: it is not."""
+        settings, parent = self._core.settings, node.parent
         if node.dirty or node.gone:
-            return True
-        if node.parent is not None and self._age(node.checked_at) >= self.ttl(node.parent):
-            return False
-        return node.attrs_valid or not self._core.settings.full_attributes
+            return settings.metadata_ttl_s
+        if not node.attrs_valid and settings.full_attributes:
+            return None
+        if parent is None:
+            return settings.metadata_ttl_s
+        left = self._remote.ttl(parent) - (self._core.clock.monotonic() - node.checked_at)
+        return left if left > 0 else None
 
     def own(self, node: Node) -> bool:
         """Whether who writes need not ask what the store has: it is this mount's own doing of a moment ago (S-161)."""
@@ -86,22 +94,25 @@ class Resolver:
 
     def entry(self, node: Node) -> Entry:
         """The answer to a lookup; counts it."""
+        return self._entry(node, self._left(node) or 0.0)
+
+    def _entry(self, node: Node, left: float) -> Entry:
         node.nlookup += 1
         if node.nlookup == 1:
             self._core.log_nodes((node,))
-        rest = self._rest(node)
-        return Entry(node.attr(), rest, rest)
+        return Entry(node.attr(), left, left)
 
     def attr_reply(self, node: Node) -> AttrReply:
         """The answer to a getattr."""
-        return AttrReply(node.attr(), self._rest(node))
+        return AttrReply(node.attr(), self._left(node) or 0.0)
 
     def cached(self, parent: Directory, name: bytes) -> Entry | None:
         """The answer to a lookup if memory has it."""
         self._core.nodes.use(parent)
         child = parent.children.get(name)
-        if child is not None and self.current(child):
-            return self.entry(child)
+        left = self._left(child) if child is not None else None
+        if child is not None and left is not None:
+            return self._entry(child, left)
         told = self._remote.believed(parent, name)
         if told is None:
             return None
@@ -115,8 +126,9 @@ class Resolver:
         if child is None and listed is None:
             return Entry(None, self.ttl(parent) - self._age(told_at))
         if child is None and listed is not None:
-            child = self.adopt(parent, name, listed, told_at)
-            return self.entry(child) if self.current(child) else None
+            child = facts.adopted(self._core, parent, name, listed, told_at)
+            left = self._left(child)
+            return self._entry(child, left) if left is not None else None
         return None
 
     def _known_before(self, child: Node, listed: Listed) -> bool:
@@ -192,11 +204,6 @@ class Resolver:
 
     def _age(self, when: float) -> float:
         return self._core.clock.monotonic() - when
-
-    def _rest(self, node: Node) -> float:
-        if node.dirty or node.gone or node.parent is None:
-            return self._core.settings.metadata_ttl_s
-        return max(0.0, self.ttl(node.parent) - self._age(node.checked_at))
 
     def ttl(self, directory: Directory) -> float:
         """How long entries of a directory are believed, seconds."""

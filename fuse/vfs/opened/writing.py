@@ -93,11 +93,10 @@ class Writing:
             return
         if self._write_back.on:
             await self._write_back.close(node)
+            return
         # Who can read may have mapped the file, and what is written to the map comes after the close.
-        elif node.handles == 1 and handle is not None and handle.flags & os.O_ACCMODE == os.O_WRONLY:
-            await self._uploads.close(node)
-        else:
-            await self._uploads.flush(node)
+        only_writes = handle is not None and handle.flags & os.O_ACCMODE == os.O_WRONLY
+        await self._uploads.flush(node, unread=only_writes and node.handles == 1)
 
     async def fsync(self, ino: Ino, fh: Fh) -> None:
         """fsync(2): the same, through any handle."""

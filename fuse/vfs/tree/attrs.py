@@ -80,10 +80,11 @@ class Defaults(NamedTuple):
 
     def of(self, kind: int, time_ns: int) -> Attributes:
         """Attributes of an object that says nothing; kind is a type as in stat.S_IFREG."""
-        permissions = {stat.S_IFDIR: self.directory_mode, stat.S_IFLNK: 0o777}.get(kind, self.file_mode)
-        content_type = DIRECTORY_TYPE if kind == stat.S_IFDIR else FILE_TYPE
-        made = Attributes(kind | permissions, self.uid, self.gid, time_ns, time_ns, time_ns, content_type=content_type)
-        return self.seen(made)
+        permissions, content_type = 0o777 if kind == stat.S_IFLNK else self.file_mode, FILE_TYPE
+        if kind == stat.S_IFDIR:
+            permissions, content_type = self.directory_mode, DIRECTORY_TYPE
+        mode, times = kind | permissions, (time_ns, time_ns, time_ns)
+        return self.seen(Attributes(mode, self.uid, self.gid, *times, _NONE, _NO_EXTRA, None, content_type))
 
     def seen(self, attributes: Attributes) -> Attributes:
         """Attributes of an object as this mount shows them: for the group, if there is one."""
@@ -148,28 +149,23 @@ def from_metadata(metadata: Mapping[str, str], kind: int, defaults: Attributes, 
 
     What is absent or does not parse comes from `defaults`.
     """
-    mode = _number(metadata.get("mode"), defaults.mode)
-    target = None
-    if _GEESEFS_TARGET in metadata:
-        target = unquote_to_bytes(metadata[_GEESEFS_TARGET])
+    said = metadata.get
+    mode = _number(said("mode"), defaults.mode)
+    target = unquote_to_bytes(metadata[_GEESEFS_TARGET]) if _GEESEFS_TARGET in metadata else None
     seen = stat.S_IFMT(mode)
     if kind != stat.S_IFREG or seen not in _TYPES or seen == stat.S_IFDIR:
         seen = kind
     if target is not None and kind == stat.S_IFREG:
         seen = stat.S_IFLNK
-    mtime_ns = _nanoseconds(metadata.get("mtime"), defaults.mtime_ns)
-    return Attributes(
-        mode=seen | stat.S_IMODE(mode),
-        uid=_number(metadata.get("uid"), defaults.uid),
-        gid=_number(metadata.get("gid"), defaults.gid),
-        atime_ns=_nanoseconds(metadata.get("atime"), mtime_ns),
-        mtime_ns=mtime_ns,
-        ctime_ns=_nanoseconds(metadata.get("ctime"), max(mtime_ns, defaults.ctime_ns)),
-        xattrs=_xattrs(metadata.get("xattr", "")),
-        extra={name: text for name, text in metadata.items() if name not in _OURS} or _NO_EXTRA,
-        target=target,
-        content_type=content_type or defaults.content_type,
-    )
+    uid, gid = _number(said("uid"), defaults.uid), _number(said("gid"), defaults.gid)
+    mtime_ns = _nanoseconds(said("mtime"), defaults.mtime_ns)
+    atime_ns = _nanoseconds(said("atime"), mtime_ns)
+    ctime_ns = _nanoseconds(said("ctime"), max(mtime_ns, defaults.ctime_ns))
+    xattrs, extra = _xattrs(said("xattr")), _NO_EXTRA
+    if not metadata.keys() <= _OURS:
+        extra = {name: text for name, text in metadata.items() if name not in _OURS}
+    mode, content_type = seen | stat.S_IMODE(mode), content_type or defaults.content_type
+    return Attributes(mode, uid, gid, atime_ns, mtime_ns, ctime_ns, xattrs, extra, target, content_type)
 
 
 def changed(attributes: Attributes, changes: SetAttr, now_ns: int) -> Attributes:
@@ -227,7 +223,7 @@ def _number(text: str | None, default: int) -> int:
     return number if number < 1 << 32 else default
 
 
-def _xattrs(text: str) -> Mapping[bytes, bytes]:
+def _xattrs(text: str | None) -> Mapping[bytes, bytes]:
     if not text:
         return _NONE
     try:

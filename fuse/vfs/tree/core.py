@@ -15,7 +15,7 @@ from datastore.clock import Clock
 
 from ...data.blockcache import BlockCache
 from ...data.reader import Reader
-from ...loop import Future, Loop, all_of
+from ...loop import Future, Loop, Semaphore, all_of
 from ...ops import NoNotifier, Notifier
 from ...state.attributes import AttributeMemory
 from ...state.listings import SavedListings
@@ -33,6 +33,9 @@ from .treelock import TreeLock
 P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
+
+_EACH_WIDTH = 32
+"""So many items of one call of each() are at work: half of the lanes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +105,12 @@ class Core:
         self.nodes.dropped = []
 
     def ask(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Begin a call of the store, or another one that blocks, in a lane; `await` its result. StoreError, OSError."""
+        """Begin a call of the store in a lane; `await` its result. StoreError."""
         return self.loop.lane(call, *args, **kwargs)
+
+    def on_disk(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """The same of what waits for the local disk or takes long; no store that is down keeps it up. OSError."""
+        return self.loop.on_disk(call, *args, **kwargs)
 
     async def remove(self, key: str) -> None:
         """Delete an object, and what is known of it. StoreError."""
@@ -118,8 +125,17 @@ class Core:
         return failures
 
     async def each(self, call: Callable[[T], Coroutine[Any, Any, R]], items: Iterable[T]) -> list[R]:
-        """call(item) for all, side by side; results in order. The first error is raised when all have ended."""
-        return await all_of([self.loop.spawn(call(item)) for item in items])
+        """call(item) for all, side by side; results in order. The first error is raised when all have ended.
+
+        Of many not all at once: others have requests to the store, too.
+        """
+        places = Semaphore(_EACH_WIDTH)
+
+        async def placed(item: T) -> R:
+            async with places:
+                return await call(item)
+
+        return await all_of([self.loop.spawn(placed(item)) for item in items])
 
     async def both(self, one: Coroutine[Any, Any, T], other: Coroutine[Any, Any, R]) -> tuple[T, R]:
         """Two side by side, when both have ended. Errors: the first one's before the other's."""

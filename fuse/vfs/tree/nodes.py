@@ -178,9 +178,9 @@ class Node:
 
     def attr(self) -> Attr:
         """What stat shows."""
-        a = self.attributes
-        times = (a.atime_ns, a.mtime_ns, a.ctime_ns)
-        return Attr(self.ino, a.mode, self.size, self.nlink, a.uid, a.gid, *times, a.device)
+        mode, uid, gid, atime_ns, mtime_ns, ctime_ns, _, extra, _, _ = self.attributes
+        device = self.attributes.device if extra else 0
+        return Attr(self.ino, mode, self.size, self.nlink, uid, gid, atime_ns, mtime_ns, ctime_ns, device)
 
     @property
     def nlink(self) -> int:

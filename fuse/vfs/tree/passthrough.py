@@ -134,7 +134,7 @@ class PassthroughFiles:
             file.right = False  # no room, or a busy cache: those who open the file from now on are served by us
 
     async def _check(self, cache: BlockCache, version: ObjectVersion) -> None:
-        await self._loop.lane(cache.verify, version)
+        await self._loop.on_disk(cache.verify, version)
         self._checking.discard(version)
 
 

@@ -21,14 +21,19 @@ class TreeLock:
         self._waiting: deque[tuple[bool, Future[None]]] = deque()
         """Whether for exclusive, and what to tell."""
 
-    @asynccontextmanager
-    async def shared(self) -> AsyncIterator[None]:
-        """Keys stay as they are meanwhile. Not to be nested."""
-        await self._enter(alone=False)
-        try:
-            yield
-        finally:
-            self._sharing -= 1
+    def shared(self) -> TreeLock:
+        """For `async with`: keys stay as they are meanwhile. Not to be nested."""
+        return self
+
+    async def __aenter__(self) -> None:
+        if self._alone or self._waiting:
+            await self._enter(alone=False)
+        else:
+            self._sharing += 1
+
+    async def __aexit__(self, *_: object) -> None:
+        self._sharing -= 1
+        if self._waiting:
             self._let_in()
 
     @asynccontextmanager

@@ -73,7 +73,7 @@ class Delivery:
         assert staged.base is not None
         content = await self._core.reader.fetch(staged.base, start, stop - start)
         if len(content) > SMALL:
-            await self._core.ask(staged.fill, start, content)
+            await self._core.on_disk(staged.fill, start, content)
         else:
             staged.fill(start, content)
 
@@ -139,7 +139,7 @@ class Delivery:
                     return await self._write(staged, to, conditional=True)
         elif gives_way and staged.expects == "" and not staged.size:
             return None
-        elif staged.complete and info.size == staged.size and info.etag == await self._core.ask(_etag, staged):
+        elif staged.complete and info.size == staged.size and info.etag == await self._core.on_disk(_etag, staged):
             return Delivered(WriteResult(info.etag, info.mtime_ns), info.metadata)
         elif staged.attempt is not None and user_metadata(info.metadata) == user_metadata(staged.attempt):
             # An upload of ours whose answer was lost; what was written since is not in it.
@@ -160,17 +160,20 @@ class Delivery:
                 await self.drop_stream(staged)
             if gaps := staged.missing(0, staged.size):
                 await self.fill(staged, gaps)
-            ask, put = self._core.ask, self._core.store.put
-            if staged.size > SMALL:
-                async with self._large:
-                    result = await ask(lambda: put(to.key, staged.whole(), options))
-                return Delivered(result, options.metadata)
-            body = staged.whole()
-            return Delivered(await ask(put, to.key, body, options), options.metadata, body)
+            if staged.size <= SMALL:
+                return await self._core.ask(self._put, staged, to.key, options)
+            async with self._large:
+                return await self._core.ask(self._put, staged, to.key, options)
         except (PreconditionFailed, AlreadyExists) as error:
             if not conditional and not parts:
                 raise
             raise FSError(errno.ESTALE, "another client replaced the object that was being changed") from error
+
+    def _put(self, staged: StagedFile, key: str, options: WriteOptions) -> Delivered:
+        """In a lane."""
+        body = staged.whole()
+        result = self._core.store.put(key, body, options)
+        return Delivered(result, options.metadata, body if len(body) <= SMALL else b"")
 
     async def _write_parts(
         self, staged: StagedFile, key: str, options: WriteOptions, planned: tuple[Part, ...]

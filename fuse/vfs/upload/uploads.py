@@ -111,9 +111,9 @@ class Uploads:
         """Bring the staging file, and then its row, to the disk itself: they outlive a power cut (S-50). OSError."""
         staged = node.staged
         if staged is not None:
-            await self._core.ask(staged.sync)
+            await self._core.on_disk(staged.sync)
             self.record(node, lasting=True)
-            await self._core.ask(self._core.db.sync)
+            await self._core.on_disk(self._core.db.sync)
 
     async def fill(self, staged: StagedFile, gaps: list[tuple[int, int]]) -> None:
         """Fetch ranges of the base into the staging file. FSError(ESTALE) when another client replaced the base."""
@@ -176,7 +176,7 @@ class Uploads:
         """
         staged, cache = node.staged, self._core.cache
         if staged is not None and cache is not None and not node.gone and staged.size > SMALL and staged.complete:
-            await self._core.ask(cache.adopt, node.version(), staged.path)
+            await self._core.on_disk(cache.adopt, node.version(), staged.path)
         await self.discard(node)
 
     # -- upload
@@ -197,20 +197,16 @@ class Uploads:
         staged = node.staged
         return staged is not None and staged.dirty and bool(staged.error or staged.due)
 
-    async def flush(self, node: Node) -> None:
-        """Make the store have what the node has. StoreError, FSError; what was not sent stays staged."""
-        async with self._core.tree.shared(), node.lock:
-            await self._flush(node)
+    async def flush(self, node: Node, *, unread: bool = False) -> None:
+        """Make the store have what the node has. StoreError, FSError; what was not sent stays staged.
 
-    async def close(self, node: Node) -> None:
-        """As flush, for the close of the only handle, which can't read: of a small file nothing stays here.
-
-        Its staging file goes before the close is answered, so that the journal need not be written for that.
+        unread: nobody can read the file here, so that of a small one nothing stays. Its staging file goes before the
+        close is answered: the journal need not be written for that.
         """
         async with self._core.tree.shared(), node.lock:
-            await self._flush(node, unread=True)
+            await self._flush(node, unread=unread)
 
-    async def _flush(self, node: Node, *, unread: bool = False) -> None:
+    async def _flush(self, node: Node, *, unread: bool) -> None:
         staged = node.staged
         if staged is not None and staged.published:
             await self._confirm(node, staged)

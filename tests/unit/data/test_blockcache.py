@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 import subprocess
@@ -156,6 +157,24 @@ def test_a_later_process_finds_whole_and_partial_versions(fresh: Make) -> None:
     assert later.holds(part, 0, 2 * BLOCK_BYTES)
     assert later.read(part, 10, BLOCK_BYTES) == body[10 : BLOCK_BYTES + 10]
     assert later.read(part, 2 * BLOCK_BYTES, 1) is None
+
+
+def test_a_name_on_the_disk_is_the_same_in_each_release(fresh: Make) -> None:
+    file = version(10, key='a"\\\u00e9\udcff\n', etag="e-\u00e9")
+    assert fresh()._place(file).identity.label == json.dumps(("http://s3/bucket", *file)).encode()
+
+
+@pytest.mark.parametrize("size", [BLOCK_BYTES, 2 * BLOCK_BYTES])
+def test_what_is_read_while_it_is_checked_is_what_was_asked_for(fresh: Make, size: int) -> None:
+    """The first read of a block after a reboot."""
+    body, file = content(size), version(size)
+    for start in range(0, size, BLOCK_BYTES):
+        fresh().write(file, start, body[start : start + BLOCK_BYTES])
+    for start, stop in ((10, 20), (0, size), (size - 5, size), (size - BLOCK_BYTES + 3, size)):
+        cache = fresh()
+        cache._boot_id = b""
+        assert cache.read(file, start, stop - start) == body[start:stop]
+        assert cache.read(file, start, stop - start) == body[start:stop]
 
 
 def test_what_another_process_writes_is_seen_at_once(fresh: Make) -> None:

@@ -123,8 +123,8 @@ def narrow(store: Probe, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
 
 def is_idle(reader: Reader) -> bool:
     """Whether nothing of the reader is on its way, on a loop that nobody else uses."""
-    lanes = reader.loop.lanes
-    return not (lanes._unended or reader._ahead or reader._table.coming_bytes or reader._keeping._writing)
+    unended = reader.loop.lanes._unended + reader.loop.disk._unended
+    return not (unended or reader._ahead or reader._table.coming_bytes or reader._keeping._writing)
 
 
 def settle(reader: Reader) -> None:

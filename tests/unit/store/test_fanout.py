@@ -20,6 +20,7 @@ from datastore.errors import (
     DeadlineExceeded,
     InvalidRequest,
     KeyTooLong,
+    MountFailed,
     NotFound,
     ServerFault,
     StoreError,
@@ -78,15 +79,49 @@ def client_by(connect: Callable[[Endpoint], Transport], endpoint: str) -> S3Stor
     return S3Store(Caller(resolve(location), StaticSource(KEYS), connect), Capabilities())
 
 
-def asked(store: S3Store | RetryingStore, objects: list[Shown] = OBJECTS) -> list[ObjectInfo | StoreError]:
+@contextmanager
+def turning() -> Iterator[Loop]:
+    """A loop with a thread of its own."""
+    loop, ended = Loop(), threading.Event()
+
+    def turn() -> None:
+        with loop.turning():
+            while not ended.is_set():
+                loop.turn()
+        loop.close()
+
+    thread = threading.Thread(target=turn)
+    thread.start()
+    try:
+        yield loop
+    finally:
+        loop.soon(ended.set)
+        thread.join(PATIENCE_S)
+
+
+@pytest.fixture(params=["by itself", "by a loop"])
+def loop(request: pytest.FixtureRequest) -> Iterator[Loop | None]:
+    """Who waits for the answers."""
+    if request.param == "by itself":
+        yield None
+    else:
+        with turning() as loop:
+            yield loop
+
+
+def asked(
+    store: S3Store | RetryingStore, objects: list[Shown] = OBJECTS, *, loop: Loop | None = None
+) -> list[ObjectInfo | StoreError]:
     """What is said of each, which must be said once."""
     got: dict[int, ObjectInfo | StoreError] = {}
+    here = threading.current_thread()
 
     def take(number: int, answer: ObjectInfo | StoreError) -> None:
+        assert (threading.current_thread() is here) == (loop is None)
         assert number not in got
         got[number] = answer
 
-    store.head_many(objects, take)
+    store.head_many(objects, take, loop)
     return [got[number] for number in range(len(objects))]
 
 
@@ -101,13 +136,13 @@ def all_right(answers: list[ObjectInfo | StoreError], objects: list[Shown] = OBJ
 
 
 @promise("S-150")
-def test_each_is_asked_once_and_alone_on_its_connection() -> None:
+def test_each_is_asked_once_and_alone_on_its_connection(loop: Loop | None) -> None:
     """An answer to a HEAD does not say of which object it is."""
     bucket = Bucket()
     with ScriptedServer(bucket) as server:
         client = client_of(server.port)
-        assert all_right(asked(client))
-        assert all_right(asked(client))
+        assert all_right(asked(client, loop=loop))
+        assert all_right(asked(client, loop=loop))
         client.close()
     assert set(bucket.asked.values()) == {2}
     assert server.together == 1
@@ -204,11 +239,11 @@ def test_answers_that_slip_by_one_are_not_believed() -> None:
 @pytest.mark.parametrize(
     ("status", "kind"), [(404, NotFound), (403, AccessDenied), (500, ServerFault), (429, Throttled)]
 )
-def test_refusals_are_those_of_a_single_head(status: int, kind: type[StoreError]) -> None:
+def test_refusals_are_those_of_a_single_head(status: int, kind: type[StoreError], loop: Loop | None) -> None:
     """Of one key, and of all."""
     with ScriptedServer(Bucket(lambda key, _number: http(status) if key == "f150" else None)) as server:
         client = client_of(server.port)
-        answers = asked(client)
+        answers = asked(client, loop=loop)
         client.close()
     assert type(answers.pop(150)) is kind
     assert all_right(answers, [shown for shown in OBJECTS if shown.key != "f150"])
@@ -216,7 +251,7 @@ def test_refusals_are_those_of_a_single_head(status: int, kind: type[StoreError]
     bucket = Bucket(lambda _key, _number: http(status))
     with ScriptedServer(bucket) as server:
         client = client_of(server.port)
-        answers = asked(client)
+        answers = asked(client, loop=loop)
         client.close()
     assert {type(answer) for answer in answers} == {kind}
     assert all(
@@ -228,7 +263,7 @@ def test_refusals_are_those_of_a_single_head(status: int, kind: type[StoreError]
 
 
 @promise("S-150")
-def test_the_bucket_is_followed_to_its_region() -> None:
+def test_the_bucket_is_followed_to_its_region(loop: Loop | None) -> None:
     """As by a single HEAD, and the others are asked for there."""
 
     def rule(head: bytes, number: int) -> Reply | bytes:
@@ -239,12 +274,12 @@ def test_the_bucket_is_followed_to_its_region() -> None:
     bucket = Bucket()
     with ScriptedServer(rule) as server:
         client = client_of(server.port)
-        assert all_right(asked(client))
+        assert all_right(asked(client, loop=loop))
         client.close()
 
 
 @promise("S-150", "S-66")
-def test_what_fails_for_a_while_is_asked_again_and_nothing_else() -> None:
+def test_what_fails_for_a_while_is_asked_again_and_nothing_else(loop: Loop | None) -> None:
     """One budget for all."""
     failures = Counter({f"f{number}": 2 for number in range(0, 200, 7)})
 
@@ -257,7 +292,7 @@ def test_what_fails_for_a_while_is_asked_again_and_nothing_else() -> None:
         client = client_of(server.port)
         retrier = Retrier(RetryPolicy(first_delay_s=0.001))
         store = RetryingStore(client, retrier)
-        assert all_right(asked(store))
+        assert all_right(asked(store, loop=loop))
         client.close()
     told = store.metrics.snapshot()
     assert set(told) == {"head"}
@@ -267,16 +302,16 @@ def test_what_fails_for_a_while_is_asked_again_and_nothing_else() -> None:
 
 
 @promise("S-150", "S-64")
-def test_an_outage_is_told_of_each_within_the_budget() -> None:
+def test_an_outage_is_told_of_each_within_the_budget(loop: Loop | None) -> None:
     """Nobody listens, or nobody answers."""
     with reserved_port() as port:
         client = client_of(port, QUICK)
-        answers = asked(RetryingStore(client, Retrier(RetryPolicy(first_delay_s=0.001, budget_s=0.05))))
+        answers = asked(RetryingStore(client, Retrier(RetryPolicy(first_delay_s=0.001, budget_s=0.05))), loop=loop)
     assert {type(answer) for answer in answers} == {Unreachable}
 
     with ScriptedServer(lambda _head, _number: SILENCE) as server:
         client = client_of(server.port, QUICK)
-        answers = asked(client)
+        answers = asked(client, loop=loop)
         client.close()
     assert {type(answer) for answer in answers} == {DeadlineExceeded}
     assert len(server.requests) < 20, "the others are not asked for, one time limit after the other"
@@ -292,10 +327,10 @@ def test_connections_that_the_server_gave_up_are_replaced() -> None:
 
 
 @promise("S-150")
-def test_keys_that_no_server_takes_are_refused_one_by_one() -> None:
+def test_keys_that_no_server_takes_are_refused_one_by_one(loop: Loop | None) -> None:
     with ScriptedServer(Bucket()) as server:
         client = client_of(server.port)
-        first, long, last = asked(client, [OBJECTS[1], Shown("x" * 1025), OBJECTS[2]])
+        first, long, last = asked(client, [OBJECTS[1], Shown("x" * 1025), OBJECTS[2]], loop=loop)
         assert isinstance(long, KeyTooLong)
         assert all_right([first, last], OBJECTS[1:3])
         with pytest.raises(InvalidRequest):
@@ -304,8 +339,9 @@ def test_keys_that_no_server_takes_are_refused_one_by_one() -> None:
 
 
 @promise("S-150")
-def test_what_a_sink_raises_ends_it() -> None:
-    """The pool loses no place by that."""
+@pytest.mark.parametrize("objects", [OBJECTS, [Shown("")]])
+def test_what_a_sink_raises_ends_it(objects: list[Shown], loop: Loop | None) -> None:
+    """The pool loses no place by that, and the loop goes on."""
 
     def fails(_number: int, _answer: ObjectInfo | StoreError) -> None:
         raise LookupError
@@ -314,8 +350,8 @@ def test_what_a_sink_raises_ends_it() -> None:
         client = client_of(server.port)
         for _ in range(20):
             with pytest.raises(LookupError):
-                client.head_many(OBJECTS, fails)
-        assert all_right(asked(client))
+                client.head_many(objects, fails, loop)
+        assert all_right(asked(client, loop=loop))
         client.close()
 
 
@@ -353,36 +389,6 @@ def body_of(key: str, *headers: str, body: bytes = BODY) -> bytes:
     return http(200, body, f'ETag: "e{key[1:]}"', *headers)
 
 
-@contextmanager
-def turning() -> Iterator[Loop]:
-    """A loop with a thread of its own."""
-    loop, ended = Loop(), threading.Event()
-
-    def turn() -> None:
-        with loop.turning():
-            while not ended.is_set():
-                loop.turn()
-        loop.close()
-
-    thread = threading.Thread(target=turn)
-    thread.start()
-    try:
-        yield loop
-    finally:
-        loop.soon(ended.set)
-        thread.join(PATIENCE_S)
-
-
-@pytest.fixture(params=["by itself", "by a loop"])
-def loop(request: pytest.FixtureRequest) -> Iterator[Loop | None]:
-    """Who waits for the answers."""
-    if request.param == "by itself":
-        yield None
-    else:
-        with turning() as loop:
-            yield loop
-
-
 def got(
     store: S3Store, versions: list[ObjectVersion] = VERSIONS, *, loop: Loop | None = None
 ) -> dict[str, bytes | None]:
@@ -391,7 +397,7 @@ def got(
     here = threading.current_thread()
 
     def take(version: ObjectVersion, answer: tuple[Body, ObjectInfo] | None) -> None:
-        assert (threading.current_thread() is here) == (loop is None or loop._closed)
+        assert (threading.current_thread() is here) == (loop is None)
         assert version.key not in found
         found[version.key] = bytes(answer[0]) if answer is not None else None
 
@@ -483,7 +489,7 @@ def test_without_a_server_the_rest_is_not_asked_for(loop: Loop | None) -> None:
 
 @promise("S-150")
 def test_at_the_end_of_the_loop_what_is_on_its_way_is_given_up() -> None:
-    """Nobody is left waiting, and who asks after the end waits by himself."""
+    """Nobody is left waiting, and who asks after the end is told so: what the loop calls is called by no other one."""
     told: list[object] = []
     left = iter(VERSIONS)
 
@@ -505,9 +511,15 @@ def test_at_the_end_of_the_loop_what_is_on_its_way_is_given_up() -> None:
         client.close()
     assert told
     assert set(told) == {None}
-    with ScriptedServer(Bucket(lambda key, _number: body_of(key))) as server:
+    with ScriptedServer(Bucket()) as server:
         client = client_of(server.port)
-        assert set(got(client, loop=loop).values()) == {BODY}
+        with pytest.raises(Unreachable):
+            client.get_many(lambda: VERSIONS[0], lambda *_: told.append("a body"), loop)
+        for store in (client, RetryingStore(client)):
+            with pytest.raises(MountFailed):
+                store.head_many(OBJECTS, lambda *_: told.append("an answer"), loop)
+        assert set(told) == {None}
+        assert all_right(asked(client))
         client.close()
 
 

@@ -8,12 +8,19 @@ from unittest import mock
 from urllib.parse import unquote_to_bytes
 
 import botocore.auth
+import pytest
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from datastore.api.source import S3Location
+from datastore.errors import InvalidRequest
+from datastore.fuse.store.base import ETag
 from datastore.fuse.store.limits import key_bytes
+from datastore.fuse.store.s3.caller import Bodyless
+from datastore.fuse.store.s3.connections import Proxy, Route
+from datastore.fuse.store.s3.endpoint import resolve
 from datastore.fuse.store.s3.sigv4 import (
     EMPTY_SHA256,
     UNSIGNED_PAYLOAD,
@@ -22,6 +29,7 @@ from datastore.fuse.store.s3.sigv4 import (
     encode_query,
     sign,
 )
+from datastore.fuse.store.s3.transport import Transport
 from datastore.secret import Secret
 
 MOMENT = datetime.datetime(2026, 2, 28, 23, 59, 59, tzinfo=datetime.UTC)
@@ -108,3 +116,35 @@ def test_a_signature_shows_no_secret() -> None:
     signed = sign("GET", "/", "", {"host": "h", "x-amz-content-sha256": EMPTY_SHA256}, given_keys, "r", 0.0)
 
     assert "top-secret" not in repr(signed) + repr(given_keys)
+
+
+@given(key=keys, token=tokens, method=st.sampled_from(["GET", "HEAD"]), secure=st.booleans())
+def test_what_is_sent_to_many_keys_is_signed_as_one_request_is(
+    key: str, token: str | None, method: str, secure: bool
+) -> None:
+    """Of every second anew, and through a proxy; the version that is wanted stands beside it."""
+    given_keys = SigningKeys("AKID", Secret("secret"), Secret(token) if token else None)
+    endpoint = resolve(S3Location(bucket="data", endpoint="http://s3.test:9000/base"), "eu-west-3")
+    seconds = iter([1e9, 1e9 + 0.9, 1e9 + 1])
+    proxy = Proxy("proxy", 3128, "Basic x")
+    transport = Transport(Route(endpoint.host, endpoint.port, secure, proxy))
+    asking = Bodyless(method, endpoint, transport, given_keys, lambda: next(seconds))
+    for second in (1e9, 1e9, 1e9 + 1):
+        plain = {"host": "data.s3.test:9000", "x-amz-content-sha256": EMPTY_SHA256}
+        path = f"/base/{encode_path(key)}"
+        signed = sign(method, path, "", plain, given_keys, "eu-west-3", second)
+        expected = transport.connections.head(method, path, {**signed, "if-match": '"e-1"'})
+        first, *lines = asking.head(key, ETag("e-1")).split(b"\r\n")
+        expected_first, *expected_lines = expected.split(b"\r\n")
+        assert first == expected_first
+        assert sorted(lines) == sorted(expected_lines)
+        assert lines[-2:] == [b"", b""]
+
+
+@pytest.mark.parametrize("etag", ["a\r\nx-injected: 1", "é", "\udcff"])
+def test_a_version_that_headers_cant_carry_is_refused(etag: str) -> None:
+    endpoint = resolve(S3Location(bucket="data", endpoint="http://s3.test:9000"))
+    transport = Transport(Route(endpoint.host, endpoint.port, False))
+    asking = Bodyless("GET", endpoint, transport, SigningKeys("AKID", Secret("secret")), lambda: 1e9)
+    with pytest.raises(InvalidRequest):
+        asking.head("key", ETag(etag))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import itertools
 import os
@@ -207,7 +206,7 @@ def test_what_was_unsent_when_it_was_read_binds_as_well(world: World, one: Clien
 def test_a_version_that_never_was_is_learned_anew(world: World, one: Client) -> None:
     """A store that told a wrong ETag: nothing of such a version can have been read."""
     world.put("f", b"body")
-    wrong = Fault(alter=lambda info: dataclasses.replace(info, etag=ETag("none")))
+    wrong = Fault(alter=lambda info: info._replace(etag=ETag("none")))
     one.faulty.plan = lambda _, method: wrong if method == "head" else None
     with one.local.opened("f") as file:
         one.faulty.plan = no_faults

@@ -33,6 +33,22 @@ def test_the_first_error_is_raised_when_all_have_ended(one: Client) -> None:
     assert sorted(ended) == list(range(7))
 
 
+def test_a_large_piece_of_work_leaves_lanes_to_others(one: Client) -> None:
+    """A rename of a directory with many objects, say."""
+    core, at_once, most = one.fs.core, 0, 0
+
+    async def work(number: int) -> int:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await core.loop.sleep(0.001)
+        at_once -= 1
+        return number
+
+    assert resolve(core.each(work, range(200))) == list(range(200))
+    assert most == 32
+
+
 @promise("S-26")
 def test_large_objects_below_a_renamed_directory(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their parts are copied side by side too, and each is a request of its own."""
