@@ -394,12 +394,10 @@ class Loop:
 
     def turn(self) -> None:
         """Wait until something is ready, and serve all that is."""
-        wait_s: float | None = None
-        if self.runnable:
-            wait_s = 0.0
-        elif self._timers:
-            wait_s = max(self._timers[0][0] - self.clock(), 0.0)
-        for fd, _ in self._poll.poll(wait_s):
+        wait_s = self._timers[0][0] - self.clock() if self._timers else None
+        due = wait_s is not None and wait_s <= 0
+        events = self._poll.poll(0.0 if due or self.runnable else wait_s)
+        for fd, _ in events:
             ready = self._ready.get(fd)
             if ready is not None:  # one that was served before may have ended it
                 ready()
@@ -407,7 +405,7 @@ class Loop:
         if runnable:
             for _ in range(len(runnable)):
                 runnable.popleft()()
-        if self._timers:
+        if due or not events:
             now = self.clock()
             while self._timers and self._timers[0][0] <= now:
                 heappop(self._timers)[2]()

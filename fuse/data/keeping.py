@@ -74,7 +74,7 @@ class Keeping:
             self._writing = None
 
     async def _write(self, batch: list[Piece]) -> None:
-        for piece in await self._loop.lane(self._kept_of, batch):
+        for piece in await self._loop.on_disk(self._kept_of, batch):
             piece.set_kept()
 
     def _kept_of(self, batch: list[Piece]) -> list[Piece]:

@@ -100,7 +100,7 @@ class Reader:
                 body = await self.obtain(version, wanted, ByteRange(offset, end))
             parts.append(body)
             offset = end
-        return await self.loop.lane(b"".join, parts) if len(parts) > 1 else b"".join(parts)
+        return await self.loop.on_disk(b"".join, parts) if len(parts) > 1 else b"".join(parts)
 
     async def bring(self, version: ObjectVersion) -> None:
         """Fetch a whole small version, unless it is held. Raises as obtain() does."""
@@ -192,7 +192,7 @@ class Reader:
                 raise
 
         await all_of([self.loop.spawn(fill()) for _ in range(min(-(-version.size // step), self.settings.fetch_limit))])
-        return await self.loop.lane(cache.present, version)
+        return await self.loop.on_disk(cache.present, version)
 
     def give(self, version: ObjectVersion, body: bytes) -> None:
         """The bytes of a whole version that we wrote ourselves: held in memory as if they had been read."""

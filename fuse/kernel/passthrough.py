@@ -3,7 +3,7 @@
 The kernel takes one way per inode at a time; a second open that differs fails with EIO (measured, docs/decisions). So
 the first open decides, the others follow until the last release, and the backing id is closed only then: closing it
 right after the reply races with the opener. The kernel keeps all this while a server dies, so the table lies in memory
-that the supervisor holds. Threads: any; one lock, held across the ioctl (microseconds).
+that the supervisor holds. Threads: the loop's; count() and why_not() are for any.
 INVARIANT: an inode has a slot
 while it has opens; its backing id is 0 for 'through us'. Opens may be counted twice when a crash falls between
 counting and answering, never too few: then the way stays as it is for longer, and no open fails.
@@ -14,7 +14,6 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import threading
 from struct import Struct
 
 from ..ops import OpenReply
@@ -37,7 +36,6 @@ class OpenModes:
         """A write past the kernel's pages drops those that were read meanwhile, before it returns."""
         self.refusal = ""
         """Why the kernel last refused a local file; '' when it never did."""
-        self._lock = threading.Lock()
         self._table = mmap.mmap(table_fd, TABLE_BYTES)
         slots = list(SLOT.iter_unpack(self._table[:]))
         self._unknown = bool(slots[OVERFLOWED][2])
@@ -63,25 +61,23 @@ class OpenModes:
         """One open less."""
         if not self.enabled:
             return
-        with self._lock:
-            index = self._slots.get(ino)
-            if index is None:
-                return
-            _, backing_id, opens = SLOT.unpack_from(self._table, index * SLOT.size)
-            SLOT.pack_into(self._table, index * SLOT.size, ino, backing_id, opens - 1)
-            if opens == 1:
-                del self._slots[ino]
-                self._free.append(index)
-                if backing_id:
-                    fcntl.ioctl(self._device_fd, abi.IOC_BACKING_CLOSE, abi.BACKING_ID.pack(backing_id))
+        index = self._slots.get(ino)
+        if index is None:
+            return
+        _, backing_id, opens = SLOT.unpack_from(self._table, index * SLOT.size)
+        SLOT.pack_into(self._table, index * SLOT.size, ino, backing_id, opens - 1)
+        if opens == 1:
+            del self._slots[ino]
+            self._free.append(index)
+            if backing_id:
+                fcntl.ioctl(self._device_fd, abi.IOC_BACKING_CLOSE, abi.BACKING_ID.pack(backing_id))
 
     def is_local(self, ino: int) -> bool | None:
         """Whether the inode is open by passthrough; None: no inode ever is."""
         if not self.enabled:
             return None
-        with self._lock:
-            index = self._slots.get(ino)
-            return index is not None and SLOT.unpack_from(self._table, index * SLOT.size)[1] != 0
+        index = self._slots.get(ino)
+        return index is not None and SLOT.unpack_from(self._table, index * SLOT.size)[1] != 0
 
     def why_not(self) -> str:
         """Why no file is read by passthrough; '' where that is possible."""
@@ -93,24 +89,22 @@ class OpenModes:
 
     def count(self) -> int:
         """How many inodes are open by passthrough."""
-        with self._lock:
-            return sum(1 for index in self._slots.values() if SLOT.unpack_from(self._table, index * SLOT.size)[1])
+        return sum(1 for index in list(self._slots.values()) if SLOT.unpack_from(self._table, index * SLOT.size)[1])
 
     def _count_open(self, ino: int, local_fd: int) -> int:
         """The inode's backing id, or 0."""
-        with self._lock:
-            index = self._slots.get(ino)
-            if index is not None:
-                _, backing_id, opens = SLOT.unpack_from(self._table, index * SLOT.size)
-            elif self._free:
-                index = self._slots[ino] = self._free.pop()
-                backing_id, opens = self._open_backing(local_fd), 0
-            else:
-                SLOT.pack_into(self._table, OVERFLOWED, 0, 0, 1)
-                self._unknown = True
-                return 0
-            SLOT.pack_into(self._table, index * SLOT.size, ino, backing_id, opens + 1)
-            return int(backing_id)
+        index = self._slots.get(ino)
+        if index is not None:
+            _, backing_id, opens = SLOT.unpack_from(self._table, index * SLOT.size)
+        elif self._free:
+            index = self._slots[ino] = self._free.pop()
+            backing_id, opens = self._open_backing(local_fd), 0
+        else:
+            SLOT.pack_into(self._table, OVERFLOWED, 0, 0, 1)
+            self._unknown = True
+            return 0
+        SLOT.pack_into(self._table, index * SLOT.size, ino, backing_id, opens + 1)
+        return int(backing_id)
 
     def _open_backing(self, local_fd: int) -> int:
         if local_fd < 0 or self._unknown:

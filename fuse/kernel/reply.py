@@ -20,9 +20,9 @@ AttrFields = tuple[int, int, int, int, int, int, int, int, int, int, int, int, i
 SECOND_NS = 1_000_000_000
 TTL_LIMIT_S = 1e9
 """About 30 years; the kernel takes larger ones for 'for ever' too, and this fits every field."""
-DIRENT_SIZE = abi.DIRENT.size
-DIRENTPLUS_SIZE = abi.ENTRY_OUT.size + abi.DIRENT.size
-NO_ENTRY = bytes(abi.ENTRY_OUT.size)
+_DIRENTPLUS = struct.Struct(abi.ENTRY_OUT.format + abi.DIRENT.format[1:])
+_NO_ATTR = (0,) * 16
+_NO_ENTRY = (0,) * 6 + _NO_ATTR
 _PADDING = [bytes(count) for count in range(8)]
 
 
@@ -57,21 +57,16 @@ def _attr_fields(attr: Attr) -> AttrFields:
 
 def entry(unique: int, found: Entry) -> bytes:
     """LOOKUP, MKNOD, MKDIR, SYMLINK, LINK; a negative answer has node id 0."""
+    return abi.ENTRY_REPLY.pack(144, 0, unique, *_entry_fields(found))
+
+
+def _entry_fields(found: Entry) -> tuple[int, ...]:
     attr, entry_ttl_s, attr_ttl_s, generation = found
     es, en = _ttl(entry_ttl_s)
     if attr is None:
-        return abi.OUT_HEADER.pack(144, 0, unique) + abi.ENTRY_OUT.pack(0, 0, es, 0, en, 0, *(0,) * 16)
-    seconds, ns = _ttl(attr_ttl_s)
-    return abi.ENTRY_REPLY.pack(144, 0, unique, attr[0], generation, es, seconds, en, ns, *_attr_fields(attr))
-
-
-def _entry_out(found: Entry) -> bytes:
-    attr, entry_ttl_s, attr_ttl_s, generation = found
-    if attr is None:
-        return NO_ENTRY
-    es, en = _ttl(entry_ttl_s)
-    seconds, ns = _ttl(attr_ttl_s)
-    return abi.ENTRY_OUT.pack(attr[0], generation, es, seconds, en, ns, *_attr_fields(attr))
+        return (0, 0, es, 0, en, 0, *_NO_ATTR)
+    seconds, ns = (es, en) if attr_ttl_s == entry_ttl_s else _ttl(attr_ttl_s)
+    return (attr[0], generation, es, seconds, en, ns, *_attr_fields(attr))
 
 
 def attributes(unique: int, answer: AttrReply) -> bytes:
@@ -87,7 +82,8 @@ def opened(unique: int, fh: int, flags: int, backing_id: int) -> bytes:
 
 def created(unique: int, found: Entry, fh: int, flags: int, backing_id: int) -> bytes:
     """CREATE."""
-    return abi.OUT_HEADER.pack(160, 0, unique) + _entry_out(found) + abi.OPEN_OUT.pack(fh, flags, backing_id)
+    entry_out = abi.ENTRY_OUT.pack(*_entry_fields(found))
+    return abi.OUT_HEADER.pack(160, 0, unique) + entry_out + abi.OPEN_OUT.pack(fh, flags, backing_id)
 
 
 def written(unique: int, count: int) -> bytes:
@@ -130,7 +126,7 @@ class Budget:
 
     def __init__(self, size: int, *, plus: bool) -> None:
         self._left = size
-        self._fixed = DIRENTPLUS_SIZE if plus else DIRENT_SIZE
+        self._fixed = _DIRENTPLUS.size if plus else abi.DIRENT.size
 
     def take(self, name_length: int) -> bool:
         """Reserve room for one entry; records are padded to 8 bytes."""
@@ -155,17 +151,10 @@ def directory(unique: int, lines: Sequence[DirEntry]) -> list[Body]:
 def directory_plus(unique: int, lines: Sequence[DirEntry]) -> list[Body]:
     """READDIRPLUS: each line with its entry; one without has node id 0, and the kernel looks it up when it needs it."""
     parts: list[bytes] = []
-    for line in lines:
-        found = line.entry
-        if found is None or found.attr is None:
-            parts.append(NO_ENTRY)
-            parts.append(_dirent(line))
-            continue
-        ino, name, cursor, mode = line.ino, line.name, line.offset, line.mode
-        es, en = _ttl(found.entry_ttl_s)
-        seconds, ns = _ttl(found.attr_ttl_s)
-        packed = abi.ENTRY_OUT.pack(found.attr[0], found.generation, es, seconds, en, ns, *_attr_fields(found.attr))
-        parts += (packed, abi.DIRENT.pack(ino, cursor, len(name), mode >> 12 & 15), name, _PADDING[-len(name) & 7])
+    for name, ino, mode, cursor, found in lines:
+        fields = _NO_ENTRY if found is None else _entry_fields(found)
+        packed = _DIRENTPLUS.pack(*fields, ino, cursor, len(name), mode >> 12 & 15)
+        parts += (packed, name, _PADDING[-len(name) & 7])
     return body(unique, b"".join(parts))
 
 

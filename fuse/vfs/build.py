@@ -237,7 +237,7 @@ def build_filesystem(
     defaults = defaults_of(spec)
     clock = clock or SystemClock()
     shares = Shares.of(spec.memory_bytes)
-    known = AttributeMemory(db, entries=shares.attributes, executor=loop.lanes)
+    known = AttributeMemory(db, entries=shares.attributes, executor=loop.disk)
     core = Core(
         settings=Settings(
             **live_settings(spec),

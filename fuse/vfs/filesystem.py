@@ -161,7 +161,8 @@ class DatastoreFilesystem:
 
     async def getattr(self, ino: Ino, fh: Fh) -> AttrReply:
         """See ops.Filesystem."""
-        return await self._attrs.getattr(ino)
+        known = self.resolver.known(ino)
+        return known if known is not None else await self._attrs.getattr(ino)
 
     async def setattr(self, caller: Caller, ino: Ino, fh: Fh, changes: SetAttr) -> AttrReply:
         """See ops.Filesystem."""

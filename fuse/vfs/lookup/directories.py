@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import stat
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ...ops import DirBudget, DirEntry, Entry, Fh, Ino, OpenDirReply
+from ..tree import facts
 from ..tree.core import Core
 from ..tree.listing import Listed, Listing
 from ..tree.nodes import Directory, Node
@@ -131,19 +132,19 @@ class Directories:
             return []
         lines = _Lines(self._core, self._resolver.ttl(snapshot.directory))
         upto = min(first + (_HEAD_SHARE if first else _FIRST_SHARE), len(snapshot.entries))
-        nodes = [self._node(snapshot, name) for name, _ in snapshot.entries[first:upto]]
-        found = [node for node in nodes if node is not None and not lines.current(node)]
+        nodes = [self._node(snapshot.directory, name) for name, _ in snapshot.entries[first:upto]]
+        found = [node for node in nodes if node is not None and lines.left(node) is None]
         if not found:
-            snapshot.current_upto = upto
-            snapshot.current_until = lines.until(node for node in nodes if node is not None)
+            snapshot.current_upto, snapshot.current_until = upto, lines.until
         return found
 
-    def _node(self, snapshot: Snapshot, name: bytes) -> Node | None:
-        directory = snapshot.directory
+    def _node(self, directory: Directory, name: bytes) -> Node | None:
+        """Of an entry; None of one that is there no more."""
         listing = directory.listing
-        if listing is None or name not in listing.entries:
+        listed = listing.entries.get(name) if listing is not None else None
+        if listing is None or listed is None:
             return None
-        return self._resolver.adopt(directory, name, listing.entries[name], listing.listed_at)
+        return directory.children.get(name) or facts.adopted(self._core, directory, name, listed, listing.listed_at)
 
     def _answer(self, snapshot: Snapshot, offset: int, budget: DirBudget, plus: bool) -> list[DirEntry]:
         """Entries from a cursor, as many as fit."""
@@ -163,15 +164,16 @@ class Directories:
                 if snapshot.fh and first < _DOTS:
                     self._core.listings.save(snapshot.fh, ((each.kind, name) for name, each in entries))
                 break
-            node = self._node(snapshot, name) if plus else None
-            if node is not None and lines.current(node):
-                line = DirEntry(name, node.ino, node.attributes.mode, base + cursor + _DOTS, lines.entry(node))
+            node = self._node(directory, name) if plus else None
+            entry = lines.entry(node) if node is not None else None
+            if node is not None and entry is not None:
+                line = DirEntry(name, node.ino, node.attributes.mode, base + cursor + _DOTS, entry)
             else:
                 line = self._plain(directory, name, listed, base + cursor + _DOTS)
                 attrs_valid = False
             out.append(line)
         lines.close()
-        until = lines.believed_until(snapshot.listing)
+        until = lines.until if snapshot.listing is None else min(lines.until, lines.ttl + snapshot.listing.listed_at)
         self._dir_cache.told(
             directory, snapshot.fh, snapshot.listing, until, Answer(first <= _DOTS, not out, attrs_valid)
         )
@@ -186,41 +188,36 @@ class Directories:
 class _Lines:
     """Entries of one directory with attributes, at one moment: the log of nodes is written once for all."""
 
-    __slots__ = ("_core", "_fresh", "_full", "_now", "_oldest", "_ttl")
+    __slots__ = ("_core", "_fresh", "_full", "_now", "ttl", "until")
 
     def __init__(self, core: Core, ttl_s: float) -> None:
         self._core = core
-        self._now = self._oldest = core.clock.monotonic()
-        self._ttl = ttl_s
+        self._now = core.clock.monotonic()
         self._full = core.settings.full_attributes
         self._fresh: list[Node] = []
+        self.ttl = ttl_s
+        self.until = self._now + ttl_s
+        """When the first of them has to be asked about again, monotonic seconds."""
 
-    def current(self, node: Node) -> bool:
-        """As Resolver.current()."""
+    def left(self, node: Node) -> float | None:
+        """How long one may be shown without asking, seconds, as Resolver.current() has it; None: it may not."""
         if node.dirty or node.gone:
-            return True
-        return (node.attrs_valid or not self._full) and self._now - node.checked_at < self._ttl
+            return self._core.settings.metadata_ttl_s
+        until = node.checked_at + self.ttl
+        if until <= self._now or (self._full and not node.attrs_valid):
+            return None
+        self.until = min(self.until, until)
+        return until - self._now
 
-    def entry(self, node: Node) -> Entry:
-        """As Resolver.entry()."""
+    def entry(self, node: Node) -> Entry | None:
+        """As Resolver.entry(); None of one that has to be asked about first."""
+        left = self.left(node)
+        if left is None:
+            return None
         node.nlookup += 1
         if node.nlookup == 1:
             self._fresh.append(node)
-        if node.dirty or node.gone:
-            rest = self._core.settings.metadata_ttl_s
-        else:
-            checked_at = node.checked_at
-            self._oldest = min(self._oldest, checked_at)
-            rest = max(0.0, self._ttl - (self._now - checked_at))
-        return Entry(node.attr(), rest, rest)
-
-    def believed_until(self, listing: Listing | None) -> float:
-        """When the first of the entries, or the listing that they are from, is too old; monotonic seconds."""
-        return self._ttl + min(self._oldest, self._now if listing is None else listing.listed_at)
-
-    def until(self, nodes: Iterable[Node]) -> float:
-        """When the first of some current nodes has to be asked about again, monotonic seconds."""
-        return min((node.checked_at for node in nodes if not node.dirty), default=self._now) + self._ttl
+        return Entry(node.attr(), left, left)
 
     def close(self) -> None:
         """Before the kernel hears of them."""

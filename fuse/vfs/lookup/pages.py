@@ -50,7 +50,7 @@ class Pages:
         """What they say, or the first so many of them, after same() said no. hidden: see listing_of(). StoreError."""
         pages = (await self._read(at_most))[:at_most]
         if len(pages) > 1 or len(self._spans) > 1:  # so much would hold up the loop
-            return await self._core.ask(self._listing_of, pages, listed_at, hidden)
+            return await self._core.on_disk(self._listing_of, pages, listed_at, hidden)
         return self._listing_of(pages, listed_at, hidden)
 
     async def _read(self, at_most: int | None) -> list[ListPage | int]:

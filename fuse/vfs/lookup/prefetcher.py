@@ -124,9 +124,9 @@ class Prefetcher:
         if not self._core.settings.full_attributes or (reads is not None and reads.streak >= _STREAK):
             return
         run = self._run(self._lookups, directory)
-        if run is None:
-            return
-        self._expect(directory, run, [run.names[at] for at in run.step(name)])
+        ahead = run.step(name) if run is not None else None
+        if run is not None and ahead:
+            self._expect(directory, run, run.names[ahead.start : ahead.stop])
 
     def looked_through(self, directory: Directory, name: bytes) -> None:
         """The entries up to a name are looked at in their order: ask for the attributes of those behind it."""

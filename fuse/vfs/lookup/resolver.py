@@ -65,10 +65,10 @@ class Resolver:
 
     def directory(self, ino: Ino) -> Directory:
         """The directory of an id. FSError(ESTALE, ENOTDIR)."""
-        node = self.node(ino)
-        if not isinstance(node, Directory):
-            raise FSError(errno.ENOTDIR)
-        return node
+        node = self._core.nodes.by_ino.get(ino)
+        if isinstance(node, Directory):
+            return node
+        raise FSError(errno.ESTALE if node is None else errno.ENOTDIR)
 
     def current(self, node: Node) -> bool:
         """Whether what is known of a node may be shown without asking."""
@@ -101,6 +101,12 @@ class Resolver:
         if node.nlookup == 1:
             self._core.log_nodes((node,))
         return Entry(node.attr(), left, left)
+
+    def known(self, ino: Ino) -> AttrReply | None:
+        """The answer to a getattr if memory has it. FSError(ESTALE)."""
+        node = self.node(ino)
+        left = self._left(node)
+        return AttrReply(node.attr(), left) if left is not None else None
 
     def attr_reply(self, node: Node) -> AttrReply:
         """The answer to a getattr."""
@@ -138,11 +144,6 @@ class Resolver:
         if isinstance(child, Directory):
             return listed.kind == stat.S_IFDIR and child.attrs_valid
         return child.racy and child.is_version(listed)
-
-    def adopt(self, parent: Directory, name: bytes, listed: Listed, checked_at: float) -> Node:
-        """The node for a listed name: the one that is there, or a new one."""
-        child = parent.children.get(name)
-        return child if child is not None else facts.adopted(self._core, parent, name, listed, checked_at)
 
     def fresh_listing(self, directory: Directory) -> Listing | None:
         """The whole listing of a directory, if it is fresh."""

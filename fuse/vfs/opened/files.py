@@ -84,8 +84,7 @@ class Files:
         """
         if isinstance(node, Directory):
             raise FSError(errno.EISDIR)
-        kept = node.handles or node.staged is not None or node.unlinked_key
-        if node.gone and (node.lost or not kept):
+        if node.gone and (node.lost or not (node.handles or node.staged is not None or node.unlinked_key)):
             self.chases.lost(node, thread)
             raise FSError(errno.ESTALE)
         self.chases.caught(node, thread)
@@ -109,8 +108,8 @@ class Files:
         node.pinned = node.pinned or passthrough_fd >= 0
         # Who only writes, and alone, needs none of the kernel's pages: no copy into them, and no question about a
         # security label before the first write.
-        only_writes = flags & os.O_ACCMODE == os.O_WRONLY
-        return OpenReply(fh, keep_cache=keep, passthrough_fd=passthrough_fd, uncached=only_writes and alone)
+        uncached = alone and flags & os.O_ACCMODE == os.O_WRONLY
+        return OpenReply(fh, keep, False, passthrough_fd, uncached)
 
     def _part_from_readers(self, node: Node, flags: int) -> None:
         """Who may map a file for writing gets an inode of its own while others read it by passthrough.

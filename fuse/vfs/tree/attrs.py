@@ -80,9 +80,11 @@ class Defaults(NamedTuple):
 
     def of(self, kind: int, time_ns: int) -> Attributes:
         """Attributes of an object that says nothing; kind is a type as in stat.S_IFREG."""
-        permissions, content_type = 0o777 if kind == stat.S_IFLNK else self.file_mode, FILE_TYPE
+        permissions, content_type = self.file_mode, FILE_TYPE
         if kind == stat.S_IFDIR:
             permissions, content_type = self.directory_mode, DIRECTORY_TYPE
+        elif kind == stat.S_IFLNK:
+            permissions = 0o777
         mode, times = kind | permissions, (time_ns, time_ns, time_ns)
         return self.seen(Attributes(mode, self.uid, self.gid, *times, _NONE, _NO_EXTRA, None, content_type))
 
@@ -209,11 +211,13 @@ def _nanoseconds(text: str | None, default: int) -> int:
     if not text:
         return default
     whole, _, rest = text.partition(".")
+    if len(rest) != 9:
+        rest = rest[:9].ljust(9, "0")
     try:
-        time_ns = int(whole) * 1_000_000_000 + (int(rest[:9].ljust(9, "0")) if rest else 0)
+        time_ns = int(whole) * 1_000_000_000 + int(rest)
     except ValueError:
         return default
-    return time_ns if -_TIME_LIMIT_NS <= time_ns < _TIME_LIMIT_NS else default
+    return time_ns if abs(time_ns) < _TIME_LIMIT_NS else default
 
 
 def _number(text: str | None, default: int) -> int:

@@ -17,17 +17,20 @@ from .listing import Listed, Listing
 from .nodes import NEVER, Directory, Node
 
 _SECOND_NS = 1_000_000_000
+_NOT_SAID = Attributes(0, 0, 0, 0, 0, 0)
+"""Of a node that is being made."""
 
 # -- the store said it
 
 
 def adopted(core: Core, parent: Directory, name: bytes, shown: Listed, checked_at: float) -> Node:
     """Make the node of a name that a listing or a probe shows. The name has none."""
-    defaults = core.settings.defaults.of(shown.kind, shown.mtime_ns or parent.attributes.mtime_ns)
-    node = core.nodes.add(parent, name, shown, defaults)
+    node = core.nodes.add(parent, name, shown, _NOT_SAID)
     node.asked_at = checked_at
     _follow_listing(core, node)
     _take_listed(core, node, shown)
+    if node.attributes is _NOT_SAID:
+        node.attributes = core.settings.defaults.of(shown.kind, shown.mtime_ns or parent.attributes.mtime_ns)
     return node
 
 

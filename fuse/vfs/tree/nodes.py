@@ -119,12 +119,10 @@ class Node:
         """The object's whole key; of a directory the prefix of what is in it."""
         if self.unlinked_key:
             return self.unlinked_key
-        parts = []
-        node: Node | None = self
-        while node is not None:
-            parts.append(node.tail)
-            node = node.parent
-        return "".join(reversed(parts))
+        key, above = self.tail, self.parent
+        while above is not None:
+            key, above = above.tail + key, above.parent
+        return key
 
     @property
     def name_key(self) -> str:
