@@ -1,7 +1,7 @@
 """The event loop of a mount: one thread that decides, tasks that wait without holding it up, and lanes for what blocks.
 
 A task runs until it awaits something that is not there yet; nothing else runs meanwhile, so that what lies between two
-awaits needs no lock. What blocks (the store's calls, a sync of the disk) runs in a lane, which is a thread, and its
+awaits needs no lock. What blocks (large bodies, a sync of the disk) runs in a lane, which is a thread, and its
 result comes back to the loop. asyncio does the same for 17 us a suspension, this for 1 us: docs/decisions/0021.
 """
 
@@ -19,7 +19,7 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from queue import SimpleQueue
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from datastore.errors import DeadlineExceeded, MountFailed
 from datastore.retry import THIS_THREAD, Call, Work, current_call, one_call
@@ -32,15 +32,48 @@ R = TypeVar("R")
 Ready = Callable[[], None]
 
 LANES = 64
-"""Threads for the storage's calls: the attributes of a directory are asked for 64 wide."""
+"""Threads for large bodies, and for the calls of file servers."""
 DISK_LANES = 8
 """Threads for the local disk, which must not wait for a storage that is down."""
 _LOST_S = 1800.0
 """Each call in a lane is bounded by the store's own deadlines; one that takes so long is given up."""
 _LOOK_S = 30.0
 """How often it is looked for those."""
+_TICK_S = 0.25
+"""How often it is looked who waits too long."""
 _TAKE_OVER_S = 0.02
 """How soon a thread that waits for its coroutine finds that nobody turns the loop any more."""
+
+
+class _Turned(threading.local):
+    loop: Loop | None = None
+
+
+_TURNED = _Turned()
+
+
+def running() -> Loop | None:
+    """The loop that this thread turns."""
+    return _TURNED.loop
+
+
+def now(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that waits by blocking this thread, as all do that find no loop running."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return cast("T", end.value)
+    coroutine.close()
+    raise RuntimeError("it waits for a loop")
+
+
+async def pause(seconds: float) -> None:
+    """Let others go on for so long."""
+    loop = running()
+    if loop is None:
+        time.sleep(seconds)
+    else:
+        await loop.sleep(seconds)
 
 
 class Future(Generic[T]):
@@ -187,6 +220,84 @@ class Lock:
         self.release()
 
 
+class Edge:
+    """Tells when a descriptor that never waits may be used again: once for each change (EPOLLET in epoll(7)).
+
+    Who waits has used it until it would have waited, or has asked for an answer since it was last ready; one at a time.
+    """
+
+    __slots__ = ("_fd", "_loop", "_until", "_waiting")
+
+    def __init__(self, loop: Loop, fd: int) -> None:
+        self._loop = loop
+        self._fd = fd
+        self._waiting: Future[None] | None = None
+        self._until = 0.0
+        loop.watch(fd, self._changed, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
+
+    def wait(self, seconds: float) -> Future[None]:
+        """`await` that something changes. Errors: TimeoutError, up to a quarter of a second late."""
+        loop = self._loop
+        waiting: Future[None] = Future()
+        self._waiting = waiting
+        self._until = loop.clock() + seconds
+        loop.waits.add(self)
+        return waiting
+
+    def close(self) -> None:
+        """Tell nothing any more; before the descriptor is closed."""
+        self._loop.unwatch(self._fd)
+
+    def _changed(self) -> None:
+        waiting = self._waiting
+        if waiting is not None:
+            self._waiting = None
+            self._loop.waits.remove(self)
+            waiting.set_result(None)
+
+    def look(self, now: float) -> None:
+        """Is it too late?"""
+        waiting = self._waiting
+        if waiting is not None and now >= self._until:
+            self._waiting = None
+            self._loop.waits.remove(self)
+            waiting.set_error(TimeoutError())
+
+
+class Bounded(Protocol):
+    """A wait that may take too long."""
+
+    def look(self, now: float) -> None:
+        """End it if it does, and remove it from those that are looked at."""
+
+
+class _Waiting:
+    """The waits that are looked at now and then: a timer for each would stay behind when it is over."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._waits: set[Bounded] = set()
+        self._looks = False
+
+    def add(self, wait: Bounded) -> None:
+        self._waits.add(wait)
+        if not self._looks:
+            self._looks = True
+            self._loop.later(_TICK_S, self._look)
+
+    def remove(self, wait: Bounded) -> None:
+        self._waits.remove(wait)
+
+    def _look(self) -> None:
+        self._looks = False
+        now = self._loop.clock()
+        for wait in list(self._waits):
+            wait.look(now)
+        if self._waits:
+            self._looks = True
+            self._loop.later(_TICK_S, self._look)
+
+
 class Semaphore:
     """For so many tasks at a time, in the order of asking."""
 
@@ -231,6 +342,7 @@ class Loop:
         """What is called now and then; the number of its present timer."""
         self._at_end: dict[Ready, None] = {}
         self._soon: deque[Ready] = deque()
+        self.waits = _Waiting(self)
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._lock = threading.Lock()
         self._turner = threading.Lock()
@@ -243,15 +355,15 @@ class Loop:
 
     # -- descriptors and time
 
-    def watch(self, fd: int, ready: Ready) -> None:
-        """Call `ready` whenever there is something to read, or the other side has gone."""
+    def watch(self, fd: int, ready: Ready, events: int = select.EPOLLIN) -> None:
+        """Call `ready` whenever there is something to read (or another of these events), or the other side has gone."""
         self._ready[fd] = ready
-        self._poll.register(fd, select.EPOLLIN)
+        self._poll.register(fd, events)
 
     def unwatch(self, fd: int) -> None:
-        """Call nothing for it any more. It is still open."""
-        del self._ready[fd]
-        self._poll.unregister(fd)
+        """Call nothing for it any more. It is still open. Idempotent."""
+        if self._ready.pop(fd, None) is not None and not self._closed:
+            self._poll.unregister(fd)
 
     def later(self, seconds: float, call: Ready) -> None:
         """Call it once when so many seconds are over."""
@@ -313,13 +425,13 @@ class Loop:
         while not ended.is_set():
             if not self._sought and self._turner.acquire(blocking=False):
                 try:
-                    self._turned_by = threading.get_ident()
+                    self._turned_by, _TURNED.loop = threading.get_ident(), self
                     while not (ended.is_set() or self._sought):
                         if self._closed:
                             raise MountFailed("the mount has ended")
                         self.turn()
                 finally:
-                    self._turned_by = 0
+                    self._turned_by, _TURNED.loop = 0, None
                     self._turner.release()
             else:
                 ended.wait(_TAKE_OVER_S)
@@ -340,11 +452,11 @@ class Loop:
         self.wake()
         with self._turner:
             self._sought = False
-            self._turned_by = threading.get_ident()
+            self._turned_by, _TURNED.loop = threading.get_ident(), self
             try:
                 yield
             finally:
-                self._turned_by = 0
+                self._turned_by, _TURNED.loop = 0, None
 
     # -- tasks
 
@@ -377,6 +489,21 @@ class Loop:
     def on_disk(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """The same of one that waits for the local disk, or that takes long without waiting."""
         return self.disk.run(partial(call, *args, **kwargs))
+
+    def aside(self, call: Callable[[], R], name: str) -> Future[R]:
+        """Begin a call in a thread of its own, for what no lane may keep from beginning; `await` its result."""
+        future: Future[R] = Future()
+
+        def work() -> None:
+            try:
+                result = call()
+            except BaseException as error:  # who awaits it is told
+                self.soon(partial(future.set_error, error))
+            else:
+                self.soon(partial(future.set_result, result))
+
+        threading.Thread(target=work, name=name, daemon=True).start()
+        return future
 
     async def sleep(self, seconds: float) -> None:
         """Let others run for so long."""
@@ -534,6 +661,23 @@ class Lanes:
         for job in lost:
             error = DeadlineExceeded("nothing was heard of a request to the store for too long; try again")
             self._tell(job.future, None, error)
+
+
+async def each(call: Callable[[T], Coroutine[Any, Any, R]], items: Iterable[T], width: int) -> list[R]:
+    """call(item) for all, `width` side by side; results in order. The first error is raised when all have ended.
+
+    Without a loop one after the other, up to the first error.
+    """
+    loop = running()
+    if loop is None:
+        return [await call(item) for item in items]
+    places = Semaphore(width)
+
+    async def placed(item: T) -> R:
+        async with places:
+            return await call(item)
+
+    return await all_of([loop.spawn(placed(item)) for item in items])
 
 
 async def all_of(tasks: Iterable[Future[T]]) -> list[T]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from datastore.fuse.loop import Loop
+from datastore.fuse.loop import Loop, running
 
 T = TypeVar("T")
 
@@ -29,3 +29,9 @@ def the_loop() -> Loop:
 def resolve(coroutine: Coroutine[Any, Any, T]) -> T:
     """What it returns or raises, when it has ended; any thread but the loop's."""
     return the_loop().run(coroutine)
+
+
+async def beside(call: Callable[[], T]) -> T:
+    """What a call returns that waits for something else of this loop: a lane makes it."""
+    loop = running()
+    return call() if loop is None else await loop.lane(call)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from datastore.fuse.store.base import ObjectStore
+from tests.driving import beside
 from tests.memorystore import HookedStore
 
 T = TypeVar("T")
@@ -23,7 +25,8 @@ class Fault:
 
 
 Plan = Callable[[int, str], Fault | None]
-"""(index of the call from 0, name of the ObjectStore method) -> the fault to inject, or None."""
+"""(index of the call from 0, name of the ObjectStore method) -> the fault to inject, or None. It may wait for others:
+a lane calls it."""
 
 
 def no_faults(index: int, method: str) -> Fault | None:
@@ -58,17 +61,16 @@ class FaultyStore(HookedStore):
         self.calls: list[str] = []
         self._lock = threading.Lock()
 
-    def around(self, method: str, call: Callable[[], T]) -> T:
+    async def around(self, method: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         with self._lock:
             index = len(self.calls)
             self.calls.append(method)
-        fault = self.plan(index, method)
+        fault = await beside(partial(self.plan, index, method))
         if fault is None:
-            return call()
+            return await call()
         if fault.alter is not None:
-            altered: T = fault.alter(call())
-            return altered
+            return await beside(partial(fault.alter, await call()))
         assert fault.error is not None
         if fault.after:
-            call()
+            await call()
         raise fault.error

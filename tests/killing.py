@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 
+from datastore.fuse.loop import Future, Loop
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
 from tests.driving import resolve, the_loop
 from tests.patience import PATIENCE_S
@@ -40,5 +42,13 @@ async def _quiet(patience_s: float) -> bool:
         if loop.clock() > end:
             return False
         await loop.sleep(_POLL_S)
-        idle = 0 if loop.runnable or loop.lanes._unended or loop.disk._unended else idle + 1
+        idle = 0 if _at_work(loop) else idle + 1
     return True
+
+
+def _at_work(loop: Loop) -> bool:
+    """Whether a task waits for anything but another task: a lane, a server, the time."""
+    if loop.runnable or loop.lanes._unended or loop.disk._unended or loop.waits._waits:
+        return True
+    timers = (call.func for _, _, call in loop._timers if isinstance(call, partial))
+    return any(isinstance(getattr(function, "__self__", None), Future) for function in timers)

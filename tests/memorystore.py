@@ -1,4 +1,5 @@
 """A bucket in memory: the verified fake. It passes the same contract suite as the real servers (tests/contract).
+Its calls wait for nothing, so that in any thread `fuse.loop.now` has their answer.
 
 Several MemoryStore views may share one MemoryBucket, each standing for another client. Thread-safe: one lock per
 bucket, never held across anything that waits. By its Capabilities a bucket can stand for a stricter server, such as
@@ -12,14 +13,14 @@ import itertools
 import threading
 import time
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from datastore.errors import AlreadyExists, InvalidRequest, KeyConflict, NotFound, PreconditionFailed, StoreError
-from datastore.fuse.loop import Loop
+from datastore.fuse.store.backoff import Retrier, RetryPolicy
 from datastore.fuse.store.base import (
     Body,
     ByteRange,
@@ -41,7 +42,6 @@ from datastore.fuse.store.base import (
     UploadId,
     WriteOptions,
     WriteResult,
-    by,
     handed_over,
     in_memory,
 )
@@ -58,39 +58,40 @@ from datastore.fuse.store.limits import (
 )
 from datastore.fuse.store.packed import packed
 from datastore.fuse.store.retrying import RetryingStore
-from datastore.retry import Retrier, RetryPolicy
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 
-def get_each(store: ObjectStore, feed: GetFeed, sink: GetSink, loop: Loop | None = None) -> None:
-    """ObjectStore.get_many() by one get() after the other, by this thread. A loop calls `feed` and `sink`."""
-    while (wanted := by(loop, feed)) is not None:
+async def get_each(store: ObjectStore, feed: GetFeed, sink: GetSink) -> None:
+    """ObjectStore.get_many() by one get() after the other."""
+    while (wanted := feed()) is not None:
         answer = None
         with suppress(StoreError):
-            body, info = store.get(wanted.key, if_match=wanted.etag)
+            body, info = await store.get(wanted.key, if_match=wanted.etag)
             if (info.etag or wanted.etag, len(body)) == (wanted.etag, wanted.size):
                 answer = body, info
-        by(loop, partial(sink, wanted, answer))
+        sink(wanted, answer)
 
 
-def head_each(store: ObjectStore, objects: Sequence[Shown], sink: HeadSink, loop: Loop | None = None) -> None:
-    """ObjectStore.head_many() by one head() after the other, by this thread. A loop calls `sink`."""
+async def head_each(store: ObjectStore, objects: Sequence[Shown], sink: HeadSink) -> None:
+    """ObjectStore.head_many() by one head() after the other."""
     check_head_count(objects)
     for number, one in enumerate(objects):
         try:
-            answer: ObjectInfo | StoreError = store.head(one.key)
+            answer: ObjectInfo | StoreError = await store.head(one.key)
         except StoreError as error:
             answer = error
-        by(loop, partial(sink, number, answer))
+        sink(number, answer)
 
 
-def _hooked(method: Callable[Concatenate[ObjectStore, P], T]) -> Callable[Concatenate[HookedStore, P], T]:
+def _hooked(
+    method: Callable[Concatenate[ObjectStore, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[HookedStore, P], Coroutine[Any, Any, T]]:
     name = method.__name__
 
-    def call(store: HookedStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        inner: Callable[P, T] = getattr(store.inner, name)
+    def call(store: HookedStore, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+        inner: Callable[P, Coroutine[Any, Any, T]] = getattr(store.inner, name)
         return store.around(name, partial(inner, *args, **kwargs))
 
     return call
@@ -102,9 +103,9 @@ class HookedStore:
     def __init__(self, inner: ObjectStore) -> None:
         self.inner = inner
 
-    def around(self, method: str, call: Callable[[], T]) -> T:
+    async def around(self, method: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The answer of one call to `inner`; may call it never, once or again, and raise instead."""
-        return call()
+        return await call()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -242,7 +243,7 @@ class MemoryStore:
         """What this server can do."""
         return self.bucket.capabilities
 
-    def list_page(
+    async def list_page(
         self,
         prefix: str,
         *,
@@ -259,7 +260,7 @@ class MemoryStore:
         digest = hashlib.blake2b(said, digest_size=16).digest()
         return ListPage((), (), None, digest) if digest == unless else page._replace(digest=digest)
 
-    def head(self, key: str) -> ObjectInfo:
+    async def head(self, key: str) -> ObjectInfo:
         """See ObjectStore."""
         with self.bucket.lock:
             return self._describe(key, self.bucket.find(key))
@@ -267,7 +268,7 @@ class MemoryStore:
     head_many = head_each
     get_many = get_each
 
-    def get(
+    async def get(
         self,
         key: str,
         *,
@@ -284,7 +285,7 @@ class MemoryStore:
         body = found.body if byte_range is None else found.body[byte_range.start : byte_range.stop]
         return handed_over((body, info), sink)
 
-    def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
+    async def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
         """See ObjectStore."""
         check_key(key, self.capabilities)
         check_options(key, options)
@@ -296,7 +297,7 @@ class MemoryStore:
             self.bucket.check_condition(key, options)
             return self.bucket.store(key, copied, etag, options)
 
-    def copy(
+    async def copy(
         self,
         source: str,
         target: str,
@@ -318,7 +319,7 @@ class MemoryStore:
             kept = replace or WriteOptions(metadata=found.metadata, content_type=found.content_type)
             return self.bucket.store(target, found.body, _md5(found.body), kept)
 
-    def delete(self, key: str, *, if_match: ETag | None = None) -> None:
+    async def delete(self, key: str, *, if_match: ETag | None = None) -> None:
         """See ObjectStore."""
         with self.bucket.lock:
             present = self.bucket.objects.get(key_bytes(key))
@@ -327,7 +328,7 @@ class MemoryStore:
                 raise _changed(key)
             self.bucket.remove(key)
 
-    def delete_many(self, keys: Sequence[str]) -> list[DeleteFailure]:
+    async def delete_many(self, keys: Sequence[str]) -> list[DeleteFailure]:
         """See ObjectStore."""
         check_delete_count(keys)
         with self.bucket.lock:
@@ -335,7 +336,7 @@ class MemoryStore:
                 self.bucket.remove(key)
         return []
 
-    def create_upload(self, key: str, options: WriteOptions, *, copies: bool = False) -> UploadId:
+    async def create_upload(self, key: str, options: WriteOptions, *, copies: bool = False) -> UploadId:
         """See ObjectStore."""
         check_key(key, self.capabilities)
         check_options(key, options)
@@ -344,12 +345,12 @@ class MemoryStore:
             self.bucket.uploads[upload_id] = _Upload(key, options, self.bucket.now_ns(), copies)
             return upload_id
 
-    def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:
+    async def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:
         """See ObjectStore."""
         check_part_number(key, number)
         return self._keep_part(key, upload_id, number, bytes(in_memory(body)))
 
-    def upload_part_copy(
+    async def upload_part_copy(
         self,
         key: str,
         upload_id: UploadId,
@@ -363,14 +364,14 @@ class MemoryStore:
         """See ObjectStore."""
         check_part_number(key, number)
         there = MemoryStore(self.bucket.others[source_bucket]) if source_bucket else self
-        body, info = there.get(source, if_match=if_source_match)
+        body, info = await there.get(source, if_match=if_source_match)
         if byte_range.stop > info.size:
             raise InvalidRequest(f"{shown(source)}: {byte_range} is not inside its {info.size} bytes", key=source)
         if not self._upload(key, upload_id).copies:  # as MinIO, of an upload whose parts have checksums
             raise InvalidRequest(f"{shown(key)}: the upload was begun without copies", key=key)
         return self._keep_part(key, upload_id, number, bytes(body[byte_range.start : byte_range.stop]))
 
-    def complete_upload(
+    async def complete_upload(
         self, key: str, upload_id: UploadId, parts: Sequence[tuple[PartNumber, ETag]], options: WriteOptions
     ) -> WriteResult:
         """See ObjectStore."""
@@ -384,12 +385,12 @@ class MemoryStore:
             del self.bucket.uploads[upload_id]
             return result
 
-    def abort_upload(self, key: str, upload_id: UploadId) -> None:
+    async def abort_upload(self, key: str, upload_id: UploadId) -> None:
         """See ObjectStore."""
         with self.bucket.lock:
             self.bucket.uploads.pop(upload_id, None)
 
-    def pending_uploads(self, prefix: str) -> Iterator[PendingUpload]:
+    async def pending_uploads(self, prefix: str) -> list[PendingUpload]:
         """See ObjectStore."""
         with self.bucket.lock:
             found = [
@@ -397,13 +398,13 @@ class MemoryStore:
                 for upload_id, upload in self.bucket.uploads.items()
                 if upload.key.startswith(prefix)
             ]
-        return iter(sorted(found, key=lambda upload: (key_bytes(upload.key), upload.initiated_ns)))
+        return sorted(found, key=lambda upload: (key_bytes(upload.key), upload.initiated_ns))
 
-    def has_object_lock(self) -> bool:
+    async def has_object_lock(self) -> bool:
         """See ObjectStore: it has none."""
         return False
 
-    def set_legal_hold(self, key: str, *, on: bool) -> None:
+    async def set_legal_hold(self, key: str, *, on: bool) -> None:
         """See ObjectStore."""
         raise InvalidRequest(f"{shown(key)}: the bucket has no object lock", key=key, status=400)
 

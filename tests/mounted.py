@@ -17,11 +17,12 @@ from datastore.api.source import S3Location
 from datastore.errors import ServerFault
 from datastore.fuse.ops import Held, Ino
 from datastore.fuse.store.base import Capabilities, WriteOptions
+from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.vfs.build import build_filesystem
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
 from datastore.fuse.vfs.tree.nodes import Directory
 from tests.clock import ManualClock
-from tests.driving import resolve, the_loop
+from tests.driving import beside, resolve, the_loop
 from tests.faulty import Fault, FaultyStore, Plan, no_faults
 from tests.killing import kill, quiet
 from tests.localfs import File, LocalFs
@@ -143,7 +144,7 @@ class World:
         self.clock = ManualClock()
         able = Capabilities(conditional_delete=True, listed_metadata=listed_metadata)
         self.bucket = MemoryBucket(clock=self.clock.time_ns, capabilities=able)
-        self.tool = MemoryStore(self.bucket)
+        self.tool = BlockingStore(MemoryStore(self.bucket))
         """Another S3 tool."""
         self._root = root
         self._numbers = itertools.count(1)
@@ -255,18 +256,19 @@ def refuse_writes(client: Client) -> None:
 def around(
     monkeypatch: pytest.MonkeyPatch, client: Client, method: str, before: Callable[[], None], after: Callable[[], None]
 ) -> None:
-    """The next call of a store's method happens between two others; those after it, and theirs, are left alone."""
+    """The next call of a store's method happens between two others, which a thread makes; those after it, and theirs,
+    are left alone."""
     original = getattr(client.store, method)
     calls = iter((True,))
 
-    def between(*arguments: Any, **options: Any) -> Any:
+    async def between(*arguments: Any, **options: Any) -> Any:
         first = next(calls, False)
         if first:
-            before()
+            await beside(before)
         try:
-            return original(*arguments, **options)
+            return await original(*arguments, **options)
         finally:
             if first:
-                after()
+                await beside(after)
 
     monkeypatch.setattr(client.store, method, between)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
+
+from datastore.fuse.loop import pause
 
 T = TypeVar("T")
 
@@ -21,3 +24,11 @@ def eventually(check: Callable[[], T], what: str = "it did not happen", patience
             return answer
         assert time.monotonic() < deadline, f"not within {patience_s} s: {what}"
         time.sleep(POLL_S)
+
+
+async def passed(gate: threading.Event) -> None:
+    """It is open; a loop goes on meanwhile. AssertionError when it stays closed."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not gate.is_set():
+        assert time.monotonic() < deadline, "the test left the gate closed"
+        await pause(0.001)

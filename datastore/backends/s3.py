@@ -19,7 +19,8 @@ from datastore.backends.s3copy import Limits, copy
 from datastore.backends.s3probe import capabilities
 from datastore.backends.stores import Stores
 from datastore.errors import AlreadyExists, BucketNotFound, InvalidRequest, NotFound, StoreError
-from datastore.fuse.store.base import ByteRange, ListedObject, ObjectStore, WriteOptions
+from datastore.fuse.store.base import ByteRange, ListedObject, WriteOptions
+from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.store.s3 import probe, remove_bucket
 
 LOOK_KEYS = 250
@@ -116,7 +117,7 @@ class S3Backend:
     def _probe(self) -> None:
         probe(self._location, writable=self._writable)
 
-    def _claim(self, store: ObjectStore, listed: Sequence[ListedObject], *, made_bucket: bool) -> Owner:
+    def _claim(self, store: BlockingStore, listed: Sequence[ListedObject], *, made_bucket: bool) -> Owner:
         if not self._location.create or not self._writable:
             return Owner.NOBODY
         if not listed:
@@ -136,13 +137,13 @@ class S3Backend:
             return Owner.THIS
         return self._owner(store)
 
-    def _owner(self, store: ObjectStore) -> Owner:
+    def _owner(self, store: BlockingStore) -> Owner:
         mark = self._read(store)
         if mark is None:
             return Owner.NOBODY
         return Owner.THIS if mark.uid == self._identity.uid else Owner.OTHER
 
-    def _read(self, store: ObjectStore) -> _Mark | None:
+    def _read(self, store: BlockingStore) -> _Mark | None:
         """The marker; None when there is none, or one that we did not write. Errors: StoreError."""
         try:
             body, _ = store.get(self._marker, byte_range=ByteRange(0, MARK_BYTES))
@@ -153,7 +154,7 @@ class S3Backend:
         except (ValueError, KeyError, TypeError):
             return None
 
-    def _delete(self, store: ObjectStore, go_on: Callable[[], bool], mark: _Mark) -> Released:
+    def _delete(self, store: BlockingStore, go_on: Callable[[], bool], mark: _Mark) -> Released:
         removed = 0
         for listed in _pages(store, self._location.prefix):
             if not go_on():
@@ -164,7 +165,7 @@ class S3Backend:
                 first = failures[0]
                 raise InvalidRequest(f"removing {first.key}: {first.message}", key=first.key, code=first.code)
             removed += len(keys)
-        while uploads := list(store.pending_uploads(self._location.prefix)):
+        while uploads := store.pending_uploads(self._location.prefix):
             for upload in uploads:
                 if not go_on():
                     return Released(done=False, message=f"ending unfinished uploads to {self._where()}")
@@ -175,7 +176,7 @@ class S3Backend:
             remove_bucket(self._location)
         return Released(done=True, message=f"the data of {self._where()} was removed (reclaimPolicy Delete)")
 
-    def _archive(self, store: ObjectStore, go_on: Callable[[], bool]) -> Released:
+    def _archive(self, store: BlockingStore, go_on: Callable[[], bool]) -> Released:
         prefix = self._location.prefix
         target = f"{prefix.removesuffix('/')}.archived-{self._identity.uid}/".removeprefix(".")
         moved = 0
@@ -197,7 +198,7 @@ class S3Backend:
         return f"s3://{self._location.bucket}/{self._location.prefix}"
 
 
-def _pages(store: ObjectStore, prefix: str) -> Iterator[Sequence[ListedObject]]:
+def _pages(store: BlockingStore, prefix: str) -> Iterator[Sequence[ListedObject]]:
     """Page by page. start_after, not a token: what was listed may be gone when the next page is asked for."""
     last = ""
     while True:

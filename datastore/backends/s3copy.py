@@ -10,16 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from datastore.errors import StoreError
-from datastore.fuse.store.base import (
-    ByteRange,
-    ETag,
-    ListedObject,
-    ObjectStore,
-    PartNumber,
-    UploadId,
-    WriteOptions,
-    WriteResult,
-)
+from datastore.fuse.store.base import ByteRange, ETag, ListedObject, PartNumber, UploadId, WriteOptions, WriteResult
+from datastore.fuse.store.blocking import BlockingStore
 
 SIDE_BY_SIDE = 8
 PARTS_MAX = 10_000
@@ -34,7 +26,7 @@ class Limits:
 
 
 def copy(
-    store: ObjectStore,
+    store: BlockingStore,
     source: ListedObject,
     target: str,
     limits: Limits,
@@ -65,7 +57,7 @@ def copy(
 
 
 def _parts(
-    store: ObjectStore, source: ListedObject, target: str, upload_id: UploadId, limits: Limits, bucket: str
+    store: BlockingStore, source: ListedObject, target: str, upload_id: UploadId, limits: Limits, bucket: str
 ) -> list[tuple[PartNumber, ETag]]:
     step = max(limits.part, -(-source.size // PARTS_MAX))
 

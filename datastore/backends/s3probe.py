@@ -13,12 +13,13 @@ from contextlib import suppress
 
 from datastore.api.status import Capabilities
 from datastore.errors import AccessDenied, CredentialsInvalid, StoreError
-from datastore.fuse.store.base import ByteRange, ObjectStore, WriteOptions
+from datastore.fuse.store.base import ByteRange, WriteOptions
+from datastore.fuse.store.blocking import BlockingStore
 
 PROBE = ".datastore.probe-"
 
 
-def capabilities(store: ObjectStore, prefix: str) -> Capabilities:
+def capabilities(store: BlockingStore, prefix: str) -> Capabilities:
     """Try each. Errors: AccessDenied, CredentialsInvalid when nothing may be written; transient StoreError."""
     base = f"{prefix}{PROBE}{secrets.token_hex(8)}"
     directory, plain = f"{base}/", f"{base}/a"
@@ -55,20 +56,20 @@ def _works(trial: Callable[[], bool]) -> bool:
         return False
 
 
-def _listed(store: ObjectStore, key: str) -> bool:
+def _listed(store: BlockingStore, key: str) -> bool:
     return any(each.key == key for each in store.list_page(key, max_keys=2).objects)
 
 
-def _kept(store: ObjectStore, key: str, body: bytes) -> bool:
+def _kept(store: BlockingStore, key: str, body: bytes) -> bool:
     store.put(key, body, WriteOptions())
     return bytes(store.get(key, byte_range=ByteRange(0, 2 * len(body)))[0]) == body
 
 
-def _copied(store: ObjectStore, source: str, target: str) -> bool:
+def _copied(store: BlockingStore, source: str, target: str) -> bool:
     store.copy(source, target)
     return store.head(target).size == store.head(source).size
 
 
-def _annotated(store: ObjectStore, key: str) -> bool:
+def _annotated(store: BlockingStore, key: str) -> bool:
     store.copy(key, key, replace=WriteOptions(metadata={"mode": "33152"}))
     return store.head(key).metadata.get("mode") == "33152"

@@ -12,16 +12,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from datastore.api.source import S3Location
+from datastore.fuse.store.backoff import Retrier, RetryPolicy
 from datastore.fuse.store.base import ObjectStore
+from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.store.s3 import open_s3
-from datastore.retry import Retrier, RetryPolicy
 
 Open = Callable[[S3Location], ObjectStore]
 
 
 @dataclass(slots=True)
 class _Shared:
-    store: ObjectStore
+    store: BlockingStore
     users: int = 0
     proven: bool = False
 
@@ -41,13 +42,13 @@ class Stores:
         return cls(lambda location: open_s3(location, retrier=Retrier(RetryPolicy(budget_s=0.0))))
 
     @contextmanager
-    def of(self, location: S3Location) -> Iterator[ObjectStore]:
+    def of(self, location: S3Location) -> Iterator[BlockingStore]:
         """The client for a location, for the time of the block."""
         key = replace(location, prefix="", create=False)
         with self._lock:
             shared = self._shared.get(key)
             if shared is None:
-                shared = self._shared[key] = _Shared(self._open(key))
+                shared = self._shared[key] = _Shared(BlockingStore(self._open(key)))
             self._shared.move_to_end(key)
             shared.users += 1
             spare = self._spare()
@@ -76,6 +77,6 @@ class Stores:
         for store in stores:
             store.close()
 
-    def _spare(self) -> list[ObjectStore]:
+    def _spare(self) -> list[BlockingStore]:
         idle = [key for key, shared in self._shared.items() if shared.users == 0]
         return [self._shared.pop(key).store for key in idle[: max(0, len(self._shared) - self._limit)]]

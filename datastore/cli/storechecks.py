@@ -26,7 +26,8 @@ from datastore.errors import (
     Unsupported,
     WrongRegion,
 )
-from datastore.fuse.store.base import ObjectStore, WriteOptions
+from datastore.fuse.store.base import WriteOptions
+from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.store.s3 import open_s3, probe
 from datastore.units import format_roughly
 
@@ -76,7 +77,7 @@ def _check_writes(name: str, location: S3Location) -> Iterator[Finding]:
     key = f"{location.prefix}{OBJECT_NAME}{secrets.token_hex(8)}"
     action = "open"
     try:
-        with closing(open_s3(location)) as store:
+        with closing(BlockingStore(open_s3(location))) as store:
             if _is_locked(store):
                 yield warn(name, _LOCKED, _LOCK_ADVICE)
                 return
@@ -95,7 +96,7 @@ def _check_writes(name: str, location: S3Location) -> Iterator[Finding]:
     yield skew
 
 
-def _is_locked(store: ObjectStore) -> bool:
+def _is_locked(store: BlockingStore) -> bool:
     """No where these keys may not ask."""
     try:
         return store.has_object_lock()
@@ -103,7 +104,7 @@ def _is_locked(store: ObjectStore) -> bool:
         return False
 
 
-def check_skew(name: str, store: ObjectStore, key: str) -> Finding:
+def check_skew(name: str, store: BlockingStore, key: str) -> Finding:
     """How far our clock is from the server's, to about a second."""
     before = time.time()
     server_s = store.head(key).server_time_ns / 1e9

@@ -39,6 +39,7 @@ from datastore.fuse.store.base import (
     UploadId,
     WriteOptions,
 )
+from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.store.metrics import StoreMetrics
 from datastore.fuse.vfs.tree.attrs import DIRECTORY_TYPE, FILE_TYPE, Defaults, from_metadata
 from datastore.fuse.vfs.tree.names import LINK_SUFFIX, name_of, segment_of
@@ -90,7 +91,7 @@ class Objects:
         self, store: ObjectStore, place: Place, metrics: StoreMetrics, *, copy_limits: Limits = COPY_LIMITS
     ) -> None:
         """metrics: of what the store is asked."""
-        self.store = store
+        self.store = BlockingStore(store)
         self.metrics = metrics
         self.place = place
         self.copy_limits = copy_limits
@@ -361,7 +362,7 @@ class ObjectTree:
     def remove(self) -> int:
         """See Tree."""
         removed = 0
-        while uploads := list(self._store.pending_uploads(self._prefix)):
+        while uploads := self._store.pending_uploads(self._prefix):
             for upload in uploads:
                 self._store.abort_upload(upload.key, upload.upload_id)
             removed += len(uploads)

@@ -25,7 +25,7 @@ from .scattering import scatter
 LOCK_WAIT_S = 2.0
 """Longer than any holder needs, even on a busy machine; without the lock something is just not cached."""
 DROP_WAIT_S = 0.1
-"""What the loop thread may wait, which finds a broken file now and then."""
+"""What the loop may wait, which finds a broken file now and then."""
 _LOCK_POLL_S = 0.001
 _COUNT = cacheusage.COUNT
 KEEP_FREE_BYTES = 1 << 30

@@ -6,7 +6,7 @@ from __future__ import annotations
 class ReadCounts:
     """Reads of file handles that were answered at once, and those that had to wait for the store; bytes asked for.
 
-    The loop thread alone counts. What the kernel answers by itself (its page cache, passthrough) is not seen here.
+    The loop alone counts. What the kernel answers by itself (its page cache, passthrough) is not seen here.
     """
 
     __slots__ = ("hit_bytes", "hits", "miss_bytes", "misses")

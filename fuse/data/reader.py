@@ -1,9 +1,9 @@
 """Reads object versions for file handles: from memory, from the disk cache, else from the store, ahead of the reader.
 
 Shell. On the loop: what is held is answered without waiting for anything. Fetches are shared by all streams
-(pieces.py); each GET is a call in a lane and carries If-Match, so bytes of two versions never meet. What arrives is
-given to its waiters first and written to the disk cache after. Reading ahead is a favour: it is left out when
-fetch_limit of such fetches run, or half the memory is on its way. Retries are the store's business
+(pieces.py); each GET carries If-Match, so bytes of two versions never meet. Large bodies are received in lanes. What
+arrives is given to its waiters first and written to the disk cache after. Reading ahead is a favour: it is left out
+when fetch_limit of such fetches run, or half the memory is on its way. Retries are the store's business
 (store/retrying.py).
 """
 
@@ -16,7 +16,7 @@ from functools import partial
 from datastore.errors import CorruptBody, PreconditionFailed, TransientStoreError
 from datastore.retry import current_call
 
-from ..loop import Loop, Semaphore, all_of
+from ..loop import Loop, Semaphore, all_of, now
 from ..store.base import Body, ByteRange, ObjectInfo, ObjectStore, ObjectVersion
 from .assembly import Assembly, runs
 from .blockcache import BlockCache
@@ -30,7 +30,9 @@ _BEHIND_BYTES = 8 << 20
 """So far behind a reader in sequence memory is let go of: others may follow closely, and what came last is not on disk
 yet."""
 _BRING_S = 60.0
-"""So long bring_many() asks for others at most: each call in a lane has its end."""
+"""So long bring_many() asks for others at most: each call of the store finds anew how many connections are of use."""
+_LOOP_BYTES = 1 << 20
+"""So many bytes of one GET are received on the loop at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +69,8 @@ class Reader:
     ) -> None:
         """memory_bytes: what is held or on its way.
 
-        asking: called before an object is fetched whole, by the loop or a lane; gives what is told what the store says
-        of it.
+        asking: called before an object is fetched whole, on the loop or in a lane; gives what is told what the store
+        says of it.
         """
         self.loop = loop
         self.settings = settings or ReadSettings()
@@ -147,7 +149,7 @@ class Reader:
             return
         begun = iter((first,))
         try:
-            await self.loop.lane(self._store.get_many, lambda: next(begun, None) or following(), take, self.loop)
+            await self._store.get_many(lambda: next(begun, None) or following(), take)
         finally:
             self._keeping.flush()
             for version, (piece, _) in claimed.items():
@@ -233,7 +235,7 @@ class Reader:
     def start(self, version: ObjectVersion, ranges: Iterable[ByteRange], dropped: Callable[[], bool]) -> int | None:
         """Begin fetching ranges that nobody waits for; where it stopped for want of room, None when all are begun.
 
-        dropped: whether they have become useless; a lane asks.
+        dropped: whether they have become useless; asked just before each is fetched, perhaps by a lane.
         """
         for each in ranges:
             if self._cache is not None and self._cache.holds(version, each.start, each.stop):
@@ -293,7 +295,10 @@ class Reader:
     async def _fetch(self, run: list[Piece], dropped: Callable[[], bool] = lambda: False) -> None:
         """Fetch adjoining pieces that are this task's to fetch, by one GET; each is kept when it has arrived."""
         try:
-            body = await self.loop.lane(self._ask, run, dropped)
+            if len(run) == 1 and run[0].size <= _LOOP_BYTES:
+                body = await self._ask(run, dropped)
+            else:
+                body = await self.loop.lane(lambda: now(self._ask(run, dropped)))
             if body is not None:
                 self._table.finish(run[0], body)
                 self._keeping.later(run[0])
@@ -302,13 +307,13 @@ class Reader:
                 if not piece.done:
                     self._table.fail(piece, error)
 
-    def _ask(self, run: list[Piece], dropped: Callable[[], bool]) -> Body | None:
-        """By a lane: the body of a single piece. Of several, each is handed on as it comes, and then kept."""
+    async def _ask(self, run: list[Piece], dropped: Callable[[], bool]) -> Body | None:
+        """The body of a single piece. Of several, by a lane, each is handed on as it comes, and then kept."""
         if dropped():
             raise _left_alone(run[0])
         version, start, stop = run[0].version, run[0].start, run[-1].stop
         if len(run) == 1:
-            return self._get(version, start, stop)
+            return await self._get(version, start, stop)
 
         def done(piece: Piece, body: Body) -> None:
             self.loop.soon(partial(self._arrived, piece, body))
@@ -316,7 +321,7 @@ class Reader:
 
         assembly = Assembly(run, done)
         byte_range = _range(version, start, stop)
-        self._store.get(version.key, byte_range=byte_range, if_match=version.etag, sink=assembly.take)
+        await self._store.get(version.key, byte_range=byte_range, if_match=version.etag, sink=assembly.take)
         assembly.check()
         return None
 
@@ -324,11 +329,11 @@ class Reader:
         if not piece.done:  # else its lane was given up
             self._table.finish(piece, body)
 
-    def _get(self, version: ObjectVersion, start: int, stop: int) -> Body:
-        """By a lane."""
+    async def _get(self, version: ObjectVersion, start: int, stop: int) -> Body:
+        """By one GET, all at once."""
         byte_range = _range(version, start, stop)
         learn = self._asking() if byte_range is None and self._asking is not None else None
-        body, answer = self._store.get(version.key, byte_range=byte_range, if_match=version.etag)
+        body, answer = await self._store.get(version.key, byte_range=byte_range, if_match=version.etag)
         if answer.etag and answer.etag != version.etag:  # a server that ignores If-Match
             raise PreconditionFailed(f"'{version.key}' was replaced while it was read", key=version.key)
         if len(body) != stop - start:
@@ -343,7 +348,7 @@ class Reader:
     def _fill(self, cache: BlockCache, version: ObjectVersion, each: ByteRange) -> bool:
         """By a lane: put a range into the cache; whether it is there."""
         start, stop = each
-        return cache.holds(version, start, stop) or cache.write(version, start, self._get(version, start, stop))
+        return cache.holds(version, start, stop) or cache.write(version, start, now(self._get(version, start, stop)))
 
 
 def _left_alone(piece: Piece) -> LeftAlone:
@@ -390,7 +395,7 @@ class ReadStream:
         return await self._reader.obtain(self.version, wanted, ByteRange(offset, stop))
 
     def close(self) -> None:
-        """Stop reading ahead: what waits for a lane is dropped, unless it is needed. Idempotent; reads still work."""
+        """Stop reading ahead: what is not begun yet is dropped, unless it is needed. Idempotent; reads still work."""
         self._closed = True
         if self._ahead is None:  # the next one is received into the same memory: fresh pages took a twelfth of its time
             self._reader.passed(self.version, 0, self.version.size)

@@ -14,7 +14,7 @@ _HEAD = Struct("<IH")
 
 
 class SavedListings:
-    """Owns one directory. Not locked: the caller's state lock covers it."""
+    """Owns one directory. Not locked: who owns it sees to the order."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

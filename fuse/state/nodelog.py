@@ -30,7 +30,7 @@ class NodeRecord(NamedTuple):
 
 
 class NodeLog:
-    """Owns one file. Not locked: the caller's state lock covers it."""
+    """Owns one file. Not locked: who owns it sees to the order."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

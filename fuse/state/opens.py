@@ -38,7 +38,7 @@ class Opened(NamedTuple):
 
 
 class OpenTable:
-    """Owns the file. Not locked: the caller's state lock covers it. Without room on the disk it is kept in memory."""
+    """Owns the file. Not locked: who owns it sees to the order. Without room on the disk it is kept in memory."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -3,7 +3,8 @@
 Keys are `str` with surrogateescape: `key.encode("utf-8", "surrogateescape")` gives the exact bytes of the key. They are
 relative to nothing: an adapter is bound to one bucket and takes whole keys, sent exactly as they are (`dir/`, `a//b`,
 `/a` and `a/./b` are ordinary keys). Metadata keys are lower-case without the `x-amz-meta-` prefix; values are ASCII.
-All calls are synchronous, safe to call from many threads, bounded by the adapter's deadline, and raise only
+All calls are coroutines: on a loop they wait without holding it up, and in a thread without one `fuse.loop.now` has
+them block (store/blocking.py is that for all calls). They are bounded by the adapter's deadline, and raise only
 datastore.errors.StoreError subclasses. They do not retry: store/retrying.py does, by `transient`.
 """
 
@@ -13,13 +14,9 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple, NewType, Protocol, Self, TypeVar
+from typing import NamedTuple, NewType, Protocol, Self
 
 from datastore.errors import StoreError
-
-from ..loop import Loop
-
-T = TypeVar("T")
 
 ETag = NewType("ETag", str)
 """As the server sent it, without the surrounding quotes."""
@@ -204,8 +201,8 @@ GetFeed = Callable[[], ObjectVersion | None]
 
 HeadSink = Callable[[int, ObjectInfo | StoreError], None]
 """Takes what is said of one of several objects, or why nothing is: its place among those asked for, and the answer.
-Called by the thread that asks, or by the loop that is given, while other answers are on their way: it asks the store
-for nothing, and raises no StoreError. What else it raises ends the call."""
+Called while other answers are on their way: it asks the store for nothing, and raises no StoreError. What else it
+raises ends the call."""
 
 
 GetSink = Callable[[ObjectVersion, tuple[Body, ObjectInfo] | None], None]
@@ -215,11 +212,6 @@ version, or there was another failure, which get() says. Called as a HeadSink is
 Sink = Callable[[ObjectInfo, int, Body], None]
 """Takes a body as it comes: the object's facts, where in what was asked for the bytes belong, and the bytes, ascending.
 The bytes are the sink's to keep. An attempt that failed is repeated from offset 0. What a sink raises ends it."""
-
-
-def by(loop: Loop | None, call: Callable[[], T]) -> T:
-    """What a call returns, made by the loop; by this thread without one. MountFailed when the loop turns no more."""
-    return call() if loop is None else loop.call(call)
 
 
 def handed_over(answer: tuple[Body, ObjectInfo], sink: Sink | None) -> tuple[Body, ObjectInfo]:
@@ -254,7 +246,7 @@ class ObjectStore(Protocol):
         """What this server can do."""
         ...
 
-    def list_page(
+    async def list_page(
         self,
         prefix: str,
         *,
@@ -270,18 +262,18 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def head(self, key: str) -> ObjectInfo:
+    async def head(self, key: str) -> ObjectInfo:
         """The object's facts; NotFound when there is none."""
         ...
 
-    def head_many(self, objects: Sequence[Shown], sink: HeadSink, loop: Loop | None = None) -> None:
+    async def head_many(self, objects: Sequence[Shown], sink: HeadSink) -> None:
         """The facts of up to 1,000 objects, each once, in any order: as of head(), whose errors are answers here.
 
-        What is shown of an object is no condition; where nothing is, it takes longer. loop: as of get_many().
+        What is shown of an object is no condition; where nothing is, it takes longer. On a loop only.
         """
         ...
 
-    def get(
+    async def get(
         self,
         key: str,
         *,
@@ -296,19 +288,18 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def get_many(self, feed: GetFeed, sink: GetSink, loop: Loop | None = None) -> None:
+    async def get_many(self, feed: GetFeed, sink: GetSink) -> None:
         """The whole bytes of small objects that nobody waits for yet, until there is no other one, in any order.
 
-        Nothing is tried again, and what raises leaves the rest of `feed`. loop: waits for the answers, and calls `feed`
-        and `sink`; this thread waits for the end.
+        Nothing is tried again, and what raises leaves the rest of `feed`. On a loop only.
         """
         ...
 
-    def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
+    async def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
         """Write a whole object of at most 5 GiB."""
         ...
 
-    def copy(
+    async def copy(
         self,
         source: str,
         target: str,
@@ -325,23 +316,23 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def delete(self, key: str, *, if_match: ETag | None = None) -> None:
+    async def delete(self, key: str, *, if_match: ETag | None = None) -> None:
         """Remove an object; success when it was not there. `if_match` is honoured where capabilities say so."""
         ...
 
-    def delete_many(self, keys: Sequence[str]) -> list[DeleteFailure]:
+    async def delete_many(self, keys: Sequence[str]) -> list[DeleteFailure]:
         """Remove up to 1,000 objects; what could not be removed is returned."""
         ...
 
-    def create_upload(self, key: str, options: WriteOptions, *, copies: bool = False) -> UploadId:
+    async def create_upload(self, key: str, options: WriteOptions, *, copies: bool = False) -> UploadId:
         """Begin a multipart upload; metadata and content type are fixed here. copies: parts may be made by copying."""
         ...
 
-    def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:
+    async def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:
         """Send a part (5 MiB to 5 GiB; the last may be smaller)."""
         ...
 
-    def upload_part_copy(
+    async def upload_part_copy(
         self,
         key: str,
         upload_id: UploadId,
@@ -355,25 +346,25 @@ class ObjectStore(Protocol):
         """Make a part of an upload with `copies` from a range of an object; PreconditionFailed when that changed."""
         ...
 
-    def complete_upload(
+    async def complete_upload(
         self, key: str, upload_id: UploadId, parts: Sequence[tuple[PartNumber, ETag]], options: WriteOptions
     ) -> WriteResult:
         """Make the object from its parts (ascending); the conditions of `options` apply here."""
         ...
 
-    def abort_upload(self, key: str, upload_id: UploadId) -> None:
+    async def abort_upload(self, key: str, upload_id: UploadId) -> None:
         """Drop an upload; success when it is not there."""
         ...
 
-    def pending_uploads(self, prefix: str) -> Iterator[PendingUpload]:
+    async def pending_uploads(self, prefix: str) -> list[PendingUpload]:
         """Unfinished multipart uploads of keys that start with `prefix`, PENDING_UPLOADS at most."""
         ...
 
-    def has_object_lock(self) -> bool:
+    async def has_object_lock(self) -> bool:
         """Whether the bucket was made with object lock. AccessDenied when these keys may not ask."""
         ...
 
-    def set_legal_hold(self, key: str, *, on: bool) -> None:
+    async def set_legal_hold(self, key: str, *, on: bool) -> None:
         """Begin or end the legal hold of an object's present version; in a bucket with object lock. NotFound."""
         ...
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+
+from ..loop import pause
+
+_LOOK_S = 0.5
+"""How soon who waits learns of another limit."""
 
 
 class UploadPace:
@@ -14,11 +19,17 @@ class UploadPace:
     over any time that is long beside one part of an upload (8 MiB, of files from 8 GiB on more). Threads: any.
     """
 
-    def __init__(self, bytes_per_s: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        bytes_per_s: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = pause,
+    ) -> None:
         """bytes_per_s 0: without limit."""
         self._bytes_per_s = bytes_per_s
         self._clock = clock
-        self._changed = threading.Condition()
+        self._sleep = sleep
+        self._lock = threading.Lock()
         self._taken = 0
         """Bytes that were asked for so far."""
         self._paid = 0.0
@@ -26,25 +37,29 @@ class UploadPace:
         self._seen_at = clock()
 
     def limit(self, bytes_per_s: int) -> None:
-        """From now on, also for who waits."""
-        with self._changed:
+        """From now on, and half a second later also for who waits."""
+        with self._lock:
             self._pay()
             self._bytes_per_s = bytes_per_s
-            self._changed.notify_all()
 
-    def take(self, size_bytes: int) -> bool:
+    async def take(self, size_bytes: int) -> bool:
         """Wait until so much may be sent; whether that took any time."""
         if not self._bytes_per_s:
             return False
-        with self._changed:
+        with self._lock:
             self._pay()
             before, self._taken = self._taken, self._taken + size_bytes
-            waited = False
-            while (missing := before - self._paid) > 0 and self._bytes_per_s:
-                waited = True
-                self._changed.wait(missing / self._bytes_per_s)
-                self._pay()
-            return waited
+        waited = False
+        while (wait_s := self._wait_s(before)) > 0:
+            waited = True
+            await self._sleep(min(wait_s, _LOOK_S))
+        return waited
+
+    def _wait_s(self, before: int) -> float:
+        """How long until the first `before` bytes are paid for."""
+        with self._lock:
+            self._pay()
+            return (before - self._paid) / self._bytes_per_s if self._bytes_per_s else 0.0
 
     def _pay(self) -> None:
         now = self._clock()

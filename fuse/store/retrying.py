@@ -1,6 +1,6 @@
 """The store that everything works with: each call to the adapter is made, tried again, timed and counted here.
 
-Nothing else retries. A failure is tried again by its `transient`, with back-off, within a budget (datastore/retry.py).
+Nothing else retries. A failure is tried again by its `transient`, with back-off, within a budget (backoff.py).
 A write that failed without an answer may have taken effect. What its repetition then says is read with that in mind:
 a refused condition, or an upload that is gone, is a success when the object there is the one we sent.
 
@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from datastore.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError, Throttled
-from datastore.retry import Retrier, current_call
+from datastore.retry import current_call
 
-from ..loop import Loop
+from .backoff import Retrier
 from .base import (
     Body,
     ByteRange,
@@ -35,13 +35,11 @@ from .base import (
     ObjectStore,
     ObjectVersion,
     PartNumber,
-    PendingUpload,
     Shown,
     Sink,
     UploadId,
     WriteOptions,
     WriteResult,
-    by,
     user_metadata,
 )
 from .etags import etag_of, joined_etag
@@ -52,12 +50,17 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-def _asked(method: Callable[Concatenate[ObjectStore, P], T]) -> Callable[Concatenate[RetryingStore, P], T]:
+Answering = Coroutine[Any, Any, T]
+
+
+def _asked(
+    method: Callable[Concatenate[ObjectStore, P], Answering[T]],
+) -> Callable[Concatenate[RetryingStore, P], Answering[T]]:
     """The method of ObjectStore, asked of the inner store."""
     name = method.__name__
 
-    def ask(store: RetryingStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        attempt: Callable[P, T] = getattr(store.inner, name)
+    def ask(store: RetryingStore, /, *args: P.args, **kwargs: P.kwargs) -> Answering[T]:
+        attempt: Callable[P, Answering[T]] = getattr(store.inner, name)
         return store._ask(name, partial(attempt, *args, **kwargs))
 
     return ask
@@ -95,10 +98,11 @@ class RetryingStore:
     create_upload = _asked(ObjectStore.create_upload)
     upload_part_copy = _asked(ObjectStore.upload_part_copy)
     abort_upload = _asked(ObjectStore.abort_upload)
+    pending_uploads = _asked(ObjectStore.pending_uploads)
     has_object_lock = _asked(ObjectStore.has_object_lock)
     set_legal_hold = _asked(ObjectStore.set_legal_hold)
 
-    def get(
+    async def get(
         self,
         key: str,
         *,
@@ -117,37 +121,33 @@ class RetryingStore:
 
         passed = None if sink is None else counted
         attempt = partial(self.inner.get, key, byte_range=byte_range, if_match=if_match, sink=passed)
-        return self._ask("get", attempt, received=lambda answer: len(answer[0]) + sunk)
+        return await self._ask("get", attempt, received=lambda answer: len(answer[0]) + sunk)
 
-    def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
+    async def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
         """See ObjectStore."""
 
-        def ours() -> WriteResult | None:
-            return self._ours(key, lambda: etag_of(body), size=len(body), metadata=options.metadata)
+        async def ours() -> WriteResult | None:
+            return await self._ours(key, lambda: etag_of(body), size=len(body), metadata=options.metadata)
 
-        self._await_pace(len(body))
-        return self._ask("put", partial(self.inner.put, key, body, options), sent=len(body), ours=ours)
+        await self._await_pace(len(body))
+        return await self._ask("put", partial(self.inner.put, key, body, options), sent=len(body), ours=ours)
 
-    def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:
+    async def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:
         """See ObjectStore."""
-        self._await_pace(len(body))
+        await self._await_pace(len(body))
         attempt = partial(self.inner.upload_part, key, upload_id, number, body)
-        return self._ask("upload_part", attempt, sent=len(body))
+        return await self._ask("upload_part", attempt, sent=len(body))
 
-    def complete_upload(
+    async def complete_upload(
         self, key: str, upload_id: UploadId, parts: Sequence[tuple[PartNumber, ETag]], options: WriteOptions
     ) -> WriteResult:
         """See ObjectStore."""
         attempt = partial(self.inner.complete_upload, key, upload_id, parts, options)
-        return self._ask(
+        return await self._ask(
             "complete_upload", attempt, ours=lambda: self._ours(key, lambda: joined_etag(etag for _, etag in parts))
         )
 
-    def pending_uploads(self, prefix: str) -> Iterator[PendingUpload]:
-        """See ObjectStore. Read to its end at once, so that a failure in the middle is that of the call."""
-        return iter(self._ask("pending_uploads", lambda: list(self.inner.pending_uploads(prefix))))
-
-    def head_many(self, objects: Sequence[Shown], sink: HeadSink, loop: Loop | None = None) -> None:
+    async def head_many(self, objects: Sequence[Shown], sink: HeadSink) -> None:
         """See ObjectStore. Those that failed and may not the next time are asked for again together, in one budget.
 
         Each is counted as a HEAD that took from the beginning of the call to its answer.
@@ -160,7 +160,7 @@ class RetryingStore:
             self.metrics.record("head", self._clock() - began, error=error)
             sink(number, answer)
 
-        def attempt() -> None:
+        async def attempt() -> None:
             numbers = list(failed or range(len(objects)))
             failed.clear()
 
@@ -170,24 +170,19 @@ class RetryingStore:
                 else:
                     answered(numbers[at], answer)
 
-            self.inner.head_many([objects[number] for number in numbers], take, loop)
+            await self.inner.head_many([objects[number] for number in numbers], take)
             if failed:
                 raise next(iter(failed.values()))
 
         try:
-            self._ask("head", attempt, counted=False)
+            await self._ask("head", attempt, counted=False)
         except StoreError:
             if not failed:
                 raise
+        for number, error in failed.items():
+            answered(number, error)
 
-        def give_up() -> None:
-            for number, error in failed.items():
-                answered(number, error)
-
-        if failed:
-            by(loop, give_up)
-
-    def get_many(self, feed: GetFeed, sink: GetSink, loop: Loop | None = None) -> None:
+    async def get_many(self, feed: GetFeed, sink: GetSink) -> None:
         """See ObjectStore. Each is counted as a GET; what failed, as one that said nothing."""
         begun: dict[ObjectVersion, float] = {}
 
@@ -205,16 +200,16 @@ class RetryingStore:
                 self._answered_at = now
             sink(wanted, answer)
 
-        self.inner.get_many(begin, answered, loop)
+        await self.inner.get_many(begin, answered)
 
-    def _ask(
+    async def _ask(
         self,
         method: str,
-        attempt: Callable[[], T],
+        attempt: Callable[[], Answering[T]],
         *,
         sent: int = 0,
         received: Callable[[T], int] | None = None,
-        ours: Callable[[], T | None] | None = None,
+        ours: Callable[[], Answering[T | None]] | None = None,
         counted: bool = True,
     ) -> T:
         """The answer to one call, after as many attempts as it takes.
@@ -228,11 +223,11 @@ class RetryingStore:
         failed, lost, by_store, got = "", False, True, 0
         try:
             try:
-                answer = attempt()
+                answer = await attempt()
             except StoreError as error:
                 if not error.transient:
                     raise
-                answer = self._ask_again(method, attempt, error, began, since, ours)
+                answer = await self._ask_again(method, attempt, error, began, since, ours)
             if received is not None:
                 got = received(answer)
             return answer
@@ -255,14 +250,14 @@ class RetryingStore:
             if counted:
                 self.metrics.record(method, ended - began, sent=0 if failed else sent, received=got, error=failed)
 
-    def _ask_again(
+    async def _ask_again(
         self,
         method: str,
-        attempt: Callable[[], T],
+        attempt: Callable[[], Answering[T]],
         error: StoreError,
         began: float,
         since: float,
-        ours: Callable[[], T | None] | None,
+        ours: Callable[[], Answering[T | None]] | None,
     ) -> T:
         """The answer to a call that failed once.
 
@@ -282,11 +277,11 @@ class RetryingStore:
                 unanswered |= not isinstance(error, Throttled)
                 self.metrics.silence.failed(error)
                 self.metrics.record_retry(method, error)
-                self._retrier.sleep(delay_s)
+                await self._retrier.sleep(delay_s)
                 try:
-                    return attempt()
+                    return await attempt()
                 except (AlreadyExists, PreconditionFailed, NotFound):
-                    found = ours() if ours is not None and unanswered else None
+                    found = await ours() if ours is not None and unanswered else None
                     if found is None:
                         raise
                     return found
@@ -298,7 +293,7 @@ class RetryingStore:
         finally:
             del error  # its traceback holds this frame, which holds the body
 
-    def _ours(
+    async def _ours(
         self,
         key: str,
         etag: Callable[[], str],
@@ -308,7 +303,7 @@ class RetryingStore:
     ) -> WriteResult | None:
         """The object there, when it is what we sent: size, ETag, and metadata, whose time sets equal bodies apart."""
         try:
-            info = self.head(key)
+            info = await self.head(key)
         except NotFound:
             return None
         if size is not None and info.size != size:
@@ -317,6 +312,6 @@ class RetryingStore:
             return None
         return WriteResult(info.etag, info.mtime_ns) if info.etag == etag() else None
 
-    def _await_pace(self, size_bytes: int) -> None:
-        if self.upload_pace.take(size_bytes) and (call := current_call()) is not None:
+    async def _await_pace(self, size_bytes: int) -> None:
+        if await self.upload_pace.take(size_bytes) and (call := current_call()) is not None:
             call.began = time.monotonic()  # the store was not asked: the call has all its time to try

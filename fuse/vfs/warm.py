@@ -89,7 +89,7 @@ async def _versions_below(core: Core, prefix: str) -> list[ObjectVersion]:
     versions = []
     token: str | None = None
     while True:
-        page = await core.ask(core.store.list_page, prefix, token=token)
+        page = await core.store.list_page(prefix, token=token)
         versions += [
             ObjectVersion(found.key, found.etag, found.size)
             for found in page.objects

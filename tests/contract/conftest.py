@@ -1,5 +1,5 @@
 """The stores under the contract: the in-memory fake, as it is and as a stricter server, three real servers, and one of
-them over TLS as well."""
+them over TLS as well; each of these by threads that block, and on a loop."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 import pytest
 
 from datastore.api.source import S3Location, StaticCredentials
-from datastore.fuse.store.base import Capabilities, ObjectStore
+from datastore.fuse.store.base import Capabilities
+from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.store.s3 import open_adapter, probe
 from datastore.secret import Secret
 from tests.contract.deviations import DEVIATIONS
 from tests.memorystore import MemoryBucket, MemoryStore
+from tests.onloop import OnLoop
 from tests.servers import Server
 
 DISK_LIKE = Capabilities(conditional_delete=True, file_beside_directory=False, max_key_segment_bytes=255)
@@ -26,6 +28,8 @@ KNOWN = {
 }
 """What these servers can do, as measured; the probe itself stays conservative."""
 
+SERVERS = ("moto", "versitygw", "versitygw-tls", "minio")
+ON_LOOP = "-on-loop"
 _numbers = itertools.count(1)
 
 
@@ -34,8 +38,8 @@ class Subject:
     """A store with an empty bucket of its own, and one with another bucket of the same server."""
 
     name: str
-    store: ObjectStore
-    other: ObjectStore
+    store: BlockingStore
+    other: BlockingStore
     other_bucket: str
 
 
@@ -50,9 +54,10 @@ def location_of(server: Server, bucket: str) -> S3Location:
     )
 
 
-@pytest.fixture(params=["memory", "memory-disk-like", "moto", "versitygw", "versitygw-tls", "minio"])
+@pytest.fixture(params=["memory", "memory-disk-like", *SERVERS, *(server + ON_LOOP for server in SERVERS)])
 def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
-    name = request.param.removesuffix("-tls")
+    of_server = request.param.removesuffix(ON_LOOP)
+    name = of_server.removesuffix("-tls")
     given = request.node.callspec.params
     case = str(given.get("key", given.get("max_keys", "")))
     test = request.node.originalname
@@ -62,18 +67,19 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     if name.startswith("memory"):
         buckets = [MemoryBucket(capabilities=GENEROUS if name == "memory" else DISK_LIKE) for _ in range(2)]
         buckets[0].others = {"other": buckets[1]}
-        yield Subject(name, MemoryStore(buckets[0]), MemoryStore(buckets[1]), "other")
+        yield Subject(name, BlockingStore(MemoryStore(buckets[0])), BlockingStore(MemoryStore(buckets[1])), "other")
         return
-    server = request.getfixturevalue(request.param.replace("-", "_"))
+    server = request.getfixturevalue(of_server.replace("-", "_"))
     locations = [location_of(server, f"contract-{next(_numbers)}") for _ in range(2)]
     for location in locations:
         probe(replace(location, create=True), writable=True, deadline_s=100)
-    stores = [open_adapter(location, capabilities=KNOWN[name], list_metadata=True) for location in locations]
+    adapters = [open_adapter(location, capabilities=KNOWN[name], list_metadata=True) for location in locations]
+    stores = [BlockingStore(OnLoop(each) if of_server != request.param else each) for each in adapters]
     yield Subject(name, stores[0], stores[1], locations[1].bucket)
     for each in stores:
         each.close()
 
 
 @pytest.fixture
-def store(subject: Subject) -> ObjectStore:
+def store(subject: Subject) -> BlockingStore:
     return subject.store

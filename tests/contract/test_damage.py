@@ -10,6 +10,7 @@ import pytest
 
 from datastore.errors import CorruptBody
 from datastore.fuse.store.base import PartNumber, WriteOptions
+from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.store.s3 import checksums, open_adapter, probe
 from tests.contract.conftest import location_of
 from tests.promises import promise
@@ -23,7 +24,7 @@ def test_a_damaged_part_beside_copied_ones_is_refused(
     """By its MD5; the same part as it is is taken."""
     location = location_of(request.getfixturevalue(name), "damage")
     probe(replace(location, create=True), writable=True, deadline_s=100)
-    with closing(open_adapter(location)) as store:
+    with closing(BlockingStore(open_adapter(location))) as store:
         upload = store.create_upload("k", WriteOptions(), copies=True)
         with monkeypatch.context() as patched:
             patched.setattr(checksums, "md5_of", lambda _: base64.b64encode(bytes(16)).decode())

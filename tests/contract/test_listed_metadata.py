@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from datastore.fuse.store.base import ListPage, ObjectStore, WriteOptions
+from datastore.fuse.store.base import ListPage, WriteOptions
+from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.store.packed import unpacked
 from datastore.fuse.store.s3 import open_adapter, probe
 from tests.contract.conftest import Subject, location_of
@@ -27,12 +28,12 @@ OBJECTS = {
 }
 
 
-def fill(store: ObjectStore) -> None:
+def fill(store: BlockingStore) -> None:
     for key, (metadata, content_type) in OBJECTS.items():
         store.put(key, b"", WriteOptions(metadata=metadata, content_type=content_type))
 
 
-def agrees(store: ObjectStore, page: ListPage) -> list[str]:
+def agrees(store: BlockingStore, page: ListPage) -> list[str]:
     """The keys whose metadata the page shows, each just as a HEAD does."""
     shown = []
     for found in page.objects:
@@ -93,7 +94,7 @@ def test_only_a_server_that_says_that_it_is_minio_is_asked(name: str, request: p
     server: Server = request.getfixturevalue(name)
     location = location_of(server, make_bucket(server, f"told-{name}"))
     assert probe(location, writable=False, deadline_s=60).listed_metadata is (name == "minio")
-    store = open_adapter(location, list_metadata=True)
+    store = BlockingStore(open_adapter(location, list_metadata=True))
     fill(store)
     assert agrees(store, store.list_page("")) == []
     assert len(agrees(store, store.list_page(""))) == (len(OBJECTS) if name == "minio" else 0)
@@ -104,7 +105,7 @@ def test_only_a_server_that_says_that_it_is_minio_is_asked(name: str, request: p
 def test_metadata_is_not_asked_for_where_nobody_wants_it(minio: Server) -> None:
     """`attributes: listing`, and whoever only counts."""
     location = location_of(minio, make_bucket(minio, "unwanted"))
-    store = open_adapter(location, capabilities=probe(location, writable=False, deadline_s=60))
+    store = BlockingStore(open_adapter(location, capabilities=probe(location, writable=False, deadline_s=60)))
     fill(store)
     assert agrees(store, store.list_page("")) == []
     store.close()
@@ -119,7 +120,7 @@ def test_what_a_listing_of_minio_can_not_show_as_a_head_does_is_left_to_the_head
     boto_client(minio).put_bucket_policy(Bucket=bucket, Policy=json.dumps(policy))
     location = location_of(minio, bucket)
     known = probe(location, writable=False, deadline_s=60)
-    store = open_adapter(location, capabilities=known, list_metadata=True)
+    store = BlockingStore(open_adapter(location, capabilities=known, list_metadata=True))
     _put_as_anyone(minio, f"/{bucket}/plain", "mode", b"33188")
     _put_as_anyone(minio, f"/{bucket}/utf-8", "who", "grüße".encode())
     _put_as_anyone(minio, f"/{bucket}/latin-1", "who", b"gr\xfce")

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from datastore.errors import Unreachable
+from datastore.fuse.loop import now, pause
+from datastore.fuse.store.backoff import Retrier, RetryPolicy
 from datastore.fuse.store.base import WriteOptions
+from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.store.s3 import open_s3
-from datastore.retry import Retrier, RetryPolicy
 from tests.contract.conftest import location_of
 from tests.patience import eventually
 from tests.servers import Server, ServerMissing, find_tool, free_port, make_bucket, run_versitygw
@@ -33,13 +35,14 @@ def test_calls_outlast_a_restart_of_the_server(tmp_path: Path) -> None:
     port = free_port()
     failed: set[int] = set()
 
-    def sleep(seconds: float) -> None:
+    async def sleep(seconds: float) -> None:
         failed.add(threading.get_ident())
-        threading.Event().wait(min(seconds, 0.2))
+        await pause(min(seconds, 0.2))
 
     with run_versitygw(port=port, data_dir=str(tmp_path)) as server:
         location = location_of(server, make_bucket(server, "outage"))
-        store = open_s3(location, retrier=Retrier(RetryPolicy(budget_s=120), sleep=sleep))
+        retrying = open_s3(location, retrier=Retrier(RetryPolicy(budget_s=120), sleep=sleep))
+        store = BlockingStore(retrying)
         store.put("before", b"kept", WriteOptions())
 
     with ThreadPoolExecutor(2) as pool:
@@ -49,7 +52,7 @@ def test_calls_outlast_a_restart_of_the_server(tmp_path: Path) -> None:
         with run_versitygw(port=port, data_dir=str(tmp_path)):
             assert bytes(reading.result(150)[0]) == b"kept"
             assert writing.result(150).etag == store.head("during").etag
-    assert store.metrics.snapshot()["get"]["retries"]
+    assert retrying.metrics.snapshot()["get"]["retries"]
     store.close()
 
 
@@ -58,5 +61,5 @@ def test_an_outage_longer_than_the_budget_is_an_error() -> None:
     store = open_s3(location_of(gone, "data"), retrier=Retrier(RetryPolicy(budget_s=0.2)))
 
     with pytest.raises(Unreachable, match="connection refused"):
-        store.get("key")
+        now(store.get("key"))
     store.close()

@@ -22,6 +22,7 @@ from datastore.errors import (
     Unreachable,
     WrongRegion,
 )
+from datastore.fuse.loop import now
 from datastore.fuse.store.base import ByteRange, Capabilities, WriteOptions
 from datastore.fuse.store.s3 import open_adapter, open_s3, probe
 from datastore.secret import Secret
@@ -76,7 +77,7 @@ def test_a_right_location_is_accepted_and_nothing_is_written(location: S3Locatio
     assert probe(location, writable=True, deadline_s=LONG_S) == seen(server)
 
     store = open_adapter(location)
-    assert store.list_page("").objects == []
+    assert now(store.list_page("")).objects == []
     store.close()
 
 
@@ -196,12 +197,12 @@ def test_no_credentials_at_all_is_said_so(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_an_opened_store_counts_what_it_sends(location: S3Location) -> None:
     store = open_s3(location)
-    store.put("key", b"content", WriteOptions())
-    store.get("key", byte_range=ByteRange(0, 3))
+    now(store.put("key", b"content", WriteOptions()))
+    now(store.get("key", byte_range=ByteRange(0, 3)))
 
     assert "head" not in store.metrics.snapshot()
     assert store.metrics.snapshot()["get"]["received_bytes"] == 3
-    store.delete("key")
+    now(store.delete("key"))
     store.close()
 
 
@@ -212,8 +213,8 @@ def test_virtual_hosts_and_a_proxy_reach_the_bucket(monkeypatch: pytest.MonkeyPa
     ) as server:
         monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.port}")
         store = open_adapter(S3Location(bucket="data", endpoint="http://s3.lab.example:9000", credentials=NOBODY))
-        store.list_page("")
-        body, _ = store.get("a/b c")
+        now(store.list_page(""))
+        body, _ = now(store.get("a/b c"))
         store.close()
 
     assert bytes(body) == b"body"

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from datastore.api.source import S3Location
-from datastore.fuse.store.base import ObjectStore, WriteOptions
+from datastore.fuse.store.base import WriteOptions
+from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.store.s3 import open_s3
 from tests.promises import promise
 from tests.servers import Server, free_port, make_bucket, run_versitygw
 
-CALLS: dict[str, Callable[[ObjectStore], object]] = {
+CALLS: dict[str, Callable[[BlockingStore], object]] = {
     "head": lambda store: store.head("key"),
     "get": lambda store: store.get("key"),
     "put": lambda store: store.put("key", b"body", WriteOptions()),
@@ -40,7 +41,8 @@ def test_renewed_keys_are_found_when_the_old_ones_are_refused(
     with run_versitygw(port=port, data_dir=str(data)) as server:
         write_keys(tmp_path, server)
         bucket = make_bucket(server, "renewal")
-        store = open_s3(S3Location(bucket=bucket, endpoint=server.endpoint, region="us-east-1", force_path_style=True))
+        location = S3Location(bucket=bucket, endpoint=server.endpoint, region="us-east-1", force_path_style=True)
+        store = BlockingStore(open_s3(location))
         store.put("key", b"body", WriteOptions())
     with run_versitygw(port=port, data_dir=str(data), secret_key="another-secret") as server:
         write_keys(tmp_path, server)

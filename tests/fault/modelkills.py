@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -61,9 +61,9 @@ class Mortal(HookedStore):
         super().__init__(inner)
         self._steps = steps
 
-    def around(self, method: str, call: Callable[[], T]) -> T:
+    async def around(self, method: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         self._steps.step()
-        return call()
+        return await call()
 
 
 def mortal_system_calls(steps: Steps) -> None:

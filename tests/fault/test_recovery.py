@@ -52,12 +52,12 @@ def renamed_file(world: FaultWorld) -> None:
 
 
 def renamed_directory(world: FaultWorld) -> None:
-    world.fs.core.store.copy("d/f", "m/f")
+    resolve(world.fs.core.store.copy("d/f", "m/f"))
     world.fs.core.db.begin("rename-directory", "d/", "m/")
 
 
 def hidden_copy(world: FaultWorld) -> None:
-    world.fs.core.store.copy("other", ".datastore.unlinked/x")
+    resolve(world.fs.core.store.copy("other", ".datastore.unlinked/x"))
     world.fs.core.db.begin("discard", ".datastore.unlinked/x", "")
 
 

@@ -17,12 +17,12 @@ import pytest
 from datastore.api.mountspec import MountSpec
 from datastore.api.source import S3Location, StaticCredentials
 from datastore.fuse.data import multipart
+from datastore.fuse.store.backoff import Retrier, RetryPolicy
 from datastore.fuse.store.base import Capabilities, ObjectStore
 from datastore.fuse.store.s3 import open_s3
 from datastore.fuse.store.s3.connections import TransportLimits
 from datastore.fuse.vfs.build import build_filesystem
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
-from datastore.retry import Retrier, RetryPolicy
 from datastore.secret import Secret
 from tests.driving import resolve, the_loop
 from tests.fault.sweeping import same_but_markers
@@ -110,7 +110,7 @@ def _unsent_large(local: LocalFs) -> None:
 def _begun(local: LocalFs) -> None:
     core = local.fs.core  # type: ignore[attr-defined]
     root = core.nodes.root.key
-    core.store.copy(f"{root}d/f", f"{root}m/f")
+    resolve(core.store.copy(f"{root}d/f", f"{root}m/f"))
     core.db.begin("rename-directory", f"{root}d/", f"{root}m/")
 
 

@@ -12,12 +12,13 @@ from typing import Any
 
 from datastore.api.mountspec import MountSpec
 from datastore.api.source import S3Location
+from datastore.fuse.store.backoff import Retrier, RetryPolicy
 from datastore.fuse.store.base import ObjectStore, WriteOptions
+from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.store.retrying import RetryingStore
 from datastore.fuse.vfs.build import build_filesystem
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
 from datastore.fuse.vfs.upload.streaming import Stream
-from datastore.retry import Retrier, RetryPolicy
 from tests.clock import ManualClock
 from tests.driving import resolve, the_loop
 from tests.faulty import FaultyStore, Plan, no_faults
@@ -37,7 +38,7 @@ def stopped() -> float:
     return 0.0
 
 
-def no_sleep(seconds: float) -> None:
+async def no_sleep(seconds: float) -> None:
     """Retries follow at once."""
 
 
@@ -49,7 +50,7 @@ class FaultWorld:
     ) -> None:
         self.clock = ManualClock()
         self.bucket = MemoryBucket(min_part_bytes=MIN_PART, clock=self.clock.time_ns)
-        direct = MemoryStore(self.bucket)
+        direct = BlockingStore(MemoryStore(self.bucket))
         for key, body in before.items():
             direct.put(key, body, WriteOptions())
         self._directory, self._retrying, self._mount = directory, retrying, mount

@@ -20,16 +20,17 @@ from datastore.errors import StoreError
 from datastore.fuse.store.base import (
     ByteRange,
     ETag,
-    ObjectStore,
     ObjectVersion,
     PartNumber,
     Shown,
     UploadId,
     WriteOptions,
 )
+from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.store.s3 import open_adapter
 from datastore.fuse.store.s3.connections import TransportLimits
 from datastore.secret import Secret
+from tests.onloop import OnLoop
 
 KEYS = StaticCredentials(access_key_id="AKID", secret_access_key=Secret("secret"))
 QUICK = TransportLimits(connections=16, connect_s=1.0, idle_s=0.3, call_s=0.6, body_floor=1 << 40, long_s=0.3)
@@ -40,7 +41,7 @@ OPTIONS = WriteOptions()
 VERSIONS = [ObjectVersion(f"k{number}", TOLD, 1 << 20) for number in range(40)]
 HEADS = [Shown(f"k{number}", TOLD) for number in range(40)]
 
-Operation = Callable[[ObjectStore], object]
+Operation = Callable[[BlockingStore], object]
 OPERATIONS: Mapping[str, Operation] = {
     "list": lambda store: store.list_page(""),
     "head": lambda store: store.head("file"),
@@ -61,7 +62,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "upload_part": lambda store: store.upload_part("file", UploadId("u"), PartNumber(1), b"part"),
     "complete_upload": lambda store: store.complete_upload("file", UploadId("u"), [(PartNumber(1), TOLD)], OPTIONS),
     "abort_upload": lambda store: store.abort_upload("file", UploadId("u")),
-    "pending_uploads": lambda store: list(store.pending_uploads("")),
+    "pending_uploads": lambda store: store.pending_uploads(""),
 }
 
 
@@ -76,9 +77,10 @@ def location_of(endpoint: str) -> S3Location:
     return S3Location(bucket="data", endpoint=endpoint, credentials=KEYS)
 
 
-def ask_all(endpoint: str) -> dict[str, BaseException | None]:
-    """What came of each operation; all are asked at once."""
-    store = open_adapter(location_of(endpoint), limits=QUICK)
+def ask_all(endpoint: str, *, on_loop: bool = False) -> dict[str, BaseException | None]:
+    """What came of each operation; all are asked at once. on_loop: as a mount asks."""
+    adapter = open_adapter(location_of(endpoint), limits=QUICK)
+    store = BlockingStore(OnLoop(adapter) if on_loop else adapter)
 
     def ask(operation: Operation) -> BaseException | None:
         try:
@@ -101,7 +103,7 @@ def main() -> None:
     odd: dict[str, list[str]] = {}
 
     def look(name: str, operation: Operation) -> None:
-        with closing(open_adapter(location_of(endpoints[name]), limits=QUICK)) as store:
+        with closing(BlockingStore(open_adapter(location_of(endpoints[name]), limits=QUICK))) as store:
             try:
                 operation(store)
             except StoreError:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
 from datastore.fuse.data import multipart
+from datastore.fuse.loop import now
 from datastore.fuse.ops import SetAttr
 from datastore.fuse.store.base import WriteOptions
 from tests.clock import EPOCH_NS, ManualClock
@@ -429,7 +430,7 @@ class FilesystemMachine(Steps):
         if not key:
             return
         self._all_sent()
-        MemoryStore(self.bucket).put(key, body, WriteOptions())
+        now(MemoryStore(self.bucket).put(key, body, WriteOptions()))
         self.world.objects[key] = Object(body)
         self._changed(None)
 
@@ -440,7 +441,7 @@ class FilesystemMachine(Steps):
         if found:
             key = found[index % len(found)]
             body = self.world.objects[key].body + b"more"
-            MemoryStore(self.bucket).put(key, body, WriteOptions())
+            now(MemoryStore(self.bucket).put(key, body, WriteOptions()))
             self.world.objects[key] = Object(body)
             self._changed(None)
 
@@ -450,7 +451,7 @@ class FilesystemMachine(Steps):
         found = sorted(self.world.objects)
         if found:
             key = found[index % len(found)]
-            MemoryStore(self.bucket).delete(key)
+            now(MemoryStore(self.bucket).delete(key))
             del self.world.objects[key]
             self._changed(None)
 

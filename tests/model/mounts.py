@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from datastore.api.mountspec import MountSpec
 from datastore.api.source import S3Location
+from datastore.fuse.loop import pause
 from datastore.fuse.store.base import ListPage
 from datastore.fuse.vfs.build import build_filesystem
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
@@ -20,20 +21,28 @@ from tests.clock import ManualClock
 from tests.driving import resolve, the_loop
 from tests.killing import kill
 from tests.localfs import File, LocalFs
-from tests.memorystore import MemoryBucket, MemoryStore
+from tests.memorystore import HookedStore, MemoryBucket, MemoryStore
 from tests.model.reference import Object
 
+T = TypeVar("T")
 _DEFAULTS = Defaults(os.getuid(), os.getgid()).of(stat.S_IFREG, 0)
 
 
-class PagedStore(MemoryStore):
-    """A server whose listing pages are small, so that a few entries make a large directory. A page takes 1 ms."""
+class PagedStore(HookedStore):
+    """A server whose listing pages are small, so that a few entries make a large directory. A page takes 1 ms.
+
+    While it works, others run.
+    """
 
     def __init__(self, bucket: MemoryBucket, page_keys: int, clock: ManualClock) -> None:
-        super().__init__(bucket)
+        super().__init__(MemoryStore(bucket))
         self._page_keys, self._clock = page_keys, clock
 
-    def list_page(
+    async def around(self, method: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        await pause(0.0)
+        return await call()
+
+    async def list_page(
         self,
         prefix: str,
         *,
@@ -45,7 +54,7 @@ class PagedStore(MemoryStore):
     ) -> ListPage:
         keys = min(max_keys, self._page_keys)
         self._clock.advance(0.001)
-        return super().list_page(
+        return await super().list_page(
             prefix, delimiter=delimiter, token=token, start_after=start_after, max_keys=keys, unless=unless
         )
 

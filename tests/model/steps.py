@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hypothesis.stateful import RuleBasedStateMachine
 
-from datastore.fuse.loop import all_of
+from datastore.fuse.loop import all_of, now
 from datastore.fuse.store.base import WriteOptions
 from tests.clock import ManualClock
 from tests.driving import resolve
@@ -136,7 +136,7 @@ class Steps(RuleBasedStateMachine):
         self.clock.advance(self.ttl_s + 0.001)
         side.mount.local.listdir(path.rpartition(b"/")[0])
         assert side.mount.local.exists(path) == (entry is not None)
-        MemoryStore(self.bucket).put(key, body, WriteOptions())
+        now(MemoryStore(self.bucket).put(key, body, WriteOptions()))
         self.world.objects[key] = Object(body)
         self._changed(None)
         return self.world.tree(side)

@@ -12,6 +12,7 @@ import pytest
 
 from datastore.fuse.ops import Fh, OpenRequest
 from datastore.fuse.store.base import WriteOptions
+from datastore.fuse.store.blocking import BlockingStore
 from tests.clock import ManualClock
 from tests.localfs import ME
 from tests.memorystore import MemoryBucket, MemoryStore
@@ -28,7 +29,7 @@ class Bench:
     def __init__(self, directory: Path, **options: Any) -> None:
         self.clock = ManualClock()
         self.bucket = MemoryBucket(clock=self.clock.time_ns)
-        self.plain = MemoryStore(self.bucket)
+        self.plain = BlockingStore(MemoryStore(self.bucket))
         self.one = Mount(directory / "one", self.bucket, self.clock, ttl_s=TTL_S, **options)
         self.two = Mount(directory / "two", self.bucket, self.clock, ttl_s=TTL_S, **options)
 

@@ -21,7 +21,7 @@ from tests.servers import Server
 pytestmark = pytest.mark.fuse
 
 BUDGET_S = 60.0
-"""How long a request is tried (datastore/retry.py)."""
+"""How long a request is tried (fuse/store/backoff.py)."""
 MOST_S = BUDGET_S * 1.7
 """Above that on a busy machine, and below twice that: what the kernel asks again by itself."""
 RETRY_S = 30.0

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from datastore.fuse.store.base import WriteOptions
+from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.store.s3 import open_adapter
 from tests.authority import HERE, Authority, Subject
 from tests.contract.conftest import location_of
@@ -43,7 +44,8 @@ def shared(versitygw_tls: Server, clean_environment: Path) -> Iterator[Mount]:
 
 def put_all(mount: Mount, objects: Mapping[str, tuple[bytes, Mapping[str, str]]]) -> None:
     """Many bodies with their metadata, side by side, as another tool."""
-    with closing(open_adapter(location_of(mount.server, mount.bucket))) as store, ThreadPoolExecutor(16) as pool:
+    adapter = BlockingStore(open_adapter(location_of(mount.server, mount.bucket)))
+    with closing(adapter) as store, ThreadPoolExecutor(16) as pool:
 
         def put(key: str) -> None:
             body, metadata = objects[key]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Coroutine, Iterator
@@ -14,7 +15,7 @@ import pytest
 
 from datastore.errors import DeadlineExceeded, MountFailed
 from datastore.fuse import loop as module
-from datastore.fuse.loop import Future, Lock, Loop, Semaphore, Task, all_of
+from datastore.fuse.loop import Edge, Future, Lock, Loop, Semaphore, Task, all_of, each, now, pause, running
 from datastore.retry import Call, current_call, one_call
 from tests.clock import ManualClock
 from tests.patience import PATIENCE_S, eventually
@@ -212,6 +213,183 @@ def test_what_nobody_awaits_is_heard_when_it_fails(loop: Loop, caplog: pytest.Lo
 
     turn_until_done(loop, loop.background(fails()))
     assert [str(record.exc_info and record.exc_info[1]) for record in caplog.records] == ["no"]
+
+
+# -- with and without a loop
+
+
+def test_each_thread_knows_which_loop_it_turns(loop: Loop) -> None:
+    async def asks() -> list[Loop | None]:
+        return [running(), await loop.lane(running), await loop.aside(running, "aside"), running()]
+
+    assert running() is None
+    assert loop.run(asks()) == [loop, None, None, loop]
+    with loop.turning():
+        assert running() is loop
+        loop.wake()
+        loop.turn()
+    assert running() is None
+
+
+def test_without_a_loop_a_coroutine_blocks_or_is_refused(loop: Loop) -> None:
+    """One that waits for a loop is ended, so that it tidies up."""
+    seen: list[str] = []
+
+    async def waits(seconds: float, future: Future[str] | None = None) -> str:
+        try:
+            await pause(seconds)
+            return await future if future else "done"
+        finally:
+            seen.append("tidied")
+
+    began = time.monotonic()
+    assert now(waits(0.05)) == "done"
+    assert time.monotonic() - began >= 0.05
+    failed = Future[str]()
+    failed.set_error(ValueError("no"))
+    with pytest.raises(ValueError, match="no"):
+        now(waits(0.0, failed))
+    with pytest.raises(RuntimeError, match="waits for a loop"):
+        now(waits(0.0, Future()))
+    assert seen == ["tidied"] * 3
+
+
+def test_who_pauses_lets_others_go_on(loop: Loop) -> None:
+    seen: list[str] = []
+
+    async def sleeps(seconds: float) -> None:
+        await pause(seconds)
+        seen.append(f"{seconds}")
+
+    loop.run(each(sleeps, [0.05, 0.0, 0.02], 3))
+    assert seen == ["0.0", "0.02", "0.05"]
+
+
+@pytest.mark.parametrize("on_loop", [True, False])
+def test_each_of_several_is_called_so_many_side_by_side(loop: Loop, *, on_loop: bool) -> None:
+    """All of them, though one fails; without a loop one after the other, up to that one."""
+    inside, most, ended = 0, 0, list[int]()
+
+    async def works(number: int) -> int:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        await pause(0.001)
+        inside -= 1
+        if number < 0:
+            raise ValueError(f"{number}")
+        ended.append(number)
+        return 2 * number
+
+    wait = loop.run if on_loop else now
+    assert wait(each(works, range(10), 3)) == list(range(0, 20, 2))
+    assert most == (3 if on_loop else 1)
+    ended.clear()
+    with pytest.raises(ValueError, match="-1"):
+        wait(each(works, [1, -1, -2, 2], 3))
+    assert ended == ([1, 2] if on_loop else [1])
+
+
+def test_what_nobody_has_a_lane_for_has_a_thread_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LANES", 1)
+    loop, go_on = Loop(), threading.Event()
+
+    async def asks() -> tuple[str, bool]:
+        busy = loop.lane(go_on.wait, PATIENCE_S)
+        with pytest.raises(ValueError, match="invalid literal"):
+            await loop.aside(partial(int, "x"), "aside")
+        name = await loop.aside(lambda: threading.current_thread().name, "of-its-own")
+        assert not busy.done
+        go_on.set()
+        return name, await busy
+
+    assert loop.run(asks()) == ("of-its-own", True)
+    loop.close()
+
+
+# -- descriptors that never wait
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Two connected sockets; the first never waits."""
+    one, other = socket.socketpair()
+    one.setblocking(False)
+    with one, other:
+        yield one, other
+
+
+def test_an_edge_tells_that_something_came_or_can_be_sent(ends: tuple[socket.socket, socket.socket]) -> None:
+    """To each side what it waits for, as often as it changes."""
+    loop, (one, other) = Loop(), ends
+    edge = Edge(loop, one.fileno())
+
+    async def receives() -> list[bytes]:
+        got: list[bytes] = []
+        while not got or got[-1]:
+            try:
+                got.append(one.recv(100))
+            except BlockingIOError:
+                await edge.wait(PATIENCE_S)
+        return got
+
+    async def sends(left: int) -> None:
+        while left:
+            try:
+                left -= one.send(bytes(left))
+            except BlockingIOError:
+                await edge.wait(PATIENCE_S)
+
+    def takes(left: int) -> None:
+        while left:
+            left -= len(other.recv(left))
+
+    async def both() -> list[bytes]:
+        taking = loop.lane(takes, 5 << 20)
+        await sends(5 << 20)
+        await taking
+        receiving = loop.spawn(receives())
+        for piece in (b"a", b"b"):
+            await loop.sleep(0.01)
+            other.send(piece)
+        await loop.sleep(0.01)
+        other.shutdown(socket.SHUT_WR)
+        return await receiving
+
+    assert loop.run(both()) == [b"a", b"b", b""]
+    edge.close()
+    loop.close()
+
+
+def test_who_waits_too_long_at_an_edge_is_told_so_with_the_next_look(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    """And who is told of a change is not. Nothing is looked at while nobody waits."""
+    clock = ManualClock()
+    loop, (one, other) = Loop(clock.monotonic), ends
+    edges = [Edge(loop, one.fileno()), Edge(loop, other.fileno())]
+    waiting: list[Future[None]] = []
+
+    def passes(seconds: float) -> list[bool]:
+        clock.advance(seconds)
+        for _ in range(3):
+            loop.wake()
+            loop.turn()
+        return [task.done for task in waiting]
+
+    passes(0.0)  # that they can be written to is told once
+    waiting += [edge.wait(seconds) for edge, seconds in zip(edges, (1.0, 9.0), strict=True)]
+    assert passes(0.9) == [False, False]
+    assert passes(0.1 + module._TICK_S) == [True, False]
+    assert isinstance(waiting[0].error, TimeoutError)
+    one.send(b"x")
+    assert passes(0.0) == [True, True]
+    assert waiting[1].error is None
+    passes(1.0)
+    assert loop._timers == []
+    for edge in edges:
+        edge.close()
+    loop.close()
 
 
 # -- locks

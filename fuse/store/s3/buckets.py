@@ -5,6 +5,7 @@ from __future__ import annotations
 from datastore.api.source import S3Location
 from datastore.errors import BucketNotFound
 
+from ...loop import now
 from .caller import Caller
 from .connections import TransportLimits
 from .factory import gather
@@ -16,7 +17,7 @@ def remove_bucket(location: S3Location, deadline_s: float = 10.0) -> None:
     parts = gather(location, TransportLimits(connections=1, call_s=deadline_s))
     caller = Caller(parts.endpoint, parts.credentials, parts.connect, follow=not location.region)
     try:
-        caller.send(Request(method="DELETE"))
+        now(caller.send(Request(method="DELETE")))
     except BucketNotFound:
         return
     finally:

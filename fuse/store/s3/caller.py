@@ -6,31 +6,42 @@ Threads: any. The endpoint is replaced as a whole when a region is learned; requ
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
+from typing import NamedTuple
 
 from datastore.errors import CredentialsInvalid, InvalidRequest, StoreError
 
-from ..base import ETag, in_memory
+from ...loop import running
+from ..base import in_memory
 from ..limits import shown
 from . import xml
 from .credentials import CredentialSource
 from .endpoint import Endpoint
 from .errors import Refusal, error_class, to_error
 from .messages import Answer, Request
-from .sigv4 import EMPTY_SHA256, UNSIGNED_PAYLOAD, SigningKeys, canonical_headers, encode_query, moment, sign
+from .sigv4 import (
+    EMPTY_SHA256,
+    UNSIGNED_PAYLOAD,
+    Moment,
+    SigningKeys,
+    canonical_headers,
+    encode_query,
+    moment,
+    sign,
+)
 from .transport import Transport
 
 _REDIRECTS = frozenset({301, 307, 308, 400})
 """Statuses by which S3 says that a bucket is elsewhere (400: AuthorizationHeaderMalformed)."""
 _WRITES = frozenset({"PUT", "POST"})
+_UNSIGNED = frozenset({"range", "if-match"})
+"""Headers that a signature need not cover: it has to cover `host` and `x-amz-*` (SigV4, canonical headers)."""
 _REGION = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
-_COMPARE_S = 1.0
-"""How often the server's clock is compared with ours."""
 
 
 class Caller:
@@ -48,69 +59,83 @@ class Caller:
         self.credentials = credentials
         self._connect = connect
         self._follow = follow
-        self._clock = clock
+        self.clock = clock
         self._lock = threading.Lock()
-        self._place = (endpoint, connect(endpoint))
-        self._ahead_s = 0.0
-        self._compared_at = -math.inf
+        self.place = (endpoint, connect(endpoint))
+        self._plains: dict[str, Plain] = {}
+        """By method, the latest."""
 
     @property
-    def place(self) -> tuple[Endpoint, Transport]:
-        """Where the bucket is, as far as is known, and the connections to there."""
-        return self._place
+    def connections(self) -> int:
+        """The most there are at once."""
+        return self.place[1].limits.connections
 
     @property
     def endpoint(self) -> Endpoint:
         """Where the bucket is, as far as is known."""
-        return self._place[0]
+        return self.place[0]
 
-    def server_time_ns(self) -> int:
-        """About what the server's clock shows, from the Date of an earlier answer; 0 before there was one.
-
-        Never ahead of it but by drift: Date is cut to the second, and some servers' lags behind LastModified.
-        """
-        return 0 if self._compared_at == -math.inf else int((self._clock() + self._ahead_s) * 1e9)
-
-    def send(self, request: Request) -> Answer:
+    async def send(self, request: Request) -> Answer:
         """The answer to a request, status below 300. Errors: StoreError as in s3/errors.py and transport.py."""
-        keys = self.credentials.keys()
-        endpoint, answer = self._exchange(request, keys)
-        if answer.status >= 300 and self._has_others(request, answer, keys):
-            keys = self.credentials.keys()
-            endpoint, answer = self._exchange(request, keys)
+        endpoint, answer, keys = await self._exchange(request)
+        if answer.status >= 300 and await self._has_others(request, answer, keys):
+            endpoint, answer, keys = await self._exchange(request)
         if answer.status in _REDIRECTS and self._follow:
             region = self._refusal(request, answer, keys).region
             if region not in {"", endpoint.region}:
                 self._move(endpoint, region)
-                _, answer = self._exchange(request, keys)
+                _, answer, keys = await self._exchange(request)
         # A server may say 200 while it copies or joins objects, and report in the body that it failed.
         if answer.status < 300 and (request.method not in _WRITES or xml.parse_error(bytes(answer.body)) is None):
             return answer
         raise self.error(request, answer, keys)
 
-    def bodyless(self, method: str) -> Bodyless:
-        """For many GETs or HEADs to where the bucket is, with the present keys. Errors: CredentialsInvalid."""
-        return Bodyless(method, *self._place, self.credentials.keys(), self._clock)
-
-    def is_changed(self, asking: Bodyless) -> bool:
-        """Whether the bucket turned out to be elsewhere since, or there are other keys. Errors: CredentialsInvalid."""
-        return self._place != (asking.endpoint, asking.transport) or self.credentials.keys() != asking.keys
-
     def error(self, request: Request, answer: Answer, keys: SigningKeys) -> StoreError:
         """What an answer to a request that was signed with `keys` refuses."""
         server_s = xml.http_date_ns(answer.headers.get("date", "")) / 1e9
-        skew_s = server_s - self._clock() if server_s else 0.0
+        skew_s = server_s - self.clock() if server_s else 0.0
         return to_error(replace(self._refusal(request, answer, keys), skew_s=skew_s))
 
     def close(self) -> None:
         """Close connections; idempotent."""
         with self._lock:
-            self._place[1].close()
+            self.place[1].close()
 
-    def _exchange(self, request: Request, keys: SigningKeys) -> tuple[Endpoint, Answer]:
-        """Sign and send. TLS protects a body itself, as in botocore, and so does not leaving the machine; else the
+    async def plain(self, method: str) -> Plain:
+        """For GETs or HEADs of keys, to where the bucket is, with the present keys; another one when these change.
+
+        Errors: CredentialsInvalid.
+        """
+        keys = await self._keys()
+        plain = self._plains.get(method)
+        if plain is None or plain.endpoint is not self.endpoint or plain.keys != keys:
+            plain = self._plains[method] = Plain(self, method, keys)
+        return plain
+
+    async def _keys(self) -> SigningKeys:
+        """The present ones, which may have to be looked for. Errors: CredentialsInvalid."""
+        source = self.credentials
+        loop = None if source.has_keys() else running()
+        return source.keys() if loop is None else await loop.lane(source.keys)
+
+    async def _exchange(self, request: Request) -> tuple[Endpoint, Answer, SigningKeys]:
+        """Sign and send. Errors: CredentialsInvalid, and those of Transport.send()."""
+        if request.method in _WRITES or request.query or not request.headers.keys() <= _UNSIGNED:
+            keys = await self._keys()
+            endpoint, transport = self.place
+            request, head = self._signed(request, endpoint, transport, keys)
+        else:
+            plain = await self.plain(request.method)
+            endpoint, transport, keys = plain.endpoint, plain.transport, plain.keys
+            head = plain.head(request.key, request.headers)
+        answer = await transport.send(request, head)
+        return endpoint, answer, keys
+
+    def _signed(
+        self, request: Request, endpoint: Endpoint, transport: Transport, keys: SigningKeys
+    ) -> tuple[Request, bytes]:
+        """TLS protects a body itself, as in botocore, and so does a way that does not leave the machine; else the
         signature has to."""
-        endpoint, transport = self._place
         path = endpoint.path(request.key)
         query = encode_query(request.query) if request.query else ""
         digest = EMPTY_SHA256
@@ -121,36 +146,28 @@ class Caller:
                 body = in_memory(request.body)
                 request, digest = replace(request, body=body), hashlib.sha256(body).hexdigest()
         headers = {**request.headers, "host": endpoint.host_header, "x-amz-content-sha256": digest}
-        signed = sign(request.method, path, query, headers, keys, endpoint.region, self._clock())
-        answer = transport.send(request, f"{path}?{query}" if query else path, signed)
-        self.compare_clocks(answer)
-        return endpoint, answer
+        signed = sign(request.method, path, query, headers, keys, endpoint.region, self.clock())
+        length = len(request.body) if request.body or request.method in _WRITES else None
+        return request, transport.connections.head(request.method, f"{path}?{query}" if query else path, signed, length)
 
-    def _has_others(self, request: Request, answer: Answer, keys: SigningKeys) -> bool:
+    async def _has_others(self, request: Request, answer: Answer, keys: SigningKeys) -> bool:
         """Whether the server does not take these keys any more, and there are others by now."""
         mute = request.method == "HEAD" and answer.status in {400, 403}  # without a body it can't say why
-        invalid = mute or error_class(self._refusal(request, answer, keys)) is CredentialsInvalid
-        return invalid and self.credentials.refused(keys)
-
-    def compare_clocks(self, answer: Answer) -> None:
-        """Of an answer that came just now."""
-        now = self._clock()
-        if now - self._compared_at < _COMPARE_S:
-            return
-        date_ns = xml.http_date_ns(answer.headers.get("date", ""))
-        if date_ns:
-            self._ahead_s, self._compared_at = date_ns / 1e9 - now, now
+        if not mute and error_class(self._refusal(request, answer, keys)) is not CredentialsInvalid:
+            return False
+        loop = running()
+        return self.credentials.refused(keys) if loop is None else await loop.lane(self.credentials.refused, keys)
 
     def _move(self, seen: Endpoint, region: str) -> None:
         with self._lock:
-            endpoint, transport = self._place
+            endpoint, transport = self.place
             if endpoint.region != seen.region:
                 return
             moved = endpoint.in_region(region)
             if moved.host == endpoint.host:
-                self._place = (moved, transport)
+                self.place = (moved, transport)
             else:
-                self._place = (moved, self._connect(moved))
+                self.place = (moved, self._connect(moved))
                 transport.close()
 
     def _refusal(self, request: Request, answer: Answer, keys: SigningKeys) -> Refusal:
@@ -170,45 +187,54 @@ class Caller:
         )
 
 
-class Bodyless:
-    """GETs or HEADs of keys in one place, as they are sent: what those of one second share is put together once.
+class Plain:
+    """GETs, HEADs and DELETEs of whole keys in one place, as they are sent: those of one second share most of it.
 
-    One thread at a time.
+    Threads: any; two may put the same together.
     """
 
-    def __init__(
-        self, method: str, endpoint: Endpoint, transport: Transport, keys: SigningKeys, clock: Callable[[], float]
-    ) -> None:
-        self.endpoint = endpoint
-        self.transport = transport
+    def __init__(self, caller: Caller, method: str, keys: SigningKeys) -> None:
+        self.endpoint, self.transport = caller.place
         self.keys = keys
+        self._caller = caller
         self._method = method
-        self._clock = clock
-        self._second = -1
+        self._shared = self._begin(int(caller.clock()))
 
-    def head(self, key: str, etag: ETag | None = None) -> bytes:
-        """etag: of the version that is wanted, which is not signed: its answer shows it. Errors: InvalidRequest."""
-        second = int(self._clock())
-        if second != self._second:
-            self._begin(second)
-        condition = ""
-        if etag is not None:
-            condition = f'if-match: "{etag}"\r\n'
-            if not (etag.isascii() and etag.isprintable()):
-                raise InvalidRequest(f"GET {shown(key)}: its ETag is not printable ASCII", key=key)
+    def error(self, key: str, answer: Answer) -> StoreError:
+        """What an answer refuses."""
+        return self._caller.error(Request(method=self._method, key=key), answer, self.keys)
+
+    def head(self, key: str, unsigned: Mapping[str, str] = MappingProxyType({})) -> bytes:
+        """unsigned: headers that a signature need not cover. Errors: InvalidRequest."""
+        second = int(self._caller.clock())
+        shared = self._shared
+        if second != shared.second:
+            shared = self._shared = self._begin(second)
+        more = "".join([f"{name}: {value}\r\n" for name, value in unsigned.items()])
+        if more and not ((said := "".join(unsigned.values())).isascii() and said.isprintable()):
+            raise InvalidRequest(f"{self._method} {shown(key)}: a header is not printable ASCII", key=key)
         path = self.endpoint.path(key)
-        authorization = self._moment.authorization(self._names, f"{self._method}\n{path}\n\n{self._signed}")
-        return f"{self._before}{path}{self._after}{condition}authorization: {authorization}\r\n\r\n".encode()
+        signed = shared.moment.authorization(shared.names, f"{self._method}\n{path}\n\n{shared.signed}")
+        return f"{shared.before}{path}{shared.after}{more}authorization: {signed}\r\n\r\n".encode()
 
-    def _begin(self, second: int) -> None:
+    def _begin(self, second: int) -> _Shared:
         """Errors: InvalidRequest."""
-        self._moment = moment(self.keys, self.endpoint.region, second)
-        headers = {"host": self.endpoint.host_header, "x-amz-content-sha256": EMPTY_SHA256, **self._moment.headers}
+        now = moment(self.keys, self.endpoint.region, second)
+        headers = {"host": self.endpoint.host_header, "x-amz-content-sha256": EMPTY_SHA256, **now.headers}
         head = self.transport.connections.head(self._method, "", headers).decode()
-        self._before, version, rest = head.partition(" HTTP/1.1\r\n")
-        self._after = version + rest.removesuffix("\r\n")
-        self._names, self._signed = canonical_headers(headers)
-        self._second = second
+        before, version, rest = head.partition(" HTTP/1.1\r\n")
+        return _Shared(second, now, before, version + rest.removesuffix("\r\n"), *canonical_headers(headers))
+
+
+class _Shared(NamedTuple):
+    """What heads of one second share: what stands before and after the path, and the signed headers (sigv4.py)."""
+
+    second: int
+    moment: Moment
+    before: str
+    after: str
+    names: str
+    signed: str
 
 
 def _region(said: str) -> str:

@@ -16,8 +16,9 @@ from __future__ import annotations
 import base64
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from hashlib import md5
+from typing import Any
 
 from isal.isal_zlib import crc32
 
@@ -35,7 +36,7 @@ _DECLARED = "x-amz-checksum-algorithm"
 _KIND, _OF_PARTS = "x-amz-checksum-type", "COMPOSITE"
 _SUM = "x-amz-checksum-crc32"
 
-Send = Callable[[Request], Answer]
+Send = Callable[[Request], Coroutine[Any, Any, Answer]]
 
 
 def crc32_of(body: Body | FilePart) -> str:
@@ -65,13 +66,13 @@ class _Offer:
     def __init__(self) -> None:
         self._taken = self._refused = False
 
-    def send(self, request: Request, name: str, value: str, send: Send) -> Answer:
+    async def send(self, request: Request, name: str, value: str, send: Send) -> Answer:
         """The answer to a call with one more header, or else without it. Errors: those of `send`."""
         if self._refused:
-            return send(request)
+            return await send(request)
         without, request.headers = request.headers, {**request.headers, name: value}
         try:
-            answer = send(request)
+            answer = await send(request)
             self._taken = True
             return answer
         except StoreError as error:
@@ -80,7 +81,7 @@ class _Offer:
             why = str(error)
         finally:
             request.headers = without
-        answer = send(request)  # what is refused for another reason is refused again
+        answer = await send(request)  # what is refused for another reason is refused again
         self.end(why)
         return answer
 
@@ -109,13 +110,15 @@ class Checksums:
         self._mixed: set[UploadId] = set()
         """Uploads of which some parts are copied: the others carry their MD5."""
 
-    def put(self, request: Request, send: Send) -> Answer:
+    async def put(self, request: Request, send: Send) -> Answer:
         """PutObject with the checksum of its body."""
-        return self._puts.send(request, _SUM, crc32_of(request.body), send)
+        return await self._puts.send(request, _SUM, crc32_of(request.body), send)
 
-    def begin(self, request: Request, send: Send, abort: Callable[[UploadId], None]) -> UploadId:
+    async def begin(
+        self, request: Request, send: Send, abort: Callable[[UploadId], Coroutine[Any, Any, None]]
+    ) -> UploadId:
         """CreateMultipartUpload of parts that are all sent."""
-        answer = self._uploads.send(request, _DECLARED, _ALGORITHM, send)
+        answer = await self._uploads.send(request, _DECLARED, _ALGORITHM, send)
         begun = xml.parse_upload_id(bytes(answer.body))
         said = answer.headers.get(_DECLARED, ""), answer.headers.get(_KIND, "")
         if said == (_ALGORITHM, _OF_PARTS):
@@ -123,8 +126,8 @@ class Checksums:
                 self._parts[begun] = {}
         elif said[0]:
             self._uploads.end(f"a checksum of {said[0]} would be of kind {said[1]!r}")
-            abort(begun)
-            begun = xml.parse_upload_id(bytes(send(request).body))
+            await abort(begun)
+            begun = xml.parse_upload_id(bytes((await send(request)).body))
         return begun
 
     def mixed(self, begun: UploadId) -> UploadId:
@@ -133,25 +136,25 @@ class Checksums:
             self._mixed.add(begun)
         return begun
 
-    def part(self, request: Request, send: Send, upload_id: UploadId, number: PartNumber) -> ETag:
+    async def part(self, request: Request, send: Send, upload_id: UploadId, number: PartNumber) -> ETag:
         """UploadPart."""
         if upload_id in self._mixed:
             request.headers = {**request.headers, "content-md5": md5_of(request.body)}
         if upload_id not in self._parts:
-            return xml.unquote_etag(send(request).headers.get("etag", ""))
+            return xml.unquote_etag((await send(request)).headers.get("etag", ""))
         value = crc32_of(request.body)
         request.headers = {**request.headers, _SUM: value}
-        answer = self._knowing(request, send)
+        answer = await self._knowing(request, send)
         sent = number, xml.unquote_etag(answer.headers.get("etag", ""))
         with self._lock:
             if upload_id in self._parts:
                 self._parts[upload_id][sent] = value
         return sent[1]
 
-    def complete(self, request: Request, send: Send, upload_id: UploadId) -> Answer:
+    async def complete(self, request: Request, send: Send, upload_id: UploadId) -> Answer:
         """CompleteMultipartUpload, of which the body was built with of()."""
         try:
-            answer = self._knowing(request, send) if upload_id in self._parts else send(request)
+            answer = await self._knowing(request, send) if upload_id in self._parts else await send(request)
         except NotFound:
             self.forget(upload_id)
             raise
@@ -171,10 +174,10 @@ class Checksums:
             self._parts.pop(upload_id, None)
             self._mixed.discard(upload_id)
 
-    def _knowing(self, request: Request, send: Send) -> Answer:
+    async def _knowing(self, request: Request, send: Send) -> Answer:
         """A server that repeats the algorithm and then refuses its use gets the next upload without."""
         try:
-            return send(request)
+            return await send(request)
         except (InvalidRequest, Unsupported) as error:
             self._uploads.end(str(error))
             raise

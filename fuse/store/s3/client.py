@@ -5,14 +5,13 @@ No retries, no state but the connections. Source: Amazon S3 API reference, one o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from urllib.parse import unquote, urlencode
 
 from datastore.errors import CorruptBody, InvalidRequest, NotFound, PreconditionFailed, StoreError, Unsupported
 
-from ...loop import Loop
 from ..base import (
     PENDING_UPLOADS,
     SYSTEM,
@@ -44,9 +43,8 @@ from . import xml
 from .answers import META, describe, describe_part, described, received
 from .caller import Caller
 from .checksums import Checksums, md5_of
-from .gets import get_many
-from .heads import head_many
 from .lister import Lister
+from .many import Width, get_many, head_many
 from .messages import Answer, Outlet, Request
 from .sigv4 import encode_path
 
@@ -67,6 +65,7 @@ class S3Store:
         self._caller = caller
         self._checksums = Checksums()
         self._capabilities = capabilities
+        self._width = Width(caller.connections)
         self._lister = Lister(caller, wanted=list_metadata, known=capabilities)
 
     @property
@@ -74,7 +73,7 @@ class S3Store:
         """What this server can do, as far as is known by now."""
         return self._lister.known
 
-    def list_page(
+    async def list_page(
         self,
         prefix: str,
         *,
@@ -85,21 +84,21 @@ class S3Store:
         unless: bytes = b"",
     ) -> ListPage:
         """ListObjectsV2."""
-        return self._lister.page(
+        return await self._lister.page(
             prefix, delimiter=delimiter, token=token, start_after=start_after, max_keys=max_keys, unless=unless
         )
 
-    def head(self, key: str) -> ObjectInfo:
+    async def head(self, key: str) -> ObjectInfo:
         """HeadObject."""
         check_key(key, self._capabilities)
-        answer = self._caller.send(Request(method="HEAD", key=key))
+        answer = await self._caller.send(Request(method="HEAD", key=key))
         return described(key, answer.headers)
 
-    def head_many(self, objects: Sequence[Shown], sink: HeadSink, loop: Loop | None = None) -> None:
+    async def head_many(self, objects: Sequence[Shown], sink: HeadSink) -> None:
         """HeadObject of each."""
-        head_many(self._caller, self._capabilities, self.head, objects, sink, loop)
+        await head_many(self._caller, self._capabilities, self.head, objects, sink, self._width)
 
-    def get(
+    async def get(
         self,
         key: str,
         *,
@@ -135,30 +134,30 @@ class S3Store:
             method="GET", key=key, headers=headers, expected_bytes=expected, outlet=outlet, most_bytes=most
         )
         try:
-            answer = self._caller.send(request)
+            answer = await self._caller.send(request)
         except StoreError as error:
             if error.status != _RANGE_NOT_SATISFIABLE or byte_range is None:
                 raise
-            return b"", self._past_end(key, byte_range, if_match)
+            return b"", await self._past_end(key, byte_range, if_match)
         if answer.poured and info is not None:
             return b"", info
         return handed_over(received(key, answer, byte_range), sink)
 
-    def get_many(self, feed: GetFeed, sink: GetSink, loop: Loop | None = None) -> None:
+    async def get_many(self, feed: GetFeed, sink: GetSink) -> None:
         """GetObject of each."""
-        get_many(self._caller, self._capabilities, feed, sink, loop)
+        await get_many(self._caller, self._capabilities, feed, sink, self._width)
 
-    def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
+    async def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
         """PutObject. With a condition it is not repeatable: the second attempt would meet the first one's object."""
         check_key(key, self._capabilities)
         check_options(key, options)
-        headers = {**_described(options), **self._tags(key, options), **_conditions(options)}
+        headers = {**_described(options), **await self._tags(key, options), **_conditions(options)}
         conditional = options.if_none_match or options.if_match is not None
         request = Request(method="PUT", key=key, headers=headers, body=body, repeatable=not conditional)
-        answer = self._checksums.put(request, partial(self._conditional, options=options))
+        answer = await self._checksums.put(request, partial(self._conditional, options=options))
         return WriteResult(xml.unquote_etag(answer.headers.get("etag", "")), _date_ns(answer))
 
-    def copy(
+    async def copy(
         self,
         source: str,
         target: str,
@@ -176,27 +175,27 @@ class S3Store:
         if replace is not None:
             check_metadata(target, replace.metadata)
         if own and source.endswith("/") and source != target:
-            copied = self._copy_marker(source, target, replace, if_source_match)
+            copied = await self._copy_marker(source, target, replace, if_source_match)
             if copied is not None:
                 return copied
         headers = self._source(source, if_source_match, source_bucket)
         if replace is not None:
             headers |= {**_described(replace), "x-amz-metadata-directive": "REPLACE"}
         request = Request(method="PUT", key=target, headers=headers, is_long=True, most_bytes=_SPACES_BYTES)
-        answer = self._caller.send(request)
+        answer = await self._caller.send(request)
         etag, mtime_ns = xml.parse_copy(bytes(answer.body))
         return WriteResult(etag, mtime_ns or _date_ns(answer))
 
-    def delete(self, key: str, *, if_match: ETag | None = None) -> None:
+    async def delete(self, key: str, *, if_match: ETag | None = None) -> None:
         """DeleteObject."""
         check_key(key, self._capabilities)
         headers = {"if-match": _quoted(if_match)} if if_match is not None else {}
         try:
-            self._caller.send(Request(method="DELETE", key=key, headers=headers))
+            await self._caller.send(Request(method="DELETE", key=key, headers=headers))
         except NotFound:
             return
 
-    def delete_many(self, keys: Sequence[str]) -> list[DeleteFailure]:
+    async def delete_many(self, keys: Sequence[str]) -> list[DeleteFailure]:
         """DeleteObjects; keys that XML can't carry are deleted one by one."""
         check_delete_count(keys)
         plain = [key for key in keys if xml.fits_xml(key)]
@@ -211,32 +210,32 @@ class S3Store:
                 body=body,
                 most_bytes=xml.most_bytes(len(plain)),
             )
-            answer = self._caller.send(request)
+            answer = await self._caller.send(request)
             failures = [
                 failure for failure in xml.parse_delete(bytes(answer.body), len(plain)) if failure.code != "NoSuchKey"
             ]
         for key in keys:
             if not xml.fits_xml(key):
-                failures += self._delete_one(key)
+                failures += await self._delete_one(key)
         return failures
 
-    def create_upload(self, key: str, options: WriteOptions, *, copies: bool = False) -> UploadId:
+    async def create_upload(self, key: str, options: WriteOptions, *, copies: bool = False) -> UploadId:
         """CreateMultipartUpload. With copies none declares checksums: of those we have none (s3/checksums.py)."""
         check_key(key, self._capabilities)
         check_options(key, options)
-        headers = {**_described(options), **self._tags(key, options)}
+        headers = {**_described(options), **await self._tags(key, options)}
         request = Request(method="POST", key=key, query=[("uploads", "")], headers=headers, repeatable=False)
         if copies:
-            return self._checksums.mixed(xml.parse_upload_id(bytes(self._caller.send(request).body)))
-        return self._checksums.begin(request, self._caller.send, partial(self.abort_upload, key))
+            return self._checksums.mixed(xml.parse_upload_id(bytes((await self._caller.send(request)).body)))
+        return await self._checksums.begin(request, self._caller.send, partial(self.abort_upload, key))
 
-    def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:
+    async def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:
         """UploadPart."""
         check_part_number(key, number)
         request = Request(method="PUT", key=key, query=_part(upload_id, number), body=body)
-        return self._checksums.part(request, self._caller.send, upload_id, number)
+        return await self._checksums.part(request, self._caller.send, upload_id, number)
 
-    def upload_part_copy(
+    async def upload_part_copy(
         self,
         key: str,
         upload_id: UploadId,
@@ -259,9 +258,9 @@ class S3Store:
             is_long=True,
             most_bytes=_SPACES_BYTES,
         )
-        return xml.parse_copy(bytes(self._caller.send(request).body))[0]
+        return xml.parse_copy(bytes((await self._caller.send(request)).body))[0]
 
-    def complete_upload(
+    async def complete_upload(
         self, key: str, upload_id: UploadId, parts: Sequence[tuple[PartNumber, ETag]], options: WriteOptions
     ) -> WriteResult:
         """CompleteMultipartUpload."""
@@ -276,59 +275,61 @@ class S3Store:
             is_long=True,
             most_bytes=_SPACES_BYTES,
         )
-        answer = self._checksums.complete(request, partial(self._conditional, options=options), upload_id)
+        answer = await self._checksums.complete(request, partial(self._conditional, options=options), upload_id)
         etag, mtime_ns = xml.parse_copy(bytes(answer.body))
         return WriteResult(etag, mtime_ns or _date_ns(answer))
 
-    def abort_upload(self, key: str, upload_id: UploadId) -> None:
+    async def abort_upload(self, key: str, upload_id: UploadId) -> None:
         """AbortMultipartUpload."""
         self._checksums.forget(upload_id)
         try:
-            self._caller.send(Request(method="DELETE", key=key, query=[("uploadId", upload_id)]))
+            await self._caller.send(Request(method="DELETE", key=key, query=[("uploadId", upload_id)]))
         except NotFound:
             return
 
-    def pending_uploads(self, prefix: str) -> Iterator[PendingUpload]:
+    async def pending_uploads(self, prefix: str) -> list[PendingUpload]:
         """ListMultipartUploads. MinIO takes a prefix only when it is a whole key: nothing found, all are sifted."""
-        found = list(self._uploads(prefix)) if prefix else []
-        return iter(found or [upload for upload in self._uploads("") if upload.key.startswith(prefix)])
+        found = await self._uploads(prefix) if prefix else []
+        return found or [upload for upload in await self._uploads("") if upload.key.startswith(prefix)]
 
-    def has_object_lock(self) -> bool:
+    async def has_object_lock(self) -> bool:
         """GetObjectLockConfiguration."""
         try:
-            answer = self._caller.send(Request(method="GET", query=[("object-lock", "")]))
+            answer = await self._caller.send(Request(method="GET", query=[("object-lock", "")]))
         except Unsupported:
             return False
         return xml.parse_object_lock(bytes(answer.body))
 
-    def set_legal_hold(self, key: str, *, on: bool) -> None:
+    async def set_legal_hold(self, key: str, *, on: bool) -> None:
         """PutObjectLegalHold."""
         check_key(key, self._capabilities)
         body = xml.build_legal_hold(on=on)
         headers = {"content-md5": md5_of(body), "content-type": "application/xml"}
-        self._caller.send(Request(method="PUT", key=key, query=[("legal-hold", "")], headers=headers, body=body))
+        await self._caller.send(Request(method="PUT", key=key, query=[("legal-hold", "")], headers=headers, body=body))
 
     def close(self) -> None:
         """Close connections; idempotent."""
         self._caller.close()
 
-    def _uploads(self, prefix: str) -> Iterator[PendingUpload]:
+    async def _uploads(self, prefix: str) -> list[PendingUpload]:
         markers: list[tuple[str, str]] = []
+        found: list[PendingUpload] = []
         for _ in range(PENDING_UPLOADS // _UPLOADS):
             query = [("uploads", ""), ("encoding-type", "url"), ("prefix", prefix), *markers]
             most_bytes = xml.most_bytes(_UPLOADS)
-            answer = self._caller.send(
+            answer = await self._caller.send(
                 Request(method="GET", query=query, expected_bytes=1 << 20, most_bytes=most_bytes)
             )
             page = xml.parse_uploads(bytes(answer.body), _UPLOADS)
-            yield from page.uploads
+            found += page.uploads
             if not page.next_key:
-                return
+                break
             markers = [("key-marker", page.next_key), ("upload-id-marker", page.next_upload_id)]
+        return found
 
-    def _past_end(self, key: str, byte_range: ByteRange, if_match: ETag | None) -> ObjectInfo:
+    async def _past_end(self, key: str, byte_range: ByteRange, if_match: ETag | None) -> ObjectInfo:
         """The object whose end a range missed; a change in between is a transient fault, and asked again."""
-        info = self.head(key)
+        info = await self.head(key)
         if if_match is not None and info.etag != if_match:
             raise PreconditionFailed(f"GET {shown(key)}: the object is another version", key=key, status=412)
         if info.size > byte_range.start:
@@ -342,35 +343,35 @@ class S3Store:
             headers["x-amz-copy-source-if-match"] = _quoted(if_match)
         return headers
 
-    def _tags(self, key: str, options: WriteOptions) -> dict[str, str]:
+    async def _tags(self, key: str, options: WriteOptions) -> dict[str, str]:
         """The tags that an object had, for one that takes its place; a copy keeps them by itself."""
         if TAGGED not in options.metadata:
             return {}
         # After a rename the tags are under the new name, and before the upload that makes it under the old one.
         for place in dict.fromkeys((unquote(options.metadata[TAGGED], errors="surrogateescape"), key)):
             with suppress(NotFound):
-                answer = self._caller.send(Request(method="GET", key=place, query=[("tagging", "")]))
+                answer = await self._caller.send(Request(method="GET", key=place, query=[("tagging", "")]))
                 tags = xml.parse_tags(bytes(answer.body))
                 if tags:
                     return {"x-amz-tagging": urlencode(tags)}
         return {}
 
-    def _copy_marker(
+    async def _copy_marker(
         self, source: str, target: str, replace: WriteOptions | None, if_match: ETag | None
     ) -> WriteResult | None:
         """An empty directory object is made anew: versitygw refuses to copy one. None when it has a body."""
-        info = self.head(source)
+        info = await self.head(source)
         if if_match is not None and info.etag != if_match:
             raise PreconditionFailed(f"PUT {shown(target)}: {shown(source)} is another version", key=source, status=412)
         if info.size:
             return None
         kept = replace or WriteOptions(metadata=info.metadata, content_type=info.content_type)
-        return self.put(target, b"", WriteOptions(metadata=kept.metadata, content_type=kept.content_type))
+        return await self.put(target, b"", WriteOptions(metadata=kept.metadata, content_type=kept.content_type))
 
-    def _conditional(self, request: Request, options: WriteOptions) -> Answer:
+    async def _conditional(self, request: Request, options: WriteOptions) -> Answer:
         """If-Match on a key that is gone: S3 says 404, the contract PreconditionFailed."""
         try:
-            return self._caller.send(request)
+            return await self._caller.send(request)
         except NotFound as error:
             if options.if_match is None or error.code == "NoSuchUpload":
                 raise
@@ -381,9 +382,9 @@ class S3Store:
                 code=error.code,
             ) from error
 
-    def _delete_one(self, key: str) -> list[DeleteFailure]:
+    async def _delete_one(self, key: str) -> list[DeleteFailure]:
         try:
-            self.delete(key)
+            await self.delete(key)
         except StoreError as error:
             if error.transient:
                 raise

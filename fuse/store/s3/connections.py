@@ -7,19 +7,21 @@ import socket
 import ssl
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
-from queue import Empty, SimpleQueue
+from functools import lru_cache, partial
+from itertools import chain
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from datastore.errors import DeadlineExceeded, InvalidRequest, Unreachable
 
+from ...loop import Future, Loop, now, running
 from .dialing import allowed, dial, look_up
 from .errors import connection_words, one_line
-from .http1 import Connection, Incoming, NotHttp
+from .http1 import Connection, Incoming, LoopConnection, NotHttp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +97,92 @@ def proxy_for(host: str, *, secure: bool) -> Proxy | None:
     return Proxy(parts.hostname, port, authorization)
 
 
+class _Places:
+    """So many rights, given in the order of asking. Threads: any, and tasks of any loop."""
+
+    def __init__(self, places: int) -> None:
+        self._lock = threading.Lock()
+        self._free = places
+        self._waiting: deque[Callable[[], bool]] = deque()
+        """Gives a right to who asked for it; False when he is no more."""
+
+    def take_at_once(self) -> bool:
+        """One that is free; leave() has to follow."""
+        with self._lock:
+            if not self._free:
+                return False
+            self._free -= 1
+            return True
+
+    async def take(self, limit_s: float) -> bool:
+        """Wait for one; False when there was none in time. leave() has to follow."""
+        with self._lock:
+            if self._free:
+                self._free -= 1
+                return True
+            loop = running()
+            if loop is None:
+                there = threading.Event()
+                give: Callable[[], bool] = partial(_set, there)
+            else:
+                turn = _Turn(self, loop, limit_s)
+                give = turn.give
+            self._waiting.append(give)
+        return await turn.given if loop is not None else there.wait(limit_s) or not self.withdraw(give)
+
+    def leave(self) -> None:
+        """It is for others."""
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._free += 1
+                    return
+                give = self._waiting.popleft()
+            if give():
+                return
+
+    def withdraw(self, give: Callable[[], bool]) -> bool:
+        """Ask no longer; False when it was just given."""
+        with self._lock:
+            if give not in self._waiting:
+                return False
+            self._waiting.remove(give)
+            return True
+
+
+class _Turn:
+    """A task that waits for a right."""
+
+    __slots__ = ("_loop", "_places", "_until", "given")
+
+    def __init__(self, places: _Places, loop: Loop, limit_s: float) -> None:
+        self._places = places
+        self._loop = loop
+        self._until = loop.clock() + limit_s
+        self.given: Future[bool] = Future()
+        loop.waits.add(self)
+
+    def give(self) -> bool:
+        """Any thread."""
+        return self._loop.soon(partial(self._end, given=True))
+
+    def look(self, now: float) -> None:
+        """See Bounded."""
+        if now >= self._until and self._places.withdraw(self.give):
+            self._end(given=False)
+
+    def _end(self, *, given: bool) -> None:
+        self._loop.waits.remove(self)
+        self.given.set_result(given)
+
+
+def _set(event: threading.Event) -> bool:
+    event.set()
+    return True
+
+
 class Connections:
-    """The connections of one route. Threads: any; a connection that was taken belongs to one.
+    """The connections of one route. A connection that was taken belongs to one thread, or to one task of a loop.
 
     INVARIANT places given out + places free == limits.connections; an idle connection holds no place.
     """
@@ -113,38 +199,27 @@ class Connections:
         self.limits = limits or TransportLimits()
         self._tls = tls
         self._clock = clock
-        self._places: SimpleQueue[None] = SimpleQueue()
-        for _ in range(self.limits.connections):
-            self._places.put(None)
+        self._places = _Places(self.limits.connections)
         self._lock = threading.Lock()
-        self._idle: list[tuple[Connection, float]] = []
+        self._idle: dict[Loop | None, list[tuple[Connection, float]]] = {None: []}
+        """By the loop whose they are; None: those that block."""
         self._closed = False
 
-    def take_place(self) -> None:
+    async def take_place(self) -> None:
         """Wait for the right to one connection. Errors: DeadlineExceeded."""
-        try:
-            self._places.get(timeout=self.limits.call_s)
-        except Empty as error:
-            raise DeadlineExceeded(f"{self.where()}: all {self.limits.connections} connections stayed busy") from error
-
-    def try_place(self) -> bool:
-        """The same without waiting."""
-        try:
-            self._places.get_nowait()
-        except Empty:
-            return False
-        return True
+        if not self._places.take_at_once() and not await self._places.take(self.limits.call_s):
+            raise DeadlineExceeded(f"{self.where()}: all {self.limits.connections} connections stayed busy")
 
     def leave_place(self) -> None:
         """It is free for others."""
-        self._places.put(None)
+        self._places.leave()
 
     def close(self) -> None:
         """Close idle connections; those in use are closed when they come back. Idempotent."""
         with self._lock:
             self._closed = True
-            idle, self._idle = self._idle, []
-        for connection, _ in idle:
+            idle, self._idle = self._idle, {None: []}
+        for connection, _ in chain.from_iterable(idle.values()):
             connection.close()
 
     def head(self, method: str, target: str, headers: Mapping[str, str], length: int | None = None) -> bytes:
@@ -164,8 +239,14 @@ class Connections:
             raise InvalidRequest(f"{method} {one_line(target)}: a header is not printable ASCII")
         return "\r\n".join([*lines, "", ""]).encode()
 
-    def connect(self, deadline: float) -> Connection:
+    async def connect(self, deadline: float) -> Connection:
         """A new connection. Errors: Unreachable, DeadlineExceeded, EndpointNotAllowed."""
+        loop = running()
+        if loop is None:
+            return Connection(self._dial(deadline))
+        return LoopConnection(await loop.aside(partial(self._dial, deadline), "connect"), loop)
+
+    def _dial(self, deadline: float) -> socket.socket:
         limit_s = min(self.limits.connect_s, max(deadline - self._clock(), 0.001))
         until = self._clock() + limit_s
         made: socket.socket | None = None
@@ -182,10 +263,10 @@ class Connections:
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self.route.secure:
                 if proxy:
-                    self._tunnel(Connection(made), proxy, lambda: _left_s(until, self._clock))
+                    now(self._tunnel(Connection(made), proxy, lambda: _left_s(until, self._clock)))
                 made.settimeout(_left_s(until, self._clock))
                 made = (self._tls or trust()).wrap_socket(made, server_hostname=self.route.host.rstrip("."))
-            return Connection(made)
+            return made
         except TimeoutError as error:
             _close(made)
             raise DeadlineExceeded(f"{self.where()}: no connection within {limit_s:.0f} s") from error
@@ -196,36 +277,49 @@ class Connections:
             _close(made)
             raise
 
-    def _tunnel(self, connection: Connection, proxy: Proxy, pace: Callable[[], float]) -> None:
+    async def _tunnel(self, connection: Connection, proxy: Proxy, pace: Callable[[], float]) -> None:
         """CONNECT (RFC 9110, section 9.3.6). Errors: TimeoutError, OSError, NotHttp."""
         name = f"[{self.route.host}]" if ":" in self.route.host else self.route.host
         lines = [f"CONNECT {name}:{self.route.port} HTTP/1.1", f"Host: {name}:{self.route.port}"]
         if proxy.authorization:
             lines.append(f"Proxy-Authorization: {proxy.authorization}")
-        connection.send("\r\n".join([*lines, "", ""]).encode(), pace)
+        await connection.send("\r\n".join([*lines, "", ""]).encode(), pace)
         incoming = Incoming(connection, pace)
-        status = incoming.head().status
+        status = (await incoming.head()).status
         if status != 200 or not incoming.is_taken:
             raise NotHttp(f"the proxy refuses with status {status}")
 
     def take_idle(self) -> Connection | None:
         """The connection used last that is still quiet and open."""
+        loop = running()
         while True:
             with self._lock:
-                if not self._idle:
+                idle = self._idle.get(loop)
+                if not idle:
                     return None
-                connection, since = self._idle.pop()
+                connection, since = idle.pop()
             if self._clock() - since < self.limits.keep_s and connection.is_quiet():
                 return connection
             connection.close()
 
-    def give_back(self, connection: Connection, *, keep: bool) -> None:
-        """Keep it for the next one, or close it."""
+    def give_back(self, connection: Connection) -> None:
+        """Keep it for the next one."""
+        loop = running()
         with self._lock:
-            if keep and not self._closed:
-                self._idle.append((connection, self._clock()))
+            if not self._closed:
+                idle = self._idle.get(loop)
+                if idle is None:
+                    idle = self._idle[loop] = []
+                    if loop is not None:
+                        loop.at_end(partial(self._forget, loop))
+                idle.append((connection, self._clock()))
                 return
         connection.close()
+
+    def _forget(self, loop: Loop) -> None:
+        """It turns no more, and has closed its connections."""
+        with self._lock:
+            self._idle.pop(loop, None)
 
     def where(self) -> str:
         """The route, for a message."""

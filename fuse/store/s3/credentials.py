@@ -46,6 +46,10 @@ class CredentialSource(Protocol):
         """
         ...
 
+    def has_keys(self) -> bool:
+        """Whether keys() has them, and need not look for others first, which may ask the network."""
+        ...
+
     def keys(self) -> SigningKeys:
         """The present keys. Errors: CredentialsInvalid."""
         ...
@@ -70,6 +74,10 @@ class StaticSource:
     def identity(self) -> str:
         """See CredentialSource."""
         return _digest("key", self._keys.access_key_id)
+
+    def has_keys(self) -> bool:
+        """See CredentialSource."""
+        return True
 
     def keys(self) -> SigningKeys:
         """See CredentialSource."""
@@ -111,6 +119,13 @@ class ChainSource:
             return _digest("key", self.keys().access_key_id)
         return _digest(found.method or "", self._session.profile or "", os.environ.get("AWS_ROLE_ARN", ""))
 
+    def has_keys(self) -> bool:
+        """See CredentialSource."""
+        from botocore.credentials import RefreshableCredentials
+
+        found = self._found
+        return found is not None and not (isinstance(found, RefreshableCredentials) and found.refresh_needed())
+
     def keys(self) -> SigningKeys:
         """See CredentialSource."""
         from botocore.exceptions import BotoCoreError, ClientError
@@ -134,6 +149,9 @@ class ChainSource:
             return False
 
     def _credentials(self) -> Any:
+        found = self._found
+        if found is not None:
+            return found
         with self._lock:
             if self._found is None:
                 self._found = self._session.get_credentials()

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from datastore.api.endpoints import AWS
 from datastore.api.source import S3Location
 from datastore.errors import EndpointNotAllowed
-from datastore.retry import Retrier
 
+from ..backoff import Retrier
 from ..base import Capabilities
 from ..metrics import StoreMetrics
 from ..retrying import RetryingStore

@@ -13,8 +13,11 @@ import socket
 import ssl
 import struct
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
 from typing import NamedTuple
 
+from ...loop import Edge, Loop
 from ..base import Body, FilePart
 from .errors import UNANNOUNCED
 
@@ -23,11 +26,15 @@ HEAD_BYTES = 64 << 10
 _MAX_HEADERS = 200
 _RECEIVED_BYTES = 64 << 10
 """Received at once while the end is not known; a small answer comes whole."""
+_RECORD_BYTES = 16 << 10
+"""What TLS hands out at once; asking for more costs the clearing of that."""
 _SENT_BYTES = 1 << 20
 """Sent at once: each such piece has its own look at the clock."""
 _SENDFILE_BYTES = 4 << 20
 _FRAMING_BYTES = 64 << 10
 """Sizes of chunks, beside a quarter of what they hold: who sends single bytes wants to keep us busy."""
+_CHUNKS_AT_ONCE = 256
+"""Taken before others go on: 256 bytes in as many chunks take 3 ms."""
 _ZEROS = bytes(1 << 16)
 _HTTP_10, _HTTP_11 = 10, 11
 _SWITCHING_PROTOCOLS = 101
@@ -119,7 +126,7 @@ def heard(held: bytes, start: int) -> Heard | None:
 
 
 class Connection:
-    """A connected socket, plain or TLS. One thread at a time."""
+    """A connected socket, plain or TLS, whose calls block. One thread at a time."""
 
     __slots__ = ("_limit_s", "secure", "sock")
 
@@ -152,12 +159,10 @@ class Connection:
                 self.sock.setsockopt(socket.SOL_SOCKET, option, _timeval(seconds))
         self._limit_s = seconds
 
-    def unlimit(self) -> None:
-        """Never wait from now on; see NOT_NOW."""
-        self.sock.setblocking(False)
-        self._limit_s = _WAITING
+    async def give_way(self, pace: Pace) -> None:
+        """Now and then while much comes at once: others go on, and there is time left. Errors: TimeoutError."""
 
-    def receive(self, size: int, pace: Pace) -> bytes:
+    async def receive(self, size: int, pace: Pace) -> bytes:
         """What comes next, b"" at the end. Errors: TimeoutError, OSError."""
         self.limit(pace())
         try:
@@ -165,8 +170,8 @@ class Connection:
         except BlockingIOError as error:
             raise TimeoutError from error
 
-    def receive_into(self, view: memoryview, pace: Pace) -> int:
-        """Fill a view, as far as it goes until the end or the limit; how many bytes. Errors: TimeoutError, OSError.
+    async def receive_into(self, view: memoryview, pace: Pace) -> int:
+        """Fill a view, as far as it goes until the end; how many bytes. Errors: TimeoutError, OSError.
 
         On a plain connection by one call, which waits in the kernel for all of them.
         """
@@ -182,10 +187,10 @@ class Connection:
             done += count
         return done
 
-    def receive_whole(self, size: int, pace: Pace) -> bytes:
-        """`size` bytes, or fewer for lack of patience, into memory that nobody has to clear. Plain connections only.
+    async def receive_whole(self, size: int, pace: Pace) -> bytes:
+        """`size` bytes, or fewer, into memory that nobody has to clear. Plain only. Errors: TimeoutError, OSError.
 
-        Errors: TimeoutError, OSError.
+        By one call, which waits in the kernel for all of them.
         """
         self.limit(pace())
         try:
@@ -193,7 +198,7 @@ class Connection:
         except BlockingIOError as error:
             raise TimeoutError from error
 
-    def send(self, body: Body, pace: Pace) -> None:
+    async def send(self, body: Body, pace: Pace) -> None:
         """All of it. Errors: TimeoutError, OSError."""
         view = memoryview(body)
         while view:
@@ -203,11 +208,11 @@ class Connection:
             except BlockingIOError as error:
                 raise TimeoutError from error
 
-    def send_joined(self, head: bytes, body: Body, pace: Pace) -> None:
+    async def send_joined(self, head: bytes, body: Body, pace: Pace) -> None:
         """Both, without a copy and so that the server wakes once. Errors: TimeoutError, OSError."""
         if self.secure:
-            self.send(head, pace)
-            self.send(body, pace)
+            await self.send(head, pace)
+            await self.send(body, pace)
             return
         self.limit(pace())
         view = memoryview(body)
@@ -216,18 +221,18 @@ class Connection:
         except BlockingIOError as error:
             raise TimeoutError from error
         if sent < len(head):
-            self.send(head[sent:], pace)
+            await self.send(head[sent:], pace)
         if sent < len(head) + len(view):
-            self.send(view[max(0, sent - len(head)) :], pace)
+            await self.send(view[max(0, sent - len(head)) :], pace)
 
-    def send_file(self, part: FilePart, pace: Pace) -> None:
+    async def send_file(self, part: FilePart, pace: Pace) -> None:
         """A part of a file; what the file has lost meanwhile as zeros. Errors: TimeoutError, OSError.
 
         On a plain connection from the file's pages, past this process's memory.
         """
         if self.secure:
             for piece in part.pieces():
-                self.send(piece, pace)
+                await self.send(piece, pace)
             return
         at, stop = part.start, part.stop
         while at < stop:
@@ -252,13 +257,10 @@ class Connection:
             return False
         if not poll.poll(0):
             return True
-        self.unlimit()
-        return self.has_nothing()
-
-    def has_nothing(self) -> bool:
-        """Whether nothing has come to a connection that does not wait. What it reads of that is lost."""
+        self.sock.setblocking(False)
+        self._limit_s = _WAITING
         try:
-            self.sock.recv(1)
+            self.sock.recv(1)  # what it reads is lost
         except NOT_NOW:
             return True
         except OSError:
@@ -266,10 +268,99 @@ class Connection:
         return False
 
 
+class LoopConnection(Connection):
+    """One that never blocks: its calls await the loop that runs. For tasks of that loop, one at a time; it ends with
+    the loop."""
+
+    __slots__ = ("_edge", "_loop", "_sent_at_once")
+
+    def __init__(self, sock: socket.socket, loop: Loop) -> None:
+        super().__init__(sock)
+        sock.setblocking(False)
+        self._loop = loop
+        self._edge = Edge(loop, sock.fileno())
+        self._sent_at_once = False
+        loop.at_end(self.close)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self.fileno() >= 0:
+            self._loop.never(self.close)
+            self._edge.close()
+            super().close()
+
+    async def give_way(self, pace: Pace) -> None:
+        """See Connection."""
+        pace()
+        await self._loop.pause()
+
+    async def receive(self, size: int, pace: Pace) -> bytes:
+        """See Connection. There is nothing yet after what was sent at once; else it may have been told of meanwhile."""
+        if self._sent_at_once:
+            self._sent_at_once = False
+            await self._edge.wait(pace())
+        while True:
+            try:
+                return self.sock.recv(size)
+            except NOT_NOW:
+                await self._edge.wait(pace())
+
+    async def receive_into(self, view: memoryview, pace: Pace) -> int:
+        """See Connection."""
+        done = 0
+        while done < len(view):
+            try:
+                count = self.sock.recv_into(view[done:])
+            except NOT_NOW:
+                await self._edge.wait(pace())
+                continue
+            if not count:
+                break
+            done += count
+        return done
+
+    async def receive_whole(self, size: int, pace: Pace) -> bytes:
+        """See Connection."""
+        return await self.receive(size, pace)
+
+    async def send(self, body: Body, pace: Pace) -> None:
+        """See Connection."""
+        self._sent_at_once = False
+        left: Body = body
+        waited = False
+        while left:
+            try:
+                sent = self.sock.send(left)
+                left = memoryview(left)[sent:] if sent < len(left) else b""
+            except NOT_NOW:
+                waited = True
+                await self._edge.wait(pace())
+        self._sent_at_once = not waited
+
+    async def send_joined(self, head: bytes, body: Body, pace: Pace) -> None:
+        """See Connection."""
+        sent = 0
+        if not self.secure:
+            with suppress(BlockingIOError):
+                sent = self.sock.sendmsg((head, body))
+        if sent < len(head):
+            await self.send(head[sent:], pace)
+            sent = len(head)
+        await self.send(memoryview(body)[sent - len(head) :], pace)
+
+    async def send_file(self, part: FilePart, pace: Pace) -> None:
+        """See Connection."""
+        await self.send(part.read(), pace)
+
+
 class Incoming:
     """The answer to one request as it comes. Errors of all methods: TimeoutError, OSError, NotHttp, CutShort."""
 
-    def __init__(self, connection: Connection, pace: Pace) -> None:
+    __slots__ = ("_at", "_connection", "_held", "_pace", "_room")
+
+    def __init__(self, connection: Connection, pace: Pace, room: int = _RECEIVED_BYTES) -> None:
+        """room: how much is received at once before the answer's length is known."""
+        self._room = _RECORD_BYTES if connection.secure else room
         self._connection = connection
         self._pace = pace
         self._held = b""
@@ -281,7 +372,7 @@ class Incoming:
         """Whether all that has come was taken: what is left belongs to no request."""
         return self._at == len(self._held)
 
-    def head(self) -> Heard:
+    async def head(self) -> Heard:
         """The head of the final answer. Errors besides: HungUp, UNANNOUNCED and ConnectionError before any byte."""
         while True:
             found = heard(self._held, self._at) if self._held else None
@@ -293,7 +384,7 @@ class Incoming:
                     raise NotHttp("interim answers without an end")
                 continue
             try:
-                piece = self._connection.receive(_RECEIVED_BYTES, self._pace)
+                piece = await self._connection.receive(self._room, self._pace)
             except (ConnectionError, *UNANNOUNCED) as error:
                 if self._held:
                     raise NotHttp("the server hung up before the end of its answer's head") from error
@@ -304,29 +395,31 @@ class Incoming:
                 raise HungUp("the server hung up before it answered")
             self._held += piece
 
-    def take(self, size: int) -> Body:
+    async def take(self, size: int) -> Body:
         """The next `size` bytes of a body that has as many."""
-        first = self._held[self._at : self._at + size]
+        first = memoryview(self._held)[self._at : self._at + size]
         self._at += len(first)
         if len(first) == size:
             return first
         if not first and not self._connection.secure:
-            first = self._connection.receive_whole(size, self._pace)
+            first = memoryview(await self._connection.receive_whole(size, self._pace))
             if len(first) == size:
                 return first
         body = bytearray(size)
         body[: len(first)] = first
         with memoryview(body) as view:
-            count = self._connection.receive_into(view[len(first) :], self._pace)
+            count = await self._connection.receive_into(view[len(first) :], self._pace)
         if len(first) + count < size:
             raise CutShort
         return body
 
-    def take_chunks(self, most_bytes: int) -> bytes:
+    async def take_chunks(self, most_bytes: int) -> bytes:
         """A chunked body (RFC 9112, section 7.1). Errors besides: TooMuch."""
         body, framing = bytearray(), 0
-        while True:
-            line = self._line()
+        for number in count(1):
+            if number % _CHUNKS_AT_ONCE == 0:
+                await self._connection.give_way(self._pace)
+            line = await self._line()
             found = _CHUNK_SIZE.fullmatch(line)
             if found is None:
                 raise NotHttp("a chunk without a size")
@@ -336,33 +429,34 @@ class Incoming:
                 raise TooMuch
             if size == 0:
                 break
-            body += self.take(size)
-            if self._line().strip():
+            body += await self.take(size)
+            if (await self._line()).strip():
                 raise NotHttp("a chunk that is longer than its size")
         trailers = 0
-        while line := self._line().strip():
+        while line := (await self._line()).strip():
             trailers += len(line) + 2
             if trailers > HEAD_BYTES:
                 raise NotHttp("trailers without an end")
         return bytes(body)
 
-    def take_rest(self, most_bytes: int) -> bytes:
+    async def take_rest(self, most_bytes: int) -> bytes:
         """A body that ends with the connection. Errors besides: TooMuch."""
         body = bytearray(self._held[self._at :])
         self._at = len(self._held)
         while len(body) <= most_bytes:
-            piece = self._connection.receive(_RECEIVED_BYTES, self._pace)
+            await self._connection.give_way(self._pace)
+            piece = await self._connection.receive(self._room, self._pace)
             if not piece:
                 return bytes(body)
             body += piece
         raise TooMuch
 
-    def _line(self) -> bytes:
+    async def _line(self) -> bytes:
         """One line with its end."""
         while (end := self._held.find(b"\n", self._at)) < 0:
             if len(self._held) - self._at > HEAD_BYTES:
                 raise NotHttp("a line without an end")
-            piece = self._connection.receive(_RECEIVED_BYTES, self._pace)
+            piece = await self._connection.receive(self._room, self._pace)
             if not piece:
                 raise CutShort
             self._held = self._held[self._at :] + piece

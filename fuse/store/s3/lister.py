@@ -14,11 +14,11 @@ asked for each: a listing without a delimiter is right.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from datastore.errors import AccessDenied, CorruptBody, StoreError
 
+from ...loop import each
 from ..base import Capabilities, ListPage
 from . import xml
 from .caller import Caller
@@ -54,7 +54,7 @@ class Lister:
         self.known = known
         self._versions: bool | None = None
 
-    def page(
+    async def page(
         self, prefix: str, *, delimiter: str, token: str | None, start_after: str, max_keys: int, unless: bytes
     ) -> ListPage:
         """See ObjectStore.list_page."""
@@ -67,10 +67,10 @@ class Lister:
             query.append(("start-after", start_after))
         refused = False
         if self._wanted and self.known.listed_metadata:
-            if unless and (page := self._asked(query, max_keys, unless)).digest == unless:
+            if unless and (page := await self._asked(query, max_keys, unless)).digest == unless:
                 return page
             try:
-                return self._asked([*query, _ASK], max_keys, unless, metadata=True)
+                return await self._asked([*query, _ASK], max_keys, unless, metadata=True)
             except CorruptBody:
                 pass  # MinIO makes XML elements of the names of metadata, also of names that XML can't carry
             except StoreError as error:
@@ -78,11 +78,15 @@ class Lister:
                     raise
                 refused = True
         self._refused |= refused
-        return self._asked(query, max_keys, unless)
+        return await self._asked(query, max_keys, unless)
 
-    def _asked(self, query: Sequence[tuple[str, str]], keys: int, unless: bytes, *, metadata: bool = False) -> ListPage:
+    async def _asked(
+        self, query: Sequence[tuple[str, str]], keys: int, unless: bytes, *, metadata: bool = False
+    ) -> ListPage:
         most_bytes = xml.most_bytes(keys, metadata=metadata)
-        answer = self._caller.send(Request(method="GET", query=query, expected_bytes=1 << 20, most_bytes=most_bytes))
+        answer = await self._caller.send(
+            Request(method="GET", query=query, expected_bytes=1 << 20, most_bytes=most_bytes)
+        )
         known = known_by(answer, self.known)
         self.known = replace(known, listed_metadata=known.listed_metadata and not self._refused)
         body = bytes(answer.body)
@@ -90,27 +94,26 @@ class Lister:
         if digest == unless:
             return ListPage((), (), None, digest)
         page = xml.parse_list(body, keys, metadata=metadata)._replace(digest=digest)
-        removed = bool(page.common_prefixes) and _is_minio(answer) and self._shows_removed_prefixes()
-        return self._without_removed(page) if removed else page
+        removed = bool(page.common_prefixes) and _is_minio(answer) and await self._shows_removed_prefixes()
+        return await self._without_removed(page) if removed else page
 
-    def _shows_removed_prefixes(self) -> bool:
+    async def _shows_removed_prefixes(self) -> bool:
         """Where these keys may not ask whether the bucket has versioning, it is taken to have it."""
         if self._versions is None:
             try:
-                answer = self._caller.send(Request(method="GET", query=[("versioning", "")]))
+                answer = await self._caller.send(Request(method="GET", query=[("versioning", "")]))
                 self._versions = xml.has_versioning(bytes(answer.body))
             except AccessDenied:
                 self._versions = True
         return self._versions
 
-    def _without_removed(self, page: ListPage) -> ListPage:
+    async def _without_removed(self, page: ListPage) -> ListPage:
         """The page is the same before and after the last key below a prefix is removed, so it has no digest."""
-        with ThreadPoolExecutor(min(_PREFIXES_AT_ONCE, len(page.common_prefixes))) as pool:
-            there = list(pool.map(self._has_keys, page.common_prefixes))
+        there = await each(self._has_keys, page.common_prefixes, _PREFIXES_AT_ONCE)
         prefixes = tuple(prefix for prefix, has_keys in zip(page.common_prefixes, there, strict=True) if has_keys)
         return page._replace(common_prefixes=prefixes, digest=b"")
 
-    def _has_keys(self, prefix: str) -> bool:
+    async def _has_keys(self, prefix: str) -> bool:
         query = [("list-type", "2"), ("encoding-type", "url"), ("max-keys", "1"), ("prefix", prefix)]
-        answer = self._caller.send(Request(method="GET", query=query, most_bytes=xml.most_bytes(1)))
+        answer = await self._caller.send(Request(method="GET", query=query, most_bytes=xml.most_bytes(1)))
         return bool(xml.parse_list(bytes(answer.body), 1).objects)

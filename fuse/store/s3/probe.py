@@ -26,6 +26,7 @@ from datastore.errors import (
     WrongRegion,
 )
 
+from ...loop import now
 from ..base import Capabilities
 from . import xml
 from .caller import Caller
@@ -74,39 +75,39 @@ class _Asked:
 
     def run(self) -> None:
         try:
-            self._check()
+            now(self._check())
             self.done = True
         except Exception as error:  # handed to the caller's thread
             self.error = error
 
-    def _check(self) -> None:
+    async def _check(self) -> None:
         parts = gather(self._location, self._limits)
         parts.credentials.keys()
         self.stage = f"waiting for {parts.endpoint.service_url}: check the endpoint, the proxy and the network"
         caller = Caller(parts.endpoint, parts.credentials, parts.connect, follow=not self._location.region)
         try:
             try:
-                self._list(caller)
+                await self._list(caller)
             except BucketNotFound as error:
                 if not (self._location.create and self._writable and error.code):
                     raise
-                self._create(parts, caller)
+                await self._create(parts, caller)
         except StoreError as error:
             raise _explained(error, self._location, parts.endpoint) from error
         finally:
             caller.close()
 
-    def _list(self, caller: Caller) -> None:
+    async def _list(self, caller: Caller) -> None:
         query = [("list-type", "2"), ("encoding-type", "url"), ("max-keys", "1"), ("prefix", self._location.prefix)]
-        answer = caller.send(Request(method="GET", query=query, most_bytes=xml.most_bytes(1)))
+        answer = await caller.send(Request(method="GET", query=query, most_bytes=xml.most_bytes(1)))
         xml.parse_list(bytes(answer.body), 1)
         self.known = known_by(answer, Capabilities())
 
-    def _create(self, parts: Parts, caller: Caller) -> None:
+    async def _create(self, parts: Parts, caller: Caller) -> None:
         region = parts.endpoint.region
         named = parts.endpoint.aws and region != DEFAULT_REGION
         try:
-            caller.send(Request(method="PUT", body=xml.build_location(region) if named else b""))
+            await caller.send(Request(method="PUT", body=xml.build_location(region) if named else b""))
         except StoreError as error:
             if error.code not in _OWNED:
                 raise

@@ -1,15 +1,15 @@
 """HTTP/1.1 over a bounded pool of keep-alive connections: bytes out, bytes in, no knowledge of S3.
 
-Threads: any number may call `send`; each has a connection to itself meanwhile. Every wait is bounded: for a place in
-the pool, to connect, for each read or write, and for the call as a whole. So is every answer, by its request: what a
-server sends beyond that is not read. No redirect is followed; whoever asked sees it as an answer.
+Threads and tasks: any number may call `send`; each has a connection to itself meanwhile. Every wait is bounded: for a
+place in the pool, to connect, for each read or write, and for the call as a whole. So is every answer, by its request:
+what a server sends beyond that is not read. No redirect is followed; whoever asked sees it as an answer.
 """
 
 from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from datastore.errors import CorruptBody, DeadlineExceeded, Unreachable
@@ -17,11 +17,14 @@ from datastore.errors import CorruptBody, DeadlineExceeded, Unreachable
 from ..base import Body, FilePart, in_memory
 from .connections import Connections, Route, TransportLimits
 from .errors import UNANNOUNCED, connection_words
-from .fanout import FanOut
 from .http1 import Connection, CutShort, Heard, Incoming, NotHttp, TooMuch
 from .messages import SMALL_BYTES, Answer, Outlet, Request
 
 _PIECE_BYTES = 1 << 20
+_HEAD_BYTES = 4 << 10
+"""Of an answer; S3's heads have 1 to 2 KiB."""
+_OBJECT_BYTES = 128 << 10
+"""Room for one of which nobody knows the size."""
 _HUNG_UP = (BrokenPipeError, ConnectionResetError, *UNANNOUNCED)
 _BODYLESS = frozenset({204, 304})
 
@@ -40,37 +43,44 @@ class Transport:
         self.route = route
         self.limits = limits or TransportLimits()
         self.connections = Connections(route, tls=tls, limits=self.limits, clock=clock)
-        self.fan_out = FanOut(self.connections, clock)
         self._clock = clock
 
-    def send(self, request: Request, target: str, headers: Mapping[str, str]) -> Answer:
-        """One exchange. target: encoded path and query; headers: all of them, where the request's lack the signature.
+    async def send(self, request: Request, head: bytes) -> Answer:
+        """One exchange. head: the request line and all headers, as Connections.head() makes them.
 
-        Errors: InvalidRequest, Unreachable, DeadlineExceeded, CorruptBody.
+        Errors: Unreachable, DeadlineExceeded, CorruptBody.
+        """
+        await self.connections.take_place()
+        try:
+            answer, connection = await self.exchange(request, head)
+            if connection is not None:
+                self.connections.give_back(connection)
+            return answer
+        finally:
+            self.connections.leave_place()
 
-        A kept connection that the server had meanwhile closed is replaced once, when nothing of an answer has come
-        and the request is repeatable; that is part of keep-alive, not a retry.
+    async def exchange(
+        self, request: Request, head: bytes, held: Connection | None = None
+    ) -> tuple[Answer, Connection | None]:
+        """The same for who has a place in the pool: the answer, and the connection if it can be used again.
+
+        held: that of an earlier exchange. A kept connection that the server had meanwhile closed is replaced once, when
+        nothing of an answer has come and the request is repeatable; that is part of keep-alive, not a retry.
         """
         size = len(request.body) + request.expected_bytes
         long_s = self.limits.long_s if request.is_long else 0.0
         deadline = self._clock() + self.limits.call_s + long_s + size / self.limits.body_floor
-        length = len(request.body) if request.body or request.method in {"PUT", "POST"} else None
-        head = self.connections.head(request.method, target, headers, length)
-        self.connections.take_place()
+        kept = held or self.connections.take_idle()
         try:
-            kept = self.connections.take_idle()
             if kept is not None:
                 try:
-                    return self._exchange(kept, request, head, deadline)
-                except _Stale as stale:
+                    return await self._exchange(kept, request, head, deadline)
+                except _Stale:
                     if not request.repeatable:
-                        raise Unreachable(f"{self.where()}: {connection_words(stale.reason)}") from stale.reason
-            try:
-                return self._exchange(self.connections.connect(deadline), request, head, deadline)
-            except _Stale as stale:
-                raise Unreachable(f"{self.where()}: {connection_words(stale.reason)}") from stale.reason
-        finally:
-            self.connections.leave_place()
+                        raise
+            return await self._exchange(await self.connections.connect(deadline), request, head, deadline)
+        except _Stale as stale:
+            raise Unreachable(f"{self.where()}: {connection_words(stale.reason)}") from stale.reason
 
     def close(self) -> None:
         """See Connections."""
@@ -80,7 +90,9 @@ class Transport:
         """The route, for a message."""
         return self.connections.where()
 
-    def _exchange(self, connection: Connection, request: Request, head: bytes, deadline: float) -> Answer:
+    async def _exchange(
+        self, connection: Connection, request: Request, head: bytes, deadline: float
+    ) -> tuple[Answer, Connection | None]:
         """Send, and read the answer. The head and a small body travel together, so that the server wakes once.
 
         A server may refuse before it has read the whole body, and hang up, and its answer is then what counts.
@@ -91,24 +103,27 @@ class Transport:
         try:
             try:
                 if isinstance(body, FilePart) and (connection.secure or len(body) > SMALL_BYTES):
-                    connection.send(head, pace)
-                    connection.send_file(body, pace)
+                    await connection.send(head, pace)
+                    await connection.send_file(body, pace)
                 elif len(body) <= SMALL_BYTES:
-                    connection.send(head + in_memory(body) if body else head, pace)
+                    await connection.send(head + in_memory(body) if body else head, pace)
                 else:
-                    connection.send_joined(head, in_memory(body), pace)
+                    await connection.send_joined(head, in_memory(body), pace)
             except _HUNG_UP:
                 all_sent = False
             if request.is_long:
                 pace = partial(self._left_s, deadline, self.limits.long_s)
-            incoming = Incoming(connection, pace)
+            incoming = Incoming(connection, pace, _room(request))
             try:
-                heard = incoming.head()
+                heard = await incoming.head()
             except (ConnectionError, *UNANNOUNCED) as error:
                 raise _Stale(error) from error
-            answer, whole = _answer(incoming, heard, request)
+            if request.method == "HEAD" or heard.status in _BODYLESS:
+                answer, whole = Answer(heard.status, heard.fields, b""), True
+            else:
+                answer, whole = await _answer(incoming, heard, request)
             keep = all_sent and whole and heard.goes_on and incoming.is_taken
-            return answer
+            return answer, connection if keep else None
         except TimeoutError as error:
             raise DeadlineExceeded(f"{self.where()}: no answer in time to {request.method}") from error
         except CutShort as error:
@@ -120,7 +135,8 @@ class Transport:
         except (NotHttp, OSError) as error:
             raise Unreachable(f"{self.where()}: {connection_words(error)}") from error
         finally:
-            self.connections.give_back(connection, keep=keep)
+            if not keep:
+                connection.close()
 
     def _left_s(self, deadline: float, patience_s: float) -> float:
         left = deadline - self._clock()
@@ -129,20 +145,28 @@ class Transport:
         return min(left, self.limits.idle_s + patience_s)
 
 
-def _answer(incoming: Incoming, head: Heard, request: Request) -> tuple[Answer, bool]:
+def _room(request: Request) -> int:
+    """So much is received at once: a small answer comes whole, of one that is poured only its beginning."""
+    if request.outlet is not None:
+        return SMALL_BYTES
+    body = request.expected_bytes or (_OBJECT_BYTES if request.method == "GET" else 0)
+    return _HEAD_BYTES + min(body, _PIECE_BYTES)
+
+
+async def _answer(incoming: Incoming, head: Heard, request: Request) -> tuple[Answer, bool]:
     """The answer with its body, and whether that was taken whole. Of an error as much as may be said about one.
 
     Errors: TooMuch, and those of Incoming.
     """
     status, fields = head.status, head.fields
-    if request.method == "HEAD" or status in _BODYLESS:
-        return Answer(status, fields, b""), True
     refused = status >= 300
     most_bytes = SMALL_BYTES if refused else request.most_bytes
     length = head.length
     if length is None:
         try:
-            body: Body = incoming.take_chunks(most_bytes) if head.is_chunked else incoming.take_rest(most_bytes)
+            body: Body = (
+                await incoming.take_chunks(most_bytes) if head.is_chunked else await incoming.take_rest(most_bytes)
+            )
         except TooMuch:
             if not refused:
                 raise
@@ -151,19 +175,19 @@ def _answer(incoming: Incoming, head: Heard, request: Request) -> tuple[Answer, 
     if length > most_bytes:
         if not refused:
             raise TooMuch
-        return Answer(status, fields, incoming.take(most_bytes)), False
+        return Answer(status, fields, await incoming.take(most_bytes)), False
     if request.outlet is not None and request.outlet.status == status and length > SMALL_BYTES:
-        _pour(incoming, fields, length, request.outlet)
+        await _pour(incoming, fields, length, request.outlet)
         return Answer(status, fields, b"", length), True
-    return Answer(status, fields, incoming.take(length)), True
+    return Answer(status, fields, await incoming.take(length)), True
 
 
-def _pour(incoming: Incoming, fields: dict[str, str], length: int, outlet: Outlet) -> None:
+async def _pour(incoming: Incoming, fields: dict[str, str], length: int, outlet: Outlet) -> None:
     done = 0
     while done < length:
         at = outlet.start + done
         size = min(length - done, _PIECE_BYTES - at % _PIECE_BYTES)
-        outlet.take(fields, length, done, incoming.take(size))
+        outlet.take(fields, length, done, await incoming.take(size))
         done += size
 
 

@@ -178,7 +178,7 @@ class Changes:
             key = directory.key + listed.tail
             try:
                 async with self._uploads.orphans.superseded(key):
-                    result = await self._core.ask(self._core.store.put, key, body, options)
+                    result = await self._core.store.put(key, body, options)
             except AlreadyExists as error:
                 directory.forget_listing()
                 raise FSError(errno.EEXIST) from error
@@ -354,7 +354,7 @@ class Changes:
         """FSError(ENOTEMPTY) if the store or this mount has anything below, or the marker holds bytes."""
         if any(not child.gone for child in node.children.values() if child.dirty):
             raise FSError(errno.ENOTEMPTY)
-        page = await self._core.ask(self._core.store.list_page, node.key, max_keys=2)
+        page = await self._core.store.list_page(node.key, max_keys=2)
         if any(found.key != node.key or found.size for found in page.objects) or page.common_prefixes:
             facts.doubted(node)
             raise FSError(errno.ENOTEMPTY)
@@ -370,5 +370,5 @@ class Changes:
             metadata=to_metadata(directory.attributes), content_type=DIRECTORY_TYPE, if_none_match=True
         )
         with suppress(AlreadyExists):
-            await self._core.ask(self._core.store.put, directory.key, b"", options)
+            await self._core.store.put(directory.key, b"", options)
         directory.marker = True

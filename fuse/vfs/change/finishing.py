@@ -100,7 +100,7 @@ async def _finish_file(
 ) -> None:
     source, subject = intent.source, core.db.subject_of(intent.id)
     try:
-        info = await core.ask(core.store.head, source)
+        info = await core.store.head(source)
     except NotFound:
         return
     if not subject.includes(info.etag, info.mtime_ns) or await _used_anew(core, intent.target, subject, info):
@@ -121,7 +121,7 @@ async def _used_anew(core: Core, target: str, subject: Subject, source: ObjectIn
     if not subject.put_off_ns:
         return False
     try:
-        there = await core.ask(core.store.head, target)
+        there = await core.store.head(target)
     except NotFound:
         return False
     described = user_metadata(source.metadata)
@@ -137,6 +137,6 @@ async def _remove_replaced(core: Core, subject: Subject) -> None:
 async def _remove(core: Core, key: str, subject: Subject) -> None:
     """Remove an object unless it was written anew."""
     with suppress(NotFound):
-        info = await core.ask(core.store.head, key)
+        info = await core.store.head(key)
         if subject.includes(info.etag, info.mtime_ns):
             await core.remove(key)

@@ -287,7 +287,7 @@ class Renames:
     async def _server_time_ns(self, key: str) -> int:
         """The store's time; 0 when it can't be had from this key. StoreError."""
         try:
-            return (await self._core.ask(self._core.store.head, key)).server_time_ns
+            return (await self._core.store.head(key)).server_time_ns
         except NotFound:
             return 0
 

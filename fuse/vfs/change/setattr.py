@@ -135,7 +135,7 @@ class SetAttrs:
         if node.key:
             # The root of a whole bucket has no key: its attributes last as long as the mount.
             options = WriteOptions(metadata=options.metadata, content_type=DIRECTORY_TYPE)
-            result = await self._core.ask(self._core.store.put, node.key, b"", options)
+            result = await self._core.store.put(node.key, b"", options)
             node.marker = True
         return result
 

@@ -22,15 +22,15 @@ async def replace_stand_in(core: Core, directory: Directory) -> None:
     async with core.tree.shared(), directory.lock:
         key = directory.key
         with suppress(NotFound):
-            found = await core.ask(core.store.head, key[:-1])
+            found = await core.store.head(key[:-1])
             if not stands_for_directory(found.key, found.size, found.content_type):
                 raise FSError(errno.ESTALE)
             # versitygw has no place for both.
-            await core.ask(core.store.delete, key[:-1], if_match=found.etag)
+            await core.store.delete(key[:-1], if_match=found.etag)
             core.known.forget(key[:-1])
         metadata = to_metadata(directory.attributes)
         options = WriteOptions(metadata=metadata, content_type=DIRECTORY_TYPE, if_none_match=True)
         with suppress(AlreadyExists):
-            await core.ask(core.store.put, key, b"", options)
+            await core.store.put(key, b"", options)
         directory.marker = True
         parent.stand_ins.pop(directory.tail[:-1], None)

@@ -67,7 +67,7 @@ class _Asked:
     async def ask(self) -> list[Node]:
         """Take in what the store says; those that were renamed or sent meanwhile. StoreError, when all have ended."""
         shown = [_shown(node, key) for node, key, _ in self._nodes]
-        await self._core.ask(self._core.store.head_many, shown, self._take, self._core.loop)
+        await self._core.store.head_many(shown, self._take)
         await self._core.each(self._settle, self._later)
         if self._failure is not None:
             raise self._failure

@@ -6,7 +6,6 @@ import stat
 from bisect import bisect_left
 from collections.abc import Iterable
 
-from ...loop import Future, all_of
 from ...store.base import ListedObject, ListPage
 from ...store.limits import key_bytes
 from ..tree.core import Core
@@ -69,8 +68,7 @@ class Pages:
             if first:
                 at, page = await self._compare(first, 1)
             else:
-                list_page = self._core.store.list_page
-                page = await self._core.ask(list_page, self._prefix, delimiter="/", token=page.next_token)
+                page = await self._core.store.list_page(self._prefix, delimiter="/", token=page.next_token)
 
     async def _compare(self, at: int, abreast: int) -> tuple[int, ListPage | None]:
         """The first known page from `at` on that differs, and what it says now; None: none of them does."""
@@ -78,7 +76,7 @@ class Pages:
             return 0, self._first or await self._ask(0)
         while at < len(self._spans):
             batch = [one for one in range(at, min(at + abreast, len(self._spans))) if one not in self._answers]
-            self._answers.update(zip(batch, await all_of(map(self._ask, batch)), strict=True))
+            self._answers.update(zip(batch, await self._core.each(self._ask, batch), strict=True))
             while at in self._answers:
                 page = self._answers.pop(at)
                 if not page.digest or page.digest != self._spans[at][2]:
@@ -87,10 +85,10 @@ class Pages:
             abreast = min(2 * abreast, _ABREAST)
         return at, None
 
-    def _ask(self, number: int) -> Future[ListPage]:
+    async def _ask(self, number: int) -> ListPage:
         after, _, digest = self._spans[number] if self._spans else ("", "", b"")
         start = self._prefix + after if after else ""
-        return self._core.ask(self._core.store.list_page, self._prefix, delimiter="/", start_after=start, unless=digest)
+        return await self._core.store.list_page(self._prefix, delimiter="/", start_after=start, unless=digest)
 
     def _listing_of(self, pages: Iterable[ListPage | int], listed_at: float, hidden: frozenset[str]) -> Listing:
         """Changes nothing."""
@@ -138,7 +136,7 @@ async def _look(core: Core, directory: Directory, span: Span, ttl_s: float) -> N
     if listing is None or span not in listing.spans or not digest or started - again < ttl_s:
         return
     start = prefix + span.after if span.after else ""
-    page = await core.ask(core.store.list_page, prefix, delimiter="/", start_after=start, unless=digest)
+    page = await core.store.list_page(prefix, delimiter="/", start_after=start, unless=digest)
     if again > listing.listed_at:
         # Who comes back to its pages is served better by all of them at once.
         directory.probe_s += core.clock.monotonic() - started

@@ -28,7 +28,7 @@ async def probe(core: Core, parent: Directory, name: bytes) -> Listed | None:
 
 async def _probe_kind(core: Core, parent: Directory, segment: str, kind: int) -> Listed | None:
     if kind == stat.S_IFDIR:
-        page = await core.ask(core.store.list_page, parent.key + segment + "/", max_keys=1)
+        page = await core.store.list_page(parent.key + segment + "/", max_keys=1)
         return Listed(stat.S_IFDIR, segment + "/") if page.objects else None
     try:
         return await _probe_key(core, parent, segment + (LINK_SUFFIX if kind == stat.S_IFLNK else ""), kind)
@@ -39,13 +39,13 @@ async def _probe_kind(core: Core, parent: Directory, segment: str, kind: int) ->
 async def _probe_key(core: Core, parent: Directory, tail: str, kind: int) -> Listed | None:
     key = parent.key + tail
     if not core.settings.full_attributes:
-        page = await core.ask(core.store.list_page, key, max_keys=1)
+        page = await core.store.list_page(key, max_keys=1)
         if page.objects and page.objects[0].key == key:
             found = page.objects[0]
             return Listed(kind, tail, found.size, found.etag, found.mtime_ns)
         return None
     learn = core.known.asking()
-    info = await core.ask(core.store.head, key)
+    info = await core.store.head(key)
     learn(info)
     if stands_for_directory(key, info.size, info.content_type):
         parent.stand_ins[tail] = (info.etag, info.mtime_ns // 1_000_000_000)

@@ -72,7 +72,7 @@ class Remote:
         core = self._core
         if directory.listing is None:
             seen, started = (directory.place, directory.listings_dropped), core.clock.monotonic()
-            page = await core.ask(core.store.list_page, directory.key, delimiter="/")
+            page = await core.store.list_page(directory.key, delimiter="/")
             now, too_old = core.clock.monotonic(), started - core.settings.metadata_ttl_s
             self._begun = {ino: one for ino, one in self._begun.items() if one.started > too_old}
             if len(self._begun) >= _BEGUN_MAX:
@@ -216,7 +216,7 @@ class Remote:
             was, key = was_of(node), node.key
             learn = self._core.known.asking()
             try:
-                info = await self._core.ask(self._core.store.head, key)
+                info = await self._core.store.head(key)
             except NotFound:
                 lives = await self.missing(node, key, was)
             else:
@@ -271,7 +271,7 @@ class Remote:
             return True
         if node.stood_in():
             with suppress(NotFound):
-                info = await core.ask(core.store.head, key[:-1])
+                info = await core.store.head(key[:-1])
                 if was_of(node) != was:
                     return None
                 if stands_for_directory(info.key, info.size, info.content_type):
@@ -281,7 +281,7 @@ class Remote:
         if shown_at is not None:
             facts.without_marker(core, node, shown_at)
             return True
-        page = await core.ask(core.store.list_page, key, max_keys=1)
+        page = await core.store.list_page(key, max_keys=1)
         if was_of(node) != was:
             return None
         if page.objects or page.common_prefixes or node.holds_unsent():

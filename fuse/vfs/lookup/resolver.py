@@ -329,7 +329,7 @@ class Resolver:
         store = self._core.store
         if not store.capabilities.hides_below_files or not one_key(name):
             return
-        page = await self._core.ask(store.list_page, f"{parent.key}{segment_of(name)}/", max_keys=1)
+        page = await store.list_page(f"{parent.key}{segment_of(name)}/", max_keys=1)
         if page.objects:
             parent.forget_listing()
             raise FSError(errno.EISDIR)

@@ -128,7 +128,7 @@ class _Request:
         had = walk.pages.get(start)
         max_keys, unless = (had.max_keys, had.digest) if had is not None else (walk.max_keys, b"")
         started, after = core.clock.monotonic(), self._prefix + start
-        page = await core.ask(core.store.list_page, self._prefix, start_after=after, max_keys=max_keys, unless=unless)
+        page = await core.store.list_page(self._prefix, start_after=after, max_keys=max_keys, unless=unless)
         took_s = core.clock.monotonic() - started
         if had is not None and page.digest == had.digest:
             self._confirm(had, started)

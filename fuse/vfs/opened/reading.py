@@ -138,7 +138,7 @@ class Reading:
 
     async def _ask_target(self, key: str) -> bytes:
         try:
-            body, info = await self._core.ask(self._core.store.get, key)
+            body, info = await self._core.store.get(key)
         except NotFound as error:
             raise FSError(errno.ESTALE) from error
         target = bytes(body)

@@ -15,7 +15,7 @@ from datastore.clock import Clock
 
 from ...data.blockcache import BlockCache
 from ...data.reader import Reader
-from ...loop import Future, Loop, Semaphore, all_of
+from ...loop import Future, Loop, all_of, each, now
 from ...ops import NoNotifier, Notifier
 from ...state.attributes import AttributeMemory
 from ...state.listings import SavedListings
@@ -35,7 +35,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _EACH_WIDTH = 32
-"""So many items of one call of each() are at work: half of the lanes."""
+"""So many items of one call of each() are at work: half of the connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +104,9 @@ class Core:
         self.nodelog.rewrite(_records(sorted(nodes, key=lambda node: not node.gone)))
         self.nodes.dropped = []
 
-    def ask(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Begin a call of the store in a lane; `await` its result. StoreError."""
-        return self.loop.lane(call, *args, **kwargs)
+    def in_lane(self, call: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Begin a call of the store in a lane, for a large body; `await` its result. StoreError."""
+        return self.loop.lane(lambda: now(call(*args, **kwargs)))
 
     def on_disk(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """The same of what waits for the local disk or takes long; no store that is down keeps it up. OSError."""
@@ -114,12 +114,12 @@ class Core:
 
     async def remove(self, key: str) -> None:
         """Delete an object, and what is known of it. StoreError."""
-        await self.ask(self.store.delete, key)
+        await self.store.delete(key)
         self.known.forget(key)
 
     async def remove_many(self, keys: Sequence[str]) -> list[DeleteFailure]:
         """The same of several; those that the store kept. StoreError."""
-        failures = await self.ask(self.store.delete_many, keys)
+        failures = await self.store.delete_many(keys)
         for key in keys:
             self.known.forget(key)
         return failures
@@ -129,13 +129,7 @@ class Core:
 
         Of many not all at once: others have requests to the store, too.
         """
-        places = Semaphore(_EACH_WIDTH)
-
-        async def placed(item: T) -> R:
-            async with places:
-                return await call(item)
-
-        return await all_of([self.loop.spawn(placed(item)) for item in items])
+        return await each(call, items, _EACH_WIDTH)
 
     async def both(self, one: Coroutine[Any, Any, T], other: Coroutine[Any, Any, R]) -> tuple[T, R]:
         """Two side by side, when both have ended. Errors: the first one's before the other's."""

@@ -52,7 +52,7 @@ async def follow_unread(core: Core, node: Node, old: ObjectVersion) -> bool:
         if node.pinned or not node.lost or node.staged is not None:
             return False
         try:
-            info = await core.ask(core.store.head, old.key)
+            info = await core.store.head(old.key)
             new = ObjectVersion(old.key, info.etag, info.size)
             if new.size <= old.size or not await _begins_with(core, new, old):
                 return False

@@ -12,7 +12,7 @@ from ...loop import Future
 class TreeLock:
     """Shared and exclusive, in the order of asking: who waits for exclusive keeps newcomers out.
 
-    Waits have no deadline of their own: whoever holds it waits for lanes, which are bounded.
+    Waits have no deadline of their own: whoever holds it waits for the store, which is bounded.
     """
 
     def __init__(self) -> None:

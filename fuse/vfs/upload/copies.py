@@ -41,30 +41,30 @@ async def copy_object(
 ) -> WriteResult:
     """Copy one version to a key, in parts above 5 GiB; replace: new metadata. PreconditionFailed, NotFound."""
     if source.size <= COPY_OBJECT_MAX:
-        return await core.ask(core.store.copy, source.key, target, replace=replace, if_source_match=source.etag)
+        return await core.store.copy(source.key, target, replace=replace, if_source_match=source.etag)
     return await _copy_parts(core, source, target, replace or await _same_metadata(core, source))
 
 
 async def _same_metadata(core: Core, source: ObjectVersion) -> WriteOptions:
-    info = await core.ask(core.store.head, source.key)
+    info = await core.store.head(source.key)
     return WriteOptions(metadata=info.metadata, content_type=info.content_type)
 
 
 async def _copy_parts(core: Core, source: ObjectVersion, target: str, options: WriteOptions) -> WriteResult:
     store, step = core.store, max(COPY_MAX, -(-source.size // PARTS_MAX))
     note = core.db.upload_begun(target, core.now_ns())
-    upload_id = await core.ask(store.create_upload, target, options, copies=True)
+    upload_id = await store.create_upload(target, options, copies=True)
     core.db.upload_known(note, upload_id)
 
     async def copy(number: int) -> tuple[PartNumber, ETag]:
         part = PartNumber(number)
         byte_range = ByteRange((number - 1) * step, min(number * step, source.size))
-        etag = await core.ask(store.upload_part_copy, target, upload_id, part, source.key, byte_range, source.etag)
+        etag = await store.upload_part_copy(target, upload_id, part, source.key, byte_range, source.etag)
         return part, etag
 
     try:
         parts = await core.each(copy, range(1, -(-source.size // step) + 1))
-        result = await core.ask(store.complete_upload, target, upload_id, parts, options)
+        result = await store.complete_upload(target, upload_id, parts, options)
     except (DatastoreError, OSError):
         await abort_upload(core, note, target, upload_id)
         raise
@@ -75,7 +75,7 @@ async def _copy_parts(core: Core, source: ObjectVersion, target: str, options: W
 async def abort_upload(core: Core, note: UploadNote, key: str, upload_id: UploadId) -> None:
     """Drop a multipart upload. What the store does not let us drop stays in the journal for the next start (S-46)."""
     try:
-        await core.ask(core.store.abort_upload, key, upload_id)
+        await core.store.abort_upload(key, upload_id)
     except StoreError as error:
         log.warning("an unfinished upload stays behind", extra=fields(key=key, error=str(error)))
     else:
@@ -107,7 +107,7 @@ class Copies:
 
     async def first_page(self) -> ListPage:
         """What there is, as far as it fits one page."""
-        return await self._core.ask(self._core.store.list_page, self._old)
+        return await self._core.store.list_page(self._old)
 
     async def make(self, page: ListPage | None = None, *, keep_newer: bool = False) -> None:
         """Copy what there is. page: the first one, where it is known.
@@ -119,7 +119,7 @@ class Copies:
             await self._copy_all(self._meant(page.objects), keep_newer=keep_newer)
             if page.next_token is None:
                 return
-            page = await self._core.ask(self._core.store.list_page, self._old, token=page.next_token)
+            page = await self._core.store.list_page(self._old, token=page.next_token)
 
     async def undo(self, *, keep_marker: bool) -> None:
         """Remove the copies, as far as the store lets us; what stays is logged. keep_marker: it was there before."""
@@ -139,7 +139,7 @@ class Copies:
     async def _was_made(self, new_key: str) -> bool:
         """Whether a copy of which no answer came is there."""
         try:
-            return (await self._core.ask(self._core.store.head, new_key)).size == self._begun[new_key].size
+            return (await self._core.store.head(new_key)).size == self._begun[new_key].size
         except NotFound:
             return False
 
@@ -150,7 +150,7 @@ class Copies:
         """
         after = ""
         while True:
-            page = await self._core.ask(self._core.store.list_page, self._old, start_after=after, max_keys=DELETE_MAX)
+            page = await self._core.store.list_page(self._old, start_after=after, max_keys=DELETE_MAX)
             if not page.objects:
                 return
             meant = self._meant(page.objects)
@@ -196,7 +196,7 @@ class Copies:
     async def _superseding(self, found: ListedObject, new_key: str) -> ObjectInfo | None:
         """What is at the new key, if it is a copy already or was written later, and since this was begun."""
         try:
-            info = await self._core.ask(self._core.store.head, new_key)
+            info = await self._core.store.head(new_key)
         except NotFound:
             return None
         written, began = info.mtime_ns // _SECOND_NS, self._subject.began_ns // _SECOND_NS

@@ -26,7 +26,7 @@ from .streaming import REWRITES_MAX, WIDTH, Stream, Streams
 
 log = logging.getLogger(__name__)
 SMALL = 1 << 20
-"""So many bytes of each file that is sent do not matter, nor does the time to copy them."""
+"""So many bytes of each file that is sent do not matter, nor does the time that the loop takes to send them."""
 CONFLICT = "another client changed this file since it was opened; what was written is kept on disk (datastore unsent)"
 
 
@@ -126,7 +126,7 @@ class Delivery:
         """As write, which was refused with ESTALE: who was first?"""
         gives_way = not self._core.settings.refuse_conflicts
         try:
-            info: ObjectInfo | None = await self._core.ask(self._core.store.head, to.key)
+            info: ObjectInfo | None = await self._core.store.head(to.key)
         except NotFound:
             info = None
         if (info.etag if info is not None else "") == staged.expects:
@@ -161,18 +161,18 @@ class Delivery:
             if gaps := staged.missing(0, staged.size):
                 await self.fill(staged, gaps)
             if staged.size <= SMALL:
-                return await self._core.ask(self._put, staged, to.key, options)
+                return await self._put(staged, to.key, options)
             async with self._large:
-                return await self._core.ask(self._put, staged, to.key, options)
+                return await self._core.in_lane(self._put, staged, to.key, options)
         except (PreconditionFailed, AlreadyExists) as error:
             if not conditional and not parts:
                 raise
             raise FSError(errno.ESTALE, "another client replaced the object that was being changed") from error
 
-    def _put(self, staged: StagedFile, key: str, options: WriteOptions) -> Delivered:
-        """In a lane."""
+    async def _put(self, staged: StagedFile, key: str, options: WriteOptions) -> Delivered:
+        """In a lane, but for SMALL files."""
         body = staged.whole()
-        result = self._core.store.put(key, body, options)
+        result = await self._core.store.put(key, body, options)
         return Delivered(result, options.metadata, body if len(body) <= SMALL else b"")
 
     async def _write_parts(
@@ -199,7 +199,7 @@ class Delivery:
         if base is None or staged.attempt is None:
             return False
         try:
-            info = await self._core.ask(self._core.store.head, base.key)
+            info = await self._core.store.head(base.key)
         except NotFound:
             return False
         if user_metadata(info.metadata) != user_metadata(staged.attempt):

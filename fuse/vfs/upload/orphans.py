@@ -148,7 +148,7 @@ class OrphanedUploads:
     async def _has_newer(self, left: OrphanedUpload) -> bool:
         """Whether the store has content of the key that was written since this was begun; by the clock of who wrote."""
         try:
-            info = await self._core.ask(self._core.store.head, left.to.key)
+            info = await self._core.store.head(left.to.key)
         except NotFound:
             return False
         defaults = self._core.settings.defaults.of(stat.S_IFREG, info.mtime_ns)
@@ -245,16 +245,16 @@ class OrphanedUploads:
         """Whether it is sure to be gone."""
         core, store = self._core, self._core.store
         if noted.upload_id:
-            await core.ask(store.abort_upload, noted.key, noted.upload_id)
+            await store.abort_upload(noted.key, noted.upload_id)
             return True
         # We never learned its id: it is one of this very key that was begun when we asked for ours.
-        near = await core.ask(lambda: [one for one in store.pending_uploads(noted.key) if _may_be(one, noted)])
+        near = [one for one in await store.pending_uploads(noted.key) if _may_be(one, noted)]
         ours = {one.upload_id for one in core.db.uploads() if one.key == noted.key and one.note > self._dead}
         if "" in ours:
             return False  # this process asks for one just now, and it may be among them
         for pending in near:
             if pending.upload_id not in ours:
-                await core.ask(store.abort_upload, pending.key, pending.upload_id)
+                await store.abort_upload(pending.key, pending.upload_id)
         return True
 
 

@@ -98,7 +98,7 @@ class Stream:
 
     async def _create(self) -> _Upload:
         note = self._core.db.upload_begun(self.key, self._core.now_ns())
-        upload_id = await self._core.ask(self._store.create_upload, self.key, self.options, copies=self._copies)
+        upload_id = await self._store.create_upload(self.key, self.options, copies=self._copies)
         self._core.db.upload_known(note, upload_id)
         return _Upload(note, upload_id)
 
@@ -109,19 +109,19 @@ class Stream:
         assert self._created is not None
         _, upload_id = await self._created
         number, byte_range, copied = part
-        ask, base = self._core.ask, self._staged.base
+        staged, base = self._staged, self._staged.base
         async with self._places:
             if self._dropped:
                 raise FSError(errno.ECANCELED)
             if copied and base is not None:
                 copy = self._store.upload_part_copy
-                return await ask(copy, self.key, upload_id, number, base.key, byte_range, base.etag)
-            return await ask(self._put_body, upload_id, number, self._staged.part_for_stream(*byte_range))
+                return await copy(self.key, upload_id, number, base.key, byte_range, base.etag)
+            return await self._core.in_lane(self._put_body, upload_id, number, staged.part_for_stream(*byte_range))
 
-    def _put_body(self, upload_id: UploadId, number: PartNumber, body: FilePart) -> ETag:
+    async def _put_body(self, upload_id: UploadId, number: PartNumber, body: FilePart) -> ETag:
         """In a lane."""
         with body:
-            return self._store.upload_part(self.key, upload_id, number, body)
+            return await self._store.upload_part(self.key, upload_id, number, body)
 
     # -- at the close
 
@@ -147,7 +147,7 @@ class Stream:
                     self._send(part)
             etags = await all_of(self._sent[part.number].etag for part in parts)
             done = [(part.number, etag) for part, etag in zip(parts, etags, strict=True)]
-            result = await self._core.ask(self._store.complete_upload, self.key, upload_id, done, options)
+            result = await self._store.complete_upload(self.key, upload_id, done, options)
         except (DatastoreError, OSError):
             await self.abort()
             raise

@@ -229,7 +229,7 @@ class Uploads:
         if staged.dirty or base is None or staged.expects is not None:
             return
         try:
-            replaced = (await self._core.ask(self._core.store.head, base.key)).etag != base.etag
+            replaced = (await self._core.store.head(base.key)).etag != base.etag
         except NotFound:
             return
         if replaced and staged.complete:

@@ -12,6 +12,7 @@ from datastore.backends.s3copy import Limits
 from datastore.backends.stores import Stores
 from datastore.errors import AccessDenied, PreconditionFailed
 from datastore.fuse.store.base import Body, UploadId, WriteOptions, WriteResult
+from datastore.fuse.store.blocking import BlockingStore
 from tests.memorystore import MemoryBucket, MemoryStore
 from tests.promises import promise
 
@@ -24,8 +25,9 @@ def go_on() -> bool:
 
 class World:
     def __init__(self) -> None:
-        self.store = MemoryStore(MemoryBucket(min_part_bytes=1))
-        self.stores = Stores(lambda _: self.store)
+        self.asked = MemoryStore(MemoryBucket(min_part_bytes=1))
+        self.store = BlockingStore(self.asked)
+        self.stores = Stores(lambda _: self.asked)
 
     def backend(
         self, uid: str = "one", location: S3Location = LOCATION, *, writable: bool = True, limits: Limits | None = None
@@ -83,10 +85,10 @@ def test_the_probe_tries_and_leaves_nothing(world: World) -> None:
 
 
 def test_a_probe_that_may_not_write_says_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(key: str, body: Body, options: WriteOptions) -> WriteResult:
+    async def refuse(key: str, body: Body, options: WriteOptions) -> WriteResult:
         raise AccessDenied("no")
 
-    monkeypatch.setattr(world.store, "put", refuse)
+    monkeypatch.setattr(world.asked, "put", refuse)
     with pytest.raises(AccessDenied):
         world.backend().probe()
 
@@ -140,24 +142,24 @@ def test_what_one_request_does_not_copy_is_archived_in_parts(world: World) -> No
     info = world.store.head("a.archived-one/large")
     assert (bytes(world.store.get("a.archived-one/large")[0]), info.content_type) == (body, "text/x")
     assert info.metadata == {"mode": "33188"}
-    assert list(world.store.pending_uploads("")) == []
+    assert world.store.pending_uploads("") == []
 
 
 def test_a_large_object_that_changes_while_it_is_archived_stays(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = world.backend(limits=Limits(whole=8, part=4))
     backend.ensure()
     world.store.put("a/large", bytes(11), WriteOptions())
-    begin = world.store.create_upload
+    begin = world.asked.create_upload
 
-    def changed(key: str, options: WriteOptions, *, copies: bool) -> UploadId:
-        world.store.put("a/large", bytes(12), WriteOptions())
-        return begin(key, options, copies=copies)
+    async def changed(key: str, options: WriteOptions, *, copies: bool) -> UploadId:
+        await world.asked.put("a/large", bytes(12), WriteOptions())
+        return await begin(key, options, copies=copies)
 
-    monkeypatch.setattr(world.store, "create_upload", changed)
+    monkeypatch.setattr(world.asked, "create_upload", changed)
     with pytest.raises(PreconditionFailed):
         backend.release(Policy.ARCHIVE, go_on)
     assert world.keys() == [f"a/{MARKER}", "a/large"]
-    assert list(world.store.pending_uploads("")) == []
+    assert world.store.pending_uploads("") == []
 
 
 def test_usage_counts_everything_but_the_marker(world: World) -> None:

@@ -17,12 +17,13 @@ from datastore.fuse.data import cachespace
 from datastore.fuse.data import pieces as pieces_module
 from datastore.fuse.data.blockcache import BlockCache
 from datastore.fuse.data.pieces import Piece, cut
+from datastore.fuse.data.readahead import WindowSettings
 from datastore.fuse.data.reader import Read, Reader, ReadSettings, ReadStream
-from datastore.fuse.loop import Loop, Task, all_of
+from datastore.fuse.loop import Loop, Task, all_of, now, running
 from datastore.fuse.store.base import Body, ByteRange, ETag, ObjectInfo, ObjectVersion, Sink, WriteOptions, handed_over
 from tests.driving import resolve, the_loop
 from tests.memorystore import MemoryStore
-from tests.patience import PATIENCE_S, eventually
+from tests.patience import PATIENCE_S, eventually, passed
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -35,6 +36,7 @@ class Probe(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.gets: list[ByteRange | None] = []
+        self.on_loop: list[bool] = []
         self.fail: dict[int, Exception] = {}
         self.spoil: Callable[[Body], Body] = lambda body: body
         self.gate = threading.Event()
@@ -44,7 +46,7 @@ class Probe(MemoryStore):
         self.honours_if_match = True
         self._counting = threading.Lock()
 
-    def get(
+    async def get(
         self,
         key: str,
         *,
@@ -55,17 +57,19 @@ class Probe(MemoryStore):
         with self._counting:
             number = len(self.gets)
             self.gets.append(byte_range)
+            self.on_loop.append(running() is not None)
         self.entered.release()
         assert if_match is not None
-        if self.gated(key) and not self.gate.wait(PATIENCE_S):
-            raise AssertionError("the test left the gate closed")
+        if self.gated(key):
+            await passed(self.gate)
         if number in self.fail:
             raise self.fail[number]
-        body, answer = super().get(key, byte_range=byte_range, if_match=if_match if self.honours_if_match else None)
+        asked = if_match if self.honours_if_match else None
+        body, answer = await super().get(key, byte_range=byte_range, if_match=asked)
         return handed_over((self.spoil(body), answer), sink)
 
     def add(self, key: str, body: bytes) -> ObjectVersion:
-        return ObjectVersion(key, self.put(key, body, WriteOptions()).etag, len(body))
+        return ObjectVersion(key, now(self.put(key, body, WriteOptions())).etag, len(body))
 
     @property
     def fetched_bytes(self) -> int:
@@ -236,6 +240,16 @@ def test_a_sequential_reader_gets_all_bytes_and_each_is_fetched_once(
     assert len(store.gets) < 20
 
 
+@pytest.mark.parametrize(("size", "on_loop"), [(MIB, True), (MIB + 1, False), (8 * MIB, False)])
+def test_only_small_bodies_are_received_on_the_loop(store: Probe, reader: Reader, size: int, on_loop: bool) -> None:
+    version = store.add("object", content(size))
+    assert resolve(reader.fetch(version, 0, size)) == content(size)
+    assert store.on_loop == [on_loop]
+    other = store.add("other", content(size))
+    assert resolve(reader.prefetch(other))
+    assert store.on_loop == [on_loop, False], "nobody waits for what is prefetched"
+
+
 def test_held_bytes_are_answered_at_once_and_without_a_copy(reader: Reader, big: ObjectVersion, body: bytes) -> None:
     stream = reader.open(big)
     read(stream, 0, MIB)
@@ -306,7 +320,7 @@ def test_an_overwrite_surfaces_and_versions_never_mix(
     assert read(stream, 0, 128 * KIB) == body[: 128 * KIB], "what is held stays readable"
     assert read(reader.open(new), 0, MIB) == other[:MIB]
 
-    store.delete("big")
+    now(store.delete("big"))
     with pytest.raises(NotFound):
         read(stream, BIG - 10, 10)
 
@@ -414,9 +428,14 @@ def test_readahead_that_found_no_room_is_begun_when_there_is(
     assert store.fetched_bytes > MIB + 128 * KIB
 
 
+LARGE_AHEAD = ReadSettings(window=WindowSettings(first_bytes=16 * MIB))
+"""What is read ahead is received in a lane."""
+
+
 async def waiting_for_a_lane(store: Probe, loop: Loop, stream: ReadStream) -> Task[Read]:
-    """A read that is held up in the only lane, behind which something is to be read ahead."""
+    """A read that is held up, and so is the only lane, for which something waits that is to be read ahead."""
     store.gate.clear()
+    loop.lane(store.gate.wait, PATIENCE_S)
     reading = loop.spawn(stream.read(0, 128 * KIB))
     while loop.lanes._unended < 2:
         await loop.sleep(0.001)
@@ -424,7 +443,7 @@ async def waiting_for_a_lane(store: Probe, loop: Loop, stream: ReadStream) -> Ta
 
 
 def test_readahead_of_a_closed_stream_is_dropped(store: Probe, narrow: Loop, big: ObjectVersion, body: bytes) -> None:
-    reader = Reader(store, None, narrow)
+    reader = Reader(store, None, narrow, settings=LARGE_AHEAD)
     stream = reader.open(big)
 
     async def close_it() -> Read:
@@ -442,10 +461,25 @@ def test_readahead_of_a_closed_stream_is_dropped(store: Probe, narrow: Loop, big
     reader._table._check()
 
 
+def test_small_readahead_of_a_closed_stream_is_dropped(store: Probe, big: ObjectVersion, body: bytes) -> None:
+    reader = Reader(store, None, the_loop())
+    stream = reader.open(big)
+
+    async def close_it() -> Read:
+        reading = the_loop().spawn(stream.read(0, 128 * KIB))
+        await the_loop().pause()
+        stream.close()
+        return await reading
+
+    assert resolve(close_it()) == body[: 128 * KIB]
+    settle(reader)
+    assert store.gets == [ByteRange(0, 128 * KIB)]
+
+
 def test_who_waits_for_dropped_readahead_has_it_fetched(
     store: Probe, narrow: Loop, big: ObjectVersion, body: bytes
 ) -> None:
-    reader = Reader(store, None, narrow)
+    reader = Reader(store, None, narrow, settings=LARGE_AHEAD)
     stream = reader.open(big)
 
     async def close_it() -> Read:

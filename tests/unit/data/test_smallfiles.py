@@ -15,10 +15,11 @@ from datastore.fuse.data.keeping import Keeping
 from datastore.fuse.data.pieces import Piece
 from datastore.fuse.data.reader import Reader
 from datastore.fuse.data.smallfiles import SmallFileFetcher
+from datastore.fuse.loop import now
 from datastore.fuse.store.base import Body, ETag, ObjectVersion, WriteOptions
 from tests.driving import resolve, the_loop
 from tests.memorystore import MemoryStore
-from tests.patience import PATIENCE_S, eventually
+from tests.patience import PATIENCE_S, eventually, passed
 
 BODY = b"b" * 5000
 
@@ -33,13 +34,14 @@ class Gated(MemoryStore):
         self.asked: list[str] = []
         self.broken = False
 
-    def get(self, key: str, **options: Any) -> Any:
+    async def get(self, key: str, **options: Any) -> Any:
         """See ObjectStore."""
         self.asked.append(key)
-        assert not self.gated(key) or self.gate.wait(PATIENCE_S)
+        if self.gated(key):
+            await passed(self.gate)
         if self.broken:
             raise Unreachable("no network")
-        return super().get(key, **options)
+        return await super().get(key, **options)
 
 
 @pytest.fixture
@@ -75,7 +77,7 @@ def disk(tmp_path: Path) -> Iterator[SlowDisk]:
 def put(store: Gated) -> Callable[[int], list[ObjectVersion]]:
     def make(count: int) -> list[ObjectVersion]:
         keys = [f"f{number}" for number in range(count)]
-        return [ObjectVersion(key, ETag(store.put(key, BODY, WriteOptions()).etag), len(BODY)) for key in keys]
+        return [ObjectVersion(key, now(store.put(key, BODY, WriteOptions())).etag, len(BODY)) for key in keys]
 
     return make
 
@@ -201,7 +203,7 @@ def test_no_more_is_fetched_ahead_than_the_disk_takes(store: Gated, disk: SlowDi
     """The mount's loop neither waits for the disk nor holds what that has no time for."""
     body = bytes(4 << 20)
     keys = [f"f{number}" for number in range(10)]
-    versions = [ObjectVersion(key, ETag(store.put(key, body, WriteOptions()).etag), len(body)) for key in keys]
+    versions = [ObjectVersion(key, now(store.put(key, body, WriteOptions())).etag, len(body)) for key in keys]
     reader, arrived = Reader(store, disk, the_loop()), list[ObjectVersion]()
     store.gate.set()
     left = iter(versions)

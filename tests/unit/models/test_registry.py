@@ -354,13 +354,13 @@ class TestServersWithoutConditions:
         """Nothing is saved, and the line says where models can be kept."""
 
         class Ignoring(HookedStore):
-            def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
+            async def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
                 plain = WriteOptions(metadata=options.metadata, content_type=options.content_type)
                 keeps = WriteOptions(
                     if_none_match=options.if_none_match and ignored != "if_none_match",
                     if_match=None if ignored == "if_match" else options.if_match,
                 )
-                return self.inner.put(key, body, keeps if keeps.if_none_match or keeps.if_match else plain)
+                return await self.inner.put(key, body, keeps if keeps.if_none_match or keeps.if_match else plain)
 
         models = Models(bucket.storage(Ignoring), who="tester")
         with pytest.raises(Unsupported, match=r"can't (create|replace) a file only .*conditional writes"):
@@ -371,10 +371,10 @@ class TestServersWithoutConditions:
     def test_a_server_that_refuses_conditions_is_refused_in_its_words(self, bucket: Home, source: Path) -> None:
 
         class Refusing(HookedStore):
-            def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
+            async def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
                 if options.if_none_match or options.if_match:
                     raise Unsupported("PUT: server says: NotImplemented: header", key=key, status=501)
-                return self.inner.put(key, body, options)
+                return await self.inner.put(key, body, options)
 
         models = Models(bucket.storage(Refusing), who="tester")
         with pytest.raises(Unsupported, match="NotImplemented"):

@@ -6,9 +6,9 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -307,10 +307,10 @@ class TestChanges:
         store = bucket.objects("data").store
 
         class Changing(HookedStore):
-            def around(self, method: str, call: Callable[[], T]) -> T:
+            async def around(self, method: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
                 if method == "copy":
                     store.put("run/saved_model.pb", b"other", WriteOptions())
-                return call()
+                return await call()
 
         models = Models(bucket.storage(Changing), who="tester")
         with pytest.raises(SourceChanged, match=r"run/saved_model\.pb"):
@@ -367,10 +367,10 @@ class TestBytesMoveOnce:
         from datastore.errors import AccessDenied
 
         class Narrow(HookedStore):
-            def around(self, method: str, call: Callable[[], T]) -> T:
+            async def around(self, method: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
                 if method in ("copy", "upload_part_copy"):
                     raise AccessDenied("these keys don't open the other bucket")
-                return call()
+                return await call()
 
         tree = fill(bucket, source)
         expected = tree.scan()
@@ -396,13 +396,13 @@ class Failing(HookedStore):
         self.after = after
         self.lock = threading.Lock()
 
-    def around(self, method: str, call: Callable[[], T]) -> T:
+    async def around(self, method: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         if method in ("put", "upload_part", "copy"):
             with self.lock:
                 self.after -= 1
             if self.after == -1:
                 raise ServerFault("broken")
-        return call()
+        return await call()
 
 
 class TestInterruptions:

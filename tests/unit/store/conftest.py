@@ -1,30 +1,26 @@
-"""A certificate for servers of these tests."""
+"""The two ways to wait for a store."""
 
 from __future__ import annotations
 
-import subprocess
-from pathlib import Path
+from collections.abc import Iterator
+from typing import cast
 
 import pytest
 
+from datastore.fuse.loop import now
+from tests.driving import resolve
+from tests.unit.store.scripted import Transports, Wait
 
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A self-signed certificate of 127.0.0.1 and its key."""
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    subject = ["-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1"]
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-days",
-        "2",
-    ]
-    subprocess.run([*command, *subject, "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)
-    return cert, key
+
+@pytest.fixture(params=[now, resolve], ids=["blocking", "loop"])
+def wait(request: pytest.FixtureRequest) -> Wait:
+    """By a thread that blocks, and on a loop."""
+    return cast("Wait", request.param)
+
+
+@pytest.fixture
+def transports(wait: Wait) -> Iterator[Transports]:
+    """Those of one test."""
+    made = Transports(wait)
+    yield made
+    made.close()

@@ -6,21 +6,64 @@ import itertools
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any, Protocol, TypeVar
 
+from datastore.fuse.loop import now
+from datastore.fuse.store.s3.connections import Route
 from datastore.fuse.store.s3.messages import Answer, Request
 from datastore.fuse.store.s3.transport import Transport
+from tests.authority import Identity
 
 HOST = {"host": "h"}
+T = TypeVar("T")
+
+
+class Wait(Protocol):
+    """What a coroutine returns or raises, when it has ended."""
+
+    def __call__(self, coroutine: Coroutine[Any, Any, T], /) -> T: ...
 
 
 class PlainTransport(Transport):
-    """One whose requests need no signature."""
+    """One whose requests need no signature. wait: how their answers are waited for."""
 
-    def send(self, request: Request, target: str = "/k", headers: Mapping[str, str] = HOST) -> Answer:
-        return super().send(request, target, headers)
+    def __init__(self, to: int | Route, wait: Wait = now, **options: Any) -> None:
+        """to: a port of this machine, or another route."""
+        super().__init__(Route("127.0.0.1", to, "tls" in options) if isinstance(to, int) else to, **options)
+        self._wait = wait
+
+    def begin(
+        self, request: Request, target: str = "/k", headers: Mapping[str, str] = HOST
+    ) -> Coroutine[Any, Any, Answer]:
+        """The exchange, which begins when somebody awaits it."""
+        length = len(request.body) if request.body or request.method in {"PUT", "POST"} else None
+        return self.send(request, self.connections.head(request.method, target, headers, length))
+
+    def ask(self, request: Request, target: str = "/k", headers: Mapping[str, str] = HOST) -> Answer:
+        """The answer."""
+        return self._wait(self.begin(request, target, headers))
+
+
+class Transports:
+    """Makes them, and closes them at its end."""
+
+    def __init__(self, wait: Wait) -> None:
+        self._wait = wait
+        self._made: list[PlainTransport] = []
+
+    def to(self, to: int | Route, **options: Any) -> PlainTransport:
+        self._made.append(PlainTransport(to, self._wait, **options))
+        return self._made[-1]
+
+    def close(self) -> None:
+        async def close() -> None:
+            for each in self._made:
+                each.close()
+
+        self._wait(close())
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +88,8 @@ Rule = Callable[[bytes, int], Reply | bytes]
 
 
 class ScriptedServer:
-    """Listens while the block runs. requests: what was received, heads and bodies; connections: how many were made.
+    """Listens while the block runs. requests: what was received, heads and bodies; connections: how many were made;
+    opened: how many are.
 
     together: the most requests that had come on a connection before one of them was answered. A rule is given the head
     of a request and how many of its connection came before it.
@@ -54,14 +98,16 @@ class ScriptedServer:
     def __init__(
         self,
         replies: Sequence[Reply | bytes] | Callable[[bytes, int], Reply | bytes],
-        tls: ssl.SSLContext | None = None,
+        identity: Identity | None = None,
     ) -> None:
+        """identity: what it shows; it speaks TLS then."""
         self.together = 0
         self.requests: list[bytes] = []
         self.connections = 0
+        self.opened = 0
         self._rule = replies if callable(replies) else None
         self._replies = [] if callable(replies) else list(replies)
-        self._tls = tls
+        self._tls = None if identity is None else context_of(identity)
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._sockets: list[socket.socket] = []
@@ -105,6 +151,7 @@ class ScriptedServer:
             with self._lock:
                 self._sockets.append(connection)
                 self.connections += 1
+                self.opened += 1
             self._start(self._serve, connection)
 
     def _serve(self, connection: socket.socket) -> None:
@@ -116,16 +163,15 @@ class ScriptedServer:
             self._converse(connection)
         except OSError:
             connection.close()
+        finally:
+            with self._lock:
+                self.opened -= 1
 
     def _converse(self, connection: socket.socket) -> None:
         pending = b""
         for number in itertools.count():
             while b"\r\n\r\n" not in pending:
-                more = connection.recv(65536)
-                if not more:
-                    connection.close()
-                    return
-                pending += more
+                pending += _received(connection)
             with self._lock:
                 self.together = max(self.together, pending.count(b"\r\n\r\n"))
             head, _, pending = pending.partition(b"\r\n\r\n")
@@ -133,7 +179,7 @@ class ScriptedServer:
             reply = found if isinstance(found, Reply) else Reply(found)
             length = _content_length(head)
             while len(pending) < length and not reply.early:
-                pending += connection.recv(65536)
+                pending += _received(connection)
             with self._lock:
                 self.requests.append(head + b"\r\n\r\n" + pending[:length])
             pending = pending[length:]
@@ -146,6 +192,21 @@ class ScriptedServer:
     def _next(self) -> Reply | bytes:
         with self._lock:
             return self._replies.pop(0) if self._replies else HANG_UP
+
+
+def context_of(identity: Identity) -> ssl.SSLContext:
+    """Of a server."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(identity.certificate, identity.key)
+    return context
+
+
+def _received(connection: socket.socket) -> bytes:
+    """Errors: OSError, also at its end."""
+    more = connection.recv(65536)
+    if not more:
+        raise ConnectionError
+    return more
 
 
 def _content_length(head: bytes) -> int:

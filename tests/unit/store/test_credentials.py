@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,14 @@ from typing import Any
 import pytest
 
 from datastore.api.source import S3Location, StaticCredentials
-from datastore.errors import CredentialsInvalid
+from datastore.errors import CredentialsInvalid, StoreError
 from datastore.fuse.store.s3.credentials import LOOK_AGAIN_S, ChainSource, StaticSource, chain_session, find_source
+from datastore.fuse.store.s3.sigv4 import SigningKeys
 from datastore.secret import Secret
+from tests.driving import resolve, the_loop
 from tests.promises import promise
+from tests.unit.store.scripted import ScriptedServer, http
+from tests.unit.store.test_s3_client import client_of
 
 CHAIN = S3Location(bucket="data")
 
@@ -80,22 +85,20 @@ def helper_profile(home: Path, body: str) -> None:
     (home / "config").write_text(f"[default]\ncredential_process = {sys.executable} {script}\n")
 
 
-def test_credentials_that_expire_are_renewed(empty_home: Path) -> None:
+def expiring_keys(home: Path) -> None:
+    """Others each time, which must be renewed before they are used."""
     soon = (datetime.now(UTC) + timedelta(seconds=30)).isoformat()
     answer = {"Version": 1, "SecretAccessKey": "s", "SessionToken": "t", "Expiration": soon}
     helper_profile(
-        empty_home,
-        "import json, pathlib\n"
-        f"count = pathlib.Path({str(empty_home / 'count')!r})\n"
-        "number = int(count.read_text()) + 1 if count.exists() else 1\n"
-        "count.write_text(str(number))\n"
-        f"print(json.dumps({json.dumps(answer)} | {{'AccessKeyId': f'KEY{{number}}'}}))\n",
+        home,
+        f"import json, os; print(json.dumps({json.dumps(answer)} | {{'AccessKeyId': f'KEY{{os.getpid()}}'}}))\n",
     )
+
+
+def test_credentials_that_expire_are_renewed(empty_home: Path) -> None:
+    expiring_keys(empty_home)
     source = find_source(CHAIN)
-
-    first, second = source.keys().access_key_id, source.keys().access_key_id
-
-    assert first != second
+    assert source.keys() != source.keys()
 
 
 def test_a_helper_that_fails_is_an_error_with_its_words(empty_home: Path) -> None:
@@ -161,6 +164,38 @@ def test_keys_of_a_manifest_are_others_once_they_were_replaced() -> None:
     assert source.refused(refused)
 
 
+@pytest.mark.parametrize("expiring", [False, True])
+def test_a_loop_does_not_look_for_keys_itself(expiring: bool, empty_home: Path) -> None:
+    """A lane does: at first, when they have to be renewed, and when the server takes them no more."""
+    asked: list[str] = []
+
+    class Noted(ChainSource):
+        def keys(self) -> SigningKeys:
+            asked.append(f"keys by {threading.current_thread().name[:5]}")
+            return super().keys()
+
+        def refused(self, keys: SigningKeys) -> bool:
+            asked.append(f"refused by {threading.current_thread().name[:5]}")
+            return super().refused(keys)
+
+    if expiring:
+        expiring_keys(empty_home)
+    else:
+        write_keys(empty_home, "OLD")
+    source = Noted(chain_session())
+    assert not source.has_keys()
+    with ScriptedServer([http(200), http(200), http(403)]) as server:
+        store = client_of(server, keys=source).inner
+        for _ in range(2):
+            resolve(store.head("k"))
+        assert source.has_keys() is not expiring
+        with pytest.raises(StoreError):
+            resolve(store.head("k"))
+        the_loop().call(store.close)
+    assert asked[:2] == ["keys by lane-", "keys by lane-" if expiring else "keys by tests"]
+    assert "refused by lane-" in asked
+
+
 @promise("S-205")
 def test_whoever_has_the_same_keys_is_the_same(empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one reader has fetched is shown to no other one."""
@@ -178,13 +213,7 @@ def test_whoever_has_the_same_keys_is_the_same(empty_home: Path, monkeypatch: py
 
 @promise("S-205")
 def test_keys_that_renew_themselves_are_one_readers(empty_home: Path) -> None:
-    """The helper gives another id each time."""
-    soon = (datetime.now(UTC) + timedelta(seconds=30)).isoformat()
-    answer = {"Version": 1, "SecretAccessKey": "s", "SessionToken": "t", "Expiration": soon}
-    helper_profile(
-        empty_home,
-        f"import json, os; print(json.dumps({json.dumps(answer)} | {{'AccessKeyId': f'KEY{{os.getpid()}}'}}))\n",
-    )
+    expiring_keys(empty_home)
     first, second = find_source(CHAIN), find_source(CHAIN)
     assert first.keys().access_key_id != second.keys().access_key_id
     assert first.identity() == second.identity()

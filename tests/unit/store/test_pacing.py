@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from datastore.fuse.loop import now
+from datastore.fuse.store.backoff import Retrier
 from datastore.fuse.store.base import PartNumber, WriteOptions
+from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.store.pacing import UploadPace
 from datastore.fuse.store.retrying import RetryingStore
-from datastore.retry import Call, Retrier, one_call
+from datastore.retry import Call, one_call
 from tests.clock import ManualClock
 from tests.memorystore import MemoryStore
 from tests.patience import PATIENCE_S
 from tests.promises import promise
+from tests.unit.store.scripted import Wait
 
 
 def paced(clock: ManualClock, bytes_per_s: int) -> UploadPace:
     """Who waits for it moves the clock, a little too far: it counts whole nanoseconds."""
-    pace = UploadPace(bytes_per_s, clock.monotonic)
 
-    def wait(timeout: float | None = None) -> bool:
-        clock.advance((timeout or 0.0) + 1e-6)
-        return False
+    async def sleep(seconds: float) -> None:
+        clock.advance(seconds + 1e-6)
 
-    pace._changed.wait = wait  # type: ignore[method-assign]
-    return pace
+    return UploadPace(bytes_per_s, clock.monotonic, sleep)
 
 
 def seconds_of(clock: ManualClock, pace: UploadPace, *sizes: int) -> float:
     began = clock.monotonic()
     for size in sizes:
-        pace.take(size)
+        now(pace.take(size))
     return clock.monotonic() - began
 
 
@@ -51,37 +52,33 @@ def test_nothing_is_saved_up_while_nothing_is_sent() -> None:
 
 
 @promise("S-195")
-def test_who_waits_at_once_shares_the_rate() -> None:
-    pace = UploadPace(10_000)
-    threads = [threading.Thread(target=pace.take, args=(500,)) for _ in range(5)]
-    began = time.monotonic()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def test_who_waits_at_once_shares_the_rate(wait: Wait) -> None:
+    pace, began = UploadPace(10_000), time.monotonic()
+    with ThreadPoolExecutor(5) as threads:
+        assert sum(threads.map(lambda _: wait(pace.take(500)), range(5))) >= 4, "all but the first one waited"
     assert 0.2 <= time.monotonic() - began < PATIENCE_S
 
 
 @promise("S-195")
 @pytest.mark.parametrize("limit", [0, 1 << 30])
-def test_a_new_limit_counts_for_who_waits(limit: int) -> None:
+def test_a_new_limit_counts_for_who_waits(limit: int, wait: Wait) -> None:
     pace = UploadPace(1)
-    pace.take(3600)
-    waiting = threading.Thread(target=pace.take, args=(1,), daemon=True)
-    waiting.start()
-    waiting.join(0.1)
-    assert waiting.is_alive()
-    pace.limit(limit)
-    waiting.join(PATIENCE_S)
-    assert not waiting.is_alive()
+    now(pace.take(3600))
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(wait, pace.take(1))
+        time.sleep(0.1)
+        assert not waiting.done()
+        pace.limit(limit)
+        assert waiting.result(PATIENCE_S)
 
 
 @promise("S-195")
 def test_bodies_and_parts_are_paced_and_nothing_else() -> None:
     """Nor is the wait counted as time of the store, or of what a call may take for its tries."""
     clock = ManualClock()
-    store = RetryingStore(MemoryStore(), Retrier(clock=clock.monotonic))
-    store.upload_pace = paced(clock, 100)
+    retrying = RetryingStore(MemoryStore(), Retrier(clock=clock.monotonic))
+    retrying.upload_pace = paced(clock, 100)
+    store = BlockingStore(retrying)
     asked_at = time.monotonic()
     call = Call(asked_at - 1000)
     began = clock.monotonic()
@@ -95,4 +92,6 @@ def test_bodies_and_parts_are_paced_and_nothing_else() -> None:
     store.head("a")
     assert clock.monotonic() - began == pytest.approx(0.2, abs=1e-4)
     assert call.began >= asked_at
-    assert {method: told["slowest_s"] for method, told in store.metrics.snapshot().items() if told["slowest_s"]} == {}
+    assert {
+        method: told["slowest_s"] for method, told in retrying.metrics.snapshot().items() if told["slowest_s"]
+    } == {}

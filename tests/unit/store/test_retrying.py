@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,13 +20,17 @@ from datastore.errors import (
     Throttled,
     Unreachable,
 )
+from datastore.fuse.loop import now
+from datastore.fuse.store.backoff import Retrier, RetryPolicy
 from datastore.fuse.store.base import ByteRange, ETag, ObjectStore, PartNumber, WriteOptions
+from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.store.retrying import RetryingStore
-from datastore.retry import Call, Retrier, RetryPolicy, carried, current_call, one_call
+from datastore.retry import Call, one_call
 from tests.faulty import Fault, FaultyStore, from_nth, nth
 from tests.memorystore import MemoryBucket, MemoryStore
 from tests.promises import promise
 
+PLAIN = WriteOptions()
 ONCE = WriteOptions(if_none_match=True, metadata={"mtime": "1.5"})
 
 
@@ -36,30 +41,45 @@ class ManualTime:
         self.now = 100.0
         self.sleeps: list[float] = []
 
-    def sleep(self, seconds: float) -> None:
+    async def sleep(self, seconds: float) -> None:
         self.sleeps.append(seconds)
         self.now += seconds
 
-    def retrier(self, budget_s: float = 60.0) -> Retrier:
+    def retrier(self, budget_s: float) -> Retrier:
         return Retrier(RetryPolicy(budget_s=budget_s), lambda: self.now, self.sleep, lambda: 0.5)
 
 
-def retrying(faulty: FaultyStore, **budget: float) -> RetryingStore:
-    return RetryingStore(faulty, ManualTime().retrier(**budget))
+class Retrying(BlockingStore):
+    """One whose time passes only while it waits for another try."""
+
+    def __init__(self, inner: ObjectStore, time: ManualTime | None = None, budget_s: float = 60.0) -> None:
+        self.retrying = RetryingStore(inner, (time or ManualTime()).retrier(budget_s))
+        super().__init__(self.retrying)
+
+    @property
+    def told(self) -> Mapping[str, Mapping[str, Any]]:
+        return self.retrying.metrics.snapshot()
 
 
-CALLS: list[Callable[[ObjectStore], object]] = [
+def filled(bucket: MemoryBucket | None = None, body: bytes = b"content", options: WriteOptions = PLAIN) -> MemoryStore:
+    """A store with one object."""
+    made = MemoryStore(bucket)
+    now(made.put("key", body, options))
+    return made
+
+
+CALLS: list[Callable[[BlockingStore], object]] = [
     lambda s: s.list_page(""),
     lambda s: s.head("key"),
     lambda s: s.get("key", byte_range=ByteRange(0, 3)),
-    lambda s: s.put("new", b"x", WriteOptions()),
+    lambda s: s.put("new", b"x", PLAIN),
     lambda s: s.put("new", b"x", ONCE),
     lambda s: s.copy("key", "copy"),
     lambda s: s.delete("key"),
     lambda s: s.delete_many(["key"]),
-    lambda s: s.create_upload("new", WriteOptions()),
-    lambda s: s.abort_upload("key", s.create_upload("key", WriteOptions())),
-    lambda s: list(s.pending_uploads("")),
+    lambda s: s.create_upload("new", PLAIN),
+    lambda s: s.abort_upload("key", s.create_upload("key", PLAIN)),
+    lambda s: s.pending_uploads(""),
 ]
 
 
@@ -67,28 +87,26 @@ class TestRetrying:
     @pytest.mark.parametrize("call", CALLS)
     @pytest.mark.parametrize("after", [False, True])
     def test_every_call_survives_one_transient_failure(
-        self, call: Callable[[ObjectStore], object], after: bool
+        self, call: Callable[[BlockingStore], object], after: bool
     ) -> None:
-        inner = MemoryStore()
-        inner.put("key", b"content", WriteOptions())
-        faulty = FaultyStore(inner, nth(0, Unreachable("down"), after=after))
+        faulty = FaultyStore(filled(), nth(0, Unreachable("down"), after=after))
 
-        call(retrying(faulty))
+        call(Retrying(faulty))
 
         assert len(faulty.calls) >= 2
 
     @pytest.mark.parametrize("call", CALLS)
-    def test_a_permanent_failure_is_raised_at_once(self, call: Callable[[ObjectStore], object]) -> None:
+    def test_a_permanent_failure_is_raised_at_once(self, call: Callable[[BlockingStore], object]) -> None:
         faulty = FaultyStore(MemoryStore(), from_nth(0, StoreError("no")))
 
         with pytest.raises(StoreError, match="no"):
-            call(retrying(faulty))
+            call(Retrying(faulty))
 
         assert len(faulty.calls) == 1
 
     def test_the_budget_bounds_all_tries_and_the_last_error_is_raised(self) -> None:
         time = ManualTime()
-        store = RetryingStore(FaultyStore(MemoryStore(), from_nth(0, ServerFault("500"))), time.retrier(60.0))
+        store = Retrying(FaultyStore(MemoryStore(), from_nth(0, ServerFault("500"))), time)
 
         with pytest.raises(ServerFault, match="500"):
             store.head("key")
@@ -99,11 +117,11 @@ class TestRetrying:
 
     def test_each_failure_that_is_tried_again_is_counted(self) -> None:
         faulty = FaultyStore(MemoryStore(), lambda n, _: Fault(Throttled("slow down")) if n < 3 else None)
-        store = retrying(faulty)
+        store = Retrying(faulty)
 
         store.list_page("")
 
-        assert store.metrics.snapshot()["list_page"]["retries"] == {"Throttled": 3}
+        assert store.told["list_page"]["retries"] == {"Throttled": 3}
 
 
 class TestOneCall:
@@ -114,7 +132,7 @@ class TestOneCall:
         """The call fails after 60 s, not after 60 s for each request; a request is tried once at least."""
         time = ManualTime()
         faulty = FaultyStore(MemoryStore(), from_nth(0, Unreachable("gone")))
-        store = RetryingStore(faulty, time.retrier())
+        store = Retrying(faulty, time)
 
         with one_call(Call(time.now)):
             with pytest.raises(Unreachable):
@@ -129,7 +147,7 @@ class TestOneCall:
     def test_an_answer_begins_a_new_budget(self) -> None:
         """An upload may take hours: each of its requests outlives an outage."""
         time = ManualTime()
-        store = RetryingStore(FaultyStore(MemoryStore(), _outages(5, each=8)), time.retrier())
+        store = Retrying(FaultyStore(MemoryStore(), _outages(5, each=8)), time)
 
         with one_call(Call(time.now)):
             for _ in range(5):
@@ -142,7 +160,7 @@ class TestOneCall:
         """A lock that a failing call held for a minute is part of the wait."""
         time = ManualTime()
         faulty = FaultyStore(MemoryStore(), from_nth(1, Unreachable("gone")))
-        store = RetryingStore(faulty, time.retrier())
+        store = Retrying(faulty, time)
         store.list_page("")
         waiting = Call(time.now)
         with one_call(Call(time.now)), pytest.raises(Unreachable):
@@ -157,20 +175,13 @@ class TestOneCall:
 
     def test_who_waited_for_work_has_all_of_it(self) -> None:
         time = ManualTime()
-        store = RetryingStore(FaultyStore(MemoryStore(), _outages(2, each=8)), time.retrier())
+        store = Retrying(FaultyStore(MemoryStore(), _outages(2, each=8)), time)
         waiting = Call(time.now)
-        time.sleep(300.0)  # somebody uploads a large file meanwhile
+        time.now += 300.0  # somebody uploads a large file meanwhile
         store.list_page("")
 
         with one_call(waiting):
             store.list_page("")
-
-    def test_other_threads_work_for_the_same_call(self) -> None:
-        call = Call(1.0)
-        with one_call(call):
-            job = carried(current_call)
-        assert job() is call
-        assert current_call() is None
 
     def test_a_request_that_was_at_work_for_long_is_tried_again(self) -> None:
         """A part that is sent for two minutes and then cut off: nobody has waited for an answer in vain yet."""
@@ -179,10 +190,10 @@ class TestOneCall:
         def slow_and_cut(number: int, _method: str) -> Fault | None:
             if number:
                 return None
-            time.sleep(120.0)
+            time.now += 120.0
             return Fault(Unreachable("reset"))
 
-        RetryingStore(FaultyStore(MemoryStore(), slow_and_cut), time.retrier()).list_page("")
+        Retrying(FaultyStore(MemoryStore(), slow_and_cut), time).list_page("")
 
 
 def _outages(count: int, *, each: int) -> Callable[[int, str], Fault | None]:
@@ -200,70 +211,65 @@ class TestAmbiguousWrites:
         inner = MemoryStore()
         faulty = FaultyStore(inner, nth(0, DeadlineExceeded("lost"), after=True))
 
-        written = retrying(faulty).put("key", b"ours", ONCE)
+        written = Retrying(faulty).put("key", b"ours", ONCE)
 
-        assert written.etag == hashlib.md5(b"ours").hexdigest() == inner.head("key").etag
+        assert written.etag == hashlib.md5(b"ours").hexdigest() == now(inner.head("key")).etag
         assert faulty.calls == ["put", "put", "head"]
 
     @pytest.mark.parametrize("theirs", [(b"theirs", ONCE), (b"ours", WriteOptions(metadata={"mtime": "9.9"}))])
     def test_another_clients_object_is_not_taken_for_ours(self, theirs: tuple[bytes, WriteOptions]) -> None:
-        bucket = MemoryBucket()
-        MemoryStore(bucket).put("key", theirs[0], theirs[1])
-        faulty = FaultyStore(MemoryStore(bucket), nth(0, DeadlineExceeded("lost")))
+        faulty = FaultyStore(filled(None, *theirs), nth(0, DeadlineExceeded("lost")))
 
         with pytest.raises(AlreadyExists):
-            retrying(faulty).put("key", b"ours", ONCE)
+            Retrying(faulty).put("key", b"ours", ONCE)
 
     def test_a_taken_key_is_refused_without_a_question_when_nothing_was_lost(self) -> None:
-        bucket = MemoryBucket()
-        MemoryStore(bucket).put("key", b"ours", ONCE)
-        faulty = FaultyStore(MemoryStore(bucket), nth(0, Throttled("slow down")))
+        faulty = FaultyStore(filled(None, b"ours", ONCE), nth(0, Throttled("slow down")))
 
         with pytest.raises(AlreadyExists):
-            retrying(faulty).put("key", b"ours", ONCE)
+            Retrying(faulty).put("key", b"ours", ONCE)
 
         assert faulty.calls == ["put", "put"]
 
     def test_a_replacement_whose_answer_was_lost_is_a_success(self) -> None:
-        inner = MemoryStore()
-        old = inner.put("key", b"old", WriteOptions()).etag
+        inner = filled()
+        old = now(inner.head("key")).etag
         faulty = FaultyStore(inner, nth(0, Unreachable("lost"), after=True))
 
-        written = retrying(faulty).put("key", b"new", WriteOptions(if_match=old))
+        written = Retrying(faulty).put("key", b"new", WriteOptions(if_match=old))
 
-        assert written.etag == inner.head("key").etag
+        assert written.etag == now(inner.head("key")).etag
 
     def test_a_replacement_that_lost_against_another_is_refused(self) -> None:
-        inner = MemoryStore()
-        old = inner.put("key", b"old", WriteOptions()).etag
-        inner.put("key", b"theirs", WriteOptions())
+        inner = filled()
+        old = now(inner.head("key")).etag
+        now(inner.put("key", b"theirs", PLAIN))
         faulty = FaultyStore(inner, nth(0, Unreachable("lost")))
 
         with pytest.raises(PreconditionFailed):
-            retrying(faulty).put("key", b"new", WriteOptions(if_match=old))
+            Retrying(faulty).put("key", b"new", WriteOptions(if_match=old))
 
-    @pytest.mark.parametrize("options", [WriteOptions(), WriteOptions(if_none_match=True)])
+    @pytest.mark.parametrize("options", [PLAIN, WriteOptions(if_none_match=True)])
     def test_a_completion_whose_answer_was_lost_is_a_success(self, options: WriteOptions) -> None:
         inner = MemoryStore(MemoryBucket(min_part_bytes=1))
-        upload = inner.create_upload("key", WriteOptions())
-        parts = [(PartNumber(n), inner.upload_part("key", upload, PartNumber(n), b"part")) for n in (1, 2)]
+        upload = now(inner.create_upload("key", PLAIN))
+        parts = [(PartNumber(n), now(inner.upload_part("key", upload, PartNumber(n), b"part"))) for n in (1, 2)]
         faulty = FaultyStore(inner, nth(0, ServerFault("lost"), after=True))
 
-        written = retrying(faulty).complete_upload("key", upload, parts, options)
+        written = Retrying(faulty).complete_upload("key", upload, parts, options)
 
-        assert written.etag == inner.head("key").etag
-        assert bytes(inner.get("key")[0]) == b"partpart"
+        assert written.etag == now(inner.head("key")).etag
+        assert now(inner.get("key"))[0] == b"partpart"
 
     @pytest.mark.parametrize("etag", ["not-an-md5", "0" * 32])
     def test_a_completion_of_an_upload_that_another_dropped_is_not_found(self, etag: str) -> None:
-        inner = MemoryStore()
-        upload = inner.create_upload("key", WriteOptions())
-        inner.abort_upload("key", upload)
-        inner.put("key", b"another object", WriteOptions())
+        inner = filled()
+        upload = now(inner.create_upload("key", PLAIN))
+        now(inner.abort_upload("key", upload))
         faulty = FaultyStore(inner, nth(0, ServerFault("lost")))
 
         with pytest.raises(NotFound):
-            retrying(faulty).complete_upload("key", upload, [(PartNumber(1), ETag(etag))], WriteOptions())
+            Retrying(faulty).complete_upload("key", upload, [(PartNumber(1), ETag(etag))], PLAIN)
 
 
 class TestPolicy:
@@ -280,7 +286,7 @@ class TestPolicy:
         faulty = FaultyStore(MemoryStore(), nth(0, Unreachable("down")))
 
         with pytest.raises(Unreachable):
-            retrying(faulty, budget_s=0.0).head("key")
+            Retrying(faulty, budget_s=0.0).head("key")
 
         assert faulty.calls == ["head"]
 
@@ -288,14 +294,15 @@ class TestPolicy:
 class TestObserving:
     def test_calls_bytes_time_and_errors_are_counted(self) -> None:
         ticks = iter(range(100))
-        store = RetryingStore(MemoryStore(), Retrier(clock=lambda: float(next(ticks))))
+        retrying = RetryingStore(MemoryStore(), Retrier(clock=lambda: float(next(ticks))))
+        store = BlockingStore(retrying)
 
-        store.put("key", b"12345", WriteOptions())
+        store.put("key", b"12345", PLAIN)
         store.get("key", byte_range=ByteRange(1, 3))
         store.get("key")
         with pytest.raises(NotFound):
             store.head("missing")
-        seen = store.metrics.snapshot()
+        seen = retrying.metrics.snapshot()
 
         assert seen["put"]["sent_bytes"] == 5
         assert (seen["get"]["calls"], seen["get"]["received_bytes"], seen["get"]["seconds"]) == (2, 7, 2.0)
@@ -303,14 +310,14 @@ class TestObserving:
         assert "list_page" not in seen
 
     @pytest.mark.parametrize("call", CALLS)
-    def test_every_call_is_counted_once_however_often_it_was_tried(self, call: Callable[[ObjectStore], object]) -> None:
-        inner = MemoryStore()
-        inner.put("key", b"content", WriteOptions())
-        faulty = FaultyStore(inner, nth(0, Unreachable("down")))
-        store = retrying(faulty)
+    def test_every_call_is_counted_once_however_often_it_was_tried(
+        self, call: Callable[[BlockingStore], object]
+    ) -> None:
+        faulty = FaultyStore(filled(), nth(0, Unreachable("down")))
+        store = Retrying(faulty)
         call(store)
 
-        seen = store.metrics.snapshot()
+        seen = store.told
 
         assert seen[faulty.calls[0]]["calls"] == 1
         assert seen[faulty.calls[0]]["retries"] == {"Unreachable": 1}

@@ -21,6 +21,7 @@ from datastore.errors import (
     ServerFault,
     WrongRegion,
 )
+from datastore.fuse.loop import now
 from datastore.fuse.store.base import (
     Body,
     ByteRange,
@@ -32,11 +33,13 @@ from datastore.fuse.store.base import (
     UploadId,
     WriteOptions,
 )
+from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.store.s3.caller import Caller
 from datastore.fuse.store.s3.client import S3Store
 from datastore.fuse.store.s3.connections import Proxy, Route
-from datastore.fuse.store.s3.credentials import StaticSource
+from datastore.fuse.store.s3.credentials import CredentialSource, StaticSource
 from datastore.fuse.store.s3.endpoint import Endpoint, resolve
+from datastore.fuse.store.s3.messages import Request
 from datastore.fuse.store.s3.transport import Transport
 from datastore.secret import Secret
 from tests.promises import promise
@@ -51,17 +54,31 @@ LISTING = b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult
 PARTS = [(PartNumber(1), ETag("e"))]
 
 
-def client_of(server: ScriptedServer, *, follow: bool = True) -> S3Store:
+def caller_of(server: ScriptedServer, *, follow: bool = True, keys: CredentialSource | None = None) -> Caller:
     location = S3Location(bucket="data", endpoint=f"http://127.0.0.1:{server.port}")
 
     def connect(endpoint: Endpoint) -> Transport:
         return Transport(Route(endpoint.host, endpoint.port, False))
 
-    return S3Store(Caller(resolve(location), StaticSource(KEYS), connect, follow=follow), Capabilities())
+    return Caller(resolve(location), keys or StaticSource(KEYS), connect, follow=follow)
+
+
+def client_of(server: ScriptedServer, *, follow: bool = True, keys: CredentialSource | None = None) -> BlockingStore:
+    return client_by(caller_of(server, follow=follow, keys=keys))
+
+
+def client_by(caller: Caller) -> BlockingStore:
+    return BlockingStore(S3Store(caller, Capabilities()))
 
 
 class TestBodies:
     """Which bodies are signed, and how large ones are handed on."""
+
+    def test_a_write_without_a_body_says_so(self) -> None:
+        """Amazon's S3 answers 411 to a PUT that says nothing of its length, as the one that makes a bucket."""
+        with ScriptedServer([http(200)]) as server, contextlib.closing(caller_of(server)) as caller:
+            now(caller.send(Request(method="PUT")))
+        assert b"content-length: 0\r\n" in server.requests[0].lower()
 
     @promise("S-127")
     @pytest.mark.parametrize(("endpoint", "signed"), [("http://minio", True), ("http://127.0.0.1", False)])
@@ -74,7 +91,7 @@ class TestBodies:
             caller = Caller(
                 resolve(location), StaticSource(KEYS), lambda _: Transport(Route("127.0.0.1", server.port, False))
             )
-            client = S3Store(caller, Capabilities())
+            client = client_by(caller)
             with FilePart(os.open(tmp_path / "file", os.O_RDONLY), 0, 4) as part:
                 assert client.upload_part("k", UploadId("u"), PartNumber(1), part) == "e"
             client.put("k", b"part", WriteOptions())
@@ -89,7 +106,7 @@ class TestBodies:
         with ScriptedServer([http(200, b"", 'ETag: "e"')]) as server:
             route = Route("127.0.0.1", 1, False, Proxy("127.0.0.1", server.port))
             location = S3Location(bucket="data", endpoint="http://127.0.0.1:1")
-            client = S3Store(Caller(resolve(location), StaticSource(KEYS), lambda _: Transport(route)), Capabilities())
+            client = client_by(Caller(resolve(location), StaticSource(KEYS), lambda _: Transport(route)))
             client.put("k", b"part", WriteOptions())
             client.close()
 
@@ -138,13 +155,16 @@ class TestRegions:
         ],
     )
     def test_a_bucket_is_followed_to_its_region_and_remembered(self, first: bytes) -> None:
-        with ScriptedServer([first, http(200, LISTING), http(200, LISTING)]) as server:
+        """By requests of every kind."""
+        with ScriptedServer([http(200), first, *[http(200, LISTING)] * 2, http(200)]) as server:
             client = client_of(server)
+            client.head("k")
             client.list_page("")
             client.list_page("")
+            client.head("k")
             client.close()
 
-        assert [b"/eu-west-3/s3/" in request for request in server.requests] == [False, True, True]
+        assert [b"/eu-west-3/s3/" in request for request in server.requests] == [False, False, True, True, True]
 
     def test_a_second_redirect_is_an_error(self) -> None:
         with ScriptedServer([http(301, b"", f"x-amz-bucket-region: eu-west-{n}") for n in (1, 2)]) as server:

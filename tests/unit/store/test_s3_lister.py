@@ -7,9 +7,9 @@ import pytest
 from datastore.api.source import S3Location, StaticCredentials
 from datastore.errors import AccessDenied, ServerFault, StoreError
 from datastore.fuse.store.base import Capabilities
+from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.store.packed import packed, unpacked
 from datastore.fuse.store.s3 import open_adapter, xml
-from datastore.fuse.store.s3.client import S3Store
 from datastore.secret import Secret
 from tests.promises import promise
 from tests.unit.store.scripted import Reply, ScriptedServer, http
@@ -28,10 +28,11 @@ def said(*items: bytes) -> str | None:
     return listed.said
 
 
-def store_of(server: ScriptedServer, *, wanted: bool = True, shows: bool = False) -> S3Store:
+def store_of(server: ScriptedServer, *, shows: bool = False) -> BlockingStore:
     keys = StaticCredentials(access_key_id="AKID", secret_access_key=Secret("secret"))
     location = S3Location(bucket="data", endpoint=f"http://127.0.0.1:{server.port}", credentials=keys)
-    return open_adapter(location, capabilities=Capabilities(listed_metadata=shows), list_metadata=wanted)
+    shown = Capabilities(listed_metadata=shows)
+    return BlockingStore(open_adapter(location, capabilities=shown, list_metadata=True))
 
 
 def asked(server: ScriptedServer) -> list[bool]:

@@ -8,12 +8,14 @@ from types import SimpleNamespace
 import pytest
 
 from datastore.errors import AccessDenied, StoreError, Unreachable
+from datastore.fuse.loop import now
 from datastore.fuse.store import metrics
 from datastore.fuse.store.base import WriteOptions
 from tests.clock import ManualClock
+from tests.driving import resolve
 from tests.faulty import Fault, FaultyStore, no_faults
 from tests.memorystore import MemoryStore, tried_once
-from tests.patience import PATIENCE_S, eventually
+from tests.patience import eventually, passed
 from tests.promises import promise
 
 
@@ -37,7 +39,7 @@ class Store:
         """One request; it may fail."""
         self.faulty.plan = no_faults if error is None else lambda index, method: Fault(error)
         try:
-            self.retrying.put("key", b"", WriteOptions())
+            now(self.retrying.put("key", b"", WriteOptions()))
         except StoreError:
             assert error is not None
 
@@ -75,8 +77,12 @@ def test_a_refusal_is_an_answer() -> None:
 def test_who_waits_for_an_answer_is_told_of_after_a_while(monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> None:
     """Nothing has failed yet."""
     store, answer = Store(), threading.Event()
-    monkeypatch.setattr(store.faulty.inner, "head", lambda key: answer.wait(PATIENCE_S))
-    waiting = threading.Thread(target=lambda: store.retrying.head("key"))
+
+    async def head(_key: str) -> None:
+        await passed(answer)
+
+    monkeypatch.setattr(store.faulty.inner, "head", head)
+    waiting = threading.Thread(target=resolve, args=(store.retrying.head("key"),))
     waiting.start()
     try:
         eventually(lambda: store.faulty.calls)

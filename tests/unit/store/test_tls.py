@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import itertools
 import os
+import random
 import select
 import socket
 import ssl
@@ -13,22 +13,18 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from datastore.errors import DeadlineExceeded, StoreError, Unreachable
+from datastore.errors import DeadlineExceeded, InvalidRequest, Unreachable
 from datastore.fuse.store.base import FilePart
-from datastore.fuse.store.s3 import fanout
-from datastore.fuse.store.s3.connections import Connections, Route, TransportLimits, trust
-from datastore.fuse.store.s3.fanout import Question
-from datastore.fuse.store.s3.http1 import Connection
-from datastore.fuse.store.s3.messages import Answer, Request
+from datastore.fuse.store.s3.connections import Route, TransportLimits, trust
+from datastore.fuse.store.s3.messages import Outlet, Request
 from tests.authority import HERE, Authority, Identity, Subject
 from tests.patience import PATIENCE_S
-from tests.unit.store.scripted import PlainTransport, Reply, ScriptedServer, http
+from tests.unit.store.scripted import PlainTransport, Reply, ScriptedServer, Transports, Wait, context_of, http
 
 GET = Request(method="GET")
 MIB = 1 << 20
@@ -37,26 +33,24 @@ QUICK = TransportLimits(connections=4, connect_s=2.0, idle_s=0.3, call_s=1.0)
 MISSING = "put the certificate authority that signed it into spec.s3.caBundle"
 
 
+To = Callable[..., PlainTransport]
+Talk = Callable[[ssl.SSLSocket], None]
+
+
 @pytest.fixture(scope="module")
 def identity(authority: Authority) -> Identity:
     return authority.issue("here", HERE)
 
 
-def context_of(identity: Identity) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(identity.certificate, identity.key)
-    return context
+@pytest.fixture(scope="module")
+def tls(identity: Identity) -> ssl.SSLContext:
+    return trust(identity.authority.read_text())
 
 
-def serving(identity: Identity, *replies: Reply | bytes) -> ScriptedServer:
-    return ScriptedServer(replies, context_of(identity))
-
-
-def transport_to(port: int, identity: Identity, limits: TransportLimits | None = None) -> PlainTransport:
-    return PlainTransport(Route("127.0.0.1", port, True), tls=trust(identity.authority.read_text()), limits=limits)
-
-
-Talk = Callable[[ssl.SSLSocket], None]
+@pytest.fixture
+def to(transports: Transports, tls: ssl.SSLContext) -> To:
+    """A transport to a port, whose server is trusted."""
+    return partial(transports.to, tls=tls)
 
 
 @contextlib.contextmanager
@@ -90,32 +84,33 @@ def take(connection: ssl.SSLSocket) -> None:
 
 
 class TestKeptConnections:
-    def test_one_that_was_made_and_not_used_is_used_later(self, identity: Identity) -> None:
+    def test_one_that_was_made_and_not_used_is_used_later(self, identity: Identity, to: To, wait: Wait) -> None:
         """The server's session tickets have come meanwhile, which are no bytes of an answer."""
-        with serving(identity, http(200, b"it is")) as server:
-            transport = transport_to(server.port, identity)
-            made = transport.connections.connect(time.monotonic() + PATIENCE_S)
-            assert select.select([made.sock], [], [], PATIENCE_S)[0], "no ticket"
-            transport.connections.give_back(made, keep=True)
+        with ScriptedServer([http(200, b"it is")] * 2, identity) as server:
+            transport = to(server.port)
 
-            assert transport.send(GET).body == b"it is"
-            transport.close()
+            async def keep() -> None:
+                made = await transport.connections.connect(time.monotonic() + PATIENCE_S)
+                assert select.select([made.sock], [], [], PATIENCE_S)[0], "no ticket"
+                transport.connections.give_back(made)
+
+            wait(keep())
+            assert [transport.ask(GET).body for _ in range(2)] == [b"it is"] * 2
 
         assert server.connections == 1
 
-    def test_what_is_decrypted_beyond_an_answer_is_no_answer_to_the_next(self, identity: Identity) -> None:
+    def test_what_is_decrypted_beyond_an_answer_is_no_answer_to_the_next(self, identity: Identity, to: To) -> None:
         """It came in one record with the answer, so that the socket itself has nothing to read."""
         beyond = b"X-Padding: " + b"x" * 9000 + b"\r\n\r\n"
-        with serving(identity, http(200, b"one") + beyond, http(200, b"two")) as server:
-            transport = transport_to(server.port, identity)
-            bodies = [transport.send(GET).body for _ in range(2)]
-            transport.close()
+        with ScriptedServer([http(200, b"one") + beyond, http(200, b"two")], identity) as server:
+            transport = to(server.port)
+            bodies = [transport.ask(GET).body for _ in range(2)]
 
         assert bodies == [b"one", b"two"]
         assert server.connections == 2
 
     @pytest.mark.parametrize("announced", [True, False])
-    def test_one_that_the_server_ended_meanwhile_is_replaced(self, identity: Identity, announced: bool) -> None:
+    def test_one_that_the_server_ended_meanwhile_is_replaced(self, announced: bool, identity: Identity, to: To) -> None:
         """announced: by close_notify."""
 
         def answer(connection: ssl.SSLSocket) -> None:
@@ -127,12 +122,11 @@ class TestKeptConnections:
                     connection.unwrap()
 
         with talking(identity, answer, answer) as port:
-            transport = transport_to(port, identity)
+            transport = to(port)
             put = Request(method="PUT", body=bytes(3 * MIB))
-            assert [transport.send(put).status for _ in range(2)] == [200, 200]
-            transport.close()
+            assert [transport.ask(put).status for _ in range(2)] == [200, 200]
 
-    def test_one_that_ends_while_much_is_sent_is_replaced_once(self, identity: Identity) -> None:
+    def test_one_that_ends_while_much_is_sent_is_replaced_once(self, identity: Identity, to: To) -> None:
         def answer(connection: ssl.SSLSocket) -> None:
             take(connection)
             connection.sendall(http(200))
@@ -142,78 +136,53 @@ class TestKeptConnections:
             connection.recv(100)
 
         with talking(identity, answer_and_hang_up, answer) as port:
-            transport = transport_to(port, identity)
+            transport = to(port)
             put = Request(method="PUT", body=bytes(40 * MIB))
-            assert [transport.send(put).status for _ in range(2)] == [200, 200]
-            transport.close()
-
-
-class LateServer(ScriptedServer):
-    """Lets the third who comes wait."""
-
-    turns = itertools.count(1)
-
-    def _serve(self, connection: socket.socket) -> None:
-        time.sleep(0.3 if next(self.turns) == 3 else 0)
-        super()._serve(connection)
-
-
-def test_a_connection_that_comes_when_nothing_is_left_to_ask_stays(
-    identity: Identity, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its session tickets come while others wait for their answers."""
-    monkeypatch.setattr(fanout, "_LANES_MIN", 3)
-    given_back, give_back = threading.Semaphore(0), Connections.give_back
-
-    def noted(connections: Connections, connection: Connection, *, keep: bool) -> None:
-        give_back(connections, connection, keep=keep)
-        given_back.release()
-
-    monkeypatch.setattr(Connections, "give_back", noted)
-
-    def rule(head: bytes, _number: int) -> bytes:
-        if b"/0 " in head:  # the last one that is answered: the other two connections have nothing left to ask
-            assert given_back.acquire(timeout=PATIENCE_S)
-            assert given_back.acquire(timeout=PATIENCE_S)
-        return http(200)
-
-    with LateServer(rule, context_of(identity)) as server:
-        transport = transport_to(server.port, identity)
-        for _ in range(2):
-            answers: dict[int, Answer | StoreError | None] = {}
-            questions = [Question(number, b"HEAD /%d HTTP/1.1\r\nhost: h\r\n\r\n" % number) for number in range(3)]
-            assert transport.fan_out.ask(partial(next, iter(questions), None), answers.__setitem__) is None
-            assert [getattr(answers[number], "status", 0) for number in range(3)] == [200] * 3
-        kept = [transport.connections.take_idle() for _ in range(4)]
-        for connection in kept:
-            if connection is not None:
-                connection.close()
-        transport.close()
-
-    assert server.connections == 3
-    assert sum(connection is not None for connection in kept) == 3
+            assert [transport.ask(put).status for _ in range(2)] == [200, 200]
 
 
 class TestLargeBodies:
-    @pytest.mark.parametrize("size", [200_000, 40 * MIB])
-    def test_an_early_refusal_is_heard(self, identity: Identity, size: int) -> None:
-        """The server hangs up after it, while there is more to be sent."""
-        with serving(identity, REFUSAL) as server:
-            transport = transport_to(server.port, identity)
-            assert transport.send(Request(method="PUT", body=bytes(size))).status == 403
-            transport.close()
+    @pytest.mark.parametrize("size", [0, 16_384, 65_537, 3_000_077])
+    def test_bodies_travel_whole_both_ways(self, size: int, identity: Identity, to: To, tmp_path: Path) -> None:
+        """From memory and from a file; what comes is poured when it is large."""
+        body = random.Random(7).randbytes(size)
+        (tmp_path / "file").write_bytes(body)
+        parts: list[bytes] = []
+        outlet = Outlet(200, 0, lambda _headers, _length, _offset, part: parts.append(bytes(part)))
+        with (
+            ScriptedServer([http(200, body)] * 2, identity) as server,
+            FilePart(os.open(tmp_path / "file", os.O_RDONLY), 0, size) as part,
+        ):
+            transport = to(server.port)
+            answer = transport.ask(Request(method="PUT", body=body, most_bytes=size))
+            poured = transport.ask(Request(method="PUT", body=part, most_bytes=size, outlet=outlet))
 
-    def test_who_hangs_up_in_the_middle_is_not_said_to_have_a_wrong_certificate(self, identity: Identity) -> None:
+        assert bytes(answer.body) == b"".join(parts) + poured.body == body
+        assert [request.partition(b"\r\n\r\n")[2] for request in server.requests] == [body] * 2
+        assert server.connections == 1
+
+    @pytest.mark.parametrize("size", [200_000, 40 * MIB])
+    def test_an_early_refusal_is_heard(self, size: int, identity: Identity, to: To) -> None:
+        """The server hangs up after it, while there is more to be sent."""
+        with ScriptedServer([REFUSAL], identity) as server:
+            transport = to(server.port)
+            assert transport.ask(Request(method="PUT", body=bytes(size))).status == 403
+
+    def test_who_hangs_up_in_the_middle_is_not_said_to_have_a_wrong_certificate(
+        self, identity: Identity, to: To
+    ) -> None:
         put = Request(method="PUT", body=bytes(40 * MIB))
         with (
             talking(identity, lambda connection: connection.close()) as port,
             pytest.raises(Unreachable, match="the connection failed") as raised,
         ):
-            transport_to(port, identity).send(put)
+            to(port).ask(put)
         assert "caBundle" not in str(raised.value)
 
-    def test_a_part_of_a_file_is_sent_without_being_held_as_a_whole(self, identity: Identity, tmp_path: Path) -> None:
-        """What the file has lost meanwhile is zeros."""
+    def test_a_part_of_a_file_is_sent_without_being_held_as_a_whole(
+        self, identity: Identity, tls: ssl.SSLContext, tmp_path: Path
+    ) -> None:
+        """By a thread: large parts go no other way. What the file has lost meanwhile is zeros."""
         size, got = 48 * MIB, []
 
         def answer(connection: ssl.SSLSocket) -> None:
@@ -229,10 +198,10 @@ class TestLargeBodies:
 
         (tmp_path / "file").write_bytes(b"\1" * (size - MIB))
         with talking(identity, answer) as port, FilePart(os.open(tmp_path / "file", os.O_RDONLY), 0, size) as part:
-            transport = transport_to(port, identity)
+            transport = PlainTransport(port, tls=tls)
             tracemalloc.start()
             try:
-                assert transport.send(Request(method="PUT", body=part)).status == 200
+                assert transport.ask(Request(method="PUT", body=part)).status == 200
                 peak = tracemalloc.get_traced_memory()[1]
             finally:
                 tracemalloc.stop()
@@ -240,7 +209,7 @@ class TestLargeBodies:
         assert peak < 8 * MIB
         assert {first for first, _ in got} == {0, 1}
 
-    def test_a_body_that_drips_ends_when_the_call_may_take_no_longer(self, identity: Identity) -> None:
+    def test_a_body_that_drips_ends_when_the_call_may_take_no_longer(self, identity: Identity, to: To) -> None:
         """Each record comes in time, and there are thousands of them."""
 
         def drip(connection: ssl.SSLSocket) -> None:
@@ -251,67 +220,63 @@ class TestLargeBodies:
                 time.sleep(0.05)
 
         with talking(identity, drip) as port:
-            transport = transport_to(port, identity, QUICK)
+            transport = to(port, limits=QUICK)
             began = time.monotonic()
             with pytest.raises(DeadlineExceeded):
-                transport.send(replace(GET, most_bytes=1 << 20))
+                transport.ask(Request(method="GET", most_bytes=MIB))
             assert time.monotonic() - began < PATIENCE_S
-            transport.close()
 
 
-def test_a_handshake_that_does_not_end_is_given_up(identity: Identity) -> None:
+def test_a_handshake_that_does_not_end_is_given_up(to: To) -> None:
     limits = TransportLimits(connect_s=0.3, idle_s=2 * PATIENCE_S, call_s=2 * PATIENCE_S)
     with socket.create_server(("127.0.0.1", 0)) as mute:  # the kernel accepts, and nobody speaks
         began = time.monotonic()
         with pytest.raises(DeadlineExceeded, match="no connection"):
-            transport_to(mute.getsockname()[1], identity, limits).send(GET)
+            to(mute.getsockname()[1], limits=limits).ask(GET)
         assert time.monotonic() - began < PATIENCE_S
 
 
 class TestWhatIsSaid:
     """Whose certificate is not right is told why, and what helps."""
 
-    def refused(self, identity: Identity, bundle: str = "", host: str = "127.0.0.1") -> str:
-        with serving(identity) as server:
-            transport = PlainTransport(Route(host, server.port, True), tls=trust(bundle))
-            with pytest.raises(Unreachable) as raised:
-                transport.send(GET)
-            transport.close()
+    def refused(self, transports: Transports, identity: Identity, bundle: str = "", host: str = "127.0.0.1") -> str:
+        with ScriptedServer([], identity) as server, pytest.raises(Unreachable) as raised:
+            transports.to(Route(host, server.port, True), tls=trust(bundle)).ask(GET)
         return str(raised.value)
 
-    def test_an_authority_that_is_not_known(self, identity: Identity) -> None:
-        assert MISSING in self.refused(identity)
-
-    def test_another_authority(self, identity: Identity, tmp_path: Path) -> None:
+    def test_another_authority_or_none(self, identity: Identity, transports: Transports, tmp_path: Path) -> None:
         Authority(tmp_path)
-        assert MISSING in self.refused(identity, (tmp_path / "ca.crt").read_text())
+        for bundle in ("", (tmp_path / "ca.crt").read_text()):
+            assert MISSING in self.refused(transports, identity, bundle)
 
-    def test_a_certificate_that_has_expired(self, authority: Authority) -> None:
+    def test_a_certificate_that_has_expired(self, authority: Authority, transports: Transports) -> None:
         expired = authority.issue("expired", HERE, validity=datetime.timedelta(minutes=1))
-        text = self.refused(expired, expired.authority.read_text())
+        text = self.refused(transports, expired, expired.authority.read_text())
         assert "its TLS certificate has expired: renew it on the server" in text
         assert "caBundle" not in text
 
-    def test_a_certificate_of_another_name(self, authority: Authority) -> None:
+    def test_a_certificate_of_another_name(self, authority: Authority, transports: Transports) -> None:
         other = authority.issue("other", Subject(common_name="other", names=("s3.example.org",)))
         for host in ("127.0.0.1", "localhost"):
-            text = self.refused(other, other.authority.read_text(), host)
+            text = self.refused(transports, other, other.authority.read_text(), host)
             assert "its TLS certificate is for another host" in text
             assert f"not valid for '{host}'.): write a name that it is for into spec.s3.endpoint" in text
             assert "caBundle" not in text
 
-    def test_a_server_without_tls(self, identity: Identity) -> None:
-        plain = Reply(b"HTTP/1.1 400 Bad Request\r\n\r\n", close=True, early=True)
+    def test_a_server_without_tls(self, to: To) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
 
             def answer() -> None:
-                connection, _ = listener.accept()
-                with connection:
+                with listener.accept()[0] as connection:
                     connection.recv(MIB)
-                    connection.sendall(plain.data)
+                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
-            thread = threading.Thread(target=answer, daemon=True)
+            thread = threading.Thread(target=answer)
             thread.start()
-            with pytest.raises(StoreError, match="does not speak TLS: write http://"):
-                transport_to(listener.getsockname()[1], identity).send(GET)
-            thread.join(5)
+            with pytest.raises(Unreachable, match="does not speak TLS: write http://"):
+                to(listener.getsockname()[1]).ask(GET)
+            thread.join(PATIENCE_S)
+
+    def test_a_bundle_without_a_certificate(self) -> None:
+        with pytest.raises(InvalidRequest, match="caBundle"):
+            trust("not a certificate")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from datastore.fuse.loop import pause
 from datastore.fuse.store.base import ListPage
 from datastore.fuse.vfs.tree.distance import FAR_S, Distance
 from tests.mounted import Client, World
-from tests.patience import PATIENCE_S
 from tests.promises import promise
 
 LEVELS = 12
@@ -27,24 +26,18 @@ def far(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def slowest(client: Client, monkeypatch: pytest.MonkeyPatch, method: str) -> Callable[[], int]:
     """How many calls of a method were under way at once."""
-    original, lock = getattr(client.store, method), threading.Lock()
+    original = getattr(client.store, method)
     now, most = 0, 0
-    several = threading.Event()
 
-    def counted(*arguments: Any, **options: Any) -> Any:
+    async def counted(*arguments: Any, **options: Any) -> Any:
         nonlocal now, most
-        with lock:
-            now += 1
-            most = max(most, now)
-            if now > LEVELS // 2:
-                several.set()
-        if not several.wait(PATIENCE_S):
-            several.set()  # there are not more at once: the others need not wait for them
+        now += 1
+        most = max(most, now)
+        await pause(0.1)
         try:
-            return original(*arguments, **options)
+            return await original(*arguments, **options)
         finally:
-            with lock:
-                now -= 1
+            now -= 1
 
     monkeypatch.setattr(client.store, method, counted)
     return lambda: most
@@ -109,9 +102,9 @@ def test_the_first_page_of_a_large_directory_is_asked_for_once(
     asked: list[str] = []
     original = one.store.list_page
 
-    def told(prefix: str, **options: Any) -> ListPage:
+    async def told(prefix: str, **options: Any) -> ListPage:
         asked.append(prefix)
-        return original(prefix, **options)
+        return await original(prefix, **options)
 
     monkeypatch.setattr(one.store, "list_page", told)
     assert one.local.exists("top/flat")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 
 from datastore.fuse.store.base import ListPage
 from datastore.fuse.vfs.tree.listing import listing_of
-from tests.memorystore import MemoryStore
 from tests.mounted import TTL_S, Client, World
 from tests.mounted import world as opened
 from tests.promises import promise
@@ -32,18 +30,16 @@ class Pages:
     def __init__(self, client: Client, keys: int = PAGE) -> None:
         self._world = client.world
         self.asked = self.read = 0
-        self._counting = threading.Lock()
         self._original = client.store.list_page
         self._keys = keys
         client.store.list_page = self._page  # type: ignore[method-assign]
 
-    def _page(self, prefix: str, *, max_keys: int = 1000, **options: Any) -> ListPage:
-        page = self._original(prefix, max_keys=min(max_keys, self._keys), **options)
+    async def _page(self, prefix: str, *, max_keys: int = 1000, **options: Any) -> ListPage:
+        page = await self._original(prefix, max_keys=min(max_keys, self._keys), **options)
         self._world.clock.advance(0.001)
         if prefix == "d/" and max_keys > 1:
-            with self._counting:
-                self.asked += 1
-                self.read += bool(page.objects or page.common_prefixes)
+            self.asked += 1
+            self.read += bool(page.objects or page.common_prefixes)
         return page
 
     def since(self) -> tuple[int, int]:
@@ -177,8 +173,8 @@ def test_keys_in_another_order_are_read_each_time(world: World, one: Client, pag
     node = one.fs.resolver.directory(one.local.stat("d").ino)
     original = one.store.list_page
 
-    def shuffled(prefix: str, **options: Any) -> ListPage:
-        page = original(prefix, **options)
+    async def shuffled(prefix: str, **options: Any) -> ListPage:
+        page = await original(prefix, **options)
         return page._replace(objects=[f._replace(key=f"d/{f.key[::-1]}".replace("/d", "")) for f in page.objects])
 
     one.store.list_page = shuffled  # type: ignore[method-assign]
@@ -239,7 +235,7 @@ def act_here(one: Client, tail: str, how: str) -> None:
 
 def check(world: World, one: Client, names_first: bool) -> None:
     """Names, kinds and sizes are those that a listing of the whole bucket shows."""
-    page = MemoryStore(world.bucket).list_page("p/", delimiter="/")
+    page = world.tool.list_page("p/", delimiter="/")
     expected = listing_of("p/", [page], 0.0).entries
     if names_first:
         assert one.local.listdir("p") == sorted(expected)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datastore.fuse.store.base import ETag, ListedObject, ListPage, WriteOptions
+from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.vfs.tree.listing import Listed, claim, listing_of
 from tests.memorystore import MemoryStore
 from tests.promises import promise
@@ -65,7 +66,7 @@ tails = st.lists(
 @given(tails)
 def test_every_key_has_a_name(keys: list[str]) -> None:
     """Of any set of keys, each is shown under a name, and no two under one."""
-    store = MemoryStore()
+    store = BlockingStore(MemoryStore())
     for key in keys:
         store.put("d/" + key, b"", WriteOptions())
     page = store.list_page("d/", delimiter="/")

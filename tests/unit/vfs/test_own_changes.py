@@ -16,9 +16,9 @@ from datastore.fuse.store.base import ObjectStore
 from datastore.fuse.vfs.lookup import resolver
 from datastore.fuse.vfs.tree import facts
 from datastore.fuse.vfs.tree.nodes import Directory, Node
-from tests.driving import resolve
+from tests.driving import beside, resolve
 from tests.mounted import Client, World
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, passed
 
 TWO_PAGES = 1500
 
@@ -32,10 +32,10 @@ def after_the_next(monkeypatch: pytest.MonkeyPatch, store: ObjectStore, method: 
     """Between its answer and who asked for it."""
     original, calls = getattr(store, method), iter((True,))
 
-    def answered(*arguments: Any, **options: Any) -> Any:
-        answer = original(*arguments, **options)
+    async def answered(*arguments: Any, **options: Any) -> Any:
+        answer = await original(*arguments, **options)
         if next(calls, False):
-            do()
+            await beside(do)
         return answer
 
     monkeypatch.setattr(store, method, answered)
@@ -130,12 +130,12 @@ def test_attributes_asked_for_ahead_do_not_undo_what_was_done_to_an_open_file(
     assert parent is not None
     original, collected, asked, go_on = one.faulty.head, *(threading.Event() for _ in range(3))
 
-    def held(key: str) -> Any:
-        assert collected.wait(PATIENCE_S)
+    async def held(key: str) -> Any:
+        await passed(collected)
         if key == "d/b":
             asked.set()
-            assert go_on.wait(PATIENCE_S)
-        return original(key)
+            await passed(go_on)
+        return await original(key)
 
     ahead = one.fs.resolver._prefetcher
     told = ahead.told

@@ -12,7 +12,6 @@ from functools import partial
 import pytest
 
 from datastore.errors import AccessDenied
-from datastore.fuse.loop import Loop
 from datastore.fuse.ops import NOW, ROOT_INO, Caller, Fh, OpenRequest, SetAttr
 from datastore.fuse.store.base import HeadSink, Shown, WriteOptions
 from tests.clock import EPOCH_NS
@@ -202,9 +201,9 @@ def test_a_walk_asks_for_many_at_once(world: World, one: Client, monkeypatch: py
     calls: list[list[Shown]] = []
     real = one.faulty.head_many
 
-    def counted(objects: Sequence[Shown], sink: HeadSink, loop: Loop | None = None) -> None:
+    async def counted(objects: Sequence[Shown], sink: HeadSink) -> None:
         calls.append(list(objects))
-        real(objects, sink, loop)
+        await real(objects, sink)
 
     monkeypatch.setattr(one.faulty, "head_many", counted)
     for number in range(64):

@@ -219,11 +219,13 @@ def test_a_store_without_conditions(world: World, one: Client) -> None:
     """A server that refuses If-Match and If-None-Match gets the upload without, and is asked so once."""
     refused: list[str] = []
 
-    def refuse(key: str, body: Body, options: WriteOptions) -> WriteResult:
+    put = one.faulty.put
+
+    async def refuse(key: str, body: Body, options: WriteOptions) -> WriteResult:
         if options.if_none_match or options.if_match is not None:
             refused.append(key)
             raise Unsupported("the server does not know this operation")
-        return world.tool.put(key, body, options)
+        return await put(key, body, options)
 
     one.faulty.put = refuse  # type: ignore[method-assign]
     for name in ("a", "b"):

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from datastore.fuse.loop import now
 from datastore.fuse.vfs.tree.nodes import Directory
-from tests.driving import resolve
+from tests.driving import beside, resolve
 from tests.mounted import Client, around
 from tests.patience import PATIENCE_S
 from tests.promises import promise
@@ -55,7 +56,7 @@ def test_an_answer_for_a_directory_that_was_away(monkeypatch: pytest.MonkeyPatch
     assert not node.gone
     one.fs.core.nodes.root.forget_listing()
     around(monkeypatch, one, "list_page", lambda: one.local.rename("a", "b"), lambda: None)
-    around(monkeypatch, one, "head", lambda: one.store.delete("a/"), lambda: None)
+    around(monkeypatch, one, "head", lambda: now(one.store.delete("a/")), lambda: None)
     assert resolve(one.fs.remote.head(node))
     assert not node.gone
     assert one.local.listdir("b") == [b"f"]
@@ -76,7 +77,7 @@ def test_a_name_is_made_while_it_is_looked_up(monkeypatch: pytest.MonkeyPatch, o
         listing = await original(node, **options)
         entries = dict(listing.entries)
         if next(calls, False):
-            await one.fs.core.ask(make)
+            await beside(make)
             # What the thread saw is what was there when it looked.
             monkeypatch.setattr(listing, "entries", entries, raising=True)
             root.listing = None

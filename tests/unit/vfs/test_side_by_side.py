@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
+from datastore.fuse.loop import running
 from datastore.fuse.vfs.upload import copies
+from datastore.fuse.vfs.upload.delivery import SMALL
 from tests.driving import resolve
-from tests.mounted import Client, World
+from tests.mounted import Client, World, pattern
+from tests.patience import passed
 from tests.promises import promise
 
 
@@ -33,7 +37,25 @@ def test_the_first_error_is_raised_when_all_have_ended(one: Client) -> None:
     assert sorted(ended) == list(range(7))
 
 
-def test_a_large_piece_of_work_leaves_lanes_to_others(one: Client) -> None:
+@pytest.mark.parametrize(
+    ("size", "method", "on_loop"), [(SMALL, "put", True), (SMALL + 1, "put", False), (9 << 20, "upload_part", False)]
+)
+def test_only_small_bodies_are_sent_on_the_loop(
+    world: World, one: Client, monkeypatch: pytest.MonkeyPatch, size: int, method: str, on_loop: bool
+) -> None:
+    send, seen = getattr(one.faulty, method), set[bool]()
+
+    async def noted(*arguments: Any, **options: Any) -> Any:
+        seen.add(running() is not None)
+        return await send(*arguments, **options)
+
+    monkeypatch.setattr(one.faulty, method, noted)
+    one.local.write("f", pattern(size))
+    assert world.body("f") == pattern(size)
+    assert seen == {on_loop}
+
+
+def test_a_large_piece_of_work_leaves_connections_to_others(one: Client) -> None:
     """A rename of a directory with many objects, say."""
     core, at_once, most = one.fs.core, 0, 0
 
@@ -51,23 +73,25 @@ def test_a_large_piece_of_work_leaves_lanes_to_others(one: Client) -> None:
 
 @promise("S-26")
 def test_large_objects_below_a_renamed_directory(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their parts are copied side by side too, and each is a request of its own."""
+    """Their parts are copied side by side too."""
     monkeypatch.setattr(copies, "COPY_OBJECT_MAX", 1000)
     monkeypatch.setattr(copies, "COPY_MAX", 5 << 20)
     content = bytes(11 << 20)
     world.put("d/large", content)
     world.put("d/small", b"small")
-    threads: set[str] = set()
+    asked, at_once = 0, threading.Event()
     copy_part = one.faulty.upload_part_copy
 
-    def noted(*arguments: object, **options: object) -> object:
-        threads.add(threading.current_thread().name)
-        both.wait(60)
-        return copy_part(*arguments, **options)  # type: ignore[arg-type]
+    async def noted(*arguments: Any, **options: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == 3:
+            at_once.set()
+        await passed(at_once)
+        return await copy_part(*arguments, **options)
 
-    both = threading.Barrier(3)
     monkeypatch.setattr(one.faulty, "upload_part_copy", noted)
     one.local.rename("d", "e")
     assert world.body("e/large") == content
     assert world.body("e/small") == b"small"
-    assert len(threads) == 3
+    assert asked == 3

@@ -135,9 +135,9 @@ def slow(monkeypatch: pytest.MonkeyPatch, world: World, client: Client, seconds:
     """A page takes so long, also one that is the same."""
     original = client.store.list_page
 
-    def taking_time(*arguments: Any, **options: Any) -> ListPage:
+    async def taking_time(*arguments: Any, **options: Any) -> ListPage:
         world.clock.advance(seconds)
-        return original(*arguments, **options)
+        return await original(*arguments, **options)
 
     monkeypatch.setattr(client.store, "list_page", taking_time)
 
