@@ -125,8 +125,13 @@ class Prefetcher:
             return
         run = self._run(self._lookups, directory)
         ahead = run.step(name) if run is not None else None
-        if run is not None and ahead:
+        if run is None or not ahead:
+            return
+        not_opened = run.streak - (reads.streak if reads is not None else 0)
+        if not_opened > self._openings.before_opens:
             self._expect(directory, run, run.names[ahead.start : ahead.stop])
+        else:
+            run.horizon = run.last
 
     def looked_through(self, directory: Directory, name: bytes) -> None:
         """The entries up to a name are looked at in their order: ask for the attributes of those behind it."""
@@ -197,7 +202,7 @@ class Prefetcher:
 
     def _ask(self, wanted: Sequence[Shown]) -> None:
         """Ask for attributes in the background; each is told of when it is here."""
-        coming = [(shown.key, Future[bool]()) for shown in wanted]
+        coming: list[tuple[str, Future[bool]]] = [(shown.key, Future()) for shown in wanted]
         self._asked.update(coming)
         self._core.loop.background(self._bring(wanted, coming))
 
@@ -210,7 +215,7 @@ class Prefetcher:
             self._ended(*coming[number], came=not isinstance(answer, StoreError))
 
         try:
-            await core.ask(core.store.head_many, wanted, take, core.loop)
+            await core.store.head_many(wanted, take)
         except StoreError:
             return  # whoever wants one of them asks again, and is told
         finally:

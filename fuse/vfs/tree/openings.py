@@ -23,6 +23,11 @@ class Openings:
         self._pending: OrderedDict[Ino, None] = OrderedDict()
         self._row = 0
 
+    @property
+    def before_opens(self) -> int:
+        """So many names are looked up before one of them is opened, by who reads what he looks up."""
+        return PENDING_MAX if self._row >= _ENOUGH else 1
+
     def asked(self, ino: Ino) -> bool:
         """The attributes of a file are asked for; whether it will be read, as far as one can tell."""
         self._pending[ino] = None

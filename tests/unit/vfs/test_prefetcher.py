@@ -42,7 +42,7 @@ def test_attributes_that_a_get_brought_along_are_not_asked_for_again(world: Worl
     for number in range(60):
         assert one.local.read(f"d/f{number:03}") == b"x" * 100
         one.quiet()
-    assert one.calls("head") <= 24, "the first ones, before there was a run of reads"
+    assert one.calls("head") <= 4, "the first ones, before there was a run of reads"
 
 
 def test_who_reads_on_in_a_large_directory_has_the_next_attributes_asked_for(world: World, one: Client) -> None:
@@ -103,6 +103,26 @@ def test_a_shuffled_loader_costs_one_request_a_file(world: World, one: Client) -
         assert one.local.read(name) == name.encode()
     assert one.calls("get") <= 210
     assert one.calls("head") <= 40, "the first ones, and what falls into an order by chance"
+
+
+@promise("S-152")
+def test_where_files_are_read_names_are_looked_up_side_by_side_without_heads(world: World, one: Client) -> None:
+    """Several threads look up a name each before they open any. Who goes on and opens none is told by HEADs."""
+    for name in shuffled(world, "read", 40):
+        one.local.read(name)
+    for number in range(96):
+        world.put(f"d/f{number:03}", b"x")
+    world.later(100)
+    one.local.listdir("d")
+    before = one.calls("head")
+    for number in range(16):
+        one.local.stat(f"d/f{number:03}")
+    one.quiet()
+    assert one.calls("head") == before, "a GET brought each"
+    for number in range(16, 48):
+        one.local.stat(f"d/f{number:03}")
+    one.quiet()
+    assert one.calls("head") - before >= 32
 
 
 @promise("S-152")
