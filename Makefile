@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 
-.PHONY: help setup setup-bench setup-frameworks e2e-training e2e-nfs setup-ssh setup-examples tools cluster-tools demo check test long e2e-laptop e2e-cluster e2e-models cluster-up cluster-down image bench soak mutants docs proto clean
+.PHONY: help setup setup-bench setup-frameworks e2e-training e2e-nfs setup-ssh setup-glusterfs setup-examples tools cluster-tools demo check test long e2e-laptop e2e-cluster e2e-models cluster-up cluster-down image bench soak mutants docs proto clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 25
@@ -25,7 +25,7 @@ demo: setup ## train on digits kept in an embedded S3, through a mount
 check: setup ## lint, types, layers, spelling, packaging
 	@$(PY) tests/run_tiers.py check
 
-test: setup-frameworks setup-ssh setup-examples tools cluster-tools ## every tier, as root and as a plain user; prints which ran
+test: setup-frameworks setup-ssh setup-glusterfs setup-examples tools cluster-tools ## every tier, as root and as a plain user; prints which ran
 	@$(PY) tests/run_tiers.py
 
 long: setup-bench setup-ssh tools cluster-tools ## hours: fsx of 100,000 operations (20,000 over NFS and SFTP), the soak of 20 minutes, 100 kills, Kubernetes' own tests; LONG=TIER for one
@@ -49,7 +49,10 @@ setup-examples:
 setup-ssh:
 	@.ci/apt openssh-client openssh-server
 
-e2e-nfs: setup setup-ssh tools ## only the tiers of NFS exports (a real NFS host in a guest), GlusterFS (a real glusterd) and SFTP (a real sshd)
+setup-glusterfs:
+	@.ci/apt glusterfs-server glusterfs-client
+
+e2e-nfs: setup setup-ssh setup-glusterfs tools ## only the tiers of NFS exports (a real NFS host in a guest), GlusterFS (a real glusterd) and SFTP (a real sshd)
 	@$(PY) tests/run_tiers.py nfs nfs-libnfs glusterfs sftp sftp-plain
 
 e2e-cluster: setup tools cluster-tools ## only the cluster's tiers: on a node of its own, or on KUBECONFIG's cluster
