@@ -220,48 +220,45 @@ class Lock:
         self.release()
 
 
-class Edge:
+class Edge(Future[None]):
     """Tells when a descriptor that never waits may be used again: once for each change (EPOLLET in epoll(7)).
 
     Who waits has used it until it would have waited, or has asked for an answer since it was last ready; one at a time.
+    It is done while nobody waits.
     """
 
-    __slots__ = ("_fd", "_loop", "_until", "_waiting")
+    __slots__ = ("_fd", "_loop", "_until")
 
     def __init__(self, loop: Loop, fd: int) -> None:
+        super().__init__()
+        self.done = True
         self._loop = loop
         self._fd = fd
-        self._waiting: Future[None] | None = None
         self._until = 0.0
         loop.watch(fd, self._changed, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
 
     def wait(self, seconds: float) -> Future[None]:
         """`await` that something changes. Errors: TimeoutError, up to a quarter of a second late."""
         loop = self._loop
-        waiting: Future[None] = Future()
-        self._waiting = waiting
+        self.done, self._error = False, None
         self._until = loop.clock() + seconds
         loop.waits.add(self)
-        return waiting
+        return self
 
     def close(self) -> None:
         """Tell nothing any more; before the descriptor is closed."""
         self._loop.unwatch(self._fd)
 
     def _changed(self) -> None:
-        waiting = self._waiting
-        if waiting is not None:
-            self._waiting = None
+        if not self.done:
             self._loop.waits.remove(self)
-            waiting.set_result(None)
+            self._settle()
 
     def look(self, now: float) -> None:
         """Is it too late?"""
-        waiting = self._waiting
-        if waiting is not None and now >= self._until:
-            self._waiting = None
+        if not self.done and now >= self._until:
             self._loop.waits.remove(self)
-            waiting.set_error(TimeoutError())
+            self.set_error(TimeoutError())
 
 
 class Bounded(Protocol):
