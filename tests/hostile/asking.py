@@ -17,15 +17,7 @@ from pathlib import Path
 
 from datastore.api.source import S3Location, StaticCredentials
 from datastore.errors import StoreError
-from datastore.fuse.store.base import (
-    ByteRange,
-    ETag,
-    ObjectVersion,
-    PartNumber,
-    Shown,
-    UploadId,
-    WriteOptions,
-)
+from datastore.fuse.store.base import ByteRange, ETag, ObjectVersion, PartNumber, Shown, UploadId, WriteOptions
 from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.store.s3 import open_adapter
 from datastore.fuse.store.s3.connections import TransportLimits

@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
 
+from tests.unit.store.scripted import content_length, received
+
 ETAG = "0123456789abcdef0123456789abcdef"
 DATE = formatdate(usegmt=True)
 DRIP_S = 0.05
@@ -137,141 +139,50 @@ def region_named(name: str) -> Attack:
     return attack
 
 
-# -- without an end
+# -- kinds of them
 
 
-def endless_listing(talk: Talk) -> None:
-    """A chunked page with objects without end."""
-    talk.send(head_of(200, "Transfer-Encoding: chunked"))
-    block = listing().removesuffix(b"</ListBucketResult>")
-    while True:
-        talk.send(b"%x\r\n%b\r\n" % (len(block), block))
-        block = entry() * 300
+def answering(status: int, body: bytes, *headers: str) -> Attack:
+    """Each request gets this whole answer."""
+    return lambda talk: talk.answer(status, body, *headers)
+
+
+def forever(said: bytes, again: bytes) -> Attack:
+    """Something, and then something else without an end."""
+
+    def attack(talk: Talk) -> None:
+        talk.send(said)
+        while True:
+            talk.send(again)
+
+    return attack
+
+
+def dripping(said: bytes, slowly: bytes) -> Attack:
+    """Something, and then something else byte by byte."""
+
+    def attack(talk: Talk) -> None:
+        talk.send(said)
+        talk.drip(slowly)
+
+    return attack
+
+
+def endless_body(size: int, head: bytes, *, of_listings: bool = False) -> Attack:
+    """An object that is listed with a size, and whose body has no end. of_listings: nor has that of a listing."""
+
+    def attack(talk: Talk) -> None:
+        if talk.is_listing:
+            talk.answer(200, listing(entry(size=size)))
+        if of_listings or not talk.is_listing:
+            forever(head, _BLOCK)(talk)
+
+    return attack
 
 
 def endless_pages(talk: Talk) -> None:
     """Each page of a listing has another one behind it."""
     talk.answer(200, listing(*(entry(f"{time.monotonic_ns()}-{n}") for n in range(1000)), token=str(time.time_ns())))
-
-
-def endless_object(talk: Talk) -> None:
-    """A body without a length, whatever was asked for."""
-    if talk.is_listing:
-        talk.answer(200, listing(entry(size=1 << 40)))
-    talk.send(head_of(200))
-    while True:
-        talk.send(_BLOCK)
-
-
-def endless_headers(talk: Talk) -> None:
-    """The head has no end."""
-    talk.send(b"HTTP/1.1 200 OK\r\n")
-    while True:
-        talk.send(b"X-Padding: %b\r\n" % _BLOCK[:1000])
-
-
-def endless_line(talk: Talk) -> None:
-    """One header has no end."""
-    talk.send(b"HTTP/1.1 200 OK\r\nX-Padding: ")
-    while True:
-        talk.send(_BLOCK)
-
-
-def endless_interim(talk: Talk) -> None:
-    """Interim answers, and never the final one."""
-    while True:
-        talk.send(head_of(100) * 100)
-
-
-def endless_chunk_line(talk: Talk) -> None:
-    """The size of a chunk has no end."""
-    talk.send(head_of(200, "Transfer-Encoding: chunked") + b"1;")
-    while True:
-        talk.send(_BLOCK)
-
-
-def endless_trailers(talk: Talk) -> None:
-    """What follows the last chunk has no end."""
-    talk.send(head_of(200, "Transfer-Encoding: chunked") + b"0\r\n")
-    while True:
-        talk.send(b"X-Padding: %b\r\n" % _BLOCK[:1000])
-
-
-def single_bytes(talk: Talk) -> None:
-    """A listing in chunks of one byte, to keep whoever joins them busy."""
-    body = listing(*[entry() for _ in range(4000)])
-    talk.send(head_of(200, "Transfer-Encoding: chunked"))
-    for at in range(0, len(body), 4096):
-        talk.send(b"".join(b"1\r\n%c\r\n" % byte for byte in body[at : at + 4096]))
-    talk.send(b"0\r\n\r\n")
-
-
-def long_refusal(talk: Talk) -> None:
-    """403 with 3 MB of text."""
-    talk.answer(403, refusal("AccessDenied", "no " * (1 << 20)))
-
-
-def long_chunked_refusal(talk: Talk) -> None:
-    """The same, without saying how much it is."""
-    talk.send(head_of(403, "Transfer-Encoding: chunked"))
-    while True:
-        talk.send(b"%x\r\n%b\r\n" % (len(_BLOCK), _BLOCK))
-
-
-# -- slowly, or not at all
-
-
-def silent(talk: Talk) -> None:
-    """No answer."""
-    talk.wait()
-
-
-def dripping_head(talk: Talk) -> None:
-    """The head comes byte by byte."""
-    talk.drip(b"HTTP/1.1 200 OK\r\nX-Padding: " + b"x" * 60_000)
-
-
-def dripping_listing(talk: Talk) -> None:
-    """The body comes byte by byte."""
-    body = listing(*[entry() for _ in range(300)])
-    talk.send(head_of(200, f"Content-Length: {len(body)}"))
-    talk.drip(body)
-
-
-def dripping_chunks(talk: Talk) -> None:
-    """So does a chunked one."""
-    talk.send(head_of(200, "Transfer-Encoding: chunked"))
-    for byte in listing(*[entry() for _ in range(300)]):
-        talk.drip(b"1\r\n%c\r\n" % byte)
-
-
-def dripping_refusal(talk: Talk) -> None:
-    """So does the text of a refusal."""
-    talk.send(head_of(403, "Content-Length: 60000"))
-    talk.drip(b"x" * 60_000)
-
-
-# -- lies
-
-
-def lying_length(talk: Talk) -> None:
-    """An object of 10 bytes whose body is said to have 1 TB, and has much."""
-    if talk.is_listing:
-        talk.answer(200, listing(entry()))
-        return
-    talk.send(head_of(206, f"Content-Length: {1 << 40}", "Content-Range: bytes 0-9/10", f'ETag: "{ETAG}"'))
-    while True:
-        talk.send(_BLOCK)
-
-
-def whole_in_place_of_range(talk: Talk) -> None:
-    """The whole of an object of 1 TB, whatever range is asked for."""
-    if talk.is_listing:
-        talk.answer(200, listing(entry(size=1 << 40)))
-        return
-    talk.send(head_of(200, f"Content-Length: {1 << 40}", f'ETag: "{ETAG}"'))
-    while True:
-        talk.send(_BLOCK)
 
 
 def impossible_sizes(talk: Talk) -> None:
@@ -285,82 +196,88 @@ def impossible_sizes(talk: Talk) -> None:
         talk.send(b"HTTP/1.1 206 X\r\nContent-Range: bytes 0-1/*\r\nContent-Length: 2\r\n\r\nab")
 
 
-def many_objects(talk: Talk) -> None:
-    """A page of far more objects than were asked for."""
-    body = listing(*[entry("k")] * 20_000)
-    talk.answer(200, body)
-
-
-# -- rubbish
-
-
 def garbage(talk: Talk) -> None:
     """No HTTP at all."""
     talk.send(random.Random(1).randbytes(100_000))
     raise Gone
 
 
-def garbage_xml(talk: Talk) -> None:
-    """HTTP, and then no XML."""
-    talk.answer(200, random.Random(2).randbytes(50_000))
+def chunks_of_one(body: bytes) -> bytes:
+    """Each byte is a chunk."""
+    return b"".join(b"1\r\n%c\r\n" % byte for byte in body)
 
 
-def page(talk: Talk) -> None:
-    """A web page, as a captive portal has it."""
-    talk.answer(200, b"<html><body>Log in here</body></html>", "Content-Type: text/html")
+def document(inside: bytes, attributes: bytes = b"") -> Attack:
+    """Each request gets this listing."""
+    return answering(200, b"<ListBucketResult%b>%b</ListBucketResult>" % (attributes, inside))
 
 
-def many_elements(talk: Talk) -> None:
-    """A small document that is a large tree."""
-    talk.answer(200, b"<ListBucketResult>" + b"<a/>" * 1_000_000 + b"</ListBucketResult>")
+page = answering(200, b"<html><body>Log in here</body></html>", "Content-Type: text/html")
+"""As a captive portal has it."""
+_OK = b"HTTP/1.1 200 OK\r\n"
+_PADDING = b"X-Padding: %b\r\n" % _BLOCK[:1000]
+_CHUNKED = head_of(200, "Transfer-Encoding: chunked")
+_LISTED = listing(*[entry() for _ in range(300)])
+_LONG = "x" * 20_000
+_ENTITIES = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10}">' for n in range(1, 8))
 
 
-def deep_elements(talk: Talk) -> None:
-    """A deep one."""
-    talk.answer(200, b"<ListBucketResult>" + b"<a>" * 20_000)
-
-
-def many_attributes(talk: Talk) -> None:
-    """An element with very many attributes."""
-    attributes = b"".join(b' a%x=""' % number for number in range(100_000))
-    talk.answer(200, b"<ListBucketResult" + attributes + b"></ListBucketResult>")
-
-
-def long_namespaces(talk: Talk) -> None:
-    """A namespace that is a part of each name."""
-    names = b"".join(b"<p:a%x/>" % number for number in range(500))
-    uri = b"u" * 50_000
-    talk.answer(200, b'<ListBucketResult xmlns="" xmlns:p="' + uri + b'">' + names + b"</ListBucketResult>")
-
-
-def entities(talk: Talk) -> None:
-    """Entities of entities, in UTF-16, in which no byte says <!DOCTYPE."""
-    levels = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10}">' for n in range(1, 8))
-    text = f'<!DOCTYPE r [<!ENTITY e0 "xxxxxxxxxx">{levels}]><ListBucketResult>&e7;</ListBucketResult>'
-    talk.answer(200, text.encode("utf-16"))
-
-
-def long_names(talk: Talk) -> None:
-    """A date, an id and a region of 60 KB each."""
-    long = "x" * 20_000
-    talk.answer(403, refusal(long, long), f"x-amz-request-id: {long}", f"x-amz-bucket-region: {long}")
+def _chunk(body: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(body), body)
 
 
 ATTACKS: Mapping[str, Attack] = {
     "redirecting": redirecting("http://127.0.0.1:9/latest/meta-data/"),
     "other-region": region_named("eu-west-3"),
     "region-of-rubbish": region_named("x.evil.example/"),
-    **{
-        each.__name__.replace("_", "-"): each
-        for each in (
-            endless_listing, endless_object, endless_headers, endless_line, endless_interim, endless_chunk_line,
-            endless_trailers, endless_pages, single_bytes, long_refusal, long_chunked_refusal, silent, dripping_head,
-            dripping_listing, dripping_chunks, dripping_refusal, lying_length, whole_in_place_of_range,
-            impossible_sizes, many_objects, garbage, garbage_xml, page, many_elements, deep_elements, many_attributes,
-            long_namespaces, entities, long_names,
-        )
-    },
-}  # fmt: skip
+    # Without an end: a page, many pages, a body, the head, one header, interim answers, a chunk's size, a trailer.
+    "endless-listing": forever(
+        _CHUNKED + _chunk(listing().removesuffix(b"</ListBucketResult>")), _chunk(entry() * 300)
+    ),
+    "endless-pages": endless_pages,
+    "endless-object": endless_body(1 << 40, head_of(200), of_listings=True),
+    "endless-headers": forever(_OK, _PADDING),
+    "endless-line": forever(_OK + b"X-Padding: ", _BLOCK),
+    "endless-interim": forever(b"", head_of(100) * 100),
+    "endless-chunk-line": forever(_CHUNKED + b"1;", _BLOCK),
+    "endless-trailers": forever(_CHUNKED + b"0\r\n", _PADDING),
+    # Much to read: a listing in chunks of one byte, 3 MB of reasons, reasons without an end.
+    "single-bytes": lambda talk: talk.send(_CHUNKED + chunks_of_one(listing(*[entry()] * 4000)) + b"0\r\n\r\n"),
+    "long-refusal": answering(403, refusal("AccessDenied", "no " * (1 << 20))),
+    "long-chunked-refusal": forever(head_of(403, "Transfer-Encoding: chunked"), _chunk(_BLOCK)),
+    # Slowly, or not at all.
+    "silent": Talk.wait,
+    "dripping-head": dripping(b"", _OK + b"X-Padding: " + b"x" * 60_000),
+    "dripping-listing": dripping(head_of(200, f"Content-Length: {len(_LISTED)}"), _LISTED),
+    "dripping-chunks": dripping(_CHUNKED, chunks_of_one(_LISTED)),
+    "dripping-refusal": dripping(head_of(403, "Content-Length: 60000"), b"x" * 60_000),
+    # Lies: a body of 1 TB for an object of 10 bytes or for any range, and many more objects than were asked for.
+    "lying-length": endless_body(
+        10, head_of(206, f"Content-Length: {1 << 40}", "Content-Range: bytes 0-9/10", f'ETag: "{ETAG}"')
+    ),
+    "whole-in-place-of-range": endless_body(1 << 40, head_of(200, f"Content-Length: {1 << 40}", f'ETag: "{ETAG}"')),
+    "impossible-sizes": impossible_sizes,
+    "many-objects": answering(200, listing(*[entry("k")] * 20_000)),
+    # Rubbish.
+    "garbage": garbage,
+    "garbage-xml": answering(200, random.Random(2).randbytes(50_000)),
+    "page": page,
+    # Small documents that are large trees, deep ones, have a namespace in each name, entities of entities (in UTF-16,
+    # in which no byte says <!DOCTYPE), or a date, an id and a region of 20 KB each.
+    "many-elements": document(b"<a/>" * 1_000_000),
+    "deep-elements": answering(200, b"<ListBucketResult>" + b"<a>" * 20_000),
+    "many-attributes": document(b"", b"".join(b' a%x=""' % number for number in range(100_000))),
+    "long-namespaces": document(
+        b"".join(b"<p:a%x/>" % number for number in range(500)), b' xmlns="" xmlns:p="%b"' % (b"u" * 50_000)
+    ),
+    "entities": answering(
+        200,
+        f'<!DOCTYPE r [<!ENTITY e0 "xxxxxxxxxx">{_ENTITIES}]><ListBucketResult>&e7;</ListBucketResult>'.encode(
+            "utf-16"
+        ),
+    ),
+    "long-names": answering(403, refusal(_LONG, _LONG), f"x-amz-request-id: {_LONG}", f"x-amz-bucket-region: {_LONG}"),
+}
 SLOW = frozenset({"silent", "dripping-head", "dripping-listing", "dripping-chunks", "dripping-refusal"})
 """Those by which a call ends only when its time is over."""
 
@@ -391,12 +308,12 @@ def hostile(attack: Attack, host: str = "127.0.0.1") -> Iterator[Hostile]:
             pending = b""
             while not over.is_set():
                 while b"\r\n\r\n" not in pending:
-                    more = connection.recv(64 << 10)
-                    if not more:
-                        return
-                    pending += more
+                    pending += received(connection)
                 head, _, pending = pending.partition(b"\r\n\r\n")
-                pending = _after_body(head, pending, connection)
+                length = content_length(head)
+                while len(pending) < length:
+                    pending += received(connection)
+                pending = pending[length:]
                 server.heads.append(head)
                 attack(Talk(head, connection, over))
 
@@ -421,18 +338,3 @@ def hostile(attack: Attack, host: str = "127.0.0.1") -> Iterator[Hostile]:
             for connection in connections:
                 with suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
-
-
-def _after_body(head: bytes, pending: bytes, connection: socket.socket) -> bytes:
-    """What follows the body of a request."""
-    length = 0
-    for line in head.split(b"\r\n")[1:]:
-        name, _, value = line.partition(b":")
-        if name.lower() == b"content-length":
-            length = int(value)
-    while len(pending) < length:
-        more = connection.recv(64 << 10)
-        if not more:
-            raise Gone
-        pending += more
-    return pending[length:]

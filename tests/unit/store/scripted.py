@@ -171,15 +171,15 @@ class ScriptedServer:
         pending = b""
         for number in itertools.count():
             while b"\r\n\r\n" not in pending:
-                pending += _received(connection)
+                pending += received(connection)
             with self._lock:
                 self.together = max(self.together, pending.count(b"\r\n\r\n"))
             head, _, pending = pending.partition(b"\r\n\r\n")
             found = self._rule(head, number) if self._rule is not None else self._next()
             reply = found if isinstance(found, Reply) else Reply(found)
-            length = _content_length(head)
+            length = content_length(head)
             while len(pending) < length and not reply.early:
-                pending += _received(connection)
+                pending += received(connection)
             with self._lock:
                 self.requests.append(head + b"\r\n\r\n" + pending[:length])
             pending = pending[length:]
@@ -201,7 +201,7 @@ def context_of(identity: Identity) -> ssl.SSLContext:
     return context
 
 
-def _received(connection: socket.socket) -> bytes:
+def received(connection: socket.socket) -> bytes:
     """Errors: OSError, also at its end."""
     more = connection.recv(65536)
     if not more:
@@ -209,7 +209,8 @@ def _received(connection: socket.socket) -> bytes:
     return more
 
 
-def _content_length(head: bytes) -> int:
+def content_length(head: bytes) -> int:
+    """Of a request."""
     for line in head.split(b"\r\n"):
         name, _, value = line.partition(b":")
         if name.lower() == b"content-length":
