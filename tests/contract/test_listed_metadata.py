@@ -48,9 +48,7 @@ def agrees(store: BlockingStore, page: ListPage) -> list[str]:
 @pytest.mark.parametrize(("prefix", "delimiter"), [("", ""), ("", "/"), ("dir/", "/"), ("dir/", "")])
 def test_what_a_listing_shows_is_what_a_head_shows(subject: Subject, prefix: str, delimiter: str) -> None:
     fill(subject.store)
-
     page = subject.store.list_page(prefix, delimiter=delimiter)
-
     every = [found.key for found in page.objects]
     assert agrees(subject.store, page) == (every if subject.store.capabilities.listed_metadata else [])
 
@@ -125,7 +123,6 @@ def test_what_a_listing_of_minio_can_not_show_as_a_head_does_is_left_to_the_head
     _put_as_anyone(minio, f"/{bucket}/utf-8", "who", "grüße".encode())
     _put_as_anyone(minio, f"/{bucket}/latin-1", "who", b"gr\xfce")
     assert agrees(store, store.list_page("")) == ["plain"]
-
     _put_as_anyone(minio, f"/{bucket}/zzz", "no!xml&name", b"1")
     page = store.list_page("")
     assert [found.key for found in page.objects] == ["latin-1", "plain", "utf-8", "zzz"]

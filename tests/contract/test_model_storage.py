@@ -57,18 +57,15 @@ class TestDocuments:
         assert storage.read("m/aliases/prod") == (b"1\n", first)
         with pytest.raises(AlreadyExists):
             storage.create("m/aliases/prod", b"2\n")
-
         second = storage.replace("m/aliases/prod", b"2\n", first)
         with pytest.raises(PreconditionFailed):
             storage.replace("m/aliases/prod", b"3\n", first)
-
         assert storage.read("m/aliases/prod") == (b"2\n", second)
 
     def test_a_document_that_is_gone_is_not_replaced(self, storage: Storage) -> None:
         tag = storage.create("m/1.json", b"{}")
         storage.remove("m/1.json")
         storage.remove("m/1.json")
-
         with pytest.raises(PreconditionFailed):
             storage.replace("m/1.json", b"{}", tag)
         with pytest.raises(NotFound):
@@ -78,7 +75,6 @@ class TestDocuments:
 
     def test_a_part_of_a_document_is_read(self, storage: Storage) -> None:
         storage.create("m/1.json", b"0123456789")
-
         assert storage.read("m/1.json", 4).body == b"0123"
         assert storage.read("m/1.json", 100).body == b"0123456789"
 
@@ -86,7 +82,6 @@ class TestDocuments:
         """The manifest of 100,000 files."""
         body = os.urandom(1 << 20) * 17
         tag = storage.create("m/1.json", body)
-
         assert storage.read("m/1.json") == (body, tag)
         storage.create("m/2.json", b"")
         assert storage.read("m/2.json").body == b""
@@ -94,7 +89,6 @@ class TestDocuments:
     def test_the_age_is_counted_by_the_clock_of_the_storage(self, storage: Storage) -> None:
         before = time.monotonic()
         storage.create("m/1.saving", b"{}")
-
         assert 0 <= storage.age_s("m/1.saving") <= time.monotonic() - before + 3
 
     def test_names_tell_documents_from_directories(self, storage: Storage) -> None:
@@ -105,7 +99,6 @@ class TestDocuments:
         tree.begin()
         with tree.write("f", 0o644, 1) as sink:
             sink.write(b"x")
-
         assert sorted(storage.names("m")) == [Name("7", True), Name("7.json", False), Name("aliases", True)]
         assert sorted(storage.names("")) == [Name("m", True)]
 
@@ -145,7 +138,6 @@ class TestDocuments:
 
         with ThreadPoolExecutor(CLIENTS) as pool:
             list(pool.map(increment, storages))
-
         assert storages[0].read("m/counter").body == b"%d" % (CLIENTS * 5)
 
 
@@ -199,7 +191,6 @@ class TestTrees:
         for path in ("a", "b"):
             with tree.write(path, 0o644, 1) as sink:
                 sink.write(b"x")
-
         with pytest.raises(VersionDamaged, match="m/1/b: was not saved"):
             tree.settle([Entry("a", "file", 0o644, 1)])
         with pytest.raises(VersionDamaged, match="m/1/c: is missing"):
@@ -228,7 +219,6 @@ class TestTrees:
             sink.write(b"one")
         [node] = tree.scan()
         home.put("m/1/f", b"two")
-
         with pytest.raises(SourceChanged, match="f"):
             tree.read(node, 0, 3)
 
@@ -286,7 +276,6 @@ class TestDirectory:
     def test_processes_lose_no_increment(self, tmp_path: Path) -> None:
         DirectoryStorage(tmp_path).create("m/counter", b"0")
         workers = [subprocess.Popen([sys.executable, "-c", INCREMENT, str(tmp_path)]) for _ in range(4)]
-
         assert [each.wait(500) for each in workers] == [0] * 4
         assert DirectoryStorage(tmp_path).read("m/counter").body == b"80"
         assert os.listdir(tmp_path / "m") == ["counter"]
@@ -298,9 +287,7 @@ class TestDirectory:
         (tmp_path / "m" / ".alias.dead.tmp").write_bytes(b"9")
         os.symlink("dead", tmp_path / "m" / ".alias.lock")
         began = time.monotonic()
-
         storage.replace("m/alias", b"2", tag)
-
         assert time.monotonic() - began >= 1
         assert storage.read("m/alias").body == b"2"
         assert os.listdir(tmp_path / "m") == ["alias"], "the sleeper's file is gone, so it can't rename it any more"
@@ -322,7 +309,6 @@ class TestDirectory:
         monkeypatch.setattr(os, "rename", rename)
         with pytest.raises(PreconditionFailed):
             sleeper.replace("m/alias", b"sleeper", tag)
-
         assert other.read("m/alias").body == b"other"
 
     @promise("S-380")
@@ -372,7 +358,6 @@ class TestDirectory:
         old.write_bytes(b"")
         young.write_bytes(b"")
         os.utime(old, (time.time() - 600, time.time() - 600))
-
         assert storage.sweep("m") == 1
         assert sorted(os.listdir(tmp_path / "m")) == [".alias.b.tmp", "alias"]
 
@@ -382,7 +367,6 @@ class TestDirectory:
         storage = DirectoryStorage(tmp_path)
         storage.create("m/alias", b"1")
         monkeypatch.setattr(os, "listdir", lambda _: [".alias.a.tmp", "alias"])
-
         assert storage.sweep("m") == 0
 
     def test_a_wrong_tag_is_refused(self, tmp_path: Path) -> None:

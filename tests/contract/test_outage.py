@@ -44,7 +44,6 @@ def test_calls_outlast_a_restart_of_the_server(tmp_path: Path) -> None:
         retrying = open_s3(location, retrier=Retrier(RetryPolicy(budget_s=120), sleep=sleep))
         store = BlockingStore(retrying)
         store.put("before", b"kept", WriteOptions())
-
     with ThreadPoolExecutor(2) as pool:
         reading = pool.submit(store.get, "before")
         writing = pool.submit(store.put, "during", b"new", WriteOptions(if_none_match=True, metadata={"a": "1"}))
@@ -59,7 +58,6 @@ def test_calls_outlast_a_restart_of_the_server(tmp_path: Path) -> None:
 def test_an_outage_longer_than_the_budget_is_an_error() -> None:
     gone = Server(name="gone", endpoint=f"http://127.0.0.1:{free_port()}", access_key="a", secret_key="b")
     store = open_s3(location_of(gone, "data"), retrier=Retrier(RetryPolicy(budget_s=0.2)))
-
     with pytest.raises(Unreachable, match="connection refused"):
         now(store.get("key"))
     store.close()

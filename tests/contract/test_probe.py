@@ -75,7 +75,6 @@ def refused(location: S3Location, kind: type[StoreError], *words: str, deadline_
 
 def test_a_right_location_is_accepted_and_nothing_is_written(location: S3Location, server: Server) -> None:
     assert probe(location, writable=True, deadline_s=LONG_S) == seen(server)
-
     store = open_adapter(location)
     assert now(store.list_page("")).objects == []
     store.close()
@@ -83,7 +82,6 @@ def test_a_right_location_is_accepted_and_nothing_is_written(location: S3Locatio
 
 def test_a_wrong_secret_names_the_key(location: S3Location, server: Server) -> None:
     keys = StaticCredentials(access_key_id=server.access_key, secret_access_key=Secret("wrong"))
-
     refused(
         replace(location, credentials=keys),
         CredentialsInvalid,
@@ -104,12 +102,10 @@ def test_a_missing_bucket_is_named(location: S3Location) -> None:
 
 def test_a_bucket_is_created_only_when_asked_and_writable(location: S3Location, server: Server) -> None:
     wanted = replace(location, bucket="created", create=True)
-
     with pytest.raises(BucketNotFound):
         probe(wanted, writable=False, deadline_s=LONG_S)
     probe(wanted, writable=True, deadline_s=LONG_S)
     probe(wanted, writable=True, deadline_s=LONG_S)
-
     assert probe(replace(wanted, create=False), writable=False, deadline_s=LONG_S) == seen(server)
 
 
@@ -130,25 +126,21 @@ def test_a_region_that_was_not_named_is_learned(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", location.credentials.access_key_id if location.credentials else "")
     secret = location.credentials.secret_access_key.reveal() if location.credentials else ""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
-
     assert probe(replace(location, region="", credentials=None), writable=False, deadline_s=LONG_S) == seen(server)
 
 
 def test_nobody_listening_is_named(location: S3Location) -> None:
     where = f"http://127.0.0.1:{free_port()}"
-
     refused(replace(location, endpoint=where), Unreachable, where, "connection refused", "check the endpoint")
 
 
 def test_a_host_that_does_not_resolve_is_named(location: S3Location) -> None:
     where = "http://no-such-host.invalid:9000"
-
     refused(replace(location, endpoint=where), Unreachable, where, "does not resolve")
 
 
 def test_https_to_a_plain_server_says_tls(location: S3Location) -> None:
     where = location.endpoint.replace("http:", "https:")
-
     refused(replace(location, endpoint=where), Unreachable, "does not speak TLS")
 
 
@@ -191,7 +183,6 @@ def test_no_credentials_at_all_is_said_so(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-
     refused(S3Location(bucket="data"), CredentialsInvalid, "no credentials found")
 
 
@@ -199,7 +190,6 @@ def test_an_opened_store_counts_what_it_sends(location: S3Location) -> None:
     store = open_s3(location)
     now(store.put("key", b"content", WriteOptions()))
     now(store.get("key", byte_range=ByteRange(0, 3)))
-
     assert "head" not in store.metrics.snapshot()
     assert store.metrics.snapshot()["get"]["received_bytes"] == 3
     now(store.delete("key"))
@@ -216,7 +206,6 @@ def test_virtual_hosts_and_a_proxy_reach_the_bucket(monkeypatch: pytest.MonkeyPa
         now(store.list_page(""))
         body, _ = now(store.get("a/b c"))
         store.close()
-
     assert bytes(body) == b"body"
     assert server.requests[0].startswith(b"GET http://data.s3.lab.example:9000/?encoding-type=url")
     assert server.requests[1].startswith(b"GET http://data.s3.lab.example:9000/a/b%20c ")

@@ -103,7 +103,6 @@ class TestObjects:
     def test_an_object_reads_back_with_its_facts(self, store: BlockingStore) -> None:
         options = WriteOptions(metadata={"mode": "33188", "note": "a b=c;d"}, content_type="text/x-test")
         before_ns = time.time_ns()
-
         written = store.put("dir/file", b"content", options)
         info = store.head("dir/file")
         body, got = store.get("dir/file")
@@ -128,17 +127,13 @@ class TestObjects:
         self, store: BlockingStore, kind: type[bytes | bytearray | memoryview], size: int
     ) -> None:
         content = hashlib.shake_128(str(size).encode()).digest(size)
-
         store.put("body", kind(content), PLAIN)
-
         assert bytes(store.get("body")[0]) == content
 
     def test_overwriting_replaces_body_metadata_and_etag(self, store: BlockingStore) -> None:
         first = store.put("key", b"one", WriteOptions(metadata={"a": "1"}))
         second = store.put("key", b"two!", PLAIN)
-
         info = store.head("key")
-
         assert first.etag != second.etag == info.etag
         assert (info.size, dict(info.metadata)) == (4, {})
 
@@ -162,11 +157,9 @@ class TestObjects:
         store.delete("many/8")
         objects = [Shown(key, etag if listed else ETag("")) for key, etag in etags.items()]
         objects[30:30] = [Shown("many/missing"), Shown("many/missing too", OTHER)]
-
         for _ in range(3):
             found: dict[int, ObjectInfo | StoreError] = {}
             store.head_many(objects, found.__setitem__)
-
             assert len(found) == len(objects)
             for number, shown in enumerate(objects):
                 answer = found[number]
@@ -208,22 +201,17 @@ class TestObjects:
     )
     def test_a_range_gives_what_there_is(self, store: BlockingStore, start: int, stop: int, expected: bytes) -> None:
         written = store.put("digits", b"0123456789", PLAIN)
-
         body, info = store.get("digits", byte_range=ByteRange(start, stop))
-
         assert bytes(body) == expected
         assert (info.size, info.etag) == (10, written.etag)
 
     def test_a_range_of_an_empty_object_is_empty(self, store: BlockingStore) -> None:
         store.put("empty", b"", PLAIN)
-
         body, info = store.get("empty", byte_range=ByteRange(0, 4096))
-
         assert (bytes(body), info.size) == (b"", 0)
 
     def test_a_read_of_another_version_is_refused(self, store: BlockingStore) -> None:
         etag = store.put("key", b"content", PLAIN).etag
-
         assert bytes(store.get("key", if_match=etag)[0]) == b"content"
         assert bytes(store.get("key", if_match=etag, byte_range=ByteRange(1, 3))[0]) == b"on"
         assert bytes(store.get("key", if_match=etag, byte_range=ByteRange(90, 99))[0]) == b""
@@ -238,10 +226,8 @@ class TestObjects:
 class TestConditions:
     def test_create_only_refuses_a_taken_key(self, store: BlockingStore) -> None:
         store.put("key", b"first", WriteOptions(if_none_match=True))
-
         with pytest.raises(AlreadyExists):
             store.put("key", b"second", WriteOptions(if_none_match=True))
-
         assert bytes(store.get("key")[0]) == b"first"
 
     def test_one_of_many_creators_wins(self, store: BlockingStore) -> None:
@@ -256,15 +242,12 @@ class TestConditions:
 
         with ThreadPoolExecutor(8) as pool:
             won = list(pool.map(create, range(8)))
-
         assert sum(won) == 1
         assert bytes(store.get("lock")[0]) == str(won.index(True)).encode()
 
     def test_replace_needs_the_named_version(self, store: BlockingStore) -> None:
         etag = store.put("key", b"one", PLAIN).etag
-
         newer = store.put("key", b"two", WriteOptions(if_match=etag)).etag
-
         with pytest.raises(PreconditionFailed):
             store.put("key", b"three", WriteOptions(if_match=etag))
         assert store.head("key").etag == newer
@@ -283,7 +266,6 @@ class TestConditions:
 class TestLimits:
     def test_two_kib_of_metadata_fit_and_no_more(self, store: BlockingStore) -> None:
         store.put("key", b"", WriteOptions(metadata={"k": "v" * 2000}))
-
         assert len(store.head("key").metadata["k"]) == 2000
         with pytest.raises(MetadataTooLarge):
             store.put("key", b"", WriteOptions(metadata={"k": "v" * 2048}))
@@ -297,9 +279,7 @@ class TestLimits:
 
     def test_a_key_of_1024_bytes_fits_and_no_more(self, store: BlockingStore) -> None:
         longest = "/".join(["k" * 204] * 5)
-
         store.put(longest, b"x", PLAIN)
-
         assert store.head(longest).size == 1
         with pytest.raises(KeyTooLong):
             store.put(longest + "k", b"x", PLAIN)
@@ -338,7 +318,6 @@ class TestLimits:
         if not store.capabilities.file_beside_directory:
             return
         fill(store, "a", "a/b")
-
         assert all_pages(store, "", delimiter="/")[:2] == (["a"], ["a/"])
         assert all_pages(store, "a/")[0] == ["a/b"]
         assert all_pages(store, "")[0] == ["a", "a/b"]
@@ -356,9 +335,7 @@ class TestOddKeys:
             with pytest.raises(InvalidKey):
                 subject.store.put(key, body, PLAIN)
             return
-
         subject.store.put(key, body, WriteOptions(metadata={"a": "1"}))
-
         assert bytes(subject.store.get(key)[0]) == body
         assert dict(subject.store.head(key).metadata) == {"a": "1"}
         changed = subject.store.copy(key, key, replace=WriteOptions(metadata={"a": "2"}))
@@ -373,12 +350,10 @@ class TestOddKeys:
         if (subject.name, key) in REFUSED:
             return
         subject.store.put(key, b"", PLAIN)
-
         assert all_pages(subject.store, "")[0] == [key]
 
     def test_a_key_is_never_taken_for_its_normal_form(self, store: BlockingStore) -> None:
         store.put("d/", b"", PLAIN)
-
         with pytest.raises(NotFound):
             store.head("d")
 
@@ -386,9 +361,7 @@ class TestOddKeys:
         keys = [key for key in ODD_KEYS if (subject.name, key) not in REFUSED and key != "deep/dir/"]
         for key in keys:
             subject.store.put(key, b"", PLAIN)
-
         failures = subject.store.delete_many([*keys, "never was"])
-
         assert failures == []
         assert all_pages(subject.store, "")[0] == []
 
@@ -397,22 +370,18 @@ class TestListing:
     def test_keys_come_in_byte_order_page_by_page(self, store: BlockingStore) -> None:
         keys = ["B", "a", "a b", "a+", "a-", "aa", "z", "~", "é", "\uff01", "\U0001f600"]
         fill(store, *keys)
-
         listed, _, pages = all_pages(store, "", max_keys=3)
-
         assert listed == sorted(keys, key=str.encode)
         assert pages == 4
 
     def test_a_prefix_need_not_end_at_a_slash(self, store: BlockingStore) -> None:
         fill(store, "ab/1", "ab/2", "abc", "b")
-
         assert all_pages(store, "ab")[0] == ["ab/1", "ab/2", "abc"]
         assert all_pages(store, "ab/")[0] == ["ab/1", "ab/2"]
         assert all_pages(store, "nothing")[0] == []
 
     def test_listing_starts_after_a_key_that_need_not_exist(self, store: BlockingStore) -> None:
         fill(store, "p/a", "p/b", "p/d")
-
         assert all_pages(store, "p/", start_after="p/b")[0] == ["p/d"]
         assert all_pages(store, "p/", start_after="p/c", max_keys=1)[0] == ["p/d"]
         assert all_pages(store, "p/", start_after="a")[0] == ["p/a", "p/b", "p/d"]
@@ -420,7 +389,6 @@ class TestListing:
 
     def test_a_delimiter_groups_and_shows_the_marker_inside_its_directory(self, store: BlockingStore) -> None:
         fill(store, "top", "dir/", "dir/file", "dir/sub/", "dir/sub/deep", "implied/x")
-
         assert all_pages(store, "", delimiter="/")[:2] == (["top"], ["dir/", "implied/"])
         assert all_pages(store, "dir/", delimiter="/")[:2] == (["dir/", "dir/file"], ["dir/sub/"])
         assert all_pages(store, "dir/sub/", delimiter="/")[:2] == (["dir/sub/", "dir/sub/deep"], [])
@@ -429,15 +397,12 @@ class TestListing:
     @pytest.mark.parametrize("max_keys", [1, 2, 3, 5])
     def test_pages_with_a_delimiter_lose_and_double_nothing(self, store: BlockingStore, max_keys: int) -> None:
         fill(store, "p/", *(f"p/d{n}/{leaf}" for n in range(5) for leaf in "xyz"), *(f"p/f{n}" for n in range(3)))
-
         keys, prefixes, _ = all_pages(store, "p/", delimiter="/", max_keys=max_keys)
-
         assert keys == ["p/", "p/f0", "p/f1", "p/f2"]
         assert prefixes == [f"p/d{n}/" for n in range(5)]
 
     def test_start_after_a_directory_skips_what_is_inside(self, store: BlockingStore) -> None:
         fill(store, "p/a/1", "p/a/2", "p/b/1", "p/c")
-
         assert all_pages(store, "p/", delimiter="/", start_after="p/a/")[:2] == (["p/c"], ["p/b/"])
         assert all_pages(store, "p/", delimiter="/", start_after="p/a")[:2] == (["p/c"], ["p/a/", "p/b/"])
 
@@ -448,20 +413,16 @@ class TestListing:
         second = store.list_page("p/", delimiter=delimiter, max_keys=2, token=first.next_token)
         assert first.digest
         assert first.digest != second.digest
-
         again = store.list_page("p/", delimiter=delimiter, max_keys=2, start_after="p/b", unless=second.digest)
         assert (list(again.objects), again.next_token, again.digest) == ([], None, second.digest)
-
         store.put("p/d", b"another body", PLAIN)
         changed = store.list_page("p/", delimiter=delimiter, max_keys=2, start_after="p/b", unless=second.digest)
         assert [found.key for found in changed.objects] == ["p/c", "p/d"]
 
     def test_a_listing_agrees_with_head(self, store: BlockingStore) -> None:
         store.put("key", b"content", PLAIN)
-
         (listed,) = store.list_page("").objects
         info = store.head("key")
-
         assert (listed.key, listed.size, listed.etag) == (info.key, info.size, info.etag)
         assert abs(listed.mtime_ns - info.mtime_ns) <= SECOND_NS
 
@@ -469,10 +430,8 @@ class TestListing:
 class TestCopy:
     def test_a_copy_keeps_body_metadata_and_type(self, store: BlockingStore) -> None:
         store.put("from +%/key", b"content", WriteOptions(metadata={"a": "1"}, content_type="text/x-test"))
-
         copied = store.copy("from +%/key", "to ü/key")
         info = store.head("to ü/key")
-
         assert bytes(store.get("to ü/key")[0]) == b"content"
         assert (dict(info.metadata), info.content_type, info.etag) == ({"a": "1"}, "text/x-test", copied.etag)
         assert store.head("from +%/key").size == 7
@@ -490,7 +449,6 @@ class TestCopy:
         upload = store.create_upload("parts", WriteOptions(metadata=headers))
         part = store.upload_part("parts", upload, PartNumber(1), b"content")
         store.complete_upload("parts", upload, [(PartNumber(1), part)], PLAIN)
-
         assert dict(store.head("key").metadata) == {"a": "1", "cache-control": "a user's", **headers}
         assert dict(store.get("key")[1].metadata) == dict(store.head("key").metadata)
         assert dict(store.head("copied").metadata) == {"b": "2", **headers}
@@ -498,16 +456,13 @@ class TestCopy:
 
     def test_a_copy_can_replace_metadata_also_in_place(self, store: BlockingStore) -> None:
         store.put("key", b"content", WriteOptions(metadata={"a": "1"}))
-
         written = store.copy("key", "key", replace=WriteOptions(metadata={"b": "2"}, content_type="text/x-new"))
         info = store.head("key")
-
         assert bytes(store.get("key")[0]) == b"content"
         assert (dict(info.metadata), info.content_type, info.etag) == ({"b": "2"}, "text/x-new", written.etag)
 
     def test_an_in_place_copy_that_changes_nothing_is_refused(self, store: BlockingStore) -> None:
         store.put("key", b"", PLAIN)
-
         with pytest.raises(InvalidRequest):
             store.copy("key", "key")
 
@@ -517,11 +472,9 @@ class TestCopy:
 
     def test_a_copy_of_another_version_is_refused(self, store: BlockingStore) -> None:
         etag = store.put("key", b"content", PLAIN).etag
-
         store.copy("key", "good", if_source_match=etag)
         with pytest.raises(PreconditionFailed):
             store.copy("key", "bad", if_source_match=OTHER)
-
         assert all_pages(store, "")[0] == ["good", "key"]
 
     def test_a_copy_comes_from_another_bucket(self, subject: Subject) -> None:
@@ -529,14 +482,12 @@ class TestCopy:
         body = bytes(range(256)) * 24_000
         etag = other.put("dir/key", body, WriteOptions(metadata={"mode": "33188"})).etag
         kept = WriteOptions(metadata={"mode": "33152"})
-
         store.copy("dir/key", "whole", if_source_match=etag, replace=kept, source_bucket=bucket)
         upload_id = store.create_upload("parts", kept, copies=True)
         part = store.upload_part_copy(
             "parts", upload_id, PartNumber(1), "dir/key", ByteRange(0, len(body)), etag, source_bucket=bucket
         )
         store.complete_upload("parts", upload_id, [(PartNumber(1), part)], kept)
-
         for key in ("whole", "parts"):
             assert bytes(store.get(key)[0]) == body
             assert store.head(key).metadata["mode"] == "33152"
@@ -545,10 +496,8 @@ class TestCopy:
 
     def test_a_directory_marker_can_be_copied(self, store: BlockingStore) -> None:
         etag = store.put("dir/", b"", WriteOptions(metadata={"mode": "16877"})).etag
-
         store.copy("dir/", "moved/", if_source_match=etag)
         store.copy("dir/", "changed/", replace=WriteOptions(metadata={"mode": "16832"}))
-
         assert dict(store.head("moved/").metadata) == {"mode": "16877"}
         assert dict(store.head("changed/").metadata) == {"mode": "16832"}
         with pytest.raises(PreconditionFailed):
@@ -560,25 +509,19 @@ class TestCopy:
 class TestDelete:
     def test_deleting_twice_is_success(self, store: BlockingStore) -> None:
         store.put("key", b"", PLAIN)
-
         store.delete("key")
         store.delete("key")
-
         with pytest.raises(NotFound):
             store.head("key")
 
     def test_deleting_below_a_file_is_success(self, store: BlockingStore) -> None:
         store.put("file", b"", PLAIN)
-
         store.delete("file/below")
-
         assert store.head("file").size == 0
 
     def test_a_marker_goes_alone(self, store: BlockingStore) -> None:
         fill(store, "dir/", "dir/file")
-
         store.delete("dir/file")
-
         assert all_pages(store, "")[0] == ["dir/"]
 
     def test_a_condition_is_honoured_where_capabilities_say_so(self, store: BlockingStore) -> None:
@@ -587,18 +530,14 @@ class TestDelete:
             with pytest.raises(PreconditionFailed):
                 store.delete("key", if_match=OTHER)
             assert store.head("key").etag == etag
-
         store.delete("key", if_match=etag)
-
         with pytest.raises(NotFound):
             store.head("key")
 
     def test_a_thousand_keys_go_at_once_and_no_more(self, store: BlockingStore) -> None:
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda n: store.put(f"many/{n}", b"", PLAIN), range(60)))
-
         assert store.delete_many([f"many/{n}" for n in range(1000)]) == []
-
         assert all_pages(store, "many/")[0] == []
         with pytest.raises(InvalidRequest):
             store.delete_many([str(n) for n in range(1001)])
@@ -613,12 +552,10 @@ class TestMultipart:
             (number, store.upload_part("big", upload, number, body))
             for number, body in zip(numbers, bodies, strict=True)
         ]
-
         with pytest.raises(NotFound):
             store.head("big")
         written = store.complete_upload("big", upload, parts, PLAIN)
         info = store.head("big")
-
         assert info.size == 2 * PART + 4
         assert (info.etag, dict(info.metadata), info.content_type) == (written.etag, {"a": "1"}, "text/x-test")
         assert info.etag.endswith("-3")
@@ -630,19 +567,15 @@ class TestMultipart:
         upload = store.create_upload("key", PLAIN)
         store.upload_part("key", upload, PartNumber(1), b"first")
         etag = store.upload_part("key", upload, PartNumber(1), b"second")
-
         store.complete_upload("key", upload, [(PartNumber(1), etag)], PLAIN)
-
         assert bytes(store.get("key")[0]) == b"second"
 
     def test_a_range_of_an_object_becomes_a_part(self, store: BlockingStore) -> None:
         source = store.put("source", b"x" * PART + b"0123456789", PLAIN)
         upload = store.create_upload("target", PLAIN, copies=True)
-
         first = store.upload_part_copy("target", upload, PartNumber(1), "source", ByteRange(0, PART), source.etag)
         second = store.upload_part_copy("target", upload, PartNumber(2), "source", ByteRange(PART + 2, PART + 5), None)
         store.complete_upload("target", upload, [(PartNumber(1), first), (PartNumber(2), second)], PLAIN)
-
         body, info = store.get("target", byte_range=ByteRange(PART - 1, PART + 9))
         assert (bytes(body), info.size) == (b"x234", PART + 3)
 
@@ -658,15 +591,12 @@ class TestMultipart:
             parts = [(PartNumber(n), tag) for n, tag in enumerate(tags, 1)]
             store.complete_upload(target, upload, parts, PLAIN)
             source = store.copy(target, "source").etag
-
         store.copy("source", "source", replace=WriteOptions(metadata={"a": "1"}))
-
         assert bytes(store.get("source")[0]) == b"x" * (PART - 1) + b"t" + b"tail"
 
     def test_a_part_copy_of_another_version_is_refused(self, store: BlockingStore) -> None:
         store.put("source", b"content", PLAIN)
         upload = store.create_upload("target", PLAIN, copies=True)
-
         with pytest.raises(PreconditionFailed):
             store.upload_part_copy("target", upload, PartNumber(1), "source", ByteRange(0, 3), OTHER)
         store.abort_upload("target", upload)
@@ -675,7 +605,6 @@ class TestMultipart:
         upload = store.create_upload("key", PLAIN)
         first = store.upload_part("key", upload, PartNumber(1), b"1" * PART)
         second = store.upload_part("key", upload, PartNumber(2), b"2")
-
         for parts in (
             [],
             [(PartNumber(1), OTHER)],
@@ -689,7 +618,6 @@ class TestMultipart:
     def test_a_small_part_that_is_not_the_last_is_refused(self, store: BlockingStore) -> None:
         upload = store.create_upload("key", PLAIN)
         parts = [(PartNumber(n), store.upload_part("key", upload, PartNumber(n), b"small")) for n in (1, 2)]
-
         with pytest.raises(InvalidRequest):
             store.complete_upload("key", upload, parts, PLAIN)
         store.abort_upload("key", upload)
@@ -698,10 +626,8 @@ class TestMultipart:
         upload = store.create_upload("key", PLAIN)
         parts = [(PartNumber(1), store.upload_part("key", upload, PartNumber(1), b"ours"))]
         store.put("key", b"theirs", PLAIN)
-
         with pytest.raises(AlreadyExists):
             store.complete_upload("key", upload, parts, WriteOptions(if_none_match=True))
-
         assert bytes(store.get("key")[0]) == b"theirs"
         store.abort_upload("key", upload)
 
@@ -709,18 +635,15 @@ class TestMultipart:
         old = store.put("key", b"old", PLAIN).etag
         upload = store.create_upload("key", PLAIN)
         parts = [(PartNumber(1), store.upload_part("key", upload, PartNumber(1), b"new"))]
-
         with pytest.raises(PreconditionFailed):
             store.complete_upload("key", upload, parts, WriteOptions(if_match=OTHER))
         store.complete_upload("key", upload, parts, WriteOptions(if_match=old))
-
         assert bytes(store.get("key")[0]) == b"new"
 
     def test_uploads_are_listed_until_they_end(self, store: BlockingStore) -> None:
         first = store.create_upload("up/one +%", PLAIN)
         second = store.create_upload("up/two", PLAIN)
         other = store.create_upload("other", PLAIN)
-
         assert {(u.key, u.upload_id) for u in store.pending_uploads("up/")} == {
             ("up/one +%", first),
             ("up/two", second),
@@ -734,16 +657,13 @@ class TestMultipart:
     def test_aborting_twice_is_success(self, store: BlockingStore) -> None:
         upload = store.create_upload("key", PLAIN)
         store.upload_part("key", upload, PartNumber(1), b"part")
-
         store.abort_upload("key", upload)
         store.abort_upload("key", upload)
-
         assert store.pending_uploads("") == []
 
     def test_an_aborted_upload_is_gone(self, store: BlockingStore) -> None:
         upload = store.create_upload("key", PLAIN)
         store.abort_upload("key", upload)
-
         with pytest.raises(NotFound):
             store.complete_upload("key", upload, [(PartNumber(1), OTHER)], PLAIN)
 
@@ -772,6 +692,5 @@ class TestThreads:
 
     def test_closing_twice_is_success(self, store: BlockingStore) -> None:
         store.put("key", b"", PLAIN)
-
         store.close()
         store.close()

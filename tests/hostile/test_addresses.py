@@ -59,7 +59,6 @@ def test_this_machine_is_not_asked_however_it_is_written(bucket: str, host: str)
         with pytest.raises(EndpointNotAllowed):
             list_once(location_of(bucket, host, server.port, TENANT))
         assert server.heads == []
-
         with suppress(StoreError):  # on a laptop it is asked, so that the test would see it
             probe(location_of(bucket, host, server.port, None), writable=False, deadline_s=60)
         assert len(server.heads) == 1
@@ -96,7 +95,6 @@ def test_the_address_that_was_checked_is_the_one_that_is_connected_to(monkeypatc
             for _ in range(3):
                 with pytest.raises(EndpointNotAllowed):
                     now(store.list_page(""))
-
     assert asked == ["data.s3.evil.example"] * 3
     assert server.heads == []
 
@@ -108,7 +106,6 @@ def test_of_several_addresses_those_that_may_be_asked_are(monkeypatch: pytest.Mo
         policy = EndpointPolicy(allow_ranges=("127.0.0.2",))
         with pytest.raises(StoreError, match="answered with"):
             list_once(location_of("data", "s3.example", other.port, policy))
-
     assert (len(server.heads), len(other.heads)) == (0, 1)
 
 
@@ -131,7 +128,6 @@ def test_a_proxy_is_not_asked_for_what_may_not_be(monkeypatch: pytest.MonkeyPatc
             resolving(monkeypatch, ["169.254.169.254"])
         with pytest.raises(EndpointNotAllowed):
             list_once(location_of("data", host, 80, TENANT))
-
     assert proxy.heads == []
 
 
@@ -140,7 +136,6 @@ def test_through_a_proxy_a_name_that_only_it_knows_is_asked_for(monkeypatch: pyt
         monkeypatch.setenv("http_proxy", proxy.endpoint)
         with pytest.raises(StoreError, match="answered with"):
             list_once(location_of("data", "s3.nowhere.invalid", 80, TENANT))
-
     assert proxy.heads[0].startswith(b"GET http://data.s3.nowhere.invalid/")
 
 
@@ -179,7 +174,6 @@ def test_the_controller_asks_for_users_by_the_policy_and_for_classes_without(of_
                 prober.close()
 
         error = asyncio.run(look())
-
     assert isinstance(error, EndpointNotAllowed) is not of_class
     assert bool(server.heads) is of_class
 
@@ -197,5 +191,4 @@ def test_a_mount_on_a_node_does_not_ask(tmp_path: Path) -> None:
         for resumed in (False, True):
             with pytest.raises(EndpointNotAllowed):
                 now(build_mount(spec, resumed=resumed).filesystem.core.store.list_page(""))
-
     assert server.heads == []

@@ -45,7 +45,6 @@ def test_no_redirect_is_followed(status: int, *, on_loop: bool) -> None:
     """The other host could be one that only this machine reaches, such as a cloud's metadata service."""
     with hostile(servers.page) as elsewhere, hostile(redirecting(f"{elsewhere.endpoint}/keys", status)) as server:
         answers = ask_all(server.endpoint, on_loop=on_loop)
-
     assert elsewhere.heads == []
     assert all(isinstance(answers[name], StoreError) for name in answers if name.startswith("get"))
 
@@ -65,7 +64,6 @@ def test_a_region_that_is_no_name_of_one_leads_nowhere(region: str) -> None:
         with pytest.raises(StoreError):
             now(caller.send(Request(method="GET")))
         caller.close()
-
     assert asked == ["data.s3.us-east-1.amazonaws.com"]
     assert len(server.heads) == 1
 
@@ -83,7 +81,6 @@ def test_every_call_ends_in_time_with_an_error_of_ours(name: str, *, on_loop: bo
             the_loop().call(lambda: None)
             held_up_s = max(held_up_s, time.monotonic() - asked_at)
         answers, seconds = asking.result(), time.monotonic() - began
-
     odd = {call: repr(error) for call, error in answers.items() if not isinstance(error, StoreError | None)}
     assert odd == {}
     assert seconds < ENDS_S
@@ -116,7 +113,6 @@ def test_a_probe_ends_in_time_and_says_why(name: str) -> None:
         except StoreError as raised:
             error = raised
         assert time.monotonic() - began < ENDS_S
-
     assert error is not None or name in HONEST_LISTINGS
     assert len(str(error)) < 2000
 
@@ -134,7 +130,6 @@ def test_all_hostile_servers_at_once_cost_little_memory() -> None:
             timeout=500,
             check=False,
         )
-
     assert done.returncode == 0, done.stderr[-2000:]
     told = json.loads(done.stdout)
     assert told["odd"] == {}

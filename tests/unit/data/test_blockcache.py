@@ -91,9 +91,7 @@ Make = Callable[[], BlockCache]
 def test_what_was_written_is_read_back_and_nothing_else_is_held(fresh: Make) -> None:
     cache, body = fresh(), content(3 * BLOCK_BYTES + 5)
     file = version(len(body))
-
     assert cache.write(file, BLOCK_BYTES, body[BLOCK_BYTES : 2 * BLOCK_BYTES])
-
     assert cache.read(file, BLOCK_BYTES, BLOCK_BYTES) == body[BLOCK_BYTES : 2 * BLOCK_BYTES]
     assert cache.read(file, BLOCK_BYTES + 7, 9) == body[BLOCK_BYTES + 7 : BLOCK_BYTES + 16]
     assert cache.read(file, BLOCK_BYTES - 1, 2) is None
@@ -148,9 +146,7 @@ def test_a_later_process_finds_whole_and_partial_versions(fresh: Make) -> None:
     first.write(whole, 0, body)
     first.write(part, 0, body[: 2 * BLOCK_BYTES])
     first.close()
-
     later = fresh()
-
     assert later.present(whole)
     assert later.read(whole, 0, len(body)) == body
     assert not later.present(part)
@@ -192,7 +188,6 @@ def test_what_is_lent_outlives_the_cache_entry(fresh: Make) -> None:
     cache, body = fresh(), content(2 * BLOCK_BYTES + 1)
     file = version(len(body))
     cache.write(file, 0, body)
-
     fd = cache.open_for_passthrough(file)
     assert fd is not None
     try:
@@ -209,9 +204,7 @@ def test_adopt_takes_the_file_over(fresh: Make, tmp_path: Path) -> None:
     (tmp_path / "staged").write_bytes(body)
     file = version(len(body))
     cache.write(file, 0, body[:BLOCK_BYTES])
-
     assert cache.adopt(file, tmp_path / "staged")
-
     assert not (tmp_path / "staged").exists()
     assert cache.read(file, 0, len(body)) == body
     assert fresh().present(file)
@@ -235,9 +228,7 @@ def test_adopt_from_another_disk_copies(
     monkeypatch.setattr(blockcache, "_same_disk", lambda path, other: False)
     body, staged, cache = content(BLOCK_BYTES + 1), tmp_path / "staged", fresh()
     staged.write_bytes(body)
-
     assert cache.adopt(version(len(body)), staged)
-
     assert not staged.exists()
     assert cache.read(version(len(body)), 0, len(body)) == body
     assert {file.suffix for file in (directory / "objects").rglob("*.*")} == {".data", ".blocks"}
@@ -261,9 +252,7 @@ def test_a_flipped_byte_is_never_served(fresh: Make, directory: Path, at: int) -
     with open(file_of(directory, ".data"), "r+b", buffering=0) as data:
         data.seek(at)
         data.write(bytes([body[at] ^ 1]))
-
     later = fresh()
-
     assert later.read(file, at, 1) is None
     assert not later.present(file)
     assert later.open_for_passthrough(file) is None
@@ -352,9 +341,7 @@ def test_damaged_files_are_dropped_and_can_be_written_again(
         clock.now_s += blockcache.TOUCH_S
     else:
         cache = fresh()
-
     held = cache.read(file, 2 * BLOCK_BYTES, BLOCK_BYTES)
-
     assert held in (None, body[2 * BLOCK_BYTES :])
     assert cache.write(file, 0, body)
     assert cache.read(file, 0, len(body)) == body
@@ -432,11 +419,9 @@ def test_the_cache_stays_in_its_limit_and_evicts_what_was_used_longest_ago(
         os.utime(path, ns=(index, index))
     clock.now_s += blockcache.TOUCH_S
     assert cache.read(version(len(body), key="k0"), 0, 1) == body[:1]
-
     for index in range(15, 20):
         assert cache.write(version(len(body), key=f"k{index}"), 0, body)
         assert on_disk(directory) <= LIMIT
-
     assert cache.usage()[0] <= LIMIT
     assert cache.usage()[1] == LIMIT
     assert cache.present(version(len(body), key="k0"))
@@ -558,7 +543,6 @@ def test_what_the_disk_has_left_is_not_taken(
     monkeypatch.setattr(os, "statvfs", lambda _: disk)
     assert cache.write(version(len(body), "a"), 0, body)
     assert cache.usage()[1] == LIMIT
-
     disk.f_bavail = (1 << 30) - 1
     assert not cache.write(version(len(body), "b"), 0, body)
     assert on_disk(directory) == 0
@@ -585,9 +569,7 @@ def test_an_evicted_version_stays_readable_for_who_has_it_open_and_is_written_an
     one, two, body = fresh(), fresh(), content(2 * BLOCK_BYTES)
     file = version(len(body))
     one.write(file, 0, body[:BLOCK_BYTES])
-
     assert two.make_room(LIMIT) > 0
-
     assert one.read(file, 0, BLOCK_BYTES) == body[:BLOCK_BYTES]
     assert two.read(file, 0, BLOCK_BYTES) is None
     assert one.write(file, BLOCK_BYTES, body[BLOCK_BYTES:])

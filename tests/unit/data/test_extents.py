@@ -46,7 +46,6 @@ def test_questions_are_answered_as_a_set_of_positions_would(
 ) -> None:
     extents, model = build(program)
     asked = set(range(start, stop))
-
     assert extents.total == len(model)
     assert bool(extents) == bool(model)
     assert len(extents) == len(runs(model))
@@ -62,7 +61,6 @@ def test_a_copy_is_equal_and_independent(program: list[tuple[str, int, int]]) ->
     twin = extents.copy()
     assert twin == extents
     assert Extents(extents) == extents
-
     twin.add(SPACE + 1, SPACE + 2)
     twin._check()
     assert twin != extents

@@ -32,9 +32,7 @@ def test_a_sequential_reader_gets_a_window_that_grows_to_the_largest(size: int) 
     ahead = ReadAhead(BIG)
     first = ahead.plan(0, size)
     assert sum(stop - start for start, stop in first.ahead) >= MIB
-
     run(ahead, sequential(size, 128 * MIB // size)[1:])
-
     assert ahead.window_bytes == WindowSettings().max_bytes
 
 
@@ -58,9 +56,7 @@ def test_requests_out_of_order_as_the_kernel_sends_them_are_sequential() -> None
     reads = sequential(MIB, 64)
     for i in range(0, 64, 2):
         reads[i], reads[i + 1] = reads[i + 1], reads[i]
-
     run(ahead, reads)
-
     assert ahead.window_bytes == WindowSettings().max_bytes
 
 

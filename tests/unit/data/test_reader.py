@@ -176,12 +176,10 @@ def test_a_small_object_is_one_get_without_a_range(store: Probe, reader: Reader)
     small = content(100_000)
     stream = reader.open(store.add("small", small))
     assert store.gets == []
-
     assert read(stream, 5000, 1000) == small[5000:6000]
     assert read(stream, 0, 1 << 20) == small
     assert read(stream, len(small), 10) == b""
     assert store.gets == [None]
-
     settle(reader)
     assert at_once(reader.open(stream.version), 0, 10) == small[:10], "a second handle waits for nothing"
 
@@ -197,7 +195,6 @@ def test_memory_lets_go_of_what_a_sequential_reader_has_behind_it_and_the_disk_h
         assert read(stream, offset, MIB) == content_[offset : offset + MIB]
         settle(reader)
     fetched = store.fetched_bytes
-
     assert reader.held_bytes <= 10 * MIB
     assert all(read(stream, offset, MIB) == content_[offset : offset + MIB] for offset in range(0, version.size, MIB))
     assert store.fetched_bytes == fetched == version.size
@@ -213,7 +210,6 @@ def test_memory_lets_go_of_a_small_file_that_is_closed_and_on_the_disk(
     settle(reader)
     assert cache.present(version)
     stream.close()
-
     assert reader.held_bytes == 0
     assert read(reader.open(version), 0, MIB) == body
     assert store.gets == [None]
@@ -234,7 +230,6 @@ def test_a_sequential_reader_gets_all_bytes_and_each_is_fetched_once(
     stream = reader.open(big)
     got = b"".join(read(stream, offset, size) for offset in range(0, BIG, size))
     settle(reader)
-
     assert got == body
     assert store.fetched_bytes == BIG
     assert len(store.gets) < 20
@@ -300,7 +295,6 @@ def test_a_failed_fetch_reaches_all_its_waiters_and_the_next_read_tries_again(st
     for task in tasks:
         with pytest.raises(ServerFault):
             ended(task)
-
     assert len(store.gets) == 1
     assert read(reader.open(version), 0, 10) == small[:10]
     check(reader)
@@ -314,12 +308,10 @@ def test_an_overwrite_surfaces_and_versions_never_mix(
     settle(reader)
     other = content(BIG, seed=2)
     new = store.add("big", other)
-
     with pytest.raises(PreconditionFailed):
         read(stream, BIG - 10, 10)
     assert read(stream, 0, 128 * KIB) == body[: 128 * KIB], "what is held stays readable"
     assert read(reader.open(new), 0, MIB) == other[:MIB]
-
     now(store.delete("big"))
     with pytest.raises(NotFound):
         read(stream, BIG - 10, 10)
@@ -353,7 +345,6 @@ def test_what_was_fetched_is_in_the_disk_cache_for_the_next_process(
         read(stream, offset, MIB)
     settle(reader)
     assert cache.present(big)
-
     del store.gets[:]
     later = Reader(store, cache, the_loop()).open(big)
     assert b"".join(read(later, offset, MIB) for offset in range(0, BIG, MIB)) == body
@@ -525,9 +516,7 @@ def test_prefetch_brings_the_whole_version_and_tells_its_progress(
 ) -> None:
     cache.write(big, 0, body[: 8 * MIB])
     told: list[int] = []
-
     assert resolve(reader.prefetch(big, told.append))
-
     assert sum(told) == BIG
     assert store.fetched_bytes == BIG - 8 * MIB
     assert cache.read(big, 0, BIG) == body

@@ -37,9 +37,7 @@ def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_keys_of_the_manifest_are_used_as_they_are(empty_home: Path) -> None:
     given = StaticCredentials(access_key_id="AKID", secret_access_key=Secret("secret"), session_token=Secret("token"))
-
     source = find_source(S3Location(bucket="data", credentials=given))
-
     assert (source.keys().access_key_id, source.keys().secret_access_key.reveal()) == ("AKID", "secret")
     assert source.keys().session_token == Secret("token")
     assert source.region == ""
@@ -48,9 +46,7 @@ def test_keys_of_the_manifest_are_used_as_they_are(empty_home: Path) -> None:
 def test_the_environment_is_asked(empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ENVKEY")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "envsecret")
-
     source = find_source(CHAIN)
-
     assert source.keys().access_key_id == "ENVKEY"
     assert source.keys().session_token is None
 
@@ -59,22 +55,18 @@ def test_a_profile_gives_keys_and_region(empty_home: Path, monkeypatch: pytest.M
     (empty_home / "credentials").write_text("[lab]\naws_access_key_id = PROFKEY\naws_secret_access_key = s\n")
     (empty_home / "config").write_text("[profile lab]\nregion = eu-central-1\n")
     monkeypatch.setenv("AWS_PROFILE", "lab")
-
     source = find_source(CHAIN)
-
     assert (source.keys().access_key_id, source.region) == ("PROFKEY", "eu-central-1")
 
 
 def test_a_profile_that_does_not_exist_is_named(empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "nowhere")
-
     with pytest.raises(CredentialsInvalid, match="nowhere"):
         find_source(CHAIN).keys()
 
 
 def test_nothing_found_says_where_it_was_looked_for(empty_home: Path) -> None:
     source = find_source(CHAIN)
-
     with pytest.raises(CredentialsInvalid, match=r"no credentials found.*credentialsSecret"):
         source.keys()
 
@@ -104,7 +96,6 @@ def test_credentials_that_expire_are_renewed(empty_home: Path) -> None:
 def test_a_helper_that_fails_is_an_error_with_its_words(empty_home: Path) -> None:
     helper_profile(empty_home, "raise SystemExit('token expired, log in again')\n")
     source = find_source(CHAIN)
-
     with pytest.raises(CredentialsInvalid, match="log in again"):
         source.keys()
 
@@ -119,7 +110,6 @@ def test_a_credentials_file_that_was_rewritten_is_read_when_the_server_refuses_t
     source = find_source(CHAIN)
     old = source.keys()
     write_keys(empty_home, "NEW")
-
     assert source.keys() == old
     assert source.refused(old)
     assert source.keys().access_key_id == "NEW"
@@ -149,7 +139,6 @@ def test_a_file_that_is_gone_is_no_other_key(empty_home: Path) -> None:
     source = find_source(CHAIN)
     old = source.keys()
     (empty_home / "credentials").unlink()
-
     assert not source.refused(old)
     with pytest.raises(CredentialsInvalid, match="no credentials found"):
         source.keys()

@@ -195,7 +195,6 @@ SPOILT: dict[str, Callable[[str], Reply | bytes]] = {
 def test_one_odd_answer_spoils_no_other(kind: str, client_of: Connect) -> None:
     """What comes after an answer and belongs to none is not taken for the next one."""
     odd = iter([SPOILT[kind]("f150")])
-
     with ScriptedServer(Bucket(lambda key, _number: next(odd, None) if key == "f150" else None)) as server:
         client = client_of(server.port, replace(PATIENT, idle_s=1.0) if kind == "nothing" else PATIENT)
         retrying = RetryingStore(client, Retrier(RetryPolicy(first_delay_s=0.001)))
@@ -227,7 +226,6 @@ def test_refusals_are_those_of_a_single_head(status: int, kind: type[StoreError]
         answers = asked(client_of(server.port))
     assert type(answers.pop(150)) is kind
     assert all_right(answers, [shown for shown in OBJECTS if shown.key != "f150"])
-
     bucket = Bucket(lambda _key, _number: http(status))
     with ScriptedServer(bucket) as server:
         answers = asked(client_of(server.port))
@@ -279,7 +277,6 @@ def test_an_outage_is_told_of_each_within_the_budget(client_of: Connect) -> None
         retrier = Retrier(RetryPolicy(first_delay_s=0.001, budget_s=0.05))
         answers = asked(RetryingStore(client_of(port, QUICK), retrier))
     assert {type(answer) for answer in answers} == {Unreachable}
-
     with ScriptedServer(lambda _head, _number: SILENCE) as server:
         answers = asked(client_of(server.port, QUICK))
     assert {type(answer) for answer in answers} == {DeadlineExceeded}

@@ -90,27 +90,21 @@ class TestRetrying:
         self, call: Callable[[BlockingStore], object], after: bool
     ) -> None:
         faulty = FaultyStore(filled(), nth(0, Unreachable("down"), after=after))
-
         call(Retrying(faulty))
-
         assert len(faulty.calls) >= 2
 
     @pytest.mark.parametrize("call", CALLS)
     def test_a_permanent_failure_is_raised_at_once(self, call: Callable[[BlockingStore], object]) -> None:
         faulty = FaultyStore(MemoryStore(), from_nth(0, StoreError("no")))
-
         with pytest.raises(StoreError, match="no"):
             call(Retrying(faulty))
-
         assert len(faulty.calls) == 1
 
     def test_the_budget_bounds_all_tries_and_the_last_error_is_raised(self) -> None:
         time = ManualTime()
         store = Retrying(FaultyStore(MemoryStore(), from_nth(0, ServerFault("500"))), time)
-
         with pytest.raises(ServerFault, match="500"):
             store.head("key")
-
         assert 50.0 < time.now - 100.0 <= 60.0
         assert time.sleeps[:4] == pytest.approx([0.075, 0.15, 0.3, 0.6])
         assert max(time.sleeps) == 6.0
@@ -118,9 +112,7 @@ class TestRetrying:
     def test_each_failure_that_is_tried_again_is_counted(self) -> None:
         faulty = FaultyStore(MemoryStore(), lambda n, _: Fault(Throttled("slow down")) if n < 3 else None)
         store = Retrying(faulty)
-
         store.list_page("")
-
         assert store.told["list_page"]["retries"] == {"Throttled": 3}
 
 
@@ -133,14 +125,12 @@ class TestOneCall:
         time = ManualTime()
         faulty = FaultyStore(MemoryStore(), from_nth(0, Unreachable("gone")))
         store = Retrying(faulty, time)
-
         with one_call(Call(time.now)):
             with pytest.raises(Unreachable):
                 store.head("key")
             tries = len(faulty.calls)
             with pytest.raises(Unreachable):
                 store.list_page("")
-
         assert time.now - 100.0 <= 60.0
         assert len(faulty.calls) > tries > 5
 
@@ -148,11 +138,9 @@ class TestOneCall:
         """An upload may take hours: each of its requests outlives an outage."""
         time = ManualTime()
         store = Retrying(FaultyStore(MemoryStore(), _outages(5, each=8)), time)
-
         with one_call(Call(time.now)):
             for _ in range(5):
                 store.list_page("")
-
         assert time.now - 100.0 > 60.0
 
     @promise("S-109")
@@ -166,10 +154,8 @@ class TestOneCall:
         with one_call(Call(time.now)), pytest.raises(Unreachable):
             store.head("key")
         tries = len(faulty.calls)
-
         with one_call(waiting), pytest.raises(Unreachable):
             store.head("key")
-
         assert time.now - 100.0 <= 60.0
         assert len(faulty.calls) - tries <= 8
 
@@ -179,7 +165,6 @@ class TestOneCall:
         waiting = Call(time.now)
         time.now += 300.0  # somebody uploads a large file meanwhile
         store.list_page("")
-
         with one_call(waiting):
             store.list_page("")
 
@@ -210,34 +195,27 @@ class TestAmbiguousWrites:
     def test_a_create_whose_answer_was_lost_is_a_success(self) -> None:
         inner = MemoryStore()
         faulty = FaultyStore(inner, nth(0, DeadlineExceeded("lost"), after=True))
-
         written = Retrying(faulty).put("key", b"ours", ONCE)
-
         assert written.etag == hashlib.md5(b"ours").hexdigest() == now(inner.head("key")).etag
         assert faulty.calls == ["put", "put", "head"]
 
     @pytest.mark.parametrize("theirs", [(b"theirs", ONCE), (b"ours", WriteOptions(metadata={"mtime": "9.9"}))])
     def test_another_clients_object_is_not_taken_for_ours(self, theirs: tuple[bytes, WriteOptions]) -> None:
         faulty = FaultyStore(filled(None, *theirs), nth(0, DeadlineExceeded("lost")))
-
         with pytest.raises(AlreadyExists):
             Retrying(faulty).put("key", b"ours", ONCE)
 
     def test_a_taken_key_is_refused_without_a_question_when_nothing_was_lost(self) -> None:
         faulty = FaultyStore(filled(None, b"ours", ONCE), nth(0, Throttled("slow down")))
-
         with pytest.raises(AlreadyExists):
             Retrying(faulty).put("key", b"ours", ONCE)
-
         assert faulty.calls == ["put", "put"]
 
     def test_a_replacement_whose_answer_was_lost_is_a_success(self) -> None:
         inner = filled()
         old = now(inner.head("key")).etag
         faulty = FaultyStore(inner, nth(0, Unreachable("lost"), after=True))
-
         written = Retrying(faulty).put("key", b"new", WriteOptions(if_match=old))
-
         assert written.etag == now(inner.head("key")).etag
 
     def test_a_replacement_that_lost_against_another_is_refused(self) -> None:
@@ -245,7 +223,6 @@ class TestAmbiguousWrites:
         old = now(inner.head("key")).etag
         now(inner.put("key", b"theirs", PLAIN))
         faulty = FaultyStore(inner, nth(0, Unreachable("lost")))
-
         with pytest.raises(PreconditionFailed):
             Retrying(faulty).put("key", b"new", WriteOptions(if_match=old))
 
@@ -255,9 +232,7 @@ class TestAmbiguousWrites:
         upload = now(inner.create_upload("key", PLAIN))
         parts = [(PartNumber(n), now(inner.upload_part("key", upload, PartNumber(n), b"part"))) for n in (1, 2)]
         faulty = FaultyStore(inner, nth(0, ServerFault("lost"), after=True))
-
         written = Retrying(faulty).complete_upload("key", upload, parts, options)
-
         assert written.etag == now(inner.head("key")).etag
         assert now(inner.get("key"))[0] == b"partpart"
 
@@ -267,7 +242,6 @@ class TestAmbiguousWrites:
         upload = now(inner.create_upload("key", PLAIN))
         now(inner.abort_upload("key", upload))
         faulty = FaultyStore(inner, nth(0, ServerFault("lost")))
-
         with pytest.raises(NotFound):
             Retrying(faulty).complete_upload("key", upload, [(PartNumber(1), ETag(etag))], PLAIN)
 
@@ -276,18 +250,14 @@ class TestPolicy:
     @given(attempt=st.integers(1, 10_000), fraction=st.floats(0, 1, exclude_max=True))
     def test_delays_grow_within_their_bounds(self, attempt: int, fraction: float) -> None:
         policy = RetryPolicy(first_delay_s=0.1, max_delay_s=8.0)
-
         delay = policy.delay_s(attempt, fraction)
-
         assert 0.05 <= delay <= 8.0
         assert delay <= policy.delay_s(attempt + 1, fraction)
 
     def test_no_budget_means_one_try(self) -> None:
         faulty = FaultyStore(MemoryStore(), nth(0, Unreachable("down")))
-
         with pytest.raises(Unreachable):
             Retrying(faulty, budget_s=0.0).head("key")
-
         assert faulty.calls == ["head"]
 
 
@@ -296,14 +266,12 @@ class TestObserving:
         ticks = iter(range(100))
         retrying = RetryingStore(MemoryStore(), Retrier(clock=lambda: float(next(ticks))))
         store = BlockingStore(retrying)
-
         store.put("key", b"12345", PLAIN)
         store.get("key", byte_range=ByteRange(1, 3))
         store.get("key")
         with pytest.raises(NotFound):
             store.head("missing")
         seen = retrying.metrics.snapshot()
-
         assert seen["put"]["sent_bytes"] == 5
         assert (seen["get"]["calls"], seen["get"]["received_bytes"], seen["get"]["seconds"]) == (2, 7, 2.0)
         assert seen["head"]["errors"] == {"NotFound": 1}
@@ -316,8 +284,6 @@ class TestObserving:
         faulty = FaultyStore(filled(), nth(0, Unreachable("down")))
         store = Retrying(faulty)
         call(store)
-
         seen = store.told
-
         assert seen[faulty.calls[0]]["calls"] == 1
         assert seen[faulty.calls[0]]["retries"] == {"Unreachable": 1}

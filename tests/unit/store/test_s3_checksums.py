@@ -67,7 +67,6 @@ REFUSALS = [(400, "InvalidArgument"), (501, "NotImplemented"), (403, "SignatureD
 def test_the_checksum_of_a_part_of_a_file(tmp_path: Path, start: int, stop: int) -> None:
     body = random.Random(1).randbytes(1 << 20)
     (tmp_path / "file").write_bytes(body)
-
     with FilePart(os.open(tmp_path / "file", os.O_RDONLY), start, stop) as part:
         assert crc32_of(part) == sum_of(body[start:stop]) == crc32_of(memoryview(body)[start:stop])
 
@@ -83,7 +82,6 @@ def test_what_a_file_has_lost_meanwhile_counts_as_zeros(tmp_path: Path) -> None:
 def test_a_put_carries_the_checksum_of_its_body() -> None:
     with ScriptedServer([PUT_DONE]) as server, closing(client_of(server)) as client:
         client.put("k", BODY, PLAIN)
-
         assert sent(server) == [SUMMED]
 
 
@@ -99,7 +97,6 @@ def test_where_the_algorithm_is_taken_each_part_and_the_completion_carry_it(tmp_
             tags = [(ONE, client.upload_part("k", upload, ONE, part))]
         tags.append((TWO, client.upload_part("k", upload, TWO, b"tail")))
         client.complete_upload("k", upload, tags, PLAIN)
-
         older, tail = ([f"x-amz-checksum-crc32: {sum_of(body)}"] for body in (b"older", b"tail"))
         assert sent(server) == [DECLARED, older, SUMMED, tail, []]
         listed = re.findall("<ChecksumCRC32>(.*?)</ChecksumCRC32>", server.requests[-1].decode())
@@ -120,7 +117,6 @@ def test_a_part_that_changes_on_its_way_is_summed_and_sent_again(tmp_path: Path)
         upload = store.create_upload("k", PLAIN)
         with FilePart(os.open(tmp_path / "file", os.O_RDONLY), 0, len(BODY)) as part:
             store.upload_part("k", upload, ONE, part)
-
         assert sent(server) == [DECLARED, [f"x-amz-checksum-crc32: {sum_of(b'as it was   ')}"], SUMMED]
         assert server.requests[2].endswith(BODY)
 
@@ -130,7 +126,6 @@ def test_where_it_is_ignored_parts_are_sent_as_ever() -> None:
     with ScriptedServer([begun("u"), PART_DONE, COMPLETED]) as server, closing(client_of(server)) as client:
         upload = client.create_upload("k", PLAIN)
         client.complete_upload("k", upload, [(ONE, client.upload_part("k", upload, ONE, BODY))], PLAIN)
-
         assert sent(server) == [DECLARED, [], []]
         assert b"ChecksumCRC32" not in server.requests[-1]
 
@@ -144,7 +139,6 @@ def test_a_server_of_another_kind_of_checksum_gets_an_upload_without(said: Seque
         upload = client.create_upload("k", PLAIN)
         client.complete_upload("k", upload, [(ONE, client.upload_part("k", upload, ONE, BODY))], PLAIN)
         assert (upload, client.create_upload("k", PLAIN)) == ("v", "w")
-
         assert sent(server) == [DECLARED, [], [], [], [], []]
         assert server.requests[1].startswith(b"DELETE /data/k?uploadId=u ")
 
@@ -162,7 +156,6 @@ def test_parts_that_are_sent_beside_copied_ones_carry_their_md5(tmp_path: Path) 
             client.upload_part("k", upload, TWO, part)
         client.complete_upload("k", upload, tags, PLAIN)
         client.upload_part("k", upload, TWO, BODY)
-
         assert sent(server) == [[]] * 6
         digest = base64.b64encode(hashlib.md5(BODY).digest()).decode()
         carried = [re.findall(r"\ncontent-md5: ([^\r]*)", request.decode()) for request in server.requests]
@@ -177,7 +170,6 @@ def test_a_put_that_is_refused_for_its_checksum_is_sent_without(status: int, cod
     with ScriptedServer([refused(status, code), PUT_DONE, PUT_DONE]) as server, closing(client_of(server)) as client:
         assert client.put("k", BODY, options).etag == "e"
         client.put("k", BODY, PLAIN)
-
         assert sent(server) == [SUMMED, [], []]
 
 
@@ -188,7 +180,6 @@ def test_an_upload_that_is_refused_for_its_algorithm_is_begun_without(status: in
     with ScriptedServer(script) as server, closing(client_of(server)) as client:
         client.upload_part("k", client.create_upload("k", PLAIN), ONE, BODY)
         client.create_upload("k", PLAIN)
-
         assert sent(server) == [DECLARED, [], [], []]
 
 
@@ -205,7 +196,6 @@ def test_what_is_refused_for_another_reason_says_so(status: int, code: str, erro
         client.put("k", BODY, PLAIN)
         with pytest.raises(error):
             client.put("k", BODY, PLAIN)
-
         assert sent(server) == [SUMMED, [], SUMMED, SUMMED]
 
 
@@ -221,7 +211,6 @@ def test_a_server_that_refuses_what_it_agreed_to_gets_the_next_upload_without(la
             client.complete_upload("k", upload, [(ONE, client.upload_part("k", upload, ONE, BODY))], PLAIN)
         client.abort_upload("k", upload)
         client.upload_part("k", client.create_upload("k", PLAIN), ONE, BODY)
-
         assert sent(server)[-2:] == [[], []]
 
 
@@ -240,7 +229,6 @@ def test_what_was_sent_is_known_until_the_upload_ends() -> None:
                 client.complete_upload("k", upload, tags, PLAIN)
             except NotFound:
                 assert end == gone
-
             assert b"ChecksumCRC32" in server.requests[3]
             assert known_of(client, upload, tags) == [""]
 
@@ -251,5 +239,4 @@ def test_parts_of_a_dropped_upload_are_forgotten() -> None:
         tags = [(ONE, client.upload_part("k", upload, ONE, BODY))]
         assert known_of(client, upload, tags) != [""]
         client.abort_upload("k", upload)
-
         assert known_of(client, upload, tags) == [""]

@@ -6,7 +6,9 @@ import contextlib
 import hashlib
 import os
 import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from datastore.errors import (
     NotFound,
     PreconditionFailed,
     ServerFault,
+    StoreError,
     WrongRegion,
 )
 from datastore.fuse.loop import now
@@ -54,21 +57,36 @@ LISTING = b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult
 PARTS = [(PartNumber(1), ETag("e"))]
 
 
-def caller_of(server: ScriptedServer, *, follow: bool = True, keys: CredentialSource | None = None) -> Caller:
-    location = S3Location(bucket="data", endpoint=f"http://127.0.0.1:{server.port}")
+Ask = Callable[[BlockingStore], object]
 
-    def connect(endpoint: Endpoint) -> Transport:
-        return Transport(Route(endpoint.host, endpoint.port, False))
+
+def caller_of(
+    server: ScriptedServer,
+    *,
+    endpoint: str = "",
+    proxied: bool = False,
+    follow: bool = True,
+    keys: CredentialSource | None = None,
+) -> Caller:
+    """endpoint: if another than the server's; proxied: the server is a proxy."""
+    here = Route("127.0.0.1", 1, False, Proxy("127.0.0.1", server.port))
+    location = S3Location(bucket="data", endpoint=endpoint or f"http://127.0.0.1:{server.port}")
+
+    def connect(to: Endpoint) -> Transport:
+        return Transport(here if proxied else Route("127.0.0.1", server.port, False))
 
     return Caller(resolve(location), keys or StaticSource(KEYS), connect, follow=follow)
 
 
-def client_of(server: ScriptedServer, *, follow: bool = True, keys: CredentialSource | None = None) -> BlockingStore:
-    return client_by(caller_of(server, follow=follow, keys=keys))
+def client_of(server: ScriptedServer, **options: Any) -> BlockingStore:
+    return BlockingStore(S3Store(caller_of(server, **options), Capabilities()))
 
 
-def client_by(caller: Caller) -> BlockingStore:
-    return BlockingStore(S3Store(caller, Capabilities()))
+@contextlib.contextmanager
+def scripted(*answers: bytes, **options: Any) -> Iterator[tuple[BlockingStore, ScriptedServer]]:
+    """A client of a server that gives these answers."""
+    with ScriptedServer(answers) as server, contextlib.closing(client_of(server, **options)) as client:
+        yield client, server
 
 
 class TestBodies:
@@ -81,36 +99,25 @@ class TestBodies:
         assert b"content-length: 0\r\n" in server.requests[0].lower()
 
     @promise("S-127")
-    @pytest.mark.parametrize(("endpoint", "signed"), [("http://minio", True), ("http://127.0.0.1", False)])
+    @pytest.mark.parametrize(
+        ("endpoint", "proxied", "signed"),
+        [("http://minio", False, True), ("http://127.0.0.1", False, False), ("http://127.0.0.1:1", True, True)],
+    )
     def test_over_a_network_without_tls_the_signature_covers_the_body(
-        self, tmp_path: Path, endpoint: str, signed: bool
+        self, tmp_path: Path, endpoint: str, proxied: bool, signed: bool
     ) -> None:
+        """Also through a proxy."""
         (tmp_path / "file").write_bytes(b"part")
-        with ScriptedServer([http(200, b"", 'ETag: "e"')] * 2) as server:
-            location = S3Location(bucket="data", endpoint=endpoint)
-            caller = Caller(
-                resolve(location), StaticSource(KEYS), lambda _: Transport(Route("127.0.0.1", server.port, False))
-            )
-            client = client_by(caller)
+        answer = http(200, b"", 'ETag: "e"')
+        with scripted(answer, answer, endpoint=endpoint, proxied=proxied) as (client, server):
             with FilePart(os.open(tmp_path / "file", os.O_RDONLY), 0, 4) as part:
                 assert client.upload_part("k", UploadId("u"), PartNumber(1), part) == "e"
             client.put("k", b"part", WriteOptions())
-            client.close()
-
         expected = hashlib.sha256(b"part").hexdigest() if signed else "UNSIGNED-PAYLOAD"
+        assert len(server.requests) == 2
         for request in server.requests:
             assert f"x-amz-content-sha256: {expected}\r\n".encode() in request
             assert request.endswith(b"\r\n\r\npart")
-
-    def test_through_a_proxy_the_signature_covers_the_body(self) -> None:
-        with ScriptedServer([http(200, b"", 'ETag: "e"')]) as server:
-            route = Route("127.0.0.1", 1, False, Proxy("127.0.0.1", server.port))
-            location = S3Location(bucket="data", endpoint="http://127.0.0.1:1")
-            client = client_by(Caller(resolve(location), StaticSource(KEYS), lambda _: Transport(route)))
-            client.put("k", b"part", WriteOptions())
-            client.close()
-
-        assert hashlib.sha256(b"part").hexdigest().encode() in server.requests[0]
 
     @pytest.mark.parametrize("whole", [False, True])
     def test_a_sink_gets_a_large_body_with_its_facts(self, whole: bool) -> None:
@@ -118,13 +125,10 @@ class TestBodies:
         facts = ['ETag: "v1"', f"Content-Range: bytes 1000-{999 + len(body)}/{len(body) + 5000}"]
         byte_range = None if whole else ByteRange(1000, 1000 + len(body))
         got: list[tuple[ObjectInfo, int, bytes]] = []
-        with ScriptedServer([http(200 if whole else 206, body, *facts)]) as server:
-            client = client_of(server)
+        with scripted(http(200 if whole else 206, body, *facts)) as (client, _):
             answer, info = client.get(
                 "k", byte_range=byte_range, sink=lambda info, at, part: got.append((info, at, bytes(part)))
             )
-            client.close()
-
         assert (answer, info.etag, info.size) == (b"", "v1", len(body) if whole else len(body) + 5000)
         assert all(each == info for each, _, _ in got)
         assert b"".join(part for _, _, part in sorted(got, key=lambda each: each[1])) == body
@@ -134,13 +138,10 @@ class TestBodies:
         got: list[Body] = []
         short = http(206, body, "Content-Range: bytes 0-199999/900000")
         ignored = http(200, bytes(900_000))
-        with ScriptedServer([short, ignored]) as server:
-            client = client_of(server)
+        with scripted(short, ignored) as (client, _):
             for _ in range(2):
                 with contextlib.suppress(CorruptBody):
                     client.get("k", byte_range=ByteRange(0, 300_000), sink=lambda _i, _a, part: got.append(part))
-            client.close()
-
         assert [len(part) for part in got] == [300_000], "the second answer is cut to what was asked for"
 
 
@@ -156,148 +157,116 @@ class TestRegions:
     )
     def test_a_bucket_is_followed_to_its_region_and_remembered(self, first: bytes) -> None:
         """By requests of every kind."""
-        with ScriptedServer([http(200), first, *[http(200, LISTING)] * 2, http(200)]) as server:
-            client = client_of(server)
+        with scripted(http(200), first, *[http(200, LISTING)] * 2, http(200)) as (client, server):
             client.head("k")
             client.list_page("")
             client.list_page("")
             client.head("k")
-            client.close()
-
         assert [b"/eu-west-3/s3/" in request for request in server.requests] == [False, False, True, True, True]
 
     def test_a_second_redirect_is_an_error(self) -> None:
-        with ScriptedServer([http(301, b"", f"x-amz-bucket-region: eu-west-{n}") for n in (1, 2)]) as server:
-            client = client_of(server)
-            with pytest.raises(WrongRegion) as raised:
-                client.list_page("")
-            client.close()
-
+        answers = [http(301, b"", f"x-amz-bucket-region: eu-west-{n}") for n in (1, 2)]
+        with scripted(*answers) as (client, _), pytest.raises(WrongRegion) as raised:
+            client.list_page("")
         assert raised.value.region == "eu-west-2"
 
     def test_without_following_the_region_is_named(self) -> None:
-        with ScriptedServer([http(400, MALFORMED)]) as server:
-            client = client_of(server, follow=False)
-            with pytest.raises(WrongRegion, match=r"eu-west-3.*server says: AuthorizationHeaderMalformed"):
-                client.list_page("")
-            client.close()
+        words = r"eu-west-3.*server says: AuthorizationHeaderMalformed"
+        with scripted(http(400, MALFORMED), follow=False) as (client, _), pytest.raises(WrongRegion, match=words):
+            client.list_page("")
+
+
+def error_of(code: str, message: str = "m") -> bytes:
+    return f"\n <Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
+
+
+def get_range(start: int, stop: int) -> Ask:
+    return lambda client: client.get("k", byte_range=ByteRange(start, stop))
+
+
+LATE = http(200, error_of("InternalError", "late"))
+MATCHING = WriteOptions(if_match=ETag("e"))
+
+
+def head(client: BlockingStore) -> object:
+    return client.head("k")
+
+
+def put(client: BlockingStore) -> object:
+    return client.put("k", b"", MATCHING)
+
+
+def copy_part(client: BlockingStore) -> object:
+    return client.upload_part_copy("a", UploadId("u"), PartNumber(1), "s", ByteRange(0, 1), None)
+
+
+def complete(client: BlockingStore) -> object:
+    return client.complete_upload("a", UploadId("u"), PARTS, MATCHING)
 
 
 class TestAnswers:
     def test_each_request_is_signed_with_the_token(self) -> None:
-        with ScriptedServer([http(200, LISTING)]) as server:
-            client = client_of(server)
+        with scripted(http(200, LISTING)) as (client, server):
             client.list_page("a//b/ü", start_after="a b")
-            client.close()
-
         head = server.requests[0].decode()
         assert head.startswith(
             "GET /data?encoding-type=url&list-type=2&max-keys=1000&prefix=a%2F%2Fb%2F%C3%BC&start-after=a%20b "
         )
         assert "x-amz-security-token: token" in head
 
-    def test_an_error_inside_a_success_is_an_error(self) -> None:
-        fault = http(200, b"\n <Error><Code>InternalError</Code><Message>late</Message></Error>")
-        with ScriptedServer([fault, fault, fault]) as server:
-            client = client_of(server)
-            with pytest.raises(ServerFault, match="late"):
-                client.copy("a", "b")
-            with pytest.raises(ServerFault, match="late"):
-                client.complete_upload("a", UploadId("u"), PARTS, WriteOptions())
-            with pytest.raises(ServerFault, match="late"):
-                client.upload_part_copy("a", UploadId("u"), PartNumber(1), "s", ByteRange(0, 1), None)
-            client.close()
-
-    def test_a_late_failed_condition_of_a_completion_is_a_condition(self) -> None:
-        body = b"<Error><Code>PreconditionFailed</Code></Error>"
-        with ScriptedServer([http(200, body)]) as server:
-            client = client_of(server)
-            with pytest.raises(PreconditionFailed):
-                client.complete_upload("a", UploadId("u"), PARTS, WriteOptions(if_match=ETag("e")))
-            client.close()
-
-    def test_if_match_on_a_key_that_is_gone_is_a_failed_condition(self) -> None:
-        gone = http(404, b"<Error><Code>NoSuchKey</Code></Error>")
-        no_upload = http(404, b"<Error><Code>NoSuchUpload</Code></Error>")
-        no_bucket = http(404, b"<Error><Code>NoSuchBucket</Code></Error>")
-        options = WriteOptions(if_match=ETag("e"))
-        with ScriptedServer([gone, no_upload, no_bucket]) as server:
-            client = client_of(server)
-            with pytest.raises(PreconditionFailed):
-                client.put("a", b"", options)
-            with pytest.raises(NotFound):
-                client.complete_upload("a", UploadId("u"), PARTS, options)
-            with pytest.raises(BucketNotFound):
-                client.put("a", b"", options)
-            client.close()
-
-    def test_a_server_that_ignores_ranges_still_gives_the_range(self) -> None:
-        with ScriptedServer([http(200, b"0123456789", 'ETag: "e"')]) as server:
-            client = client_of(server)
-            body, info = client.get("k", byte_range=ByteRange(2, 5))
-            client.close()
-
-        assert (bytes(body), info.size, info.etag) == (b"234", 10, "e")
-
-    def test_a_range_of_the_wrong_length_is_corrupt(self) -> None:
-        with ScriptedServer([http(206, b"01", "Content-Range: bytes 0-1/10")]) as server:
-            client = client_of(server)
-            with pytest.raises(CorruptBody):
-                client.get("k", byte_range=ByteRange(0, 5))
-            client.close()
-
-    def test_an_object_that_grew_while_its_end_was_asked_for_is_read_again(self) -> None:
-        with ScriptedServer([http(416), http(200, b"", "Content-Length: 50")]) as server:
-            client = client_of(server)
-            with pytest.raises(CorruptBody) as raised:
-                client.get("k", byte_range=ByteRange(10, 20))
-            client.close()
-
-        assert raised.value.transient
-
-    def test_foreign_metadata_beyond_ascii_is_shown_as_an_encoded_word(self) -> None:
-        head = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nx-amz-meta-Who: J\xc3\xbcrgen\r\n\r\n"
-        with ScriptedServer([head]) as server:
-            client = client_of(server)
-            info = client.head("k")
-            client.close()
-
-        assert dict(info.metadata) == {"who": "=?UTF-8?B?SsO8cmdlbg==?="}
-
-    def test_a_page_of_a_proxy_is_an_error_with_its_status(self) -> None:
-        with ScriptedServer([http(400, b"<html>Bad\ngateway</html>")]) as server:
-            client = client_of(server)
-            with pytest.raises(InvalidRequest, match="HTTP status 400"):
-                client.head("k")
-            client.close()
-
-    def test_clock_skew_says_by_how_much(self) -> None:
-        body = b"<Error><Code>RequestTimeTooSkewed</Code><Message>m</Message></Error>"
-        with ScriptedServer([http(403, body, "Date: Thu, 01 Jan 2026 00:00:00 GMT")]) as server:
-            client = client_of(server)
-            with pytest.raises(ClockSkew, match=r"this machine's clock is \d+ days ahead of the server's"):
-                client.list_page("")
-            client.close()
+    @pytest.mark.parametrize(
+        ("answers", "ask", "kind", "words"),
+        [
+            ([LATE], lambda client: client.copy("a", "b"), ServerFault, "late"),
+            ([LATE], complete, ServerFault, "late"),
+            ([LATE], copy_part, ServerFault, "late"),
+            ([http(200, error_of("PreconditionFailed"))], complete, PreconditionFailed, ""),
+            ([http(404, error_of("NoSuchKey"))], put, PreconditionFailed, ""),
+            ([http(404, error_of("NoSuchUpload"))], complete, NotFound, ""),
+            ([http(404, error_of("NoSuchBucket"))], put, BucketNotFound, ""),
+            ([http(206, b"01", "Content-Range: bytes 0-1/10")], get_range(0, 5), CorruptBody, ""),
+            ([http(416), http(200, b"", "Content-Length: 50")], get_range(10, 20), CorruptBody, ""),
+            ([http(400, b"<html>Bad\ngateway</html>")], head, InvalidRequest, "HTTP status 400"),
+        ],
+    )
+    def test_what_is_an_error(self, answers: list[bytes], ask: Ask, kind: type[StoreError], words: str) -> None:
+        """Also inside a success; if-match on a key that is gone is a failed condition; an object that grew while its
+        end was asked for is read again."""
+        with scripted(*answers) as (client, server), pytest.raises(kind) as raised:
+            ask(client)
+        assert type(raised.value) is kind
+        assert words in str(raised.value)
+        assert raised.value.transient is (kind in {ServerFault, CorruptBody})
+        assert len(server.requests) == len(answers)
 
     @promise("S-65")
-    def test_a_head_can_not_say_that_the_clock_is_wrong_but_its_date_can(self) -> None:
-        with ScriptedServer([http(403, b"", "Date: Thu, 01 Jan 2026 00:00:00 GMT")]) as server:
-            client = client_of(server)
-            with pytest.raises(ClockSkew, match=r"this machine's clock is \d+ days ahead of the server's: set it"):
-                client.head("k")
-            client.close()
+    @pytest.mark.parametrize(
+        ("body", "ask"), [(error_of("RequestTimeTooSkewed"), lambda client: client.list_page("")), (b"", head)]
+    )
+    def test_clock_skew_says_by_how_much(self, body: bytes, ask: Ask) -> None:
+        """A HEAD can't say that the clock is wrong, but its date can."""
+        words = r"this machine's clock is \d+ days ahead of the server's: set it"
+        answer = http(403, body, "Date: Thu, 01 Jan 2026 00:00:00 GMT")
+        with scripted(answer) as (client, _), pytest.raises(ClockSkew, match=words):
+            ask(client)
+
+    def test_a_server_that_ignores_ranges_still_gives_the_range(self) -> None:
+        with scripted(http(200, b"0123456789", 'ETag: "e"')) as (client, _):
+            body, info = client.get("k", byte_range=ByteRange(2, 5))
+        assert (bytes(body), info.size, info.etag) == (b"234", 10, "e")
+
+    def test_foreign_metadata_beyond_ascii_is_shown_as_an_encoded_word(self) -> None:
+        with scripted(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nx-amz-meta-Who: J\xc3\xbcrgen\r\n\r\n") as (client, _):
+            assert dict(client.head("k").metadata) == {"who": "=?UTF-8?B?SsO8cmdlbg==?="}
 
     def test_pages_of_uploads_are_followed_by_their_markers(self) -> None:
         page = (
-            b"<ListMultipartUploadsResult><EncodingType>url</EncodingType><IsTruncated>true</IsTruncated><NextKeyMarker>a+b</NextKeyMarker>"
-            b"<NextUploadIdMarker>u1</NextUploadIdMarker><Upload><Key>a+b</Key><UploadId>u1</UploadId></Upload>"
+            b"<ListMultipartUploadsResult><EncodingType>url</EncodingType><IsTruncated>true</IsTruncated>"
+            b"<NextKeyMarker>a+b</NextKeyMarker><NextUploadIdMarker>u1</NextUploadIdMarker><Upload><Key>a+b</Key><UploadId>u1</UploadId></Upload>"
             b"</ListMultipartUploadsResult>"
         )
-        with ScriptedServer([http(200, page), http(200, b"<ListMultipartUploadsResult/>")]) as server:
-            client = client_of(server)
+        with scripted(http(200, page), http(200, b"<ListMultipartUploadsResult/>")) as (client, server):
             found = [upload.key for upload in client.pending_uploads("a")]
-            client.close()
-
         assert found == ["a b"]
         assert b"key-marker=a%20b" in server.requests[1]
         assert b"upload-id-marker=u1" in server.requests[1]
@@ -307,12 +276,9 @@ class TestAnswers:
             b"<DeleteResult><Error><Key>b</Key><Code>AccessDenied</Code><Message>no</Message></Error>"
             b"<Error><Key>c</Key><Code>NoSuchKey</Code></Error></DeleteResult>"
         )
-        denied = http(403, b"<Error><Code>AccessDenied</Code><Message>odd</Message></Error>")
-        with ScriptedServer([http(200, body), http(204), denied]) as server:
-            client = client_of(server)
+        denied = http(403, error_of("AccessDenied", "odd"))
+        with scripted(http(200, body), http(204), denied) as (client, server):
             failures = client.delete_many(["a", "b", "c", "\x01", "\x02"])
-            client.close()
-
         assert [(f.key, f.code, f.message) for f in failures] == [
             ("b", "AccessDenied", "no"),
             ("\x02", "AccessDenied", "odd"),

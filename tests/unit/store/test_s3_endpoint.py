@@ -30,7 +30,6 @@ from datastore.fuse.store.s3.endpoint import resolve
 )
 def test_a_key_has_one_address(location: S3Location, host_header: str, path: str) -> None:
     endpoint = resolve(location)
-
     assert endpoint.host_header == host_header
     assert endpoint.path("a b//c/") == path
 
@@ -43,7 +42,6 @@ def test_the_region_of_the_manifest_wins() -> None:
 def test_only_aws_hosts_follow_the_region() -> None:
     aws = resolve(S3Location(bucket="data")).in_region("eu-west-1")
     other = resolve(S3Location(bucket="data", endpoint="https://s3.lab.example")).in_region("eu-west-1")
-
     assert aws.host == "data.s3.eu-west-1.amazonaws.com"
     assert (other.host, other.region) == ("data.s3.lab.example", "eu-west-1")
 

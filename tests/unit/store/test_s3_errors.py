@@ -21,7 +21,6 @@ def test_the_table_is_total_and_the_text_is_one_printable_line(
     status: int, code: str, message: str, key: str, condition: bool
 ) -> None:
     error = to_error(Refusal(method="GET", key=key, status=status, code=code, message=message, if_none_match=condition))
-
     assert isinstance(error, e.StoreError)
     assert error.key == key
     assert error.status == status
@@ -33,9 +32,7 @@ def test_the_table_is_total_and_the_text_is_one_printable_line(
 def test_every_class_of_the_table_says_what_to_think(kind: type[e.StoreError]) -> None:
     code = next((code for code, found in BY_CODE.items() if found is kind), "")
     status = next((status for status, found in BY_STATUS.items() if found is kind), 418)
-
     error = to_error(Refusal(method="PUT", key="k", status=status, code=code, message="words", request_id="R1"))
-
     assert isinstance(error, kind)
     assert "words" in str(error)
     assert "R1" in str(error)
@@ -72,14 +69,12 @@ def test_a_wrong_secret_names_the_access_key() -> None:
     error = to_error(
         Refusal(method="GET", key="", status=403, code="SignatureDoesNotMatch", message="no", access_key_id="AKID")
     )
-
     assert "secret access key is wrong for access key id AKID" in str(error)
     assert "server says: SignatureDoesNotMatch: no" in str(error)
 
 
 def test_a_region_that_was_told_is_kept() -> None:
     error = to_error(Refusal(method="GET", key="", status=301, code="PermanentRedirect", region="eu-west-1"))
-
     assert isinstance(error, e.WrongRegion)
     assert error.region == "eu-west-1"
     assert "eu-west-1" in str(error)

@@ -22,7 +22,6 @@ LISTING = b"""<?xml version="1.0" encoding="UTF-8"?>
 
 def test_a_listing_is_read_with_its_keys_decoded() -> None:
     page = xml.parse_list(LISTING)
-
     (listed,) = page.objects
     assert listed.key == "d/a b+c\x01\udcff"
     assert (listed.size, listed.etag) == (434234, "fba9dede5f27731c9771645a39863328")
@@ -33,7 +32,6 @@ def test_a_listing_is_read_with_its_keys_decoded() -> None:
 
 def test_a_server_that_does_not_encode_is_taken_at_its_word() -> None:
     page = xml.parse_list(b"<ListBucketResult><Contents><Key>a+b%20</Key></Contents></ListBucketResult>")
-
     assert [listed.key for listed in page.objects] == ["a+b%20"]
     assert page.next_token is None
 
@@ -50,7 +48,6 @@ def test_a_page_is_the_same_wherever_it_was_asked_to_begin() -> None:
     by_token = LISTING.replace(b"<Contents>", b"<ContinuationToken>d/a</ContinuationToken><Contents>", 1)
     by_key = LISTING.replace(b"<Contents>", b"<StartAfter>d/a</StartAfter><ContinuationToken/><Contents>", 1)
     another_way_on = LISTING.replace(b"t/+=", b"another")
-
     assert {xml.list_digest(body) for body in (by_token, by_key, another_way_on)} == {xml.list_digest(LISTING)}
 
 
@@ -74,7 +71,6 @@ def test_an_error_document_is_read_whatever_its_namespace() -> None:
         b'<?xml version="1.0"?><Error xmlns="x"><Code>NoSuchKey</Code><Message>gone</Message>'
         b"<RequestId>R</RequestId><Region>eu</Region></Error>"
     )
-
     assert xml.parse_error(body) == xml.ErrorAnswer("NoSuchKey", "gone", "R", "eu")
     assert xml.parse_error(b"<CopyObjectResult><ETag>e</ETag></CopyObjectResult>") is None
     assert xml.parse_error(b"<Error><Code>cut") is None
@@ -83,7 +79,6 @@ def test_an_error_document_is_read_whatever_its_namespace() -> None:
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])).filter(xml.fits_xml), max_size=5))
 def test_a_bulk_delete_carries_every_key_that_fits(keys: list[str]) -> None:
     root = ElementTree.fromstring(xml.build_delete(keys))
-
     assert [item.text or "" for item in root.iter("Key")] == keys
 
 
@@ -95,7 +90,6 @@ def test_keys_that_xml_cannot_carry_are_known(key: str) -> None:
 def test_a_completion_lists_its_parts() -> None:
     parts = [(PartNumber(1), ETag("a")), (PartNumber(9), ETag("b"))]
     root = ElementTree.fromstring(xml.build_complete(parts, ["", ""]))
-
     assert [(part.findtext("PartNumber"), part.findtext("ETag")) for part in root] == [("1", '"a"'), ("9", '"b"')]
 
 

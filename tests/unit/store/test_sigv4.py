@@ -89,9 +89,7 @@ def test_signatures_are_those_of_botocore(
     given_keys = SigningKeys("AKIDEXAMPLE", Secret("wJalrXUtnFEMI/K7MDENG+bPxRfiCY"), Secret(token) if token else None)
     path, encoded = f"/bucket/{encode_path(key)}", encode_query(query)
     headers = {"host": "example.test:9000", "x-amz-content-sha256": payload, **extra}
-
     signed = sign(method, path, encoded, headers, given_keys, region, MOMENT.timestamp())
-
     assert signed["authorization"] == botocore_authorization(method, path, encoded, headers, given_keys, region)
     assert signed.get("x-amz-security-token") == token
 
@@ -99,7 +97,6 @@ def test_signatures_are_those_of_botocore(
 @given(raw=st.binary(min_size=1, max_size=100))
 def test_a_path_is_encoded_once_and_keeps_every_byte(raw: bytes) -> None:
     encoded = encode_path(raw.decode("utf-8", "surrogateescape"))
-
     assert unquote_to_bytes(encoded) == raw
     assert encoded.count("/") == raw.count(b"/")
     assert encoded.isascii()
@@ -112,9 +109,7 @@ def test_no_key_is_normalised(key: str) -> None:
 
 def test_a_signature_shows_no_secret() -> None:
     given_keys = SigningKeys("AKID", Secret("top-secret"))
-
     signed = sign("GET", "/", "", {"host": "h", "x-amz-content-sha256": EMPTY_SHA256}, given_keys, "r", 0.0)
-
     assert "top-secret" not in repr(signed) + repr(given_keys)
 
 

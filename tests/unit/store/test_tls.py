@@ -96,7 +96,6 @@ class TestKeptConnections:
 
             wait(keep())
             assert [transport.ask(GET).body for _ in range(2)] == [b"it is"] * 2
-
         assert server.connections == 1
 
     def test_what_is_decrypted_beyond_an_answer_is_no_answer_to_the_next(self, identity: Identity, to: To) -> None:
@@ -105,7 +104,6 @@ class TestKeptConnections:
         with ScriptedServer([http(200, b"one") + beyond, http(200, b"two")], identity) as server:
             transport = to(server.port)
             bodies = [transport.ask(GET).body for _ in range(2)]
-
         assert bodies == [b"one", b"two"]
         assert server.connections == 2
 
@@ -156,7 +154,6 @@ class TestLargeBodies:
             transport = to(server.port)
             answer = transport.ask(Request(method="PUT", body=body, most_bytes=size))
             poured = transport.ask(Request(method="PUT", body=part, most_bytes=size, outlet=outlet))
-
         assert bytes(answer.body) == b"".join(parts) + poured.body == body
         assert [request.partition(b"\r\n\r\n")[2] for request in server.requests] == [body] * 2
         assert server.connections == 1

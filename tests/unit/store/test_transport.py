@@ -42,7 +42,6 @@ class TestKeepAlive:
         with ScriptedServer([http(200, b"one"), http(404, b"two"), http(200, b"3", "X-A: b")]) as server:
             transport = transports.to(server.port)
             answers = [transport.ask(GET) for _ in range(3)]
-
         assert [(a.status, bytes(a.body)) for a in answers] == [(200, b"one"), (404, b"two"), (200, b"3")]
         assert answers[2].headers["x-a"] == "b"
         assert server.connections == 1
@@ -55,28 +54,23 @@ class TestKeepAlive:
         with ScriptedServer([*gone, http(200, b"again"), HANG_UP, HANG_UP]) as server:
             transport = transports.to(server.port)
             transport.ask(GET)
-
             assert transport.ask(GET).body == b"again"
             with pytest.raises(Unreachable):
                 transport.ask(GET)
-
         assert len(server.requests) == len(gone) + 3
 
     def test_a_request_that_is_not_repeatable_is_sent_once(self, transports: Transports) -> None:
         with ScriptedServer([http(200), HANG_UP, http(200)]) as server:
             transport = transports.to(server.port)
             transport.ask(GET)
-
             with pytest.raises(Unreachable):
                 transport.ask(Request(method="POST", body=b"body", repeatable=False))
-
         assert len(server.requests) == 2
 
     def test_close_announced_by_the_server_is_honoured(self, transports: Transports) -> None:
         with ScriptedServer([http(200, b"1", "Connection: close"), http(200, b"2")]) as server:
             transport = transports.to(server.port)
             bodies = [transport.ask(GET).body for _ in range(2)]
-
         assert (bodies, server.connections) == ([b"1", b"2"], 2)
 
     def test_the_pool_is_bounded(self, transports: Transports) -> None:
@@ -84,7 +78,6 @@ class TestKeepAlive:
             transport = transports.to(server.port, limits=TransportLimits(connections=3))
             with ThreadPoolExecutor(12) as pool:
                 assert all(a.status == 200 for a in pool.map(lambda _: transport.ask(GET), range(40)))
-
         assert server.connections <= 3
 
 
@@ -123,7 +116,6 @@ class TestPlaces:
                 eventually(lambda number=number: len(waiting) == number)  # type: ignore[misc]
             over.set()
             eventually(lambda: len(server.requests) == 4)
-
         assert [request.split(b" ")[1] for request in server.requests] == [b"/k", b"/1", b"/2", b"/3"]
 
     def test_who_waits_too_long_is_told_so_and_takes_no_place(self, holder: Wait, wait: Wait) -> None:
@@ -141,7 +133,6 @@ class TestBodies:
         body = (LARGE * (size // len(LARGE) + 1))[:size]
         with ScriptedServer([http(200, body)]) as server:
             answer = transports.to(server.port).ask(Request(method="PUT", body=body, most_bytes=size))
-
         assert bytes(answer.body) == body
         assert server.requests[0].partition(b"\r\n\r\n")[2] == body
 
@@ -210,7 +201,6 @@ class TestBodies:
     def test_a_header_that_would_end_early_is_not_sent(self, transports: Transports) -> None:
         with ScriptedServer([]) as server, pytest.raises(InvalidRequest, match="printable"):
             transports.to(server.port).ask(Request(method="PUT"), "/k", {"host": "h", "content-type": "a\r\nx-evil: 1"})
-
         assert server.requests == []
 
     @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -253,7 +243,6 @@ class TestLargeBodies:
         with ScriptedServer([http(206, LARGE), http(200, b"next")]) as server:
             transport = transports.to(server.port)
             answer, again = transport.ask(taken.request), transport.ask(GET)
-
         assert (answer.body, answer.poured, again.body) == (b"", len(LARGE), b"next")
         assert b"".join(body for _, body in taken.parts) == LARGE
         edges = [start + offset for offset, _ in taken.parts]
@@ -267,7 +256,6 @@ class TestLargeBodies:
         with ScriptedServer([http(200, LARGE), http(503, LARGE), http(206, b"small")]) as server:
             transport = transports.to(server.port)
             answers = [transport.ask(taken.request) for _ in range(3)]
-
         assert [len(answer.body) for answer in answers] == [len(LARGE), 64 << 10, 5]
         assert server.connections == 2
         assert taken.parts == []
@@ -276,7 +264,6 @@ class TestLargeBodies:
         taken = Bucketful()
         with ScriptedServer([Reply(http(206, LARGE)[:-MIB], close=True)]) as server, pytest.raises(CorruptBody):
             transports.to(server.port).ask(taken.request)
-
         assert all(LARGE[at : at + len(body)] == body for at, body in taken.parts)
 
     def test_what_an_outlet_raises_ends_the_connection(self, transports: Transports) -> None:
@@ -288,7 +275,6 @@ class TestLargeBodies:
             with pytest.raises(CorruptBody, match="another version"):
                 transport.ask(replace(LARGER, outlet=Outlet(206, 0, refuse), most_bytes=len(LARGE)))
             assert transport.ask(GET).body == b"next"
-
         assert server.connections == 2
 
     @pytest.mark.parametrize(("start", "stop"), [(0, len(LARGE)), (MIB + 1, 2 * MIB), (0, 5)])
@@ -297,7 +283,6 @@ class TestLargeBodies:
             transport = transports.to(server.port)
             for _ in range(2):
                 transport.ask(Request(method="PUT", body=part))
-
         assert [request.partition(b"\r\n\r\n")[2] for request in server.requests] == [LARGE[start:stop]] * 2
         assert server.connections == 1
 
@@ -306,7 +291,6 @@ class TestLargeBodies:
             os.truncate(tmp_path / "file", MIB)
             transports.to(server.port).ask(Request(method="PUT", body=part))
             assert part.read() == LARGE[:MIB] + bytes(len(LARGE) - MIB)
-
         assert server.requests[0].partition(b"\r\n\r\n")[2] == LARGE[:MIB] + bytes(len(LARGE) - MIB)
 
 
@@ -422,7 +406,6 @@ class TestProxies:
             answer = transports.to(Route("bucket.example", 80, False, proxy)).ask(
                 GET, "/k%20", {"host": "bucket.example"}
             )
-
         assert answer.body == b"via"
         assert server.requests[0].startswith(b"GET http://bucket.example/k%20 HTTP/1.1\r\n")
         assert f"proxy-authorization: Basic {login}".encode() in server.requests[0]
@@ -432,7 +415,6 @@ class TestProxies:
             proxy = Proxy("127.0.0.1", server.port, "Basic x")
             with pytest.raises(Unreachable, match="407"):
                 transports.to(Route("bucket.example", 443, True, proxy)).ask(GET)
-
         assert server.requests[0].startswith(b"CONNECT bucket.example:443 HTTP/1.")
         assert b"Proxy-Authorization: Basic x" in server.requests[0]
 
@@ -440,7 +422,6 @@ class TestProxies:
         monkeypatch.setenv("HTTPS_PROXY", "http://user:p%40ss@proxy.example:3128")
         monkeypatch.setenv("http_proxy", "plain.example")
         monkeypatch.setenv("NO_PROXY", "inside.example,127.0.0.1")
-
         assert proxy_for("s3.example", secure=True) == Proxy(
             "proxy.example", 3128, "Basic " + base64.b64encode(b"user:p@ss").decode()
         )
@@ -450,6 +431,5 @@ class TestProxies:
 
     def test_a_proxy_that_is_no_http_url_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HTTPS_PROXY", "socks5://proxy:1080")
-
         with pytest.raises(InvalidRequest, match="HTTPS_PROXY"):
             proxy_for("s3.example", secure=True)
