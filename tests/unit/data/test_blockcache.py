@@ -88,9 +88,24 @@ def directory(tmp_path: Path) -> Path:
 Make = Callable[[], BlockCache]
 
 
+def put(cache: BlockCache, size: int, held: int | None = None) -> tuple[BlockCache, ObjectVersion, bytes]:
+    """The cache, a version of this size, and its bytes, of which the cache holds the first ones; all if not said."""
+    file, body = version(size), content(size)
+    if held != 0:
+        assert cache.write(file, 0, body[:held])
+    return cache, file, body
+
+
+def lends(cache: BlockCache, file: ObjectVersion) -> bool:
+    """Whether it is, for a moment."""
+    fd = cache.open_for_passthrough(file)
+    if fd is not None:
+        os.close(fd)
+    return fd is not None
+
+
 def test_what_was_written_is_read_back_and_nothing_else_is_held(fresh: Make) -> None:
-    cache, body = fresh(), content(3 * BLOCK_BYTES + 5)
-    file = version(len(body))
+    cache, file, body = put(fresh(), 3 * BLOCK_BYTES + 5, 0)
     assert cache.write(file, BLOCK_BYTES, body[BLOCK_BYTES : 2 * BLOCK_BYTES])
     assert cache.read(file, BLOCK_BYTES, BLOCK_BYTES) == body[BLOCK_BYTES : 2 * BLOCK_BYTES]
     assert cache.read(file, BLOCK_BYTES + 7, 9) == body[BLOCK_BYTES + 7 : BLOCK_BYTES + 16]
@@ -101,8 +116,7 @@ def test_what_was_written_is_read_back_and_nothing_else_is_held(fresh: Make) -> 
 
 
 def test_partial_blocks_at_the_edges_are_left_out(fresh: Make) -> None:
-    cache, body = fresh(), content(4 * BLOCK_BYTES)
-    file = version(len(body))
+    cache, file, body = put(fresh(), 4 * BLOCK_BYTES, 0)
     cache.write(file, 100, body[100 : 3 * BLOCK_BYTES + 100])
     assert cache.read(file, 100, 10) is None
     assert cache.read(file, BLOCK_BYTES, 2 * BLOCK_BYTES) == body[BLOCK_BYTES : 3 * BLOCK_BYTES]
@@ -174,9 +188,7 @@ def test_what_is_read_while_it_is_checked_is_what_was_asked_for(fresh: Make, siz
 
 
 def test_what_another_process_writes_is_seen_at_once(fresh: Make) -> None:
-    one, two, body = fresh(), fresh(), content(4 * BLOCK_BYTES)
-    file = version(len(body))
-    one.write(file, 0, body[:BLOCK_BYTES])
+    (one, file, body), two = put(fresh(), 4 * BLOCK_BYTES, BLOCK_BYTES), fresh()
     assert two.read(file, 0, BLOCK_BYTES) == body[:BLOCK_BYTES]
     two.write(file, BLOCK_BYTES, body[BLOCK_BYTES:])
     assert one.read(file, 0, len(body)) == body
@@ -185,9 +197,7 @@ def test_what_another_process_writes_is_seen_at_once(fresh: Make) -> None:
 
 
 def test_what_is_lent_outlives_the_cache_entry(fresh: Make) -> None:
-    cache, body = fresh(), content(2 * BLOCK_BYTES + 1)
-    file = version(len(body))
-    cache.write(file, 0, body)
+    cache, file, body = put(fresh(), 2 * BLOCK_BYTES + 1)
     fd = cache.open_for_passthrough(file)
     assert fd is not None
     try:
@@ -199,18 +209,20 @@ def test_what_is_lent_outlives_the_cache_entry(fresh: Make) -> None:
     assert cache.open_for_passthrough(file) is None
 
 
-def test_adopt_takes_the_file_over(fresh: Make, tmp_path: Path) -> None:
-    cache, body = fresh(), content(5 * BLOCK_BYTES + 1)
+@pytest.mark.parametrize("same_disk", [True, False])
+def test_adopt_takes_the_file_over(
+    fresh: Make, tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch, same_disk: bool
+) -> None:
+    """From another disk it is copied."""
+    monkeypatch.setattr(blockcache, "_same_disk", lambda path, other: same_disk)
+    cache, file, body = put(fresh(), 5 * BLOCK_BYTES + 1, BLOCK_BYTES)
     (tmp_path / "staged").write_bytes(body)
-    file = version(len(body))
-    cache.write(file, 0, body[:BLOCK_BYTES])
     assert cache.adopt(file, tmp_path / "staged")
     assert not (tmp_path / "staged").exists()
     assert cache.read(file, 0, len(body)) == body
     assert fresh().present(file)
-    fd = fresh().open_for_passthrough(file)
-    assert fd is not None
-    os.close(fd)
+    assert lends(fresh(), file)
+    assert {each.suffix for each in (directory / "objects").rglob("*.*")} == {".data", ".blocks"}
 
 
 def test_adopt_can_leave_the_file_with_its_owner(fresh: Make, tmp_path: Path) -> None:
@@ -220,18 +232,6 @@ def test_adopt_can_leave_the_file_with_its_owner(fresh: Make, tmp_path: Path) ->
     assert cache.adopt(version(len(body)), staged, keep=True)
     staged.write_bytes(b"changed")
     assert cache.read(version(len(body)), 0, len(body)) == body
-
-
-def test_adopt_from_another_disk_copies(
-    fresh: Make, tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(blockcache, "_same_disk", lambda path, other: False)
-    body, staged, cache = content(BLOCK_BYTES + 1), tmp_path / "staged", fresh()
-    staged.write_bytes(body)
-    assert cache.adopt(version(len(body)), staged)
-    assert not staged.exists()
-    assert cache.read(version(len(body)), 0, len(body)) == body
-    assert {file.suffix for file in (directory / "objects").rglob("*.*")} == {".data", ".blocks"}
 
 
 def test_adopt_refuses_a_file_of_another_size_or_none_or_one_too_large(fresh: Make, tmp_path: Path) -> None:
@@ -246,9 +246,7 @@ def test_adopt_refuses_a_file_of_another_size_or_none_or_one_too_large(fresh: Ma
 
 @pytest.mark.parametrize("at", [0, BLOCK_BYTES + 17, 4 * BLOCK_BYTES + 2])
 def test_a_flipped_byte_is_never_served(fresh: Make, directory: Path, at: int) -> None:
-    body = content(4 * BLOCK_BYTES + 3)
-    file = version(len(body))
-    fresh().write(file, 0, body)
+    _, file, body = put(fresh(), 4 * BLOCK_BYTES + 3)
     with open(file_of(directory, ".data"), "r+b", buffering=0) as data:
         data.seek(at)
         data.write(bytes([body[at] ^ 1]))
@@ -263,33 +261,28 @@ def test_a_flipped_byte_is_never_served(fresh: Make, directory: Path, at: int) -
 
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_a_byte_flipped_under_an_open_whole_file_is_noticed(fresh: Make, directory: Path, blocks: int) -> None:
-    cache, body = fresh(), content(blocks * BLOCK_BYTES)
-    cache.write(version(len(body)), 0, body)
-    assert cache.read(version(len(body)), 0, 10) == body[:10]
+    cache, file, body = put(fresh(), blocks * BLOCK_BYTES)
+    assert cache.read(file, 0, 10) == body[:10]
     path = file_of(directory, ".data" if blocks > 1 else ".blocks")
     with open(path, "r+b", buffering=0) as data:
         data.seek(-5, os.SEEK_END)
         data.write(b"other")
     os.utime(path, ns=(1, 1))
-    assert cache.read(version(len(body)), len(body) - 10, 10) is None
+    assert cache.read(file, len(body) - 10, 10) is None
 
 
 def test_a_touched_file_is_checked_and_then_trusted_again(fresh: Make, directory: Path) -> None:
-    body = content(2 * BLOCK_BYTES)
-    fresh().write(version(len(body)), 0, body)
+    _, file, body = put(fresh(), 2 * BLOCK_BYTES)
     os.utime(file_of(directory, ".data"), ns=(1, 1))
     later = fresh()
-    assert later.read(version(len(body)), 0, len(body)) == body
-    fd = later.open_for_passthrough(version(len(body)))
-    assert fd is not None
-    os.close(fd)
+    assert later.read(file, 0, len(body)) == body
+    assert lends(later, file)
 
 
 def test_without_boot_ids_checksums_do_the_work(fresh: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blockcache, "_boot_id", lambda: b"")
-    body = content(2 * BLOCK_BYTES)
-    fresh().write(version(len(body)), 0, body)
-    assert fresh().read(version(len(body)), 5, len(body)) == body[5:]
+    _, file, body = put(fresh(), 2 * BLOCK_BYTES)
+    assert fresh().read(file, 5, len(body)) == body[5:]
 
 
 def garble_head(directory: Path) -> None:
@@ -332,10 +325,7 @@ def claim_too_much(directory: Path) -> None:
 def test_damaged_files_are_dropped_and_can_be_written_again(
     fresh: Make, directory: Path, damage: Callable[[Path], None], still_open: bool, clock: Hand
 ) -> None:
-    body = content(3 * BLOCK_BYTES)
-    file = version(len(body))
-    cache = fresh()
-    cache.write(file, 0, body)
+    cache, file, body = put(fresh(), 3 * BLOCK_BYTES)
     damage(directory)
     if still_open:
         clock.now_s += blockcache.TOUCH_S
@@ -351,9 +341,7 @@ def test_damaged_files_are_dropped_and_can_be_written_again(
 def test_a_full_or_broken_disk_turns_caching_off_until_it_is_well(
     fresh: Make, clock: Hand, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    cache, body = fresh(), content(2 * BLOCK_BYTES)
-    file = version(len(body))
-    cache.write(file, 0, body[:BLOCK_BYTES])
+    cache, file, body = put(fresh(), 2 * BLOCK_BYTES, BLOCK_BYTES)
     calls = []
 
     def refuse(fd: int, buffer: bytes, offset: int) -> int:
@@ -395,18 +383,17 @@ def test_each_failing_write_leaves_either_nothing_or_the_truth(fresh: Make, monk
 
 
 def test_a_read_error_of_the_disk_means_not_held(fresh: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache, body = fresh(), content(BLOCK_BYTES)
-    cache.write(version(len(body)), 0, body)
+    cache, file, body = put(fresh(), BLOCK_BYTES)
 
     def refuse(fd: int, size: int, offset: int) -> bytes:
         raise OSError(errno.EIO, "broken")
 
     with monkeypatch.context() as broken:
         broken.setattr(os, "pread", refuse)
-        assert cache.read(version(len(body)), 0, 10) is None
+        assert cache.read(file, 0, 10) is None
         assert cache.usage() == (0, LIMIT)
         assert cache.make_room(1) == 0
-    assert cache.read(version(len(body)), 0, 10) == body[:10]
+    assert cache.read(file, 0, 10) == body[:10]
 
 
 def test_the_cache_stays_in_its_limit_and_evicts_what_was_used_longest_ago(
@@ -442,16 +429,12 @@ def test_a_version_is_lent_to_one_at_a_time_for_as_long_as_the_descriptor_lives(
     os.close(lent)
     assert other.open_for_passthrough(file) is None
     os.close(kept)
-    again = other.open_for_passthrough(file)
-    assert again is not None
-    os.close(again)
+    assert lends(other, file)
 
 
 @promise("S-52")
 def test_what_is_written_to_a_lent_file_is_nobody_elses(fresh: Make) -> None:
-    cache, other, body = fresh(), fresh(), content(2 * MIB)
-    file = version(len(body))
-    cache.write(file, 0, body)
+    (cache, file, body), other = put(fresh(), 2 * MIB), fresh()
     assert other.read(file, 0, 10) == body[:10]
     lent = cache.open_for_passthrough(file)
     assert lent is not None
@@ -466,9 +449,7 @@ def test_what_is_written_to_a_lent_file_is_nobody_elses(fresh: Make) -> None:
 
 @promise("S-54")
 def test_a_changed_file_is_not_lent(fresh: Make) -> None:
-    cache, body = fresh(), content(2 * MIB)
-    file = version(len(body))
-    cache.write(file, 0, body)
+    cache, file, body = put(fresh(), 2 * MIB)
     Path(cache._place(file).data_path).write_bytes(bytes(len(body)))
     assert cache.open_for_passthrough(file) is None
 
@@ -566,9 +547,7 @@ def test_what_is_over_a_lower_limit_goes_at_once(fresh: Make, directory: Path) -
 
 
 def test_an_evicted_version_stays_readable_for_who_has_it_open_and_is_written_anew(fresh: Make, clock: Hand) -> None:
-    one, two, body = fresh(), fresh(), content(2 * BLOCK_BYTES)
-    file = version(len(body))
-    one.write(file, 0, body[:BLOCK_BYTES])
+    (one, file, body), two = put(fresh(), 2 * BLOCK_BYTES, BLOCK_BYTES), fresh()
     assert two.make_room(LIMIT) > 0
     assert one.read(file, 0, BLOCK_BYTES) == body[:BLOCK_BYTES]
     assert two.read(file, 0, BLOCK_BYTES) is None
@@ -580,9 +559,7 @@ def test_an_evicted_version_stays_readable_for_who_has_it_open_and_is_written_an
 
 
 def test_a_version_of_one_block_is_one_file_that_is_never_half_believed(fresh: Make, directory: Path) -> None:
-    body = content(1000)
-    file = version(len(body))
-    assert fresh().write(file, 0, body)
+    _, file, body = put(fresh(), 1000)
     path = file_of(directory, ".blocks")
     assert not list((directory / "objects").rglob("*.data"))
     good = path.read_bytes()
@@ -651,11 +628,10 @@ def test_a_busy_directory_means_not_kept_but_still_readable(
     fresh: Make, directory: Path, clock: Hand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cachespace, "LOCK_WAIT_S", 0.005)
-    cache, body = fresh(), content(BLOCK_BYTES)
-    cache.write(version(len(body)), 0, body)
+    cache, file, body = put(fresh(), BLOCK_BYTES)
     with CacheSpace(directory, LIMIT).exclusive():
         assert not cache.write(version(len(body), key="other"), 0, body)
-        assert cache.read(version(len(body)), 0, len(body)) == body
+        assert cache.read(file, 0, len(body)) == body
     clock.now_s += blockcache.PAUSE_S
     assert cache.write(version(len(body), key="other"), 0, body)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
@@ -16,6 +17,7 @@ from datastore.fuse.store.s3.connections import Route
 from datastore.fuse.store.s3.messages import Answer, Request
 from datastore.fuse.store.s3.transport import Transport
 from tests.authority import Identity
+from tests.patience import PATIENCE_S
 
 HOST = {"host": "h"}
 T = TypeVar("T")
@@ -192,6 +194,32 @@ class ScriptedServer:
     def _next(self) -> Reply | bytes:
         with self._lock:
             return self._replies.pop(0) if self._replies else HANG_UP
+
+
+Served = Callable[..., contextlib.AbstractContextManager[tuple[PlainTransport, ScriptedServer]]]
+"""Makes a server of answers and a transport to it."""
+Talk = Callable[[socket.socket], None]
+
+
+@contextlib.contextmanager
+def talking(*talks: Talk, identity: Identity | None = None) -> Iterator[int]:
+    """The port of a server that says on its n-th connection what the n-th of `talks` says. identity: it speaks TLS."""
+
+    def run() -> None:
+        for talk in talks:
+            connection, _ = listener.accept()
+            with contextlib.suppress(OSError), wrapped(connection) as spoken:
+                talk(spoken)
+
+    def wrapped(connection: socket.socket) -> socket.socket:
+        return connection if context is None else context.wrap_socket(connection, server_side=True)
+
+    context = None if identity is None else context_of(identity)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join(PATIENCE_S)
 
 
 def context_of(identity: Identity) -> ssl.SSLContext:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-import random
 import select
 import socket
 import ssl
-import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -21,25 +19,27 @@ import pytest
 from datastore.errors import DeadlineExceeded, InvalidRequest, Unreachable
 from datastore.fuse.store.base import FilePart
 from datastore.fuse.store.s3.connections import Route, TransportLimits, trust
-from datastore.fuse.store.s3.messages import Outlet, Request
+from datastore.fuse.store.s3.messages import Request
 from tests.authority import HERE, Authority, Identity, Subject
 from tests.patience import PATIENCE_S
-from tests.unit.store.scripted import PlainTransport, Reply, ScriptedServer, Transports, Wait, context_of, http
+from tests.unit.store.scripted import (
+    PlainTransport,
+    ScriptedServer,
+    Transports,
+    Wait,
+    content_length,
+    http,
+    received,
+    talking,
+)
 
 GET = Request(method="GET")
 MIB = 1 << 20
-REFUSAL = Reply(http(403, b"<Error/>", "Connection: close"), close=True, early=True)
 QUICK = TransportLimits(connections=4, connect_s=2.0, idle_s=0.3, call_s=1.0)
 MISSING = "put the certificate authority that signed it into spec.s3.caBundle"
 
 
 To = Callable[..., PlainTransport]
-Talk = Callable[[ssl.SSLSocket], None]
-
-
-@pytest.fixture(scope="module")
-def identity(authority: Authority) -> Identity:
-    return authority.issue("here", HERE)
 
 
 @pytest.fixture(scope="module")
@@ -53,34 +53,15 @@ def to(transports: Transports, tls: ssl.SSLContext) -> To:
     return partial(transports.to, tls=tls)
 
 
-@contextlib.contextmanager
-def talking(identity: Identity, *talks: Talk) -> Iterator[int]:
-    """The port of a server that says on its n-th connection what the n-th of `talks` says."""
-
-    def run() -> None:
-        for talk in talks:
-            connection, _ = listener.accept()
-            with contextlib.suppress(OSError), context.wrap_socket(connection, server_side=True) as encrypted:
-                talk(encrypted)
-
-    context = context_of(identity)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        yield listener.getsockname()[1]
-        thread.join(PATIENCE_S)
-
-
-def take(connection: ssl.SSLSocket) -> None:
+def take(connection: socket.socket) -> None:
     """A whole request."""
     head = b""
     while b"\r\n\r\n" not in head:
-        head += connection.recv(MIB)
+        head += received(connection)
     head, _, body = head.partition(b"\r\n\r\n")
-    length = head.lower().partition(b"content-length:")[2].split(b"\r\n")[0]
-    left = int(length or 0) - len(body)
+    left = content_length(head) - len(body)
     while left > 0:
-        left -= len(connection.recv(MIB))
+        left -= len(received(connection))
 
 
 class TestKeptConnections:
@@ -111,66 +92,42 @@ class TestKeptConnections:
     def test_one_that_the_server_ended_meanwhile_is_replaced(self, announced: bool, identity: Identity, to: To) -> None:
         """announced: by close_notify."""
 
-        def answer(connection: ssl.SSLSocket) -> None:
+        def answer(connection: socket.socket) -> None:
             take(connection)
             connection.sendall(http(200))
             if announced:
+                assert isinstance(connection, ssl.SSLSocket)
                 connection.settimeout(0)
                 with contextlib.suppress(ssl.SSLWantReadError):
                     connection.unwrap()
 
-        with talking(identity, answer, answer) as port:
+        with talking(answer, answer, identity=identity) as port:
             transport = to(port)
             put = Request(method="PUT", body=bytes(3 * MIB))
             assert [transport.ask(put).status for _ in range(2)] == [200, 200]
 
     def test_one_that_ends_while_much_is_sent_is_replaced_once(self, identity: Identity, to: To) -> None:
-        def answer(connection: ssl.SSLSocket) -> None:
+        def answer(connection: socket.socket) -> None:
             take(connection)
             connection.sendall(http(200))
 
-        def answer_and_hang_up(connection: ssl.SSLSocket) -> None:
+        def answer_and_hang_up(connection: socket.socket) -> None:
             answer(connection)
             connection.recv(100)
 
-        with talking(identity, answer_and_hang_up, answer) as port:
+        with talking(answer_and_hang_up, answer, identity=identity) as port:
             transport = to(port)
             put = Request(method="PUT", body=bytes(40 * MIB))
             assert [transport.ask(put).status for _ in range(2)] == [200, 200]
 
 
 class TestLargeBodies:
-    @pytest.mark.parametrize("size", [0, 16_384, 65_537, 3_000_077])
-    def test_bodies_travel_whole_both_ways(self, size: int, identity: Identity, to: To, tmp_path: Path) -> None:
-        """From memory and from a file; what comes is poured when it is large."""
-        body = random.Random(7).randbytes(size)
-        (tmp_path / "file").write_bytes(body)
-        parts: list[bytes] = []
-        outlet = Outlet(200, 0, lambda _headers, _length, _offset, part: parts.append(bytes(part)))
-        with (
-            ScriptedServer([http(200, body)] * 2, identity) as server,
-            FilePart(os.open(tmp_path / "file", os.O_RDONLY), 0, size) as part,
-        ):
-            transport = to(server.port)
-            answer = transport.ask(Request(method="PUT", body=body, most_bytes=size))
-            poured = transport.ask(Request(method="PUT", body=part, most_bytes=size, outlet=outlet))
-        assert bytes(answer.body) == b"".join(parts) + poured.body == body
-        assert [request.partition(b"\r\n\r\n")[2] for request in server.requests] == [body] * 2
-        assert server.connections == 1
-
-    @pytest.mark.parametrize("size", [200_000, 40 * MIB])
-    def test_an_early_refusal_is_heard(self, size: int, identity: Identity, to: To) -> None:
-        """The server hangs up after it, while there is more to be sent."""
-        with ScriptedServer([REFUSAL], identity) as server:
-            transport = to(server.port)
-            assert transport.ask(Request(method="PUT", body=bytes(size))).status == 403
-
     def test_who_hangs_up_in_the_middle_is_not_said_to_have_a_wrong_certificate(
         self, identity: Identity, to: To
     ) -> None:
         put = Request(method="PUT", body=bytes(40 * MIB))
         with (
-            talking(identity, lambda connection: connection.close()) as port,
+            talking(lambda connection: connection.close(), identity=identity) as port,
             pytest.raises(Unreachable, match="the connection failed") as raised,
         ):
             to(port).ask(put)
@@ -182,7 +139,7 @@ class TestLargeBodies:
         """By a thread: large parts go no other way. What the file has lost meanwhile is zeros."""
         size, got = 48 * MIB, []
 
-        def answer(connection: ssl.SSLSocket) -> None:
+        def answer(connection: socket.socket) -> None:
             buffer, seen = bytearray(MIB), bytearray()
             while b"\r\n\r\n" not in seen:
                 seen += connection.recv(1)
@@ -194,7 +151,10 @@ class TestLargeBodies:
             connection.sendall(http(200))
 
         (tmp_path / "file").write_bytes(b"\1" * (size - MIB))
-        with talking(identity, answer) as port, FilePart(os.open(tmp_path / "file", os.O_RDONLY), 0, size) as part:
+        with (
+            talking(answer, identity=identity) as port,
+            FilePart(os.open(tmp_path / "file", os.O_RDONLY), 0, size) as part,
+        ):
             transport = PlainTransport(port, tls=tls)
             tracemalloc.start()
             try:
@@ -209,14 +169,14 @@ class TestLargeBodies:
     def test_a_body_that_drips_ends_when_the_call_may_take_no_longer(self, identity: Identity, to: To) -> None:
         """Each record comes in time, and there are thousands of them."""
 
-        def drip(connection: ssl.SSLSocket) -> None:
+        def drip(connection: socket.socket) -> None:
             take(connection)
             connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 900000\r\n\r\n")
             for _ in range(3000):
                 connection.sendall(bytes(100))
                 time.sleep(0.05)
 
-        with talking(identity, drip) as port:
+        with talking(drip, identity=identity) as port:
             transport = to(port, limits=QUICK)
             began = time.monotonic()
             with pytest.raises(DeadlineExceeded):
@@ -261,18 +221,12 @@ class TestWhatIsSaid:
             assert "caBundle" not in text
 
     def test_a_server_without_tls(self, to: To) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
+        def answer(connection: socket.socket) -> None:
+            connection.recv(MIB)
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
-            def answer() -> None:
-                with listener.accept()[0] as connection:
-                    connection.recv(MIB)
-                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-
-            thread = threading.Thread(target=answer)
-            thread.start()
-            with pytest.raises(Unreachable, match="does not speak TLS: write http://"):
-                to(listener.getsockname()[1]).ask(GET)
-            thread.join(PATIENCE_S)
+        with talking(answer) as port, pytest.raises(Unreachable, match="does not speak TLS: write http://"):
+            to(port).ask(GET)
 
     def test_a_bundle_without_a_certificate(self) -> None:
         with pytest.raises(InvalidRequest, match="caBundle"):

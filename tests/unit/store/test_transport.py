@@ -28,7 +28,18 @@ from datastore.fuse.store.s3.messages import Answer, Outlet, Request
 from tests.driving import resolve, the_loop
 from tests.patience import PATIENCE_S, eventually
 from tests.servers import reserved_port
-from tests.unit.store.scripted import HANG_UP, SILENCE, PlainTransport, Reply, ScriptedServer, Transports, Wait, http
+from tests.unit.store.scripted import (
+    HANG_UP,
+    SILENCE,
+    PlainTransport,
+    Reply,
+    ScriptedServer,
+    Served,
+    Transports,
+    Wait,
+    http,
+    talking,
+)
 
 QUICK = TransportLimits(connections=4, connect_s=2.0, idle_s=0.2, call_s=1.0)
 GET = Request(method="GET")
@@ -38,46 +49,39 @@ LARGE = random.Random(7).randbytes(3 * MIB + 77)
 
 
 class TestKeepAlive:
-    def test_a_connection_is_used_again(self, transports: Transports) -> None:
-        with ScriptedServer([http(200, b"one"), http(404, b"two"), http(200, b"3", "X-A: b")]) as server:
-            transport = transports.to(server.port)
+    def test_a_connection_is_used_again(self, served: Served) -> None:
+        with served(http(200, b"one"), http(404, b"two"), http(200, b"3", "X-A: b")) as (transport, server):
             answers = [transport.ask(GET) for _ in range(3)]
         assert [(a.status, bytes(a.body)) for a in answers] == [(200, b"one"), (404, b"two"), (200, b"3")]
         assert answers[2].headers["x-a"] == "b"
         assert server.connections == 1
 
     @pytest.mark.parametrize("gone", [[Reply(http(200), close=True)], [http(200), HANG_UP]])
-    def test_a_connection_the_server_gave_up_is_replaced_once(
-        self, gone: list[Reply | bytes], transports: Transports
-    ) -> None:
+    def test_a_connection_the_server_gave_up_is_replaced_once(self, gone: list[Reply | bytes], served: Served) -> None:
         """Before the request came, or when it had come."""
-        with ScriptedServer([*gone, http(200, b"again"), HANG_UP, HANG_UP]) as server:
-            transport = transports.to(server.port)
+        with served(*gone, http(200, b"again"), HANG_UP, HANG_UP) as (transport, server):
             transport.ask(GET)
             assert transport.ask(GET).body == b"again"
             with pytest.raises(Unreachable):
                 transport.ask(GET)
         assert len(server.requests) == len(gone) + 3
 
-    def test_a_request_that_is_not_repeatable_is_sent_once(self, transports: Transports) -> None:
-        with ScriptedServer([http(200), HANG_UP, http(200)]) as server:
-            transport = transports.to(server.port)
+    def test_a_request_that_is_not_repeatable_is_sent_once(self, served: Served) -> None:
+        with served(http(200), HANG_UP, http(200)) as (transport, server):
             transport.ask(GET)
             with pytest.raises(Unreachable):
                 transport.ask(Request(method="POST", body=b"body", repeatable=False))
         assert len(server.requests) == 2
 
-    def test_close_announced_by_the_server_is_honoured(self, transports: Transports) -> None:
-        with ScriptedServer([http(200, b"1", "Connection: close"), http(200, b"2")]) as server:
-            transport = transports.to(server.port)
+    def test_close_announced_by_the_server_is_honoured(self, served: Served) -> None:
+        with served(http(200, b"1", "Connection: close"), http(200, b"2")) as (transport, server):
             bodies = [transport.ask(GET).body for _ in range(2)]
         assert (bodies, server.connections) == ([b"1", b"2"], 2)
 
-    def test_the_pool_is_bounded(self, transports: Transports) -> None:
-        with ScriptedServer([http(200)] * 40) as server:
-            transport = transports.to(server.port, limits=TransportLimits(connections=3))
-            with ThreadPoolExecutor(12) as pool:
-                assert all(a.status == 200 for a in pool.map(lambda _: transport.ask(GET), range(40)))
+    def test_the_pool_is_bounded(self, served: Served) -> None:
+        limits = TransportLimits(connections=3)
+        with served(*[http(200)] * 40, limits=limits) as (transport, server), ThreadPoolExecutor(12) as pool:
+            assert all(a.status == 200 for a in pool.map(lambda _: transport.ask(GET), range(40)))
         assert server.connections <= 3
 
 
@@ -128,79 +132,67 @@ class TestPlaces:
 
 
 class TestBodies:
-    @pytest.mark.parametrize("size", [0, 1, 65_536, 65_537, 1_048_576, 1_048_577, 3_000_000])
-    def test_bodies_travel_whole_both_ways(self, size: int, transports: Transports) -> None:
+    @pytest.mark.parametrize("size", [0, 1, 16_384, 65_536, 65_537, 1_048_576, 1_048_577, 3_000_000])
+    def test_bodies_travel_whole_both_ways(self, size: int, served: Served) -> None:
         body = (LARGE * (size // len(LARGE) + 1))[:size]
-        with ScriptedServer([http(200, body)]) as server:
-            answer = transports.to(server.port).ask(Request(method="PUT", body=body, most_bytes=size))
+        with served(http(200, body)) as (transport, server):
+            answer = transport.ask(Request(method="PUT", body=body, most_bytes=size))
         assert bytes(answer.body) == body
         assert server.requests[0].partition(b"\r\n\r\n")[2] == body
-
-    def test_a_chunked_answer_is_joined(self, transports: Transports) -> None:
-        chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
-        with ScriptedServer([chunked, http(200, b"next")]) as server:
-            transport = transports.to(server.port)
-            assert [transport.ask(GET).body for _ in range(2)] == [b"abcde", b"next"]
 
     def test_an_answer_that_comes_in_pieces_is_put_together(self, transports: Transports) -> None:
         """Its head, a chunk's size and the chunks."""
         answers = [
-            http(200, b"body", "X-A: b"),
             b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nX-A: b\r\n\r\n2\r\nbo\r\n2;x\r\ndy\r\n0\r\n\r\n",
+            http(200, b"body", "X-A: b"),
         ]
-        with socket.create_server(("127.0.0.1", 0)) as listener:
 
-            def drip() -> None:
-                with listener.accept()[0] as connection:
-                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    for answer in answers:
-                        connection.recv(MIB)
-                        for byte in answer:
-                            connection.sendall(bytes([byte]))
+        def drip(connection: socket.socket) -> None:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for answer in answers:
+                connection.recv(MIB)
+                for byte in answer:
+                    connection.sendall(bytes([byte]))
 
-            thread = threading.Thread(target=drip)
-            thread.start()
-            transport = transports.to(listener.getsockname()[1])
+        with talking(drip) as port:
+            transport = transports.to(port)
             for _ in answers:
                 answer = transport.ask(GET)
                 assert (answer.body, answer.headers["x-a"]) == (b"body", "b")
-            thread.join(PATIENCE_S)
 
     @pytest.mark.parametrize("promised", [10, 1_000_000])
-    def test_a_body_cut_short_is_corrupt(self, promised: int, transports: Transports) -> None:
+    def test_a_body_cut_short_is_corrupt(self, promised: int, served: Served) -> None:
         head = f"HTTP/1.1 200 OK\r\nContent-Length: {promised}\r\n\r\n".encode()
-        with ScriptedServer([Reply(head + b"short", close=True)]) as server, pytest.raises(CorruptBody):
-            transports.to(server.port).ask(LARGER)
+        with served(Reply(head + b"short", close=True)) as (transport, _), pytest.raises(CorruptBody):
+            transport.ask(LARGER)
 
     @pytest.mark.parametrize(
         "head", [b"HTTP/1.1 2", b"HTTP/1.1 200 OK\r\nETag: x", b"HTTP/1.1 200 OK\r\nETag: x\r\n", b"junk\r\n"]
     )
-    def test_a_head_cut_short_is_never_an_empty_success(self, head: bytes, transports: Transports) -> None:
-        with ScriptedServer([Reply(head, close=True)]) as server, pytest.raises(Unreachable):
-            transports.to(server.port).ask(GET)
+    def test_a_head_cut_short_is_never_an_empty_success(self, head: bytes, served: Served) -> None:
+        with served(Reply(head, close=True)) as (transport, _), pytest.raises(Unreachable):
+            transport.ask(GET)
 
-    def test_interim_answers_are_passed_over(self, transports: Transports) -> None:
-        with ScriptedServer([b"HTTP/1.1 100 Continue\r\n\r\n" + http(200, b"final")]) as server:
-            assert transports.to(server.port).ask(GET).body == b"final"
+    def test_interim_answers_are_passed_over(self, served: Served) -> None:
+        with served(b"HTTP/1.1 100 Continue\r\n\r\n" + http(200, b"final")) as (transport, _):
+            assert transport.ask(GET).body == b"final"
 
     @pytest.mark.parametrize("end", [b"\r\n", b"\n"])
     @pytest.mark.parametrize("lines", [[], [b"X-A: 1"], [b"X-A: 1", b"Y:  2 "]])
-    def test_heads_of_every_form_end_where_they_end(
-        self, lines: list[bytes], end: bytes, transports: Transports
-    ) -> None:
+    def test_heads_of_every_form_end_where_they_end(self, lines: list[bytes], end: bytes, served: Served) -> None:
         """And so does a body of unknown length, with the connection."""
         body = b"no: header\r\n\r\nof it"
         head = end.join([b"HTTP/1.1 200 OK", *lines, b"", b""])
-        with ScriptedServer([Reply(head + body, close=True)]) as server:
-            answer = transports.to(server.port).ask(GET)
+        with served(Reply(head + body, close=True)) as (transport, _):
+            answer = transport.ask(GET)
         assert bytes(answer.body) == body
         assert answer.headers == {
             name.decode().lower(): value.decode().strip() for name, _, value in (line.partition(b":") for line in lines)
         }
 
-    def test_a_header_that_would_end_early_is_not_sent(self, transports: Transports) -> None:
-        with ScriptedServer([]) as server, pytest.raises(InvalidRequest, match="printable"):
-            transports.to(server.port).ask(Request(method="PUT"), "/k", {"host": "h", "content-type": "a\r\nx-evil: 1"})
+    def test_a_header_that_would_end_early_is_not_sent(self, served: Served) -> None:
+        with served() as (transport, server), pytest.raises(InvalidRequest, match="printable"):
+            transport.ask(Request(method="PUT"), "/k", {"host": "h", "content-type": "a\r\nx-evil: 1"})
         assert server.requests == []
 
     @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -211,11 +203,11 @@ class TestBodies:
             transports.to(server.port, limits=QUICK).ask(GET)
 
     @pytest.mark.parametrize(("size", "closes"), [(200_000, False), (200_000, True), (40 * MIB, True)])
-    def test_an_early_refusal_of_a_large_body_is_heard(self, size: int, closes: bool, transports: Transports) -> None:
+    def test_an_early_refusal_of_a_large_body_is_heard(self, size: int, closes: bool, served: Served) -> None:
         """closes: the server hangs up after it, while there is more to be sent."""
         refusal = Reply(http(403, b"<Error/>", "Connection: close"), close=closes, early=True)
-        with ScriptedServer([refusal, http(200)]) as server:
-            assert transports.to(server.port).ask(Request(method="PUT", body=bytes(size))).status == 403
+        with served(refusal, http(200)) as (transport, _):
+            assert transport.ask(Request(method="PUT", body=bytes(size))).status == 403
 
 
 class Bucketful:
@@ -238,10 +230,9 @@ class TestLargeBodies:
     """What is handed on while it comes, and what is sent from a file."""
 
     @pytest.mark.parametrize("start", [0, 128 << 10, 5 * MIB - 1])
-    def test_a_body_is_cut_at_whole_mib_of_the_object(self, start: int, transports: Transports) -> None:
+    def test_a_body_is_cut_at_whole_mib_of_the_object(self, start: int, served: Served) -> None:
         taken = Bucketful(start=start)
-        with ScriptedServer([http(206, LARGE), http(200, b"next")]) as server:
-            transport = transports.to(server.port)
+        with served(http(206, LARGE), http(200, b"next")) as (transport, server):
             answer, again = transport.ask(taken.request), transport.ask(GET)
         assert (answer.body, answer.poured, again.body) == (b"", len(LARGE), b"next")
         assert b"".join(body for _, body in taken.parts) == LARGE
@@ -250,46 +241,43 @@ class TestLargeBodies:
         assert edges == sorted(set(edges))
         assert server.connections == 1
 
-    def test_an_answer_of_another_status_is_taken_without_it(self, transports: Transports) -> None:
+    def test_an_answer_of_another_status_is_taken_without_it(self, served: Served) -> None:
         """A refusal as far as its reason may go."""
         taken = Bucketful()
-        with ScriptedServer([http(200, LARGE), http(503, LARGE), http(206, b"small")]) as server:
-            transport = transports.to(server.port)
+        with served(http(200, LARGE), http(503, LARGE), http(206, b"small")) as (transport, server):
             answers = [transport.ask(taken.request) for _ in range(3)]
         assert [len(answer.body) for answer in answers] == [len(LARGE), 64 << 10, 5]
         assert server.connections == 2
         assert taken.parts == []
 
-    def test_a_body_that_is_cut_off_is_corrupt(self, transports: Transports) -> None:
+    def test_a_body_that_is_cut_off_is_corrupt(self, served: Served) -> None:
         taken = Bucketful()
-        with ScriptedServer([Reply(http(206, LARGE)[:-MIB], close=True)]) as server, pytest.raises(CorruptBody):
-            transports.to(server.port).ask(taken.request)
+        with served(Reply(http(206, LARGE)[:-MIB], close=True)) as (transport, _), pytest.raises(CorruptBody):
+            transport.ask(taken.request)
         assert all(LARGE[at : at + len(body)] == body for at, body in taken.parts)
 
-    def test_what_an_outlet_raises_ends_the_connection(self, transports: Transports) -> None:
+    def test_what_an_outlet_raises_ends_the_connection(self, served: Served) -> None:
         def refuse(*_: object) -> None:
             raise CorruptBody("another version")
 
-        with ScriptedServer([http(206, LARGE), http(200, b"next")]) as server:
-            transport = transports.to(server.port)
+        with served(http(206, LARGE), http(200, b"next")) as (transport, server):
             with pytest.raises(CorruptBody, match="another version"):
                 transport.ask(replace(LARGER, outlet=Outlet(206, 0, refuse), most_bytes=len(LARGE)))
             assert transport.ask(GET).body == b"next"
         assert server.connections == 2
 
-    @pytest.mark.parametrize(("start", "stop"), [(0, len(LARGE)), (MIB + 1, 2 * MIB), (0, 5)])
-    def test_a_part_is_sent_from_its_file(self, tmp_path: Path, start: int, stop: int, transports: Transports) -> None:
-        with ScriptedServer([http(200), http(200)]) as server, part_of(tmp_path, start, stop) as part:
-            transport = transports.to(server.port)
+    @pytest.mark.parametrize(("start", "stop"), [(0, len(LARGE)), (MIB + 1, 2 * MIB), (0, 5), (0, 0)])
+    def test_a_part_is_sent_from_its_file(self, tmp_path: Path, start: int, stop: int, served: Served) -> None:
+        with served(http(200), http(200)) as (transport, server), part_of(tmp_path, start, stop) as part:
             for _ in range(2):
                 transport.ask(Request(method="PUT", body=part))
         assert [request.partition(b"\r\n\r\n")[2] for request in server.requests] == [LARGE[start:stop]] * 2
         assert server.connections == 1
 
-    def test_what_the_file_has_lost_meanwhile_is_sent_as_zeros(self, tmp_path: Path, transports: Transports) -> None:
-        with ScriptedServer([http(200)]) as server, part_of(tmp_path, 0, len(LARGE)) as part:
+    def test_what_the_file_has_lost_meanwhile_is_sent_as_zeros(self, tmp_path: Path, served: Served) -> None:
+        with served(http(200)) as (transport, server), part_of(tmp_path, 0, len(LARGE)) as part:
             os.truncate(tmp_path / "file", MIB)
-            transports.to(server.port).ask(Request(method="PUT", body=part))
+            transport.ask(Request(method="PUT", body=part))
             assert part.read() == LARGE[:MIB] + bytes(len(LARGE) - MIB)
         assert server.requests[0].partition(b"\r\n\r\n")[2] == LARGE[:MIB] + bytes(len(LARGE) - MIB)
 
@@ -318,23 +306,19 @@ class TestDeadlines:
     ) -> None:
         """Each byte of it comes in time, and there may be no need to wait for any."""
         over = threading.Event()
-        with socket.create_server(("127.0.0.1", 0)) as listener:
 
-            def send() -> None:
-                with contextlib.suppress(OSError), listener.accept()[0] as connection:
-                    connection.sendall(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n")
-                    while not over.wait(every_s):
-                        connection.sendall(again)
+        def send(connection: socket.socket) -> None:
+            connection.sendall(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n")
+            while not over.wait(every_s):
+                connection.sendall(again)
 
-            thread = threading.Thread(target=send)
-            thread.start()
+        with talking(send) as port:
             limits = replace(QUICK, idle_s=PATIENCE_S, body_floor=1 << 40)
-            transport, began = transports.to(listener.getsockname()[1], limits=limits), time.monotonic()
+            transport, began = transports.to(port, limits=limits), time.monotonic()
             with pytest.raises(DeadlineExceeded):
                 transport.ask(replace(GET, most_bytes=256 * MIB))
             assert QUICK.call_s <= time.monotonic() - began < PATIENCE_S
             over.set()
-            thread.join(PATIENCE_S)
 
     def test_a_server_that_does_not_take_a_part_ends_at_the_idle_limit(
         self, tmp_path: Path, transports: Transports
