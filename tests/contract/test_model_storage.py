@@ -23,7 +23,7 @@ from datastore.errors import AlreadyExists, NotFound, PreconditionFailed, Unsupp
 from datastore.models.directory import DirectoryStorage
 from datastore.models.errors import SourceChanged, VersionDamaged
 from datastore.models.manifest import Entry
-from datastore.models.storage import CHUNK_BYTES, Name, Storage, Tag
+from datastore.models.storage import CHUNK_BYTES, Name, Storage, Tag, Tree
 from tests.modelstores import Home, directory_home, memory_home, server_home
 from tests.promises import promise
 from tests.servers import Server
@@ -34,20 +34,36 @@ ROUNDS = 25
 
 @pytest.fixture(params=["directory", "memory", "moto", "versitygw", "minio"])
 def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
-    if request.param == "directory":
-        with directory_home(tmp_path) as made:
-            yield made
-    elif request.param == "memory":
-        with memory_home() as made:
-            yield made
-    else:
-        with server_home(request.getfixturevalue(request.param)) as made:
-            yield made
+    with ExitStack() as stack:
+        if request.param == "directory":
+            made = stack.enter_context(directory_home(tmp_path))
+        elif request.param == "memory":
+            made = stack.enter_context(memory_home())
+        else:
+            made = stack.enter_context(server_home(request.getfixturevalue(request.param)))
+        yield made
 
 
 @pytest.fixture
 def storage(home: Home) -> Storage:
     return home.storage()
+
+
+def increment(storage: Storage, times: int) -> None:
+    """As whoever has to try it until nobody was faster."""
+    for _ in range(times):
+        while True:
+            body, tag = storage.read("m/counter")
+            try:
+                storage.replace("m/counter", b"%d" % (int(body) + 1), tag)
+                break
+            except PreconditionFailed:
+                continue
+
+
+def write(tree: Tree, path: str, body: bytes) -> None:
+    with tree.write(path, 0o644, len(body)) as sink:
+        sink.write(body)
 
 
 class TestDocuments:
@@ -97,8 +113,7 @@ class TestDocuments:
         storage.create("m/aliases/prod", b"7")
         tree = storage.tree("m/7")
         tree.begin()
-        with tree.write("f", 0o644, 1) as sink:
-            sink.write(b"x")
+        write(tree, "f", b"x")
         assert sorted(storage.names("m")) == [Name("7", True), Name("7.json", False), Name("aliases", True)]
         assert sorted(storage.names("")) == [Name("m", True)]
 
@@ -126,18 +141,8 @@ class TestDocuments:
         storages = [home.storage() for _ in range(CLIENTS)]
         storages[0].create("m/counter", b"0")
 
-        def increment(storage: Storage) -> None:
-            for _ in range(5):
-                while True:
-                    body, tag = storage.read("m/counter")
-                    try:
-                        storage.replace("m/counter", b"%d" % (int(body) + 1), tag)
-                        break
-                    except PreconditionFailed:
-                        continue
-
         with ThreadPoolExecutor(CLIENTS) as pool:
-            list(pool.map(increment, storages))
+            list(pool.map(increment, storages, [5] * CLIENTS))
         assert storages[0].read("m/counter").body == b"%d" % (CLIENTS * 5)
 
 
@@ -189,8 +194,7 @@ class TestTrees:
         tree = storage.tree("m/1")
         tree.begin()
         for path in ("a", "b"):
-            with tree.write(path, 0o644, 1) as sink:
-                sink.write(b"x")
+            write(tree, path, b"x")
         with pytest.raises(VersionDamaged, match="m/1/b: was not saved"):
             tree.settle([Entry("a", "file", 0o644, 1)])
         with pytest.raises(VersionDamaged, match="m/1/c: is missing"):
@@ -215,8 +219,7 @@ class TestTrees:
     def test_a_file_that_changed_since_the_scan_is_not_read(self, home: Home) -> None:
         tree = home.storage().tree("m/1")
         tree.begin()
-        with tree.write("f", 0o644, 3) as sink:
-            sink.write(b"one")
+        write(tree, "f", b"one")
         [node] = tree.scan()
         home.put("m/1/f", b"two")
         with pytest.raises(SourceChanged, match="f"):
@@ -255,18 +258,10 @@ def test_twenty_saves_at_once_get_twenty_numbers(name: str, request: pytest.Fixt
 
 INCREMENT = """
 import sys
-from datastore.errors import PreconditionFailed
 from datastore.models.directory import DirectoryStorage
+from tests.contract.test_model_storage import increment
 
-storage = DirectoryStorage(sys.argv[1])
-for _ in range(20):
-    while True:
-        body, tag = storage.read("m/counter")
-        try:
-            storage.replace("m/counter", b"%d" % (int(body) + 1), tag)
-            break
-        except PreconditionFailed:
-            continue
+increment(DirectoryStorage(sys.argv[1]), 20)
 """
 
 
@@ -324,18 +319,9 @@ class TestDirectory:
             except FileExistsError:
                 raise PermissionError(1, "Operation not permitted") from None
 
-        def increment(storage: Storage) -> None:
-            while True:
-                body, tag = storage.read("m/counter")
-                try:
-                    storage.replace("m/counter", b"%d" % (int(body) + 1), tag)
-                    return
-                except PreconditionFailed:
-                    continue
-
         monkeypatch.setattr(os, "symlink", symlink)
         with ThreadPoolExecutor(CLIENTS) as pool:
-            list(pool.map(increment, storages * 3))
+            list(pool.map(increment, storages, [3] * CLIENTS))
         assert storages[0].read("m/counter").body == b"24"
 
     @promise("S-387")
@@ -349,9 +335,7 @@ class TestDirectory:
             DirectoryStorage(tmp_path).create("m/1.json", b"{}")
 
     @promise("S-382")
-    def test_what_dead_writers_left_is_swept_when_nobody_can_want_it(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_what_dead_writers_left_is_swept_when_nobody_can_want_it(self, tmp_path: Path) -> None:
         storage = DirectoryStorage(tmp_path)
         storage.create("m/alias", b"1")
         old, young = tmp_path / "m" / ".alias.a.tmp", tmp_path / "m" / ".alias.b.tmp"

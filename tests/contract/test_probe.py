@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,7 @@ from tests.servers import Server, free_port, make_bucket, run_minio, run_versity
 from tests.unit.store.scripted import SILENCE, ScriptedServer, http
 
 NOBODY = StaticCredentials(access_key_id="AKID", secret_access_key=Secret("s"))
+NOWHERE = "http://no-such-host.invalid:9000"
 BUSY_S = 60.0
 """So late may a busy machine be; what is silent here stays so for ever."""
 LONG_S = 60.0
@@ -90,14 +92,23 @@ def test_a_wrong_secret_names_the_key(location: S3Location, server: Server) -> N
     )
 
 
-def test_an_unknown_key_is_named(location: S3Location) -> None:
-    refused(
-        replace(location, credentials=NOBODY), CredentialsInvalid, "access key id AKID is not known", "server says:"
-    )
-
-
-def test_a_missing_bucket_is_named(location: S3Location) -> None:
-    refused(replace(location, bucket="missing"), BucketNotFound, "spec.s3.bucket", "s3://missing/", "NoSuchBucket")
+@pytest.mark.parametrize(
+    ("changes", "kind", "words"),
+    [
+        ({"credentials": NOBODY}, CredentialsInvalid, ["access key id AKID is not known", "server says:"]),
+        ({"bucket": "missing"}, BucketNotFound, ["spec.s3.bucket", "s3://missing/", "NoSuchBucket"]),
+        (
+            {"region": "eu-north-9"},
+            WrongRegion,
+            ["spec.s3.region", "us-east-1", "server says: AuthorizationHeaderMalformed"],
+        ),
+        ({"endpoint": NOWHERE}, Unreachable, [NOWHERE, "does not resolve"]),
+    ],
+)
+def test_what_is_wrong_is_named(
+    location: S3Location, changes: dict[str, Any], kind: type[StoreError], words: list[str]
+) -> None:
+    refused(replace(location, **changes), kind, *words)
 
 
 def test_a_bucket_is_created_only_when_asked_and_writable(location: S3Location, server: Server) -> None:
@@ -109,23 +120,12 @@ def test_a_bucket_is_created_only_when_asked_and_writable(location: S3Location, 
     assert probe(replace(wanted, create=False), writable=False, deadline_s=LONG_S) == seen(server)
 
 
-def test_a_wrong_region_is_named(location: S3Location) -> None:
-    refused(
-        replace(location, region="eu-north-9"),
-        WrongRegion,
-        "spec.s3.region",
-        "us-east-1",
-        "server says: AuthorizationHeaderMalformed",
-    )
-
-
 def test_a_region_that_was_not_named_is_learned(
     location: S3Location, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-north-9")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", location.credentials.access_key_id if location.credentials else "")
-    secret = location.credentials.secret_access_key.reveal() if location.credentials else ""
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.secret_key)
     assert probe(replace(location, region="", credentials=None), writable=False, deadline_s=LONG_S) == seen(server)
 
 
@@ -134,36 +134,29 @@ def test_nobody_listening_is_named(location: S3Location) -> None:
     refused(replace(location, endpoint=where), Unreachable, where, "connection refused", "check the endpoint")
 
 
-def test_a_host_that_does_not_resolve_is_named(location: S3Location) -> None:
-    where = "http://no-such-host.invalid:9000"
-    refused(replace(location, endpoint=where), Unreachable, where, "does not resolve")
-
-
 def test_https_to_a_plain_server_says_tls(location: S3Location) -> None:
     where = location.endpoint.replace("http:", "https:")
     refused(replace(location, endpoint=where), Unreachable, "does not speak TLS")
 
 
+def of_nobody(server: ScriptedServer, create: bool = False) -> S3Location:
+    endpoint = f"http://127.0.0.1:{server.port}"
+    return S3Location(bucket="data", endpoint=endpoint, credentials=NOBODY, create=create)
+
+
 def test_a_silent_server_ends_at_the_deadline() -> None:
     with ScriptedServer([SILENCE]) as silent:
-        where = S3Location(bucket="data", endpoint=f"http://127.0.0.1:{silent.port}", credentials=NOBODY)
-        refused(where, DeadlineExceeded, f":{silent.port}", deadline_s=2.0)
+        refused(of_nobody(silent), DeadlineExceeded, f":{silent.port}", deadline_s=2.0)
 
 
 @pytest.mark.parametrize(
     "answer",
-    [
-        http(200, b"<html>Welcome!</html>"),
-        http(404, b"<html>Not found</html>"),
-        http(403, b""),
-        http(302, b"", "Location: /"),
-    ],
+    [http(200, b"<html>Welcome!</html>"), http(404, b"<html>No</html>"), http(403), http(302, b"", "Location: /")],
 )
 def test_a_web_server_is_no_s3_server(answer: bytes) -> None:
     with ScriptedServer([answer] * 2) as web:
-        endpoint = f"http://127.0.0.1:{web.port}"
-        where = S3Location(bucket="data", endpoint=endpoint, credentials=NOBODY, create=True)
-        refused(where, InvalidRequest, "spec.s3.endpoint", "does not answer like an S3 server")
+        words = "spec.s3.endpoint", "does not answer like an S3 server"
+        refused(of_nobody(web, create=True), InvalidRequest, *words)
 
 
 def test_a_credential_helper_that_hangs_ends_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,10 +190,8 @@ def test_an_opened_store_counts_what_it_sends(location: S3Location) -> None:
 
 
 def test_virtual_hosts_and_a_proxy_reach_the_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
-    listing = http(200, b"<ListBucketResult/>")
-    with ScriptedServer(
-        [listing, http(200, b"body", 'ETag: "e"', "Last-Modified: Thu, 01 Jan 2026 00:00:00 GMT")]
-    ) as server:
+    found = http(200, b"body", 'ETag: "e"', "Last-Modified: Thu, 01 Jan 2026 00:00:00 GMT")
+    with ScriptedServer([http(200, b"<ListBucketResult/>"), found]) as server:
         monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.port}")
         store = open_adapter(S3Location(bucket="data", endpoint="http://s3.lab.example:9000", credentials=NOBODY))
         now(store.list_page(""))
@@ -223,10 +214,8 @@ def test_http_to_a_port_that_speaks_tls_says_try_https(
 
 
 def test_what_is_no_http_is_said_without_its_bytes() -> None:
-    with ScriptedServer([b"\x00\xff\xfe\x80 raw\r\n\r\n"] * 3) as server:
-        location = S3Location(bucket="bucket", endpoint=f"http://127.0.0.1:{server.port}", credentials=NOBODY)
-        with pytest.raises(Unreachable) as raised:
-            probe(location, writable=False, deadline_s=LONG_S)
+    with ScriptedServer([b"\x00\xff\xfe\x80 raw\r\n\r\n"] * 3) as server, pytest.raises(Unreachable) as raised:
+        probe(of_nobody(server), writable=False, deadline_s=LONG_S)
     assert "what it answers is no HTTP: check the endpoint's host and port" in str(raised.value)
     assert "raw" not in str(raised.value)
     assert str(raised.value).isascii()

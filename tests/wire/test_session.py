@@ -11,7 +11,8 @@ import struct
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -22,7 +23,7 @@ from datastore.fuse.kernel import abi
 from datastore.fuse.kernel.negotiate import Negotiated, Wanted, negotiate
 from datastore.fuse.kernel.session import End, Settings
 from datastore.fuse.kernel.wire import InitRequest
-from datastore.fuse.ops import ROOT_INO, Caller, Entry, Fh, Ino, OpenReply, OpenRequest
+from datastore.fuse.ops import ROOT_INO, Caller, Entry, Fh, Ino
 from tests.memfs import MemFs
 from tests.patience import eventually
 from tests.promises import promise
@@ -38,6 +39,14 @@ def filled() -> MemFs:
     filesystem = MemFs()
     filesystem.populate()
     return filesystem
+
+
+@contextmanager
+def begun(filesystem: MemFs | None = None, settings: Settings | None = None) -> Iterator[Peer]:
+    """A session after its INIT. filesystem: one that is filled, if not said."""
+    with Peer(filesystem or filled(), settings) as peer:
+        assert peer.init().error == 0
+        yield peer
 
 
 class Gate:
@@ -60,8 +69,7 @@ def test_init_is_answered_and_the_file_system_started_and_stopped_once() -> None
     filesystem = filled()
     with Peer(filesystem) as peer:
         answer = peer.init()
-        assert answer.error == 0
-        assert len(answer.body) == 64
+        assert (answer.error, len(answer.body)) == (0, 64)
     assert (filesystem.started, filesystem.stopped, peer.end) == (1, 1, End.CLOSED)
 
 
@@ -74,8 +82,7 @@ def test_a_kernel_of_a_newer_major_version_is_asked_to_come_down() -> None:
 
 @pytest.mark.parametrize("kind", sorted(set(frames.VALID) - SILENT - {"init"}))
 def test_every_kind_of_request_gets_exactly_one_answer(kind: str) -> None:
-    with Peer(filled()) as peer:
-        peer.init()
+    with begun() as peer:
         answer = peer.ask(frames.VALID[kind])
         assert answer.unique == 42
         assert -200 < answer.error <= 0
@@ -84,16 +91,14 @@ def test_every_kind_of_request_gets_exactly_one_answer(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", sorted(SILENT))
 def test_what_needs_no_answer_gets_none(kind: str) -> None:
-    with Peer(filled()) as peer:
-        peer.init()
+    with begun() as peer:
         peer.send(frames.VALID[kind])
         assert peer.ask(PING).unique == 999
 
 
 @pytest.mark.parametrize("kind", ["access", "ioctl", "copy_file_range", "syncfs", "tmpfile", "statx", "unheard of"])
 def test_what_is_not_supported_says_enosys(kind: str) -> None:
-    with Peer(filled()) as peer:
-        peer.init()
+    with begun() as peer:
         assert peer.ask(frames.VALID[kind]).error == -errno.ENOSYS
 
 
@@ -134,8 +139,7 @@ def test_mutated_requests_never_end_the_session(kind: str, data: st.DataObject) 
 
 
 def test_a_request_whose_length_lies_is_einval() -> None:
-    with Peer(filled()) as peer:
-        peer.init()
+    with begun() as peer:
         assert peer.ask(frames.VALID["lookup"] + b"x").error == -errno.EINVAL
 
 
@@ -162,23 +166,20 @@ class Failing(MemFs):
     ],
 )
 def test_an_error_becomes_its_errno(error: Exception, number: int, later: bool) -> None:
-    with Peer(Failing(error, later=later)) as peer:
-        peer.init()
+    with begun(Failing(error, later=later)) as peer:
         assert peer.ask(frames.VALID["lookup"]).error == -number
         assert peer.ask(PING).error == 0
 
 
 def test_a_defect_is_logged_once_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    with Peer(Failing(RuntimeError("a defect"), later=False)) as peer:
-        peer.init()
+    with begun(Failing(RuntimeError("a defect"), later=False)) as peer:
         for _ in range(3):
             peer.ask(frames.VALID["lookup"])
     assert [record.exc_info is not None for record in caplog.records] == [True]
 
 
 def test_a_fault_of_the_local_disk_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with Peer(Failing(OSError(errno.EIO, "the journal cannot be written"), later=True)) as peer:
-        peer.init()
+    with begun(Failing(OSError(errno.EIO, "the journal cannot be written"), later=True)) as peer:
         assert peer.ask(frames.VALID["lookup"]).error == -errno.EIO
     assert ["the journal cannot be written" in record.getMessage() for record in caplog.records] == [True]
 
@@ -191,28 +192,28 @@ class Held(MemFs):
         self.populate()
         self.gate = Gate()
         self.flushed: list[Ino] = []
+        for name in ("read", "write", "lookup", "create"):
+            setattr(self, name, self._held(getattr(self, name)))
 
-    async def read(self, ino: Ino, fh: Fh, offset: int, size: int) -> bytes | bytearray | memoryview:
-        await self.loop.lane(self.gate.pass_through)
-        return await super().read(ino, fh, offset, size)
+    def _held(self, call: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
+        async def held(*arguments: object) -> object:
+            await self.loop.lane(self.gate.pass_through)
+            return await call(*arguments)
 
-    async def write(self, ino: Ino, fh: Fh, offset: int, payload: memoryview, kill_suidgid: bool) -> int:
-        await self.loop.lane(self.gate.pass_through)
-        return await super().write(ino, fh, offset, payload, kill_suidgid)
-
-    async def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Entry:
-        await self.loop.lane(self.gate.pass_through)
-        return await super().lookup(caller, parent, name)
-
-    async def create(
-        self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest
-    ) -> tuple[Entry, OpenReply]:
-        await self.loop.lane(self.gate.pass_through)
-        return await super().create(caller, parent, name, mode, request)
+        return held
 
     async def flush(self, ino: Ino, fh: Fh) -> None:
         await self.loop.lane(self.gate.pass_through)
         self.flushed.append(ino)
+
+
+@pytest.fixture
+def held() -> Held:
+    return Held()
+
+
+def writing(content: bytes, ino: int = 1000, unique: int = 10) -> bytes:
+    return frames.request(abi.WRITE, frames.rw(0, 0, len(content)) + content, ino=ino, unique=unique)
 
 
 def reading(ino: int = 1000, unique: int = 10, pid: int = 0) -> bytes:
@@ -233,194 +234,165 @@ def interrupt(unique: int) -> bytes:
     return frames.request(abi.INTERRUPT, struct.pack("<Q", unique), unique=unique | 1)
 
 
-def test_requests_go_on_while_others_wait() -> None:
-    filesystem = Held()
-    with Peer(filesystem) as peer:
-        peer.init()
+def test_requests_go_on_while_others_wait(held: Held) -> None:
+    with begun(held) as peer:
         peer.send(reading())
-        filesystem.gate.wait_entered()
+        held.gate.wait_entered()
         assert peer.ask(PING).unique == 999
-        filesystem.gate.open.set()
+        held.gate.open.set()
         assert (peer.receive().body) == b"000000"
 
 
-def test_a_running_request_is_answered_eintr_and_its_result_dropped() -> None:
-    filesystem = Held()
-    with Peer(filesystem) as peer:
-        peer.init()
+def test_a_running_request_is_answered_eintr_and_its_result_dropped(held: Held) -> None:
+    with begun(held) as peer:
         peer.send(reading())
-        filesystem.gate.wait_entered()
+        held.gate.wait_entered()
         answer = peer.ask(interrupt(10))
         assert (answer.unique, answer.error) == (10, -errno.EINTR)
-        filesystem.gate.open.set()
+        held.gate.open.set()
         assert peer.ask(PING).unique == 999
     assert peer.session.in_flight == 0
 
 
 @promise("S-190")
-def test_what_comes_behind_an_interrupted_change_waits_for_its_end() -> None:
+def test_what_comes_behind_an_interrupted_change_waits_for_its_end(held: Held) -> None:
     """The kernel gives up its lock on the inode with the answer, so the session keeps the order."""
-    filesystem = Held()
-    with Peer(filesystem) as peer:
-        peer.init()
-        peer.send(frames.request(abi.WRITE, frames.rw(0, 0, 3) + b"old", ino=1000, unique=10))
-        filesystem.gate.wait_entered()
+    with begun(held) as peer:
+        peer.send(writing(b"old"))
+        held.gate.wait_entered()
         assert peer.ask(interrupt(10)).error == -errno.EINTR
-        peer.send(frames.request(abi.WRITE, frames.rw(0, 0, 3) + b"new", ino=1000, unique=12))
-        peer.send(frames.request(abi.WRITE, frames.rw(0, 0, 3) + b"yes", ino=1001, unique=14))
-        filesystem.gate.wait_entered()
-        assert not filesystem.gate.entered.acquire(timeout=0.2), "only that of another inode has begun"
-        filesystem.gate.open.set()
+        peer.send(writing(b"new", unique=12))
+        peer.send(writing(b"yes", 1001, unique=14))
+        held.gate.wait_entered()
+        assert not held.gate.entered.acquire(timeout=0.2), "only that of another inode has begun"
+        held.gate.open.set()
         assert {peer.receive().unique for _ in range(2)} == {12, 14}
-    assert [bytes(filesystem.nodes[Ino(ino)].content[:3]) for ino in (1000, 1001)] == [b"new", b"yes"]
+    assert [bytes(held.nodes[Ino(ino)].content[:3]) for ino in (1000, 1001)] == [b"new", b"yes"]
 
 
-def test_what_waits_behind_an_interrupted_change_can_be_interrupted_too() -> None:
-    filesystem = Held()
-    with Peer(filesystem) as peer:
-        peer.init()
-        peer.send(frames.request(abi.WRITE, frames.rw(0, 0, 3) + b"old", ino=1000, unique=10))
-        filesystem.gate.wait_entered()
+def test_what_waits_behind_an_interrupted_change_can_be_interrupted_too(held: Held) -> None:
+    with begun(held) as peer:
+        peer.send(writing(b"old"))
+        held.gate.wait_entered()
         assert peer.ask(interrupt(10)).error == -errno.EINTR
-        peer.send(frames.request(abi.WRITE, frames.rw(0, 0, 3) + b"new", ino=1000, unique=12))
+        peer.send(writing(b"new", unique=12))
         assert peer.ask(interrupt(12)).unique == 12
-        filesystem.gate.open.set()
-    assert bytes(filesystem.nodes[Ino(1000)].content[:3]) == b"old"
+        held.gate.open.set()
+    assert bytes(held.nodes[Ino(1000)].content[:3]) == b"old"
 
 
 @promise("S-190")
-def test_an_interrupted_close_is_carried_out() -> None:
+def test_an_interrupted_close_is_carried_out(held: Held) -> None:
     """The kernel sends it once."""
-    filesystem = Held()
-    with Peer(filesystem) as peer:
-        peer.init()
+    with begun(held) as peer:
         peer.send(frames.VALID["flush"])
-        filesystem.gate.wait_entered()
+        held.gate.wait_entered()
         answer = peer.ask(interrupt(42))
         assert (answer.unique, answer.error) == (42, -errno.EINTR)
-        filesystem.gate.open.set()
-    assert filesystem.flushed == [1000]
+        held.gate.open.set()
+    assert held.flushed == [1000]
 
 
-def test_who_is_ended_is_let_go_though_no_interrupt_tells_of_it() -> None:
+def test_who_is_ended_is_let_go_though_no_interrupt_tells_of_it(held: Held) -> None:
     """The kernel sends none for pages that are read ahead."""
-    filesystem = Held()
     caller = subprocess.Popen(["sleep", "60"])
     caller.send_signal(signal.SIGSTOP)  # so that it stays between its signal and its end
     os.waitpid(caller.pid, os.WUNTRACED)
     caller.send_signal(signal.SIGQUIT)
     try:
-        with Peer(filesystem) as peer:
-            peer.init()
+        with begun(held) as peer:
             peer.send(reading(pid=caller.pid))
             peer.send(reading(pid=os.getpid(), unique=12))
             answer = peer.receive()
             assert (answer.unique, answer.error) == (10, -errno.EINTR)
-            filesystem.gate.open.set()
+            held.gate.open.set()
             assert peer.receive().unique == 12
     finally:
         caller.kill()
         caller.wait()
 
 
-def test_what_is_under_way_at_the_end_ends_before_the_file_system_is_stopped() -> None:
-    filesystem = Held()
-    peer = Peer(filesystem)
+def test_what_is_under_way_at_the_end_ends_before_the_file_system_is_stopped(held: Held) -> None:
+    peer = Peer(held)
     peer.init()
-    peer.send(frames.request(abi.WRITE, frames.rw(0, 0, 3) + b"new", ino=1000, unique=10))
-    filesystem.gate.wait_entered()
+    peer.send(writing(b"new"))
+    held.gate.wait_entered()
     assert peer.session.in_flight == 1
     closing = threading.Thread(target=peer.close)
     closing.start()
-    assert not holds_within(0.3, lambda: filesystem.stopped)
-    filesystem.gate.open.set()
+    assert not holds_within(0.3, lambda: held.stopped)
+    held.gate.open.set()
     closing.join(TIMEOUT_S)
-    assert bytes(filesystem.nodes[Ino(1000)].content[:3]) == b"new"
-    assert filesystem.stopped == 1
+    assert bytes(held.nodes[Ino(1000)].content[:3]) == b"new"
+    assert held.stopped == 1
 
 
-def test_the_end_waits_for_what_is_under_way_for_a_limited_time(caplog: pytest.LogCaptureFixture) -> None:
-    filesystem = Held()
-    with Peer(filesystem, Settings(drain_s=0.1)) as peer:
-        peer.init()
+def test_the_end_waits_for_what_is_under_way_for_a_limited_time(held: Held, caplog: pytest.LogCaptureFixture) -> None:
+    with begun(held, Settings(drain_s=0.1)) as peer:
         peer.send(reading())
-        filesystem.gate.wait_entered()
-    filesystem.gate.open.set()
-    assert filesystem.stopped == 1
+        held.gate.wait_entered()
+    held.gate.open.set()
+    assert held.stopped == 1
     assert [record.getMessage() for record in caplog.records] == ["requests still run after the end"]
 
 
-def test_who_leaves_answers_what_is_under_way_and_nothing_new() -> None:
-    filesystem = Held()
-    with Peer(filesystem) as peer:
-        peer.init()
+def test_who_leaves_answers_what_is_under_way_and_nothing_new(held: Held) -> None:
+    with begun(held) as peer:
         peer.send(reading())
-        filesystem.gate.wait_entered()
+        held.gate.wait_entered()
         assert not peer.session.leave(0.05)
         peer.send(PING)
         peer.send(frames.request(abi.FORGET, struct.pack("<Q", 3), ino=1000, unique=0))
-        eventually(lambda: filesystem.calls["forget"], "what is sent once is taken")
-        filesystem.gate.open.set()
+        eventually(lambda: held.calls["forget"], "what is sent once is taken")
+        held.gate.open.set()
         assert peer.session.leave(TIMEOUT_S)
         assert peer.receive().unique == 10
         assert not select.select([peer.fileno()], [], [], 0.1)[0]
 
 
-def test_what_an_abandoned_lookup_and_create_would_have_given_is_taken_back() -> None:
-    filesystem = Held()
-    lookup, create = (
-        frames.request(abi.LOOKUP, b"d\0", unique=10),
-        frames.request(
-            abi.CREATE, struct.pack("<4I", os.O_RDWR | os.O_CREAT, stat.S_IFREG | 0o644, 0, 0) + b"new\0", unique=12
-        ),
-    )
-    with Peer(filesystem) as peer:
-        peer.init()
+def test_what_an_abandoned_lookup_and_create_would_have_given_is_taken_back(held: Held) -> None:
+    lookup = frames.request(abi.LOOKUP, b"d\0", unique=10)
+    new = struct.pack("<4I", os.O_RDWR | os.O_CREAT, stat.S_IFREG | 0o644, 0, 0) + b"new\0"
+    create = frames.request(abi.CREATE, new, unique=12)
+    with begun(held) as peer:
         for frame, unique in ((lookup, 10), (create, 12)):
             peer.send(frame)
-            filesystem.gate.wait_entered()
+            held.gate.wait_entered()
             assert peer.ask(interrupt(unique)).unique == unique
-        filesystem.gate.open.set()
-    assert set(filesystem.lookups.values()) == {0}
-    assert not filesystem.open_handles
+        held.gate.open.set()
+    assert set(held.lookups.values()) == {0}
+    assert not held.open_handles
 
 
 def test_an_interrupt_for_an_answered_request_is_ignored() -> None:
-    with Peer(filled()) as peer:
-        peer.init()
+    with begun() as peer:
         peer.send(interrupt(4))
         assert peer.ask(PING).unique == 999
 
 
-def test_a_waiting_write_keeps_its_bytes_while_others_arrive() -> None:
-    filesystem = Held()
-    with Peer(filesystem, Settings(buffers=8, drain_s=TIMEOUT_S)) as peer:
-        peer.init()
+def test_a_waiting_write_keeps_its_bytes_while_others_arrive(held: Held) -> None:
+    with begun(held, Settings(buffers=8, drain_s=TIMEOUT_S)) as peer:
         for number in range(6):
-            body = frames.rw(0, 0, 4) + b"%04d" % number
-            peer.send(frames.request(abi.WRITE, body, ino=1000 + number, unique=10 + 2 * number))
+            peer.send(writing(b"%04d" % number, 1000 + number, 10 + 2 * number))
         for _ in range(6):
-            filesystem.gate.wait_entered()
-        filesystem.gate.open.set()
+            held.gate.wait_entered()
+        held.gate.open.set()
         assert {peer.receive().unique for _ in range(6)} == set(range(10, 22, 2))
-    assert [bytes(filesystem.nodes[Ino(1000 + n)].content[:4]) for n in range(6)] == [b"%04d" % n for n in range(6)]
+    assert [bytes(held.nodes[Ino(1000 + n)].content[:4]) for n in range(6)] == [b"%04d" % n for n in range(6)]
 
 
 @pytest.mark.parametrize(("buffers", "unanswered"), [(3, 1024), (64, 3)])
-def test_the_loop_goes_on_while_there_is_no_room_for_requests(buffers: int, unanswered: int) -> None:
+def test_the_loop_goes_on_while_there_is_no_room_for_requests(held: Held, buffers: int, unanswered: int) -> None:
     """What the requests wait for may have to come through it."""
-    filesystem = Held()
-    with Peer(filesystem, Settings(buffers=buffers, unanswered=unanswered, drain_s=TIMEOUT_S)) as peer:
-        peer.init()
+    with begun(held, Settings(buffers=buffers, unanswered=unanswered, drain_s=TIMEOUT_S)) as peer:
         for number in range(9):
-            body = frames.rw(0, 0, 4) + b"%04d" % number
-            peer.send(frames.request(abi.WRITE, body, ino=1000 + number, unique=10 + 2 * number))
+            peer.send(writing(b"%04d" % number, 1000 + number, 10 + 2 * number))
         eventually(lambda: peer.session.in_flight == 3, "as many as there is room for are under way")
-        assert all(filesystem.loop.call(lambda: True) for _ in range(12))
+        assert all(held.loop.call(lambda: True) for _ in range(12))
         assert peer.session.in_flight == 3
-        filesystem.gate.open.set()
+        held.gate.open.set()
         assert {peer.receive().unique for _ in range(9)} == set(range(10, 28, 2))
-    assert not filesystem.loop.soon(lambda: None)
+    assert not held.loop.soon(lambda: None)
 
 
 # -- requests that are sent again to a restarted server
@@ -475,8 +447,7 @@ def test_a_change_sent_again_still_fails_for_other_reasons() -> None:
 
 
 def test_a_first_sending_is_not_forgiven() -> None:
-    with Peer(filled()) as peer:
-        peer.init()
+    with begun() as peer:
         assert peer.ask(frames.request(abi.MKDIR, struct.pack("<2I", 0o755, 0) + b"d\0")).error == -errno.EEXIST
         assert peer.ask(frames.request(abi.UNLINK, b"gone\0")).error == -errno.ENOENT
 
@@ -490,8 +461,7 @@ def test_an_open_counts_until_its_release_is_answered(
     filesystem = filled()
     filesystem.blocking = frozenset(blocking)
     answered: list[bool] = []
-    with Peer(filesystem) as peer:
-        peer.init()
+    with begun(filesystem) as peer:
 
         def released(_ino: int) -> None:
             answered.append(bool(select.select([peer.fileno()], [], [], 0)[0]))

@@ -29,10 +29,14 @@ def db(tmp_path: Path) -> Iterator[StateDb]:
     opened.close()
 
 
+@pytest.fixture
+def memory(db: StateDb) -> AttributeMemory:
+    return AttributeMemory(db)
+
+
 @promise("S-12")
-def test_a_version_is_remembered(db: StateDb) -> None:
+def test_a_version_is_remembered(memory: AttributeMemory) -> None:
     """By etag and time; a change of metadata alone shows in the time."""
-    memory = AttributeMemory(db)
     memory.asking()(info(mode="1"))
     assert memory.known("f", E1, 10 * S) == ({"mode": "1"}, "a/b")
     assert memory.known("f", E1, 10 * S + 999) is not None
@@ -47,36 +51,29 @@ def test_a_version_is_remembered(db: StateDb) -> None:
 @promise("S-12")
 @pytest.mark.parametrize(
     ("mtime_ns", "answered_ns", "racy"),
-    [
-        (10 * S, 10 * S, True),
-        (10 * S, 11 * S - 1, True),
-        (10 * S + 5, 11 * S, False),
-        (10 * S, 9 * S, True),
-        (10 * S, 0, True),
-    ],
+    [(10 * S, at_ns, True) for at_ns in (10 * S, 11 * S - 1, 9 * S, 0)] + [(10 * S + 5, 11 * S, False)],
 )
-def test_answers_within_the_second_of_the_change(db: StateDb, mtime_ns: int, answered_ns: int, racy: bool) -> None:
+def test_answers_within_the_second_of_the_change(
+    memory: AttributeMemory, mtime_ns: int, answered_ns: int, racy: bool
+) -> None:
     """They are not kept: the object may change again and look the same. Nor without the server's time."""
     told = info(mtime_ns=mtime_ns, answered_ns=answered_ns)
     assert is_racy(told) is racy
-    memory = AttributeMemory(db)
     memory.asking()(told)
     assert (memory.known("f", E1, mtime_ns) is None) is racy
 
 
 @promise("S-12")
-def test_a_racy_answer_does_not_leave_an_older_one(db: StateDb) -> None:
+def test_a_racy_answer_does_not_leave_an_older_one(memory: AttributeMemory) -> None:
     """What is known of the version before is not shown for the new one."""
-    memory = AttributeMemory(db)
     memory.asking()(info(mode="old"))
     memory.asking()(info(etag=E2, mtime_ns=20 * S, answered_ns=20 * S, mode="new"))
     assert memory.known("f", E2, 20 * S) is None
 
 
 @promise("S-12")
-def test_the_next_mount_knows(db: StateDb) -> None:
+def test_the_next_mount_knows(db: StateDb, memory: AttributeMemory) -> None:
     """What was saved, and every full batch before."""
-    memory = AttributeMemory(db)
     for number in range(300):
         memory.asking()(info(f"f{number}", mode=str(number)))
     assert AttributeMemory(db).known("f0", E1, 10 * S) is not None
@@ -122,9 +119,8 @@ def test_a_new_mount_does_not_look_on_disk_until_memory_is_full(db: StateDb, mon
 
 
 @promise("S-12")
-def test_what_was_removed_is_forgotten(db: StateDb) -> None:
+def test_what_was_removed_is_forgotten(db: StateDb, memory: AttributeMemory) -> None:
     """On disk as well: the database does not grow with objects that are no more."""
-    memory = AttributeMemory(db)
     for number in range(20):
         memory.asking()(info(f"f{number}"))
     memory.save()
@@ -137,9 +133,8 @@ def test_what_was_removed_is_forgotten(db: StateDb) -> None:
 
 
 @promise("S-12")
-def test_names_that_come_and_go_are_not_many(db: StateDb) -> None:
+def test_names_that_come_and_go_are_not_many(db: StateDb, memory: AttributeMemory) -> None:
     """A batch is written when it is full, whether its rows are new or gone."""
-    memory = AttributeMemory(db)
     for number in range(2000):
         memory.asking()(info(f"f{number}"))
         memory.forget(f"f{number - 5}")
@@ -149,14 +144,15 @@ def test_names_that_come_and_go_are_not_many(db: StateDb) -> None:
 
 
 @promise("S-12")
-def test_a_full_disk_keeps_no_answer_back(db: StateDb, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_no_answer_back(
+    db: StateDb, memory: AttributeMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What cannot be remembered is asked for again."""
 
     def full(*_: object) -> None:
         raise OSError(28, "full")
 
     monkeypatch.setattr(db, "remember_attributes", full)
-    memory = AttributeMemory(db)
     for number in range(600):
         memory.asking()(info(f"f{number}"))
     memory.forget("f599")
@@ -165,9 +161,8 @@ def test_a_full_disk_keeps_no_answer_back(db: StateDb, monkeypatch: pytest.Monke
 
 
 @promise("S-163")
-def test_what_was_asked_before_a_change_of_ours_is_not_kept(db: StateDb) -> None:
+def test_what_was_asked_before_a_change_of_ours_is_not_kept(memory: AttributeMemory) -> None:
     """The server keeps ETag and time of an object whose attributes change: only the order tells old from new."""
-    memory = AttributeMemory(db)
     memory.asking()(info(mode="old"))
     late = memory.asking()
     memory.forget("f")
@@ -181,9 +176,8 @@ def test_what_was_asked_before_a_change_of_ours_is_not_kept(db: StateDb) -> None
 
 
 @promise("S-163")
-def test_many_changes_do_not_bring_back_what_was_asked_before_the_first(db: StateDb) -> None:
+def test_many_changes_do_not_bring_back_what_was_asked_before_the_first(memory: AttributeMemory) -> None:
     """Of so many objects it is not remembered which: then nothing that is as old is kept."""
-    memory = AttributeMemory(db)
     late = memory.asking()
     for number in range(5000):
         memory.forget(f"f{number}")

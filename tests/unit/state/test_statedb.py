@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import threading
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from datastore.fuse.state.statedb import KnownAttributes, StateDb
 from datastore.fuse.store.base import UploadId
 from tests.promises import promise
 
+Reopened = Callable[[], StateDb]
 ODD_KEY = os.fsdecode(b"raw\xff/\xe2\x82\xac")
 
 
@@ -62,15 +63,28 @@ def db(path: Path) -> Iterator[StateDb]:
     opened.close()
 
 
+@pytest.fixture
+def reopened(path: Path) -> Iterator[Reopened]:
+    """Opens it as the next process does."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(closing(StateDb(path)))
+
+
+@contextmanager
+def full_disk(db: StateDb, monkeypatch: pytest.MonkeyPatch, *, readable: bool = False) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setattr(db, "_connection", ReadableFullDisk(db._connection) if readable else FullDisk())
+        yield
+
+
 @promise("S-20")
-def test_unsent_files_are_told_to_the_next_process(path: Path, db: StateDb) -> None:
+def test_unsent_files_are_told_to_the_next_process(reopened: Reopened, db: StateDb) -> None:
     """Every field, oldest first, without a clean end of the first process."""
     rows = [row("b", since_ns=2, error="the server is down"), row("a", key=ODD_KEY, since_ns=1)]
     for one in rows:
         db.record_unsent(one)
-    second = StateDb(path)
+    second = reopened()
     assert second.unsent() == [rows[1], rows[0]]
-    second.close()
 
 
 @promise("S-20")
@@ -90,8 +104,7 @@ def test_a_row_recorded_anew_outlives_a_forgetting_that_failed(
 ) -> None:
     """Sent on a full disk and then written again: the next file that was sent took its row along."""
     db.record_unsent(row("a"))
-    with monkeypatch.context() as patch:
-        patch.setattr(db, "_connection", FullDisk())
+    with full_disk(db, monkeypatch):
         db.forget_unsent("a")
     assert db.unsent() == []
     db.record_unsent(row("a"))
@@ -103,8 +116,7 @@ def test_a_row_recorded_anew_outlives_a_forgetting_that_failed(
 def test_a_full_disk_does_not_keep_a_reason(db: StateDb, monkeypatch: pytest.MonkeyPatch) -> None:
     """Why a file could not be sent is no reason to stop: who tries again later must live on."""
     db.record_unsent(row("a"))
-    with monkeypatch.context() as patch:
-        patch.setattr(db, "_connection", FullDisk())
+    with full_disk(db, monkeypatch):
         db.failed_unsent("a", "the server is down", stuck=False)
     assert [one.staging for one in db.unsent()] == ["a"]
 
@@ -129,7 +141,7 @@ def in_table(path: Path) -> list[str]:
 
 
 @promise("S-20")
-def test_a_young_row_is_no_transaction(path: Path, db: StateDb) -> None:
+def test_a_young_row_is_no_transaction(path: Path, reopened: Reopened, db: StateDb) -> None:
     """It outlives its process all the same; a row that is to outlive a power cut is a transaction."""
     rows = [row("b", key=ODD_KEY, since_ns=2), row("a", since_ns=1)._replace(expects="")]
     for one in rows:
@@ -141,51 +153,47 @@ def test_a_young_row_is_no_transaction(path: Path, db: StateDb) -> None:
     assert in_table(path) == []
     db.record_unsent(row("a", since_ns=1, error="refused"), lasting=True)
     assert in_table(path) == ["a"]
-    second = StateDb(path)
+    second = reopened()
     assert [one.staging for one in second.unsent()] == ["a", "sent", "b"]
     assert second.unsent()[0].error == "refused"
     assert second.unsent()[2] == rows[0]
     assert in_table(path) == ["a", "b", "sent"]
-    second.close()
 
 
 @promise("S-20")
-def test_a_young_row_of_a_later_release_is_a_row(path: Path, db: StateDb) -> None:
+def test_a_young_row_of_a_later_release_is_a_row(path: Path, reopened: Reopened, db: StateDb) -> None:
     """A step back to this release loses no bytes."""
     db.record_unsent(row("a"))
     log = path.with_name(youngrows.NAME)
     log.write_text(json.dumps({**json.loads(log.read_text()), "invented": 1}) + "\n")
-    second = StateDb(path)
+    second = reopened()
     assert [one.staging for one in second.unsent()] == ["a"]
-    second.close()
 
 
 @promise("S-27")
-def test_a_row_that_was_moved_by_a_rename_is_young_no_more(path: Path, db: StateDb) -> None:
+def test_a_row_that_was_moved_by_a_rename_is_young_no_more(reopened: Reopened, db: StateDb) -> None:
     """A process that died in between has either."""
     db.record_unsent(row("a"))
     db.moved(db.begin("rename-file", "old", "new"), "etag", ["a"])
-    again = StateDb(path)
+    again = reopened()
     assert again.unsent() == []
-    again.close()
 
 
 @promise("S-20")
-def test_a_damaged_log_gives_what_is_whole(path: Path, db: StateDb) -> None:
+def test_a_damaged_log_gives_what_is_whole(path: Path, reopened: Reopened, db: StateDb) -> None:
     """A power cut may leave anything at its end."""
     db.record_unsent(row("a"))
     log = path.with_name("unsent.log")
     with log.open("ab") as file:
         file.write(b"\0" * 50 + b'\n{"staging": "x"}\n{"staging": "cut", "key": "')
-    again = StateDb(path)
+    again = reopened()
     assert [one.staging for one in again.unsent()] == ["a"]
     assert log.stat().st_size == 0
-    again.close()
 
 
 @promise("S-50")
 def test_a_full_disk_refuses_a_young_row_and_keeps_the_others(
-    path: Path, db: StateDb, monkeypatch: pytest.MonkeyPatch
+    reopened: Reopened, db: StateDb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ENOSPC to who writes; half a line is taken back; what was forgotten meanwhile is said later."""
     db.record_unsent(row("a"))
@@ -198,9 +206,8 @@ def test_a_full_disk_refuses_a_young_row_and_keeps_the_others(
         db.forget_unsent("a")
     assert [one.staging for one in db.unsent()] == ["b"]
     db.record_unsent(row("d"))
-    again = StateDb(path)
+    again = reopened()
     assert sorted(one.staging for one in again.unsent()) == ["b", "d"]
-    again.close()
 
 
 @promise("S-19")
@@ -223,18 +230,17 @@ def test_the_log_does_not_grow_for_ever(path: Path, db: StateDb, monkeypatch: py
 
 
 @promise("S-27")
-def test_intents(path: Path, db: StateDb) -> None:
+def test_intents(reopened: Reopened, db: StateDb) -> None:
     """What was begun and not ended is told in order."""
     first = db.begin("rename-file", "a", ODD_KEY)
     second = db.begin("rename-directory", ODD_KEY, "e/")
     third = db.begin("discard", "x", "")
     db.end(second)
-    again = StateDb(path)
+    again = reopened()
     assert again.intents() == [(first, "rename-file", "a", ODD_KEY), (third, "discard", "x", "")]
     again.end(first)
     again.end(third)
     assert db.intents() == []
-    again.close()
 
 
 @promise("S-27")
@@ -249,7 +255,7 @@ def test_the_second_half_of_a_rename(db: StateDb) -> None:
 
 
 @promise("S-12")
-def test_known_attributes(path: Path, db: StateDb) -> None:
+def test_known_attributes(reopened: Reopened, db: StateDb) -> None:
     """By key, the newest that was told."""
     old = KnownAttributes("e1", 5, {"mode": "1"}, "a/b")
     new = KnownAttributes("e2", 6, {}, "")
@@ -258,9 +264,8 @@ def test_known_attributes(path: Path, db: StateDb) -> None:
     assert db.attributes(ODD_KEY) == old
     assert db.attributes("f") == new
     assert db.attributes("g") is None
-    second = StateDb(path)
+    second = reopened()
     assert second.attributes("f") == new
-    second.close()
 
 
 @promise("S-12")
@@ -323,11 +328,8 @@ def test_many_threads(db: StateDb) -> None:
             db.attributes("f")
             db.end(db.begin("discard", f"{number}", ""))
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
     assert len(db.unsent()) == 200
     assert db.intents() == []
 
@@ -340,16 +342,15 @@ def test_closing_twice(db: StateDb) -> None:
 
 
 @promise("S-46")
-def test_multipart_uploads(path: Path, db: StateDb) -> None:
+def test_multipart_uploads(reopened: Reopened, db: StateDb) -> None:
     """What was begun and not ended is told, with its id once that is known."""
     first = db.upload_begun("a", 1)
     second = db.upload_begun(ODD_KEY, 2)
     third = db.upload_begun("c", 3)
     db.upload_known(second, UploadId("u2"))
     db.upload_ended(third)
-    again = StateDb(path)
+    again = reopened()
     assert again.uploads() == [(first, "a", "", 1), (second, ODD_KEY, "u2", 2)]
-    again.close()
 
 
 @promise("S-50")
@@ -358,11 +359,8 @@ def test_syncs_that_come_together_are_one(db: StateDb, monkeypatch: pytest.Monke
     synced: list[int] = []
     monkeypatch.setattr(os, "fdatasync", synced.append)
     db.record_unsent(row("a"))
-    threads = [threading.Thread(target=db.sync) for _ in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(20) as threads:
+        list(threads.map(lambda _: db.sync(), range(20)))
     assert 1 <= len(synced) <= 20
     before = len(synced)
     db.sync()
@@ -370,16 +368,16 @@ def test_syncs_that_come_together_are_one(db: StateDb, monkeypatch: pytest.Monke
 
 
 @promise("S-205")
-def test_attributes_that_another_was_told_are_forgotten(path: Path, db: StateDb) -> None:
+def test_attributes_that_another_was_told_are_forgotten(reopened: Reopened, db: StateDb) -> None:
     known = KnownAttributes("e", 1, {"mode": "33188"}, "text/plain")
     db.attributes_are_of("alice")
     db.remember_attributes([("f", known)])
     db.attributes_are_of("alice")
     assert db.attributes("f") == known
-    with closing(StateDb(path)) as second:
-        second.attributes_are_of("bob")
-        assert second.attributes("f") is None
-        assert second.attributes_at_most == 0
+    second = reopened()
+    second.attributes_are_of("bob")
+    assert second.attributes("f") is None
+    assert second.attributes_at_most == 0
 
 
 @promise("S-205")
@@ -387,9 +385,7 @@ def test_on_a_full_disk_they_are_not_used(db: StateDb, monkeypatch: pytest.Monke
     known = KnownAttributes("e", 1, {"mode": "33188"}, "text/plain")
     db.attributes_are_of("alice")
     db.remember_attributes([("f", known)])
-    full = ReadableFullDisk(db._connection)
-    with monkeypatch.context() as patch:
-        patch.setattr(db, "_connection", full)
+    with full_disk(db, monkeypatch, readable=True):
         db.attributes_are_of("bob")
     assert db.attributes("f") is None
     db.attributes_are_of("bob")
