@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import struct
-import time
+from collections.abc import Iterator
 
 import pytest
 
 from datastore.fuse.kernel import abi, notify, reply
 from datastore.fuse.kernel.notify import DeviceNotifier, merge
 from datastore.fuse.ops import Held, Ino
+from tests.patience import eventually
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,14 @@ def test_merged_ranges_cover_both(old: tuple[int, int], new: tuple[int, int], bo
     assert merge(old, new) == both
 
 
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    read_fd, write_fd = os.pipe()
+    yield read_fd, write_fd
+    os.close(read_fd)
+    os.close(write_fd)
+
+
 def frames_of(notifier: DeviceNotifier, read_fd: int, count: int) -> list[bytes]:
     """The first `count` notifications; a pipe does not keep boundaries, the length in front does."""
     notifier.start(expire_only=True)
@@ -40,8 +49,8 @@ def frames_of(notifier: DeviceNotifier, read_fd: int, count: int) -> list[bytes]
     return found
 
 
-def test_what_waits_is_delivered_once_per_inode_and_name() -> None:
-    read_fd, write_fd = os.pipe()
+def test_what_waits_is_delivered_once_per_inode_and_name(pipe: tuple[int, int]) -> None:
+    read_fd, write_fd = pipe
     notifier = DeviceNotifier(write_fd)
     for _ in range(3):
         notifier.inval_inode(Ino(7), 4096, 4096)
@@ -49,19 +58,15 @@ def test_what_waits_is_delivered_once_per_inode_and_name() -> None:
     first, second = frames_of(notifier, read_fd, 2)
     assert struct.unpack("<IiQQqq", first) == (40, abi.NOTIFY_INVAL_INODE, 0, 7, 4096, 4096)
     assert second.endswith(b"name\0")
-    os.close(read_fd)
-    os.close(write_fd)
 
 
-def test_names_are_bounded_and_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_bounded_and_the_oldest_goes(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notify, "NAME_LIMIT", 2)
-    read_fd, write_fd = os.pipe()
+    read_fd, write_fd = pipe
     notifier = DeviceNotifier(write_fd)
     for name in (b"one", b"two", b"three"):
         notifier.inval_entry(Ino(1), name)
     assert [frame[32:-1] for frame in frames_of(notifier, read_fd, 2)] == [b"two", b"three"]
-    os.close(read_fd)
-    os.close(write_fd)
 
 
 def test_a_refused_notification_does_not_end_the_thread() -> None:
@@ -77,14 +82,12 @@ def test_a_refused_notification_does_not_end_the_thread() -> None:
     assert notifier.delivered == 0
 
 
-def test_nodes_are_given_up_in_one_notification() -> None:
-    read_fd, write_fd = os.pipe()
+def test_nodes_are_given_up_in_one_notification(pipe: tuple[int, int]) -> None:
+    read_fd, write_fd = pipe
     notifier = DeviceNotifier(write_fd)
     notifier.release([Held(Ino(5), Ino(1), b"a"), Held(Ino(6), Ino(1), b"")])
     (frame,) = frames_of(notifier, read_fd, 1)
     assert struct.unpack("<IiQIIQQQ", frame) == (48, abi.NOTIFY_PRUNE, 0, 2, 0, 0, 5, 6)
-    os.close(read_fd)
-    os.close(write_fd)
 
 
 def test_a_kernel_that_cannot_prune_gives_up_files_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,10 +104,8 @@ def test_a_kernel_that_cannot_prune_gives_up_files_by_name(monkeypatch: pytest.M
     notifier = DeviceNotifier(-1)
     notifier.start(expire_only=True)
     notifier.release([Held(Ino(5), Ino(1), b"refused")])
-    while notifier._can_prune:
-        time.sleep(0.001)
+    eventually(lambda: not notifier._can_prune)
     notifier.release([Held(Ino(6), Ino(1), b""), Held(Ino(7), Ino(1), b"f")])
-    while not written:
-        time.sleep(0.001)
+    eventually(lambda: written)
     notifier.stop()
     assert written == [reply.inval_entry(1, b"f", expire_only=False)]

@@ -7,6 +7,7 @@ import os
 import select
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from datastore.ourprocess import BACKOFF_LAST_S, STABLE_S, Backoff
 from tests.patience import PATIENCE_S, eventually
 from tests.promises import promise
 
+Pair = tuple[socket.socket, socket.socket]
 DYING = """
 import ctypes, os, threading, time
 
@@ -39,8 +41,16 @@ ctypes.CDLL(None).pthread_exit(None)
 """A builder whose first thread ends while another goes on, as one does that waits in the kernel."""
 
 
-def test_a_message_travels_with_its_descriptor() -> None:
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """Both ends."""
     ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def test_a_message_travels_with_its_descriptor(pair: Pair) -> None:
+    ours, theirs = pair
     read_fd, write_fd = os.pipe()
     frames.send(ours, {"serve": True, "text": "x" * 100_000}, (read_fd,))
     message, (received,) = frames.receive(theirs, 5.0)
@@ -50,13 +60,11 @@ def test_a_message_travels_with_its_descriptor() -> None:
     assert not os.get_inheritable(received)
     for fd in (read_fd, write_fd, received):
         os.close(fd)
-    ours.close()
-    theirs.close()
 
 
-def test_who_has_read_a_message_may_answer_and_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_has_read_a_message_may_answer_and_end_at_once(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that refuses its mount says why: that is read, and not lost to a send that had nothing left to send."""
-    ours, theirs = socket.socketpair()
+    ours, theirs = pair
     send_fds = socket.send_fds
 
     def send_and_be_refused(*arguments: Any) -> int:
@@ -70,11 +78,10 @@ def test_who_has_read_a_message_may_answer_and_end_at_once(monkeypatch: pytest.M
     with open(os.devnull, "rb") as null:
         frames.send(ours, {"spec": "..."}, (null.fileno(),))
     assert frames.receive(ours, 5.0)[0] == {"error": "the key is unknown"}
-    ours.close()
 
 
-def test_the_other_ends_death_and_silence_are_told() -> None:
-    ours, theirs = socket.socketpair()
+def test_the_other_ends_death_and_silence_are_told(pair: Pair) -> None:
+    ours, theirs = pair
     with pytest.raises(PeerGone, match="in time"):
         frames.receive(ours, 0.05)
     theirs.close()
@@ -82,16 +89,13 @@ def test_the_other_ends_death_and_silence_are_told() -> None:
         frames.receive(ours, 5.0)
     with pytest.raises(PeerGone, match="gone"):
         frames.send(ours, {})
-    ours.close()
 
 
-def test_a_length_that_is_not_ours_is_refused() -> None:
-    one, other = socket.socketpair()
+def test_a_length_that_is_not_ours_is_refused(pair: Pair) -> None:
+    one, other = pair
     one.sendall(b"\xff\xff\xff\xff")
     with pytest.raises(PeerGone, match="not one of ours"):
         frames.receive(other, 5.0)
-    one.close()
-    other.close()
 
 
 @given(st.lists(st.floats(0.0, 2 * STABLE_S), max_size=30))
@@ -226,9 +230,9 @@ def test_a_server_that_ends_while_it_is_looked_at_is_not_taken_for_a_killed_one(
     server.channel.close()
 
 
-def test_what_is_no_message_is_refused_and_its_descriptor_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_message_is_refused_and_its_descriptor_closed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[int] = []
-    one, other = socket.socketpair()
+    one, other = pair
     with open(os.devnull, "rb") as null:
         socket.send_fds(one, [b"\x03\0\0\0no!"], [null.fileno()])
     with monkeypatch.context() as patch:
@@ -237,5 +241,3 @@ def test_what_is_no_message_is_refused_and_its_descriptor_closed(monkeypatch: py
             frames.receive(other, 5.0)
     assert len(closed) == 1
     os.close(closed[0])
-    one.close()
-    other.close()

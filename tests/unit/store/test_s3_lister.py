@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
 import pytest
 
 from datastore.api.source import S3Location, StaticCredentials
@@ -12,7 +15,7 @@ from datastore.fuse.store.packed import packed, unpacked
 from datastore.fuse.store.s3 import open_adapter, xml
 from datastore.secret import Secret
 from tests.promises import promise
-from tests.unit.store.scripted import Reply, ScriptedServer, http
+from tests.unit.store.scripted import ScriptedServer, http
 
 MINIO = "Server: MinIO"
 PLAIN = b"<ListBucketResult><Contents><Key>a</Key><Size>1</Size><ETag>e</ETag></Contents></ListBucketResult>"
@@ -28,11 +31,15 @@ def said(*items: bytes) -> str | None:
     return listed.said
 
 
-def store_of(server: ScriptedServer, *, shows: bool = False) -> BlockingStore:
+@contextmanager
+def scripted(*answers: bytes, shows: bool = False) -> Iterator[tuple[BlockingStore, ScriptedServer]]:
+    """A store of a server that gives these answers. shows: it is known to show metadata."""
     keys = StaticCredentials(access_key_id="AKID", secret_access_key=Secret("secret"))
-    location = S3Location(bucket="data", endpoint=f"http://127.0.0.1:{server.port}", credentials=keys)
-    shown = Capabilities(listed_metadata=shows)
-    return BlockingStore(open_adapter(location, capabilities=shown, list_metadata=True))
+    with ScriptedServer(answers) as server:
+        location = S3Location(bucket="data", endpoint=f"http://127.0.0.1:{server.port}", credentials=keys)
+        known = Capabilities(listed_metadata=shows)
+        with closing(BlockingStore(open_adapter(location, capabilities=known, list_metadata=True))) as store:
+            yield store, server
 
 
 def asked(server: ScriptedServer) -> list[bool]:
@@ -85,50 +92,42 @@ def test_a_known_page_is_asked_for_plainly_and_with_metadata_when_it_is_another(
     changed = shown(*ITEMS).replace(b"<Size>1<", b"<Size>2<")
     plain = PLAIN.replace(b"<Size>1<", b"<Size>2<")
     answers = (shown(*ITEMS), PLAIN, plain, changed)
-    with ScriptedServer([http(200, each, MINIO) for each in answers]) as server:
-        store = store_of(server, shows=True)
+    with scripted(*[http(200, each, MINIO) for each in answers], shows=True) as (store, server):
         known = store.list_page("").digest
         assert store.list_page("", unless=known).objects == ()
         (listed,) = store.list_page("", unless=known).objects
         assert (listed.size, listed.said) == (2, packed({"mode": "33188"}, "text/plain"))
         assert asked(server) == [True, False, False, True]
-        store.close()
 
 
 @promise("S-129")
 def test_the_first_listing_tells_whether_metadata_can_be_asked_for() -> None:
-    with ScriptedServer([http(200, PLAIN, MINIO), http(200, shown(*ITEMS), MINIO)]) as server:
-        store = store_of(server)
+    with scripted(http(200, PLAIN, MINIO), http(200, shown(*ITEMS), MINIO)) as (store, server):
         assert [one.said for one in store.list_page("").objects] == [None]
         assert store.capabilities.listed_metadata
         assert [one.said for one in store.list_page("").objects] == [packed({"mode": "33188"}, "text/plain")]
         assert asked(server) == [False, True]
-        store.close()
 
 
 @promise("S-129")
 @pytest.mark.parametrize("header", ["Server: AmazonS3", "Server: VERSITYGW", "X-Nothing: MinIO"])
 def test_no_other_server_is_asked_for_metadata(header: str) -> None:
-    with ScriptedServer([http(200, PLAIN, header)] * 3) as server:
-        store = store_of(server)
+    with scripted(*[http(200, PLAIN, header)] * 3) as (store, server):
         for _ in range(3):
             store.list_page("")
         assert not store.capabilities.listed_metadata
         assert asked(server) == [False] * 3
-        store.close()
 
 
 @promise("S-129")
 @pytest.mark.parametrize("status", [400, 403, 405, 501])
 def test_a_server_that_refuses_is_not_asked_again(status: int) -> None:
     error = b"<Error><Code>NotImplemented</Code></Error>"
-    with ScriptedServer([http(status, error, MINIO), *[http(200, PLAIN, MINIO)] * 2]) as server:
-        store = store_of(server, shows=True)
+    with scripted(http(status, error, MINIO), *[http(200, PLAIN, MINIO)] * 2, shows=True) as (store, server):
         for _ in range(2):
             assert [one.key for one in store.list_page("").objects] == ["a"]
         assert not store.capabilities.listed_metadata
         assert asked(server) == [True, False, False]
-        store.close()
 
 
 @promise("S-129")
@@ -140,24 +139,20 @@ def test_a_failure_that_has_nothing_to_do_with_it_changes_nothing(
     status: int, code: bytes, kind: type[StoreError], expected: list[bool]
 ) -> None:
     """The listing itself is refused, or the server is busy."""
-    error = Reply(http(status, b"<Error><Code>" + code + b"</Code></Error>", MINIO))
-    with ScriptedServer([error] * 8) as server:
-        store = store_of(server, shows=True)
+    error = http(status, b"<Error><Code>" + code + b"</Code></Error>", MINIO)
+    with scripted(*[error] * 8, shows=True) as (store, server):
         for _ in range(2):
             with pytest.raises(kind):
                 store.list_page("")
         assert store.capabilities.listed_metadata
         assert asked(server) == expected
-        store.close()
 
 
 @promise("S-129")
 def test_a_page_that_is_no_xml_because_of_its_metadata_is_asked_for_without() -> None:
     """`x-amz-meta-a!b` is a header, but no element."""
     broken = http(200, shown(*ITEMS, b"<X-Amz-Meta-A!b>1</X-Amz-Meta-A!b>"), MINIO)
-    with ScriptedServer([broken, http(200, PLAIN, MINIO), http(200, shown(*ITEMS), MINIO)]) as server:
-        store = store_of(server, shows=True)
+    with scripted(broken, http(200, PLAIN, MINIO), http(200, shown(*ITEMS), MINIO), shows=True) as (store, server):
         assert [one.said for one in store.list_page("").objects] == [None]
         assert store.list_page("").objects[0].said is not None
         assert asked(server) == [True, False, True]
-        store.close()
