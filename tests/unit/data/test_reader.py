@@ -80,15 +80,13 @@ def content(size: int, seed: int = 1) -> bytes:
     return random.Random(seed).randbytes(size)
 
 
+BODY = content(BIG)
+
+
 @pytest.fixture(autouse=True)
 def patient_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is fetched is kept, also on a busy machine."""
     monkeypatch.setattr(cachespace, "LOCK_WAIT_S", PATIENCE_S)
-
-
-@pytest.fixture(scope="module")
-def body() -> bytes:
-    return content(BIG)
 
 
 @pytest.fixture
@@ -99,8 +97,8 @@ def store() -> Iterator[Probe]:
 
 
 @pytest.fixture
-def big(store: Probe, body: bytes) -> ObjectVersion:
-    return store.add("big", body)
+def big(store: Probe) -> ObjectVersion:
+    return store.add("big", BODY)
 
 
 @pytest.fixture
@@ -194,10 +192,9 @@ def test_memory_lets_go_of_what_a_sequential_reader_has_behind_it_and_the_disk_h
     for offset in range(0, version.size, MIB):
         assert read(stream, offset, MIB) == content_[offset : offset + MIB]
         settle(reader)
-    fetched = store.fetched_bytes
     assert reader.held_bytes <= 10 * MIB
     assert all(read(stream, offset, MIB) == content_[offset : offset + MIB] for offset in range(0, version.size, MIB))
-    assert store.fetched_bytes == fetched == version.size
+    assert store.fetched_bytes == version.size
 
 
 def test_memory_lets_go_of_a_small_file_that_is_closed_and_on_the_disk(
@@ -225,12 +222,12 @@ def test_an_empty_object_is_never_fetched(store: Probe, reader: Reader) -> None:
 
 @pytest.mark.parametrize("size", [16 * KIB, 100_001, 128 * KIB, MIB])
 def test_a_sequential_reader_gets_all_bytes_and_each_is_fetched_once(
-    store: Probe, reader: Reader, big: ObjectVersion, body: bytes, size: int
+    store: Probe, reader: Reader, big: ObjectVersion, size: int
 ) -> None:
     stream = reader.open(big)
     got = b"".join(read(stream, offset, size) for offset in range(0, BIG, size))
     settle(reader)
-    assert got == body
+    assert got == BODY
     assert store.fetched_bytes == BIG
     assert len(store.gets) < 20
 
@@ -245,23 +242,21 @@ def test_only_small_bodies_are_received_on_the_loop(store: Probe, reader: Reader
     assert store.on_loop == [on_loop, False], "nobody waits for what is prefetched"
 
 
-def test_held_bytes_are_answered_at_once_and_without_a_copy(reader: Reader, big: ObjectVersion, body: bytes) -> None:
+def test_held_bytes_are_answered_at_once_and_without_a_copy(reader: Reader, big: ObjectVersion) -> None:
     stream = reader.open(big)
     read(stream, 0, MIB)
     settle(reader)
     answer = at_once(stream, 128 * KIB, 128 * KIB)
     assert isinstance(answer, memoryview)
-    assert answer == body[128 * KIB : 256 * KIB]
+    assert answer == BODY[128 * KIB : 256 * KIB]
 
 
-def test_many_readers_of_one_version_share_its_fetches(
-    store: Probe, reader: Reader, big: ObjectVersion, body: bytes
-) -> None:
+def test_many_readers_of_one_version_share_its_fetches(store: Probe, reader: Reader, big: ObjectVersion) -> None:
     with ThreadPoolExecutor(16) as threads:
         streams = [reader.open(big) for _ in range(16)]
 
         def run(stream: ReadStream) -> bool:
-            return b"".join(read(stream, offset, 256 * KIB) for offset in range(0, BIG, 256 * KIB)) == body
+            return b"".join(read(stream, offset, 256 * KIB) for offset in range(0, BIG, 256 * KIB)) == BODY
 
         assert all(threads.map(run, streams))
     # One that falls behind may find a piece gone from memory and not on the disk yet; on its own it would be 16 times.
@@ -270,7 +265,7 @@ def test_many_readers_of_one_version_share_its_fetches(
 
 
 def test_more_waiters_than_lanes_never_deadlock(
-    store: Probe, cache: BlockCache, narrow: Loop, big: ObjectVersion, body: bytes
+    store: Probe, cache: BlockCache, narrow: Loop, big: ObjectVersion
 ) -> None:
     rng = random.Random(2)
     reader = Reader(store, cache, narrow, settings=ReadSettings(fetch_limit=4))
@@ -281,7 +276,7 @@ def test_more_waiters_than_lanes_never_deadlock(
         return await all_of([narrow.spawn(streams[i % 4].read(at, size)) for i, (at, size) in enumerate(asked)])
 
     answers = narrow.run(read_all())
-    assert all(bytes(got) == body[at : at + size] for got, (at, size) in zip(answers, asked, strict=True))
+    assert all(bytes(got) == BODY[at : at + size] for got, (at, size) in zip(answers, asked, strict=True))
 
 
 def test_a_failed_fetch_reaches_all_its_waiters_and_the_next_read_tries_again(store: Probe, reader: Reader) -> None:
@@ -300,17 +295,15 @@ def test_a_failed_fetch_reaches_all_its_waiters_and_the_next_read_tries_again(st
     check(reader)
 
 
-def test_an_overwrite_surfaces_and_versions_never_mix(
-    store: Probe, reader: Reader, big: ObjectVersion, body: bytes
-) -> None:
+def test_an_overwrite_surfaces_and_versions_never_mix(store: Probe, reader: Reader, big: ObjectVersion) -> None:
     stream = reader.open(big)
-    assert read(stream, 0, 128 * KIB) == body[: 128 * KIB]
+    assert read(stream, 0, 128 * KIB) == BODY[: 128 * KIB]
     settle(reader)
     other = content(BIG, seed=2)
     new = store.add("big", other)
     with pytest.raises(PreconditionFailed):
         read(stream, BIG - 10, 10)
-    assert read(stream, 0, 128 * KIB) == body[: 128 * KIB], "what is held stays readable"
+    assert read(stream, 0, 128 * KIB) == BODY[: 128 * KIB], "what is held stays readable"
     assert read(reader.open(new), 0, MIB) == other[:MIB]
     now(store.delete("big"))
     with pytest.raises(NotFound):
@@ -327,7 +320,7 @@ def test_a_server_that_ignores_if_match_is_found_out_by_the_etag(
 
 
 @pytest.mark.parametrize("size", [50_000, BIG])
-def test_a_short_body_is_corrupt_and_not_kept(store: Probe, reader: Reader, cache: BlockCache, size: int) -> None:
+def test_a_short_body_is_corrupt_and_not_kept(store: Probe, reader: Reader, size: int) -> None:
     whole = content(size)
     version = store.add("object", whole)
     store.spoil = lambda body: body[:-1]
@@ -338,7 +331,7 @@ def test_a_short_body_is_corrupt_and_not_kept(store: Probe, reader: Reader, cach
 
 
 def test_what_was_fetched_is_in_the_disk_cache_for_the_next_process(
-    store: Probe, reader: Reader, cache: BlockCache, big: ObjectVersion, body: bytes
+    store: Probe, reader: Reader, cache: BlockCache, big: ObjectVersion
 ) -> None:
     stream = reader.open(big)
     for offset in range(0, BIG, MIB):
@@ -347,17 +340,17 @@ def test_what_was_fetched_is_in_the_disk_cache_for_the_next_process(
     assert cache.present(big)
     del store.gets[:]
     later = Reader(store, cache, the_loop()).open(big)
-    assert b"".join(read(later, offset, MIB) for offset in range(0, BIG, MIB)) == body
+    assert b"".join(read(later, offset, MIB) for offset in range(0, BIG, MIB)) == BODY
     assert store.gets == []
 
 
 def test_what_the_disk_cache_holds_is_not_fetched_ahead(
-    store: Probe, reader: Reader, cache: BlockCache, big: ObjectVersion, body: bytes
+    store: Probe, reader: Reader, cache: BlockCache, big: ObjectVersion
 ) -> None:
-    cache.write(big, 0, body[: 8 * MIB])
+    cache.write(big, 0, BODY[: 8 * MIB])
     stream = reader.open(big)
     for offset in range(0, 2 * MIB, 128 * KIB):
-        assert at_once(stream, offset, 128 * KIB) == body[offset : offset + 128 * KIB]
+        assert at_once(stream, offset, 128 * KIB) == BODY[offset : offset + 128 * KIB]
     settle(reader)
     assert store.gets == []
 
@@ -375,46 +368,44 @@ def test_without_a_disk_cache_memory_serves(store: Probe) -> None:
     assert len(store.gets) == 2
 
 
-def test_memory_stays_in_its_limit(store: Probe, big: ObjectVersion, body: bytes) -> None:
+def test_memory_stays_in_its_limit(store: Probe, big: ObjectVersion) -> None:
     reader = Reader(store, None, the_loop(), memory_bytes=4 * MIB)
     stream = reader.open(big)
     for offset in range(0, BIG, 256 * KIB):
-        assert read(stream, offset, 256 * KIB) == body[offset : offset + 256 * KIB]
+        assert read(stream, offset, 256 * KIB) == BODY[offset : offset + 256 * KIB]
         check(reader)
         assert reader._table.held_bytes <= 4 * MIB + 256 * KIB
     settle(reader)
 
 
 @pytest.fixture
-def busy(store: Probe, body: bytes) -> Iterator[Reader]:
+def busy(store: Probe) -> Iterator[Reader]:
     """One that reads ahead as much as it may, until the gate is open."""
     reader = Reader(store, None, the_loop(), settings=ReadSettings(fetch_limit=1))
     store.gated = lambda key: key == "other"
     store.gate.clear()
-    other = begun(reader.open(store.add("other", body)).read(0, 128 * KIB))
+    other = begun(reader.open(store.add("other", BODY)).read(0, 128 * KIB))
     for _ in range(2):
         assert store.entered.acquire(timeout=PATIENCE_S)
     del store.gets[:]
     yield reader
     store.gate.set()
-    assert ended(other) == body[: 128 * KIB]
+    assert ended(other) == BODY[: 128 * KIB]
 
 
-def test_who_fetches_enough_ahead_begins_no_more(store: Probe, busy: Reader, big: ObjectVersion, body: bytes) -> None:
-    assert read(busy.open(big), 0, 128 * KIB) == body[: 128 * KIB]
-    assert read(busy.open(big), 5 * MIB, 10) == body[5 * MIB : 5 * MIB + 10]
+def test_who_fetches_enough_ahead_begins_no_more(store: Probe, busy: Reader, big: ObjectVersion) -> None:
+    assert read(busy.open(big), 0, 128 * KIB) == BODY[: 128 * KIB]
+    assert read(busy.open(big), 5 * MIB, 10) == BODY[5 * MIB : 5 * MIB + 10]
     assert store.gets == [ByteRange(0, 128 * KIB), ByteRange(5 * MIB, 5 * MIB + 4 * KIB)]
 
 
-def test_readahead_that_found_no_room_is_begun_when_there_is(
-    store: Probe, busy: Reader, big: ObjectVersion, body: bytes
-) -> None:
+def test_readahead_that_found_no_room_is_begun_when_there_is(store: Probe, busy: Reader, big: ObjectVersion) -> None:
     stream = busy.open(big)
-    assert read(stream, 0, MIB) == body[:MIB]
+    assert read(stream, 0, MIB) == BODY[:MIB]
     assert store.fetched_bytes == MIB
     store.gate.set()
     settle(busy)
-    assert read(stream, MIB, 128 * KIB) == body[MIB : MIB + 128 * KIB]
+    assert read(stream, MIB, 128 * KIB) == BODY[MIB : MIB + 128 * KIB]
     settle(busy)
     assert store.fetched_bytes > MIB + 128 * KIB
 
@@ -433,7 +424,7 @@ async def waiting_for_a_lane(store: Probe, loop: Loop, stream: ReadStream) -> Ta
     return reading
 
 
-def test_readahead_of_a_closed_stream_is_dropped(store: Probe, narrow: Loop, big: ObjectVersion, body: bytes) -> None:
+def test_readahead_of_a_closed_stream_is_dropped(store: Probe, narrow: Loop, big: ObjectVersion) -> None:
     reader = Reader(store, None, narrow, settings=LARGE_AHEAD)
     stream = reader.open(big)
 
@@ -445,14 +436,14 @@ def test_readahead_of_a_closed_stream_is_dropped(store: Probe, narrow: Loop, big
             await narrow.sleep(0.001)
         return await reading
 
-    assert narrow.run(close_it()) == body[: 128 * KIB]
+    assert narrow.run(close_it()) == BODY[: 128 * KIB]
     assert store.gets == [ByteRange(0, 128 * KIB)]
     assert reader._table.held_bytes == 128 * KIB
-    assert narrow.run(stream.read(128 * KIB, 10)) == body[128 * KIB : 128 * KIB + 10], "reads still work"
+    assert narrow.run(stream.read(128 * KIB, 10)) == BODY[128 * KIB : 128 * KIB + 10], "reads still work"
     reader._table._check()
 
 
-def test_small_readahead_of_a_closed_stream_is_dropped(store: Probe, big: ObjectVersion, body: bytes) -> None:
+def test_small_readahead_of_a_closed_stream_is_dropped(store: Probe, big: ObjectVersion) -> None:
     reader = Reader(store, None, the_loop())
     stream = reader.open(big)
 
@@ -462,14 +453,12 @@ def test_small_readahead_of_a_closed_stream_is_dropped(store: Probe, big: Object
         stream.close()
         return await reading
 
-    assert resolve(close_it()) == body[: 128 * KIB]
+    assert resolve(close_it()) == BODY[: 128 * KIB]
     settle(reader)
     assert store.gets == [ByteRange(0, 128 * KIB)]
 
 
-def test_who_waits_for_dropped_readahead_has_it_fetched(
-    store: Probe, narrow: Loop, big: ObjectVersion, body: bytes
-) -> None:
+def test_who_waits_for_dropped_readahead_has_it_fetched(store: Probe, narrow: Loop, big: ObjectVersion) -> None:
     reader = Reader(store, None, narrow, settings=LARGE_AHEAD)
     stream = reader.open(big)
 
@@ -481,21 +470,21 @@ def test_who_waits_for_dropped_readahead_has_it_fetched(
         store.gate.set()
         return await behind
 
-    assert narrow.run(close_it()) == body[256 * KIB : 256 * KIB + MIB]
+    assert narrow.run(close_it()) == BODY[256 * KIB : 256 * KIB + MIB]
     reader._table._check()
 
 
 def test_fetch_gives_any_range_and_goes_through_memory_and_cache(
-    store: Probe, reader: Reader, big: ObjectVersion, body: bytes
+    store: Probe, reader: Reader, big: ObjectVersion
 ) -> None:
-    assert resolve(reader.fetch(big, 1000, BIG)) == body[1000:]
+    assert resolve(reader.fetch(big, 1000, BIG)) == BODY[1000:]
     assert resolve(reader.fetch(big, BIG, 10)) == b""
     assert type(resolve(reader.fetch(big, 0, 10))) is bytes
     settle(reader)
     assert store.fetched_bytes == BIG
     assert all(one.stop - one.start <= 8 * MIB for one in store.gets if one)
     reader.forget(big)
-    assert resolve(reader.fetch(big, 5, 10 * MIB)) == body[5 : 10 * MIB + 5]
+    assert resolve(reader.fetch(big, 5, 10 * MIB)) == BODY[5 : 10 * MIB + 5]
     assert store.fetched_bytes == BIG
 
 
@@ -512,14 +501,14 @@ def test_forget_during_a_fetch_serves_its_waiter_and_keeps_nothing(store: Probe)
 
 
 def test_prefetch_brings_the_whole_version_and_tells_its_progress(
-    store: Probe, reader: Reader, cache: BlockCache, big: ObjectVersion, body: bytes
+    store: Probe, reader: Reader, cache: BlockCache, big: ObjectVersion
 ) -> None:
-    cache.write(big, 0, body[: 8 * MIB])
+    cache.write(big, 0, BODY[: 8 * MIB])
     told: list[int] = []
     assert resolve(reader.prefetch(big, told.append))
     assert sum(told) == BIG
     assert store.fetched_bytes == BIG - 8 * MIB
-    assert cache.read(big, 0, BIG) == body
+    assert cache.read(big, 0, BIG) == BODY
     small = store.add("small", b"123")
     assert resolve(reader.prefetch(small))
     assert store.gets[-1] is None
@@ -543,11 +532,11 @@ def test_prefetch_raises_the_error_of_any_range(
     assert resolve(reader.prefetch(big))
 
 
-def test_a_broken_cache_disk_never_fails_a_read(store: Probe, tmp_path: Path, big: ObjectVersion, body: bytes) -> None:
+def test_a_broken_cache_disk_never_fails_a_read(store: Probe, tmp_path: Path, big: ObjectVersion) -> None:
     (tmp_path / "file").touch()
     reader = Reader(store, BlockCache(tmp_path / "file" / "cache", MIB, "n"), the_loop())
     stream = reader.open(big)
-    assert b"".join(read(stream, offset, MIB) for offset in range(0, BIG, MIB)) == body
+    assert b"".join(read(stream, offset, MIB) for offset in range(0, BIG, MIB)) == BODY
     settle(reader)
     assert not resolve(reader.prefetch(big))
 

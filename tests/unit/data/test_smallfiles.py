@@ -73,13 +73,9 @@ def disk(tmp_path: Path) -> Iterator[SlowDisk]:
     disk.gate.set()
 
 
-@pytest.fixture
-def put(store: Gated) -> Callable[[int], list[ObjectVersion]]:
-    def make(count: int) -> list[ObjectVersion]:
-        keys = [f"f{number}" for number in range(count)]
-        return [ObjectVersion(key, now(store.put(key, BODY, WriteOptions())).etag, len(BODY)) for key in keys]
-
-    return make
+def put(store: Gated, count: int, body: bytes = BODY) -> list[ObjectVersion]:
+    keys = [f"f{number}" for number in range(count)]
+    return [ObjectVersion(key, now(store.put(key, body, WriteOptions())).etag, len(body)) for key in keys]
 
 
 def fetcher_of(store: Gated, cache: BlockCache | None = None) -> tuple[SmallFileFetcher, Reader]:
@@ -94,10 +90,10 @@ def arrived_pieces(count: int, body: bytes) -> list[Piece]:
     return pieces
 
 
-def test_each_is_fetched_once_and_kept(store: Gated, put: Callable[[int], list[ObjectVersion]], tmp_path: Path) -> None:
+def test_each_is_fetched_once_and_kept(store: Gated, tmp_path: Path) -> None:
     cache = BlockCache(tmp_path, 1 << 20, "test")
     made, reader = fetcher_of(store, cache)
-    versions = put(40)
+    versions = put(store, 40)
     store.gate.set()
 
     async def ask() -> None:
@@ -113,11 +109,9 @@ def test_each_is_fetched_once_and_kept(store: Gated, put: Callable[[int], list[O
     eventually(lambda: all(cache.present(version) for version in versions))
 
 
-def test_who_asks_for_one_that_waits_fetches_it_himself(
-    store: Gated, put: Callable[[int], list[ObjectVersion]]
-) -> None:
+def test_who_asks_for_one_that_waits_fetches_it_himself(store: Gated) -> None:
     made, reader = fetcher_of(store)
-    versions = put(3)
+    versions = put(store, 3)
     store.gated = lambda key: key == versions[0].key
 
     async def ask() -> None:
@@ -133,13 +127,11 @@ def test_who_asks_for_one_that_waits_fetches_it_himself(
     assert sorted(store.asked) == [version.key for version in versions]
 
 
-def test_a_failure_is_nobodys_but_who_asks_is_not_kept_waiting(
-    store: Gated, put: Callable[[int], list[ObjectVersion]]
-) -> None:
+def test_a_failure_is_nobodys_but_who_asks_is_not_kept_waiting(store: Gated) -> None:
     store.broken = True
     store.gate.set()
     made, reader = fetcher_of(store)
-    versions = put(4)
+    versions = put(store, 4)
 
     async def ask() -> None:
         made.add(versions)
@@ -201,9 +193,7 @@ def test_pieces_that_follow_each_other_are_kept_together(disk: SlowDisk, monkeyp
 
 def test_no_more_is_fetched_ahead_than_the_disk_takes(store: Gated, disk: SlowDisk) -> None:
     """The mount's loop neither waits for the disk nor holds what that has no time for."""
-    body = bytes(4 << 20)
-    keys = [f"f{number}" for number in range(10)]
-    versions = [ObjectVersion(key, now(store.put(key, body, WriteOptions())).etag, len(body)) for key in keys]
+    versions = put(store, 10, bytes(4 << 20))
     reader, arrived = Reader(store, disk, the_loop()), list[ObjectVersion]()
     store.gate.set()
     left = iter(versions)

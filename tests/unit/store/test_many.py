@@ -207,10 +207,19 @@ def test_one_odd_answer_spoils_no_other(kind: str, client_of: Connect) -> None:
 
 
 @promise("S-150")
-def test_answers_that_slip_by_one_are_not_believed(client_of: Connect) -> None:
-    """A server that answers twice to one request: every later answer on the connection is a neighbour's."""
-    bucket = Bucket(lambda key, number: right(key) * 2 if number == 3 else None)
-    with ScriptedServer(bucket) as server:
+@pytest.mark.parametrize(
+    "odd",
+    [
+        lambda key, number: right(key) * 2 if number == 3 else None,
+        lambda key, number: Reply(right(key), close=number % 40 == 39),
+    ],
+)
+def test_answers_that_slip_by_one_are_not_believed(
+    odd: Callable[[str, int], Reply | bytes | None], client_of: Connect
+) -> None:
+    """A server that answers twice to one request: every later answer on the connection is a neighbour's. Or one that
+    gives a connection up: it is replaced."""
+    with ScriptedServer(Bucket(odd)) as server:
         client = client_of(server.port)
         for _ in range(3):
             assert all_right(asked(client))
@@ -284,14 +293,6 @@ def test_an_outage_is_told_of_each_within_the_budget(client_of: Connect) -> None
 
 
 @promise("S-150")
-def test_connections_that_the_server_gave_up_are_replaced(client_of: Connect) -> None:
-    with ScriptedServer(Bucket(lambda key, number: Reply(right(key), close=number % 40 == 39))) as server:
-        client = client_of(server.port)
-        for _ in range(3):
-            assert all_right(asked(client))
-
-
-@promise("S-150")
 def test_keys_that_no_server_takes_are_refused_one_by_one(client_of: Connect) -> None:
     with ScriptedServer(Bucket()) as server:
         client = client_of(server.port)
@@ -357,9 +358,8 @@ UNFIT: dict[str, Callable[[str], Reply | bytes]] = {
 def test_what_is_no_body_of_the_version_is_left_to_who_asks_for_it(kind: str, client_of: Connect) -> None:
     """The other bodies arrive all the same."""
     with ScriptedServer(Bucket(lambda key, _n: UNFIT[kind](key) if key == "f33" else body_of(key))) as server:
-        assert got(client_of(server.port)) == {
-            version.key: None if version.key == "f33" else BODY for version in VERSIONS
-        }
+        expected = {version.key: None if version.key == "f33" else BODY for version in VERSIONS}
+        assert got(client_of(server.port)) == expected
 
 
 @promise("S-150")
