@@ -364,12 +364,6 @@ def test_what_an_abandoned_lookup_and_create_would_have_given_is_taken_back(held
     assert not held.open_handles
 
 
-def test_an_interrupt_for_an_answered_request_is_ignored() -> None:
-    with begun() as peer:
-        peer.send(interrupt(4))
-        assert peer.ask(PING).unique == 999
-
-
 def test_a_waiting_write_keeps_its_bytes_while_others_arrive(held: Held) -> None:
     with begun(held, Settings(buffers=8, drain_s=TIMEOUT_S)) as peer:
         for number in range(6):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from datastore.fuse.data.extents import Extents
@@ -41,8 +41,10 @@ def files(draw: st.DrawFn) -> tuple[int, int, Extents]:
 
 @promise("S-21")
 @given(files())
+@example((0, 0, Extents()))
+@example((SINGLE_MAX, SINGLE_MAX, Extents([(0, 1)])))
 def test_parts_cover_the_file_exactly_once(file: tuple[int, int, Extents]) -> None:
-    """In order, without gap or overlap, within S3's limits."""
+    """In order, without gap or overlap, within S3's limits; a small file, also an empty one, is sent at once."""
     size, _, _ = file
     parts = plan_upload(*file)
     assert bool(parts) == (size > SINGLE_MAX)
@@ -72,13 +74,6 @@ def test_copied_parts_are_unchanged_bytes_of_the_base(file: tuple[int, int, Exte
         else:
             assert stop - start <= part_size(size)
             assert stop > base_size or dirty.overlaps(start, stop)
-
-
-@promise("S-21")
-def test_a_small_file_is_one_put() -> None:
-    """Up to the limit the whole is sent at once, also an empty one."""
-    assert plan_upload(0, 0, Extents()) == ()
-    assert plan_upload(SINGLE_MAX, SINGLE_MAX, Extents([(0, 1)])) == ()
 
 
 @promise("S-21")

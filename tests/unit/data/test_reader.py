@@ -14,9 +14,7 @@ import pytest
 from datastore.errors import CorruptBody, NotFound, PreconditionFailed, ServerFault
 from datastore.fuse import loop as loop_module
 from datastore.fuse.data import cachespace
-from datastore.fuse.data import pieces as pieces_module
 from datastore.fuse.data.blockcache import BlockCache
-from datastore.fuse.data.pieces import Piece, cut
 from datastore.fuse.data.readahead import WindowSettings
 from datastore.fuse.data.reader import Read, Reader, ReadSettings, ReadStream
 from datastore.fuse.loop import Loop, Task, all_of, now, running
@@ -567,10 +565,3 @@ def test_random_reads_from_many_threads_with_failures_are_right_or_raise(store: 
         assert sum(threads.map(work, range(8))) < 200
         settle(reader)
     cache.close()
-
-
-def test_an_unsettled_piece_has_no_bytes() -> None:
-    piece = Piece(ObjectVersion("k", ETag("e"), 100), 0, 10)
-    with pytest.raises(AssertionError):
-        cut([piece], 0, 10)
-    assert pieces_module._split(piece.version, 5, 5, 10) == []

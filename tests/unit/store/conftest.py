@@ -9,10 +9,9 @@ from typing import Any, cast
 import pytest
 
 from datastore.fuse.loop import now
-from datastore.fuse.store.s3.connections import trust
 from tests.authority import HERE, Authority, Identity
 from tests.driving import resolve
-from tests.unit.store.scripted import PlainTransport, Reply, ScriptedServer, Served, Transports, Wait
+from tests.unit.store.scripted import PlainTransport, Reply, ScriptedServer, Served, Transports, Wait, trusting
 
 
 @pytest.fixture(params=[now, resolve], ids=["blocking", "loop"])
@@ -36,15 +35,18 @@ def identity(authority: Authority) -> Identity:
 
 
 @pytest.fixture(params=["plain", "tls"])
-def served(request: pytest.FixtureRequest, transports: Transports) -> Served:
+def shown(request: pytest.FixtureRequest) -> Identity | None:
+    """What a server shows, in the clear and over TLS."""
+    return cast("Identity", request.getfixturevalue("identity")) if request.param == "tls" else None
+
+
+@pytest.fixture
+def served(shown: Identity | None, transports: Transports) -> Served:
     """Makes a server of answers and a transport to it."""
-    ours: Identity | None = request.getfixturevalue("identity") if request.param == "tls" else None
 
     @contextmanager
     def serve(*replies: Reply | bytes, **options: Any) -> Iterator[tuple[PlainTransport, ScriptedServer]]:
-        if ours is not None:
-            options["tls"] = trust(ours.authority.read_text())
-        with ScriptedServer(replies, ours) as server:
-            yield transports.to(server.port, **options), server
+        with ScriptedServer(replies, shown) as server:
+            yield transports.to(server.port, **trusting(shown), **options), server
 
     return serve

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from datastore.fuse.loop import now
-from datastore.fuse.store.s3.connections import Route
+from datastore.fuse.store.s3.connections import Route, trust
 from datastore.fuse.store.s3.messages import Answer, Request
 from datastore.fuse.store.s3.transport import Transport
 from tests.authority import Identity
@@ -84,8 +84,6 @@ def http(status: int, body: bytes = b"", *headers: str) -> bytes:
 
 HANG_UP = Reply(b"", close=True)
 SILENCE = Reply(b"")
-
-
 Rule = Callable[[bytes, int], Reply | bytes]
 
 
@@ -97,11 +95,7 @@ class ScriptedServer:
     of a request and how many of its connection came before it.
     """
 
-    def __init__(
-        self,
-        replies: Sequence[Reply | bytes] | Callable[[bytes, int], Reply | bytes],
-        identity: Identity | None = None,
-    ) -> None:
+    def __init__(self, replies: Sequence[Reply | bytes] | Rule, identity: Identity | None = None) -> None:
         """identity: what it shows; it speaks TLS then."""
         self.together = 0
         self.requests: list[bytes] = []
@@ -220,6 +214,11 @@ def talking(*talks: Talk, identity: Identity | None = None) -> Iterator[int]:
         thread.start()
         yield listener.getsockname()[1]
         thread.join(PATIENCE_S)
+
+
+def trusting(identity: Identity | None) -> dict[str, ssl.SSLContext]:
+    """The options of a transport to such a server."""
+    return {} if identity is None else {"tls": trust(identity.authority.read_text())}
 
 
 def context_of(identity: Identity) -> ssl.SSLContext:

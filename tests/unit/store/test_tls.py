@@ -166,23 +166,6 @@ class TestLargeBodies:
         assert peak < 8 * MIB
         assert {first for first, _ in got} == {0, 1}
 
-    def test_a_body_that_drips_ends_when_the_call_may_take_no_longer(self, identity: Identity, to: To) -> None:
-        """Each record comes in time, and there are thousands of them."""
-
-        def drip(connection: socket.socket) -> None:
-            take(connection)
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 900000\r\n\r\n")
-            for _ in range(3000):
-                connection.sendall(bytes(100))
-                time.sleep(0.05)
-
-        with talking(drip, identity=identity) as port:
-            transport = to(port, limits=QUICK)
-            began = time.monotonic()
-            with pytest.raises(DeadlineExceeded):
-                transport.ask(Request(method="GET", most_bytes=MIB))
-            assert time.monotonic() - began < PATIENCE_S
-
 
 def test_a_handshake_that_does_not_end_is_given_up(to: To) -> None:
     limits = TransportLimits(connect_s=0.3, idle_s=2 * PATIENCE_S, call_s=2 * PATIENCE_S)
