@@ -27,16 +27,6 @@ MIB = 1 << 20
 LIMIT = 64 * MIB
 
 
-class Hand:
-    """A clock that is set by hand, seconds."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def content(size: int, seed: int = 1) -> bytes:
     return random.Random(seed).randbytes(size)
 
@@ -45,13 +35,27 @@ def version(size: int, key: str = "a/b", etag: str = "e1") -> ObjectVersion:
     return ObjectVersion(key, ETag(etag), size)
 
 
-def on_disk(directory: Path) -> int:
-    return sum(file.stat().st_blocks * 512 for file in (directory / "objects").rglob("*") if file.is_file())
+class Caches:
+    """Makes a cache on the same directory each time, as another process would; their clock is set by hand."""
 
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.now_s = 1000.0
+        self.made: list[BlockCache] = []
 
-def file_of(directory: Path, suffix: str) -> Path:
-    (found,) = (directory / "objects").rglob(f"*{suffix}")
-    return found
+    def __call__(self) -> BlockCache:
+        self.made.append(BlockCache(self.directory, LIMIT, "http://s3/bucket", monotonic=lambda: self.now_s))
+        return self.made[-1]
+
+    def on_disk(self) -> int:
+        return sum(file.stat().st_blocks * 512 for file in self.objects() if file.is_file())
+
+    def objects(self, pattern: str = "*") -> list[Path]:
+        return list((self.directory / "objects").rglob(pattern))
+
+    def file(self, suffix: str) -> Path:
+        (found,) = self.objects(f"*{suffix}")
+        return found
 
 
 @pytest.fixture(autouse=True)
@@ -62,30 +66,11 @@ def exact_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def clock() -> Hand:
-    return Hand()
-
-
-@pytest.fixture
-def fresh(tmp_path: Path, clock: Hand) -> Iterator[Callable[[], BlockCache]]:
-    """Makes a cache on the same directory each time, as another process would."""
-    made: list[BlockCache] = []
-
-    def make() -> BlockCache:
-        made.append(BlockCache(tmp_path / "cache", LIMIT, "http://s3/bucket", monotonic=clock))
-        return made[-1]
-
-    yield make
-    for cache in made:
+def fresh(tmp_path: Path) -> Iterator[Caches]:
+    made = Caches(tmp_path / "cache")
+    yield made
+    for cache in made.made:
         cache.close()
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
-Make = Callable[[], BlockCache]
 
 
 def put(cache: BlockCache, size: int, held: int | None = None) -> tuple[BlockCache, ObjectVersion, bytes]:
@@ -104,7 +89,7 @@ def lends(cache: BlockCache, file: ObjectVersion) -> bool:
     return fd is not None
 
 
-def test_what_was_written_is_read_back_and_nothing_else_is_held(fresh: Make) -> None:
+def test_what_was_written_is_read_back_and_nothing_else_is_held(fresh: Caches) -> None:
     cache, file, body = put(fresh(), 3 * BLOCK_BYTES + 5, 0)
     assert cache.write(file, BLOCK_BYTES, body[BLOCK_BYTES : 2 * BLOCK_BYTES])
     assert cache.read(file, BLOCK_BYTES, BLOCK_BYTES) == body[BLOCK_BYTES : 2 * BLOCK_BYTES]
@@ -115,7 +100,7 @@ def test_what_was_written_is_read_back_and_nothing_else_is_held(fresh: Make) -> 
     assert cache.open_for_passthrough(file) is None
 
 
-def test_partial_blocks_at_the_edges_are_left_out(fresh: Make) -> None:
+def test_partial_blocks_at_the_edges_are_left_out(fresh: Caches) -> None:
     cache, file, body = put(fresh(), 4 * BLOCK_BYTES, 0)
     cache.write(file, 100, body[100 : 3 * BLOCK_BYTES + 100])
     assert cache.read(file, 100, 10) is None
@@ -134,7 +119,7 @@ def test_partial_blocks_at_the_edges_are_left_out(fresh: Make) -> None:
         version(BLOCK_BYTES, key="a/b\udcff"),
     ],
 )
-def test_another_key_etag_or_size_is_another_version(fresh: Make, other: ObjectVersion) -> None:
+def test_another_key_etag_or_size_is_another_version(fresh: Caches, other: ObjectVersion) -> None:
     cache = fresh()
     cache.write(version(BLOCK_BYTES), 0, content(BLOCK_BYTES))
     assert cache.read(other, 0, 10) is None
@@ -142,7 +127,7 @@ def test_another_key_etag_or_size_is_another_version(fresh: Make, other: ObjectV
     assert cache.read(other, 0, 10) == content(other.size, seed=2)[:10]
 
 
-def test_an_empty_object_is_always_present_and_takes_no_file(fresh: Make, directory: Path, tmp_path: Path) -> None:
+def test_an_empty_object_is_always_present_and_takes_no_file(fresh: Caches, tmp_path: Path) -> None:
     cache = fresh()
     (tmp_path / "empty").touch()
     assert cache.present(version(0))
@@ -150,10 +135,10 @@ def test_an_empty_object_is_always_present_and_takes_no_file(fresh: Make, direct
     assert cache.write(version(0), 0, b"")
     assert cache.open_for_passthrough(version(0)) is None
     assert not cache.adopt(version(0), tmp_path / "empty")
-    assert not directory.exists()
+    assert not fresh.directory.exists()
 
 
-def test_a_later_process_finds_whole_and_partial_versions(fresh: Make) -> None:
+def test_a_later_process_finds_whole_and_partial_versions(fresh: Caches) -> None:
     body = content(4 * BLOCK_BYTES + 3)
     whole, part = version(len(body)), version(len(body), key="part")
     first = fresh()
@@ -169,13 +154,13 @@ def test_a_later_process_finds_whole_and_partial_versions(fresh: Make) -> None:
     assert later.read(part, 2 * BLOCK_BYTES, 1) is None
 
 
-def test_a_name_on_the_disk_is_the_same_in_each_release(fresh: Make) -> None:
+def test_a_name_on_the_disk_is_the_same_in_each_release(fresh: Caches) -> None:
     file = version(10, key='a"\\\u00e9\udcff\n', etag="e-\u00e9")
     assert fresh()._place(file).identity.label == json.dumps(("http://s3/bucket", *file)).encode()
 
 
 @pytest.mark.parametrize("size", [BLOCK_BYTES, 2 * BLOCK_BYTES])
-def test_what_is_read_while_it_is_checked_is_what_was_asked_for(fresh: Make, size: int) -> None:
+def test_what_is_read_while_it_is_checked_is_what_was_asked_for(fresh: Caches, size: int) -> None:
     """The first read of a block after a reboot."""
     body, file = content(size), version(size)
     for start in range(0, size, BLOCK_BYTES):
@@ -187,7 +172,7 @@ def test_what_is_read_while_it_is_checked_is_what_was_asked_for(fresh: Make, siz
         assert cache.read(file, start, stop - start) == body[start:stop]
 
 
-def test_what_another_process_writes_is_seen_at_once(fresh: Make) -> None:
+def test_what_another_process_writes_is_seen_at_once(fresh: Caches) -> None:
     (one, file, body), two = put(fresh(), 4 * BLOCK_BYTES, BLOCK_BYTES), fresh()
     assert two.read(file, 0, BLOCK_BYTES) == body[:BLOCK_BYTES]
     two.write(file, BLOCK_BYTES, body[BLOCK_BYTES:])
@@ -196,7 +181,7 @@ def test_what_another_process_writes_is_seen_at_once(fresh: Make) -> None:
     assert two.present(file)
 
 
-def test_what_is_lent_outlives_the_cache_entry(fresh: Make) -> None:
+def test_what_is_lent_outlives_the_cache_entry(fresh: Caches) -> None:
     cache, file, body = put(fresh(), 2 * BLOCK_BYTES + 1)
     fd = cache.open_for_passthrough(file)
     assert fd is not None
@@ -211,7 +196,7 @@ def test_what_is_lent_outlives_the_cache_entry(fresh: Make) -> None:
 
 @pytest.mark.parametrize("same_disk", [True, False])
 def test_adopt_takes_the_file_over(
-    fresh: Make, tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch, same_disk: bool
+    fresh: Caches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_disk: bool
 ) -> None:
     """From another disk it is copied."""
     monkeypatch.setattr(blockcache, "_same_disk", lambda path, other: same_disk)
@@ -222,10 +207,10 @@ def test_adopt_takes_the_file_over(
     assert cache.read(file, 0, len(body)) == body
     assert fresh().present(file)
     assert lends(fresh(), file)
-    assert {each.suffix for each in (directory / "objects").rglob("*.*")} == {".data", ".blocks"}
+    assert {each.suffix for each in fresh.objects("*.*")} == {".data", ".blocks"}
 
 
-def test_adopt_can_leave_the_file_with_its_owner(fresh: Make, tmp_path: Path) -> None:
+def test_adopt_can_leave_the_file_with_its_owner(fresh: Caches, tmp_path: Path) -> None:
     cache, body = fresh(), content(BLOCK_BYTES + 1)
     staged = tmp_path / "staged"
     staged.write_bytes(body)
@@ -234,7 +219,7 @@ def test_adopt_can_leave_the_file_with_its_owner(fresh: Make, tmp_path: Path) ->
     assert cache.read(version(len(body)), 0, len(body)) == body
 
 
-def test_adopt_refuses_a_file_of_another_size_or_none_or_one_too_large(fresh: Make, tmp_path: Path) -> None:
+def test_adopt_refuses_a_file_of_another_size_or_none_or_one_too_large(fresh: Caches, tmp_path: Path) -> None:
     cache, staged = fresh(), tmp_path / "staged"
     staged.write_bytes(b"12345")
     assert not cache.adopt(version(6), staged)
@@ -245,9 +230,9 @@ def test_adopt_refuses_a_file_of_another_size_or_none_or_one_too_large(fresh: Ma
 
 
 @pytest.mark.parametrize("at", [0, BLOCK_BYTES + 17, 4 * BLOCK_BYTES + 2])
-def test_a_flipped_byte_is_never_served(fresh: Make, directory: Path, at: int) -> None:
+def test_a_flipped_byte_is_never_served(fresh: Caches, at: int) -> None:
     _, file, body = put(fresh(), 4 * BLOCK_BYTES + 3)
-    with open(file_of(directory, ".data"), "r+b", buffering=0) as data:
+    with open(fresh.file(".data"), "r+b", buffering=0) as data:
         data.seek(at)
         data.write(bytes([body[at] ^ 1]))
     later = fresh()
@@ -260,10 +245,10 @@ def test_a_flipped_byte_is_never_served(fresh: Make, directory: Path, at: int) -
 
 
 @pytest.mark.parametrize("blocks", [1, 2])
-def test_a_byte_flipped_under_an_open_whole_file_is_noticed(fresh: Make, directory: Path, blocks: int) -> None:
+def test_a_byte_flipped_under_an_open_whole_file_is_noticed(fresh: Caches, blocks: int) -> None:
     cache, file, body = put(fresh(), blocks * BLOCK_BYTES)
     assert cache.read(file, 0, 10) == body[:10]
-    path = file_of(directory, ".data" if blocks > 1 else ".blocks")
+    path = fresh.file(".data" if blocks > 1 else ".blocks")
     with open(path, "r+b", buffering=0) as data:
         data.seek(-5, os.SEEK_END)
         data.write(b"other")
@@ -271,27 +256,27 @@ def test_a_byte_flipped_under_an_open_whole_file_is_noticed(fresh: Make, directo
     assert cache.read(file, len(body) - 10, 10) is None
 
 
-def test_a_touched_file_is_checked_and_then_trusted_again(fresh: Make, directory: Path) -> None:
+def test_a_touched_file_is_checked_and_then_trusted_again(fresh: Caches) -> None:
     _, file, body = put(fresh(), 2 * BLOCK_BYTES)
-    os.utime(file_of(directory, ".data"), ns=(1, 1))
+    os.utime(fresh.file(".data"), ns=(1, 1))
     later = fresh()
     assert later.read(file, 0, len(body)) == body
     assert lends(later, file)
 
 
-def test_without_boot_ids_checksums_do_the_work(fresh: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_boot_ids_checksums_do_the_work(fresh: Caches, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blockcache, "_boot_id", lambda: b"")
     _, file, body = put(fresh(), 2 * BLOCK_BYTES)
     assert fresh().read(file, 5, len(body)) == body[5:]
 
 
-def garble_head(directory: Path) -> None:
-    with open(file_of(directory, ".blocks"), "r+b") as file:
+def garble_head(place: Caches) -> None:
+    with open(place.file(".blocks"), "r+b") as file:
         file.write(b"NONSENSE")
 
 
-def garble_records(directory: Path) -> None:
-    path = file_of(directory, ".blocks")
+def garble_records(place: Caches) -> None:
+    path = place.file(".blocks")
     with open(path, "r+b") as file:
         file.seek(32)
         file.write(bytes(44))
@@ -299,9 +284,9 @@ def garble_records(directory: Path) -> None:
         file.write(b"NONSENSE")
 
 
-def claim_too_much(directory: Path) -> None:
+def claim_too_much(place: Caches) -> None:
     """A record for a block that was never written."""
-    path = file_of(directory, ".blocks")
+    path = place.file(".blocks")
     sidecar = bytearray(path.read_bytes())
     sidecar[32:76] = bytes(44)
     sidecar[-8:] = sidecar[-16:-8]
@@ -311,11 +296,11 @@ def claim_too_much(directory: Path) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda place: os.truncate(file_of(place, ".data"), 100),
-        lambda place: file_of(place, ".data").unlink(),
-        lambda place: file_of(place, ".blocks").unlink(),
-        lambda place: os.truncate(file_of(place, ".blocks"), file_of(place, ".blocks").stat().st_size - 4),
-        lambda place: os.truncate(file_of(place, ".blocks"), 0),
+        lambda place: os.truncate(place.file(".data"), 100),
+        lambda place: place.file(".data").unlink(),
+        lambda place: place.file(".blocks").unlink(),
+        lambda place: os.truncate(place.file(".blocks"), place.file(".blocks").stat().st_size - 4),
+        lambda place: os.truncate(place.file(".blocks"), 0),
         garble_head,
         garble_records,
         claim_too_much,
@@ -323,12 +308,12 @@ def claim_too_much(directory: Path) -> None:
 )
 @pytest.mark.parametrize("still_open", [True, False])
 def test_damaged_files_are_dropped_and_can_be_written_again(
-    fresh: Make, directory: Path, damage: Callable[[Path], None], still_open: bool, clock: Hand
+    fresh: Caches, damage: Callable[[Caches], None], still_open: bool
 ) -> None:
     cache, file, body = put(fresh(), 3 * BLOCK_BYTES)
-    damage(directory)
+    damage(fresh)
     if still_open:
-        clock.now_s += blockcache.TOUCH_S
+        fresh.now_s += blockcache.TOUCH_S
     else:
         cache = fresh()
     held = cache.read(file, 2 * BLOCK_BYTES, BLOCK_BYTES)
@@ -339,7 +324,7 @@ def test_damaged_files_are_dropped_and_can_be_written_again(
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS])
 def test_a_full_or_broken_disk_turns_caching_off_until_it_is_well(
-    fresh: Make, clock: Hand, monkeypatch: pytest.MonkeyPatch, number: int
+    fresh: Caches, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     cache, file, body = put(fresh(), 2 * BLOCK_BYTES, BLOCK_BYTES)
     calls = []
@@ -357,12 +342,12 @@ def test_a_full_or_broken_disk_turns_caching_off_until_it_is_well(
         assert cache.read(file, 0, BLOCK_BYTES) == body[:BLOCK_BYTES]
         assert cache.read(file, BLOCK_BYTES, 1) is None
 
-    clock.now_s += blockcache.PAUSE_S
+    fresh.now_s += blockcache.PAUSE_S
     assert cache.write(file, BLOCK_BYTES, body[BLOCK_BYTES:])
     assert cache.read(file, 0, len(body)) == body
 
 
-def test_each_failing_write_leaves_either_nothing_or_the_truth(fresh: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_failing_write_leaves_either_nothing_or_the_truth(fresh: Caches, monkeypatch: pytest.MonkeyPatch) -> None:
     body, real = content(3 * BLOCK_BYTES), os.pwrite
     for nth in range(12):
         file = version(len(body), etag=f"nth{nth}")
@@ -382,7 +367,7 @@ def test_each_failing_write_leaves_either_nothing_or_the_truth(fresh: Make, monk
             assert later.read(file, start, BLOCK_BYTES) in (None, body[start : start + BLOCK_BYTES])
 
 
-def test_a_read_error_of_the_disk_means_not_held(fresh: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_error_of_the_disk_means_not_held(fresh: Caches, monkeypatch: pytest.MonkeyPatch) -> None:
     cache, file, body = put(fresh(), BLOCK_BYTES)
 
     def refuse(fd: int, size: int, offset: int) -> bytes:
@@ -396,19 +381,17 @@ def test_a_read_error_of_the_disk_means_not_held(fresh: Make, monkeypatch: pytes
     assert cache.read(file, 0, 10) == body[:10]
 
 
-def test_the_cache_stays_in_its_limit_and_evicts_what_was_used_longest_ago(
-    fresh: Make, directory: Path, clock: Hand
-) -> None:
+def test_the_cache_stays_in_its_limit_and_evicts_what_was_used_longest_ago(fresh: Caches) -> None:
     cache, body = fresh(), content(4 * MIB)
     for index in range(15):
         assert cache.write(version(len(body), key=f"k{index}"), 0, body)
         path = cache._place(version(len(body), key=f"k{index}")).sidecar_path
         os.utime(path, ns=(index, index))
-    clock.now_s += blockcache.TOUCH_S
+    fresh.now_s += blockcache.TOUCH_S
     assert cache.read(version(len(body), key="k0"), 0, 1) == body[:1]
     for index in range(15, 20):
         assert cache.write(version(len(body), key=f"k{index}"), 0, body)
-        assert on_disk(directory) <= LIMIT
+        assert fresh.on_disk() <= LIMIT
     assert cache.usage()[0] <= LIMIT
     assert cache.usage()[1] == LIMIT
     assert cache.present(version(len(body), key="k0"))
@@ -417,7 +400,7 @@ def test_the_cache_stays_in_its_limit_and_evicts_what_was_used_longest_ago(
 
 
 @promise("S-52")
-def test_a_version_is_lent_to_one_at_a_time_for_as_long_as_the_descriptor_lives(fresh: Make) -> None:
+def test_a_version_is_lent_to_one_at_a_time_for_as_long_as_the_descriptor_lives(fresh: Caches) -> None:
     cache, other, body = fresh(), fresh(), content(2 * MIB)
     file = version(len(body))
     assert cache.open_for_passthrough(file) is None
@@ -433,7 +416,7 @@ def test_a_version_is_lent_to_one_at_a_time_for_as_long_as_the_descriptor_lives(
 
 
 @promise("S-52")
-def test_what_is_written_to_a_lent_file_is_nobody_elses(fresh: Make) -> None:
+def test_what_is_written_to_a_lent_file_is_nobody_elses(fresh: Caches) -> None:
     (cache, file, body), other = put(fresh(), 2 * MIB), fresh()
     assert other.read(file, 0, 10) == body[:10]
     lent = cache.open_for_passthrough(file)
@@ -448,29 +431,27 @@ def test_what_is_written_to_a_lent_file_is_nobody_elses(fresh: Make) -> None:
 
 
 @promise("S-54")
-def test_a_changed_file_is_not_lent(fresh: Make) -> None:
+def test_a_changed_file_is_not_lent(fresh: Caches) -> None:
     cache, file, body = put(fresh(), 2 * MIB)
     Path(cache._place(file).data_path).write_bytes(bytes(len(body)))
     assert cache.open_for_passthrough(file) is None
 
 
-def test_room_is_reserved_in_advance_and_the_limit_still_holds(
-    fresh: Make, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_room_is_reserved_in_advance_and_the_limit_still_holds(fresh: Caches, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blockcache, "CREDIT_BYTES", 1 * MIB)
     cache, other = fresh(), fresh()
-    with CacheSpace(directory, LIMIT).exclusive():
+    with CacheSpace(fresh.directory, LIMIT).exclusive():
         pass
     assert cache.write(version(5000, key="first"), 0, content(5000))
     monkeypatch.setattr(cachespace, "LOCK_WAIT_S", 0.005)
-    with CacheSpace(directory, LIMIT).exclusive():
+    with CacheSpace(fresh.directory, LIMIT).exclusive():
         assert cache.write(version(5000, key="second"), 0, content(5000)), "nobody is waited for"
     for index in range(LIMIT // MIB + 8):
         assert (cache, other)[index % 2].write(version(MIB, key=f"k{index}"), 0, content(MIB))
-    assert on_disk(directory) <= LIMIT + 2 * LIMIT // 256
+    assert fresh.on_disk() <= LIMIT + 2 * LIMIT // 256
 
 
-def test_data_that_a_death_left_without_a_sidecar_is_replaced(fresh: Make, directory: Path) -> None:
+def test_data_that_a_death_left_without_a_sidecar_is_replaced(fresh: Caches) -> None:
     cache, body = fresh(), content(5000)
     place = Path(cache._place(version(5000)).data_path)
     place.parent.mkdir(parents=True)
@@ -479,22 +460,22 @@ def test_data_that_a_death_left_without_a_sidecar_is_replaced(fresh: Make, direc
     assert fresh().read(version(5000), 0, 5000) == body
 
 
-def test_the_figure_agrees_with_the_disk(fresh: Make, directory: Path) -> None:
+def test_the_figure_agrees_with_the_disk(fresh: Caches) -> None:
     cache = fresh()
     for index in range(20):
         cache.write(version(5000, key=f"small{index}"), 0, content(5000))
         cache.write(version(5000, key=f"small{index}"), 0, content(5000))
-    assert cache.usage()[0] == on_disk(directory) == 20 * (8192 + 4096)
-    (directory / "usage").unlink()
+    assert cache.usage()[0] == fresh.on_disk() == 20 * (8192 + 4096)
+    (fresh.directory / "usage").unlink()
     assert cache.usage()[0] == 20 * (8192 + 4096)
 
 
-def test_an_object_larger_than_the_cache_is_kept_in_part_and_the_limit_holds(fresh: Make, directory: Path) -> None:
+def test_an_object_larger_than_the_cache_is_kept_in_part_and_the_limit_holds(fresh: Caches) -> None:
     cache, body = fresh(), content(8 * MIB)
     file = version(2 * LIMIT)
     for start in range(0, 2 * LIMIT, len(body)):
         cache.write(file, start, body)
-        assert on_disk(directory) <= LIMIT
+        assert fresh.on_disk() <= LIMIT
     assert cache.read(file, 2 * LIMIT - len(body), len(body)) == body
 
 
@@ -515,9 +496,7 @@ class Disk:
 
 
 @promise("S-207")
-def test_what_the_disk_has_left_is_not_taken(
-    fresh: Make, directory: Path, clock: Hand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_disk_has_left_is_not_taken(fresh: Caches, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GiB stays for others, and when these take more the cache gives it back."""
     cache, body = fresh(), content(4 * BLOCK_BYTES)
     disk = Disk(2 << 30)
@@ -526,27 +505,27 @@ def test_what_the_disk_has_left_is_not_taken(
     assert cache.usage()[1] == LIMIT
     disk.f_bavail = (1 << 30) - 1
     assert not cache.write(version(len(body), "b"), 0, body)
-    assert on_disk(directory) == 0
+    assert fresh.on_disk() == 0
     assert not cache.write(version(len(body), "b"), 0, body)
     disk.f_bavail = 2 << 30
     assert not cache.write(version(len(body), "b"), 0, body), "it looks again in 5 s"
-    clock.now_s += 6
+    fresh.now_s += 6
     assert cache.write(version(len(body), "b"), 0, body)
 
 
 @promise("S-206")
-def test_what_is_over_a_lower_limit_goes_at_once(fresh: Make, directory: Path) -> None:
+def test_what_is_over_a_lower_limit_goes_at_once(fresh: Caches) -> None:
     cache, body = fresh(), content(BLOCK_BYTES)
     for number in range(16):
         assert cache.write(version(len(body), f"{number}"), 0, body)
-    before = on_disk(directory)
+    before = fresh.on_disk()
     cache.resize(8 * BLOCK_BYTES)
-    assert on_disk(directory) <= 8 * BLOCK_BYTES < before
+    assert fresh.on_disk() <= 8 * BLOCK_BYTES < before
     cache.resize(16 * BLOCK_BYTES)
     assert cache.write(version(len(body), "another"), 0, body)
 
 
-def test_an_evicted_version_stays_readable_for_who_has_it_open_and_is_written_anew(fresh: Make, clock: Hand) -> None:
+def test_an_evicted_version_stays_readable_for_who_has_it_open_and_is_written_anew(fresh: Caches) -> None:
     (one, file, body), two = put(fresh(), 2 * BLOCK_BYTES, BLOCK_BYTES), fresh()
     assert two.make_room(LIMIT) > 0
     assert one.read(file, 0, BLOCK_BYTES) == body[:BLOCK_BYTES]
@@ -554,14 +533,14 @@ def test_an_evicted_version_stays_readable_for_who_has_it_open_and_is_written_an
     assert one.write(file, BLOCK_BYTES, body[BLOCK_BYTES:])
     assert two.read(file, BLOCK_BYTES, BLOCK_BYTES) == body[BLOCK_BYTES:]
     two.make_room(LIMIT)
-    clock.now_s += blockcache.TOUCH_S
+    fresh.now_s += blockcache.TOUCH_S
     assert one.read(file, BLOCK_BYTES, 1) is None, "lets go of evicted files in time"
 
 
-def test_a_version_of_one_block_is_one_file_that_is_never_half_believed(fresh: Make, directory: Path) -> None:
+def test_a_version_of_one_block_is_one_file_that_is_never_half_believed(fresh: Caches) -> None:
     _, file, body = put(fresh(), 1000)
-    path = file_of(directory, ".blocks")
-    assert not list((directory / "objects").rglob("*.data"))
+    path = fresh.file(".blocks")
+    assert not fresh.objects("*.data")
     good = path.read_bytes()
     for bad in (good[:-1], good + b"x", good[:-1] + bytes([good[-1] ^ 1]), good[:4096], bytes(len(good)), b""):
         path.write_bytes(bad)
@@ -572,7 +551,7 @@ def test_a_version_of_one_block_is_one_file_that_is_never_half_believed(fresh: M
 
 
 def test_a_version_of_one_block_that_could_not_be_written_leaves_nothing(
-    fresh: Make, directory: Path, clock: Hand, monkeypatch: pytest.MonkeyPatch
+    fresh: Caches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body, file, cache = content(1000), version(1000), fresh()
 
@@ -582,14 +561,14 @@ def test_a_version_of_one_block_that_could_not_be_written_leaves_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwritev", full)
         assert not cache.write(file, 0, body)
-    assert not list((directory / "objects").rglob("*.*"))
-    clock.now_s += blockcache.PAUSE_S
+    assert not fresh.objects("*.*")
+    fresh.now_s += blockcache.PAUSE_S
     assert cache.write(file, 0, body)
     assert cache.read(file, 0, len(body)) == body
 
 
 def test_a_version_of_one_block_that_is_written_in_pieces_is_whole(
-    fresh: Make, monkeypatch: pytest.MonkeyPatch
+    fresh: Caches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body, file, cache = content(1000), version(1000), fresh()
     whole = os.pwritev
@@ -598,12 +577,12 @@ def test_a_version_of_one_block_that_is_written_in_pieces_is_whole(
     assert cache.read(file, 0, len(body)) == body
 
 
-def test_a_version_of_one_block_outlives_touches_and_its_eviction_for_who_reads_it(fresh: Make, clock: Hand) -> None:
+def test_a_version_of_one_block_outlives_touches_and_its_eviction_for_who_reads_it(fresh: Caches) -> None:
     body, one, two = content(1000), fresh(), fresh()
     file = version(len(body))
     assert one.write(file, 0, body)
     assert two.read(file, 0, 10) == one.read(file, 0, 10) == body[:10]
-    clock.now_s += blockcache.TOUCH_S
+    fresh.now_s += blockcache.TOUCH_S
     assert two.read(file, 0, 10) == body[:10]  # says so on disk
     assert one.open_for_passthrough(file) is None
     assert one.read(file, 990, 10) == body[990:]
@@ -613,7 +592,7 @@ def test_a_version_of_one_block_outlives_touches_and_its_eviction_for_who_reads_
     assert fresh().present(file)
 
 
-def test_open_files_are_bounded(fresh: Make) -> None:
+def test_open_files_are_bounded(fresh: Caches) -> None:
     cache = fresh()
     before = len(os.listdir("/dev/fd"))
     for index in range(blockcache.OPEN_FILES + 20):
@@ -624,23 +603,21 @@ def test_open_files_are_bounded(fresh: Make) -> None:
     assert len(os.listdir("/dev/fd")) == before
 
 
-def test_a_busy_directory_means_not_kept_but_still_readable(
-    fresh: Make, directory: Path, clock: Hand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_busy_directory_means_not_kept_but_still_readable(fresh: Caches, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cachespace, "LOCK_WAIT_S", 0.005)
     cache, file, body = put(fresh(), BLOCK_BYTES)
-    with CacheSpace(directory, LIMIT).exclusive():
+    with CacheSpace(fresh.directory, LIMIT).exclusive():
         assert not cache.write(version(len(body), key="other"), 0, body)
         assert cache.read(file, 0, len(body)) == body
-    clock.now_s += blockcache.PAUSE_S
+    fresh.now_s += blockcache.PAUSE_S
     assert cache.write(version(len(body), key="other"), 0, body)
 
 
 def test_threads_of_one_process_wait_for_each_other_for_a_bounded_time(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cachespace, "LOCK_WAIT_S", 0.005)
-    space = CacheSpace(directory, LIMIT)
+    space = CacheSpace(tmp_path / "cache", LIMIT)
     with space.exclusive(), pytest.raises(CacheBusyError):
         space.reserve(1)
 
@@ -681,7 +658,7 @@ def test_processes_share_one_directory_within_its_limit(tmp_path: Path) -> None:
         assert code == 0, errors
         assert int(printed) > 0
     in_flight = 3 * (2 * BLOCK_BYTES + 4096)  # an eviction does not see what the others are just writing
-    assert on_disk(tmp_path / "cache") <= 3 * MIB + in_flight
+    assert Caches(tmp_path / "cache").on_disk() <= 3 * MIB + in_flight
     assert BlockCache(tmp_path / "cache", 3 * MIB, "n").usage()[0] <= 3 * MIB
 
 
@@ -704,7 +681,7 @@ def test_opening_a_sidecar_that_is_unlinked_meanwhile_finds_nothing(
         BlockFile(*paths, identity)
 
 
-def test_threads_that_create_one_version_at_once_share_it(fresh: Make) -> None:
+def test_threads_that_create_one_version_at_once_share_it(fresh: Caches) -> None:
     cache, body, gate = fresh(), content(8 * BLOCK_BYTES), threading.Barrier(8)
 
     def write(block: int) -> bool:
