@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from tests.hostile.asking import KEYS, PATIENT, QUICK
 from tests.hostile.servers import hostile
 from tests.promises import promise
 from tests.unit.controller.datastores.test_effective import OF_CLASS, SHARED, body, storage_class
+from tests.unit.store.scripted import resolving
 
 TENANT = EndpointPolicy()
 SPELLINGS = [
@@ -70,26 +70,11 @@ def list_once(location: S3Location) -> None:
         now(store.list_page(""))
 
 
-def resolving(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]:
-    """Each look-up of a name gets the next answer; the names that were looked up."""
-    asked: list[str] = []
-
-    def found(host: str, port: int, *, flags: int = 0, **_: Any) -> list[Any]:
-        if flags & socket.AI_NUMERICHOST:
-            raise socket.gaierror(socket.EAI_NONAME, "not an address")
-        asked.append(host)
-        addresses = answers[min(len(asked), len(answers)) - 1]
-        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (address, port)) for address in addresses]
-
-    monkeypatch.setattr(socket, "getaddrinfo", found)
-    return asked
-
-
 @promise("S-203")
 def test_the_address_that_was_checked_is_the_one_that_is_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name server that says something else each time gains nothing."""
     with hostile(servers.page) as server:
-        asked = resolving(monkeypatch, ["203.0.113.1"], ["127.0.0.1"], ["127.0.0.1"])
+        asked = resolving(monkeypatch, [("203.0.113.1", None)], [("127.0.0.1", None)], [("127.0.0.1", None)])
         policy = EndpointPolicy(deny_ranges=("203.0.113.0/24",))
         with closing(open_adapter(location_of("data", "s3.evil.example", server.port, policy), limits=QUICK)) as store:
             for _ in range(3):
@@ -102,7 +87,7 @@ def test_the_address_that_was_checked_is_the_one_that_is_connected_to(monkeypatc
 @promise("S-203")
 def test_of_several_addresses_those_that_may_be_asked_are(monkeypatch: pytest.MonkeyPatch) -> None:
     with hostile(servers.page) as server, hostile(servers.page, "127.0.0.2") as other:
-        resolving(monkeypatch, ["127.0.0.1", "127.0.0.2"])
+        resolving(monkeypatch, [("127.0.0.1", None), ("127.0.0.2", None)])
         policy = EndpointPolicy(allow_ranges=("127.0.0.2",))
         with pytest.raises(StoreError, match="answered with"):
             list_once(location_of("data", "s3.example", other.port, policy))
@@ -111,7 +96,7 @@ def test_of_several_addresses_those_that_may_be_asked_are(monkeypatch: pytest.Mo
 
 @promise("S-203")
 def test_a_region_leads_through_the_same_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    resolving(monkeypatch, ["169.254.169.254"])
+    resolving(monkeypatch, [("169.254.169.254", None)])
     parts = gather(S3Location(bucket="data", credentials=KEYS, policy=TENANT), QUICK)
     transport = parts.connect(parts.endpoint.in_region("eu-west-3"))
     with pytest.raises(EndpointNotAllowed, match="link-local"):
@@ -125,7 +110,7 @@ def test_a_proxy_is_not_asked_for_what_may_not_be(monkeypatch: pytest.MonkeyPatc
     with hostile(servers.page) as proxy:
         monkeypatch.setenv("http_proxy", proxy.endpoint)
         if not host[0].isdigit():
-            resolving(monkeypatch, ["169.254.169.254"])
+            resolving(monkeypatch, [("169.254.169.254", None)])
         with pytest.raises(EndpointNotAllowed):
             list_once(location_of("data", host, 80, TENANT))
     assert proxy.heads == []
@@ -141,7 +126,7 @@ def test_through_a_proxy_a_name_that_only_it_knows_is_asked_for(monkeypatch: pyt
 
 @promise("S-116")
 def test_an_endpoint_that_is_not_named_is_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = resolving(monkeypatch, ["203.0.113.1"])
+    asked = resolving(monkeypatch, [("203.0.113.1", None)])
     only = EndpointPolicy(endpoints=("https://*.example.org",))
     with pytest.raises(EndpointNotAllowed, match="ALLOW_ENDPOINTS"):
         list_once(location_of("data", "s3.example", 80, only))

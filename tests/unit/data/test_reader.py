@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -17,61 +16,15 @@ from datastore.fuse.data import cachespace
 from datastore.fuse.data.blockcache import BlockCache
 from datastore.fuse.data.readahead import WindowSettings
 from datastore.fuse.data.reader import Read, Reader, ReadSettings, ReadStream
-from datastore.fuse.loop import Loop, Task, all_of, now, running
-from datastore.fuse.store.base import Body, ByteRange, ETag, ObjectInfo, ObjectVersion, Sink, WriteOptions, handed_over
+from datastore.fuse.loop import Loop, Task, all_of, now
+from datastore.fuse.store.base import ByteRange, ObjectVersion
 from tests.driving import resolve, the_loop
-from tests.memorystore import MemoryStore
-from tests.patience import PATIENCE_S, eventually, passed
+from tests.patience import PATIENCE_S, eventually
+from tests.unit.data.probe import Probe
 
 KIB = 1 << 10
 MIB = 1 << 20
 BIG = 12 * MIB + 77
-
-
-class Probe(MemoryStore):
-    """A MemoryStore that counts GETs, and can fail, cut short or hold up chosen ones."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gets: list[ByteRange | None] = []
-        self.on_loop: list[bool] = []
-        self.fail: dict[int, Exception] = {}
-        self.spoil: Callable[[Body], Body] = lambda body: body
-        self.gate = threading.Event()
-        self.gate.set()
-        self.gated: Callable[[str], bool] = lambda _key: True
-        self.entered = threading.Semaphore(0)
-        self.honours_if_match = True
-        self._counting = threading.Lock()
-
-    async def get(
-        self,
-        key: str,
-        *,
-        byte_range: ByteRange | None = None,
-        if_match: ETag | None = None,
-        sink: Sink | None = None,
-    ) -> tuple[Body, ObjectInfo]:
-        with self._counting:
-            number = len(self.gets)
-            self.gets.append(byte_range)
-            self.on_loop.append(running() is not None)
-        self.entered.release()
-        assert if_match is not None
-        if self.gated(key):
-            await passed(self.gate)
-        if number in self.fail:
-            raise self.fail[number]
-        asked = if_match if self.honours_if_match else None
-        body, answer = await super().get(key, byte_range=byte_range, if_match=asked)
-        return handed_over((self.spoil(body), answer), sink)
-
-    def add(self, key: str, body: bytes) -> ObjectVersion:
-        return ObjectVersion(key, now(self.put(key, body, WriteOptions())).etag, len(body))
-
-    @property
-    def fetched_bytes(self) -> int:
-        return sum(one.stop - one.start for one in self.gets if one is not None)
 
 
 def content(size: int, seed: int = 1) -> bytes:
@@ -85,13 +38,6 @@ BODY = content(BIG)
 def patient_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is fetched is kept, also on a busy machine."""
     monkeypatch.setattr(cachespace, "LOCK_WAIT_S", PATIENCE_S)
-
-
-@pytest.fixture
-def store() -> Iterator[Probe]:
-    store = Probe()
-    yield store
-    store.gate.set()
 
 
 @pytest.fixture

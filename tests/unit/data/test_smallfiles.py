@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,40 +14,12 @@ from datastore.fuse.data.keeping import Keeping
 from datastore.fuse.data.pieces import Piece
 from datastore.fuse.data.reader import Reader
 from datastore.fuse.data.smallfiles import SmallFileFetcher
-from datastore.fuse.loop import now
-from datastore.fuse.store.base import Body, ETag, ObjectVersion, WriteOptions
+from datastore.fuse.store.base import Body, ETag, ObjectVersion
 from tests.driving import resolve, the_loop
-from tests.memorystore import MemoryStore
-from tests.patience import PATIENCE_S, eventually, passed
+from tests.patience import PATIENCE_S, eventually
+from tests.unit.data.probe import Probe
 
 BODY = b"b" * 5000
-
-
-class Gated(MemoryStore):
-    """A bucket whose GETs wait for the gate."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = threading.Event()
-        self.gated: Callable[[str], bool] = lambda _key: True
-        self.asked: list[str] = []
-        self.broken = False
-
-    async def get(self, key: str, **options: Any) -> Any:
-        """See ObjectStore."""
-        self.asked.append(key)
-        if self.gated(key):
-            await passed(self.gate)
-        if self.broken:
-            raise Unreachable("no network")
-        return await super().get(key, **options)
-
-
-@pytest.fixture
-def store() -> Iterator[Gated]:
-    store = Gated()
-    yield store
-    store.gate.set()
 
 
 class SlowDisk(BlockCache):
@@ -73,12 +44,11 @@ def disk(tmp_path: Path) -> Iterator[SlowDisk]:
     disk.gate.set()
 
 
-def put(store: Gated, count: int, body: bytes = BODY) -> list[ObjectVersion]:
-    keys = [f"f{number}" for number in range(count)]
-    return [ObjectVersion(key, now(store.put(key, body, WriteOptions())).etag, len(body)) for key in keys]
+def put(store: Probe, count: int, body: bytes = BODY) -> list[ObjectVersion]:
+    return [store.add(f"f{number}", body) for number in range(count)]
 
 
-def fetcher_of(store: Gated, cache: BlockCache | None = None) -> tuple[SmallFileFetcher, Reader]:
+def fetcher_of(store: Probe, cache: BlockCache | None = None) -> tuple[SmallFileFetcher, Reader]:
     reader = Reader(store, cache, the_loop())
     return SmallFileFetcher(reader), reader
 
@@ -90,11 +60,10 @@ def arrived_pieces(count: int, body: bytes) -> list[Piece]:
     return pieces
 
 
-def test_each_is_fetched_once_and_kept(store: Gated, tmp_path: Path) -> None:
+def test_each_is_fetched_once_and_kept(store: Probe, tmp_path: Path) -> None:
     cache = BlockCache(tmp_path, 1 << 20, "test")
     made, reader = fetcher_of(store, cache)
     versions = put(store, 40)
-    store.gate.set()
 
     async def ask() -> None:
         made.add(versions)
@@ -104,32 +73,32 @@ def test_each_is_fetched_once_and_kept(store: Gated, tmp_path: Path) -> None:
             assert reader.held(version, 0, version.size) == BODY
 
     resolve(ask())
-    assert sorted(store.asked) == sorted(version.key for version in versions)
+    assert sorted(store.keys) == sorted(version.key for version in versions)
     assert made.bytes == 0
     eventually(lambda: all(cache.present(version) for version in versions))
 
 
-def test_who_asks_for_one_that_waits_fetches_it_himself(store: Gated) -> None:
+def test_who_asks_for_one_that_waits_fetches_it_himself(store: Probe) -> None:
     made, reader = fetcher_of(store)
     versions = put(store, 3)
+    store.gate.clear()
     store.gated = lambda key: key == versions[0].key
 
     async def ask() -> None:
         made.add(versions)
         assert await made.awaited(versions[2].key)
-        assert versions[1].key not in store.asked
+        assert versions[1].key not in store.keys
         assert reader.held(versions[2], 0, 1) == BODY[:1]
         store.gate.set()
         assert await made.brought(versions[0])
         assert await made.brought(versions[1])
 
     resolve(ask())
-    assert sorted(store.asked) == [version.key for version in versions]
+    assert sorted(store.keys) == [version.key for version in versions]
 
 
-def test_a_failure_is_nobodys_but_who_asks_is_not_kept_waiting(store: Gated) -> None:
-    store.broken = True
-    store.gate.set()
+def test_a_failure_is_nobodys_but_who_asks_is_not_kept_waiting(store: Probe) -> None:
+    store.fail = dict.fromkeys(range(100), Unreachable("no network"))
     made, reader = fetcher_of(store)
     versions = put(store, 4)
 
@@ -191,11 +160,10 @@ def test_pieces_that_follow_each_other_are_kept_together(disk: SlowDisk, monkeyp
     assert all(piece.kept for piece in pieces)
 
 
-def test_no_more_is_fetched_ahead_than_the_disk_takes(store: Gated, disk: SlowDisk) -> None:
+def test_no_more_is_fetched_ahead_than_the_disk_takes(store: Probe, disk: SlowDisk) -> None:
     """The mount's loop neither waits for the disk nor holds what that has no time for."""
     versions = put(store, 10, bytes(4 << 20))
     reader, arrived = Reader(store, disk, the_loop()), list[ObjectVersion]()
-    store.gate.set()
     left = iter(versions)
     resolve(reader.bring_many(lambda: next(left, None), arrived.append))
     assert arrived == versions[:8]

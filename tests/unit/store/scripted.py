@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
+import pytest
+
 from datastore.fuse.loop import now
 from datastore.fuse.store.s3.connections import Route, trust
 from datastore.fuse.store.s3.messages import Answer, Request
@@ -188,6 +190,25 @@ class ScriptedServer:
     def _next(self) -> Reply | bytes:
         with self._lock:
             return self._replies.pop(0) if self._replies else HANG_UP
+
+
+Address = tuple[str, int | None]
+
+
+def resolving(monkeypatch: pytest.MonkeyPatch, *answers: list[Address]) -> list[str]:
+    """Each look-up of a name gets the next answer, IPv4 addresses with a port or that which was asked for; the last one
+    again and again. The names that were looked up."""
+    asked: list[str] = []
+
+    def found(host: str, port: int, *, flags: int = 0, **_: Any) -> list[Any]:
+        if flags & socket.AI_NUMERICHOST:
+            raise socket.gaierror(socket.EAI_NONAME, "not an address")
+        asked.append(host)
+        addresses = answers[min(len(asked), len(answers)) - 1]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (address, to or port)) for address, to in addresses]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    return asked
 
 
 Served = Callable[..., contextlib.AbstractContextManager[tuple[PlainTransport, ScriptedServer]]]

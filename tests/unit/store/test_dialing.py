@@ -16,25 +16,14 @@ from tests.clock import ManualClock
 from tests.patience import PATIENCE_S
 from tests.promises import promise
 from tests.servers import reserved_port
-from tests.unit.store.scripted import ScriptedServer, Transports, http
+from tests.unit.store.scripted import ScriptedServer, Transports, http, resolving
 
 GET = Request(method="GET")
 
 
-def resolving(monkeypatch: pytest.MonkeyPatch, *addresses: tuple[str, int]) -> None:
-    """Every name leads to these IPv4 addresses."""
-
-    def found(host: str, port: int, *, type: int = 0, flags: int = 0, **_: Any) -> list[Any]:
-        if flags & socket.AI_NUMERICHOST:
-            raise socket.gaierror(socket.EAI_NONAME, "not an address")
-        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", address) for address in addresses]
-
-    monkeypatch.setattr(socket, "getaddrinfo", found)
-
-
 def test_the_next_address_is_tried(monkeypatch: pytest.MonkeyPatch, transports: Transports) -> None:
     with ScriptedServer([http(200, b"it is")]) as server, reserved_port() as closed:
-        resolving(monkeypatch, ("127.0.0.1", closed), ("127.0.0.1", server.port))
+        resolving(monkeypatch, [("127.0.0.1", closed), ("127.0.0.1", server.port)])
         assert transports.to(Route("s3.example", 80, False)).ask(GET).body == b"it is"
 
 
@@ -51,7 +40,7 @@ def test_an_address_that_is_silent_leaves_time_for_the_next(
             super().connect(address)
 
     with ScriptedServer([http(200, b"it is")]) as server:
-        resolving(monkeypatch, silent, ("127.0.0.1", server.port))
+        resolving(monkeypatch, [silent, ("127.0.0.1", server.port)])
         monkeypatch.setattr(socket, "socket", Socket)
         transport = transports.to(Route("s3.example", 80, False), clock=clock.monotonic)
         assert transport.ask(GET).body == b"it is"
@@ -60,7 +49,7 @@ def test_an_address_that_is_silent_leaves_time_for_the_next(
 
 def test_all_addresses_that_refuse_are_said_so(monkeypatch: pytest.MonkeyPatch, transports: Transports) -> None:
     with reserved_port() as one, reserved_port() as other:
-        resolving(monkeypatch, ("127.0.0.1", one), ("127.0.0.1", other))
+        resolving(monkeypatch, [("127.0.0.1", one), ("127.0.0.1", other)])
         with pytest.raises(Unreachable, match="connection refused"):
             transports.to(Route("s3.example", 80, False)).ask(GET)
 
