@@ -20,12 +20,7 @@ DECODERS: dict[int, Callable[[memoryview, int], object]] = {
     opcode: operation.decode
     for opcode, operation in enumerate(Operations(MemFs(), OpenModes(-1)).table())
     if operation is not None
-} | {
-    abi.FORGET: wire.forget,
-    abi.BATCH_FORGET: wire.batch_forget,
-    abi.INTERRUPT: wire.interrupt,
-    abi.INIT: wire.init,
-}
+} | {abi.FORGET: wire.forget, abi.BATCH_FORGET: wire.batch_forget, abi.INTERRUPT: wire.interrupt, abi.INIT: wire.init}
 
 
 def decode(frame: bytes) -> object:

@@ -55,11 +55,7 @@ def test_statfs_offers_all_free_blocks_to_everyone() -> None:
     assert len(frame) == 96
 
 
-@given(
-    st.lists(st.binary(min_size=1, max_size=255), max_size=30),
-    st.booleans(),
-    st.integers(0, 8192),
-)
+@given(st.lists(st.binary(min_size=1, max_size=255), max_size=30), st.booleans(), st.integers(0, 8192))
 def test_a_listing_fits_the_callers_buffer_and_reads_back(names: list[bytes], plus: bool, size: int) -> None:
     budget = reply.Budget(size, plus=plus)
     lines = []

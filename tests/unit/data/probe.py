@@ -29,12 +29,7 @@ class Probe(MemoryStore):
         self._counting = threading.Lock()
 
     async def get(
-        self,
-        key: str,
-        *,
-        byte_range: ByteRange | None = None,
-        if_match: ETag | None = None,
-        sink: Sink | None = None,
+        self, key: str, *, byte_range: ByteRange | None = None, if_match: ETag | None = None, sink: Sink | None = None
     ) -> tuple[Body, ObjectInfo]:
         with self._counting:
             number = len(self.gets)

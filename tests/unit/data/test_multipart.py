@@ -90,10 +90,7 @@ def test_one_changed_byte() -> None:
 def test_a_file_that_shrank_or_grew() -> None:
     """The part with the new end is uploaded, what is before is copied."""
     grown = plan_upload(33 * MIB, 32 * MIB, Extents([(32 * MIB, 33 * MIB)]))
-    assert [(part.byte_range, part.copied) for part in grown] == [
-        ((0, 32 * MIB), True),
-        ((32 * MIB, 33 * MIB), False),
-    ]
+    assert [(part.byte_range, part.copied) for part in grown] == [((0, 32 * MIB), True), ((32 * MIB, 33 * MIB), False)]
     shrunk = plan_upload(20 * MIB, 20 * MIB, Extents())
     assert [(part.byte_range, part.copied) for part in shrunk] == [((0, 20 * MIB), True)]
 

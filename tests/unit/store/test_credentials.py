@@ -86,8 +86,7 @@ def expiring_keys(home: Path) -> None:
     soon = (datetime.now(UTC) + timedelta(seconds=30)).isoformat()
     answer = {"Version": 1, "SecretAccessKey": "s", "SessionToken": "t", "Expiration": soon}
     helper_profile(
-        home,
-        f"import json, os; print(json.dumps({json.dumps(answer)} | {{'AccessKeyId': f'KEY{{os.getpid()}}'}}))\n",
+        home, f"import json, os; print(json.dumps({json.dumps(answer)} | {{'AccessKeyId': f'KEY{{os.getpid()}}'}}))\n"
     )
 
 

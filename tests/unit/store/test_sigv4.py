@@ -21,14 +21,7 @@ from datastore.fuse.store.s3.caller import Caller, Plain
 from datastore.fuse.store.s3.connections import Proxy, Route
 from datastore.fuse.store.s3.credentials import StaticSource
 from datastore.fuse.store.s3.endpoint import Endpoint, resolve
-from datastore.fuse.store.s3.sigv4 import (
-    EMPTY_SHA256,
-    UNSIGNED_PAYLOAD,
-    SigningKeys,
-    encode_path,
-    encode_query,
-    sign,
-)
+from datastore.fuse.store.s3.sigv4 import EMPTY_SHA256, UNSIGNED_PAYLOAD, SigningKeys, encode_path, encode_query, sign
 from datastore.fuse.store.s3.transport import Transport
 from datastore.secret import Secret
 
