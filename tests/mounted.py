@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from datastore.fuse.store.base import Capabilities, WriteOptions
 from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.vfs.build import build_filesystem
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
-from datastore.fuse.vfs.tree.nodes import Directory
+from datastore.fuse.vfs.tree.nodes import Directory, Node
 from tests.clock import ManualClock
 from tests.driving import beside, resolve, the_loop
 from tests.faulty import Fault, FaultyStore, Plan, no_faults
@@ -35,6 +35,15 @@ WRITING = ("put", "copy", "create_upload", "upload_part", "upload_part_copy", "c
 
 class Died(BaseException):
     """The process ended here: nothing in it handles this."""
+
+
+def lived(call: Callable[..., object], *arguments: object) -> bool:
+    """Whether the process was still there when the call returned."""
+    try:
+        call(*arguments)
+    except Died:
+        return False
+    return True
 
 
 def dies_at(n: int) -> Plan:
@@ -99,9 +108,28 @@ class Client:
 
     def ask_one_by_one(self, path: str = "") -> None:
         """Make lookups in a directory ask for single names, as where listing it whole is known to be dear."""
-        node = self.fs.core.nodes.by_ino[self.local.stat(path).ino]
-        assert isinstance(node, Directory)
+        node = self.folder(path)
         node.large, node.list_s, node.listing = True, 1e9, None
+
+    def node(self, path: str) -> Node:
+        """What the mount knows of a name."""
+        return self.fs.core.nodes.by_ino[self.local.stat(path).ino]
+
+    def folder(self, path: str) -> Directory:
+        """The same of a directory."""
+        node = self.node(path)
+        assert isinstance(node, Directory)
+        return node
+
+    def before_next(self, method: str, do: Callable[[], object]) -> None:
+        """Have something happen before the next such request of the store, once."""
+        once = iter((True,))
+
+        def plan(_index: int, called: str) -> None:
+            if called == method and next(once, False):
+                do()
+
+        self.faulty.plan = plan
 
     def keep_small_copies_only(self, size: int) -> None:
         """Lower the size above which a removed open file is kept in the bucket."""
@@ -110,6 +138,13 @@ class Client:
     def quiet(self) -> None:
         """Until nothing is asked for in the background."""
         assert quiet(), "something is still asked for"
+
+    def nothing_left(self) -> None:
+        """All must be sent: no file is unsent, nothing is staged, no upload is under way."""
+        assert self.fs.uploads.unsent() == []
+        assert list(self.fs.core.staging_dir.iterdir()) == []
+        assert self.fs.core.db.uploads() == []
+        assert not self.world.bucket.uploads
 
     def unmount(self) -> None:
         """As a person does it: what is unsent is sent. Idempotent."""
@@ -190,6 +225,11 @@ class World:
         """As another tool: write an object."""
         self.tool.put(key, body, WriteOptions(metadata=metadata))
 
+    def put_all(self, keys: Iterable[str], body: bytes = b"x") -> None:
+        """The same content under each of these keys."""
+        for key in keys:
+            self.put(key, body)
+
     def body(self, key: str) -> bytes:
         """As another tool: read an object."""
         return bytes(self.tool.get(key)[0])
@@ -201,6 +241,10 @@ class World:
     def all_keys(self) -> list[str]:
         """All keys of the bucket."""
         return [os.fsdecode(key) for key in self.bucket.sorted_keys]
+
+    def contents(self) -> dict[str, bytes]:
+        """What is in the bucket, without markers of directories."""
+        return {key: self.body(key) for key in self.all_keys() if not key.endswith("/")}
 
     def close(self) -> None:
         """Release every client's files without sending anything."""

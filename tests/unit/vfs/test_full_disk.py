@@ -1,16 +1,19 @@
-"""What holds when the disk of the state directory is full just then (docs/SEMANTICS.md), over a bucket in memory."""
+"""What holds when the disk of the state directory is full, and when the machine went down (docs/SEMANTICS.md)."""
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from datastore.fuse.state import statedb
 from datastore.fuse.state.removed import RemovedFiles
+from datastore.fuse.state.rows import Subject
 from datastore.fuse.state.statedb import StateDb
 from tests.driving import resolve
 from tests.faulty import Fault, no_faults
@@ -75,18 +78,14 @@ def test_a_removal_that_failed_leaves_the_file_where_it_was(
 
 
 @promise("S-157", "S-27")
-def test_a_rename_that_failed_is_not_carried_out_later(
-    world: World, removing: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_rename_is_not_done_later(world: World, removing: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """The journal had room for its beginning, and none for its end."""
     with removing.local.opened("f", os.O_RDWR) as file:
         with monkeypatch.context() as patched:
 
             def down(index: int, method: str) -> Fault | None:
-                if method != "copy":
-                    return None
-                if removing.fs.core.db.intents()[-1].kind == "discard":
-                    return None  # the copy that keeps what is replaced
+                if method != "copy" or removing.fs.core.db.intents()[-1].kind == "discard":
+                    return None  # or the copy that keeps what is replaced
                 patched.setattr(StateDb, "_transaction", full)
                 return Fault(DOWN)
 
@@ -101,9 +100,7 @@ def test_a_rename_that_failed_is_not_carried_out_later(
 
 
 @promise("S-157")
-def test_a_small_file_whose_removal_failed_is_sent_by_the_next_server(
-    world: World, one: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_small_file_whose_removal_failed_is_sent(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not taken for removed there."""
     world.put("f", b"small")
     world.put("g", b"replacement")
@@ -118,9 +115,7 @@ def test_a_small_file_whose_removal_failed_is_sent_by_the_next_server(
 
 
 @promise("S-27")
-def test_a_full_disk_does_not_keep_a_start_from_ending_what_was_begun(
-    world: World, one: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_ends_what_was_begun_all_the_same(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rename is finished, and the mount serves; that it is done is written down by the next start."""
     world.put("f", b"moves")
     one.fs.core.db.begin("rename-file", "f", "to")
@@ -134,30 +129,114 @@ def test_a_full_disk_does_not_keep_a_start_from_ending_what_was_begun(
 
 
 @promise("S-50")
-def test_a_file_that_the_journal_has_no_room_for_is_not_made(
+def test_a_file_without_room_for_its_row_is_not_made(
     world: World, one: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ENOSPC to who creates it: the next server is told of no such file, and the name is free."""
-    core = one.fs.core
+    """ENOSPC to who creates it; of the file nothing is left, and the next server is told of none."""
+    core, flags = one.fs.core, os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    nodes = set(core.nodes.by_ino)
     with monkeypatch.context() as patched:
         patched.setattr(StateDb, "record_unsent", full)
-        failing(errno.ENOSPC, one.local.open, "f", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        failing(errno.ENOSPC, one.local.open, "f", flags)
+    assert list(core.staging_dir.iterdir()) == []
+    assert [path for path in open_files() if path.startswith(f"{core.staging_dir}/")] == []
+    assert set(core.nodes.by_ino) == nodes
     core.rewrite_nodelog()
     assert core.nodelog.records == 0
-    with one.local.opened("f", os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
+    with one.local.opened("f", flags) as file:
         assert core.nodelog.records == 1
         file.write(b"bytes")
     assert world.body("f") == b"bytes"
 
 
-@promise("S-50")
-def test_a_file_that_the_journal_has_no_room_for_leaves_nothing(one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its staging file and the descriptor of that are given back, and its node is forgotten."""
-    core = one.fs.core
-    nodes = set(core.nodes.by_ino)
-    with monkeypatch.context() as patched:
-        patched.setattr(StateDb, "record_unsent", full)
-        failing(errno.ENOSPC, one.local.open, "f", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    assert list(core.staging_dir.iterdir()) == []
-    assert [path for path in open_files() if path.startswith(f"{core.staging_dir}/")] == []
-    assert set(core.nodes.by_ino) == nodes
+Boot = Callable[[], None]
+
+
+@pytest.fixture
+def boot(monkeypatch: pytest.MonkeyPatch) -> Boot:
+    """Start the machine anew."""
+    numbers = iter(range(9))
+
+    def start() -> None:
+        number = str(next(numbers))
+        monkeypatch.setattr(statedb, "boot_id", lambda: number)
+
+    start()
+    return start
+
+
+@pytest.fixture
+def client(boot: Boot, world: World) -> Client:
+    return world.client()
+
+
+def went_down(client: Client, act: Callable[[], None], *, left: int) -> None:
+    """What follows reached the store and not the disk, which has so many bytes of each staging file."""
+    state = Path(client.spec.state_dir)
+    shutil.copytree(state, kept := state.with_name("kept"))
+    act()
+    client.kill()
+    shutil.rmtree(state)
+    kept.rename(state)
+    for path in (state / "staging").iterdir():
+        os.truncate(path, left)
+
+
+@promise("S-157", "S-18")
+@pytest.mark.parametrize(("left", "later"), [(0, 0.0), (3, 1.5)])
+def test_what_was_sent_stays(world: World, client: Client, boot: Boot, left: int, later: float) -> None:
+    """Closed without an error: the staging file was gone, but the disk had not heard of that."""
+    world.put("f", b"older")
+    world.later()
+    file = client.local.open("f", os.O_RDWR | os.O_TRUNC)
+    file.write(b"all")
+
+    def go_on() -> None:
+        world.later(later)
+        file.write(b" of it", 3)
+        file.close()
+
+    went_down(client, go_on, left=left)
+    boot()
+    again = client.again()
+    assert world.body("f") == b"all of it"
+    (row,) = again.fs.uploads.unsent()
+    assert (row["stuck"], row["path"]) == (True, "f")
+    again = again.again(resumed=True).again()
+    assert world.body("f") == b"all of it"
+    assert resolve(again.fs.uploads.forget("f")) == 1
+    assert again.local.read("f") == b"all of it"
+
+
+@promise("S-20", "S-50")
+@pytest.mark.parametrize("orderly", [True, False])
+def test_what_was_not_sent_is_sent_after_a_boot(world: World, client: Client, boot: Boot, orderly: bool) -> None:
+    """A reboot after the death of every process, and a power cut after the disk had got all by itself."""
+    world.put("f", b"older")
+    world.later()
+    client.local.open("f", os.O_RDWR | os.O_TRUNC).write(b"all of it")
+    client.local.open("new", os.O_RDWR | os.O_CREAT).write(b"this, too")
+    if orderly:
+        client.kill()
+    else:
+        went_down(client, lambda: None, left=9)
+    boot()
+    client.again()
+    assert (world.body("f"), world.body("new")) == (b"all of it", b"this, too")
+
+
+@promise("S-157", "S-27")
+def test_a_rename_whose_end_the_disk_does_not_have_is_not_done_again(world: World, client: Client, boot: Boot) -> None:
+    """What came to the old name since stays there, and what is under the new one stays as it is."""
+    world.put("d/x", b"old")
+    began = Subject(began_ns=world.tool.head("d/x").mtime_ns)
+    client.local.rename("d", "m")
+    world.later()
+    world.put("d/x", b"newer")
+    client.fs.core.db.begin("rename-directory", "d/", "m/", None, began)
+    client.fs.core.db.begin("rename-file", "d/x", "m/x", None, Subject(began_ns=1))
+    client.kill()
+    boot()
+    again = client.again()
+    assert (world.body("d/x"), world.body("m/x")) == (b"newer", b"old")
+    assert again.fs.core.db.intents() == []

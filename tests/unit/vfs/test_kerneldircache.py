@@ -1,4 +1,7 @@
-"""What the kernel may keep of directories on readOnly mounts (S-151), against a model of how it does that."""
+"""What the kernel may keep of directories on readOnly mounts (S-151), against a model of how it does that.
+
+Of one reader, and of several who open a directory at the same moment.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from dataclasses import dataclass, field
 import pytest
 
 from datastore.fuse.ops import ROOT_INO, DirEntry, Fh, OpenDirReply
-from datastore.fuse.vfs.tree.nodes import Directory
 from tests.driving import resolve
 from tests.kernelkeeps import CALLER, Kept, OpenDirectory, Room, names
 from tests.mounted import Client, World
@@ -17,6 +19,7 @@ from tests.promises import promise
 
 TTL_S = 60.0
 ALL = 1000
+OLD = [b"a", b"b", b"c", b"d", b"e", b"f"]
 
 
 def reader_of(world: World, **changes: object) -> Client:
@@ -29,8 +32,7 @@ def reader_of(world: World, **changes: object) -> Client:
 
 @pytest.fixture
 def reader(world: World) -> Client:
-    for name in "abcdef":
-        world.put(name)
+    world.put_all("abcdef")
     return reader_of(world)
 
 
@@ -47,6 +49,15 @@ def walk(client: Client, *, plus: bool = True) -> OpenDirReply:
         cursor = lines[-1].offset
     client.fs.releasedir(ROOT_INO, reply.fh)
     return reply
+
+
+def read(opened: OpenDirectory) -> list[bytes]:
+    """From the start to the end, and close it."""
+    found = []
+    while lines := opened.read(2):
+        found += names(lines)
+    opened.close()
+    return found
 
 
 def cursors(client: Client, fh: Fh) -> list[int]:
@@ -74,21 +85,18 @@ def test_names_alone_are_not_kept(reader: Client) -> None:
     reply = opened(reader)
     resolve(reader.fs.readdir(ROOT_INO, reply.fh, 0, Room(4), True))
     resolve(reader.fs.readdir(ROOT_INO, reply.fh, cursors(reader, reply.fh)[3], Room(4), False))
-    assert not walk(reader, plus=False).keep
-    assert not walk(reader).keep
-    assert walk(reader).keep
+    assert [walk(reader, plus=plus).keep for plus in (False, True, True)] == [False, False, True]
 
 
 @promise("S-151")
 def test_what_the_kernel_gave_up_is_told_again(reader: Client) -> None:
     """All at once, not one by one; what has lost its name does not count."""
     walk(reader)
-    child = reader.fs.core.nodes.root.children[b"a"]
+    nodes = reader.fs.core.nodes
+    child, gone = nodes.root.children[b"a"], nodes.root.children[b"b"]
     reader.fs.forget(child.ino, child.nlookup)
-    assert not walk(reader).keep
-    assert walk(reader).keep
-    gone = reader.fs.core.nodes.root.children[b"b"]
-    reader.fs.core.nodes.detach(gone)
+    assert [walk(reader).keep for _ in range(2)] == [False, True]
+    nodes.detach(gone)
     reader.fs.forget(gone.ino, gone.nlookup)
     assert walk(reader).keep
 
@@ -102,13 +110,9 @@ def test_what_was_read_in_part_is_kept_for_who_reads_the_rest(world: World, read
     first.close()
     world.later(TTL_S)
     second = OpenDirectory(reader.fs, ROOT_INO, kept)
-    while second.read(4):
-        pass
-    second.close()
-    assert second.asked == 3
+    assert (read(second), second.asked) == (OLD, 5)
     third = OpenDirectory(reader.fs, ROOT_INO, kept)
-    assert names(third.read(ALL)) == [b"a", b"b", b"c", b"d", b"e", b"f"]
-    assert third.asked == 0
+    assert (read(third), third.asked) == (OLD, 0)
 
 
 @promise("S-151", "S-28")
@@ -117,8 +121,7 @@ def test_a_listing_that_changed_or_was_dropped_is_not_kept(world: World, reader:
     world.put("new")
     world.later(TTL_S)
     reader.local.stat("new")
-    assert not walk(reader).keep
-    assert walk(reader).keep
+    assert [walk(reader).keep for _ in range(2)] == [False, True]
     reader.fs.core.nodes.root.listing = None
     assert not walk(reader).keep
 
@@ -133,8 +136,7 @@ def test_nothing_is_kept_while_two_have_read_different_listings(world: World, re
     walk(reader)
     assert not walk(reader).keep
     reader.fs.releasedir(ROOT_INO, one.fh)
-    assert not walk(reader).keep
-    assert walk(reader).keep
+    assert [walk(reader).keep for _ in range(2)] == [False, True]
 
 
 @promise("S-151", "S-05")
@@ -172,9 +174,7 @@ def test_a_new_server_drops_what_the_earlier_one_told(world: World, reader: Clie
     again.fs.kernel_dir_cache.expire()
     assert again.kernel.inodes == [(ino, 0)]
     again.fs.releasedir(ino, fh)
-    directory = again.fs.core.nodes.by_ino[ino]
-    assert isinstance(directory, Directory)
-    assert directory.handles == 0
+    assert again.fs.core.nodes.by_ino[ino].handles == 0
 
 
 @promise("S-151")
@@ -190,6 +190,81 @@ def test_other_mounts_keep_nothing(world: World, changes: dict[str, object]) -> 
     client.fs.loop.call(client.fs.kernel_dir_cache.start)
     client.fs.kernel_dir_cache.expire()
     assert not client.kernel.inodes
+
+
+def kept_and_changed(world: World, reader: Client) -> Kept:
+    """What the kernel has of a directory that is another by now."""
+    kept = Kept()
+    for _ in range(2):
+        assert read(OpenDirectory(reader.fs, ROOT_INO, kept)) == OLD
+    assert kept.complete
+    world.put("new")
+    world.later(TTL_S)
+    return kept
+
+
+@promise("S-151")
+@pytest.mark.parametrize("reads", [True, False])
+def test_it_is_kept_again_once_it_was_dropped(world: World, reader: Client, reads: bool) -> None:
+    """Which is so when who drops it reads it, or closes it; who read past it changes nothing."""
+    kept = kept_and_changed(world, reader)
+    first = OpenDirectory(reader.fs, ROOT_INO, kept)
+    beside = OpenDirectory(reader.fs, ROOT_INO, kept)
+    assert (beside.cache, beside.keeps) == (False, True)
+    if reads:
+        assert len(read(first)) == 7
+    else:
+        first.close()
+    assert len(read(beside)) == 7
+    if not reads:
+        assert len(read(OpenDirectory(reader.fs, ROOT_INO, kept))) == 7
+    last = OpenDirectory(reader.fs, ROOT_INO, kept)
+    assert (last.keeps, len(read(last)), last.asked) == (True, 7, 0)
+
+
+@promise("S-151")
+def test_what_was_told_while_it_was_dropped_is_dropped_once_more(world: World, reader: Client) -> None:
+    """The answer may come to the kernel after the word to drop all."""
+    held = opened(reader)
+    cursors(reader, held.fh)
+    world.later(TTL_S - 1.0)
+    cursors(reader, held.fh)
+    for seconds, times in ((1.5, 1), (1.0, 2), (1.0, 2)):
+        reader.fs.kernel_dir_cache.expire()
+        assert len(reader.kernel.inodes) == times
+        world.clock.advance(seconds)
+
+
+@promise("S-151")
+def test_who_reads_it_all_the_time_does_so_from_what_is_kept(world: World, reader: Client) -> None:
+    """What was told just before it was dropped is dropped once more, what is told after that is not."""
+    kept, dropped = Kept(), 0
+    held = OpenDirectory(reader.fs, ROOT_INO, kept)
+    for half_seconds in range(int(3 * TTL_S) * 2):
+        held.rewind()
+        assert names(held.read(ALL)) == OLD
+        assert held.read(ALL) == []
+        if half_seconds % 2:
+            reader.fs.kernel_dir_cache.expire()
+            if len(reader.kernel.inodes) > dropped:
+                dropped = len(reader.kernel.inodes)
+                kept.drop()
+        world.clock.advance(0.5)
+    assert dropped < 15
+
+
+@promise("S-151")
+def test_a_directory_that_lost_its_name_and_has_it_again(world: World, reader: Client) -> None:
+    """It was told to be empty, which is no listing of it."""
+    world.put("d/x")
+    world.later(TTL_S)
+    node = reader.folder("d")
+    assert read(OpenDirectory(reader.fs, node.ino, Kept())) == [b"x"]
+    reading = OpenDirectory(reader.fs, node.ino, Kept())
+    reader.fs.remote.lost(node)
+    assert read(reading) == []
+    assert reader.fs.core.nodes.reattach(node)
+    assert not resolve(reader.fs.opendir(CALLER, node.ino)).keep
 
 
 @dataclass
@@ -259,22 +334,28 @@ class Readers:
     def one(self) -> Pass | None:
         return self.random.choice(self.passes) if self.passes else None
 
-    def read(self) -> None:
+    def free(self) -> Pass | None:
+        """One that waits for no answer."""
         one = self.one()
-        if one is not None and one.on_its_way is None:
-            if one.handle.cursor == 0:
-                one.began, one.seen, one.checked = self.now(), [], True
+        return one if one is not None and one.on_its_way is None else None
+
+    def read(self) -> None:
+        if one := self.free():
+            self.begins(one)
             before = one.handle.asked
             lines = one.handle.read(self.random.choice((1, 3, 5, 50)))
             self.served += bool(lines) and one.handle.asked == before
             self.took(one, lines)
 
+    def begins(self, one: Pass) -> None:
+        if one.handle.cursor == 0:
+            one.began, one.seen, one.checked = self.now(), [], True
+
     def ask(self) -> None:
         """The answer comes later."""
-        one = self.one()
-        if one is not None and one.on_its_way is None and not (one.handle.cache and self.kept.complete):
-            if one.handle.cursor == 0:
-                one.began, one.seen, one.checked = self.now(), [], True
+        one = self.free()
+        if one is not None and not (one.handle.cache and self.kept.complete):
+            self.begins(one)
             one.on_its_way = one.handle.ask(self.random.choice((3, 50)), plus=self.random.random() < 0.9)
 
     def arrive(self) -> None:
@@ -297,13 +378,11 @@ class Readers:
         assert throughout <= set(one.seen) <= ever, (throughout - set(one.seen), set(one.seen) - ever)
 
     def rewind(self) -> None:
-        one = self.one()
-        if one is not None and one.on_its_way is None:
+        if one := self.free():
             one.handle.rewind()
 
     def close(self) -> None:
-        one = self.one()
-        if one is not None and one.on_its_way is None:
+        if one := self.free():
             self.passes.remove(one)
             one.handle.close()
 

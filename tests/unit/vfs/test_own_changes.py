@@ -15,17 +15,12 @@ from datastore.fuse.ops import SetAttr
 from datastore.fuse.store.base import ObjectStore
 from datastore.fuse.vfs.lookup import resolver
 from datastore.fuse.vfs.tree import facts
-from datastore.fuse.vfs.tree.nodes import Directory, Node
+from datastore.fuse.vfs.tree.nodes import Node
 from tests.driving import beside, resolve
 from tests.mounted import Client, World
 from tests.patience import PATIENCE_S, passed
 
 TWO_PAGES = 1500
-
-
-def node_of(client: Client, path: str) -> Node:
-    """The node of a name."""
-    return client.fs.core.nodes.by_ino[client.local.stat(path).ino]
 
 
 def after_the_next(monkeypatch: pytest.MonkeyPatch, store: ObjectStore, method: str, do: Callable[[], object]) -> None:
@@ -47,14 +42,12 @@ def mode_of(client: Client, path: str) -> int:
 
 
 @pytest.mark.parametrize("many", [False, True])
-def test_an_answer_that_is_older_than_a_chmod(
-    world: World, one: Client, monkeypatch: pytest.MonkeyPatch, many: bool
-) -> None:
+def test_an_answer_older_than_a_chmod(world: World, one: Client, monkeypatch: pytest.MonkeyPatch, many: bool) -> None:
     """A copy onto itself leaves the etag as it was."""
     for name in "ab":
         world.put(f"d/{name}", b"x", mode=str(0o100644))
     world.later(5)
-    nodes = [node_of(one, f"d/{name}") for name in "ab"]
+    nodes = [one.node(f"d/{name}") for name in "ab"]
     world.later(5)
     # head_many() of this store is one head() after the other, below what counts them.
     chmod = partial(one.local.chmod, "d/a", 0o600)
@@ -68,12 +61,10 @@ def test_an_answer_that_is_older_than_a_chmod(
     assert int(world.metadata("d/a")["mode"]) & 0o777 == 0o600
 
 
-def test_an_answer_that_is_older_than_the_chmod_of_a_directory(
-    world: World, one: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_older_than_a_directorys_chmod(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     one.local.mkdir("d", 0o755)
     world.later(5)
-    node = node_of(one, "d")
+    node = one.node("d")
     world.later(5)
     after_the_next(monkeypatch, one.store, "head", partial(one.local.chmod, "d", 0o700))
     resolve(one.fs.remote.head(node))
@@ -81,14 +72,11 @@ def test_an_answer_that_is_older_than_the_chmod_of_a_directory(
 
 
 @pytest.mark.parametrize("changed", ["top", "top/d"])
-def test_a_listing_goes_on_while_attributes_of_its_directory_change(
-    world: World, one: Client, monkeypatch: pytest.MonkeyPatch, changed: str
-) -> None:
+def test_a_listing_beside_a_chmod(world: World, one: Client, monkeypatch: pytest.MonkeyPatch, changed: str) -> None:
     """Else who touches a directory again and again keeps all from reading what is below (EBUSY in the end)."""
     for path in ("top", "top/d"):
         one.local.mkdir(path, 0o755)
-    for number in range(TWO_PAGES):
-        world.put(f"top/d/{number:04}")
+    world.put_all(f"top/d/{number:04}" for number in range(TWO_PAGES))
     world.later()
     one.local.stat("top/d")
     before = one.calls("list_page")
@@ -103,13 +91,11 @@ def test_a_listing_goes_on_while_attributes_of_its_directory_change(
     assert mode_of(one, changed) == 0o700
 
 
-def test_a_file_is_asked_for_once_while_attributes_of_its_directory_change(
-    world: World, one: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_asked_for_once_beside_a_chmod(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     one.local.mkdir("d", 0o755)
     world.put("d/a", b"x", mode=str(0o100640))
     world.later()
-    node = node_of(one, "d/a")
+    node = one.node("d/a")
     before = one.calls("head")
     after_the_next(monkeypatch, one.store, "head", partial(one.local.chmod, "d", 0o700))
     assert resolve(one.fs.remote.head(node))
@@ -117,14 +103,12 @@ def test_a_file_is_asked_for_once_while_attributes_of_its_directory_change(
     assert mode_of(one, "d/a") == 0o640
 
 
-def test_attributes_asked_for_ahead_do_not_undo_what_was_done_to_an_open_file(
-    world: World, one: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_asked_for_ahead_undoes_no_change(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits for those of many files takes in what came for the first long after it came."""
     for name in "ab":
         world.put(f"d/{name}", b"x", mode=str(0o100644))
     world.later(5)
-    nodes = [node_of(one, f"d/{name}") for name in "ab"]
+    nodes = [one.node(f"d/{name}") for name in "ab"]
     world.later(5)
     parent = nodes[0].parent
     assert parent is not None
@@ -163,15 +147,12 @@ def test_attributes_asked_for_ahead_do_not_undo_what_was_done_to_an_open_file(
     assert int(world.metadata("d/a")["mode"]) & 0o777 == 0o600
 
 
-def test_what_was_changed_long_ago_is_not_remembered(
-    world: World, one: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_changed_long_ago_is_not_remembered(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a directory that nobody lists; what a listing under way may not know stays, however much it is."""
     monkeypatch.setattr(resolver, "_CHANGED_MAX", 3)
     one.local.mkdir("d")
     one.ask_one_by_one("d")
-    node = node_of(one, "d")
-    assert isinstance(node, Directory)
+    node = one.folder("d")
     for number in range(6):
         world.later(600)
         one.local.write(f"d/{number}", b"")

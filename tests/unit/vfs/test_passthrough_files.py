@@ -64,9 +64,7 @@ def test_what_would_be_offered_is_known_before(cache: BlockCache) -> None:
     assert other.available(VERSION)
 
 
-def test_a_cache_that_is_too_busy_to_let_go_of_it_makes_it_wrong(
-    cache: BlockCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_too_busy_to_let_go_of_it_makes_it_wrong(cache: BlockCache, monkeypatch: pytest.MonkeyPatch) -> None:
     files = PassthroughFiles(cache, the_loop())
     fd = files.offer(INO, VERSION)
     monkeypatch.setattr(cache, "drop", lambda _: None)
@@ -106,9 +104,7 @@ def test_a_large_file_without_a_seal_is_checked_first_and_lent_then(cache: Block
 
 
 @promise("S-52")
-def test_pages_of_what_is_lent_next_are_dropped_at_the_last_close(
-    world: World, one: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pages_of_what_is_lent_next_are_dropped(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next open would wait while the kernel drops them; what is not lent next keeps its pages."""
     monkeypatch.setattr(one.kernel, "is_local", lambda _: False)
     monkeypatch.setattr(one.fs.core.passthrough, "available", lambda version: version.size >= MIN_BYTES)

@@ -39,9 +39,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
 @promise("S-47")
 @pytest.mark.parametrize("size", [10, PART * 3])
 @pytest.mark.parametrize("flags", [os.O_RDWR, os.O_RDWR | os.O_TRUNC])
-def test_the_second_close_fails(
-    world: World, one: Client, two: Client, small_parts: None, size: int, flags: int
-) -> None:
+def test_the_last_close_fails(world: World, one: Client, two: Client, small_parts: None, size: int, flags: int) -> None:
     """The first close is what the store keeps; the second one's bytes are kept here, and listed."""
     world.put("f", pattern(size))
     first, second = one.local.open("f", flags), two.local.open("f", flags)
@@ -62,26 +60,30 @@ def test_the_second_close_fails(
 
 @promise("S-47")
 def test_two_new_files_of_one_name(world: World, one: Client, two: Client) -> None:
-    """Who creates second is told as well (If-None-Match)."""
+    """Who creates second is told as well (If-None-Match), and the name shows what won; who writes that again succeeds.
+
+    What was kept goes neither by the retries nor at unmount nor by the next mount; it is discarded by a person.
+    """
     first = one.local.open("f", os.O_WRONLY | os.O_CREAT)
     second = two.local.open("f", os.O_WRONLY | os.O_CREAT)
     first.write(b"first")
     second.write(b"second")
     first.close()
     failing(errno.ESTALE, second.close)
-    assert world.body("f") == b"first"
-
-
-@promise("S-47")
-def test_after_a_conflict_the_name_shows_the_store(world: World, one: Client, two: Client) -> None:
-    """Once it is closed: the mount shows what won, and who writes that again succeeds."""
-    test_two_new_files_of_one_name(world, one, two)
     world.later()
-    assert two.local.read("f") == b"first"
+    assert world.body("f") == two.local.read("f") == b"first"
     two.local.write("f", b"third")
-    assert world.body("f") == b"third"
-    (row,) = two.fs.uploads.unsent()
-    assert row["bytes"] == 6
+    puts = two.calls("put")
+    assert len(resolve(two.fs.flush_all())) == 1
+    two.unmount()
+    assert two.calls("put") == puts
+    again = two.again()
+    assert (world.body("f"), again.calls("put")) == (b"third", 0)
+    (row,) = again.fs.uploads.unsent()
+    assert (row["stuck"], row["bytes"]) == (True, 6)
+    assert resolve(again.fs.uploads.forget("f")) == 1
+    again.nothing_left()
+    assert resolve(again.fs.uploads.forget("f")) == 0
 
 
 @promise("S-47")
@@ -95,25 +97,6 @@ def test_an_fsync_that_fails_goes_on_failing(world: World, one: Client, two: Cli
     assert second.read() == b"second"
     failing(errno.ESTALE, second.close)
     assert world.body("f") == b"first"
-
-
-@promise("S-47")
-def test_what_was_kept_is_not_sent_again(world: World, one: Client, two: Client) -> None:
-    """Neither by the retries nor at unmount nor by the next mount; it is discarded by a person."""
-    test_two_new_files_of_one_name(world, one, two)
-    puts = two.calls("put")
-    assert len(resolve(two.fs.flush_all())) == 1
-    two.unmount()
-    assert two.calls("put") == puts
-    again = two.again()
-    assert world.body("f") == b"first"
-    assert again.calls("put") == 0
-    (row,) = again.fs.uploads.unsent()
-    assert row["stuck"]
-    assert resolve(again.fs.uploads.forget("f")) == 1
-    assert again.fs.uploads.unsent() == []
-    assert list((again.directory / "state" / "staging").iterdir()) == []
-    assert resolve(again.fs.uploads.forget("f")) == 0
 
 
 @promise("S-47")
@@ -149,26 +132,20 @@ def sent_without_an_answer(one: Client, size: int) -> File:
     return file
 
 
-@promise("S-47")
+@promise("S-47", "S-20")
+@pytest.mark.parametrize("crash", [False, True])
 @pytest.mark.parametrize("size", [10, PART * 4])
-def test_a_lost_answer_is_no_conflict(world: World, one: Client, small_parts: None, size: int) -> None:
-    """The upload took effect, its answer was lost, and so it is sent again: the object is ours."""
+def test_a_lost_answer_is_no_conflict(world: World, one: Client, small_parts: None, size: int, crash: bool) -> None:
+    """The upload took effect, its answer was lost, or the process died: what is sent again is ours."""
     file = sent_without_an_answer(one, size)
     one.faulty.plan = no_faults
-    file.fsync()
-    file.close()
+    if crash:
+        one = one.again()
+    else:
+        file.fsync()
+        file.close()
     assert world.body("f") == pattern(size)
     assert one.fs.uploads.unsent() == []
-
-
-@promise("S-47", "S-20")
-@pytest.mark.parametrize("size", [10, PART * 4])
-def test_a_crash_before_the_answer_is_no_conflict(world: World, one: Client, small_parts: None, size: int) -> None:
-    """Nor when the process died meanwhile."""
-    sent_without_an_answer(one, size)
-    again = one.again()
-    assert again.fs.uploads.unsent() == []
-    assert world.body("f") == pattern(size)
 
 
 @promise("S-47", "S-20")
@@ -176,7 +153,7 @@ def test_a_crash_before_the_answer_is_no_conflict(world: World, one: Client, sma
 @pytest.mark.parametrize("later", [0, 5])
 @pytest.mark.parametrize("mode", ["fail", "lastWriterWins"])
 @pytest.mark.parametrize("old", [0, 5, PART * 4])
-def test_what_is_written_after_a_lost_answer_is_sent_too(
+def test_what_follows_a_lost_answer(
     world: World, small_parts: None, mode: Any, later: int, crash: bool, old: int
 ) -> None:
     """The object in the store is ours, but not what the file has by now, be it as large or larger.
@@ -215,9 +192,7 @@ def test_what_another_client_wrote_after_a_lost_answer_is_not_replaced(world: Wo
 
 @promise("S-47", "S-20")
 @pytest.mark.parametrize("crash", [False, True])
-def test_what_is_written_after_the_lost_answer_to_parts_is_kept(
-    world: World, one: Client, small_parts: None, crash: bool
-) -> None:
+def test_what_follows_a_lost_answer_to_parts_is_kept(world: World, one: Client, small_parts: None, crash: bool) -> None:
     """Parts are sent before the file's times are known: the object may be another client's."""
     file = sent_without_an_answer(one, PART * 4)
     if crash:

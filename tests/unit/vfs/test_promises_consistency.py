@@ -11,8 +11,9 @@ from typing import Literal
 import pytest
 
 from datastore.fuse.ops import Fh, OpenRequest, SetAttr
-from datastore.fuse.store.base import WriteOptions
 from datastore.fuse.vfs.build import believed_s
+from datastore.fuse.vfs.upload import upkeep
+from datastore.fuse.vfs.upload.upkeep import BUSY_S, QUIET_S
 from tests.driving import resolve
 from tests.mounted import TTL_S, Client, World, failing
 from tests.promises import promise
@@ -20,49 +21,34 @@ from tests.promises import promise
 BOTH_LISTINGS = True
 
 
-# -- S-28
-
-
-@promise("S-28")
-def test_what_one_closed_another_sees(world: World, one: Client, other: Client) -> None:
-    """New, changed and removed names, after at most the time to live."""
-    assert not other.local.exists("f")
-    assert other.local.listdir() == []
-    one.local.write("f", b"first")
-    world.clock.advance(TTL_S)
-    assert other.local.read("f") == b"first"
-    assert other.local.listdir() == [b"f"]
-    one.local.write("f", b"second!")
-    world.clock.advance(TTL_S)
-    assert other.local.stat("f").size == 7
-    assert other.local.read("f") == b"second!"
-    one.local.unlink("f")
-    world.clock.advance(TTL_S)
-    assert not other.local.exists("f")
-    assert other.local.listdir() == []
-
-
 @promise("S-28")
 @pytest.mark.parametrize("attributes", ["full", "listing"])
-def test_the_same_without_a_listing(world: World, one: Client, attributes: str) -> None:
-    """Also in a large directory, where names are asked for one by one."""
-    for number in range(10):
-        world.put(f"d/{number:04}")
-    other = world.client(attributes="full" if attributes == "full" else "listing")
-    other.ask_one_by_one("d")
+@pytest.mark.parametrize("large", [False, True])
+def test_what_one_closed_all_see(
+    world: World, one: Client, attributes: Literal["full", "listing"], large: bool
+) -> None:
+    """New, changed and removed names, after at most the time to live; in a large directory they are asked for one by
+    one."""
+    world.put_all(f"d/{number:04}" for number in range(10))
+    other = world.client(attributes=attributes)
+    if large:
+        other.ask_one_by_one("d")
     assert not other.local.exists("d/f")
+    assert large or len(other.local.listdir("d")) == 10
     one.local.write("d/f", b"first")
     one.local.symlink(b"t", "d/x")
     one.local.mkdir("d/e")
-    world.later()
+    world.clock.advance(TTL_S)
     assert other.local.read("d/f") == b"first"
     assert other.local.readlink("d/x") == b"t"
     assert stat.S_ISDIR(other.local.stat("d/e").mode)
+    assert large or other.local.listdir("d")[10:] == [b"e", b"f", b"x"]
     one.local.write("d/f", b"second!")
-    world.later()
+    world.clock.advance(TTL_S)
+    assert other.local.stat("d/f").size == 7
     assert other.local.read("d/f") == b"second!"
     one.local.unlink("d/f")
-    world.later()
+    world.clock.advance(TTL_S)
     assert not other.local.exists("d/f")
     assert len(other.local.listdir("d")) == 12
 
@@ -163,13 +149,10 @@ def test_pages_are_kept_between_opens_of_one_version(world: World, one: Client, 
     assert keeps(other)
 
 
-# -- S-29
-
-
 @promise("S-28")
 def test_setattr_meets_a_removal(world: World, one: Client) -> None:
     """A change of attributes of what another client removed is ESTALE, for which the kernel looks again."""
-    world.tool.put("f", b"x", WriteOptions())
+    world.put("f", b"x")
     ino = one.local.stat("f").ino
     world.tool.delete("f")
     failing(errno.ESTALE, lambda: resolve(one.fs.setattr(one.local._caller, ino, Fh(0), SetAttr(mode=0o600))))
@@ -179,13 +162,13 @@ def test_setattr_meets_a_removal(world: World, one: Client) -> None:
 @promise("S-28")
 def test_a_directory_that_is_slow_to_list_is_not_listed_for_each_name(world: World, one: Client) -> None:
     """A listing that takes longer than the time to live is believed for twice as long as it took."""
-    for number in range(20):
-        world.tool.put(f"d/{number:02d}", b"x", WriteOptions())
+    names = [f"d/{number:02d}" for number in range(20)]
+    world.put_all(names)
     one.faulty.plan = lambda index, method: world.clock.advance(3.0) if method == "list_page" else None
     one.local.listdir("d")
     before = one.calls("list_page")
-    for number in range(20):
-        one.local.stat(f"d/{number:02d}")
+    for name in names:
+        one.local.stat(name)
     assert one.calls("list_page") - before <= 2
 
 
@@ -198,9 +181,7 @@ def test_libfuse_and_the_mount_share_the_time_to_live(one: Client) -> None:
 
 @promise("S-11")
 @pytest.mark.parametrize("attributes", ["full", "listing"])
-def test_a_change_of_attributes_meets_a_change_by_another(
-    world: World, attributes: Literal["full", "listing"], other: Client
-) -> None:
+def test_a_chmod_meets_a_write_by_another(world: World, attributes: Literal["full", "listing"], other: Client) -> None:
     """A listing from before does not tell what the other left, whatever it shows."""
     one = world.client(attributes=attributes)
     world.put("f", b"old")
@@ -210,3 +191,87 @@ def test_a_change_of_attributes_meets_a_change_by_another(
     assert world.body("f") == b"new bytes"
     assert world.metadata("f")["mode"] == str(stat.S_IFREG | 0o640)
     assert one.local.read("f") == b"new bytes"
+
+
+APPEND = os.O_CREAT | os.O_WRONLY | os.O_APPEND
+
+
+def publish(client: Client) -> None:
+    """What the upkeep does, once a second."""
+    resolve(client.fs.upkeep.publish())
+
+
+@promise("S-44")
+def test_a_quiet_log_is_seen_before_it_is_closed(world: World, one: Client, other: Client) -> None:
+    """Three seconds after the last write another client reads what was written."""
+    with one.local.opened("log", APPEND) as log:
+        log.write(b"first\n")
+        publish(one)
+        assert not other.local.exists("log")
+        world.clock.advance(QUIET_S)
+        publish(one)
+        world.clock.advance(QUIET_S)
+        assert other.local.read("log") == b"first\n"
+        log.write(b"second\n", 6)
+        world.clock.advance(QUIET_S)
+        publish(one)
+    world.clock.advance(QUIET_S)
+    assert other.local.read("log") == b"first\nsecond\n"
+
+
+@promise("S-44")
+def test_a_busy_log_is_published_every_so_often(world: World, one: Client, other: Client) -> None:
+    """A log that is written each second is published after 15 s."""
+    with one.local.opened("log", APPEND) as log:
+        for second in range(int(BUSY_S) + 1):
+            log.write(b".", second)
+            publish(one)
+            world.clock.advance(1.0)
+        assert one.calls("put") == 1
+        assert other.local.stat("log").size >= BUSY_S
+
+
+@promise("S-44")
+@pytest.mark.parametrize(("limit", "pause_s"), [("QUIET_BYTES", QUIET_S), ("BUSY_BYTES", 1.0)])
+def test_a_log_that_grew_by_too_much_waits_for_its_close(
+    world: World, one: Client, monkeypatch: pytest.MonkeyPatch, limit: str, pause_s: float
+) -> None:
+    """A writer waits while its file is sent."""
+    monkeypatch.setattr(upkeep, limit, 5)
+    with one.local.opened("most", APPEND) as most, one.local.opened("more", APPEND) as more:
+        most.write(b"1")
+        more.write(b"1")
+        world.clock.advance(BUSY_S - 1.0)
+        most.write(b"2345", 1)
+        more.write(b"23456", 1)
+        world.clock.advance(pause_s)
+        publish(one)
+        assert world.all_keys() == ["most"]
+
+
+@promise("S-44")
+def test_a_file_that_is_rewritten_waits_for_its_close(world: World, one: Client, other: Client) -> None:
+    """A change in the middle is not shown half-made."""
+    one.local.write("file", b"0123456789")
+    with one.local.opened("file", os.O_RDWR) as file:
+        file.write(b"x", 3)
+        world.clock.advance(10 * BUSY_S)
+        publish(one)
+        assert other.local.read("file") == b"0123456789"
+    world.clock.advance(QUIET_S)
+    assert other.local.read("file") == b"012x456789"
+
+
+@promise("S-32", "S-44", "S-162")
+@pytest.mark.parametrize("flags", [APPEND, os.O_CREAT | os.O_WRONLY | os.O_TRUNC])
+def test_who_closes_last_wins_over_what_was_published(world: World, one: Client, other: Client, flags: int) -> None:
+    """A publication is no close of what was written anew; who appends loses what another truncated."""
+    log = one.local.open("log", flags)
+    log.write(b"from one")
+    world.clock.advance(QUIET_S)
+    publish(one)
+    other.local.write("log", b"from two")
+    world.clock.advance(QUIET_S)
+    log.close()
+    world.clock.advance(QUIET_S)
+    assert other.local.read("log") == (b"from two" if flags == APPEND else b"from one")

@@ -1,4 +1,4 @@
-"""What reading, writing and closing promise (docs/SEMANTICS.md), over a bucket in memory."""
+"""What reading, writing, closing and removing open files promise (docs/SEMANTICS.md), over a bucket in memory."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ import os
 import pytest
 
 from datastore.fuse.data.multipart import OBJECT_MAX
-from datastore.fuse.ops import ROOT_INO, FSError, OpenRequest
+from datastore.fuse.ops import ROOT_INO, OpenRequest
 from tests.driving import resolve
 from tests.localfs import ME
-from tests.mounted import Client, World, failing, pattern
+from tests.mounted import WRITING, Client, World, failing, pattern
 from tests.promises import promise
 
 MIB = 1 << 20
 KEEP_SIZE, PUNCH_HOLE, COLLAPSE_RANGE, ZERO_RANGE = 1, 2, 8, 16
-
-
-# -- S-17
 
 
 @promise("S-17")
@@ -108,33 +105,22 @@ def test_other_modes_of_fallocate(one: Client, mode: int) -> None:
         failing(errno.EOPNOTSUPP, file.fallocate, mode, 0, 10)
 
 
-# -- S-18
-
-
 @promise("S-18")
-def test_close_means_that_it_is_in_the_store(world: World, one: Client) -> None:
-    """When close returned, bytes and attributes are there."""
+def test_close_and_fsync_mean_that_it_is_in_the_store(world: World, one: Client) -> None:
+    """When they returned, bytes and attributes are there; after the last fsync the close sends nothing."""
     with one.local.opened("f", os.O_WRONLY | os.O_CREAT, 0o600) as file:
         file.write(b"bytes")
         one.local.chmod("f", 0o640)
         assert world.all_keys() == []
     assert world.body("f") == b"bytes"
     assert world.metadata("f")["mode"] == str(0o100640)
-
-
-@promise("S-18")
-def test_fsync_means_that_it_is_in_the_store(world: World, one: Client) -> None:
-    """The same for fsync, again and again."""
-    with one.local.opened("f", os.O_RDWR | os.O_CREAT) as file:
+    with one.local.opened("g", os.O_RDWR | os.O_CREAT) as file:
         for content in (b"one", b"two", b"three"):
             file.write(content)
             file.fsync()
-            assert world.body("f") == content
+            assert world.body("g") == content
         sent = one.calls("put")
     assert one.calls("put") == sent
-
-
-# -- S-21
 
 
 @promise("S-21")
@@ -162,12 +148,9 @@ def test_attributes_and_renames_upload_nothing(world: World, one: Client) -> Non
     assert one.calls("get") == 0
 
 
-# -- S-22
-
-
 @promise("S-22")
 def test_exclusive_creation_succeeds_for_one(world: World, one: Client, other: Client) -> None:
-    """Two clients that both know the name is free: the store decides."""
+    """Two clients that both know the name is free: the store decides, also where it has not the name that one has."""
     one.local.listdir()
     other.local.listdir()
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
@@ -175,16 +158,9 @@ def test_exclusive_creation_succeeds_for_one(world: World, one: Client, other: C
         assert world.all_keys() == ["lock"]
         failing(errno.EEXIST, other.local.open, "lock", flags)
     failing(errno.EEXIST, one.local.open, "lock", flags)
-
-
-@promise("S-22")
-def test_exclusive_creation_beside_an_unsent_file(one: Client) -> None:
-    """Also where this mount has the name, but the store does not yet."""
     with one.local.opened("f", os.O_CREAT | os.O_WRONLY):
-        request = OpenRequest(flags=os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-        with pytest.raises(FSError) as caught:
-            resolve(one.fs.create(ME, ROOT_INO, b"f", 0o100644, request))
-        assert caught.value.errno == errno.EEXIST
+        create = one.fs.create(ME, ROOT_INO, b"f", 0o100644, OpenRequest(flags=flags))
+        failing(errno.EEXIST, resolve, create)
 
 
 @promise("S-22")
@@ -199,9 +175,6 @@ def test_a_new_file_appears_at_close(world: World, one: Client, other: Client) -
     assert world.body("f") == b""
 
 
-# -- S-29
-
-
 @promise("S-29")
 def test_a_file_is_read_while_it_is_uploaded(world: World, one: Client) -> None:
     """The upload holds the node's lock; bytes that are in the staging file need not wait for it."""
@@ -214,3 +187,85 @@ def test_a_file_is_read_while_it_is_uploaded(world: World, one: Client) -> None:
                 return bytes(await one.fs.loop.spawn(one.fs.read(file.ino, file._fh, 0, 100)))
 
         assert resolve(read_beside_an_upload()) == b"written"
+
+
+def remove(client: Client, how: str) -> None:
+    """`f`, or its content."""
+    client.local.unlink("f") if how == "unlink" else client.local.rename("g", "f")
+
+
+@promise("S-23")
+@pytest.mark.parametrize("size", [0, 100, 3 * MIB])
+@pytest.mark.parametrize("how", ["unlink", "rename"])
+def test_a_removed_file_keeps_its_content_while_open(world: World, one: Client, size: int, how: str) -> None:
+    """Who has it open goes on reading, and may write; nothing of it comes back."""
+    content = pattern(size)
+    world.put("f", content)
+    world.put("g", b"replacement")
+    with one.local.opened("f", os.O_RDWR) as file:
+        remove(one, how)
+        assert file.stat().nlink == 0
+        assert file.read() == content
+        file.write(b"!", size)
+        assert file.read() == content + b"!"
+    assert world.contents() == {"g" if how == "unlink" else "f": b"replacement"}
+
+
+@promise("S-23")
+@pytest.mark.parametrize("how", ["unlink", "rename"])
+def test_a_large_removed_file_is_kept_in_the_bucket(world: World, one: Client, how: str) -> None:
+    """Above the limit the bytes go to a hidden key until the last close, and nothing is downloaded before a read."""
+    content = bytearray(pattern(3 * MIB))
+    left = "g" if how == "unlink" else "f"
+    world.put("f", bytes(content))
+    world.put("g", b"replacement")
+    one.keep_small_copies_only(MIB)
+    with one.local.opened("f", os.O_RDWR) as file:
+        remove(one, how)
+        assert one.calls("get") == 0
+        assert len([key for key in world.all_keys() if key.startswith(".datastore.unlinked/")]) == 1
+        assert file.read() == content
+        world.later()
+        assert one.local.listdir() == [left.encode()]
+        file.write(b"XXX", MIB + 5)
+        content[MIB + 5 : MIB + 8] = b"XXX"
+        assert file.read() == content
+    assert world.contents() == {left: b"replacement"}
+    assert one.fs.core.db.intents() == []
+
+
+@promise("S-23")
+def test_hidden_copies_are_removed_by_the_next_mount(world: World, one: Client) -> None:
+    """When the process died before the last close."""
+    world.put("f", pattern(3 * MIB))
+    one.keep_small_copies_only(MIB)
+    one.local.open("f")
+    one.local.unlink("f")
+    assert len(world.all_keys()) == 1
+    again = one.again()
+    assert world.all_keys() == []
+    assert again.fs.core.db.intents() == []
+
+
+@promise("S-23")
+def test_an_unsent_file_that_is_removed_is_never_sent(world: World, one: Client) -> None:
+    """A temporary file costs no upload."""
+    with one.local.opened("f", os.O_RDWR | os.O_CREAT) as file:
+        file.write(b"scrap")
+        one.local.unlink("f")
+        assert file.read() == b"scrap"
+    assert one.calls(*WRITING) == 0
+    assert not one.local.exists("f")
+
+
+@promise("S-23")
+def test_a_name_that_is_made_again_while_the_old_file_is_open(world: World, one: Client) -> None:
+    """The two are different files."""
+    world.put("f", b"old")
+    with one.local.opened("f") as file:
+        one.local.unlink("f")
+        one.local.write("f", b"new")
+        assert one.local.stat("f").ino != file.ino
+        assert file.read() == b"old"
+        assert one.local.read("f") == b"new"
+    assert world.body("f") == b"new"

@@ -1,72 +1,53 @@
-"""What holds when an upload fails or the process dies (docs/SEMANTICS.md), over a bucket in memory."""
+"""What holds when an upload fails or the process dies, and what an earlier process left (docs/SEMANTICS.md)."""
 
 from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
 from datastore.errors import AccessDenied
-from datastore.fuse.ops import Fh, Ino
+from datastore.fuse.ops import Fh
 from tests.clock import EPOCH_NS
 from tests.driving import resolve
-from tests.faulty import from_nth, no_faults
-from tests.mounted import Client, World, failing, pattern, refuse_writes
+from tests.faulty import Fault, no_faults
+from tests.mounted import DOWN, WRITING, Client, World, around, failing, no_writes, pattern, refuse_writes
+from tests.patience import PATIENCE_S
 from tests.promises import promise
 
 
-def contents(client: Client, ino: Ino, fh: Fh) -> bytes:
-    """What a read through a handle gives."""
-    return bytes(resolve(client.fs.read(ino, fh, 0, 1 << 20)))
-
-
-# -- S-19
-
-
 @promise("S-19")
-def test_a_failed_upload_fails_close_and_loses_nothing(world: World, one: Client) -> None:
-    """The error is reported, the bytes are readable and listed, and go with the next retry."""
-    refuse_writes(one)
-    file = one.local.open("f", os.O_WRONLY | os.O_CREAT)
-    file.write(b"precious")
-    failing(errno.EIO, file.close)
+@pytest.mark.parametrize("how", ["retry", "close", "unmount"])
+@pytest.mark.parametrize(("error", "code"), [(DOWN, errno.EIO), (AccessDenied("no"), errno.EACCES)])
+def test_a_failed_upload_fails_close(world: World, one: Client, how: str, error: Exception, code: int) -> None:
+    """The error is reported, the bytes are readable and listed, and go with the next retry, close, or at unmount.
+
+    Also of an error that does not pass by itself.
+    """
+    one.faulty.plan = lambda index, method: Fault(error) if method in WRITING else None
+    failing(code, one.local.write, "f", b"precious")
     assert world.all_keys() == []
     assert one.local.read("f") == b"precious"
     assert one.local.listdir() == [b"f"]
     world.later(3600)
     assert one.local.read("f") == b"precious"
     (row,) = one.fs.uploads.unsent()
-    assert (row["path"], row["bytes"], row["error"]) == ("f", 8, "the server is down")
+    assert (row["path"], row["bytes"], row["error"]) == ("f", 8, str(error))
     assert row["since"] == EPOCH_NS / 1e9
     one.faulty.plan = no_faults
-    assert resolve(one.fs.flush_all()) == []
-    assert world.body("f") == b"precious"
-    assert one.fs.uploads.unsent() == []
-    assert list((one.directory / "state" / "staging").iterdir()) == []
-
-
-@promise("S-19")
-def test_the_next_close_of_the_file_sends_what_an_earlier_one_could_not(world: World, one: Client) -> None:
-    """Whoever opens the file for writing again and closes it delivers all."""
-    refuse_writes(one)
-    file = one.local.open("f", os.O_WRONLY | os.O_CREAT)
-    file.write(b"precious")
-    failing(errno.EIO, file.close)
-    one.faulty.plan = no_faults
-    with one.local.opened("f", os.O_WRONLY) as file:
-        file.write(b"!", 8)
-    assert world.body("f") == b"precious!"
-
-
-@promise("S-19")
-def test_unmount_sends_what_was_left(world: World, one: Client) -> None:
-    """The last chance of the process."""
-    refuse_writes(one)
-    failing(errno.EIO, one.local.write, "f", b"precious")
-    one.faulty.plan = no_faults
-    one.unmount()
-    assert world.body("f") == b"precious"
+    if how == "retry":
+        assert resolve(one.fs.flush_all()) == []
+    elif how == "close":
+        with one.local.opened("f", os.O_WRONLY) as file:
+            file.write(b"!", 8)
+    else:
+        one.unmount()
+        one = one.again()
+    assert world.body("f") == b"precious" + b"!" * (how == "close")
+    one.nothing_left()
 
 
 @promise("S-19")
@@ -95,40 +76,21 @@ def test_a_node_whose_upload_was_retried_can_be_forgotten(world: World, one: Cli
     assert ino not in one.fs.core.nodes.by_ino
 
 
-@promise("S-19")
-def test_a_denied_upload_is_the_persons_to_solve(world: World, one: Client) -> None:
-    """An error that is not passing is EACCES, and the bytes stay as well."""
-    one.faulty.plan = lambda index, method: from_nth(0, AccessDenied("no"))(index, method) if method == "put" else None
-    failing(errno.EACCES, one.local.write, "f", b"precious")
-    assert one.local.read("f") == b"precious"
-
-
-# -- S-20
-
-
 @promise("S-20")
 def test_unsent_bytes_are_sent_by_the_next_mount(world: World, one: Client) -> None:
-    """A process that dies with an open file loses no byte that was written."""
+    """A process that dies with an open file loses no byte that was written; what was delivered is not sent again."""
     world.put("old", pattern(10_000))
+    one.local.write("sent", b"ours")
+    world.put("sent", b"theirs")
     one.local.open("new", os.O_WRONLY | os.O_CREAT, 0o640).write(b"new bytes")
     one.local.open("old", os.O_RDWR).write(b"XXX", 5000)
     again = one.again()
     expected = bytearray(pattern(10_000))
     expected[5000:5003] = b"XXX"
-    assert world.body("old") == expected
-    assert world.body("new") == b"new bytes"
+    assert world.contents() == {"new": b"new bytes", "old": expected, "sent": b"theirs"}
     assert world.metadata("new")["mode"] == str(0o100640)
-    assert again.fs.uploads.unsent() == []
+    again.nothing_left()
     assert again.local.read("old") == expected
-
-
-@promise("S-20")
-def test_nothing_is_sent_twice(world: World, one: Client) -> None:
-    """What was delivered is not sent again over what others wrote since."""
-    one.local.write("f", b"ours")
-    world.put("f", b"theirs")
-    one.again()
-    assert world.body("f") == b"theirs"
 
 
 @promise("S-20")
@@ -140,8 +102,7 @@ def test_a_removed_file_does_not_come_back(world: World, one: Client) -> None:
     file.write(b"more scrap")
     again = one.again()
     assert world.all_keys() == []
-    assert again.fs.uploads.unsent() == []
-    assert list((one.directory / "state" / "staging").iterdir()) == []
+    again.nothing_left()
 
 
 @promise("S-20")
@@ -167,7 +128,132 @@ def test_an_unknown_handle_is_answered_by_its_inode(world: World, one: Client) -
     """A handle of an earlier process reads and writes its file."""
     world.put("f", b"abc")
     ino = one.local.stat("f").ino
-    assert contents(one, ino, Fh(999)) == b"abc"
+    assert bytes(resolve(one.fs.read(ino, Fh(999), 0, 100))) == b"abc"
     resolve(one.fs.write(ino, Fh(999), 3, memoryview(b"def"), False))
     resolve(one.fs.flush(ino, Fh(999)))
     assert world.body("f") == b"abcdef"
+
+
+A_MOMENT_S = 0.3
+"""What one who should wait is given to show that he does not."""
+
+
+@pytest.fixture
+def left(world: World) -> Client:
+    """A mount with unsent bytes of 'f' that belong to no node: they could not be sent when it began, and can be now."""
+    first = world.client()
+    first.local.open("f", os.O_WRONLY | os.O_CREAT).write(b"older")
+    again = first.again(plan=no_writes)
+    again.faulty.plan = no_faults
+    assert [row["path"] for row in again.fs.uploads.unsent()] == ["f"]
+    return again
+
+
+class Beside:
+    """A call in a thread of its own; join() raises what it raised."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call = call
+
+    def begin(self) -> None:
+        """Start, and give it time to go as far as it may."""
+        self._made = ThreadPoolExecutor(1).submit(self._call)
+        wait([self._made], A_MOMENT_S)
+
+    def join(self) -> None:
+        """Wait for its end."""
+        self._made.result(PATIENCE_S)
+
+
+@promise("S-32")
+@pytest.mark.parametrize("how", ["written", "renamed", "retried"])
+def test_newer_bytes_are_not_overwritten(world: World, left: Client, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """What is on its way when the file is written anew arrives before that, or not at all; or is retried just then."""
+    left.local.write("other", b"newer")
+    makes: dict[str, Callable[[], object]] = {
+        "written": lambda: left.local.write("f", b"newer"),
+        "renamed": lambda: left.local.rename("other", "f"),
+        "retried": lambda: resolve(left.fs.flush_all()),
+    }
+    beside = Beside(makes[how])
+    around(monkeypatch, left, "put", beside.begin, lambda: None)
+    assert not makes["written" if how == "retried" else "retried"]()
+    beside.join()
+    for _ in range(2):
+        assert world.body("f") == b"newer"
+        assert resolve(left.fs.flush_all()) == []
+    assert left.fs.uploads.unsent() == []
+
+
+@promise("S-20")
+def test_what_was_left_is_sent_once(world: World, left: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the upkeep and by a flush at the same time."""
+    second = Beside(lambda: failures.extend(resolve(left.fs.flush_all())))
+    failures: list[str] = []
+    around(monkeypatch, left, "put", second.begin, lambda: None)
+    before = left.calls("put")
+    assert resolve(left.fs.flush_all()) == []
+    second.join()
+    assert (failures, left.calls("put") - before) == ([], 1)
+    assert world.body("f") == b"older"
+
+
+@promise("S-20")
+def test_discarding_what_is_being_sent_waits_for_that(left: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its descriptor is not closed meanwhile."""
+    discard = Beside(lambda: resolve(left.fs.uploads.forget("f")))
+    around(monkeypatch, left, "put", discard.begin, lambda: None)
+    assert resolve(left.fs.flush_all()) == []
+    discard.join()
+    assert left.fs.uploads.unsent() == []
+
+
+@promise("S-128")
+def test_a_directory_does_not_go_where_unsent_files_belong(world: World) -> None:
+    """What is in it would be replaced by them, though it is newer."""
+    first = world.client()
+    first.local.mkdir("d")
+    first.local.open("d/f", os.O_WRONLY | os.O_CREAT).write(b"older")
+    again = first.again(plan=no_writes)
+    again.faulty.plan = no_faults
+    again.local.rmdir("d")
+    again.local.mkdir("t")
+    again.local.write("t/f", b"newer")
+    failing(errno.ENOTEMPTY, again.local.rename, "t", "d")
+    assert resolve(again.fs.uploads.forget("d/f")) == 1
+    again.local.rename("t", "d")
+    assert resolve(again.fs.flush_all()) == []
+    assert world.body("d/f") == b"newer"
+
+
+@promise("S-128", "S-47")
+def test_a_directory_goes_where_a_conflict_waits_for_a_person(world: World) -> None:
+    """What lost against another client is never sent, so it is in nobody's way."""
+    first = world.client(conflict="fail")
+    first.local.mkdir("d")
+    file = first.local.open("d/f", os.O_WRONLY | os.O_CREAT)
+    file.write(b"loser")
+    world.put("d/f", b"winner")
+    failing(errno.ESTALE, file.close)
+    again = first.again()
+    assert [row["stuck"] for row in again.fs.uploads.unsent()] == [True]
+    again.local.unlink("d/f")
+    again.local.mkdir("t")
+    again.local.write("t/f", b"newer")
+    again.local.rename("t", "d")
+    assert resolve(again.fs.flush_all()) != []
+    assert world.body("d/f") == b"newer"
+
+
+@promise("S-19")
+def test_only_the_bytes_that_a_person_names_are_dropped(world: World) -> None:
+    """Of three files that could not be sent, one is given up; the others are sent later."""
+    one = world.client()
+    one.faulty.plan = no_writes
+    for name in ("a", "b", "c"):
+        failing(errno.EIO, one.local.write, name, b"unsent")
+    assert resolve(one.fs.uploads.forget("b")) == 1
+    assert sorted(str(row["path"]) for row in one.fs.uploads.unsent()) == ["a", "c"]
+    one.faulty.plan = no_faults
+    assert resolve(one.fs.flush_all()) == []
+    assert world.all_keys() == ["a", "c"]

@@ -1,4 +1,4 @@
-"""What names promise (docs/SEMANTICS.md), over a bucket in memory that also stands for stricter servers."""
+"""What names, links and special files promise (docs/SEMANTICS.md), over a bucket that stands for stricter servers."""
 
 from __future__ import annotations
 
@@ -9,36 +9,41 @@ import stat
 import pytest
 
 from datastore.errors import InvalidKey
+from datastore.fuse.ops import ROOT_INO
 from datastore.fuse.store.base import Capabilities
+from tests.driving import resolve
 from tests.faulty import Fault
+from tests.localfs import ME
 from tests.mounted import Client, World, failing
 from tests.promises import promise
 
 ODD = ["\uf02f", "\uf02e", "\uf02e\uf02e"]
 """How empty, `.` and `..` segments are shown."""
 NAMES = [
-    b"plain",
-    b"with space",
-    b"\xff\xfe",
-    b"\xe4\xf6\xfc (Latin-1)",
-    "\u00e4\u6f22\U0001f600".encode(),
-    "\uf0ff".encode(),
-    b"\x01\n\t\x7f",
-    b"#?%&=+;:@,\\\"'<>|*",
-    b".hidden",
-    b"...",
-    b"x.rclonelink",
-    b".rclonelink",
-    b"a" * 255,
-    b"\xed\xb2\x80",
+    *(b"plain", b"with space", b"\xff\xfe", b"\xe4\xf6\xfc (Latin-1)", "\u00e4\u6f22\U0001f600".encode()),
+    *("\uf0ff".encode(), b"\x01\n\t\x7f", b"#?%&=+;:@,\\\"'<>|*", b".hidden", b"...", b"x.rclonelink"),
+    *(b".rclonelink", b"a" * 255, b"\xed\xb2\x80"),
 ]
 
 
 def crowd(world: World, client: Client) -> None:
     """Have names asked for one by one, among others that begin as they do."""
-    for other in ("a!", "a0", "x.", "x.rclonelink2", "x0"):
-        world.put(other)
+    world.put_all(["a!", "a0", "x.", "x.rclonelink2", "x0"], b"")
     client.ask_one_by_one()
+
+
+def none_can_be_made(code: int, world: World, client: Client, name: str | bytes) -> None:
+    """Whatever would make the name fails at once, and nothing stays behind."""
+    before = world.all_keys()
+    client.local.write("f", b"x")
+    failing(code, client.local.open, name, os.O_CREAT | os.O_WRONLY)
+    failing(code, client.local.mkdir, name)
+    failing(code, client.local.symlink, b"t", name)
+    failing(code, client.local.mknod, name, stat.S_IFIFO | 0o644)
+    failing(code, client.local.rename, "f", name)
+    assert world.all_keys() == sorted([*before, "f"])
+    assert client.local.read("f") == b"x"
+    client.nothing_left()
 
 
 @promise("S-34")
@@ -76,14 +81,7 @@ def test_how_bytes_that_are_not_utf8_are_kept(world: World, one: Client) -> None
 @promise("S-35")
 def test_names_that_are_too_long(world: World, one: Client) -> None:
     """Over 255 bytes is ENAMETOOLONG for whatever would make it."""
-    name = "n" * 256
-    one.local.write("f", b"")
-    failing(errno.ENAMETOOLONG, one.local.write, name, b"")
-    failing(errno.ENAMETOOLONG, one.local.mkdir, name)
-    failing(errno.ENAMETOOLONG, one.local.symlink, b"t", name)
-    failing(errno.ENAMETOOLONG, one.local.mknod, name, stat.S_IFIFO)
-    failing(errno.ENAMETOOLONG, one.local.rename, "f", name)
-    assert world.all_keys() == ["f"]
+    none_can_be_made(errno.ENAMETOOLONG, world, one, "n" * 256)
 
 
 @promise("S-35")
@@ -95,12 +93,8 @@ def test_paths_whose_key_is_too_long(world: World, one: Client) -> None:
     room = 1024 - len(directory) - 1
     one.local.write(f"{directory}/{'f' * room}", b"x")
     assert one.local.read(f"{directory}/{'f' * room}") == b"x"
-    one.local.write("f", b"")
-    name = f"{directory}/{'f' * (room + 1)}"
-    failing(errno.ENAMETOOLONG, one.local.write, name, b"")
-    failing(errno.ENAMETOOLONG, one.local.mkdir, f"{directory}/{'f' * room}2")
     failing(errno.ENAMETOOLONG, one.local.symlink, b"t", f"{directory}/{'g' * room}")
-    failing(errno.ENAMETOOLONG, one.local.rename, "f", name)
+    none_can_be_made(errno.ENAMETOOLONG, world, one, f"{directory}/{'f' * (room + 1)}")
 
 
 @promise("S-35")
@@ -137,18 +131,13 @@ def test_segments_that_no_name_can_spell(world: World, one: Client, segment: str
 @pytest.mark.parametrize("shown", [*ODD, "a\uf000"])
 def test_reserved_names_cannot_be_made(world: World, one: Client, shown: str) -> None:
     """EINVAL."""
-    one.local.write("f", b"")
-    failing(errno.EINVAL, one.local.write, shown, b"")
-    failing(errno.EINVAL, one.local.mkdir, shown)
-    failing(errno.EINVAL, one.local.symlink, b"t", shown)
-    failing(errno.EINVAL, one.local.rename, "f", shown)
-    assert world.all_keys() == ["f"]
+    none_can_be_made(errno.EINVAL, world, one, shown)
 
 
 @promise("S-37")
 @pytest.mark.parametrize("large", [False, True])
 def test_an_object_beside_a_directory(world: World, one: Client, large: bool) -> None:
-    """The directory has the name, the object is shown with U+F000 behind it; both work."""
+    """The directory has the name, the object is shown with U+F000 behind it; both work, and it gets its name back."""
     world.put("a", b"object")
     world.put("a/b", b"below")
     if large:
@@ -163,33 +152,34 @@ def test_an_object_beside_a_directory(world: World, one: Client, large: bool) ->
     assert (world.body("c"), world.body("a/b")) == (b"changed", b"below")
     world.later()
     assert not one.local.exists("a\uf000")
-
-
-@promise("S-37")
-def test_the_object_gets_its_name_back(world: World, one: Client) -> None:
-    """When the directory beside it goes."""
     world.put("a", b"object")
-    world.put("a/b", b"below")
+    world.later()
     assert one.local.read("a\uf000") == b"object"
     world.tool.delete("a/b")
     world.later()
-    assert one.local.scandir() == [(b"a", stat.S_IFREG)]
     assert one.local.read("a") == b"object"
     assert not one.local.exists("a\uf000")
+    assert large or one.local.scandir() == [(b"a", stat.S_IFREG), (b"c", stat.S_IFREG)]
 
 
 @promise("S-37")
 @pytest.mark.parametrize("large", [False, True])
 def test_an_object_beside_a_link_of_its_name(world: World, one: Client, large: bool) -> None:
-    """The object has the name, the link's object is a file under its own."""
+    """The object has the name, the link's object is a file under its own, and stays one when it is renamed."""
     world.put("x", b"object")
     world.put("x.rclonelink", b"target")
+    world.put("z", b"object")
+    world.put("z.rclonelink", b"target")
     if large:
         crowd(world, one)
     else:
-        assert one.local.scandir() == [(b"x", stat.S_IFREG), (b"x.rclonelink", stat.S_IFREG)]
+        shown = [b"x", b"x.rclonelink", b"z", b"z.rclonelink"]
+        assert one.local.scandir() == [(name, stat.S_IFREG) for name in shown]
     assert one.local.read("x") == b"object"
     assert one.local.read("x.rclonelink") == b"target"
+    one.local.rename("z.rclonelink", "y")
+    assert world.all_keys()[-2:] == ["y", "z"]
+    assert one.local.read("y") == b"target"
     one.local.unlink("x")
     world.later()
     assert one.local.readlink("x") == b"target"
@@ -209,16 +199,6 @@ def test_a_link_named_as_a_links_key_comes_back(world: World, one: Client) -> No
 
 
 @promise("S-37")
-def test_the_file_beside_is_renamed_as_a_file(world: World, one: Client) -> None:
-    """What is shown as a file does not become a link by a rename."""
-    world.put("x", b"object")
-    world.put("x.rclonelink", b"target")
-    one.local.rename("x.rclonelink", "y")
-    assert world.all_keys() == ["x", "y"]
-    assert one.local.read("y") == b"target"
-
-
-@promise("S-37")
 def test_a_file_that_ends_as_links_do(world: World, one: Client, other: Client) -> None:
     """Its dot is escaped, so that no tool takes it for a link."""
     one.local.write("x.rclonelink", b"bytes")
@@ -229,24 +209,12 @@ def test_a_file_that_ends_as_links_do(world: World, one: Client, other: Client) 
     assert world.all_keys() == ["y\uf02erclonelink"]
 
 
-# -- S-38
-
-
 @promise("S-38")
 def test_a_server_that_refuses_a_long_name(world: World, one: Client) -> None:
-    """ENAMETOOLONG for every way to make it, at once, and nothing stays behind."""
+    """ENAMETOOLONG for every way to make it."""
     world.bucket.capabilities = Capabilities(max_key_segment_bytes=255)
-    name = b"\xff" * 100
-    one.local.write("f", b"x")
-    failing(errno.ENAMETOOLONG, one.local.mkdir, name)
-    failing(errno.ENAMETOOLONG, one.local.symlink, b"t", name)
-    failing(errno.ENAMETOOLONG, one.local.mknod, name, stat.S_IFREG | 0o644)
-    failing(errno.ENAMETOOLONG, one.local.rename, "f", name)
-    failing(errno.ENAMETOOLONG, one.local.open, name, os.O_CREAT | os.O_WRONLY)
-    assert world.all_keys() == ["f"]
+    none_can_be_made(errno.ENAMETOOLONG, world, one, b"\xff" * 100)
     assert one.local.listdir() == [b"f"]
-    assert one.local.read("f") == b"x"
-    assert one.fs.uploads.unsent() == []
 
 
 @promise("S-38")
@@ -271,3 +239,109 @@ def test_a_server_that_refuses_odd_segments(world: World, one: Client) -> None:
     failing(errno.EINVAL, one.local.mkdir, "d/e")
     failing(errno.EINVAL, one.local.open, "d/f", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
     assert one.local.listdir("d") == []
+
+
+TARGETS = [b"f", b"../a b/\xff\xfe", b"/nowhere", b"x" * 4095]
+
+
+@promise("S-06")
+@pytest.mark.parametrize("target", TARGETS, ids=["plain", "not UTF-8", "dangling", "longest"])
+def test_a_link_is_an_object_with_its_target_as_body(world: World, one: Client, other: Client, target: bytes) -> None:
+    """`x` is the object `x.rclonelink`; other mounts and later ones read it."""
+    one.local.symlink(target, "x")
+    assert world.all_keys() == ["x.rclonelink"]
+    assert world.body("x.rclonelink") == target
+    for client in (one, other, one.again()):
+        attr = client.local.stat("x")
+        assert (attr.mode, attr.size) == (stat.S_IFLNK | 0o777, len(target))
+        assert client.local.readlink("x") == target
+
+
+@promise("S-06", "S-08")
+def test_a_listing_alone_shows_a_link_and_its_size(world: World) -> None:
+    """No HEAD is needed to know a link; those of s3fs look like files with `attributes: listing`."""
+    world.put("x.rclonelink", b"target")
+    world.put("s", b"target", mode=str(stat.S_IFLNK | 0o777))
+    client = world.client(attributes="listing")
+    assert client.local.scandir() == [(b"s", stat.S_IFREG), (b"x", stat.S_IFLNK)]
+    attr = client.local.stat("x")
+    assert (attr.mode, attr.size) == (stat.S_IFLNK | 0o777, 6)
+    assert client.local.stat("s").mode == stat.S_IFREG | 0o644
+    assert client.calls("head") == 0
+    assert client.local.readlink("x") == client.local.read("s") == b"target"
+
+
+@promise("S-06", "S-10")
+def test_links_that_are_refused(one: Client) -> None:
+    """A target of more than 4,095 bytes; the target of a file; and hard links, since an object has one key."""
+    failing(errno.ENAMETOOLONG, one.local.symlink, b"x" * 4096, "x")
+    one.local.write("f", b"x")
+    failing(errno.EINVAL, one.local.readlink, "f")
+    failing(errno.EOPNOTSUPP, resolve, one.fs.link(ME, one.local.stat("f").ino, ROOT_INO, b"g"))
+
+
+@promise("S-06")
+def test_a_link_can_be_removed_and_renamed(world: World, one: Client) -> None:
+    """A link is one name: it moves and goes with its object."""
+    one.local.symlink(b"t", "x")
+    one.local.rename("x", "y")
+    assert world.all_keys() == ["y.rclonelink"]
+    assert one.local.readlink("y") == b"t"
+    one.local.unlink("y")
+    assert world.all_keys() == []
+
+
+@promise("S-07", "S-08")
+def test_links_of_other_tools(world: World, one: Client) -> None:
+    """Rclone --links writes the target as body, without metadata; those of s3fs and geesefs are links when they are
+    looked up, with full attributes."""
+    world.put("d/x.rclonelink", b"../t")
+    world.put("s", b"target", mode=str(stat.S_IFLNK | 0o777))
+    world.put("g", b"", **{"--symlink-target": "a%20b%2Fc"})
+    for path, target in (("d/x", b"../t"), ("s", b"target"), ("g", b"a b/c")):
+        attr = one.local.stat(path)
+        assert (stat.S_IFMT(attr.mode), attr.size) == (stat.S_IFLNK, len(target))
+        assert one.local.readlink(path) == target
+    one.local.rename("g", "h")
+    assert one.local.readlink("h") == b"a b/c"
+
+
+@promise("S-09")
+def test_a_server_that_refuses_the_longer_name(world: World, one: Client, other: Client) -> None:
+    """The link is then written as s3fs does, and read again; a rename writes no other form, it is ENAMETOOLONG."""
+    world.bucket.capabilities = Capabilities(max_key_segment_bytes=255)
+    name = "n" * 250
+    one.local.symlink(b"target", name)
+    assert world.all_keys() == [name]
+    assert world.metadata(name)["mode"] == str(stat.S_IFLNK | 0o777)
+    assert world.body(name) == b"target"
+    world.later()
+    for client in (one, other):
+        assert stat.S_ISLNK(client.local.stat(name).mode)
+        assert client.local.readlink(name) == b"target"
+    one.local.symlink(b"target", "x")
+    failing(errno.ENAMETOOLONG, one.local.rename, "x", "m" * 250)
+    assert world.all_keys() == [name, "x.rclonelink"]
+    assert one.local.readlink("x") == b"target"
+
+
+@promise("S-10")
+@pytest.mark.parametrize("kind", [stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFBLK, stat.S_IFCHR])
+def test_special_files_are_empty_objects(world: World, one: Client, other: Client, kind: int) -> None:
+    """Their type is in the mode, a device's number beside it, where it stays whatever else changes."""
+    number = os.makedev(7, 300) if kind in (stat.S_IFBLK, stat.S_IFCHR) else 0
+    world.put("of-s3fs", mode=str(kind | 0o640))
+    world.put("file", b"x", rdev="1281", mode=str(stat.S_IFREG | 0o644))
+    one.local.mknod("d", kind | 0o640, number)
+    assert world.body("d") == b""
+    assert other.local.stat("d").mode == kind | 0o640
+    one.local.chmod("d", 0o600)
+    one.local.rename("d", "e")
+    world.later()
+    for client in (one, other, one.again()):
+        seen = client.local.stat("e")
+        assert (seen.mode, seen.rdev) == (kind | 0o600, number)
+    seen = other.local.stat("of-s3fs")
+    assert (seen.mode, seen.rdev, other.local.stat("file").rdev) == (kind | 0o640, 0, 0)
+    other.local.chmod("file", 0o600)
+    assert world.metadata("file")["rdev"] == "1281"

@@ -10,15 +10,10 @@ import pytest
 from datastore.errors import ServerFault
 from tests.driving import resolve
 from tests.faulty import from_nth, no_faults
-from tests.mounted import Client, Died, World, dies_at
+from tests.mounted import Client, Died, World, dies_at, lived
 from tests.promises import promise
 
 DOWN = ServerFault("the server is down")
-
-
-def everything(world: World) -> dict[str, bytes]:
-    """What is in the bucket, without markers."""
-    return {key: world.body(key) for key in world.all_keys() if not key.endswith("/")}
 
 
 def _file(world: World, client: Client, top: str) -> Callable[[], None]:
@@ -72,11 +67,12 @@ def cut_off(world: World, kind: Begin, top: str, number: int) -> tuple[Client, b
     rename = kind(world, client, top)
     client.local.stat(f"{top}/a")
     client.faulty.plan = dies_at(len(client.faulty.calls) + number)
-    try:
-        rename()
-    except Died:
-        return client, False
-    return client, True
+    return client, lived(rename)
+
+
+def below(world: World, top: str) -> Contents:
+    """What is in a directory, by another tool."""
+    return {key.removeprefix(f"{top}/"): body for key, body in world.contents().items() if key.startswith(f"{top}/")}
 
 
 @promise("S-27")
@@ -89,7 +85,7 @@ def test_a_rename_that_was_cut_off_is_finished_by_the_next_mount(world: World, k
         top = f"top{number}"
         client, done = cut_off(world, kind, top, number)
         again = client.again()
-        found = {key[len(top) + 1 :]: body for key, body in everything(world).items() if key.startswith(top + "/")}
+        found = below(world, top)
         assert found in (before, after), f"died at call {number}"
         assert again.fs.core.db.intents() == []
         seen.append(found == after)
@@ -119,7 +115,7 @@ def test_a_name_that_is_used_anew_before_its_rename_is_finished(world: World, ki
             again.local.write(f"{top}/{name}", body)
         assert resolve(again.fs.flush_all()) == []
         last = again.again()
-        found = {key[len(top) + 1 :]: body for key, body in everything(world).items() if key.startswith(top + "/")}
+        found = below(world, top)
         assert {name: found.get(name) for name in anew} == anew, f"died at call {number}"
         assert last.fs.core.db.intents() == []
         if kind is _directory:
@@ -129,8 +125,8 @@ def test_a_name_that_is_used_anew_before_its_rename_is_finished(world: World, ki
     raise AssertionError("a rename takes fewer calls")
 
 
-def dies_before(client: Client, last: str) -> None:
-    """The process dies before the first call of this method of its store."""
+def rename_dies(client: Client, old: str, new: str, last: str) -> None:
+    """The process dies before the first call of a method of its store."""
 
     def die(index: int, method: str) -> None:
         if method == last:
@@ -138,19 +134,24 @@ def dies_before(client: Client, last: str) -> None:
             raise Died
 
     client.faulty.plan = die
+    assert not lived(client.local.rename, old, new)
 
 
 @promise("S-27")
-def test_what_was_copied_before_the_end_is_not_copied_again(world: World, one: Client) -> None:
-    world.put("d/x", b"x")
-    world.put("d/y", b"y")
-    dies_before(one, "delete_many")
-    with pytest.raises(Died):
-        one.local.rename("d", "e")
-    world.tool.delete("e/y")
+@pytest.mark.parametrize("theirs", [None, b"changed by another"])
+def test_finishing_does_not_undo_what_others_did_since(world: World, one: Client, theirs: bytes | None) -> None:
+    """A copy that another client removed is made again, and no other; one that it changed is not put back."""
+    world.put_all(["d/x", "d/y"], b"old")
+    one.local.listdir("d")
+    rename_dies(one, "d", "e", "delete_many")
+    world.later()
+    if theirs is None:
+        world.tool.delete("e/y")
+    else:
+        world.put("e/y", theirs)
     last = one.again()
-    assert last.calls("copy") == 1
-    assert everything(world) == {"e/x": b"x", "e/y": b"y"}
+    assert last.calls("copy") == (theirs is None)
+    assert world.contents() == {"e/x": b"old", "e/y": theirs or b"old"}
 
 
 @promise("S-27")
@@ -159,19 +160,15 @@ def test_what_was_copied_before_the_end_is_not_copied_again(world: World, one: C
 def test_a_directory_is_put_off_by_the_stores_clock(world: World, one: Client, dies: str, skew_s: int) -> None:
     """What was there when the rename began is moved, and what came since is not, however wrong our clock is."""
     world.bucket._clock = lambda: world.clock.time_ns() + skew_s * 10**9
-    for name in ("x", "y/z"):
-        world.put(f"d/{name}", b"old")
+    world.put_all(["d/x", "d/y/z"], b"old")
     one.local.listdir("d")
-    dies_before(one, dies)
-    with pytest.raises(Died):
-        one.local.rename("d", "e")
+    rename_dies(one, "d", "e", dies)
     waiting = one.again(plan=from_nth(0, DOWN))
     world.later()
-    world.put("d/x", b"newer")
-    world.put("d/came", b"newer")
+    world.put_all(["d/x", "d/came"], b"newer")
     last = waiting.again()
     copied = {"e/x": b"old"} if dies == "delete_many" else {}
-    assert everything(world) == {"d/x": b"newer", "d/came": b"newer", "e/y/z": b"old", **copied}
+    assert world.contents() == {"d/x": b"newer", "d/came": b"newer", "e/y/z": b"old", **copied}
     assert last.fs.core.db.intents() == []
 
 
@@ -184,37 +181,14 @@ def test_a_replaced_file_is_put_off_by_versions(world: World, one: Client, used:
     world.put("a", b"bytes")
     world.put("b", b"older")
     one.local.listdir()
-    dies_before(one, "copy")
-    with pytest.raises(Died):
-        one.local.rename("a", "b")
+    rename_dies(one, "a", "b", "copy")
     waiting = one.again(plan=from_nth(0, DOWN))
     world.later()
     if used:
         world.put("b", b"newer")
     last = waiting.again()
-    assert everything(world) == ({"a": b"bytes", "b": b"newer"} if used else {"b": b"bytes"})
+    assert world.contents() == ({"a": b"bytes", "b": b"newer"} if used else {"b": b"bytes"})
     assert last.fs.core.db.intents() == []
-
-
-@promise("S-27")
-def test_finishing_does_not_undo_what_others_wrote_since(world: World, one: Client) -> None:
-    """A file below the new name that another client changed after the copy is not put back."""
-    for name in "ab":
-        world.put(f"d/{name}", b"old")
-    one.local.listdir("d")
-
-    def die_before_removal(index: int, method: str) -> None:
-        if method == "delete_many":
-            one.faulty.plan = dies_at(0)
-            raise Died
-
-    one.faulty.plan = die_before_removal
-    with pytest.raises(Died):
-        one.local.rename("d", "e")
-    world.later()
-    world.put("e/a", b"changed by another")
-    one.again()
-    assert everything(world) == {"e/a": b"changed by another", "e/b": b"old"}
 
 
 @promise("S-27", "S-11")
@@ -228,9 +202,7 @@ def test_a_renamed_directory_keeps_its_own_attributes(world: World, one: Client,
     if target:
         one.local.mkdir("e", 0o755)
     world.later()
-    dies_before(one, "copy")
-    with pytest.raises(Died):
-        one.local.rename("d", "e")
+    rename_dies(one, "d", "e", "copy")
     last = one.again(resumed=resumed)
     assert last.local.stat("e").mode & 0o777 == 0o700
-    assert everything(world) == {"e/x": b"old"}
+    assert world.contents() == {"e/x": b"old"}

@@ -6,6 +6,7 @@ import errno
 import itertools
 import os
 import stat
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,14 +21,6 @@ from tests.mounted import Client, World, failing, fails
 from tests.promises import promise
 
 DOWN = ServerFault("the server is down")
-
-
-def everything(world: World) -> dict[str, bytes]:
-    """What is in the bucket, without markers."""
-    return {key: world.body(key) for key in world.all_keys() if not key.endswith("/")}
-
-
-# -- S-25
 
 
 @promise("S-25")
@@ -54,73 +47,50 @@ def test_an_unsent_file_is_uploaded_to_the_new_key(world: World, one: Client) ->
     with one.local.opened("f.tmp", os.O_WRONLY | os.O_CREAT) as file:
         file.write(b"new")
         one.local.rename("f.tmp", "f")
-        assert everything(world) == {"f": b"new"}
+        assert world.contents() == {"f": b"new"}
         file.write(b"newer")
-    assert everything(world) == {"f": b"newer"}
+    assert world.contents() == {"f": b"newer"}
 
 
 @promise("S-25")
 def test_a_changed_file_that_is_renamed_is_whole(world: World, one: Client) -> None:
-    """With unsent changes in the middle, the unchanged part is fetched from the old key in time."""
-    content = bytearray(os.urandom(50_000))
+    """With unsent changes in the middle, the unchanged part is fetched from the old key in time; open files go on."""
+    content = bytearray(os.urandom(3 << 20))
     world.put("f", bytes(content))
-    with one.local.opened("f", os.O_RDWR) as file:
+    world.put("g", bytes(content))
+    with one.local.opened("f", os.O_RDWR) as file, one.local.opened("g") as reader:
         file.write(b"XXX", 20_000)
+        assert reader.read(0, 4096) == content[:4096]
+        one.local.rename("g", "reader")
+        assert reader.read() == content
         content[20_000:20_003] = b"XXX"
-        one.local.rename("f", "g")
+        one.local.rename("f", "writer")
         assert file.read() == content
         file.write(b"YYY", 40_000)
         content[40_000:40_003] = b"YYY"
-    assert everything(world) == {"g": bytes(content)}
+    assert world.all_keys() == ["reader", "writer"]
+    assert world.body("writer") == content
 
 
 @promise("S-25")
-def test_a_file_that_is_renamed_while_it_is_read(world: World, one: Client) -> None:
-    """Open files go on."""
-    world.put("f", os.urandom(3 << 20))
-    expected = world.body("f")
-    with one.local.opened("f") as file:
-        assert file.read(0, 4096) == expected[:4096]
-        one.local.rename("f", "g")
-        assert file.read() == expected
-
-
-@promise("S-25")
-def test_an_existing_target_is_replaced_at_once(world: World, one: Client) -> None:
-    """At no call to the store is the target's name without an object."""
-    world.put("f", b"new")
-    world.put("g", b"old")
-    one.local.listdir()
-    present = []
-
-    def watch(index: int, method: str) -> None:
-        present.append("g" in world.all_keys())
-
-    one.faulty.plan = watch
-    one.local.rename("f", "g")
-    assert all(present)
-    assert everything(world) == {"g": b"new"}
-    assert one.local.read("g") == b"new"
-    assert one.local.listdir() == [b"g"]
-
-
-@promise("S-25")
-def test_a_large_open_target_is_replaced_at_once_as_well(world: World, one: Client) -> None:
-    """Also where the target's old bytes must be kept for who has it open."""
+@pytest.mark.parametrize("opened", [False, True])
+def test_an_existing_target_is_replaced_at_once(world: World, one: Client, opened: bool) -> None:
+    """At no call to the store is its name without an object, also if large old bytes are kept for who has it open."""
     world.put("f", b"new")
     world.put("g", b"x" * 3000)
     one.keep_small_copies_only(1000)
-    present = []
-
-    def watch(index: int, method: str) -> None:
-        present.append("g" in world.all_keys())
-
-    with one.local.opened("g") as file:
-        one.faulty.plan = watch
-        one.local.rename("f", "g")
-        assert all(present)
+    one.local.listdir()
+    file = one.local.open("g") if opened else None
+    present: list[bool] = []
+    one.faulty.plan = lambda index, method: present.append("g" in world.all_keys())
+    one.local.rename("f", "g")
+    assert all(present)
+    if file is not None:
         assert file.read() == b"x" * 3000
-    assert everything(world) == {"g": b"new"}
+        file.close()
+    assert world.contents() == {"g": b"new"}
+    assert one.local.read("g") == b"new"
+    assert one.local.listdir() == [b"g"]
 
 
 @promise("S-25")
@@ -142,31 +112,23 @@ def test_a_rename_that_fails_leaves_the_target(world: World, one: Client) -> Non
 
 
 @promise("S-25")
-def test_flags(world: World, one: Client) -> None:
-    """RENAME_NOREPLACE is honoured, other flags are EINVAL."""
-    world.put("f", b"new")
+def test_what_a_rename_refuses(world: World, one: Client) -> None:
+    """RENAME_NOREPLACE is honoured, other flags are EINVAL; kinds that do not replace each other, as rename(2) says."""
+    world.put_all(["f", "full/x"])
     world.put("g", b"old")
-    failing(errno.EEXIST, one.local.rename, "f", "g", 1)
-    one.local.rename("f", "h", 1)
-    for flags in (2, 3, 4):
-        failing(errno.EINVAL, one.local.rename, "h", "i", flags)
-    assert everything(world) == {"g": b"old", "h": b"new"}
-
-
-@promise("S-25")
-def test_kinds_that_do_not_replace_each_other(world: World, one: Client) -> None:
-    """As rename(2) says."""
-    world.put("f", b"")
     world.put("empty/")
-    world.put("full/x", b"")
+    for flags in (2, 3, 4):
+        failing(errno.EINVAL, one.local.rename, "f", "i", flags)
+    failing(errno.EEXIST, one.local.rename, "f", "g", 1)
     failing(errno.EISDIR, one.local.rename, "f", "empty")
     failing(errno.ENOTDIR, one.local.rename, "empty", "f")
     failing(errno.ENOTEMPTY, one.local.rename, "empty", "full")
     failing(errno.EINVAL, one.local.rename, "full", "full/y")
     failing(errno.ENOENT, one.local.rename, "absent", "g")
     one.local.rename("full", "empty")
-    assert one.local.listdir() == [b"empty", b"f"]
-    assert one.local.listdir("empty") == [b"x"]
+    one.local.rename("f", "h", 1)
+    assert one.local.listdir() == [b"empty", b"g", b"h"]
+    assert world.contents() == {"empty/x": b"x", "g": b"old", "h": b"x"}
 
 
 @promise("S-25")
@@ -175,11 +137,11 @@ def test_a_link_replaces_a_file_and_a_file_a_link(world: World, one: Client) -> 
     world.put("f", b"file")
     one.local.symlink(b"t", "x")
     one.local.rename("x", "f")
-    assert everything(world) == {"f.rclonelink": b"t"}
+    assert world.contents() == {"f.rclonelink": b"t"}
     assert one.local.readlink("f") == b"t"
     one.local.write("g", b"file")
     one.local.rename("g", "f")
-    assert everything(world) == {"f": b"file"}
+    assert world.contents() == {"f": b"file"}
     assert one.local.read("f") == b"file"
 
 
@@ -218,10 +180,7 @@ def test_a_rename_that_could_not_remove_the_old_key(world: World, one: Client) -
     one.local.write("f", b"something else")
     one.unmount()
     one.again()
-    assert everything(world) == {"f": b"something else", "g": b"x"}
-
-
-# -- S-26
+    assert world.contents() == {"f": b"something else", "g": b"x"}
 
 
 @promise("S-26")
@@ -253,22 +212,8 @@ def test_more_than_a_page_below(world: World, one: Client) -> None:
     for number in range(2100):
         world.put(f"d/{number:04}", b"%d" % number)
     one.local.rename("d", "e")
-    assert everything(world) == {f"e/{number:04}": b"%d" % number for number in range(2100)}
+    assert world.contents() == {f"e/{number:04}": b"%d" % number for number in range(2100)}
     assert one.calls("delete_many") <= 4
-
-
-@promise("S-26")
-def test_large_objects_are_copied_in_parts(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What CopyObject does not take is copied part by part, with its metadata."""
-    monkeypatch.setattr(copies, "COPY_OBJECT_MAX", 1000)
-    monkeypatch.setattr(copies, "COPY_MAX", 5 << 20)
-    content = os.urandom(11 << 20)
-    world.put("d/f", content, mode=str(stat.S_IFREG | 0o600), origin="camera")
-    one.local.rename("d", "e")
-    assert everything(world) == {"e/f": content}
-    assert world.metadata("e/f")["origin"] == "camera"
-    assert one.calls("upload_part_copy") == 3
-    assert one.sent_bytes() == 0
 
 
 @promise("S-46")
@@ -279,21 +224,17 @@ def test_a_copy_in_parts_that_is_given_up_leaves_no_upload(
     """Also when no answer of the store was the reason."""
     monkeypatch.setattr(copies, "COPY_OBJECT_MAX", 1000)
     world.put("f", bytes(2000))
-
-    def lost(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(type(one.fs.core), "each", lost)
+    monkeypatch.setattr(type(one.fs.core), "each", Mock(side_effect=error))
     with pytest.raises(type(error)):
         resolve(copies.copy_object(one.fs.core, ObjectVersion("f", world.tool.head("f").etag, 2000), "g"))
-    assert list(world.tool.pending_uploads("")) == []
-    assert one.fs.core.db.uploads() == []
-    assert everything(world) == {"f": bytes(2000)}
+    one.nothing_left()
+    assert world.contents() == {"f": bytes(2000)}
 
 
 @promise("S-26")
-def test_open_and_unsent_files_below_a_renamed_directory(world: World, one: Client) -> None:
-    """Open files go on, and what is unsent is sent to the new key."""
+@pytest.mark.parametrize("dies", [False, True])
+def test_open_and_unsent_files_below_a_renamed_directory(world: World, one: Client, dies: bool) -> None:
+    """Open files go on, and what is unsent is sent to the new key, which also the journal knows."""
     world.put("d/read", b"read me")
     world.put("d/change", b"0123456789")
     reading = one.local.open("d/read")
@@ -304,46 +245,41 @@ def test_open_and_unsent_files_below_a_renamed_directory(world: World, one: Clie
     one.local.rename("d", "e")
     assert reading.read() == b"read me"
     assert one.local.listdir("e") == [b"change", b"new", b"read"]
-    for file in (reading, changing, made):
-        file.close()
-    assert everything(world) == {"e/read": b"read me", "e/change": b"012X456789", "e/new": b"new"}
-
-
-@promise("S-26")
-def test_an_unsent_file_below_a_renamed_directory_survives_the_process(world: World, one: Client) -> None:
-    """The journal knows the new key."""
-    one.local.mkdir("d")
-    one.local.open("d/new", os.O_WRONLY | os.O_CREAT).write(b"new")
-    one.local.rename("d", "e")
-    one.again()
-    assert everything(world) == {"e/new": b"new"}
+    if dies:
+        one.again()
+    else:
+        for file in (reading, changing, made):
+            file.close()
+    assert world.contents() == {"e/read": b"read me", "e/change": b"012X456789", "e/new": b"new"}
 
 
 @promise("S-26")
 @pytest.mark.parametrize("written", ["new", "changed"])
 def test_what_another_client_writes_during_the_rename_is_moved_too(world: World, one: Client, written: str) -> None:
-    """Nothing is removed that was not copied."""
-    for name in "abc":
-        world.put(f"d/{name}", b"old")
-    key = "d/aa" if written == "new" else "d/b"
+    """Nothing is removed that was not copied; what was known below is shown as it is, with its new size."""
+    world.put_all(["d/a", "d/b", "d/c"], b"old")
+    assert one.local.stat("d/c").size == 3
+    world.put("d/c", b"new and longer")
+    name = "aa" if written == "new" else "b"
 
     def write_before_removal(index: int, method: str) -> None:
         if method == "list_page" and one.calls("copy") >= 3:
             one.faulty.plan = no_faults
-            world.put(key, b"written late")
+            world.put(f"d/{name}", b"written late")
 
     one.faulty.plan = write_before_removal
     one.local.rename("d", "e")
-    expected = {"e/a": b"old", "e/b": b"old", "e/c": b"old"}
-    expected[key.replace("d/", "e/")] = b"written late"
-    assert everything(world) == expected
+    expected = {"e/a": b"old", "e/b": b"old", "e/c": b"new and longer"} | {f"e/{name}": b"written late"}
+    assert world.contents() == expected
+    world.later()
+    for path, body in expected.items():
+        assert one.local.stat(path).size == len(body)
+        assert one.local.read(path) == body
 
 
 @promise("S-26", "S-162")
 @pytest.mark.parametrize(("size", "theirs"), [(9 << 20, b"n"), (5, b"n"), (5, b"theirs")])
-def test_what_another_client_replaced_before_the_rename_is_not_mixed(
-    world: World, one: Client, size: int, theirs: bytes
-) -> None:
+def test_what_another_client_replaced_before_is_not_mixed(world: World, one: Client, size: int, theirs: bytes) -> None:
     """A file with unsent changes of a version that is no more: close is ESTALE, not a mixture.
 
     Of a small file all bytes are here, so that only its etag tells; theirs come before and after it in order.
@@ -355,35 +291,21 @@ def test_what_another_client_replaced_before_the_rename_is_not_mixed(
     world.put("d/f", won)
     one.local.rename("d", "e")
     failing(errno.ESTALE, file.close)
-    assert everything(world) == {"e/f": won}
+    assert world.contents() == {"e/f": won}
     assert [row["path"] for row in one.fs.uploads.unsent()] == ["e/f"]
-
-
-@promise("S-26")
-def test_what_is_remembered_below_a_renamed_directory_is_of_the_copies(world: World, one: Client) -> None:
-    """A file that another client replaced before is shown with its new size."""
-    world.put("d/f", b"old")
-    assert one.local.stat("d/f").size == 3
-    world.put("d/f", b"new and longer")
-    one.local.rename("d", "e")
-    world.later()
-    assert one.local.stat("e/f").size == 14
-    assert one.local.read("e/f") == b"new and longer"
 
 
 @promise("S-26")
 def test_a_directory_rename_that_fails_loses_nothing(world: World, one: Client) -> None:
     """Whichever call fails, every object is there afterwards, under the old or the new name."""
     for number in range(20):
-        client = world.client()
-        top = f"top{number}"
+        client, top = world.client(), f"top{number}"
         for name in "abc":
             world.put(f"{top}/d/{name}", name.encode())
         client.local.listdir(f"{top}/d")
-        start = len(client.faulty.calls)
-        client.faulty.plan = from_nth(start + number, DOWN)
+        client.faulty.plan = from_nth(len(client.faulty.calls) + number, DOWN)
         done = not fails(errno.EIO, client.local.rename, f"{top}/d", f"{top}/e")
-        bodies = {key: body for key, body in everything(world).items() if key.startswith(top)}
+        bodies = world.contents()
         for name in "abc":
             assert name.encode() in (bodies.get(f"{top}/d/{name}"), bodies.get(f"{top}/e/{name}"))
         if done:
@@ -406,15 +328,13 @@ def test_a_directory_rename_that_fails_leaves_no_copy(world: World, one: Client,
     one.faulty.plan = no_faults
     assert world.all_keys() == before
     one.local.rename("d", "e")
-    assert everything(world) == {"e/x": b"x", "e/y/z": b"y/z"}
+    assert world.contents() == {"e/x": b"x", "e/y/z": b"y/z"}
 
 
 @promise("S-26")
 @pytest.mark.parametrize("request_name", ["list_page", "head"])
 @pytest.mark.parametrize("large", [False, True])
-def test_a_question_that_was_under_way_when_the_directory_was_renamed(
-    world: World, one: Client, request_name: str, large: bool
-) -> None:
+def test_a_question_under_way_when_it_was_renamed(world: World, one: Client, request_name: str, large: bool) -> None:
     """An answer about the old keys is not taken for one about the new: open files and names stay."""
     world.put("d/f", b"bytes")
     world.put("d/g", b"more")
@@ -423,14 +343,7 @@ def test_a_question_that_was_under_way_when_the_directory_was_renamed(
     if large:
         one.ask_one_by_one("d")
     world.later()
-
-    asked = iter((request_name,))
-
-    def rename_meanwhile(index: int, method: str) -> None:
-        if method == request_name and next(asked, None):
-            one.local.rename("d", "e")
-
-    one.faulty.plan = rename_meanwhile
+    one.before_next(request_name, lambda: one.local.rename("d", "e"))
     for name in (b"f", b"g"):
         entry = resolve(one.fs.lookup(ME, directory, name))
         assert entry.attr is not None
@@ -443,23 +356,15 @@ def test_a_question_that_was_under_way_when_the_directory_was_renamed(
 
 @promise("S-190", "S-25")
 @pytest.mark.parametrize("directory", [False, True])
-def test_what_the_kernel_forgets_during_an_interrupted_rename_is_found_under_its_new_name(
-    world: World, one: Client, directory: bool
-) -> None:
+def test_what_the_kernel_forgets_meanwhile_has_its_new_name(world: World, one: Client, directory: bool) -> None:
     """A process that is killed does not wait for its rename, which goes on."""
     world.put("x", b"old")
     world.put("x.new/f" if directory else "x.new", b"new")
     if directory:
         world.tool.delete("x")
     ino = one.local.stat("x.new").ino
-
-    def forgotten(_index: int, method: str) -> None:
-        if method == "copy":
-            one.fs.forget(ino, 1_000)
-
-    one.faulty.plan = forgotten
+    one.before_next("copy", lambda: one.fs.forget(ino, 1_000))
     one.local.rename("x.new", "x")
-    one.faulty.plan = no_faults
     for _ in range(2):
         assert one.local.read("x/f" if directory else "x") == b"new"
         assert not one.local.exists("x.new")

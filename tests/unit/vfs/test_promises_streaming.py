@@ -11,15 +11,13 @@ import pytest
 
 from datastore.errors import DeadlineExceeded, ServerFault
 from datastore.fuse.data import multipart
-from datastore.fuse.loop import Loop
 from datastore.fuse.ops import SetAttr
 from datastore.fuse.store.base import WriteOptions
 from datastore.fuse.vfs.upload import streaming
 from datastore.fuse.vfs.upload.streaming import Stream
 from datastore.retry import Call, current_call, one_call
-from tests.clock import ManualClock
 from tests.driving import resolve
-from tests.faulty import Fault, from_nth, no_faults
+from tests.faulty import Fault, no_faults
 from tests.localfs import File
 from tests.mounted import DOWN, Client, World, failing, pattern
 from tests.patience import PATIENCE_S
@@ -43,9 +41,15 @@ def settled(client: Client) -> None:
             resolve(stream._wait())
 
 
-def begun(client: Client, parts: int, path: str = "f") -> File:
+def fail(client: Client, request_name: str, *, after: bool = False) -> None:
+    """All requests of a kind; after: only their answers are lost."""
+    fault = Fault(DOWN, after)
+    client.faulty.plan = lambda index, method: fault if method == request_name else None
+
+
+def begun(client: Client, parts: int) -> File:
     """An open file of which so many parts are sent, and a part and a half are not."""
-    file = client.local.open(path, os.O_RDWR | os.O_CREAT)
+    file = client.local.open("f", os.O_RDWR | os.O_CREAT)
     size = PART * (parts + 1) + PART // 2
     content = pattern(size)
     for at in range(0, size, 1000):
@@ -65,8 +69,7 @@ def test_the_close_of_a_sequential_writer_sends_the_tail(world: World, one: Clie
     assert world.body("f") == pattern(PART * 6 + PART // 2)
     assert one.calls("create_upload", "complete_upload", "upload_part") == 2 + 7
     assert one.calls("copy", "put") == 0
-    assert not world.bucket.uploads
-    assert one.fs.core.db.uploads() == []
+    one.nothing_left()
 
 
 @promise("S-45")
@@ -127,8 +130,7 @@ def test_a_file_that_is_cut_or_extended(world: World, one: Client, size: int) ->
     file.truncate(size)
     file.close()
     assert world.body("f") == pattern(PART * 4 + PART // 2)[:size].ljust(size, b"\0")
-    assert not world.bucket.uploads
-    assert one.fs.core.db.uploads() == []
+    one.nothing_left()
 
 
 @promise("S-45")
@@ -153,8 +155,7 @@ def test_a_removed_file_leaves_no_upload(world: World, one: Client) -> None:
     assert file.read() == pattern(PART * 20)
     file.close()
     assert world.all_keys() == []
-    assert not world.bucket.uploads
-    assert one.fs.core.db.uploads() == []
+    one.nothing_left()
 
 
 @promise("S-45")
@@ -180,8 +181,7 @@ def test_attributes_that_could_not_be_set(world: World, one: Client) -> None:
     """The close fails, the file stays listed, and the next attempt uploads nothing."""
     file = begun(one, 3)
     one.local.chmod("f", 0o600)
-    fault = from_nth(0, DOWN)
-    one.faulty.plan = lambda index, method: fault(index, method) if method == "copy" else None
+    fail(one, "copy")
     failing(errno.EIO, file.close)
     (row,) = one.fs.uploads.unsent()
     assert row["error"] == "the server is down"
@@ -224,8 +224,7 @@ def test_a_part_that_fails_is_sent_by_the_close(world: World, one: Client) -> No
 @promise("S-45", "S-46")
 def test_an_upload_that_cannot_begin_is_begun_by_the_close(world: World, one: Client) -> None:
     """Also when the answer was lost: nothing stays behind once the next process has run."""
-    fault = from_nth(0, DOWN, after=True)
-    one.faulty.plan = lambda index, method: fault(index, method) if method == "create_upload" else None
+    fail(one, "create_upload", after=True)
     file = one.local.open("f", os.O_WRONLY | os.O_CREAT)
     file.write(pattern(PART * 6), 0)
     with pytest.raises(ServerFault):
@@ -239,9 +238,7 @@ def test_an_upload_that_cannot_begin_is_begun_by_the_close(world: World, one: Cl
 
 
 @promise("S-45")
-def test_an_upload_whose_beginning_fails_beside_the_close_is_begun_by_it(
-    monkeypatch: pytest.MonkeyPatch, world: World, one: Client
-) -> None:
+def test_an_upload_that_cannot_begin_beside_a_close(monkeypatch: pytest.MonkeyPatch, world: World, one: Client) -> None:
     """It was asked for before: the store may be back by now, as it is for parts that were sent ahead."""
     closing, begun = threading.Event(), itertools.count()
     begins = streaming.Stream.begins
@@ -276,28 +273,22 @@ def test_what_a_close_sends_is_a_part_of_its_call(one: Client, parts: int) -> No
     assert {"upload_part", "complete_upload"} <= {method for method, _ in asked}
 
 
-@promise("S-45", "S-19")
-def test_a_close_that_fails_leaves_no_upload(world: World, one: Client) -> None:
-    """The bytes stay here, and go whole later."""
-    file = begun(one, 3)
-    fault = from_nth(0, DOWN)
-    one.faulty.plan = lambda index, method: fault(index, method) if method == "complete_upload" else None
-    failing(errno.EIO, file.close)
-    assert not world.bucket.uploads
-    one.faulty.plan = no_faults
-    assert resolve(one.fs.flush_all()) == []
-    assert world.body("f") == pattern(PART * 4 + PART // 2)
-
-
 @promise("S-46")
-def test_uploads_of_a_dead_process_are_dropped(world: World, one: Client) -> None:
-    """Only ours, by their ids; the bytes are sent anew."""
+@pytest.mark.parametrize("later", [False, True])
+def test_uploads_of_a_dead_process_are_dropped(world: World, one: Client, later: bool) -> None:
+    """Only ours, by their ids, also if the store was away at first; the bytes are sent anew."""
     theirs = world.tool.create_upload("f", WriteOptions())
     begun(one, 3)
-    assert len(world.bucket.uploads) == 2
-    again = one.again()
+    again = one.again(resumed=later)
+    if later:
+        fail(again, "abort_upload")
+        resolve(again.fs.uploads.retry([]))
+        assert len(world.bucket.uploads) == 2
+        again.faulty.plan = no_faults
+        resolve(again.fs.uploads.retry([]))
+    else:
+        assert world.body("f") == pattern(PART * 4 + PART // 2)
     assert set(world.bucket.uploads) == {theirs}
-    assert world.body("f") == pattern(PART * 4 + PART // 2)
     assert again.fs.core.db.uploads() == []
 
 
@@ -306,8 +297,7 @@ def test_uploads_whose_answer_was_lost_are_dropped(world: World, one: Client) ->
     """We have no id: it is the one of this key that was begun at that time."""
     earlier = world.tool.create_upload("f", WriteOptions())
     world.later(3600)
-    fault = from_nth(0, DOWN, after=True)
-    one.faulty.plan = lambda index, method: fault(index, method) if method == "create_upload" else None
+    fail(one, "create_upload", after=True)
     failing(errno.EIO, one.local.write, "f", pattern(PART * 3))
     one.faulty.plan = no_faults
     neighbour = world.tool.create_upload("f2", WriteOptions())
@@ -317,55 +307,19 @@ def test_uploads_whose_answer_was_lost_are_dropped(world: World, one: Client) ->
     assert world.body("f") == pattern(PART * 3)
 
 
-@promise("S-46")
-def test_uploads_that_could_not_be_dropped_are_dropped_later(world: World, one: Client) -> None:
-    """The store was away when the next process began."""
-    begun(one, 3)
-    second = one.again(resumed=True)
-    assert world.bucket.uploads
-    fault = from_nth(0, DOWN)
-    second.faulty.plan = lambda index, method: fault(index, method) if method == "abort_upload" else None
-    resolve(second.fs.uploads.retry([]))
-    assert world.bucket.uploads
-    second.faulty.plan = no_faults
-    resolve(second.fs.uploads.retry([]))
-    assert not world.bucket.uploads
-
-
-@promise("S-64")
-def test_a_lost_request_fails() -> None:
-    """Who waits for it is told, and its answer comes too late."""
-    clock, begun, over = ManualClock(), threading.Event(), threading.Event()
-    loop = Loop(clock.monotonic)
-
-    def hang() -> None:
-        begun.set()
-        over.wait(PATIENCE_S)
-
-    async def ask() -> bool:
-        lost = loop.lane(hang)
-        await loop.lane(begun.wait, PATIENCE_S)
-        clock.advance(3600)
-        with pytest.raises(DeadlineExceeded):
-            await lost
-        over.set()
-        return await loop.lane(over.is_set)
-
-    assert loop.run(ask())
-    loop.close()
-
-
-@promise("S-64", "S-19")
-def test_a_close_does_not_wait_for_a_lost_part(world: World, one: Client) -> None:
-    """It fails when the part does; what is under way is given up; the bytes go with the next attempt."""
+@promise("S-45", "S-19", "S-64")
+@pytest.mark.parametrize(
+    ("request_name", "error", "code"),
+    [("complete_upload", DOWN, errno.EIO), ("upload_part", DeadlineExceeded("lost"), errno.ETIMEDOUT)],
+)
+def test_a_failed_close_leaves_nothing(
+    world: World, one: Client, request_name: str, error: Exception, code: int
+) -> None:
+    """It fails when a part is lost; what is under way is given up; the bytes stay here, and go whole later."""
     file = begun(one, 3)
-    losing = iter((True,))
-
-    def lose(index: int, method: str) -> Fault | None:
-        return Fault(DeadlineExceeded("lost")) if method == "upload_part" and next(losing, False) else None
-
-    one.faulty.plan = lose
-    failing(errno.ETIMEDOUT, file.close)
+    failing_once = iter((Fault(error),))
+    one.faulty.plan = lambda index, method: next(failing_once, None) if method == request_name else None
+    failing(code, file.close)
     assert not world.bucket.uploads
     assert resolve(one.fs.flush_all()) == []
     assert world.body("f") == pattern(PART * 4 + PART // 2)
@@ -373,9 +327,7 @@ def test_a_close_does_not_wait_for_a_lost_part(world: World, one: Client) -> Non
 
 @promise("S-158", "S-46")
 @pytest.mark.parametrize("answered", [True, False])
-def test_the_upload_of_a_file_that_is_written_now_is_no_dead_process_s(
-    world: World, one: Client, answered: bool
-) -> None:
+def test_the_upload_of_what_is_written_now_is_no_dead_process_s(world: World, one: Client, answered: bool) -> None:
     """The process died while it asked for an upload of the same key; whether our own has its id by now."""
     one.fs.core.db.upload_begun("f", one.fs.core.now_ns())
     world.tool.create_upload("f", WriteOptions())
@@ -391,5 +343,4 @@ def test_the_upload_of_a_file_that_is_written_now_is_no_dead_process_s(
     file.close()
     assert world.body("f") == pattern(PART * 4 + PART // 2)
     assert resolve(after.fs.uploads.retry([])) == []
-    assert list(world.tool.pending_uploads("")) == []
-    assert after.fs.core.db.uploads() == []
+    after.nothing_left()

@@ -3,41 +3,49 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from datastore.errors import Unsupported
-from datastore.fuse.ops import ROOT_INO, Caller, FSError, OpenRequest
-from datastore.fuse.store.base import Body, WriteOptions, WriteResult
+from datastore.fuse.ops import ROOT_INO, OpenRequest
+from datastore.fuse.store.base import Body, ETag, PartNumber, WriteOptions, WriteResult
+from datastore.fuse.vfs.tree import growth
 from tests.driving import resolve
-from tests.mounted import Client, World, failing
+from tests.faulty import Fault, no_faults
+from tests.localfs import ME, File
+from tests.mounted import Client, World, failing, pattern, taken_over
 from tests.promises import promise
 
 BOTH_LISTINGS = True
 
-ME = Caller(1000, 1000, 1)
 SIZE = 9 << 20
 """More than is fetched in one piece, so that a client holds a part."""
 
 
-# -- S-30
+def write_and_close(file: File) -> None:
+    """The second fails where the first does not."""
+    file.write(b"mine", 0)
+    file.close()
 
 
 @promise("S-30")
-def test_an_open_file_stays_on_its_version(world: World, one: Client) -> None:
-    """Bytes of two versions never meet in one read: what is not held is ESTALE, a new open reads the new one."""
+@pytest.mark.parametrize("body", [b"n" * SIZE, None])
+def test_an_open_file_stays_on_its_version(world: World, one: Client, body: bytes | None) -> None:
+    """Bytes of two versions never meet in one read: what is not held is ESTALE, a new open reads what is there now."""
     world.put("f", b"o" * SIZE)
-    file = one.local.open("f")
-    assert file.read(0, 4096) == b"o" * 4096
-    world.put("f", b"n" * SIZE)
-    world.later()
-    assert file.read(0, 4096) == b"o" * 4096
-    failing(errno.ESTALE, file.read, SIZE - 4096, 4096)
-    assert file.read(0, 4096) == b"o" * 4096
-    assert one.local.read("f") == b"n" * SIZE
-    failing(errno.ESTALE, file.read, SIZE - 4096, 4096)
-    file.close()
+    with one.local.opened("f") as file:
+        assert file.read(0, 4096) == b"o" * 4096
+        world.tool.delete("f") if body is None else world.put("f", body)
+        world.later()
+        for _ in range(2):
+            assert file.read(0, 4096) == b"o" * 4096
+            failing(errno.ESTALE, file.read, SIZE - 4096, 4096)
+            assert one.local.exists("f") == (body is not None)
+            assert body is None or one.local.read("f") == body
 
 
 @promise("S-30")
@@ -55,27 +63,10 @@ def test_a_read_that_finds_a_replacement_shows_it_to_the_next_open(world: World,
     before.close()
 
 
-@promise("S-30")
-def test_a_file_that_another_client_removed(world: World, one: Client) -> None:
-    """The handle reads what is held, the rest is ESTALE, and the name is gone."""
-    world.put("f", b"o" * SIZE)
-    file = one.local.open("f")
-    assert file.read(0, 4096) == b"o" * 4096
-    world.tool.delete("f")
-    world.later()
-    assert file.read(0, 4096) == b"o" * 4096
-    failing(errno.ESTALE, file.read, SIZE - 4096, 4096)
-    assert not one.local.exists("f")
-    file.close()
-
-
-# -- S-31
-
-
 @promise("S-31")
 @pytest.mark.parametrize("size", [100, 200_000])
 def test_an_object_that_grew_is_followed(world: World, one: Client, size: int) -> None:
-    """As tail -f and TensorBoard need: the handle reads what was appended."""
+    """As tail -f and TensorBoard need: the handle reads what was appended; what is merely longer is another version."""
     log = os.urandom(size)
     world.put("log", log)
     with one.local.opened("log") as file:
@@ -84,25 +75,13 @@ def test_an_object_that_grew_is_followed(world: World, one: Client, size: int) -
             log += line
             world.put("log", log)
             world.later()
-            assert one.local.stat("log").size == len(log)
-            assert file.stat().size == len(log)
+            assert one.local.stat("log").size == file.stat().size == len(log)
             assert file.read() == log
         assert one.local.stat("log").ino == file.ino
-
-
-@promise("S-31")
-def test_an_object_that_grew_but_not_at_its_end(world: World, one: Client) -> None:
-    """Another object that is merely longer is another version."""
-    world.put("log", b"a" * 100)
-    with one.local.opened("log") as file:
-        assert file.read() == b"a" * 100
-        world.put("log", b"b" * 200)
+        world.put("log", b"b" * 2 * len(log))
         world.later()
-        assert one.local.read("log") == b"b" * 200
-        assert file.read(0, 100) == b"a" * 100
-
-
-# -- S-32
+        assert one.local.read("log") == b"b" * 2 * len(log)
+        assert file.read(0, size) == log[:size]
 
 
 @promise("S-32")
@@ -124,9 +103,7 @@ def test_the_last_close_wins_whole(world: World, one: Client, other: Client) -> 
 @promise("S-162", "S-32")
 @pytest.mark.parametrize("flags", [os.O_RDWR, os.O_WRONLY | os.O_APPEND | os.O_CREAT])
 @pytest.mark.parametrize("new", [False, True])
-def test_who_changes_a_part_never_replaces_what_another_closed_meanwhile(
-    world: World, one: Client, other: Client, flags: int, new: bool
-) -> None:
+def test_who_changes_a_part_replaces_nothing(world: World, one: Client, other: Client, flags: int, new: bool) -> None:
     """Never a mixture, and no bytes of either are lost: the second close is ESTALE, its bytes are kept."""
     flags |= os.O_CREAT if new else 0
     if not new:
@@ -191,9 +168,8 @@ def test_a_create_of_a_name_that_another_client_has_made(world: World, one: Clie
         assert entry.attr.size == size
         resolve(one.fs.release(entry.attr.ino, reply.fh))
     world.put("link.rclonelink", b"target")
-    with pytest.raises(FSError) as caught:
-        resolve(one.fs.create(ME, ROOT_INO, b"link", 0o100644, OpenRequest(flags=os.O_WRONLY | os.O_CREAT)))
-    assert caught.value.errno == errno.ESTALE
+    request = OpenRequest(flags=os.O_WRONLY | os.O_CREAT)
+    failing(errno.ESTALE, resolve, one.fs.create(ME, ROOT_INO, b"link", 0o100644, request))
     assert world.body("appended") == b"theirs"
 
 
@@ -238,9 +214,7 @@ def test_a_store_without_conditions(world: World, one: Client) -> None:
 @promise("S-32")
 @pytest.mark.parametrize("noticed", [False, True])
 @pytest.mark.parametrize("begun", ["before", "after"])
-def test_a_writer_of_the_whole_wins_over_what_another_wrote_meanwhile(
-    world: World, one: Client, noticed: bool, begun: str
-) -> None:
+def test_a_writer_of_the_whole_wins_over_another(world: World, one: Client, noticed: bool, begun: str) -> None:
     """The one that closes last wins, also if it saw meanwhile that the object was replaced."""
     world.put("f", b"old")
     file = one.local.open("f", os.O_RDWR)
@@ -275,39 +249,213 @@ def test_a_writer_whose_file_was_removed_by_another_client(world: World, one: Cl
     assert world.body("f") == b"new"
 
 
-# -- S-33
-
-
 @promise("S-33")
-def test_an_unchanged_part_that_cannot_be_had_any_more(world: World, one: Client) -> None:
-    """Close is ESTALE; what was written stays in staging and is listed; the name shows theirs."""
+@pytest.mark.parametrize("noticed", [False, True])
+def test_an_unchanged_part_that_cannot_be_had_any_more(world: World, one: Client, noticed: bool) -> None:
+    """Close is ESTALE; what was written stays in staging and is listed; the name shows theirs.
+
+    What is written when the replacement was noticed is refused then, or by the close: that never just returns 0.
+    """
     world.put("f", b"o" * SIZE)
     file = one.local.open("f", os.O_RDWR)
-    file.write(b"mine", 0)
-    world.put("f", b"n" * SIZE)
-    world.later()
-    failing(errno.ESTALE, file.close)
-    assert world.body("f") == b"n" * SIZE
-    (row,) = one.fs.uploads.unsent()
-    assert row["path"] == "f"
-    assert "another client" in str(row["error"])
-    assert one.local.read("f") == b"n" * SIZE
-    (kept,) = (one.directory / "state" / "staging").iterdir()
-    assert kept.read_bytes()[:4] == b"mine"
-
-
-@promise("S-33")
-def test_a_noticed_replacement_does_not_swallow_what_is_written_later(world: World, one: Client) -> None:
-    """A file that is open for writing, and known to be replaced: a close of unsent bytes never just returns 0."""
-    world.put("f", b"o" * SIZE)
-    file = one.local.open("f", os.O_RDWR)
-    world.put("f", b"n" * SIZE)
-    world.later()
-    one.local.listdir()
-
-    def write_and_close() -> None:
+    if not noticed:
         file.write(b"mine", 0)
-        file.close()
+    world.put("f", b"n" * SIZE)
+    world.later()
+    if noticed:
+        one.local.listdir()
+        failing(errno.ESTALE, write_and_close, file)
+    else:
+        failing(errno.ESTALE, file.close)
+        (row,) = one.fs.uploads.unsent()
+        assert row["path"] == "f"
+        assert "another client" in str(row["error"])
+        (kept,) = one.fs.core.staging_dir.iterdir()
+        assert kept.read_bytes()[:4] == b"mine"
+    assert world.body("f") == one.local.read("f") == b"n" * SIZE
 
-    failing(errno.ESTALE, write_and_close)
-    assert world.body("f") == b"n" * SIZE
+
+MIB = 1 << 20
+FIRST = b"first line, not short"
+
+
+@promise("S-147")
+@pytest.mark.parametrize("noticed", [False, True])
+@pytest.mark.parametrize("body", [FIRST + b" and more", FIRST[::-1]])
+def test_a_handle_that_gave_no_byte_has_the_new_version(world: World, one: Client, body: bytes, noticed: bool) -> None:
+    """As `tail -F` does: opened, changed by another client, read; from then on it stays (S-30)."""
+    world.put("log", FIRST)
+    with one.local.opened("log") as file:
+        world.put("log", body)
+        world.later()
+        if noticed:
+            assert one.local.stat("log").ino == file.ino
+        assert resolved(one, file, len(body)) == body
+        world.put("log", body[::-1])
+        world.later()
+        assert one.local.read("log") == body[::-1]
+        assert resolved(one, file, len(body)) == body
+
+
+@promise("S-147", "S-30")
+@pytest.mark.parametrize("body", [b"shorter", b"longer than the first, and another"])
+def test_of_another_size_it_stays(world: World, one: Client, body: bytes) -> None:
+    """The kernel, and who asked for the size, would take a part of it for the whole, or add zeros."""
+    world.put("log", FIRST)
+    with one.local.opened("log") as file:
+        world.put("log", body)
+        world.later()
+        failing(errno.ESTALE, resolved, one, file, len(FIRST))
+    assert one.local.read("log") == body
+
+
+def put_in_parts(world: World, key: str, body: bytes, cuts: list[int]) -> None:
+    """As another tool, with an ETag of parts."""
+    upload = world.tool.create_upload(key, WriteOptions())
+    parts = [
+        (PartNumber(number), world.tool.upload_part(key, upload, PartNumber(number), body[start:stop]))
+        for number, (start, stop) in enumerate(itertools.pairwise([0, *cuts, len(body)]), 1)
+    ]
+    world.tool.complete_upload(key, upload, parts, WriteOptions())
+
+
+@promise("S-147", "S-31")
+@pytest.mark.parametrize("noticed", [False, True])
+def test_large_growth_is_followed(world: World, one: Client, noticed: bool) -> None:
+    """An ETag of one PUT tells it; from then on as ever."""
+    body = pattern(17 * MIB)
+    world.put("log", body)
+    with one.local.opened("log") as file:
+        for more in (b"more", b"more, and more"):
+            put_in_parts(world, "log", body + more, [16 * MIB])
+            world.later()
+            if noticed:
+                one.local.listdir()
+            assert resolved(one, file, 4096) == body[:4096]
+            assert one.local.stat("log").ino == file.ino, "it has its name still, or again"
+            assert bytes(file._call.read(file.ino, file._fh, len(body) - 4, 100)) == body[-4:] + more
+        assert file.stat().size == len(body + more)
+
+
+@promise("S-147")
+def test_readers_at_once_go_on_together(world: World, one: Client) -> None:
+    """The kernel reads ahead: several reads of a handle meet the new version at the same time."""
+    body = pattern(9 * MIB)
+    world.put("log", body)
+    offsets = range(0, MIB, MIB // 8)
+    with one.local.opened("log") as file, ThreadPoolExecutor(len(offsets)) as pool:
+        world.put("log", body + b"more")
+        read = list(pool.map(lambda at: bytes(file._call.read(file.ino, file._fh, at, 4096)), offsets))
+    assert read == [body[at : at + 4096] for at in offsets]
+
+
+@promise("S-147", "S-30")
+def test_growth_is_looked_into_up_to_a_size(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond, or where the ETag is that of parts, nobody can say it; nor is what begins otherwise followed."""
+    body = pattern(17 * MIB)
+    world.put("other", body)
+    with one.local.opened("other") as file:
+        put_in_parts(world, "other", b"!" + body[1:] + b"more", [16 * MIB])
+        failing(errno.ESTALE, resolved, one, file, 4096)
+    monkeypatch.setattr(growth, "UNREAD_CHECK", SIZE - 1)
+    world.put("log", b"o" * SIZE)
+    put_in_parts(world, "parts", b"o" * SIZE, [7 * MIB])
+    for name in ("log", "parts"):
+        with one.local.opened(name) as file:
+            world.put(name, b"o" * SIZE + b"more")
+            failing(errno.ESTALE, resolved, one, file, 4096)
+
+
+def resolved(client: Client, file: Any, size: int) -> bytes:
+    """A read that does not ask for the size first, as the kernel's."""
+    return bytes(file._call.read(file.ino, file._fh, 0, size))
+
+
+@promise("S-147", "S-30", "S-41")
+@pytest.mark.parametrize("restarted", [False, True])
+def test_who_opens_what_others_have_read_stays_with_them(world: World, one: Client, restarted: bool) -> None:
+    """The kernel kept pages of the old version from an earlier open; a new server does not know what was read."""
+    world.put("f", b"o" * SIZE)
+    file = one.local.open("f")
+    assert file.read(0, 4096) == b"o" * 4096
+    if restarted:
+        _, (file,) = taken_over(one, file)
+    else:
+        file.close()
+        file = one.local.open("f")
+    world.put("f", b"n" * SIZE)
+    world.later()
+    failing(errno.ESTALE, file.read, SIZE - 4096, 4096)
+    assert restarted or file.read(0, 4096) == b"o" * 4096
+
+
+@promise("S-147")
+def test_what_was_read_before_the_pages_went_binds_nobody(world: World, one: Client) -> None:
+    """The kernel drops the pages at the first open of a new version."""
+    world.put("f", b"o" * SIZE)
+    assert one.local.read("f") == b"o" * SIZE
+    world.put("f", b"n" * SIZE)
+    world.later()
+    with one.local.opened("f") as file:
+        world.put("f", b"m" * SIZE)
+        world.later()
+        assert file.read(SIZE - 4096, 4096) == b"m" * 4096
+
+
+@promise("S-147", "S-30")
+def test_an_old_version_that_arrives_late_is_not_given_out(world: World, one: Client) -> None:
+    """Two handles of one inode: what one of them read of the new version binds both."""
+    world.put("f", b"old")
+    first, second = one.local.open("f"), one.local.open("f")
+
+    def overtaken(answer: Any) -> Any:
+        one.faulty.plan = no_faults
+        world.put("f", b"new")
+        world.later()
+        assert one.local.stat("f").ino == first.ino
+        assert resolved(one, second, 3) == b"new"
+        return answer
+
+    one.faulty.plan = lambda _, method: Fault(alter=overtaken) if method == "get" else None
+    assert resolved(one, first, 3) == b"new"
+    first.close()
+    second.close()
+
+
+@promise("S-147", "S-47")
+def test_a_writer_keeps_the_version_that_it_opened(world: World) -> None:
+    """Nothing was read, but who may write means the version that was there."""
+    one = world.client(conflict="fail")
+    world.put("f", b"old")
+    file = one.local.open("f", os.O_RDWR)
+    world.put("f", b"another")
+    world.later()
+    assert one.local.stat("f").ino != file.ino
+    failing(errno.ESTALE, write_and_close, file)
+    assert world.body("f") == b"another"
+
+
+@promise("S-147", "S-30")
+def test_what_was_unsent_when_it_was_read_binds_as_well(world: World, one: Client) -> None:
+    """A reader that saw a truncation before it was sent."""
+    world.put("f", b"o" * SIZE)
+    with one.local.opened("f") as file:
+        assert one.local.stat("f").size == SIZE
+        with one.local.opened("f", os.O_WRONLY) as writer:
+            writer.write(b"mine", 0)
+            assert file.read(0, 4) == b"mine"
+        world.put("f", b"another")
+        world.later()
+        assert one.local.read("f") == b"another"
+        assert file.read(0, 4) == b"mine"
+
+
+@promise("S-147", "S-66")
+def test_a_version_that_never_was_is_learned_anew(world: World, one: Client) -> None:
+    """A store that told a wrong ETag: nothing of such a version can have been read."""
+    world.put("f", b"body")
+    wrong = Fault(alter=lambda info: info._replace(etag=ETag("none")))
+    one.faulty.plan = lambda _, method: wrong if method == "head" else None
+    with one.local.opened("f") as file:
+        one.faulty.plan = no_faults
+        assert file.read() == b"body"

@@ -1,62 +1,77 @@
-"""What a request of one thread must not undo when another thread changes a name meanwhile; each race made to happen."""
+"""What a request of one thread must not undo when another thread changes a name meanwhile; each race made to happen.
+
+The store is asked, and while its answer travels this mount changes the name itself: the answer is too old then. Who
+opens or reads a file while a rename replaces it, or a removal takes it, gets the old or the new (S-23, S-25).
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from datastore.fuse.loop import now
+from datastore.fuse.ops import Ino, OpenRequest
+from datastore.fuse.vfs.tree import chases
+from datastore.fuse.vfs.tree.listing import listing_of
 from datastore.fuse.vfs.tree.nodes import Directory
 from tests.driving import beside, resolve
-from tests.mounted import Client, around
+from tests.localfs import ME
+from tests.mounted import Client, World, around, failing
 from tests.patience import PATIENCE_S
 from tests.promises import promise
 
 BOTH_LISTINGS = True
+Moves = tuple[Callable[[], None], Callable[[], None]]
 
 
-def directory(client: Client, path: str) -> Directory:
-    """The node of a directory."""
-    node = client.fs.core.nodes.by_ino[client.local.stat(path).ino]
-    assert isinstance(node, Directory)
-    return node
+def nothing() -> None:
+    """To happen between two others."""
+
+
+def list_beside(world: World, client: Client, path: str) -> None:
+    """A walk of the tree above tells of the directory, now."""
+    folder = client.folder(path)
+    page = world.tool.list_page(folder.key, delimiter="/")
+    world.clock.advance(0.001)
+    client.fs.remote.install(folder, listing_of(folder.key, [page], world.clock.monotonic()))
+
+
+@pytest.fixture
+def away(one: Client) -> Moves:
+    """A directory `a` with a file is renamed to `b`, and back."""
+    one.local.mkdir("a")
+    one.local.write("a/f", b"x")
+    return lambda: one.local.rename("a", "b"), lambda: one.local.rename("b", "a")
 
 
 @promise("S-29")
-def test_a_listing_while_the_directory_is_away(monkeypatch: pytest.MonkeyPatch, one: Client) -> None:
+def test_a_listing_while_the_directory_is_away(monkeypatch: pytest.MonkeyPatch, one: Client, away: Moves) -> None:
     """Renamed and renamed back: what was listed in between is not the directory."""
-    one.local.mkdir("a")
-    one.local.write("a/f", b"x")
-    node = directory(one, "a")
+    node = one.folder("a")
     one.world.clock.advance(0.01)
     node.listing = None
-    around(
-        monkeypatch,
-        one,
-        "list_page",
-        lambda: one.local.rename("a", "b"),
-        lambda: one.local.rename("b", "a"),
-    )
+    around(monkeypatch, one, "list_page", *away)
     resolve(one.fs.resolver.read_directory(node))
     assert one.local.listdir("a") == [b"f"]
     assert one.local.read("a/f") == b"x"
 
 
 @promise("S-29")
-def test_an_answer_for_a_directory_that_was_away(monkeypatch: pytest.MonkeyPatch, one: Client) -> None:
+def test_an_answer_for_a_directory_that_was_away(monkeypatch: pytest.MonkeyPatch, one: Client, away: Moves) -> None:
     """The same with its HEAD and the look below it."""
-    one.local.mkdir("a")
-    one.local.write("a/f", b"x")
-    node = directory(one, "a")
-    around(monkeypatch, one, "head", lambda: one.local.rename("a", "b"), lambda: one.local.rename("b", "a"))
+    node = one.folder("a")
+    around(monkeypatch, one, "head", *away)
     assert resolve(one.fs.remote.head(node))
     assert not node.gone
     one.fs.core.nodes.root.forget_listing()
-    around(monkeypatch, one, "list_page", lambda: one.local.rename("a", "b"), lambda: None)
-    around(monkeypatch, one, "head", lambda: now(one.store.delete("a/")), lambda: None)
+    around(monkeypatch, one, "list_page", away[0], nothing)
+    around(monkeypatch, one, "head", lambda: now(one.store.delete("a/")), nothing)
     assert resolve(one.fs.remote.head(node))
     assert not node.gone
     assert one.local.listdir("b") == [b"f"]
@@ -86,7 +101,7 @@ def test_a_name_is_made_while_it_is_looked_up(monkeypatch: pytest.MonkeyPatch, o
     monkeypatch.setattr(one.fs.resolver, "read_directory", read)
     resolve(one.fs.resolver.find(root, b"d"))
     monkeypatch.undo()
-    assert not directory(one, "d").gone
+    assert not one.folder("d").gone
     assert one.local.listdir("d") == [b"f"]
 
 
@@ -101,7 +116,7 @@ def test_an_old_name_is_made_anew_at_once(monkeypatch: pytest.MonkeyPatch, one: 
     def list_it() -> None:
         # Between the new name and the removal of the old one.
         root.listing = None
-        around(monkeypatch, one, "list_page", lambda: None, release)
+        around(monkeypatch, one, "list_page", nothing, release)
         resolve(one.fs.resolver.read_directory(root))
 
     def release() -> None:
@@ -126,10 +141,8 @@ def test_an_old_name_is_made_anew_at_once(monkeypatch: pytest.MonkeyPatch, one: 
 
 
 @promise("S-29")
-def test_what_stood_under_the_new_name_of_a_directory(monkeypatch: pytest.MonkeyPatch, one: Client) -> None:
+def test_what_stood_under_a_directorys_new_name(monkeypatch: pytest.MonkeyPatch, one: Client, away: Moves) -> None:
     """A node that a look-up made of the half of the copies is not one of two with one name."""
-    one.local.mkdir("a")
-    one.local.write("a/f", b"x")
     root = one.fs.core.nodes.root
     found: list[Any] = []
 
@@ -137,8 +150,8 @@ def test_what_stood_under_the_new_name_of_a_directory(monkeypatch: pytest.Monkey
         root.listing = None
         found.append(resolve(one.fs.resolver.find(root, b"b")))
 
-    around(monkeypatch, one, "copy", lambda: None, look)
-    one.local.rename("a", "b")
+    around(monkeypatch, one, "copy", nothing, look)
+    away[0]()
     live = [node for node in one.fs.core.nodes.by_ino.values() if node.name == b"b" and not node.gone]
     assert found
     assert len(live) == 1
@@ -159,7 +172,7 @@ def test_what_the_kernel_forgot_during_a_listing(monkeypatch: pytest.MonkeyPatch
             one.fs.forget(ino, 100)
             assert ino not in one.fs.core.nodes.by_ino
 
-    around(monkeypatch, one, "list_page", lambda: None, make)
+    around(monkeypatch, one, "list_page", nothing, make)
     resolve(one.fs.remote.read_directory(root, whole=True))
     assert one.local.listdir() == [b"d", b"f"]
     assert one.local.read("f") == b"x"
@@ -170,10 +183,162 @@ def test_a_file_that_is_removed_while_it_is_asked_about(monkeypatch: pytest.Monk
     """It does not come back when it is written to and closed: we removed it, no other client did."""
     one.local.write("f", b"x")
     file = one.local.open("f", os.O_RDWR)
-    node = one.fs.core.nodes.by_ino[file.ino]
-    around(monkeypatch, one, "head", lambda: one.local.unlink("f"), lambda: None)
+    node = one.node("f")
+    around(monkeypatch, one, "head", lambda: one.local.unlink("f"), nothing)
     assert not resolve(one.fs.remote.head(node))
     file.write(b"y")
     file.close()
     assert one.local.listdir() == []
     assert one.world.all_keys() == []
+
+
+@promise("S-23")
+def test_attributes_of_the_version_before_ours(monkeypatch: pytest.MonkeyPatch, world: World, one: Client) -> None:
+    """Who has the file open keeps its name, and its removal removes it."""
+    one.local.write("f", b"first")
+    file, node = one.local.open("f", os.O_RDWR), one.node("f")
+
+    def send_another() -> None:
+        file.write(b"second")
+        file.fsync()
+
+    around(monkeypatch, one, "head", nothing, send_another)
+    assert resolve(one.fs.remote.head(node))
+    assert not node.gone
+    one.local.unlink("f")
+    file.write(b"third")
+    file.close()
+    assert world.all_keys() == []
+
+
+@promise("S-23")
+@pytest.mark.parametrize("listing", [False, True])
+def test_a_removal_that_is_seen_before_it_is_done(monkeypatch: pytest.MonkeyPatch, one: Client, listing: bool) -> None:
+    """The file that is still open does not come back with its next close."""
+    one.local.write("f", b"first")
+    file, node = one.local.open("f", os.O_RDWR), one.node("f")
+
+    def look() -> None:
+        if listing:
+            resolve(one.fs.remote.read_directory(one.fs.core.nodes.root, whole=True))
+        else:
+            assert not resolve(one.fs.remote.head(node))
+
+    around(monkeypatch, one, "delete", nothing, look)
+    one.local.unlink("f")
+    assert file.read() == b"first"
+    file.write(b"second")
+    file.close()
+    assert one.world.all_keys() == []
+    assert not one.local.exists("f")
+
+
+@promise("S-28")
+@pytest.mark.parametrize("method", ["list_page", "head"])
+def test_a_name_made_while_asked_about(monkeypatch: pytest.MonkeyPatch, world: World, one: Client, method: str) -> None:
+    """Also when a listing of the directory has come since, which began later."""
+    root = one.fs.core.nodes.root
+    one.local.write("there", b"")
+    world.later()
+    if method == "head":
+        one.ask_one_by_one()
+
+    def make() -> None:
+        world.clock.advance(0.001)
+        one.local.write("f", b"ours")
+        list_beside(world, one, "")
+
+    around(monkeypatch, one, method, nothing, make)
+    if method == "head":
+        assert one.local.lookup("f").size == 4
+    else:
+        resolve(one.fs.remote.read_directory(root, whole=True))
+    assert b"f" in root.children
+    assert not one.node("f").lost
+    assert one.local.listdir() == [b"f", b"there"]
+
+
+@promise("S-25")
+def test_an_open_while_a_rename_replaces_the_file(monkeypatch: pytest.MonkeyPatch, one: Client) -> None:
+    """Nobody keeps the old bytes for one who comes then: he waits, and has the new ones."""
+    one.world.put("target", b"old")
+    one.local.write("new", b"new!")
+    assert one.local.read("target") == b"old"
+    one.fs.core.reader.forget(one.node("target").version())
+    found: list[bytes] = []
+    reader = threading.Thread(target=lambda: found.append(one.local.read("target")))
+
+    def come() -> None:
+        reader.start()
+        reader.join(0.2)
+
+    around(monkeypatch, one, "copy", come, lambda: None)
+    one.local.rename("new", "target")
+    reader.join(PATIENCE_S)
+    assert found == [b"new!"]
+
+
+@promise("S-23", "S-25")
+@pytest.mark.parametrize("how", ["replaced", "removed", "removed, large"])
+def test_a_read_while_its_file_goes(monkeypatch: pytest.MonkeyPatch, one: Client, how: str) -> None:
+    """Its request comes too late, but the bytes are kept."""
+    one.world.put("target", b"old")
+    one.local.write("new", b"new!")
+    if how == "removed, large":
+        one.keep_small_copies_only(1)
+    with one.local.opened("target") as file:
+        if how == "replaced":
+            one.local.rename("new", "target")
+        else:
+            one.local.unlink("target")
+        monkeypatch.setattr(one.fs.core.reader, "held", lambda *_: None)
+        assert bytes(resolve(one.fs.read(Ino(file.ino), file._fh, 0, 3))) == b"old"
+
+
+def opening_fails(one: Client, ino: Ino) -> None:
+    """An open that comes after a rename has taken the name: the kernel would walk the path again."""
+    failing(errno.ESTALE, lambda: resolve(one.fs.open(ME, ino, OpenRequest(flags=os.O_RDONLY))))
+
+
+def lose(one: Client) -> None:
+    """Have an open come too late."""
+    for name in ("target", "new", "newer"):
+        one.local.write(name, name.encode())
+    ino = one.local.stat("target").ino
+    one.local.rename("new", "target")
+    opening_fails(one, ino)
+
+
+@promise("S-25")
+def test_an_open_does_not_lose_twice(one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says that its file was replaced, and the kernel walks the path once more: the next rename lets it pass."""
+    monkeypatch.setattr(chases, "PATIENCE_S", 2 * PATIENCE_S)
+    lose(one)
+
+    second = threading.Thread(target=one.local.rename, args=("newer", "target"))
+    second.start()
+    second.join(0.2)
+    waited = second.is_alive()
+    content = one.local.read("target")
+    second.join(PATIENCE_S)
+
+    assert waited
+    assert content == b"new"
+    assert one.local.read("target") == b"newer"
+
+
+@promise("S-25")
+def test_who_does_not_come_back_is_not_waited_for_long(one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor who came for a name that is gone."""
+    monkeypatch.setattr(chases, "PATIENCE_S", 0.05)
+    lose(one)
+    one.local.rename("newer", "target")
+
+    monkeypatch.setattr(chases, "PATIENCE_S", 2 * PATIENCE_S)
+    ino = one.local.stat("target").ino
+    one.local.unlink("target")
+    opening_fails(one, ino)
+    one.local.write("other", b"other")
+    began = time.monotonic()
+    one.local.rename("other", "target")
+    assert time.monotonic() - began < PATIENCE_S

@@ -1,4 +1,7 @@
-"""Walks of a tree cost requests by the page, and see what others do all the same (S-28, S-105)."""
+"""Walks of a tree cost requests by the page, and see what others do all the same (S-28, S-105).
+
+What a process will come to is asked for while it waits for what is before that, and believed no longer (S-154).
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datastore.fuse.store.base import ETag, ListedObject, ListPage
+from datastore.fuse.loop import pause
+from datastore.fuse.store.base import ETag, ListedObject, ListPage, ObjectInfo
 from datastore.fuse.vfs.lookup.walks import split
-from datastore.fuse.vfs.tree.nodes import Directory
+from datastore.fuse.vfs.tree.distance import FAR_S, Distance
+from datastore.fuse.vfs.tree.walk import Walk
 from tests.driving import resolve
 from tests.mounted import TTL_S, Client, World
 from tests.promises import promise
@@ -24,23 +29,19 @@ Tree = dict[bytes, list[bytes]]
 
 def filled(world: World, *, markers: bool = False) -> Tree:
     """By another tool, long ago."""
-    for folder in range(FOLDERS):
+    tree = {b"d%02d" % folder: [b"f%d" % file for file in range(FILES)] for folder in range(FOLDERS)}
+    for folder, files in tree.items():
         if markers:
-            world.put(f"top/d{folder:02}/", b"")
-        for file in range(FILES):
-            world.put(f"top/d{folder:02}/f{file}", b"x")
+            world.put(f"top/{folder.decode()}/", b"")
+        world.put_all(f"top/{folder.decode()}/{file.decode()}" for file in files)
     world.later(100)
-    return {b"d%02d" % folder: [b"f%d" % file for file in range(FILES)] for folder in range(FOLDERS)}
+    return tree
 
 
 def walked(client: Client, order: int = 1) -> Tree:
     found = client.local.scandir("top", plus=True)
-    folders = [name for name, kind in found if stat.S_ISDIR(kind) and name not in (b".", b"..")][::order]
-    tree = {}
-    for name in folders:
-        inside = client.local.scandir(b"top/" + name, plus=True)
-        tree[name] = [each for each, _ in inside if each not in (b".", b"..")]
-    return tree
+    folders = [name for name, kind in found if stat.S_ISDIR(kind)][::order]
+    return {name: [each for each, _ in client.local.scandir(b"top/" + name, plus=True)] for name in folders}
 
 
 @promise("S-105")
@@ -64,8 +65,7 @@ def test_a_walk_asks_by_the_page(world: World, one: Client, order: int, markers:
 def test_a_walk_tells_the_attributes_again(world: World, one: Client, top: str) -> None:
     """A later walk looks no name up: what confirms a listing confirms what was learned of its files by HEAD."""
     filled(world)
-    for number in range(500):
-        world.put(f"flat/f{number:04}", b"x")
+    world.put_all(f"flat/f{number:04}" for number in range(500))
     world.later(100)
     walked(one)
     count = one.local.told(top)
@@ -81,8 +81,7 @@ def test_a_walk_tells_the_attributes_again(world: World, one: Client, top: str) 
 @promise("S-105")
 def test_the_names_of_a_large_directory_cost_few_heads(world: World, one: Client) -> None:
     """The kernel wants attributes with the first answer, whoever asks; with the next ones if they are used."""
-    for number in range(900):
-        world.put(f"flat/f{number:04}", b"x")
+    world.put_all(f"flat/f{number:04}" for number in range(900))
     world.later(100)
     assert len(one.local.scandir("flat", plus=True)) == 900
     assert one.calls("head") <= 260
@@ -126,57 +125,36 @@ def test_a_walk_shows_what_was_done_here(world: World, one: Client, order: int) 
         tree[b"d05"].append(b"own%.1f" % later)
         tree[b"d06"].remove(b"f%d" % (later // 10))
         tree[b"e%d" % later] = tree.pop(b"d3%d" % (later // 10))
-        assert {name: sorted(files) for name, files in walked(one, order).items()} == tree
-        world.later(10)
-        assert {name: sorted(files) for name, files in walked(one, order).items()} == tree
-
-
-def slow(monkeypatch: pytest.MonkeyPatch, world: World, client: Client, seconds: float) -> None:
-    """A page takes so long, also one that is the same."""
-    original = client.store.list_page
-
-    async def taking_time(*arguments: Any, **options: Any) -> ListPage:
-        world.clock.advance(seconds)
-        return await original(*arguments, **options)
-
-    monkeypatch.setattr(client.store, "list_page", taking_time)
+        for wait_s in (0, 10):
+            world.later(wait_s)
+            assert {name: sorted(files) for name, files in walked(one, order).items()} == tree
 
 
 def believed_s(client: Client, path: str) -> float:
-    directory = client.fs.core.nodes.by_ino[client.local.stat(path).ino]
-    assert isinstance(directory, Directory)
-    return client.fs.remote.ttl(directory)
+    return client.fs.remote.ttl(client.folder(path))
 
 
 @promise("S-28")
-def test_a_large_directory_is_believed_for_as_long_the_second_time(
-    monkeypatch: pytest.MonkeyPatch, world: World, one: Client
-) -> None:
-    """Who walks it would otherwise list it again and again."""
-    for number in range(1500):
-        world.put(f"flat/f{number:05}", b"")
-    slow(monkeypatch, world, one, 3.0)
-    one.local.listdir("flat")
-    first = believed_s(one, "flat")
-    assert first >= 12
-    world.later(100)
-    one.local.listdir("flat")
-    assert believed_s(one, "flat") >= first
+@pytest.mark.parametrize("large", [True, False])
+def test_a_slow_one_is_believed_longer(monkeypatch: pytest.MonkeyPatch, world: World, one: Client, large: bool) -> None:
+    """Who walks a large directory would else list it again and again; of another others' changes are seen as before."""
+    world.put_all((f"d/f{number:05}" for number in range(1500 if large else 1)), b"")
+    original = one.store.list_page
 
+    async def slow(*arguments: Any, **options: Any) -> ListPage:
+        world.clock.advance(seconds)  # also where the page is the same
+        return await original(*arguments, **options)
 
-@promise("S-28")
-def test_a_directory_that_was_slow_once_is_not_believed_for_longer_ever_after(
-    monkeypatch: pytest.MonkeyPatch, world: World, one: Client
-) -> None:
-    """What others change is seen after `metadataTTL` again."""
-    world.put("d/f", b"")
-    with monkeypatch.context() as hiccup:
-        slow(hiccup, world, one, 5.0)
-        one.local.listdir("d")
-        assert believed_s(one, "d") >= 10
+    monkeypatch.setattr(one.store, "list_page", slow)
+    seconds = 3.0 if large else 5.0
+    one.local.listdir("d")
+    first = believed_s(one, "d")
+    assert first >= (12 if large else 10)
+    if not large:
+        seconds = 0.0
     world.later(100)
     one.local.listdir("d")
-    assert believed_s(one, "d") == TTL_S
+    assert believed_s(one, "d") >= first if large else believed_s(one, "d") == TTL_S
 
 
 @promise("S-105")
@@ -187,7 +165,7 @@ def test_a_slow_walk_asks_for_no_more_than_it_can_use(world: World, one: Client)
     for name in tree:
         world.later(0.4)
         one.local.listdir(b"top/" + name)
-    node = one.fs.resolver.directory(one.local.stat("top").ino)
+    node = one.folder("top")
     assert node.walk is not None
     assert not node.walk.pages
 
@@ -215,10 +193,174 @@ def test_a_page_tells_of_directories_what_their_own_listings_would(keys: set[str
 def test_who_looks_a_directory_up_at_the_same_time_asks_once(world: World, one: Client) -> None:
     """Sixteen readers of files in it, when its time is over."""
     filled(world)
-    node = one.fs.resolver.directory(one.local.stat("top").ino)
+    node = one.folder("top")
     world.later()
     before = one.calls("head")
     with ThreadPoolExecutor(16) as pool:
         found = list(pool.map(lambda _: resolve(one.fs.resolver.find(one.fs.core.nodes.root, b"top")), range(16)))
     assert found == [node] * 16
     assert one.calls("head") - before == 1
+
+
+@promise("S-105", "S-28")
+def test_a_directory_that_goes_while_a_walk_comes_to_it(world: World, one: Client) -> None:
+    """Another thread found it gone, and the walk counts without it."""
+    world.put_all(f"{folder}/f" for folder in "abcdef")
+    root, walk = one.fs.core.nodes.root, Walk()
+    one.local.listdir()
+    for at, folder in enumerate("abc"):
+        walk.follow(root, f"{folder}/", at / 100, TTL_S)
+    world.tool.delete("d/f")
+    world.later()
+    one.local.listdir()
+    walk.follow(root, "e/", 0.04, TTL_S)
+    assert walk.starts("d/") == []
+    assert walk.starts("e/")
+
+
+LEVELS = 12
+DEEP = "/".join(f"l{level:02}" for level in range(LEVELS))
+MANY = 200
+TWO_PAGES = 1500
+
+
+@pytest.fixture
+def far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However fast the store answers."""
+    monkeypatch.setattr(Distance, "is_far", True)
+
+
+@promise("S-154")
+def test_one_slow_listing_is_no_distance() -> None:
+    """It may have been tried again; and one fast one says that the store is near."""
+    distance = Distance()
+    told = []
+    for took_s in (10 * FAR_S, FAR_S, 0.1 * FAR_S, FAR_S, FAR_S, FAR_S, FAR_S):
+        distance.listed(took_s)
+        told.append(distance.is_far)
+    assert told == [False, True, False, False, False, False, True]
+
+
+@promise("S-154")
+def test_a_way_gone_before_is_asked_about_at_once(
+    world: World, one: Client, far: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One request after the other would be one round trip for each name of a path."""
+    world.put(f"{DEEP}/f", b"x")
+    world.later(100)
+    assert one.local.stat(f"{DEEP}/f").size == 1
+    one.quiet()
+    world.later()
+    original, now, most = one.store.head, 0, 0
+
+    async def counted(key: str) -> ObjectInfo:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await pause(0.1)
+        now -= 1
+        return await original(key)
+
+    monkeypatch.setattr(one.store, "head", counted)
+    assert one.local.stat(f"{DEEP}/f").size == 1
+    assert most > LEVELS // 2
+
+
+@promise("S-154", "S-28")
+@pytest.mark.parametrize("marker", [False, True])
+def test_what_others_did_on_such_a_way_is_seen(world: World, one: Client, far: None, marker: bool) -> None:
+    if marker:
+        world.put(f"{DEEP}/", b"")
+    world.put(f"{DEEP}/f", b"x")
+    world.put("l00/l01/other/f", b"x")
+    world.later(100)
+    assert one.local.exists(f"{DEEP}/f")
+    one.quiet()
+    world.put(f"{DEEP}/f", b"another")
+    world.later()
+    assert one.local.stat(f"{DEEP}/f").size == len(b"another")
+    one.quiet()
+    for key in [key for key in world.all_keys() if key.startswith("l00/l01/l02/")]:
+        world.tool.delete(key)
+    world.later()
+    assert not one.local.exists(f"{DEEP}/f")
+    assert not one.local.exists("l00/l01/l02")
+    assert one.local.exists("l00/l01/other/f")
+
+
+@promise("S-154")
+def test_its_first_page_is_asked_for_once(
+    world: World, one: Client, far: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is what its listing begins with."""
+    world.put_all(f"top/flat/f{number:05}" for number in range(2500))
+    world.later(100)
+    asked: list[str] = []
+    original = one.store.list_page
+
+    async def told(prefix: str, **options: Any) -> ListPage:
+        asked.append(prefix)
+        return await original(prefix, **options)
+
+    monkeypatch.setattr(one.store, "list_page", told)
+    assert one.local.exists("top/flat")
+    one.quiet()
+    assert asked.count("top/flat/") == 1
+    assert len(one.local.listdir("top/flat")) == 2500
+    assert asked.count("top/flat/") == 3
+
+
+def walk(client: Client) -> int:
+    return sum(len(client.local.scandir(f"top/d{folder:03}", plus=True)) for folder in range(MANY))
+
+
+@promise("S-154", "S-105")
+def test_a_walk_has_attributes_and_pages_asked_for_ahead(world: World, one: Client) -> None:
+    """Each of them is asked for once."""
+    world.put_all(f"top/d{folder:03}/f{file}" for folder in range(MANY) for file in range(FILES))
+    world.later(100)
+    one.local.scandir("top", plus=True)
+    before = one.calls("head"), one.calls("list_page")
+    assert walk(one) == MANY * FILES
+    one.quiet()
+    heads, pages = one.calls("head") - before[0], one.calls("list_page") - before[1]
+    assert MANY * FILES <= heads <= MANY * (FILES + 1) + 8
+    assert pages <= 8
+    world.put("top/d150/f0", b"another")
+    world.later()
+    assert walk(one) == MANY * FILES
+    assert one.local.stat("top/d150/f0").size == len(b"another")
+
+
+def test_first_pages_that_are_too_old_are_let_go_of(world: World, one: Client) -> None:
+    """What was begun and not used is no more than what can still be used."""
+    for folder in ("a", "b"):
+        world.put_all(f"{folder}/{number:04}" for number in range(TWO_PAGES))
+    for folder in ("a", "b"):
+        resolve(one.fs.remote.begin(one.folder(folder)))
+        world.later()
+    assert list(one.fs.remote._begun) == [one.folder("b").ino]
+
+
+@promise("S-154")
+def test_a_directory_that_many_look_up_is_listed_once(world: World, one: Client) -> None:
+    """Each of them has it listed ahead, and the first that comes to it does it for all."""
+    world.put("d/f")
+    node = one.folder("d")
+    before = one.calls("list_page")
+    for _ in range(3):
+        resolve(one.fs.resolver._descent._list(node))
+    assert one.calls("list_page") == before + 1
+
+
+@promise("S-28")
+def test_a_first_page_that_is_too_old_is_not_shown(world: World) -> None:
+    """What was listed ahead counts from the moment at which it was asked for."""
+    world.put_all(f"d/{number:04}" for number in range(TWO_PAGES))
+    world.clock.advance(50)
+    for passed_s, is_believed in ((TTL_S / 2, True), (TTL_S, False)):
+        client = world.client()
+        resolve(client.fs.remote.begin(client.folder("d")))
+        world.put(f"d/0000-{passed_s}")
+        world.clock.advance(passed_s)
+        assert (f"0000-{passed_s}".encode() not in client.local.listdir("d")) is is_believed
