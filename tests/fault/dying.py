@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from datastore.fuse.state.youngrows import YoungRows
 from datastore.fuse.vfs import build
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
 from tests.driving import resolve
-from tests.fault.worlds import FaultWorld
+from tests.fault.scenarios import Scenario
+from tests.fault.worlds import FaultWorld, fault_world
 from tests.faulty import Fault
 from tests.killing import HELD_S, quiet
 from tests.mounted import Died
@@ -63,6 +65,22 @@ class Mortal:
         """Before the n-th step from now on (from 0); None: never."""
         self.steps, self._last = [], n
         world.faulty.plan = self._plan
+
+    def steps_of(self, scenario: Scenario, directory: Path) -> list[str]:
+        """Those of a process that lives."""
+        with fault_world(directory, scenario.before, mount=scenario.mount) as world:
+            prepared = scenario.prepare(world.local)
+            self.dies_at(world, None)
+            scenario.act(world.local, prepared)
+            return list(self.steps)
+
+    def kills(self, world: FaultWorld, scenario: Scenario, n: int) -> None:
+        """A process that dies before its n-th step, with all others."""
+        prepared = scenario.prepare(world.local)
+        self.dies_at(world, n)
+        with suppress(Died):
+            scenario.act(world.local, prepared)
+        self.bury(world)
 
     def bury(self, world: FaultWorld) -> None:
         """What the kernel does with a process that was killed. Nothing is written down."""

@@ -18,7 +18,6 @@ PART = 8192
 LARGE = bytes(range(256)) * 160
 """Five parts."""
 NEW = b"new content"
-KIND_DIRECTORY = 0o040000
 
 
 def _nothing(local: LocalFs) -> None:
@@ -52,25 +51,30 @@ class Scenario:
     """Fields of the MountSpec."""
 
 
-def _overwrite_middle(local: LocalFs, _: Any) -> None:
-    with local.opened("big", os.O_RDWR) as file:
-        file.write(b"XYZ", PART * 2 + 100)
+def write(path: str, body: bytes) -> Callable[[LocalFs, Any], None]:
+    return lambda local, _: local.write(path, body)
 
 
-def _append(local: LocalFs, _: Any) -> None:
-    with local.opened("big", os.O_RDWR) as file:
-        file.write(b"tail", len(LARGE))
+def rename(old: str, new: str) -> Callable[[LocalFs, Any], None]:
+    return lambda local, _: local.rename(old, new)
 
 
-def _fsync(local: LocalFs, _: Any) -> None:
-    with local.opened("f", os.O_RDWR | os.O_CREAT) as file:
-        file.write(NEW)
-        file.fsync()
+def unlink(path: str) -> Callable[[LocalFs, Any], None]:
+    return lambda local, _: local.unlink(path)
 
 
-def _exclusive(local: LocalFs, _: Any) -> None:
-    with local.opened("f", os.O_RDWR | os.O_CREAT | os.O_EXCL) as file:
-        file.write(NEW)
+def opened(
+    path: str, flags: int = 0, body: bytes = NEW, at: int = 0, *, sync: bool = False
+) -> Callable[[LocalFs, Any], None]:
+    """Opened to write, written to, and closed."""
+
+    def act(local: LocalFs, _: Any) -> None:
+        with local.opened(path, os.O_RDWR | flags) as file:
+            file.write(body, at)
+            if sync:
+                file.fsync()
+
+    return act
 
 
 def _open(path: str, flags: int = os.O_RDONLY) -> Callable[[LocalFs], Any]:
@@ -116,11 +120,6 @@ def _two_closed_behind(local: LocalFs) -> str:
     return "closed"
 
 
-def _write_behind(local: LocalFs, _: Any) -> None:
-    """What the background could not send is an error here, so that the sweep looks at it as at any other."""
-    _send_behind(local)
-
-
 def _closed_behind(local: LocalFs) -> str:
     local.write("d/new", NEW)
     return "d/new"
@@ -131,7 +130,8 @@ def _rename_behind(local: LocalFs, path: Any) -> None:
     _send_behind(local)
 
 
-def _send_behind(local: LocalFs) -> None:
+def _send_behind(local: LocalFs, _: Any = None) -> None:
+    """What the background could not send is an error here, so that the sweep looks at it as at any other."""
     fs = cast(DatastoreFilesystem, local.fs)
     resolve(all_of(fs.loop.call(lambda: fs.write_back.send_due(float("inf")))))
     if fs.uploads.unsent():
@@ -151,61 +151,42 @@ def without(*keys: str) -> dict[str, bytes]:
     return {key: body for key, body in TREE.items() if key not in keys}
 
 
+STREAMED = {**TREE, "d/f": LARGE}
+CHANGED = {**TREE, "d/f": NEW}
+TAIL = opened("big", body=b"tail", at=len(LARGE))
+EXCLUSIVE = opened("f", os.O_CREAT | os.O_EXCL)
 SCENARIOS = (
-    Scenario("create", {}, lambda local, _: local.write("f", NEW), {"f": NEW}),
-    Scenario("create in directory", TREE, lambda local, _: local.write("d/new", NEW), {**TREE, "d/new": NEW}),
-    Scenario("create exclusively", TREE, _exclusive, {**TREE, "f": NEW}, halfway=({**TREE, "f": b""},)),
-    Scenario("fsync", TREE, _fsync, {**TREE, "f": NEW}),
-    Scenario("replace", TREE, lambda local, _: local.write("d/f", NEW), {**TREE, "d/f": NEW}),
-    Scenario("create large", TREE, lambda local, _: local.write("big", LARGE), {**TREE, "big": LARGE}),
-    Scenario("stream", TREE, _write_slowly, {**TREE, "d/f": LARGE}),
+    Scenario("create", {}, write("f", NEW), {"f": NEW}),
+    Scenario("create in directory", TREE, write("d/new", NEW), {**TREE, "d/new": NEW}),
+    Scenario("create exclusively", TREE, EXCLUSIVE, {**TREE, "f": NEW}, halfway=({**TREE, "f": b""},)),
+    Scenario("fsync", TREE, opened("f", os.O_CREAT, sync=True), {**TREE, "f": NEW}),
+    Scenario("replace", TREE, write("d/f", NEW), CHANGED),
+    Scenario("create large", TREE, write("big", LARGE), {**TREE, "big": LARGE}),
+    Scenario("stream", TREE, _write_slowly, STREAMED),
     Scenario("stream and change", TREE, _write_and_change, {**TREE, "d/f": b"HEAD" + LARGE[4:]}),
+    Scenario("unlink a stream", TREE, unlink("d/f"), without("d/f"), _stream, _close, LARGE, halfway=(STREAMED,)),
     Scenario(
-        "unlink a stream",
-        TREE,
-        lambda local, _: local.unlink("d/f"),
-        without("d/f"),
-        _stream,
-        _close,
-        LARGE,
-        halfway=({**TREE, "d/f": LARGE},),
-    ),
-    Scenario(
-        "rename a stream",
-        TREE,
-        lambda local, _: local.rename("d/f", "new"),
-        {**without("d/f"), "new": LARGE},
-        _stream,
-        _close,
-        LARGE,
-        halfway=({**TREE, "d/f": LARGE},),
+        *("rename a stream", TREE, rename("d/f", "new"), {**without("d/f"), "new": LARGE}, _stream, _close, LARGE),
+        halfway=(STREAMED,),
         moves=True,
     ),
-    Scenario("replace or fail", TREE, lambda local, _: local.write("d/f", NEW), {**TREE, "d/f": NEW}, mount=REFUSING),
-    Scenario("create or fail", TREE, lambda local, _: local.write("f", NEW), {**TREE, "f": NEW}, mount=REFUSING),
-    Scenario("append or fail", BIG, _append, {**BIG, "big": LARGE + b"tail"}, mount=REFUSING),
-    Scenario("stream or fail", TREE, _write_slowly, {**TREE, "d/f": LARGE}, mount=REFUSING),
+    Scenario("replace or fail", TREE, write("d/f", NEW), CHANGED, mount=REFUSING),
+    Scenario("create or fail", TREE, write("f", NEW), {**TREE, "f": NEW}, mount=REFUSING),
+    Scenario("append or fail", BIG, TAIL, {**BIG, "big": LARGE + b"tail"}, mount=REFUSING),
+    Scenario("stream or fail", TREE, _write_slowly, STREAMED, mount=REFUSING),
     Scenario(
-        "write behind",
-        TREE,
-        _write_behind,
-        {**TREE, "d/f": NEW, "d/new": LARGE},
-        _two_closed_behind,
-        halfway=({**TREE, "d/f": NEW}, {**TREE, "d/new": LARGE}, {**TREE, "d/new": b""}),
+        *("write behind", TREE, _send_behind, {**CHANGED, "d/new": LARGE}, _two_closed_behind),
+        halfway=(CHANGED, {**TREE, "d/new": LARGE}, {**TREE, "d/new": b""}),
         mount=BEHIND,
     ),
     Scenario(
-        "rename behind",
-        TREE,
-        _rename_behind,
-        {**TREE, "d/newer": NEW},
-        _closed_behind,
+        *("rename behind", TREE, _rename_behind, {**TREE, "d/newer": NEW}, _closed_behind),
         halfway=({**TREE, "d/new": NEW},),
         mount=BEHIND,
         moves=True,
     ),
-    Scenario("overwrite in the middle", BIG, _overwrite_middle, {**BIG, "big": PATCHED}),
-    Scenario("append", BIG, _append, {**BIG, "big": LARGE + b"tail"}),
+    Scenario("overwrite in the middle", BIG, opened("big", body=b"XYZ", at=PART * 2 + 100), {**BIG, "big": PATCHED}),
+    Scenario("append", BIG, TAIL, {**BIG, "big": LARGE + b"tail"}),
     Scenario("truncate to nothing", BIG, lambda local, _: local.truncate("big", 0), {**BIG, "big": b""}),
     Scenario("truncate", BIG, lambda local, _: local.truncate("big", 100), {**BIG, "big": LARGE[:100]}),
     Scenario("extend", BIG, lambda local, _: local.truncate("big", len(LARGE) + 9), {**BIG, "big": LARGE + bytes(9)}),
@@ -216,105 +197,39 @@ SCENARIOS = (
     Scenario("rmdir", {**TREE, "d/new/": b""}, lambda local, _: local.rmdir("d/new"), TREE),
     Scenario("symlink", TREE, lambda local, _: local.symlink(b"t", "d/s"), {**TREE, "d/s.rclonelink": b"t"}),
     Scenario("mkfifo", TREE, lambda local, _: local.mknod("d/p", 0o010644), {**TREE, "d/p": b""}),
-    Scenario("unlink", TREE, lambda local, _: local.unlink("d/f"), without("d/f")),
-    Scenario("unlink of the last entry", {"i/f": b"x"}, lambda local, _: local.unlink("i/f"), {"i/": b""}),
+    Scenario("unlink", TREE, unlink("d/f"), without("d/f")),
+    Scenario("unlink of the last entry", {"i/f": b"x"}, unlink("i/f"), {"i/": b""}),
+    Scenario("unlink while open", TREE, unlink("d/f"), without("d/f"), _open("d/f"), _close, b"old"),
+    Scenario("unlink while open, large", BIG, unlink("big"), {"other": b"untouched"}, _open("big"), _close, LARGE),
+    Scenario("unlink unsent", TREE, unlink("d/f"), without("d/f"), _dirty, _close, NEW, halfway=(CHANGED,)),
+    Scenario("rename", TREE, rename("d/f", "new"), {**without("d/f"), "new": b"old"}, moves=True),
+    Scenario("rename over", TREE, rename("d/f", "other"), {**without("d/f"), "other": b"old"}, moves=True),
     Scenario(
-        "unlink while open",
-        TREE,
-        lambda local, _: local.unlink("d/f"),
-        without("d/f"),
-        _open("d/f"),
-        _close,
-        b"old",
-    ),
-    Scenario(
-        "unlink while open, large",
-        BIG,
-        lambda local, _: local.unlink("big"),
-        {"other": b"untouched"},
-        _open("big"),
-        _close,
-        LARGE,
-    ),
-    Scenario(
-        "unlink unsent",
-        TREE,
-        lambda local, _: local.unlink("d/f"),
-        without("d/f"),
-        _dirty,
-        _close,
-        NEW,
-        halfway=({**TREE, "d/f": NEW},),
-    ),
-    Scenario(
-        "rename", TREE, lambda local, _: local.rename("d/f", "new"), {**without("d/f"), "new": b"old"}, moves=True
-    ),
-    Scenario(
-        "rename over",
-        TREE,
-        lambda local, _: local.rename("d/f", "other"),
-        {**without("d/f"), "other": b"old"},
+        *("rename over an open file", TREE, rename("d/f", "other"), {**without("d/f"), "other": b"old"}),
+        *(_open("other"), _close, b"untouched"),
         moves=True,
     ),
     Scenario(
-        "rename over an open file",
-        TREE,
-        lambda local, _: local.rename("d/f", "other"),
-        {**without("d/f"), "other": b"old"},
-        _open("other"),
-        _close,
-        b"untouched",
+        *("rename over an open file, large", BIG, rename("other", "big"), {"big": b"untouched"}),
+        *(_open("big"), _close, LARGE),
         moves=True,
     ),
     Scenario(
-        "rename over an open file, large",
-        BIG,
-        lambda local, _: local.rename("other", "big"),
-        {"big": b"untouched"},
-        _open("big"),
-        _close,
-        LARGE,
-        moves=True,
-    ),
-    Scenario(
-        "rename over a link",
-        TREE,
-        lambda local, _: local.rename("d/f", "d/l"),
-        {**without("d/f", "d/l.rclonelink"), "d/l": b"old"},
+        *("rename over a link", TREE, rename("d/f", "d/l"), {**without("d/f", "d/l.rclonelink"), "d/l": b"old"}),
         moves=True,
         when_killed=({**without("d/f"), "d/l": b"old"},),
     ),
     Scenario(
-        "rename unsent",
-        TREE,
-        lambda local, _: local.rename("d/f", "new"),
-        {**without("d/f"), "new": NEW},
-        _dirty,
-        _close,
-        NEW,
-        halfway=({**TREE, "d/f": NEW},),
+        *("rename unsent", TREE, rename("d/f", "new"), {**without("d/f"), "new": NEW}, _dirty, _close, NEW),
+        halfway=(CHANGED,),
         moves=True,
     ),
+    Scenario("rename large", BIG, rename("big", "new"), {"new": LARGE, "other": b"untouched"}, moves=True),
+    Scenario("rename directory", TREE, rename("d", "m"), MOVED, moves=True),
+    Scenario("rename directory over another", {**TREE, "m/": b""}, rename("d", "m"), MOVED, moves=True),
     Scenario(
-        "rename large",
-        BIG,
-        lambda local, _: local.rename("big", "new"),
-        {"new": LARGE, "other": b"untouched"},
-        moves=True,
-    ),
-    Scenario("rename directory", TREE, lambda local, _: local.rename("d", "m"), MOVED, moves=True),
-    Scenario(
-        "rename directory over another", {**TREE, "m/": b""}, lambda local, _: local.rename("d", "m"), MOVED, moves=True
-    ),
-    Scenario(
-        "rename directory with unsent",
-        TREE,
-        lambda local, _: local.rename("d", "m"),
-        {**MOVED, "m/f": NEW},
-        _dirty,
-        _close,
-        NEW,
-        halfway=({**TREE, "d/f": NEW}, MOVED),
+        *("rename directory with unsent", TREE, rename("d", "m"), {**MOVED, "m/f": NEW}, _dirty, _close, NEW),
+        halfway=(CHANGED, MOVED),
         moves=True,
     ),
 )

@@ -147,12 +147,7 @@ class Tried:
 
 
 def _fail_and_mend(
-    world: FaultWorld,
-    scenario: Scenario,
-    fault: tuple[object, int, StoreError, bool],
-    where: str,
-    *,
-    new_process: bool,
+    world: FaultWorld, scenario: Scenario, fault: tuple[object, int, StoreError, bool], where: str, *, new_process: bool
 ) -> list[str]:
     """The store calls from the one that failed on, until the store worked again."""
     make, n, error, after = fault
@@ -212,10 +207,8 @@ def mend(
         world.release()
         world.build()
         assert same_but_markers(world.keys(), left), f"{where}: the next mount changed what was reported"
-    assert not world.hidden(), f"{where}: hidden copies stay"
-    assert not world.bucket.uploads, f"{where}: an unfinished upload stays behind"
+    world.all_done(where)
     assert not world.fs.core.db.uploads(), f"{where}: an upload that ended is still in the journal"
-    assert not world.fs.core.db.intents(), f"{where}: what was begun is still in the journal"
     _same_through_mount(world, where)
 
 

@@ -1,4 +1,7 @@
-"""For each n: the process dies before its n-th lasting step: a store call, or a change of what is on the local disk."""
+"""For each n: the process dies before its n-th lasting step: a store call, or a change of what is on the local disk.
+
+And for each m: whoever takes over dies, or fails, at its m-th.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,17 @@ import pytest
 from datastore.fuse.ops import Filesystem
 from tests.driving import resolve
 from tests.fault.dying import Mortal
-from tests.fault.scenarios import BEHIND, LARGE, NEW, SCENARIOS, TREE, Scenario, without
+from tests.fault.scenarios import BEHIND, LARGE, NEW, SCENARIOS, TREE, Scenario, opened, rename, unlink, without, write
 from tests.fault.surviving import Surviving
-from tests.fault.sweeping import mend, same_but_markers, small_parts
+from tests.fault.sweeping import ERRORS, mend, same_but_markers, small_parts
 from tests.fault.worlds import FaultWorld, fault_world
+from tests.faulty import from_nth, no_faults, nth
 from tests.localfs import LocalFs
 from tests.mounted import Died, no_writes
 from tests.promises import promise
 
 __all__ = ["small_parts"]
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 OLDER = b"older, unsent"
 
 
@@ -39,42 +43,26 @@ def _open_unsent_target(local: LocalFs) -> Any:
     return file
 
 
-def _sent_at_once(local: LocalFs, _: Any) -> None:
-    with local.opened("d/f", os.O_RDWR | os.O_TRUNC) as file:
-        file.write(NEW)
-        file.fsync()
-
-
 OVER_UNSENT = {**without("d/f"), "other": b"old"}
+KEPT = ({**TREE, "other": OLDER},)
+OVER = rename("d/f", "other")
 MORE = (
     Scenario(
-        "rename over what is unsent",
-        TREE,
-        lambda local, _: local.rename("d/f", "other"),
-        OVER_UNSENT,
-        _unsent_target,
+        *("rename over what is unsent", TREE, OVER, OVER_UNSENT, _unsent_target),
         mount=BEHIND,
-        halfway=({**TREE, "other": OLDER},),
+        halfway=KEPT,
     ),
     Scenario(
-        "rename over what is open and unsent",
-        TREE,
-        lambda local, _: local.rename("d/f", "other"),
-        OVER_UNSENT,
-        _open_unsent_target,
+        *("rename over what is open and unsent", TREE, OVER, OVER_UNSENT, _open_unsent_target),
         lambda local, file: file.close(),
-        halfway=({**TREE, "other": OLDER},),
+        halfway=KEPT,
     ),
     Scenario(
-        "unlink what is unsent",
-        TREE,
-        lambda local, _: local.unlink("other"),
-        without("other"),
-        _unsent_target,
+        *("unlink what is unsent", TREE, unlink("other"), without("other"), _unsent_target),
         mount=BEHIND,
-        halfway=({**TREE, "other": OLDER},),
+        halfway=KEPT,
     ),
-    Scenario("write and sync", TREE, _sent_at_once, {**TREE, "d/f": NEW}),
+    Scenario("write and sync", TREE, opened("d/f", os.O_TRUNC, sync=True), {**TREE, "d/f": NEW}),
 )
 ALL = (*SCENARIOS, *MORE)
 
@@ -104,20 +92,12 @@ class _Kernel(Surviving):
         self._world.build(resumed=True)
 
 
-def _steps(scenario: Scenario, mortal: Mortal, directory: Path) -> list[str]:
-    with fault_world(directory, scenario.before, mount=scenario.mount) as world:
-        prepared = scenario.prepare(world.local)
-        mortal.dies_at(world, None)
-        scenario.act(world.local, prepared)
-        return list(mortal.steps)
-
-
 @promise("S-41", "S-58")
 @pytest.mark.parametrize("scenario", ALL, ids=lambda scenario: scenario.name)
 def test_a_new_server_goes_on(scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody sees an error, and what was replaced or removed never comes back."""
     mortal = Mortal(monkeypatch)
-    for n, step in enumerate(_steps(scenario, mortal, tmp_path / "healthy")):
+    for n, step in enumerate(mortal.steps_of(scenario, tmp_path / "healthy")):
         where = f"killed before step {n} ({step})"
         with fault_world(tmp_path / str(n), scenario.before, mount=scenario.mount) as world:
             kernel = _Kernel(world, mortal)
@@ -140,81 +120,60 @@ def test_the_next_mount_goes_on(scenario: Scenario, tmp_path: Path, monkeypatch:
     """After the death of every process all is as before, as after, or as what was written."""
     mortal = Mortal(monkeypatch)
     states = (scenario.before, scenario.after, *scenario.halfway, *scenario.when_killed)
-    for n, step in enumerate(_steps(scenario, mortal, tmp_path / "healthy")):
+    for n, step in enumerate(mortal.steps_of(scenario, tmp_path / "healthy")):
         where = f"killed before step {n} ({step})"
         with fault_world(tmp_path / str(n), scenario.before, mount=scenario.mount) as world:
-            prepared = scenario.prepare(world.local)
-            mortal.dies_at(world, n)
-            with contextlib.suppress(Died):
-                scenario.act(world.local, prepared)
-            mortal.bury(world)
+            mortal.kills(world, scenario, n)
             world.build()
             world.check()
             left = world.keys()
             shown = {key: body[:20] for key, body in left.items()}
             assert any(same_but_markers(whole(left, scenario), state) for state in states), f"{where}: {shown}"
-            assert not world.fs.uploads.unsent(), where
-            assert not world.fs.core.db.intents(), where
+            world.all_done(where)
             world.release()
             world.build()
             assert world.keys() == left, f"{where}: the next mount changed it again"
 
 
-def _written(local: LocalFs) -> None:
-    local.write("other", NEW)
-
-
-def _written_and_synced(local: LocalFs) -> None:
-    with local.opened("other", os.O_RDWR | os.O_TRUNC) as file:
-        file.write(NEW)
-        file.fsync()
-
-
-def _renamed_over(local: LocalFs) -> None:
-    local.rename("d/f", "other")
-
-
-def _unsent_renamed_over(local: LocalFs) -> None:
+def _unsent_renamed_over(local: LocalFs, _: Any) -> None:
     file = local.open("d/f", os.O_RDWR | os.O_TRUNC)
     file.write(NEW)
     local.rename("d/f", "other")
     file.close()
 
 
-def _removed(local: LocalFs) -> None:
-    local.unlink("other")
-
-
-def _made_anew(local: LocalFs) -> None:
+def _made_anew(local: LocalFs, _: Any) -> None:
     """Exclusively, and empty."""
     local.open("made", os.O_RDWR | os.O_CREAT | os.O_EXCL).close()
 
 
-BESIDE: dict[Callable[[LocalFs], None], tuple[str, tuple[Mapping[str, bytes], ...]]] = {
-    _written: ("other", ({**TREE, "other": NEW}, {**TREE, "other": b""})),
-    _written_and_synced: ("other", ({**TREE, "other": NEW}, {**TREE, "other": b""})),
-    _renamed_over: ("other", (OVER_UNSENT,)),
-    _unsent_renamed_over: (
+WRITTEN = ({**TREE, "other": NEW}, {**TREE, "other": b""})
+BESIDE: dict[str, tuple[Callable[[LocalFs, Any], None], str, tuple[Mapping[str, bytes], ...]]] = {
+    "written": (write("other", NEW), "other", WRITTEN),
+    "written_and_synced": (opened("other", os.O_TRUNC, sync=True), "other", WRITTEN),
+    "renamed_over": (OVER, "other", (OVER_UNSENT,)),
+    "unsent_renamed_over": (
+        _unsent_renamed_over,
         "other",
         ({**without("d/f"), "other": NEW}, {**TREE, "d/f": NEW, "other": OLDER}, {**TREE, "d/f": b"", "other": OLDER}),
     ),
-    _removed: ("other", (without("other"),)),
-    _made_anew: ("made", ({**TREE, "made": b""},)),
+    "removed": (unlink("other"), "other", (without("other"),)),
+    "made_anew": (_made_anew, "made", ({**TREE, "made": b""},)),
 }
 """What is done to a name for which an earlier process left unsent bytes, and what that may come to."""
-STAYS = (_removed, _made_anew)
+STAYS = ("removed", "made_anew")
 """Nothing has their place in the end: killed at the wrong moment, what was left comes back rather than is lost."""
 
 
 @promise("S-128")
 @pytest.mark.parametrize("resumed", [False, True], ids=["all", "server"])
-@pytest.mark.parametrize("act", BESIDE, ids=lambda act: act.__name__.strip("_"))
+@pytest.mark.parametrize("done", BESIDE)
 def test_what_was_left_before_never_replaces_what_is_newer(
-    act: Callable[[LocalFs], None], resumed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    done: str, resumed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kill comes between the newer content and the end of the older one, or anywhere else."""
     mortal = Mortal(monkeypatch)
-    name, results = BESIDE[act]
+    act, name, results = BESIDE[done]
     for n in itertools.count():
         with fault_world(tmp_path / str(n), TREE) as world:
             world.local.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC).write(OLDER)
@@ -224,10 +183,10 @@ def test_what_was_left_before_never_replaces_what_is_newer(
             mortal.dies_at(world, n)
             answered = False
             with contextlib.suppress(Died):
-                act(LocalFs(cast(Filesystem, kernel)) if resumed else world.local)
+                act(LocalFs(cast(Filesystem, kernel)) if resumed else world.local, None)
                 answered = True
             outlived = answered and not mortal.dead and not kernel.found
-            undone = not answered or (act in STAYS and not outlived)
+            undone = not answered or (done in STAYS and not outlived)
             allowed = (*results, {**TREE, name: OLDER}) if undone and not world.writes_accepted else results
             found = kernel.found or world.keys()
             if not resumed:
@@ -247,3 +206,70 @@ def test_what_was_left_before_never_replaces_what_is_newer(
         if outlived:
             assert n > 3
             return
+
+
+CHOSEN = [scenario for scenario in ALL if scenario.moves or scenario in MORE]
+"""Those that leave more than one thing to do; the others are as they are with one death."""
+
+
+def _settled(world: FaultWorld, scenario: Scenario, where: str, *, failed: bool = False) -> None:
+    """failed: what it moves may be under either name, or both, but never older bytes of it under the new one."""
+    states = (scenario.before, scenario.after, *scenario.halfway, *scenario.when_killed)
+    world.check()
+    left = whole(world.keys(), scenario)
+    shown = {key: body[:20] for key, body in left.items()}
+    settled = any(same_but_markers(left, state) for state in states)
+    if failed and scenario.moves:
+        known = all(body == b"" or any(state.get(key) == body for state in states) for key, body in left.items())
+        settled = known and any(set(state.values()) <= {b"", *left.values()} for state in states)
+    assert settled, f"{where}: {shown}"
+    world.all_done(where)
+
+
+@promise("S-20", "S-27", "S-62")
+@pytest.mark.parametrize("scenario", CHOSEN, ids=lambda scenario: scenario.name)
+def test_a_start_that_is_killed_is_made_good(
+    scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process dies, and the next one before the m-th lasting step of its start."""
+    mortal = Mortal(monkeypatch)
+    for n in range(len(mortal.steps_of(scenario, tmp_path / "healthy"))):
+        for m in itertools.count():
+            where = f"killed before step {n}, then before step {m} of the start"
+            with fault_world(tmp_path / f"{n}-{m}", scenario.before, mount=scenario.mount) as world:
+                mortal.kills(world, scenario, n)
+                mortal.steps, mortal._last = [], m
+                lived = False
+                with contextlib.suppress(Died):
+                    world.build(mortal._plan)
+                    lived = True
+                if not lived:
+                    mortal.bury_unborn()
+                    world.build()
+                mortal.dies_at(world, None)
+                _settled(world, scenario, where)
+            if lived:
+                break
+
+
+@promise("S-159", "S-20", "S-27", "S-66")
+@pytest.mark.parametrize("scenario", CHOSEN, ids=lambda scenario: scenario.name)
+def test_a_start_that_fails_is_made_good(scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process dies, and the m-th store call of the next start fails, once or for good."""
+    mortal = Mortal(monkeypatch)
+    for n, make in itertools.product(range(len(mortal.steps_of(scenario, tmp_path / "healthy"))), (nth, from_nth)):
+        for m in itertools.count():
+            where = f"killed before step {n}, then {make.__name__} call {m} of the start fails"
+            with fault_world(tmp_path / f"{n}-{m}-{make.__name__}", scenario.before, mount=scenario.mount) as world:
+                mortal.kills(world, scenario, n)
+                mortal.dies_at(world, None)
+                world.build(make(m, ERRORS["unreachable"]))
+                reached = len(world.faulty.calls) > m
+                world.faulty.plan = no_faults
+                resolve(world.fs.flush_all())
+                mortal.bury(world)
+                world.build()
+                mortal.dies_at(world, None)
+                _settled(world, scenario, where, failed=True)
+            if not reached:
+                break

@@ -19,8 +19,7 @@ LEAST_STEPS = 20
 @promise("S-376")
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    ("where", "source"),
-    [("directory", "disk"), ("versitygw", "disk"), ("versitygw", "bucket"), ("minio", "disk")],
+    ("where", "source"), [("directory", "disk"), ("versitygw", "disk"), ("versitygw", "bucket"), ("minio", "disk")]
 )
 def test_a_save_is_killed_before_each_step(
     request: pytest.FixtureRequest, tmp_path: Path, where: str, source: str

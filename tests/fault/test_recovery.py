@@ -6,45 +6,23 @@ import itertools
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from datastore.errors import (
-    AccessDenied,
-    CorruptBody,
-    DeadlineExceeded,
-    PreconditionFailed,
-    ServerFault,
-    Throttled,
-    Unreachable,
-)
-from datastore.fuse.data import multipart
 from tests.driving import resolve
 from tests.fault.scenarios import BIG, LARGE, MOVED, NEW, PART, PATCHED, TREE, without
-from tests.fault.sweeping import Tried, other_version, plan_of, shown
-from tests.fault.worlds import MIN_PART, FaultWorld, fault_world
+from tests.fault.sweeping import EFFECTS, ERRORS, Tried, other_version, plan_of, shown, small_parts
+from tests.fault.worlds import FaultWorld, fault_world
 from tests.faulty import Fault, from_nth
 from tests.promises import promise
 
-
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Multipart uploads of a few KiB."""
-    monkeypatch.setattr(multipart, "MIB", MIN_PART)
-    monkeypatch.setattr(multipart, "SINGLE_MAX", PART)
-    monkeypatch.setattr(multipart, "PART_SIZE", PART)
+__all__ = ["small_parts"]
 
 
-def unsent_small(world: FaultWorld) -> None:
-    world.local.open("d/f", os.O_RDWR | os.O_TRUNC).write(NEW)
-
-
-def unsent_new(world: FaultWorld) -> None:
-    world.local.open("d/new", os.O_RDWR | os.O_CREAT).write(NEW)
-
-
-def unsent_large(world: FaultWorld) -> None:
-    world.local.open("big", os.O_RDWR).write(b"XYZ", PART * 2 + 100)
+def unsent(path: str, flags: int = 0, body: bytes = NEW, at: int = 0) -> Callable[[FaultWorld], None]:
+    """Written to, and never closed."""
+    return lambda world: cast(None, world.local.open(path, os.O_RDWR | flags).write(body, at))
 
 
 def renamed_file(world: FaultWorld) -> None:
@@ -61,25 +39,20 @@ def hidden_copy(world: FaultWorld) -> None:
     world.fs.core.db.begin("discard", ".datastore.unlinked/x", "")
 
 
+UNSENT_LARGE = unsent("big", body=b"XYZ", at=PART * 2 + 100)
 LEFT: dict[str, tuple[Mapping[str, bytes], Callable[[FaultWorld], None], Mapping[str, bytes]]] = {
-    "unsent": (TREE, unsent_small, {**TREE, "d/f": NEW}),
-    "unsent and new": (TREE, unsent_new, {**TREE, "d/new": NEW}),
-    "unsent, large": (BIG, unsent_large, {**BIG, "big": PATCHED}),
+    "unsent": (TREE, unsent("d/f", os.O_TRUNC), {**TREE, "d/f": NEW}),
+    "unsent and new": (TREE, unsent("d/new", os.O_CREAT), {**TREE, "d/new": NEW}),
+    "unsent, large": (BIG, UNSENT_LARGE, {**BIG, "big": PATCHED}),
     "rename": (TREE, renamed_file, {**without("d/f"), "new": b"old"}),
     "rename of a directory": (TREE, renamed_directory, MOVED),
     "hidden copy": (TREE, hidden_copy, TREE),
 }
 
 
-KINDS: dict[str, tuple[Fault, ...]] = {
-    "reset": (Fault(gone := Unreachable("no route to the store")), Fault(gone, after=True)),
-    "denied": (Fault(AccessDenied("not allowed")),),
-    "timeout": (Fault(DeadlineExceeded("no answer in time"), after=True),),
-    "server fault": (Fault(broken := ServerFault("the server broke")), Fault(broken, after=True)),
-    "throttled": (Fault(Throttled("slow down")),),
-    "truncated": (Fault(CorruptBody("shorter than promised")),),
-    "wrong etag, seen": (Fault(PreconditionFailed("another version")),),
-    "wrong etag, unseen": (Fault(alter=other_version),),
+KINDS = {
+    **{kind: [Fault(error, after) for after in EFFECTS.get(kind, (False, True))] for kind, error in ERRORS.items()},
+    "wrong etag, unseen": [Fault(alter=other_version)],
 }
 """What a call ends with."""
 
@@ -107,10 +80,7 @@ def test_recovery_survives_faults(left: str, kind: str, tmp_path: Path) -> None:
                 world.build()
                 assert world.keys() == after, f"{where}: {sorted(world.keys())}"
                 assert world.local.tree() == shown(after), where
-                assert not world.hidden(), where
-                assert not world.bucket.uploads, where
-                assert not world.fs.uploads.unsent(), where
-                assert not world.fs.core.db.intents(), where
+                world.all_done(where)
                 world.check()
 
 
@@ -138,9 +108,9 @@ def _calls(left: str, directory: Path) -> list[str]:
 def test_unsent_bytes_are_read_before_they_are_sent(tmp_path: Path) -> None:
     """What recovery could not send yet is sent by flush_all."""
     with fault_world(tmp_path, BIG) as world:
-        unsent_large(world)
+        UNSENT_LARGE(world)
         world.release()
-        world.build(from_nth(0, Unreachable("no route to the store")))
+        world.build(from_nth(0, ERRORS["unreachable"]))
         assert [row["path"] for row in world.fs.uploads.unsent()] == ["big"]
         world.heal()
         assert resolve(world.fs.flush_all()) == []

@@ -12,21 +12,11 @@ from typing import Any
 
 import pytest
 
-from datastore.errors import (
-    AccessDenied,
-    CorruptBody,
-    DeadlineExceeded,
-    PreconditionFailed,
-    ServerFault,
-    StoreError,
-    Throttled,
-    Unreachable,
-)
 from datastore.fuse.data.readahead import WindowSettings
 from datastore.fuse.data.reader import ReadSettings
 from datastore.fuse.store.base import ListPage, ObjectInfo
 from tests.fault.scenarios import BIG, LARGE, PART, TREE
-from tests.fault.sweeping import Tried, other_version, plan_of
+from tests.fault.sweeping import ERRORS, Tried, other_version, plan_of
 from tests.fault.worlds import FaultWorld, fault_world
 from tests.faulty import Fault
 from tests.localfs import LocalFs
@@ -95,17 +85,11 @@ def _short(answer: Any) -> Any:
 
 
 FAULTS: dict[str, Fault] = {
-    "reset": Fault(Unreachable("the connection was reset")),
-    "timeout": Fault(DeadlineExceeded("no answer")),
-    "500": Fault(ServerFault("the server broke")),
-    "503": Fault(Throttled("slow down")),
-    "403": Fault(AccessDenied("not allowed")),
-    "truncated, seen": Fault(CorruptBody("shorter than promised")),
+    **{kind: Fault(error) for kind, error in ERRORS.items()},
     "truncated, unseen": Fault(alter=_short),
-    "wrong etag, seen": Fault(PreconditionFailed("another version")),
     "wrong etag, unseen": Fault(alter=other_version),
 }
-BODIES = {"truncated, unseen", "wrong etag, seen", "wrong etag, unseen"}
+BODIES = {"truncated, unseen", "precondition", "wrong etag, unseen"}
 """What only an answer with a body, asked for by its version, can have."""
 ERRNOS = {errno.EIO, errno.ETIMEDOUT, errno.EACCES, errno.ESTALE}
 
@@ -169,11 +153,10 @@ REFUSED: dict[str, tuple[Mapping[str, bytes], Callable[[LocalFs], None], int]] =
         errno.ENOTEMPTY,
     ),
 }
-SEEN = {name: fault.error for name, fault in FAULTS.items() if isinstance(fault.error, StoreError)}
 
 
 @promise("S-04", "S-66")
-@pytest.mark.parametrize("kind", SEEN)
+@pytest.mark.parametrize("kind", ERRORS)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused_stays_refused(name: str, kind: str, tmp_path: Path) -> None:
     """A fault never makes a directory that is not empty look empty."""
@@ -190,7 +173,7 @@ def test_what_is_refused_stays_refused(name: str, kind: str, tmp_path: Path) -> 
                 continue
             with fault_world(tmp_path / f"{n}-{lasting}", objects) as world:
                 first = len(world.faulty.calls) + n
-                world.faulty.plan = plan_of(Fault(SEEN[kind]), first, lasting=lasting)
+                world.faulty.plan = plan_of(Fault(ERRORS[kind]), first, lasting=lasting)
                 with pytest.raises(OSError, check=lambda error: error.errno in {code, *ERRNOS}):
                     act(world.local)
                 world.check()

@@ -50,7 +50,10 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True)
 class Case:
-    """before, after: bodies by key. give: what is done and seen; gives: what is to be seen."""
+    """before, after: bodies by key. give: what is done and seen; gives: what is to be seen.
+
+    In LEFT give is what a dead process left for the next mount.
+    """
 
     name: str
     before: Mapping[str, bytes]
@@ -89,16 +92,6 @@ CASES = (
 )
 
 
-@dataclass(frozen=True)
-class Left:
-    """What a dead process left for the next mount. before, after: bodies by key."""
-
-    name: str
-    before: Mapping[str, bytes]
-    leave: Callable[[LocalFs], None]
-    after: Mapping[str, bytes]
-
-
 def _unsent(local: LocalFs) -> None:
     local.open("d/f", os.O_RDWR).write(b" and new", 3)
 
@@ -116,9 +109,9 @@ def _begun(local: LocalFs) -> None:
 
 SMALL = {"d/": b"", "d/f": b"old"}
 LEFT = (
-    Left("unsent", SMALL, _unsent, {**SMALL, "d/f": b"old and new"}),
-    Left("unsent, large", {}, _unsent_large, {"big": LARGE}),
-    Left("rename directory", SMALL, _begun, {"m/": b"", "m/f": b"old"}),
+    Case("unsent", SMALL, _unsent, {**SMALL, "d/f": b"old and new"}),
+    Case("unsent, large", {}, _unsent_large, {"big": LARGE}),
+    Case("rename directory", SMALL, _begun, {"m/": b"", "m/f": b"old"}),
 )
 
 
@@ -133,13 +126,7 @@ class Wire:
     """One mount of a prefix of its own behind the proxy, without a kernel."""
 
     def __init__(
-        self,
-        proxy: WireProxy,
-        server: Server,
-        client: Any,
-        bucket: str,
-        directory: Path,
-        limits: TransportLimits,
+        self, proxy: WireProxy, server: Server, client: Any, bucket: str, directory: Path, limits: TransportLimits
     ) -> None:
         self.proxy = proxy
         self._limits = limits
@@ -175,7 +162,7 @@ class Wire:
         found = self._client.list_multipart_uploads(Bucket=self._bucket).get("Uploads", [])
         return [each for each in found if each["Key"].startswith(self._prefix)]
 
-    def dies(self, leave: Callable[[LocalFs], None]) -> None:
+    def dies(self, leave: Callable[[LocalFs], Any]) -> None:
         """A process that did something, and was killed."""
         filesystem, store = self._built(BUDGET_S)
         leave(LocalFs(filesystem))
@@ -230,14 +217,14 @@ def client(versitygw: Server) -> Any:
     return boto_client(versitygw)
 
 
-Make = Callable[[Case | Left, Spoilt | None], Wire]
+Make = Callable[[Case, Spoilt | None], Wire]
 
 
 @pytest.fixture
 def make(proxy: WireProxy, versitygw: Server, client: Any, bucket: str, tmp_path: Path) -> Make:
     """A mount of a new prefix with what a case begins with, for answers that are spoilt so."""
 
-    def made(case: Case | Left, kind: Spoilt | None) -> Wire:
+    def made(case: Case, kind: Spoilt | None) -> Wire:
         limits = HASTY if kind is not None and kind.way == "silence" else PATIENT
         wire = Wire(proxy, versitygw, client, bucket, tmp_path / str(next(_numbers)), limits)
         wire.fill(case.before)
@@ -344,12 +331,12 @@ def test_an_outage_is_an_error_and_passes(case: Case, kind: Spoilt, make: Make) 
 @promise("S-20", "S-27", "S-66")
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("left", LEFT, ids=lambda left: left.name)
-def test_recovery_beside_an_outage(left: Left, kind: Spoilt, make: Make) -> None:
+def test_recovery_beside_an_outage(left: Case, kind: Spoilt, make: Make) -> None:
     """A mount whose recovery fails at any position works, and that or the next one ends the rest."""
     for n, lasting in itertools.product(range(recovery_of(left, make)), (False, True)):
         where = f"request {n}: {kind.name}, {'for good' if lasting else 'once'}"
         wire = make(left, kind)
-        wire.dies(left.leave)
+        wire.dies(left.give)
         spoiling(wire.proxy, n, kind, lasting=lasting)
         with wire.mounted(0.05 if lasting else BUDGET_S, sends=not lasting):
             for key, body in wire.keys().items():
@@ -361,10 +348,10 @@ def test_recovery_beside_an_outage(left: Left, kind: Spoilt, make: Make) -> None
         assert not wire.uploads() or not kind.before, f"{where}: an upload is left"
 
 
-def recovery_of(left: Left, make: Make) -> int:
+def recovery_of(left: Case, make: Make) -> int:
     """How many requests a healthy recovery sends, which must end what was left."""
     wire = make(left, None)
-    wire.dies(left.leave)
+    wire.dies(left.give)
     first = len(wire.proxy.requests)
     with wire.mounted(BUDGET_S):
         count = len(wire.proxy.requests) - first

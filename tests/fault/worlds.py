@@ -120,6 +120,13 @@ class FaultWorld:
                 found.add(str(stream._created.result().id))
         return found
 
+    def all_done(self, where: str) -> None:
+        """Nothing is unsent, begun or left behind."""
+        assert not self.fs.uploads.unsent(), f"{where}: something is unsent"
+        assert not self.fs.core.db.intents(), f"{where}: what was begun is still in the journal"
+        assert not self.bucket.uploads, f"{where}: an unfinished upload stays behind"
+        assert not self.hidden(), f"{where}: hidden copies stay"
+
     def check(self) -> None:
         """Invariants that hold at rest, after a fault too."""
         for node in self.fs.core.nodes.by_ino.values():

@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
 from datastore.fuse.data import multipart
-from datastore.fuse.loop import now
 from datastore.fuse.ops import SetAttr
-from datastore.fuse.store.base import WriteOptions
 from tests.clock import EPOCH_NS, ManualClock
 from tests.driving import resolve
-from tests.memorystore import MemoryBucket, MemoryStore
+from tests.memorystore import MemoryBucket
 from tests.model.invariants import check
 from tests.model.mounts import Mount
 from tests.model.reference import HIDDEN, Inode, Object, children
@@ -118,29 +116,16 @@ class FilesystemMachine(Steps):
 
     @rule(side=sides, parent=indices, name=names, mode=st.sampled_from([0o755, 0o700]))
     def mkdir(self, side: int, parent: int, name: bytes, mode: int) -> None:
-        here, shown = self._turn_of(side)
-        path = self._below(shown, parent, name)
-        if self._expect(lambda: here.mount.local.mkdir(path, mode), self.world.refuses_new(shown, path)):
-            self.world.objects[self.world.new_key(shown, path, directory=True)] = Object(b"", DIRECTORY | mode)
-            self._changed(here)
+        self._make(side, parent, name, lambda fs, path: fs.mkdir(path, mode), Object(b"", DIRECTORY | mode))
 
     @rule(side=sides, parent=indices, name=names, leads_to=st.sampled_from([b"a", b"../nowhere", b"\xff" * 300]))
     def symlink(self, side: int, parent: int, name: bytes, leads_to: bytes) -> None:
-        here, shown = self._turn_of(side)
-        path = self._below(shown, parent, name)
-        if self._expect(lambda: here.mount.local.symlink(leads_to, path), self.world.refuses_new(shown, path)):
-            self.world.objects[self.world.new_key(shown, path) + ".rclonelink"] = Object(leads_to, LINK | 0o777)
-            self._changed(here)
+        self._make(side, parent, name, lambda fs, path: fs.symlink(leads_to, path), Object(leads_to, LINK | 0o777))
 
     @rule(side=sides, parent=indices, name=names)
     def mkfifo(self, side: int, parent: int, name: bytes) -> None:
-        here, shown = self._turn_of(side)
-        path = self._below(shown, parent, name)
-        if self._expect(
-            lambda: here.mount.local.mknod(path, stat.S_IFIFO | 0o600), self.world.refuses_new(shown, path)
-        ):
-            self.world.objects[self.world.new_key(shown, path)] = Object(b"", stat.S_IFIFO | 0o600)
-            self._changed(here)
+        mode = stat.S_IFIFO | 0o600
+        self._make(side, parent, name, lambda fs, path: fs.mknod(path, mode), Object(b"", mode))
 
     @rule(side=sides, path=indices, name=st.none() | names)
     def unlink(self, side: int, path: int, name: bytes | None) -> None:
@@ -427,12 +412,9 @@ class FilesystemMachine(Steps):
     @rule(key=keys, marker=st.booleans(), body=bodies)
     def foreign_put(self, key: str, marker: bool, body: bytes) -> None:
         key, body = (key + "/", b"") if marker else (key, body)
-        if not key:
-            return
-        self._all_sent()
-        now(MemoryStore(self.bucket).put(key, body, WriteOptions()))
-        self.world.objects[key] = Object(body)
-        self._changed(None)
+        if key:
+            self._all_sent()
+            self._foreign(key, body)
 
     @rule(index=indices)
     def foreign_append(self, index: int) -> None:
@@ -440,20 +422,14 @@ class FilesystemMachine(Steps):
         found = sorted(key for key in self.world.objects if not key.endswith("/"))
         if found:
             key = found[index % len(found)]
-            body = self.world.objects[key].body + b"more"
-            now(MemoryStore(self.bucket).put(key, body, WriteOptions()))
-            self.world.objects[key] = Object(body)
-            self._changed(None)
+            self._foreign(key, self.world.objects[key].body + b"more")
 
     @rule(index=indices)
     def foreign_delete(self, index: int) -> None:
         self._all_sent()
         found = sorted(self.world.objects)
         if found:
-            key = found[index % len(found)]
-            now(MemoryStore(self.bucket).delete(key))
-            del self.world.objects[key]
-            self._changed(None)
+            self._foreign(found[index % len(found)], None)
 
     # -- what must hold
 

@@ -14,9 +14,10 @@ from datastore.fuse.loop import all_of, now
 from datastore.fuse.store.base import WriteOptions
 from tests.clock import ManualClock
 from tests.driving import resolve
+from tests.localfs import LocalFs
 from tests.memorystore import MemoryBucket, MemoryStore
 from tests.model.reference import Inode, Object, Shown, children
-from tests.model.world import DIRECTORY, LINK, REGULAR, Handle, Side, World, named, outcome, patched
+from tests.model.world import DIRECTORY, LINK, LINK_SUFFIX, REGULAR, Handle, Side, World, named, outcome, patched
 
 
 class Steps(RuleBasedStateMachine):
@@ -136,10 +137,31 @@ class Steps(RuleBasedStateMachine):
         self.clock.advance(self.ttl_s + 0.001)
         side.mount.local.listdir(path.rpartition(b"/")[0])
         assert side.mount.local.exists(path) == (entry is not None)
-        now(MemoryStore(self.bucket).put(key, body, WriteOptions()))
-        self.world.objects[key] = Object(body)
-        self._changed(None)
+        self._foreign(key, body)
         return self.world.tree(side)
+
+    def _foreign(self, key: str, body: bytes | None) -> None:
+        """Another client writes an object, or deletes it (body None)."""
+        store = MemoryStore(self.bucket)
+        if body is None:
+            now(store.delete(key))
+            del self.world.objects[key]
+        else:
+            now(store.put(key, body, WriteOptions()))
+            self.world.objects[key] = Object(body)
+        self._changed(None)
+
+    def _make(
+        self, side: int, parent: int, name: bytes, call: Callable[[LocalFs, bytes], object], made: Object
+    ) -> None:
+        """A new name, of a file that is no regular one."""
+        here, shown = self._turn_of(side)
+        path = self._below(shown, parent, name)
+        if self._expect(lambda: call(here.mount.local, path), self.world.refuses_new(shown, path)):
+            kind = stat.S_IFMT(made.mode or 0)
+            key = self.world.new_key(shown, path, directory=kind == DIRECTORY)
+            self.world.objects[key + (LINK_SUFFIX if kind == LINK else "")] = made
+            self._changed(here)
 
     def _existing(self, shown: dict[bytes, Shown], index: int, name: bytes | None) -> bytes:
         paths = sorted(shown)

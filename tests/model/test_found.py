@@ -14,7 +14,7 @@ from datastore.fuse.ops import Fh, OpenRequest
 from datastore.fuse.store.base import WriteOptions
 from datastore.fuse.store.blocking import BlockingStore
 from tests.clock import ManualClock
-from tests.localfs import ME
+from tests.localfs import ME, File
 from tests.memorystore import MemoryBucket, MemoryStore
 from tests.model.invariants import check
 from tests.model.mounts import Mount
@@ -41,17 +41,26 @@ class Bench:
         self.plain.delete(key)
         self.clock.advance(TTL_S + 0.1)
 
+    def restart(self, *files: File) -> None:
+        """Another server takes over mount one, in which these are open."""
+        self.one.crash()
+        self.one.build(resumed=True)
+        self.one.take_over(list(files))
+
     def keys(self) -> dict[str, bytes]:
         return {raw.decode(): stored.body for raw, stored in self.bucket.objects.items()}
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path)
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path, **getattr(request, "param", {}))
     yield made
-    check(made.one.fs, restarted=made.one.restarted)
-    made.one.crash()
-    made.two.crash()
+    for mount in (made.one, made.two):
+        check(mount.fs, restarted=mount.restarted)
+        mount.crash()
+
+
+LARGE_DIRECTORIES = pytest.mark.parametrize("bench", [{"page_keys": 3}], indirect=True)
 
 
 def test_a_directory_is_not_opened_with_truncation(bench: Bench) -> None:
@@ -197,28 +206,24 @@ def test_a_listing_knows_what_was_sent(bench: Bench) -> None:
 
 
 @promise("S-37")
-def test_odd_names_are_found_in_large_directories(tmp_path: Path) -> None:
+@LARGE_DIRECTORIES
+def test_odd_names_are_found_in_large_directories(bench: Bench) -> None:
     """A single HEAD can't tell what is shown under them: the look-up failed where the listing had the name."""
-    bench = Bench(tmp_path, page_keys=3)
     for key in ("a", "b", "c", "x", "x.rclonelink", "d.rclonelink/f", "\uf0c3\uf0a9"):
         bench.put(key, b"1")
     for name in bench.one.local.listdir():
         assert bench.one.local.exists(name), name
-    bench.one.crash()
-    bench.two.crash()
 
 
 @promise("S-37")
-def test_a_link_that_became_a_file_is_seen_in_a_large_directory(tmp_path: Path) -> None:
+@LARGE_DIRECTORIES
+def test_a_link_that_became_a_file_is_seen_in_a_large_directory(bench: Bench) -> None:
     """A known link was only asked for as a link."""
-    bench = Bench(tmp_path, page_keys=3)
     for key in ("a", "b", "c", "x.rclonelink"):
         bench.put(key, b"a")
     assert bench.one.local.readlink("x") == b"a"
     bench.put("x", b"file")
     assert bench.one.local.read("x") == b"file"
-    bench.one.crash()
-    bench.two.crash()
 
 
 @promise("S-41")
@@ -228,9 +233,7 @@ def test_writes_go_on_at_a_new_server(bench: Bench, offset: int) -> None:
     body = b"0123456789" * 1000
     bench.one.local.write("f", body)
     file = bench.one.local.open("f", os.O_RDWR)
-    bench.one.crash()
-    bench.one.build(resumed=True)
-    bench.one.take_over([file])
+    bench.restart(file)
     assert bytes(file._call.read(file.ino, Fh(99), 0, 1 << 20)) == body
     file.write(b"XY", offset)
     file.close()
@@ -244,8 +247,7 @@ def test_names_of_an_earlier_server_are_restored_once(bench: Bench) -> None:
     held = bench.one.local.open("f")
     bench.one.local.unlink("f")
     bench.one.local.write("f", b"2")
-    bench.one.crash()
-    bench.one.build(resumed=True)
+    bench.restart()
     check(bench.one.fs, restarted=True)
     assert bench.one.local.read("f") == b"2"
     assert bench.one.local.stat("f").ino != held.ino
@@ -256,9 +258,7 @@ def test_what_a_new_server_sent_is_not_sent_again(bench: Bench) -> None:
     """It stayed in the journal, so that the next mount wrote it over what another client wrote later."""
     file = bench.one.local.open("f", os.O_RDWR | os.O_CREAT)
     file.write(b"ours")
-    bench.one.crash()
-    bench.one.build(resumed=True)
-    bench.one.take_over([file])
+    bench.restart(file)
     file.fsync()
     assert bench.keys() == {"f": b"ours"}
     check(bench.one.fs, restarted=True)
@@ -303,9 +303,9 @@ def test_a_name_that_goes_goes_for_what_another_client_put_there_too(bench: Benc
 
 
 @promise("S-28", "S-47")
-def test_a_directory_goes_with_the_unsent_file_that_kept_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bench", [{"conflict": "fail"}], indirect=True)
+def test_a_directory_goes_with_the_unsent_file_that_kept_it(bench: Bench) -> None:
     """The directory above went on to list it after the file had lost its conflict."""
-    bench = Bench(tmp_path, conflict="fail")
     bench.put("d/e/f", b"old")
     file = bench.two.local.open("d/e/f", os.O_RDWR | os.O_TRUNC)
     bench.one.local.rename("d/e", "e")
@@ -316,5 +316,3 @@ def test_a_directory_goes_with_the_unsent_file_that_kept_it(tmp_path: Path) -> N
         file.close()
     assert not bench.two.local.exists("d/e")
     assert bench.two.local.listdir("d") == []
-    bench.one.crash()
-    bench.two.crash()

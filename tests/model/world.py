@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -253,6 +252,3 @@ def patched(body: bytes, offset: int, piece: bytes) -> bytes:
 def resized(body: bytes, size: int) -> bytes:
     """A file's bytes after a truncate."""
     return body[:size].ljust(size, b"\0")
-
-
-WRITABLE = os.O_RDWR
