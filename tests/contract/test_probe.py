@@ -24,8 +24,8 @@ from datastore.errors import (
     WrongRegion,
 )
 from datastore.fuse.loop import now
-from datastore.fuse.store.base import ByteRange, Capabilities, WriteOptions
-from datastore.fuse.store.s3 import open_adapter, open_s3, probe
+from datastore.fuse.store.base import Capabilities
+from datastore.fuse.store.s3 import open_adapter, probe
 from datastore.secret import Secret
 from tests.authority import HERE, Authority
 from tests.contract.conftest import location_of
@@ -177,16 +177,6 @@ def test_no_credentials_at_all_is_said_so(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     refused(S3Location(bucket="data"), CredentialsInvalid, "no credentials found")
-
-
-def test_an_opened_store_counts_what_it_sends(location: S3Location) -> None:
-    store = open_s3(location)
-    now(store.put("key", b"content", WriteOptions()))
-    now(store.get("key", byte_range=ByteRange(0, 3)))
-    assert "head" not in store.metrics.snapshot()
-    assert store.metrics.snapshot()["get"]["received_bytes"] == 3
-    now(store.delete("key"))
-    store.close()
 
 
 def test_virtual_hosts_and_a_proxy_reach_the_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
