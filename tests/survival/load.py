@@ -167,7 +167,8 @@ class Append(Load):
     def step(self) -> None:
         self.doubt = {"held", "again"}
         line = b"%08d " % self.operations + pattern(self.operations, self.random.randrange(1, 3000)) + b"\n"
-        self._append("held", line)
+        os.write(self.fd, line)
+        self.content["held"] += line
         if self.random.random() < 0.1:
             os.fsync(self.fd)
         if self.random.random() < 0.05:
@@ -179,10 +180,6 @@ class Append(Load):
             self.content["again"] += line
         if self.random.random() < 0.1:
             self.verify()
-
-    def _append(self, name: str, line: bytes) -> None:
-        os.write(self.fd, line)
-        self.content[name] += line
 
 
 class Create(Load):

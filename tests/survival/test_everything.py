@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.mount.conftest import new_bucket
-from tests.mount.mounts import Mount, mounted
+from tests.mount.mounts import Mount
 from tests.patience import eventually
 from tests.promises import promise
-from tests.servers import Server, boto_client
+from tests.servers import boto_client
 from tests.survival.load import KINDS, pattern
 from tests.survival.running import CHECKOUT, kill_server, load, server_pid
 
@@ -32,24 +31,23 @@ UNMAPPED = tuple(kind for kind in KINDS if kind != "mapped")
 @promise("S-62")
 @pytest.mark.parametrize("round_number", range(ROUNDS))
 def test_what_was_accepted_is_there_after_the_death_of_everything(
-    versitygw: Server, clean_environment: Path, tmp_path: Path, round_number: int
+    mount: Mount, tmp_path: Path, round_number: int
 ) -> None:
     """Applications get errors, and the next mount has each byte that write() took; none is wrong."""
-    with mounted(versitygw, new_bucket(versitygw), clean_environment) as mount:
-        with load(mount, tmp_path / "c", UNMAPPED, halt=True) as loads:
-            time.sleep(0.7 + 0.37 * round_number)  # some work of each kind; when, is of no matter
-            mount.pids[1] = server_pid(mount)
-            for pid in mount.pids:
-                os.kill(pid, signal.SIGKILL)
-            eventually(lambda: mount.umount("--force").returncode != 1, "what is left is unmounted")
-            reports = loads.finish()
-        assert {kind: report["wrong"] for kind, report in reports.items() if report["wrong"]} == {}
-        assert any(report["errors"] for report in reports.values())
-        mount.mount()
-        lost = {kind: gone for kind, report in reports.items() if (gone := missing(mount.path / kind, report))}
-        assert lost == {}
-        eventually(lambda: not uploads(mount), "orphaned uploads are aborted", 120.0)
-        assert mount.umount().returncode == 0
+    with load(mount, tmp_path / "c", UNMAPPED, halt=True) as loads:
+        time.sleep(0.7 + 0.37 * round_number)  # some work of each kind; when, is of no matter
+        mount.pids[1] = server_pid(mount)
+        for pid in mount.pids:
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: mount.umount("--force").returncode != 1, "what is left is unmounted")
+        reports = loads.finish()
+    assert {kind: report["wrong"] for kind, report in reports.items() if report["wrong"]} == {}
+    assert any(report["errors"] for report in reports.values())
+    mount.mount()
+    lost = {kind: gone for kind, report in reports.items() if (gone := missing(mount.path / kind, report))}
+    assert lost == {}
+    eventually(lambda: not uploads(mount), "orphaned uploads are aborted", 120.0)
+    assert mount.umount().returncode == 0
 
 
 def missing(directory: Path, report: dict[str, Any]) -> list[str]:
@@ -85,20 +83,18 @@ os.close(fd)
 
 
 @promise("S-58", "S-62")
-def test_a_server_dies_in_the_middle_of_an_upload(versitygw: Server, clean_environment: Path) -> None:
+def test_a_server_dies_in_the_middle_of_an_upload(mount: Mount) -> None:
     """The writer's close returns 0, the object is whole, and no half upload stays."""
     chance = random.Random(3)
-    with mounted(versitygw, new_bucket(versitygw), clean_environment) as mount:
-        for number in range(ROUNDS):
-            command = [sys.executable, "-c", WRITE, str(mount.path / f"big{number}"), str(BIG)]
-            writer = subprocess.Popen(command, cwd=CHECKOUT)
-            try:
-                eventually(lambda: uploads(mount) or writer.poll() is not None, "an upload", 120.0)  # noqa: B023
-                kill_server(mount, chance)
-                assert writer.wait(300) == 0
-            finally:
-                writer.kill()
-            digest = hashlib.sha256(mount.objects.get(f"big{number}")).hexdigest()
-            assert digest == hashlib.sha256(pattern(5, BIG)).hexdigest()
-        eventually(lambda: not uploads(mount), "orphaned uploads are aborted", 120.0)
-        assert mount.umount().returncode == 0
+    for number in range(ROUNDS):
+        command = [sys.executable, "-c", WRITE, str(mount.path / f"big{number}"), str(BIG)]
+        writer = subprocess.Popen(command, cwd=CHECKOUT)
+        try:
+            eventually(lambda: uploads(mount) or writer.poll() is not None, "an upload", 120.0)  # noqa: B023
+            kill_server(mount, chance)
+            assert writer.wait(300) == 0
+        finally:
+            writer.kill()
+        assert mount.objects.get(f"big{number}") == pattern(5, BIG)
+    eventually(lambda: not uploads(mount), "orphaned uploads are aborted", 120.0)
+    assert mount.umount().returncode == 0
