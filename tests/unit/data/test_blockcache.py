@@ -202,8 +202,10 @@ def test_adopt_takes_the_file_over(
     monkeypatch.setattr(blockcache, "_same_disk", lambda path, other: same_disk)
     cache, file, body = put(fresh(), 5 * BLOCK_BYTES + 1, BLOCK_BYTES)
     (tmp_path / "staged").write_bytes(body)
+    inode = (tmp_path / "staged").stat().st_ino
     assert cache.adopt(file, tmp_path / "staged")
     assert not (tmp_path / "staged").exists()
+    assert (fresh.file(".data").stat().st_ino == inode) is same_disk
     assert cache.read(file, 0, len(body)) == body
     assert fresh().present(file)
     assert lends(fresh(), file)

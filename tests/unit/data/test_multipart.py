@@ -62,6 +62,7 @@ def test_parts_cover_the_file_exactly_once(file: tuple[int, int, Extents]) -> No
 
 @promise("S-21")
 @given(files())
+@example((TIB, TIB, Extents()))
 def test_copied_parts_are_unchanged_bytes_of_the_base(file: tuple[int, int, Extents]) -> None:
     """Within the base and clean; what is uploaded has a reason."""
     size, base_size, dirty = file
