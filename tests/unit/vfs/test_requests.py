@@ -69,7 +69,8 @@ def test_a_directory_without_a_marker_is_not_looked_into_twice(world: World, one
 @promise("S-12")
 def test_a_marker_that_is_known_is_not_asked_for_again(world: World, one: Client) -> None:
     """Its version comes with the directory's own listing; another client's change is seen all the same."""
-    one.local.mkdir("d", 0o700)
+    one.local.mkdir("d")
+    one.local.chmod("d", 0o700)
     for _ in range(2):
         world.later(10)
         directory = one.folder("d")
