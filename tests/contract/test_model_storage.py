@@ -341,7 +341,8 @@ class TestDirectory:
         old, young = tmp_path / "m" / ".alias.a.tmp", tmp_path / "m" / ".alias.b.tmp"
         old.write_bytes(b"")
         young.write_bytes(b"")
-        os.utime(old, (time.time() - 600, time.time() - 600))
+        for each in (old, tmp_path / "m" / "alias"):
+            os.utime(each, (time.time() - 600, time.time() - 600))
         assert storage.sweep("m") == 1
         assert sorted(os.listdir(tmp_path / "m")) == [".alias.b.tmp", "alias"]
 
