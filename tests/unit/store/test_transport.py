@@ -140,10 +140,11 @@ class TestBodies:
         assert bytes(answer.body) == body
         assert server.requests[0].partition(b"\r\n\r\n")[2] == body
 
+    @pytest.mark.parametrize("size", [1, MIB])
     def test_an_answer_that_comes_in_pieces_is_put_together(
-        self, shown: Identity | None, transports: Transports
+        self, size: int, shown: Identity | None, transports: Transports
     ) -> None:
-        """Its head, a chunk's size, the chunks, and an interim answer before it."""
+        """Its head, a chunk's size, the chunks, and an interim answer before it; also when it comes at once."""
         answers = [
             b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nX-A: b\r\n\r\n2\r\nbo\r\n2;x\r\ndy\r\n0\r\n\r\n",
             b"HTTP/1.1 100 Continue\r\n\r\n" + http(200, b"body", "X-A: b"),
@@ -153,8 +154,8 @@ class TestBodies:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for answer in answers:
                 connection.recv(MIB)
-                for byte in answer:
-                    connection.sendall(bytes([byte]))
+                for at in range(0, len(answer), size):
+                    connection.sendall(answer[at : at + size])
 
         with talking(drip, identity=shown) as port:
             transport = transports.to(port, **trusting(shown))
@@ -264,7 +265,9 @@ class TestLargeBodies:
             assert transport.ask(GET).body == b"next"
         assert server.connections == 2
 
-    @pytest.mark.parametrize(("start", "stop"), [(0, len(LARGE)), (MIB + 1, 2 * MIB), (0, 5), (0, 0)])
+    @pytest.mark.parametrize(
+        ("start", "stop"), [(0, len(LARGE)), (MIB + 1, 2 * MIB), (0, 5), (0, 0), (0, 16_384), (0, 65_537)]
+    )
     def test_a_part_is_sent_from_its_file(self, tmp_path: Path, start: int, stop: int, served: Served) -> None:
         with served(http(200), http(200)) as (transport, server), part_of(tmp_path, start, stop) as part:
             for _ in range(2):
