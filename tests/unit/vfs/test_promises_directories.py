@@ -169,6 +169,20 @@ def test_readdir_with_attributes_counts_lookups(world: World, one: Client) -> No
     assert one.local.stat("f").ino == entry.attr.ino == found[b"f"].ino
 
 
+@promise("S-05", "S-12")
+def test_each_answer_about_a_large_directory_tells_the_attributes_of_all_its_entries(world: World, one: Client) -> None:
+    """They are asked for before it, from its own first entry on; those that are known are not asked for again."""
+    world.put_all(f"f{number:04}" for number in range(1000))
+    world.later()
+    fh = resolve(one.fs.opendir(CALLER, ROOT_INO)).fh
+    offset, seen = 0, 0
+    while lines := resolve(one.fs.readdir(ROOT_INO, fh, offset, Room(200), True)):
+        assert all(line.entry is not None for line in lines if line.name not in (b".", b".."))
+        offset, seen = lines[-1].offset, seen + len(lines)
+    assert seen == 1002
+    assert one.calls("head") <= 1001
+
+
 @promise("S-05")
 def test_a_pass_goes_on_if_its_directory_is_dropped(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """A change that drops what is known of a directory does not make a pass over it empty."""
