@@ -6,13 +6,15 @@ import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.authority import Identity
 from tests.mount.mounts import TTL, Area, Mount, mounted
+from tests.mount.outages import Breakable, breakable
 from tests.servers import Server, make_bucket
 
 WAYS = ("versitygw-kernel", "minio-kernel", "versitygw-libfuse")
@@ -21,6 +23,7 @@ ONE_SERVER = ("versitygw-kernel", "versitygw-libfuse")
 _numbers = itertools.count(1)
 
 Mounter = Callable[..., AbstractContextManager[Mount]]
+Breaking = Callable[..., AbstractContextManager[tuple[Breakable, Mount]]]
 
 
 def new_bucket(server: Server) -> str:
@@ -75,6 +78,26 @@ def mount_with(versitygw: Server, clean_environment: Path) -> Mounter:
     def make(bucket: str = "", server: Server | None = None, **options: Any) -> AbstractContextManager[Mount]:
         at = server or versitygw
         return mounted(at, bucket or new_bucket(at), clean_environment, **options)
+
+    return make
+
+
+@pytest.fixture
+def breaking(versitygw: Server, clean_environment: Path, tmp_path: Path) -> Breaking:
+    """Make a mount whose store the test takes away; it answers again at the end."""
+
+    @contextmanager
+    def make(identity: Identity | None = None, **spec: Any) -> Iterator[tuple[Breakable, Mount]]:
+        folder = tmp_path / f"store{next(_numbers)}"
+        folder.mkdir()
+        with (
+            breakable(str(folder), identity) as storage,
+            mounted(storage.server, new_bucket(storage.server), clean_environment, **spec) as mount,
+        ):
+            try:
+                yield storage, mount
+            finally:
+                storage.thaw()
 
     return make
 

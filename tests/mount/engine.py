@@ -120,6 +120,12 @@ class Supervisor:
     def server_pid(self) -> int:
         return int(self.described()["serverPid"])
 
+    def kill_server(self) -> int:
+        """The pid of the one that was killed."""
+        pid = self.server_pid()
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
     @contextlib.contextmanager
     def connected(self) -> Iterator[socket.socket]:
         """A client of the control socket, through the directory's descriptor: its path may be over 107 bytes."""

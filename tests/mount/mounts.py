@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -162,103 +163,71 @@ class Mount(CommandMount):
         return {name: tally["calls"] for name, tally in self.told()["store"].items()}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Objects:
-    """A bucket as another S3 tool sees it."""
+    """A bucket, or what is below a prefix of it, as another S3 tool sees it."""
 
     server: Server
     bucket: str
+    prefix: str = ""
 
-    def put(self, key: str, body: bytes = b"", content_type: str = "", **metadata: str) -> None:
+    def key(self, rest: str = "") -> str:
+        """The whole key."""
+        return self.prefix + rest
+
+    def put(self, rest: str, body: bytes = b"", content_type: str = "", **metadata: str) -> None:
         """PutObject."""
         more = {"ContentType": content_type} if content_type else {}
-        _client(self.server).put_object(Bucket=self.bucket, Key=key, Body=body, Metadata=metadata, **more)
+        _client(self.server).put_object(Bucket=self.bucket, Key=self.key(rest), Body=body, Metadata=metadata, **more)
 
-    def put_empty(self, keys: Iterable[str]) -> None:
+    def put_empty(self, names: Iterable[str]) -> None:
         """Many empty objects, side by side."""
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(self.put, keys))
+            list(pool.map(self.put, names))
 
-    def get(self, key: str) -> bytes:
+    def get(self, rest: str) -> bytes:
         """GetObject."""
-        body: bytes = _client(self.server).get_object(Bucket=self.bucket, Key=key)["Body"].read()
+        body: bytes = _client(self.server).get_object(Bucket=self.bucket, Key=self.key(rest))["Body"].read()
         return body
 
-    def head(self, key: str) -> dict[str, Any]:
+    def head(self, rest: str) -> dict[str, Any]:
         """HeadObject."""
-        answer: dict[str, Any] = _client(self.server).head_object(Bucket=self.bucket, Key=key)
+        answer: dict[str, Any] = _client(self.server).head_object(Bucket=self.bucket, Key=self.key(rest))
         return answer
 
-    def delete(self, key: str) -> None:
-        """DeleteObject."""
-        _client(self.server).delete_object(Bucket=self.bucket, Key=key)
+    def metadata(self, rest: str) -> dict[str, str]:
+        """User metadata."""
+        return dict(self.head(rest)["Metadata"])
 
-    def exists(self, key: str) -> bool:
+    def delete(self, rest: str) -> None:
+        """DeleteObject."""
+        _client(self.server).delete_object(Bucket=self.bucket, Key=self.key(rest))
+
+    def exists(self, rest: str) -> bool:
         """Whether HeadObject finds it."""
         try:
-            self.head(key)
+            self.head(rest)
         except botocore.exceptions.ClientError as error:
             if error.response["ResponseMetadata"]["HTTPStatusCode"] != 404:
                 raise
             return False
         return True
 
-    def keys(self, prefix: str = "") -> list[str]:
-        """Every key below a prefix."""
-        pages = _client(self.server).get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix)
-        return [found["Key"] for page in pages for found in page.get("Contents", ())]
+    def keys(self, below: str = "") -> list[str]:
+        """Every key below it, without the prefix."""
+        asked = {"Bucket": self.bucket, "Prefix": self.key(below)}
+        pages = _client(self.server).get_paginator("list_objects_v2").paginate(**asked)
+        return [found["Key"][len(self.prefix) :] for page in pages for found in page.get("Contents", ())]
 
 
-@dataclass(frozen=True)
-class Area:
+class Area(Objects):
     """A directory of a shared mount for one test, and its keys."""
 
-    mount: Mount
-    name: str
-
-    @property
-    def path(self) -> Path:
-        """The directory."""
-        return self.mount.path / self.name
-
-    @property
-    def is_native(self) -> bool:
+    def __init__(self, mount: Mount, name: str) -> None:
+        super().__init__(mount.server, mount.bucket, f"{name}/")
+        self.mount, self.name, self.path = mount, name, mount.path / name
+        self.is_native = mount.transport == "kernel"
         """Served by our own engine, not through libfuse."""
-        return self.mount.transport == "kernel"
-
-    @property
-    def server(self) -> str:
-        """Name of the S3 server."""
-        return self.mount.server.name
-
-    def key(self, rest: str = "") -> str:
-        """The key of a path in it."""
-        return f"{self.name}/{rest}"
-
-    def put(self, rest: str, body: bytes = b"", content_type: str = "", **metadata: str) -> None:
-        """As another tool."""
-        self.mount.objects.put(self.key(rest), body, content_type, **metadata)
-
-    def put_empty(self, names: Iterable[str]) -> None:
-        """Many empty objects, as another tool."""
-        self.mount.objects.put_empty(map(self.key, names))
-
-    def get(self, rest: str) -> bytes:
-        """As another tool."""
-        return self.mount.objects.get(self.key(rest))
-
-    def metadata(self, rest: str) -> dict[str, str]:
-        """User metadata, as another tool sees it."""
-        found: dict[str, str] = self.mount.objects.head(self.key(rest))["Metadata"]
-        return found
-
-    def exists(self, rest: str) -> bool:
-        """As another tool."""
-        return self.mount.objects.exists(self.key(rest))
-
-    def keys(self) -> list[str]:
-        """As another tool; without the name of the directory."""
-        return [key[len(self.key()) :] for key in self.mount.objects.keys(self.key())]
 
 
 @contextlib.contextmanager
@@ -300,6 +269,35 @@ def rclone(server: Server, *arguments: str | Path, text: bytes = b"") -> str:
     done = subprocess.run(command, env=env, input=text, capture_output=True, timeout=COMMAND_TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode()
+
+
+@contextlib.contextmanager
+def opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """A descriptor, closed at the end."""
+    fd = os.open(path, flags, 0o644)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def python(program: str, *arguments: str | Path) -> str:
+    """What a program prints that is a process of its own, and succeeds."""
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=True).stdout
+
+
+@contextlib.contextmanager
+def user(program: str, *arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
+    """A program that says "in use" when it uses the mount; killed at the end."""
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "in use\n"
+            yield process
+        finally:
+            process.kill()
 
 
 def runs(pid: int) -> bool:

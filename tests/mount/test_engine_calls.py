@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -80,11 +80,8 @@ def test_many_threads_at_once_see_right_bytes(root: Path, here: Path) -> None:
                     wrong.append(str(own))
             own.unlink()
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
     assert not wrong
     # libfuse hides a file that it takes for open: until the release, for which no close waits. When that comes while it
     # hides the file, the file stays (S-43).

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,12 +13,12 @@ import pytest
 
 from datastore.errors import MountFailed
 from datastore.fuse.kernel import device
-from datastore.fuse.kernel.device import MountOptions
 from datastore.fuse.kernel.negotiate import Wanted
 from datastore.fuse.kernel.session import Settings
 from datastore.fuse.ops import Ino
 from tests.memfs import MemFs, pattern
 from tests.mount.engine import mounted
+from tests.mount.mounts import python, user
 from tests.patience import eventually
 from tests.promises import promise
 
@@ -103,22 +101,17 @@ def test_lookups_and_handles_balance_after_use(tmp_path: Path) -> None:
         eventually(lambda: not filesystem.open_handles), "RELEASE and RELEASEDIR come for every open"
 
 
-def child(code: str, *arguments: object) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL
-    )
-
-
 def test_a_reader_that_is_killed_ends_at_once_though_the_storage_hangs(tmp_path: Path) -> None:
     filesystem = filled(blocking=["read"])
-    with mounted(tmp_path / "m", filesystem) as mount:
-        with filesystem.hanging:
-            reader = child("import sys; open(sys.argv[1]).read()", mount.path / "d" / "000")
-            assert reader.stdout is not None
-            eventually(lambda: filesystem.calls["read"] > 0)
-            reader.kill()
-            reader.wait(60)
-        reader.stdout.close()
+    reads = "import sys; print('in use', flush=True); open(sys.argv[1]).read()"
+    with (
+        mounted(tmp_path / "m", filesystem) as mount,
+        filesystem.hanging,
+        user(reads, mount.path / "d" / "000") as reader,
+    ):
+        eventually(lambda: filesystem.calls["read"] > 0)
+        reader.kill()
+        reader.wait(60)
 
 
 def test_a_timer_signal_does_not_disturb_a_slow_read(tmp_path: Path) -> None:
@@ -134,9 +127,7 @@ def test_a_timer_signal_does_not_disturb_a_slow_read(tmp_path: Path) -> None:
         "print(got)\n"
     )
     with mounted(tmp_path / "m", filesystem) as mount:
-        reader = child(code, mount.path / "d" / "003")
-        output, _ = reader.communicate(timeout=60)
-        assert output == b"100\n"
+        assert python(code, mount.path / "d" / "003") == "100\n"
 
 
 @pytest.fixture
@@ -196,7 +187,7 @@ def test_a_busy_mount_says_who_uses_it(tmp_path: Path) -> None:
         with (mount.path / "d" / "000").open("rb"), pytest.raises(device.Busy, match=f"pid {os.getpid()} "):
             device.unmount(str(mount.path))
         with pytest.raises(MountFailed, match="already a mount of memory"):
-            device.mount(MountOptions(mountpoint=str(mount.path), name="again"))
+            device.mount(device.MountOptions(mountpoint=str(mount.path), name="again"))
 
 
 @promise("S-197")
@@ -216,9 +207,7 @@ def test_who_only_looks_at_a_mount_does_not_keep_it(tmp_path: Path) -> None:
 
 
 def test_unmounting_lazily_lets_open_files_go_on(tmp_path: Path) -> None:
-    with mounted(tmp_path / "m", filled()) as mount:
-        opened = (mount.path / "d" / "009").open("rb")
+    with mounted(tmp_path / "m", filled()) as mount, (mount.path / "d" / "009").open("rb") as opened:
         device.unmount(str(mount.path), lazy=True)
         assert not os.path.ismount(mount.path)
         assert opened.read() == pattern(9)
-        opened.close()

@@ -49,22 +49,17 @@ def test_a_mount_is_described_used_and_stopped(tmp_path: Path) -> None:
         assert sorted(os.listdir(supervisor.state)) == ["lock", "mount.log"]
 
 
-def test_warming_reports_progress(tmp_path: Path) -> None:
+def test_control_requests_get_an_answer(tmp_path: Path) -> None:
+    """Also those that make no sense; warming reports its progress."""
     with kept(spec(tmp_path)) as supervisor:
-        lines = supervisor.ask(op="warm", path="d")
-        assert [line["progress"]["done"] for line in lines[:-1]] == [1, 2, 3]
-        assert lines[-1] == {"ok": True, "files": 3}
-
-
-def test_control_requests_that_make_no_sense_get_an_answer(tmp_path: Path) -> None:
-    with kept(spec(tmp_path)) as supervisor:
-        for request in ({"op": "dance"}, {"up": 1}):
+        for request in ({"op": "dance"}, {"up": 1}, {"op": "warm", "path": 5}):
             (answer,) = supervisor.ask(**request)
             assert not answer["ok"]
         with supervisor.connected():
             assert supervisor.ask(op="status")[0]["ok"], "one silent client holds up nobody"
-        (answer,) = supervisor.ask(op="warm", path=5)
-        assert not answer["ok"]
+        lines = supervisor.ask(op="warm", path="d")
+        assert [line["progress"]["done"] for line in lines[:-1]] == [1, 2, 3]
+        assert lines[-1] == {"ok": True, "files": 3}
 
 
 def test_a_busy_mount_is_not_stopped_unless_forced(tmp_path: Path) -> None:
@@ -161,8 +156,7 @@ def test_a_server_that_can_not_come_back_is_tried_again_until_it_can(tmp_path: P
     flag = tmp_path / "broken"
     with kept(spec(tmp_path, labels={"broken while": str(flag)})) as supervisor:
         flag.touch()
-        before = supervisor.server_pid()
-        os.kill(before, signal.SIGKILL)
+        before = supervisor.kill_server()
         eventually(lambda: supervisor.log().count("could not start") >= 2)
         # asked of /proc: the mount itself answers when a server is back
         assert mountinfo.read().at(str(supervisor.path)), "a crash never unmounts"
@@ -175,9 +169,8 @@ def test_a_server_that_can_not_come_back_is_tried_again_until_it_can(tmp_path: P
 def test_a_full_disk_ends_no_supervisor(tmp_path: Path) -> None:
     """A limit of the size of files stands for the disk."""
     with kept(spec(tmp_path)) as supervisor:
-        before = supervisor.server_pid()
         limited(supervisor, resource.RLIMIT_FSIZE, 0)
-        os.kill(before, signal.SIGKILL)
+        before = supervisor.kill_server()
         assert (supervisor.path / "d" / "011").read_bytes() == pattern(11)
         (status,) = supervisor.ask(op="status")
         assert status["serverPid"] != before
@@ -231,8 +224,7 @@ def test_files_open_by_passthrough_and_otherwise_go_on_after_a_death(tmp_path: P
     with kept(spec(tmp_path, labels={"local": str(local)})) as supervisor:
         by_passthrough, otherwise = supervisor.path / "d" / "000", supervisor.path / "d" / "001"
         with by_passthrough.open("rb") as one, otherwise.open("rb") as other:
-            before = supervisor.server_pid()
-            os.kill(before, signal.SIGKILL)
+            before = supervisor.kill_server()
             eventually(lambda: supervisor.server_pid() != before)
             assert one.read() == pattern(0)
             assert other.read() == pattern(1)
@@ -275,7 +267,7 @@ def test_the_directory_beneath_is_unwritable_until_the_end(tmp_path: Path) -> No
                     os.open("stray", os.O_WRONLY | os.O_CREAT, dir_fd=beneath)
             supervisor.process.kill()
             supervisor.process.wait()
-            os.kill(supervisor.server_pid(), signal.SIGKILL)
+            supervisor.kill_server()
             eventually(lambda: fails_to_list(supervisor.path), "a dead mount is not an empty directory")
             device.unmount(str(supervisor.path), lazy=True)
             assert stat.S_IMODE(os.fstat(beneath).st_mode) == 0o555
@@ -346,8 +338,7 @@ def test_a_mount_without_a_server_refuses_after_a_while_and_works_again(tmp_path
     unlucky = spec(tmp_path, labels={"broken while": str(flag)})
     with kept(unlucky, "--down-limit", "1") as supervisor, (supervisor.path / "d" / "011").open() as held:
         flag.touch()
-        before = supervisor.server_pid()
-        os.kill(before, signal.SIGKILL)
+        before = supervisor.kill_server()
         eventually(lambda: bool(supervisor.described().get("trouble")))
         eventually(lambda: fails_to_list(supervisor.path / "d"))
         assert "refused" in supervisor.log()
@@ -355,3 +346,19 @@ def test_a_mount_without_a_server_refuses_after_a_while_and_works_again(tmp_path
         eventually(lambda: "trouble" not in supervisor.described())
         assert held.read().encode() == pattern(11)
         assert supervisor.server_pid() != before
+
+
+@promise("S-61")
+@pytest.mark.root_only
+def test_a_forced_unmount_while_callers_are_refused(tmp_path: Path) -> None:
+    """What it has told and kept is taken away, as after any other unmount, and no server is tried any more."""
+    flag = tmp_path / "broken"
+    with kept(spec(tmp_path, labels={"broken while": str(flag)}), "--down-limit", "1") as supervisor:
+        flag.touch()
+        supervisor.kill_server()
+        eventually(lambda: "is refused" in supervisor.log(), "callers are refused")
+        for options in (["-f"], ["-f", "-l"]):
+            subprocess.run(["umount", *options, str(supervisor.path)], check=False)
+        assert supervisor.wait() == 0
+        assert "Traceback" not in supervisor.log()
+        assert sorted(os.listdir(supervisor.state)) == ["lock", "mount.log"]

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.mount.conftest import Mounter, new_bucket
-from tests.mount.mounts import Mount, mounted, runs
-from tests.mount.outages import breakable
+from tests.mount.conftest import Breaking, Mounter
+from tests.mount.mounts import Mount, runs, user
 from tests.patience import eventually
 from tests.promises import promise
-from tests.servers import Server
 from tests.tools.mounting import COMMAND, Client
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(300)]
@@ -34,19 +29,6 @@ def timed(mount: Mount, *options: str) -> tuple[subprocess.CompletedProcess[str]
     return done, time.monotonic() - began
 
 
-@contextlib.contextmanager
-def user(program: str, *arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
-    """A program that says a line when it uses the mount."""
-    command = [sys.executable, "-c", program, *map(str, arguments)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "in use\n"
-            yield process
-        finally:
-            process.kill()
-
-
 OPEN_FILE = """
 import os, sys
 fd = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)
@@ -59,16 +41,10 @@ os.write(fd, b" bytes")
 
 @promise("S-191")
 @pytest.mark.parametrize("forced", [True, False])
-def test_an_unmount_ends_in_time_while_the_store_hangs(
-    versitygw: Server, clean_environment: Path, tmp_path: Path, forced: bool
-) -> None:
+def test_an_unmount_ends_in_time_while_the_store_hangs(breaking: Breaking, forced: bool) -> None:
     """At most --timeout and two seconds. By force, what is not uploaded is sent by the next mount there; without, the
     mount stays, also when the store takes everything afterwards."""
-    with (
-        breakable(str(tmp_path)) as storage,
-        mounted(storage.server, new_bucket(storage.server), clean_environment) as mount,
-        user(OPEN_FILE, mount.path / "file") as writer,
-    ):
+    with breaking() as (storage, mount), user(OPEN_FILE, mount.path / "file") as writer:
         storage.freeze()
         assert writer.stdin is not None
         writer.stdin.close()  # it closes the file, which waits for the store

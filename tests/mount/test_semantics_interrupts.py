@@ -5,20 +5,14 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
-from tests.mount.conftest import new_bucket
-from tests.mount.mounts import TTL, TTL_S, Mount, mounted
-from tests.mount.outages import Breakable, breakable
+from tests.mount.conftest import Breaking
+from tests.mount.mounts import TTL, TTL_S, user
 from tests.patience import eventually
 from tests.promises import promise
-from tests.servers import Server
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(300)]
 
@@ -71,7 +65,7 @@ part = os.open(P("part"), os.O_RDWR)
 synced, closed = (os.open(P(name), os.O_WRONLY | os.O_CREAT) for name in ("synced", "closed"))
 for fd in (synced, closed):
     os.write(fd, b"written")
-print("open", flush=True)
+print("in use", flush=True)
 sys.stdin.readline()
 time.sleep(float(sys.argv[3]))  # what is known by now is too old then
 main = threading.main_thread().ident
@@ -113,27 +107,14 @@ os.kill(os.getpid(), signal.SIGKILL)  # an orderly end would wait for the closes
 """
 
 
-@contextmanager
-def hanging(server: Server, home: Path, folder: Path, ttl: str = TTL) -> Iterator[tuple[Breakable, Mount]]:
-    """A mount, and its store that a test freezes; it answers again at the end."""
-    with (
-        breakable(str(folder)) as storage,
-        mounted(storage.server, new_bucket(storage.server), home, metadataTTL=ttl) as mount,
-    ):
-        try:
-            yield storage, mount
-        finally:
-            storage.thaw()
-
-
 @promise("S-190")
 @pytest.mark.parametrize(("calls", "ttl"), [(ASKING, TTL), (CHANGING, "600s")], ids=["asking", "changing"])
 def test_every_call_that_waits_for_the_store_ends_within_a_second_of_ctrl_c(
-    versitygw: Server, clean_environment: Path, tmp_path: Path, calls: dict[str, str], ttl: str
+    breaking: Breaking, calls: dict[str, str], ttl: str
 ) -> None:
     """With EINTR; what was begun goes on, and nothing of it is lost."""
     body = b"0123456789" * 2000
-    with hanging(versitygw, clean_environment, tmp_path, ttl) as (storage, mount):
+    with breaking(metadataTTL=ttl) as (storage, mount):
         objects = mount.objects
         for key in ("cold", "old", "d/inside", "part", *(f"{name.split()[0]}/file" for name in CHANGING)):
             objects.put(key, body)
@@ -141,10 +122,7 @@ def test_every_call_that_waits_for_the_store_ends_within_a_second_of_ctrl_c(
             objects.delete(key)
         for key in ("create/", "rmdir/", "rmdir/empty/", "rename/from"):
             objects.put(key, b"" if key.endswith("/") else b"renamed")
-        command = [sys.executable, "-c", PROGRAM, str(mount.path), json.dumps(calls), str(TTL_S + 0.1)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "open\n"
+        with user(PROGRAM, mount.path, json.dumps(calls), str(TTL_S + 0.1)) as process:
             storage.freeze()
             out, _ = process.communicate("\n", timeout=200)
         told = [json.loads(line) for line in out.splitlines()]
@@ -171,7 +149,7 @@ def test_every_call_that_waits_for_the_store_ends_within_a_second_of_ctrl_c(
 @promise("S-190")
 @pytest.mark.parametrize(("what", "signum"), [("waits in read", signal.SIGTERM), ("closes at its end", signal.SIGKILL)])
 def test_a_killed_process_ends_within_a_second_and_its_bytes_arrive(
-    versitygw: Server, clean_environment: Path, tmp_path: Path, what: str, signum: signal.Signals
+    breaking: Breaking, what: str, signum: signal.Signals
 ) -> None:
     """The end of who waits, and of who has a changed file open, which the kernel closes for him."""
     body = "os.read(os.open('cold', os.O_RDONLY), 9)" if what == "waits in read" else "signal.pause()"
@@ -180,18 +158,16 @@ import os, signal, sys
 os.chdir(sys.argv[1])
 file = open("file", "wb", buffering=0)
 file.write(b"precious")
-print("written", flush=True)
+print("in use", flush=True)
 sys.stdin.readline()
 print("waits", flush=True)
 {body}
 """
-    with hanging(versitygw, clean_environment, tmp_path) as (storage, mount):
+    with breaking(metadataTTL=TTL) as (storage, mount):
         mount.objects.put("cold", b"never read")
-        command = [sys.executable, "-c", program, str(mount.path)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        with user(program, mount.path) as process:
             assert process.stdin is not None
             assert process.stdout is not None
-            assert process.stdout.readline() == "written\n"
             storage.freeze()
             process.stdin.write("\n")
             process.stdin.flush()
@@ -210,15 +186,12 @@ print("waits", flush=True)
 
 
 @promise("S-18", "S-190")
-def test_a_process_that_ends_by_itself_waits_until_its_file_is_sent(
-    versitygw: Server, clean_environment: Path, tmp_path: Path
-) -> None:
+def test_a_process_that_ends_by_itself_waits_until_its_file_is_sent(breaking: Breaking) -> None:
     """Who does not close a file is no killed one: its end is the close."""
-    with hanging(versitygw, clean_environment, tmp_path) as (storage, mount):
-        program = "import os, sys; os.write(os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY), b'x'); sys.stdin.readline()"
-        command = [sys.executable, "-c", program, str(mount.path / "file")]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as process:
-            eventually(lambda: (mount.path / "file").exists())
+    with breaking(metadataTTL=TTL) as (storage, mount):
+        program = "import os, sys; os.write(os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY), b'x')"
+        program += "; print('in use', flush=True); sys.stdin.readline()"
+        with user(program, mount.path / "file") as process:
             storage.freeze()
             assert process.stdin is not None
             process.stdin.close()
@@ -230,11 +203,9 @@ def test_a_process_that_ends_by_itself_waits_until_its_file_is_sent(
 
 
 @promise("S-190")
-def test_what_follows_an_interrupted_removal_comes_after_it(
-    versitygw: Server, clean_environment: Path, tmp_path: Path
-) -> None:
+def test_what_follows_an_interrupted_removal_comes_after_it(breaking: Breaking) -> None:
     """Ctrl-C of `rm file`, then a new file of that name: the removal, which goes on, does not take that one."""
-    with hanging(versitygw, clean_environment, tmp_path) as (storage, mount):
+    with breaking(metadataTTL=TTL) as (storage, mount):
         file = mount.path / "file"
         file.write_text("old")
         storage.freeze()

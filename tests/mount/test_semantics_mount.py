@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
 import socket
 import stat
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-import yaml
 
 from datastore.fuse.kernel import device
 from tests.mount.conftest import ONE_SERVER, Mounter, new_bucket
@@ -43,31 +41,40 @@ def machine(clean_environment: Path, way: tuple[Server, str]) -> Iterator[Mount]
     made.end()
 
 
-WRONG: dict[str, tuple[dict[str, dict[str, object]], int, str]] = {
-    "key": ({"stringData": {"AWS_ACCESS_KEY_ID": "nobody"}}, ACCESS, "access key"),
-    "secret": ({"stringData": {"AWS_SECRET_ACCESS_KEY": "wrong"}}, ACCESS, "signature"),
-    "bucket": ({"s3": {"bucket": "no-such-bucket", "create": False}}, STORAGE, "NoSuchBucket"),
-    "region": ({"s3": {"region": "mars-north-1"}}, STORAGE, "region"),
-    "endpoint": ({"s3": {"endpoint": "CLOSED"}}, STORAGE, "refused"),
-    "host": ({"s3": {"endpoint": "http://no-such-host.invalid"}}, STORAGE, "no-such-host.invalid"),
-    "silent": ({"s3": {"endpoint": "SILENT"}}, STORAGE, "no answer"),
+WRONG: dict[str, tuple[dict[str, str], int, str]] = {
+    "key": ({"access_key": "nobody"}, ACCESS, "access key"),
+    "secret": ({"secret_key": "wrong"}, ACCESS, "signature"),
+    "bucket": ({"bucket": "no-such-bucket"}, STORAGE, "NoSuchBucket"),
+    "region": ({"region": "mars-north-1"}, STORAGE, "region"),
+    "endpoint": ({"endpoint": "CLOSED"}, STORAGE, "refused"),
+    "host": ({"endpoint": "http://no-such-host.invalid"}, STORAGE, "no-such-host.invalid"),
+    "silent": ({"endpoint": "SILENT"}, STORAGE, "no answer"),
 }
+
+
+@pytest.fixture
+def addresses() -> Iterator[dict[str, str]]:
+    """One that refuses, and one that accepts and never answers."""
+    with socket.socket() as closed, socket.create_server(("127.0.0.1", 0)) as silent:
+        closed.bind(("127.0.0.1", 0))  # so that nobody else listens there
+        both = {"CLOSED": closed, "SILENT": silent}
+        yield {name: f"http://127.0.0.1:{each.getsockname()[1]}" for name, each in both.items()}
 
 
 @promise("S-39")
 @pytest.mark.parametrize("way", ["versitygw-kernel", "minio-kernel"], indirect=True, scope="module")
 @pytest.mark.parametrize("wrong", WRONG)
-def test_what_is_wrong_is_named_and_nothing_is_mounted(machine: Mount, wrong: str) -> None:
+def test_what_is_wrong_is_named_and_nothing_is_mounted(machine: Mount, addresses: dict[str, str], wrong: str) -> None:
     """Which of key, bucket, region or endpoint, with the server's words, within 5 s, by exit code."""
     changes, code, words = WRONG[wrong]
-    with contextlib.ExitStack() as stack:
-        text = manifest(machine.server, machine.bucket)
-        for field, values in changes.items():
-            for name, given in values.items():
-                text = changed(text, field, name, endpoint(given, stack) if name == "endpoint" else given)
-        began = time.monotonic()
-        done = machine.try_mount(text=text)
-        took = time.monotonic() - began
+    given: dict[str, Any] = {name: addresses.get(text, text) for name, text in changes.items()}
+    bucket = given.pop("bucket", machine.bucket)
+    text = manifest(replace(machine.server, **given), bucket)
+    if bucket != machine.bucket:
+        text = text.replace("create: true", "create: false")
+    began = time.monotonic()
+    done = machine.try_mount(text=text)
+    took = time.monotonic() - began
     assert done.returncode == code, done.stderr
     assert words.lower() in done.stderr.lower()
     assert "Traceback" not in done.stderr
@@ -78,33 +85,15 @@ def test_what_is_wrong_is_named_and_nothing_is_mounted(machine: Mount, wrong: st
     assert not machine.path.exists(), "a directory that was made for the mount goes with it"
 
 
-def changed(text: str, field: str, name: str, given: object) -> str:
-    """The manifest with one value replaced; field: 's3' or 'stringData'."""
-    documents = list(yaml.safe_load_all(text))
-    holder = documents[0]["spec"] if field == "s3" else documents[1]
-    holder[field][name] = given
-    return str(yaml.safe_dump_all(documents))
-
-
-def endpoint(given: object, stack: contextlib.ExitStack) -> object:
-    """An address that refuses, or one that accepts and never answers."""
-    if given == "CLOSED":
-        taken = stack.enter_context(socket.socket())  # so that nobody else listens there
-        taken.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{taken.getsockname()[1]}"
-    if given == "SILENT":
-        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        return f"http://127.0.0.1:{listening.getsockname()[1]}"
-    return given
-
-
 @promise("S-40")
-def test_a_read_only_datastore(machine: Mount) -> None:
-    """Everything can be read, every change is EROFS."""
+@pytest.mark.parametrize("said", ["in the manifest", "by option"])
+def test_a_read_only_datastore(machine: Mount, said: str) -> None:
+    """Everything can be read, every change is EROFS; `mount --read-only` whatever the manifest says."""
     objects = machine.objects
     objects.put("dir/file", b"content")
     objects.put("dir/link.rclonelink", b"file")
-    machine.spec["readOnly"] = True
+    machine.spec["readOnly"] = said == "in the manifest"
+    machine.options = ("--read-only",) if said == "by option" else ()
     machine.mount()
     file, new = machine.path / "dir/file", machine.path / "dir/new"
     assert (machine.path / "dir/link").read_bytes() == b"content"
@@ -127,13 +116,6 @@ def test_a_read_only_datastore(machine: Mount) -> None:
         fails(errno.EROFS, call)
     assert sorted(objects.keys()) == ["dir/file", "dir/link.rclonelink"]
     assert objects.get("dir/file") == b"content"
-
-
-@promise("S-40")
-def test_read_only_by_option(machine: Mount) -> None:
-    """`mount --read-only` whatever the manifest says."""
-    assert machine.try_mount("--read-only").returncode == 0
-    fails(errno.EROFS, (machine.path / "new").write_bytes, b"x")
     assert machine.umount().returncode == 0
 
 
@@ -162,90 +144,36 @@ def test_node_ids_are_the_same_at_the_next_mount(area: Area) -> None:
     assert ids() == before
 
 
-LOOP = """
-import os, sys
-
-path, number = sys.argv[1], 0
-print("ready", flush=True)
-while not os.path.exists(sys.argv[2]):
-    name = f"{path}/{number % 20}"
-    if sys.argv[3] == "write":
-        with open(name, "wb") as file:
-            file.write(b"%d" % number * 1000)
-            os.fsync(file.fileno())
-        seen = open(name, "rb").read()
-        assert seen == b"%d" % number * 1000, (number, len(seen), seen[:20])
-    else:
-        os.stat(path + "/kept")
-        assert open(path + "/kept", "rb").read() == b"kept" * 10_000
-        assert "kept" in os.listdir(path)
-    number += 1
-print(number)
-"""
-
-
-@promise("S-41")
-def test_the_death_of_the_server_is_not_noticed(mount_with: Mounter, tmp_path: Path) -> None:
-    """Kill -9 of the server under readers and writers, three times: no error, no lost byte, the same files."""
-    with mount_with() as mount:
-        (mount.path / "kept").write_bytes(b"kept" * 10_000)
-        opened = (mount.path / "kept").open("rb", buffering=0)
-        loops = [
-            subprocess.Popen(
-                [sys.executable, "-c", LOOP, mount.path, tmp_path / "stop", kind], stdout=subprocess.PIPE, text=True
-            )
-            for kind in ("write", "read", "read")
-        ]
-        try:
-            for loop in loops:
-                assert loop.stdout is not None
-                assert loop.stdout.readline() == "ready\n"
-            for _ in range(3):
-                mount.kill_server()
-                await_new_server(mount)
-                assert os.pread(opened.fileno(), 4, 4000) == b"kept"
-        finally:
-            (tmp_path / "stop").touch()
-            ends = [(loop.wait(120), loop.communicate()[0]) for loop in loops]
-            opened.close()
-        assert [code for code, _ in ends] == [0, 0, 0]
-        assert all(int(text) > 0 for _, text in ends)
-        for number in range(20):
-            if mount.objects.exists(str(number)):
-                assert (mount.path / str(number)).read_bytes() == mount.objects.get(str(number))
-
-
-def await_new_server(mount: Mount) -> None:
-    """Until another server answers."""
-
-    def other() -> int:
-        status = mount.status()
-        return int(status["serverPid"]) if status["state"] == "mounted" and status["serverPid"] != mount.pids[1] else 0
-
-    mount.pids[1] = eventually(other, "another server serves")
-
-
 @promise("S-41", "S-18")
 def test_a_writer_goes_on_after_the_death_of_the_server(mount_with: Mounter) -> None:
     """An open file with unsent bytes: what was written before and after is in the store at close."""
     with mount_with() as mount:
-        file = (mount.path / "file").open("wb", buffering=0)
-        file.write(b"before ")
-        mount.kill_server()
-        file.write(b"after")
-        file.close()
+        with (mount.path / "file").open("wb", buffering=0) as file:
+            file.write(b"before ")
+            mount.kill_server()
+            file.write(b"after")
         assert mount.objects.get("file") == b"before after"
         assert (mount.path / "file").read_bytes() == b"before after"
-        await_new_server(mount)
+        told = mount.told()
+        assert told["serverPid"] != mount.pids[1]
+        mount.pids = [told["supervisorPid"], told["serverPid"]]
 
 
 @promise("S-41", "S-43")
-@pytest.mark.parametrize("transport", ["kernel", "libfuse"])
-def test_when_all_processes_die(mount_with: Mounter, transport: str) -> None:
-    """Errors, never an empty directory; list and status say so; umount cleans up."""
+@pytest.mark.parametrize(("transport", "died"), [("kernel", "all"), ("libfuse", "all"), ("libfuse", "server")])
+def test_when_no_server_follows(mount_with: Mounter, transport: str, died: str) -> None:
+    """Errors, never an empty directory; list and status say so; umount cleans up.
+
+    When all processes die, and through libfuse when the server does, which ends the supervisor.
+    """
     with mount_with(transport=transport) as mount:
         (mount.path / "file").write_bytes(b"content")
-        mount.kill()
+        if died == "all":
+            mount.kill()
+        else:
+            mount.kill_server()
+            eventually(lambda: not runs(mount.pids[0]), "the supervisor has ended")
+            fails(errno.ENOTCONN, os.stat, mount.path / "file")
         for call in (
             lambda: os.listdir(mount.path),
             lambda: (mount.path / "file").read_bytes(),
@@ -259,21 +187,6 @@ def test_when_all_processes_die(mount_with: Mounter, transport: str) -> None:
         assert done.returncode == 0, done.stderr
         assert not os.path.lexists(mount.path) or os.listdir(mount.path) == []
         assert json.loads(mount.command("list", "-o", "json").stdout) == []
-        mount.mount()
-        assert (mount.path / "file").read_bytes() == b"content"
-
-
-@promise("S-43")
-def test_libfuse_does_not_survive_its_server(mount_with: Mounter) -> None:
-    """Through libfuse the death of the server ends the mount: errors, no new server, umount cleans up."""
-    with mount_with(transport="libfuse") as mount:
-        (mount.path / "file").write_bytes(b"content")
-        mount.kill_server()
-        eventually(lambda: not runs(mount.pids[0]), "the supervisor has ended")
-        fails(errno.ENOTCONN, os.stat, mount.path / "file")
-        (listed,) = json.loads(mount.command("list", "-o", "json").stdout)
-        assert listed["state"] == "crashed"
-        assert mount.umount().returncode == 0
         mount.mount()
         assert (mount.path / "file").read_bytes() == b"content"
 

@@ -1,4 +1,4 @@
-"""What a mount tells of itself (docs/SEMANTICS.md, S-63), and what an outage does to those who use it (S-64)."""
+"""What a mount tells of itself (docs/SEMANTICS.md, S-63), and what an outage does to its users (S-64, S-109)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.mount.conftest import new_bucket
-from tests.mount.mounts import Mount, error_of, mounted
-from tests.mount.outages import breakable
+from tests.mount.conftest import Breaking, Mounter, new_bucket
+from tests.mount.mounts import TTL, Mount, error_of, fails
 from tests.patience import eventually
 from tests.promises import promise
 from tests.servers import Server
@@ -25,6 +24,12 @@ from tests.servers import Server
 pytestmark = pytest.mark.fuse
 
 AWAY_S = 30.0
+BUDGET_S = 60.0
+"""How long a request is tried (fuse/store/backoff.py)."""
+MOST_S = BUDGET_S * 1.7
+"""Above that on a busy machine, and below twice that: what the kernel asks again by itself."""
+RETRY_S = 30.0
+"""How often a failed upload is tried again by itself."""
 
 
 def scrape(url: str) -> dict[str, float]:
@@ -40,14 +45,8 @@ def scrape(url: str) -> dict[str, float]:
 
 
 @promise("S-63")
-def test_the_same_numbers_in_status_top_and_the_endpoint(versitygw: Server, clean_environment: Path) -> None:
-    home = clean_environment / "metrics"
-    mount = Mount(versitygw, new_bucket(versitygw), home)
-    done = mount.try_mount("--metrics", "127.0.0.1:0")
-    assert done.returncode == 0, done.stderr
-    try:
-        told = mount.told()
-        mount.pids = [told["supervisorPid"], told["serverPid"]]
+def test_the_same_numbers_in_status_top_and_the_endpoint(mount_with: Mounter) -> None:
+    with mount_with(options=("--metrics", "127.0.0.1:0")) as mount:
         mount.objects.put("other", b"x" * 70_000)
         (mount.path / "file").write_bytes(os.urandom(100_000))
         assert (mount.path / "other").read_bytes() == b"x" * 70_000
@@ -77,8 +76,6 @@ def test_the_same_numbers_in_status_top_and_the_endpoint(versitygw: Server, clea
         told = mount.told()
         mount.pids = [told["supervisorPid"], told["serverPid"]]
         assert scrape(told["metrics"])["datastore_server_restarts_total"] == 1
-    finally:
-        mount.end()
 
 
 @promise("S-63")
@@ -94,72 +91,64 @@ def test_a_taken_address_mounts_nothing(versitygw: Server, clean_environment: Pa
 @promise("S-64")
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_half_a_minute_without_the_store_is_a_pause(versitygw: Server, clean_environment: Path, tmp_path: Path) -> None:
+def test_half_a_minute_without_the_store_is_a_pause(breaking: Breaking) -> None:
     """Reads, writes, listings and changes that meet an outage wait for its end, and succeed."""
-    with breakable(str(tmp_path)) as storage:
-        server = storage.server
-        with mounted(server, new_bucket(server), clean_environment, metadataTTL="100ms") as mount:
-            path = mount.path
-            (path / "d").mkdir()
-            (path / "old").write_bytes(b"old")
-            mount.objects.put("cold", b"cold" * 1000)
-            mount.objects.put("d/inside", b"")
-            (path / "other").write_bytes(b"here")
-            started = threading.Barrier(7, timeout=60)
+    with breaking(metadataTTL="100ms") as (storage, mount):
+        path = mount.path
+        (path / "d").mkdir()
+        (path / "old").write_bytes(b"old")
+        mount.objects.put("cold", b"cold" * 1000)
+        mount.objects.put("d/inside", b"")
+        (path / "other").write_bytes(b"here")
+        started = threading.Barrier(7, timeout=60)
 
-            def written() -> bool:
-                (path / "new").write_bytes(b"new" * 1000)
-                return mount.objects.get("new") == b"new" * 1000
+        def written() -> bool:
+            (path / "new").write_bytes(b"new" * 1000)
+            return mount.objects.get("new") == b"new" * 1000
 
-            def renamed() -> bool:
-                (path / "old").rename(path / "moved")
-                return mount.objects.get("moved") == b"old"
+        def renamed() -> bool:
+            (path / "old").rename(path / "moved")
+            return mount.objects.get("moved") == b"old"
 
-            def removed() -> bool:
-                (path / "other").unlink()
-                return not mount.objects.exists("other")
+        def removed() -> bool:
+            (path / "other").unlink()
+            return not mount.objects.exists("other")
 
-            def made() -> bool:
-                (path / "made").mkdir()
-                return mount.objects.exists("made/")
+        def made() -> bool:
+            (path / "made").mkdir()
+            return mount.objects.exists("made/")
 
-            calls: list[Callable[[], bool]] = [
-                *(written, renamed, removed, made),
-                lambda: (path / "cold").read_bytes() == b"cold" * 1000,
-                lambda: os.listdir(path / "d") == ["inside"],
-            ]
+        calls: list[Callable[[], bool]] = [
+            *(written, renamed, removed, made),
+            lambda: (path / "cold").read_bytes() == b"cold" * 1000,
+            lambda: os.listdir(path / "d") == ["inside"],
+        ]
 
-            def timed(call: Callable[[], bool]) -> tuple[bool, float]:
-                started.wait()
-                began = time.monotonic()
-                return call(), time.monotonic() - began
+        def timed(call: Callable[[], bool]) -> tuple[bool, float]:
+            started.wait()
+            began = time.monotonic()
+            return call(), time.monotonic() - began
 
-            storage.stop()
-            with ThreadPoolExecutor(len(calls)) as pool:
-                running = [pool.submit(timed, call) for call in calls]
-                started.wait()
-                back = time.monotonic() + AWAY_S
-                eventually(lambda: mount.told()["storage"], "it says that the storage does not answer", AWAY_S)
-                time.sleep(max(0.0, back - time.monotonic()))
-                storage.run()
-                ended = [each.result(120) for each in running]
-            assert all(right for right, _ in ended)
-            assert max(seconds for _, seconds in ended) >= AWAY_S - 1
-            assert mount.told().get("errors") == {}
-            assert mount.told()["storage"] == {}
+        storage.stop()
+        with ThreadPoolExecutor(len(calls)) as pool:
+            running = [pool.submit(timed, call) for call in calls]
+            started.wait()
+            back = time.monotonic() + AWAY_S
+            eventually(lambda: mount.told()["storage"], "it says that the storage does not answer", AWAY_S)
+            time.sleep(max(0.0, back - time.monotonic()))
+            storage.run()
+            ended = [each.result(120) for each in running]
+        assert all(right for right, _ in ended)
+        assert max(seconds for _, seconds in ended) >= AWAY_S - 1
+        assert mount.told().get("errors") == {}
+        assert mount.told()["storage"] == {}
 
 
 @promise("S-196")
 @pytest.mark.slow
-def test_who_asks_is_told_since_when_the_store_is_away(
-    versitygw: Server, clean_environment: Path, tmp_path: Path
-) -> None:
+def test_who_asks_is_told_since_when_the_store_is_away(breaking: Breaking) -> None:
     """By status, list and top; nobody waits for the storage meanwhile."""
-    with (
-        breakable(str(tmp_path)) as storage,
-        mounted(storage.server, new_bucket(storage.server), clean_environment, metadataTTL="100ms") as mount,
-        ThreadPoolExecutor(1) as pool,
-    ):
+    with breaking(metadataTTL="100ms") as (storage, mount), ThreadPoolExecutor(1) as pool:
         (mount.path / "file").write_bytes(b"x")
         storage.stop()
         looking = pool.submit(error_of, (mount.path / "unknown").stat)
@@ -173,3 +162,55 @@ def test_who_asks_is_told_since_when_the_store_is_away(
         assert "connection refused" in mount.command("status").stdout
         storage.run()
         assert looking.result(120) in (errno.ENOENT, errno.EIO)
+
+
+def timed_error_of(call: Callable[..., object], *arguments: object) -> tuple[int, float]:
+    """The errno with which a call ends, and its seconds."""
+    began = time.monotonic()
+    code = error_of(call, *arguments)
+    return code, time.monotonic() - began
+
+
+@promise("S-19", "S-64", "S-109")
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_close_fails_within_its_deadline_and_the_bytes_arrive_later(breaking: Breaking) -> None:
+    """With the server gone each call is EIO after its 60 s; when it is back the bytes are sent.
+
+    The kernel asks for a name twice when the first answer is an error, and that is one call all the same. With a store
+    that hangs a create ends in that time too, and is made afterwards or not.
+    """
+    with (
+        breaking(metadataTTL=TTL) as (storage, mount),
+        breaking(metadataTTL=TTL) as (frozen, other),
+        ThreadPoolExecutor(2) as pool,
+    ):
+        frozen.freeze()
+        made = other.path / "made"
+        creating = pool.submit(timed_error_of, os.open, made, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        mount.objects.put("cold", b"never read before")
+        assert (mount.path / "cold").stat().st_size == 17
+        file = (mount.path / "file").open("wb", buffering=0)
+        file.write(b"content")
+        storage.stop()
+        began = time.monotonic()
+        reading = pool.submit(error_of, (mount.path / "cold").read_bytes)
+        fails(errno.EIO, file.close)
+        assert time.monotonic() - began < MOST_S
+        assert reading.result(MOST_S) == errno.EIO
+        assert BUDGET_S * 0.8 < time.monotonic() - began < MOST_S
+        (dirty,) = mount.status()["dirty"]
+        assert dirty["path"] == "file"
+        assert "refused" in dirty["error"]
+        code, took_s = creating.result(MOST_S)
+        print(f"create of a file while the store hangs: {errno.errorcode[code]} after {took_s:.1f} s")
+        assert code in {errno.EIO, errno.ETIMEDOUT}
+        assert took_s < MOST_S
+        frozen.thaw()
+        eventually(lambda: other.objects.exists("made") == made.exists(), "both see whether it was made after all")
+        storage.run()
+        eventually(lambda: mount.objects.exists("file"), "the bytes arrive", RETRY_S * 2 + BUDGET_S)
+        assert mount.objects.get("file") == b"content"
+        eventually(lambda: mount.status()["dirty"] == [], "nothing is listed")
+        assert (mount.path / "cold").read_bytes() == b"never read before"
+        assert (mount.path / "file").read_bytes() == b"content"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.mount.conftest import Mounter
-from tests.mount.mounts import TTL, Mount, settle
+from tests.mount.mounts import TTL, Mount, opened, python, settle
 from tests.patience import eventually
 from tests.promises import promise
 
@@ -34,11 +33,11 @@ def mount(mount_with: Mounter) -> Iterator[Mount]:
         made.objects.put("big", BODY)
         settle()
         assert (made.path / "big").read_bytes() == BODY
-        eventually(lambda: opened(made) == 0, "closed")
+        eventually(lambda: passed_through(made) == 0, "closed")
         yield made
 
 
-def opened(mount: Mount) -> int:
+def passed_through(mount: Mount) -> int:
     """How many inodes are open by passthrough."""
     count = mount.told()["passthroughOpen"]
     assert isinstance(count, int)
@@ -52,7 +51,7 @@ def reader(mount: Mount, name: str = "big") -> Iterator[int]:
     def lent() -> int:
         """The file may still be on its way into the cache, or its last close to us: then it is opened through us."""
         fd = os.open(mount.path / name, os.O_RDONLY)
-        if opened(mount) == 1:
+        if passed_through(mount) == 1:
             return fd
         os.close(fd)
         return -1
@@ -79,19 +78,18 @@ def test_a_cached_file_is_read_by_the_kernel(mount: Mount) -> None:
     with reader(mount) as fd:
         assert os.pread(fd, len(BODY), 0) == BODY
     assert reads(mount) == before
-    eventually(lambda: opened(mount) == 0, "closed")
+    eventually(lambda: passed_through(mount) == 0, "closed")
 
 
 @promise("S-52", "S-29")
 def test_what_a_writer_appends_and_overwrites_is_seen_by_who_reads_a_local_file(mount: Mount) -> None:
     with reader(mount) as fd:
-        writer = os.open(mount.path / "big", os.O_WRONLY)
-        os.pwrite(writer, b"changed", 3 * MIB)
-        assert os.pread(fd, 7, 3 * MIB) == b"changed"
-        os.pwrite(writer, b"appended", len(BODY))
-        assert os.pread(fd, 100, len(BODY)) == b"appended"
-        assert (mount.path / "big").read_bytes()[3 * MIB :][:7] == b"changed"
-        os.close(writer)
+        with opened(mount.path / "big", os.O_WRONLY) as writer:
+            os.pwrite(writer, b"changed", 3 * MIB)
+            assert os.pread(fd, 7, 3 * MIB) == b"changed"
+            os.pwrite(writer, b"appended", len(BODY))
+            assert os.pread(fd, 100, len(BODY)) == b"appended"
+            assert (mount.path / "big").read_bytes()[3 * MIB :][:7] == b"changed"
         assert os.fstat(fd).st_size == len(BODY) + 8
         os.truncate(mount.path / "big", MIB)
         assert os.pread(fd, 100, MIB - 10) == BODY[MIB - 10 : MIB]
@@ -109,16 +107,13 @@ def test_truncation_at_open_reaches_who_reads_a_local_file(mount: Mount) -> None
 
 @promise("S-52")
 def test_a_writer_that_maps_the_file_loses_nothing_and_readers_keep_their_version(mount: Mount) -> None:
-    code = (
-        "import mmap, os, sys\n"
-        "fd = os.open(sys.argv[1], os.O_RDWR)\n"
-        "view = mmap.mmap(fd, 0)\n"
-        "view[:6] = b'mapped'\n"
-        "view.close()\n"
-        "os.close(fd)\n"
-    )
+    code = """
+import mmap, os, sys
+with open(sys.argv[1], "r+b") as file, mmap.mmap(file.fileno(), 0) as view:
+    view[:6] = b"mapped"
+"""
     with reader(mount) as fd:
-        subprocess.run([sys.executable, "-c", code, str(mount.path / "big")], check=True, timeout=60)
+        python(code, mount.path / "big")
         assert (mount.path / "big").read_bytes() == b"mapped" + BODY[6:]
         assert os.pread(fd, len(BODY), 0) == BODY
     eventually(lambda: mount.objects.get("big") == b"mapped" + BODY[6:], "uploaded")
@@ -148,7 +143,7 @@ def test_reading_goes_on_without_the_server_and_after_it(mount: Mount) -> None:
         assert (mount.path / "big").read_bytes() == BODY + b"more"
         assert os.pread(fd, 10, 0) == BODY[:10]
     assert mount.objects.get("big") == BODY + b"more"
-    eventually(lambda: opened(mount) == 0, "closed")
+    eventually(lambda: passed_through(mount) == 0, "closed")
 
 
 @promise("S-54")
@@ -164,16 +159,13 @@ def test_a_cache_file_that_goes_while_it_is_read_is_not_missed(mount: Mount) -> 
 def test_a_cache_file_that_was_tampered_with_is_fetched_again(mount: Mount) -> None:
     with reader(mount):
         pass  # so that all of it is in the cache before it is tampered with
-    eventually(lambda: opened(mount) == 0, "closed")
+    eventually(lambda: passed_through(mount) == 0, "closed")
     (data,) = (mount.folder / "cache").rglob("*.data")
     with open(data, "r+b") as file:
         file.write(b"tampered")
-    fd = os.open(mount.path / "big", os.O_RDONLY)
-    try:
+    with opened(mount.path / "big") as fd:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         assert os.pread(fd, len(BODY), 0) == BODY
-    finally:
-        os.close(fd)
 
 
 @promise("S-51", "S-53", "S-28")
@@ -190,14 +182,13 @@ def test_a_readonly_mount_opens_without_asking_and_sees_what_changed(mount_with:
             assert (mount.path / "big").read_bytes() == BODY
         after = mount.told()["requests"]
         assert (after["OPEN"], after["READ"]) == (before["OPEN"], before["READ"])
-        held = os.open(mount.path / "big", os.O_RDONLY)
-        mount.objects.put("big", OTHER)
-        mount.objects.put("f", b"two")
-        settle()
-        assert (mount.path / "f").read_bytes() == b"two"
-        assert (mount.path / "big").read_bytes() == OTHER
-        assert os.pread(held, len(BODY), 0) == BODY
-        os.close(held)
+        with opened(mount.path / "big") as held:
+            mount.objects.put("big", OTHER)
+            mount.objects.put("f", b"two")
+            settle()
+            assert (mount.path / "f").read_bytes() == b"two"
+            assert (mount.path / "big").read_bytes() == OTHER
+            assert os.pread(held, len(BODY), 0) == BODY
         mount.kill_server()
         assert (mount.path / "big").read_bytes() == OTHER
 

@@ -30,9 +30,12 @@ def renameat2(old: Path, new: Path, flags: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-@promise("S-25")
+@promise("S-25", "S-11")
 def test_a_file_keeps_its_attributes(area: Area) -> None:
-    """Content, mode, mtime and extended attributes go along; nothing is uploaded; the old key is gone."""
+    """Content, mode, mtime and extended attributes go along; nothing is uploaded; the old key is gone.
+
+    What stat says goes on so when the store is asked again, ctime included.
+    """
     old, new = area.path / "old", area.path / "dir/new"
     (area.path / "dir").mkdir()
     old.write_bytes(b"content")
@@ -43,8 +46,11 @@ def test_a_file_keeps_its_attributes(area: Area) -> None:
     old.rename(new)
     assert area.mount.sent_bytes() == sent
     assert sorted(area.keys()) == ["", "dir/", "dir/new"]
+    before = new.stat()
     settle()
+    os.listdir(area.path / "dir")
     seen = new.stat()
+    assert seen.st_ctime_ns == before.st_ctime_ns
     assert stat.S_IMODE(seen.st_mode) == 0o604
     assert seen.st_mtime_ns == MTIME_NS
     assert os.getxattr(new, "user.a") == b"b"

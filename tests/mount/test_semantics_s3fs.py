@@ -93,7 +93,7 @@ def test_either_keeps_what_the_other_wrote(area: Area, s3fs_path: Path, maker: s
     settle()
     for directory in at.values():
         shows(directory)
-    assert area.mount.objects.head(area.key("renamed.html"))["ContentType"] == "text/html"
+    assert area.head("renamed.html")["ContentType"] == "text/html"
     area.mount.remount()
     shows(area.path)
     if maker == "ours":

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
 from tests.mount.conftest import Mounter, new_bucket
-from tests.mount.mounts import Mount, Objects, runs, settle
+from tests.mount.mounts import Mount, Objects, opened, runs, settle
 from tests.patience import eventually
 from tests.promises import promise
 from tests.servers import Server
@@ -107,15 +110,12 @@ def test_an_unchanged_directory_is_kept_again(mount: Mount) -> None:
 @promise("S-151", "S-05")
 def test_who_rewinds_an_open_directory_sees_what_changed(mount: Mount) -> None:
     """The kernel would go by what it keeps for as long as the directory is open."""
-    fd = os.open(mount.path / "d0", os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with opened(mount.path / "d0", os.O_DIRECTORY) as fd:
         before = sorted(os.listdir(fd))
         assert before == [f"f{number}" for number in range(5)]
         mount.objects.put("d0/new")
         settle(TTL_S)
         assert sorted(os.listdir(fd)) == sorted([*before, "new"])
-    finally:
-        os.close(fd)
 
 
 @promise("S-151")
@@ -145,8 +145,7 @@ def test_a_directory_goes_on_when_the_kernel_drops_what_it_keeps(mount: Mount) -
 @promise("S-151", "S-58")
 def test_a_new_server_begins_anew(mount: Mount) -> None:
     """Also for who has a directory open since before the old one died."""
-    fd = os.open(mount.path / "d0", os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with opened(mount.path / "d0", os.O_DIRECTORY) as fd:
         before = sorted(os.listdir(fd))
         first = walk(mount.path)
         mount.kill_server()
@@ -155,5 +154,38 @@ def test_a_new_server_begins_anew(mount: Mount) -> None:
         settle(TTL_S)
         assert set(walk(mount.path)) == {*first, str(mount.path / "d0/new")}
         assert sorted(os.listdir(fd)) == sorted([*before, "new"])
-    finally:
-        os.close(fd)
+
+
+CROWD_TTL_S = 4.0
+FOLDERS = 300
+READERS = 6
+FEW = 3
+TURNS = 2
+"""Of those that went by what was kept each saw some hundred stale ones."""
+
+
+def look(top: Path, start: float) -> list[int]:
+    """How many names each directory shows."""
+    time.sleep(max(0.0, start - time.monotonic()))
+    return [len(os.listdir(top / f"d{folder:03}")) for folder in range(FOLDERS)]
+
+
+@promise("S-151", "S-28")
+def test_all_processes_that_look_at_once_see_what_another_client_made(mount_with: Mounter, versitygw: Server) -> None:
+    """One of them makes the kernel drop what it keeps, and none goes by that meanwhile."""
+    there = Objects(versitygw, new_bucket(versitygw))
+    there.put_empty(f"d{folder:03}/f{number}" for folder in range(FOLDERS) for number in range(FEW))
+    stale: list[int] = []
+    with (
+        mount_with(there.bucket, metadataTTL=f"{CROWD_TTL_S:g}s", readOnly=True) as mount,
+        ProcessPoolExecutor(READERS, mp_context=get_context("fork")) as pool,
+    ):
+        for turn in range(TURNS):
+            for _ in range(2):  # so that the kernel keeps all of it
+                walk(mount.path)
+            there.put_empty(f"d{folder:03}/new{turn}" for folder in range(FOLDERS))
+            settle(CROWD_TTL_S)
+            start = time.monotonic() + 0.2
+            seen = list(pool.map(look, [mount.path] * READERS, [start] * READERS))
+            stale += [names for one in seen for names in one if names != FEW + 1 + turn]
+    assert not stale

@@ -9,14 +9,13 @@ import errno
 import mmap
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.mount.conftest import new_bucket
-from tests.mount.mounts import TTL, Mount, Objects, error_of, fails, mounted, settle
+from tests.mount.mounts import TTL, Mount, Objects, error_of, fails, mounted, opened, settle
 from tests.patience import eventually
 from tests.promises import promise
 from tests.servers import Server
@@ -24,15 +23,6 @@ from tests.servers import Server
 pytestmark = pytest.mark.fuse
 
 OLD, THEIRS, OURS = b"old version", b"what another client closed before", b"OURS"
-
-
-@contextmanager
-def opened(path: Path, flags: int) -> Iterator[int]:
-    fd = os.open(path, flags, 0o644)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def write_to(path: Path, flags: int) -> None:
@@ -65,10 +55,6 @@ def allocate(path: Path) -> None:
         os.posix_fallocate(fd, 0, len(THEIRS) + 5)
 
 
-def set_attribute(path: Path) -> None:
-    os.setxattr(path, "user.ours", OURS)
-
-
 HOW: dict[str, tuple[Callable[[Path], None], bytes]] = {
     "touch": (lambda path: write_nothing(path, os.O_WRONLY | os.O_CREAT), THEIRS),
     "create": (lambda path: write_to(path, os.O_WRONLY | os.O_CREAT), OURS + THEIRS[4:]),
@@ -81,7 +67,7 @@ HOW: dict[str, tuple[Callable[[Path], None], bytes]] = {
     "truncate-by-path": (lambda path: os.truncate(path, 7), THEIRS[:7]),
     "extend-by-path": (lambda path: os.truncate(path, 50), THEIRS.ljust(50, b"\0")),
     "fallocate": (allocate, THEIRS + bytes(5)),
-    "setxattr": (set_attribute, THEIRS),
+    "setxattr": (lambda path: os.setxattr(path, "user.ours", OURS), THEIRS),
     "chmod": (lambda path: path.chmod(0o640), THEIRS),
     "rename-over": (rename_over, OURS),
     "link-target": (through_a_link, THEIRS + OURS),
