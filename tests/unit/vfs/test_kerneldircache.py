@@ -223,12 +223,14 @@ def test_it_is_kept_again_once_it_was_dropped(world: World, reader: Client, read
 
 
 @promise("S-151")
-def test_what_was_told_while_it_was_dropped_is_dropped_once_more(world: World, reader: Client) -> None:
-    """The answer may come to the kernel after the word to drop all."""
+@pytest.mark.parametrize("before_s", [0.0, 0.9])
+def test_what_was_told_while_it_was_dropped_is_dropped_once_more(world: World, reader: Client, before_s: float) -> None:
+    """The answer may come to the kernel after the word to drop all: just then, or up to a second later."""
     held = opened(reader)
     cursors(reader, held.fh)
     world.later(TTL_S - 1.0)
     cursors(reader, held.fh)
+    world.clock.advance(before_s)
     for seconds, times in ((1.5, 1), (1.0, 2), (1.0, 2)):
         reader.fs.kernel_dir_cache.expire()
         assert len(reader.kernel.inodes) == times
@@ -265,6 +267,19 @@ def test_a_directory_that_lost_its_name_and_has_it_again(world: World, reader: C
     assert read(reading) == []
     assert reader.fs.core.nodes.reattach(node)
     assert not resolve(reader.fs.opendir(CALLER, node.ino)).keep
+
+
+@promise("S-05")
+def test_a_pass_of_a_directory_that_goes_meanwhile_ends_with_the_names_it_had(world: World, reader: Client) -> None:
+    """It answers from one snapshot, whatever another client removes."""
+    world.put_all(["dir/a", "dir/b", "dir/c"])
+    world.later(TTL_S)
+    reading = OpenDirectory(reader.fs, reader.folder("dir").ino, Kept())
+    assert names(reading.read(3)) == [b"a"]
+    world.tool.delete_many(["dir/a", "dir/b", "dir/c"])
+    world.later(TTL_S)
+    assert not reader.local.exists("dir")
+    assert names(reading.read(ALL)) == [b"b", b"c"]
 
 
 @dataclass

@@ -17,6 +17,7 @@ from datastore.fuse.store.base import HeadSink, Shown, WriteOptions
 from tests.clock import EPOCH_NS
 from tests.driving import resolve
 from tests.faulty import Fault, no_faults
+from tests.kernelkeeps import Kept, OpenDirectory
 from tests.localfs import LocalFs
 from tests.mounted import Client, World, failing, fails
 from tests.promises import promise
@@ -232,6 +233,19 @@ def test_one_refusal_among_many_heads_is_told_after_the_others(world: World, one
     assert one.calls("head") == 21
 
 
+@promise("S-12")
+def test_a_walk_that_takes_long_is_told_attributes_to_its_end(world: World, one: Client) -> None:
+    """Those of directories that were known and are too old by then are asked for again by the walk itself."""
+    world.put_all(f"d{number:02}/x" for number in range(20))
+    reading = OpenDirectory(one.fs, ROOT_INO, Kept())
+    for _ in range(2):
+        reading.read(4)
+    world.later()
+    lines = reading.read(100)
+    assert len(lines) == 20 + 2 - 2 * 4
+    assert all(line.entry is not None and line.entry.attr_ttl_s for line in lines)
+
+
 @promise("S-13")
 def test_listing_sends_no_head(world: World) -> None:
     """Stat is answered by the listing alone: default mode, the mount's owner, LastModified."""
@@ -248,6 +262,19 @@ def test_listing_sends_no_head(world: World) -> None:
         world.later()
     assert client.local.read("d/f") == b"abc"
     assert client.calls("head") == 0
+
+
+@promise("S-13")
+def test_listing_sends_no_head_for_what_is_open(world: World) -> None:
+    """As fstat(2) of a directory, or of a file, that was opened long ago."""
+    world.put("d/f", b"abc")
+    client = world.client(attributes="listing")
+    inos = [client.local.stat(path).ino for path in ("d", "d/f")]
+    for _ in range(2):
+        world.later()
+        modes = [resolve(client.fs.getattr(ino, Fh(0))).attr.mode for ino in inos]
+        assert modes == [stat.S_IFDIR | 0o755, stat.S_IFREG | 0o644]
+    assert client.calls("head", "head_many") == 0
 
 
 @promise("S-13")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -84,6 +84,31 @@ def test_two_new_files_of_one_name(world: World, one: Client, two: Client) -> No
     assert resolve(again.fs.uploads.forget("f")) == 1
     again.nothing_left()
     assert resolve(again.fs.uploads.forget("f")) == 0
+
+
+@promise("S-32", "S-47")
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("conflict", ["lastWriterWins", "fail"])
+def test_who_empties_a_file_that_he_had_changed(
+    world: World, conflict: Literal["lastWriterWins", "fail"], told: bool
+) -> None:
+    """Nothing of what was there is in it any more: the last close wins, unless that is to be a conflict as well.
+
+    told: by an fsync before that, that another client was first.
+    """
+    world.put("f", b"0123456789")
+    file = world.client(conflict=conflict).local.open("f", os.O_RDWR)
+    file.write(b"X", 3)
+    world.put("f", b"theirs")
+    if told:
+        failing(errno.ESTALE, file.fsync)
+    file.truncate(0)
+    file.write(b"anew")
+    if conflict == "fail":
+        failing(errno.ESTALE, file.close)
+    else:
+        file.close()
+    assert world.body("f") == (b"theirs" if conflict == "fail" else b"anew")
 
 
 @promise("S-47")

@@ -15,7 +15,8 @@ from datastore.fuse.vfs.build import believed_s
 from datastore.fuse.vfs.upload import upkeep
 from datastore.fuse.vfs.upload.upkeep import BUSY_S, QUIET_S
 from tests.driving import resolve
-from tests.mounted import TTL_S, Client, World, failing
+from tests.faulty import no_faults
+from tests.mounted import TTL_S, Client, World, failing, refuse_writes
 from tests.promises import promise
 
 BOTH_LISTINGS = True
@@ -247,6 +248,24 @@ def test_a_log_that_grew_by_too_much_waits_for_its_close(
         world.clock.advance(pause_s)
         publish(one)
         assert world.all_keys() == ["most"]
+
+
+@promise("S-19", "S-44")
+def test_a_log_that_could_not_be_sent_waits_for_the_next_retry(world: World, one: Client) -> None:
+    """It is not tried each second, however long it was quiet; then it is whole."""
+    log = one.local.open("log", APPEND)
+    log.write(b"first\n")
+    refuse_writes(one)
+    failing(errno.EIO, log.fsync)
+    log.write(b"second\n", 6)
+    tried = one.calls("put")
+    for _ in range(5):
+        world.clock.advance(QUIET_S)
+        publish(one)
+    assert one.calls("put") == tried
+    one.faulty.plan = no_faults
+    resolve(one.fs.upkeep.retry())
+    assert world.body("log") == b"first\nsecond\n"
 
 
 @promise("S-44")

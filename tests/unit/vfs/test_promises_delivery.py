@@ -185,6 +185,19 @@ def test_newer_bytes_are_not_overwritten(world: World, left: Client, monkeypatch
     assert left.fs.uploads.unsent() == []
 
 
+@promise("S-128")
+def test_of_two_unsent_files_of_one_name_the_newest_is_sent(world: World, left: Client) -> None:
+    """The one that an earlier run left, and the one that was written after it and could not be sent either."""
+    refuse_writes(left)
+    failing(errno.EIO, left.local.write, "f", b"newer")
+    again = left.again(plan=no_writes)
+    assert [row["path"] for row in again.fs.uploads.unsent()] == ["f", "f"]
+    again.faulty.plan = no_faults
+    assert resolve(again.fs.flush_all()) == []
+    assert world.contents() == {"f": b"newer"}
+    again.nothing_left()
+
+
 @promise("S-20")
 def test_what_was_left_is_sent_once(world: World, left: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the upkeep and by a flush at the same time."""

@@ -9,7 +9,7 @@ import pytest
 
 from datastore.errors import ServerFault
 from tests.driving import resolve
-from tests.faulty import from_nth, no_faults
+from tests.faulty import Fault, from_nth, no_faults
 from tests.mounted import Client, Died, World, dies_at, lived
 from tests.promises import promise
 
@@ -189,6 +189,21 @@ def test_a_replaced_file_is_put_off_by_versions(world: World, one: Client, used:
     last = waiting.again()
     assert world.contents() == ({"a": b"bytes", "b": b"newer"} if used else {"b": b"bytes"})
     assert last.fs.core.db.intents() == []
+
+
+@promise("S-159")
+def test_what_a_start_can_not_send_goes_where_its_directory_went(world: World, one: Client) -> None:
+    """It is sent to the new name later, also by the mount after that, and nothing is made under the old one."""
+    world.put_all(["d/f", "d/x"], b"old")
+    one.local.open("d/f", os.O_RDWR).write(b"unsent")
+    one.local.open("d/new", os.O_WRONLY | os.O_CREAT).write(b"unsent too")
+    rename_dies(one, "d", "e", "copy")
+    waiting = one.again(plan=lambda index, method: Fault(DOWN) if method == "put" else None)
+    assert world.contents() == {"e/f": b"old", "e/x": b"old"}
+    assert sorted(str(row["path"]) for row in waiting.fs.uploads.unsent()) == ["e/f", "e/new"]
+    last = waiting.again()
+    assert world.contents() == {"e/f": b"unsent", "e/new": b"unsent too", "e/x": b"old"}
+    last.nothing_left()
 
 
 @promise("S-27", "S-11")

@@ -255,11 +255,17 @@ def test_open_and_unsent_files_below_a_renamed_directory(world: World, one: Clie
 
 @promise("S-26")
 @pytest.mark.parametrize("written", ["new", "changed"])
-def test_what_another_client_writes_during_the_rename_is_moved_too(world: World, one: Client, written: str) -> None:
-    """Nothing is removed that was not copied; what was known below is shown as it is, with its new size."""
+@pytest.mark.parametrize("theirs", [b"new and longer", b"newer"])
+def test_what_another_client_writes_during_the_rename_is_moved_too(
+    world: World, one: Client, written: str, theirs: bytes
+) -> None:
+    """Nothing is removed that was not copied; what was known below is shown as it is, with its new size.
+
+    ETags of theirs come before and after ours in order.
+    """
     world.put_all(["d/a", "d/b", "d/c"], b"old")
     assert one.local.stat("d/c").size == 3
-    world.put("d/c", b"new and longer")
+    world.put("d/c", theirs)
     name = "aa" if written == "new" else "b"
 
     def write_before_removal(index: int, method: str) -> None:
@@ -269,8 +275,9 @@ def test_what_another_client_writes_during_the_rename_is_moved_too(world: World,
 
     one.faulty.plan = write_before_removal
     one.local.rename("d", "e")
-    expected = {"e/a": b"old", "e/b": b"old", "e/c": b"new and longer"} | {f"e/{name}": b"written late"}
+    expected = {"e/a": b"old", "e/b": b"old", "e/c": theirs} | {f"e/{name}": b"written late"}
     assert world.contents() == expected
+    assert one.local.stat("e/c").size == len(theirs)
     world.later()
     for path, body in expected.items():
         assert one.local.stat(path).size == len(body)

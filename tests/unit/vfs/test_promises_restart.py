@@ -13,6 +13,7 @@ import pytest
 
 from datastore.fuse.state.removed import RemovedFiles
 from datastore.fuse.vfs.change.renames import NOREPLACE
+from datastore.fuse.vfs.upload import copies
 from tests.driving import resolve
 from tests.faulty import from_nth, no_faults
 from tests.kernelkeeps import Room
@@ -142,6 +143,33 @@ def test_a_rename_that_was_cut_off_goes_on_at_the_new_server(world: World, old: 
         if done:
             return
     raise AssertionError("a rename takes fewer calls")
+
+
+@promise("S-58")
+@pytest.mark.parametrize(("old", "new"), [("d/f", "d/new"), ("d", "e")])
+@pytest.mark.parametrize("changed", [False, True], ids=["read", "changed"])
+def test_who_has_a_large_file_open_goes_on_where_a_start_moved_it(
+    world: World, client: Client, monkeypatch: pytest.MonkeyPatch, old: str, new: str, changed: bool
+) -> None:
+    """A copy in parts is another version than its source, by its ETag: the file goes on as that one."""
+    monkeypatch.setattr(copies, "COPY_OBJECT_MAX", 1000)
+    wanted = bytearray(pattern(2000))
+    world.put("d/f", bytes(wanted))
+    file = client.local.open("d/f", os.O_RDWR)
+    if changed and old == "d":
+        file.write(b"XXX", 500)
+        wanted[500:503] = b"XXX"
+    client.faulty.plan = lambda index, method: dies_at(0)(index, method) if method == "create_upload" else None
+    assert not lived(client.local.rename, old, new)
+    client, (file,) = taken_over(client, file)
+    if changed:
+        file.write(b"YYY", 1500)
+        wanted[1500:1503] = b"YYY"
+    assert file.read() == wanted
+    file.close()
+    assert world.contents() == {"d/new" if old == "d/f" else "e/f": wanted}
+    assert resolve(client.fs.flush_all()) == []
+    client.nothing_left()
 
 
 @promise("S-58")
