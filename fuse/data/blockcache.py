@@ -4,12 +4,12 @@ Caching is a favour: no method raises OSError or CacheCorrupt. A version that ca
 evicted is "not held"; one that can't be written (disk full, broken, busy) is "not kept", and writing pauses for
 PAUSE_S. Shell. Safe for threads (the loop's among them: a hit is two or three system calls) and for several processes
 at once:
- - a creator and an evictor exclude each other by CacheSpace.exclusive(), but for small versions that are put in place
-   whole (blockfile.store_whole); readers take no lock. An evictor unlinks the sidecar before the data, and a reader
-   opens the sidecar, then the data, then checks that the sidecar is still linked: if it is, both belong together.
-   Files that are unlinked while open stay readable.
- - directory/objects/xx/<stem>.data, .blocks (blockfile.py; of one block usually only the second one); directory/usage,
-   directory/evicting (cachespace.py).
+ - a creator and an evictor exclude each other by CacheSpace.exclusive(), but for versions up to 1 MiB that are put in
+   place whole (blockfile.store_whole); readers take no lock. An evictor unlinks the sidecar before the data, and a
+   reader opens the sidecar, then the data, then checks that the sidecar is still linked: if it is, both belong
+   together. Files that are unlinked while open stay readable.
+ - directory/objects/xx/<stem>.data, .blocks (blockfile.py); directory/objects/packs/*.pack with the versions of one
+   block, which are kept whole or not at all (packs.py); directory/usage, directory/evicting (cachespace.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import shutil
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from json.encoder import encode_basestring_ascii as as_json
 from pathlib import Path
 from typing import NamedTuple
@@ -42,13 +42,18 @@ from .blockfile import (
     store_whole,
 )
 from .cachespace import CacheSpace
+from .packs import TOUCH_S, Packs
 
 OPEN_FILES = 128
 """Versions kept open, two descriptors each: a quarter of the usual limit of 1,024."""
 PAUSE_S = 5.0
 """How long writing stays off after the disk failed or was full."""
-TOUCH_S = 30.0
-"""How often a version in use says so on disk; eviction is least-recently-used to this precision."""
+PACK_BYTES = 8 << 20
+"""A pack of this size is full, or of a 32nd of the cache: packs are evicted whole."""
+LEARN_S = 3.0
+"""How long a mount may look at its start for what the packs hold."""
+LEARN_MORE_S = 0.2
+"""How long a lane that adds to them may, every half minute."""
 STORE_WHOLE_BYTES = 1 << 20
 """Versions up to this size that come in one body are put in place in one go, without the directory's lock."""
 CREDIT_BYTES = 16 << 20
@@ -77,6 +82,7 @@ class BlockCache:
         Touches no disk beyond reading the kernel's boot id.
         """
         self._space = CacheSpace(directory, size_bytes)
+        self._packs = Packs(self._space.packs, monotonic)
         self._namespace = as_json(namespace)
         self._monotonic = monotonic
         self._boot_id = _boot_id()
@@ -87,12 +93,20 @@ class BlockCache:
         self._off_until_s = float("-inf")
         self._tidied_s = float("-inf")
 
+    def learn(self) -> None:
+        """Find out what small versions the cache has, before the first one is asked for; at most LEARN_S."""
+        with contextlib.suppress(OSError):
+            self._packs.learn(LEARN_S)
+
     def read(self, version: ObjectVersion, offset: int, size: int) -> bytes | None:
         """The bytes (short only at the object's end), or None unless wholly held and valid."""
         stop = min(offset + size, version.size)
         if offset >= stop:
             return b""
         try:
+            if is_small(version):
+                body = self._packs.read(self._label(version), version.size)
+                return None if body is None else body[offset:stop]
             entry = self._find(version)
             return None if entry is None else entry.read(offset, stop)
         except (CacheCorrupt, OSError) as error:
@@ -105,6 +119,8 @@ class BlockCache:
         if start >= stop:
             return True
         try:
+            if is_small(version):
+                return self._packs.holds(self._label(version))
             entry = self._find(version)
             return entry is not None and entry.holds(start, stop)
         except (CacheCorrupt, OSError) as error:
@@ -119,19 +135,38 @@ class BlockCache:
         """Keep the whole blocks of `body`; whether they are kept now. Idempotent."""
         if not body or self._monotonic() < self._off_until_s:
             return not body
+        if is_small(version):
+            return len(body) == version.size and self.write_small([(version, body)])
         try:
             return self._write(version, offset, body)
         except (CacheCorrupt, OSError) as error:
             self._forgive(version, error, writing=True)
             return False
 
+    def write_small(self, bodies: Sequence[tuple[ObjectVersion, Body]]) -> bool:
+        """Keep small versions whole; whether all are kept now. Idempotent; by a lane."""
+        if self._monotonic() < self._off_until_s:
+            return False
+        try:
+            self._packs.learn_when_due(LEARN_MORE_S)
+            absent = self._packs.absent((self._label(version), body) for version, body in bodies)
+            taken_bytes = self._packs.growth(absent)
+            if not self._reserve(taken_bytes):
+                return False
+            with self._given_back(taken_bytes):
+                self._packs.append(absent, min(PACK_BYTES, self._space.limit_bytes // 32))
+            return True
+        except OSError:
+            self._off_until_s = self._monotonic() + PAUSE_S
+            return False
+
     def adopt(self, version: ObjectVersion, path: Path, *, keep: bool = False) -> bool:
         """Take over a complete local file with the bytes of `version`; reads all of it once, for the checksums.
 
         Its inode then belongs to the cache and nobody may write to it again. keep: copy instead, the file stays the
-        caller's. False: not kept, the file is still at `path`.
+        caller's. False: not kept, as a small one always is, the file is still at `path`.
         """
-        if version.size == 0 or self._monotonic() < self._off_until_s:
+        if is_small(version) or self._monotonic() < self._off_until_s:
             return False
         try:
             return self._adopt(version, path, keep=keep)
@@ -156,7 +191,7 @@ class BlockCache:
         return fd
 
     def _reopened(self, version: ObjectVersion) -> int | None:
-        if version.size == 0:
+        if is_small(version):
             return None
         try:
             entry = self._find(version)
@@ -168,7 +203,7 @@ class BlockCache:
             return None
 
     def verify(self, version: ObjectVersion) -> bool:
-        """Check what is held against its checksums now, waiting for the disk; whether the version is whole."""
+        """Check a version that is not small against its checksums now, waiting for the disk; whether it is whole."""
         try:
             entry = self._find(version)
             return entry is not None and (entry.whole or entry.verify())
@@ -178,6 +213,8 @@ class BlockCache:
 
     def drop(self, version: ObjectVersion) -> None:
         """Remove a version; idempotent. Readers of open descriptors are not disturbed."""
+        if is_small(version):
+            return self._packs.forget(self._label(version))
         self._let_go(version)
         with contextlib.suppress(OSError):
             self._space.remove(self._place(version).data_path)
@@ -221,12 +258,14 @@ class BlockCache:
     def tidy(self) -> None:
         """Let go of what others evicted, so that the disk gets it back; a busy cache does so itself every TOUCH_S."""
         self._tidied_s = self._monotonic()
+        self._packs.tidy()
         with self._lock:
             for version in [version for version, entry in self._open.items() if entry.unlinked]:
                 del self._open[version]
 
     def close(self) -> None:
         """Let go of all descriptors; idempotent. The cache stays usable."""
+        self._packs.close()
         with self._lock:
             self._open.clear()
 
@@ -316,8 +355,7 @@ class BlockCache:
             raise
 
     def _write(self, version: ObjectVersion, offset: int, body: Body) -> bool:
-        # A version of one block is in one file, which is made where there is none: nobody has to look before.
-        entry = self._find(version) if version.size > BLOCK_BYTES or version in self._open else None
+        entry = self._find(version)
         if entry is None or entry.unlinked:
             if len(body) == version.size <= STORE_WHOLE_BYTES:
                 return self._store(version, memoryview(body))
@@ -404,12 +442,20 @@ class BlockCache:
             self._remember(version, BlockFile(*place)).vouch()
         return True
 
-    def _place(self, version: ObjectVersion) -> _Place:
+    def _label(self, version: ObjectVersion) -> bytes:
         # ASCII JSON keeps the surrogates that stand for a key's non-UTF-8 bytes.
-        label = f"[{self._namespace}, {as_json(version.key)}, {as_json(version.etag)}, {version.size}]".encode("ascii")
+        return f"[{self._namespace}, {as_json(version.key)}, {as_json(version.etag)}, {version.size}]".encode("ascii")
+
+    def _place(self, version: ObjectVersion) -> _Place:
+        label = self._label(version)
         stem = self._space.place(hashlib.blake2b(label, digest_size=16).hexdigest())
         identity = Identity(label=label, size=version.size, boot_id=self._boot_id)
         return _Place(f"{stem}.data", f"{stem}.blocks", identity)
+
+
+def is_small(version: ObjectVersion) -> bool:
+    """Whether it is kept whole, beside others, and not a file that the kernel could read by itself."""
+    return version.size <= BLOCK_BYTES
 
 
 def _boot_id() -> bytes:

@@ -4,7 +4,7 @@ The sidecar: a head (magic, block size, object size, identity, checksum), a seal
 while the block is absent, else its CRC-32 and a tag. A block's bytes are written before its record, so a record never
 claims more than was written; what a power failure or a hand leaves behind fails the CRC when this process first reads
 the block. The seal spares that check: it says that, in this boot of the machine, the whole data file was right at
-this inode, mtime and ctime. A version of one block that comes whole is joined to its sidecar instead.
+this inode, mtime and ctime.
 Shell: does I/O on two descriptors, raises OSError and CacheCorrupt, knows nothing of eviction. Safe for threads and
 processes: writers of one block write the same bytes.
 """
@@ -76,11 +76,6 @@ class Identity:
         """Size of the sidecar."""
         return self.records_at + self.block_count * _RECORD.size
 
-    @property
-    def joined_at(self) -> int:
-        """Offset of the object in a file that is the sidecar as well."""
-        return page_rounded(self.sidecar_bytes)
-
     def head(self, stamp: Stamp | None = None) -> bytes:
         """The sidecar up to its records. stamp: of data that is right as a whole; None: no seal."""
         fixed = _HEAD.pack(_MAGIC, BLOCK_BYTES, len(self.label), self.size, 0)
@@ -116,7 +111,7 @@ class BlockFile:
     INVARIANT: _stamp is set only when every block is right.
     """
 
-    __slots__ = ("_data_at", "_data_fd", "_identity", "_right", "_sidecar_fd", "_stamp", "touched_s")
+    __slots__ = ("_data_fd", "_identity", "_right", "_sidecar_fd", "_stamp", "touched_s")
 
     def __init__(self, data_path: str, sidecar_path: str, identity: Identity) -> None:
         """Open existing files; FileNotFoundError when there are none, CacheCorrupt when they don't agree."""
@@ -127,23 +122,12 @@ class BlockFile:
         self._stamp: Stamp | None = None
         self.touched_s = float("-inf")
         """When the owner last told the disk that this version is in use; the owner's clock."""
-        self._data_at = identity.joined_at
-        if os.fstat(self._sidecar_fd).st_size == self._data_at + identity.size:
-            self._data_fd = self._sidecar_fd
-            self._check_head(data_path)
-        else:
-            self._data_at = 0
-            self._open_data(data_path)
+        self._open_data(data_path)
 
     def __del__(self) -> None:
-        for fd in {self._data_fd, self._sidecar_fd}:
+        for fd in (self._data_fd, self._sidecar_fd):
             if fd >= 0:
                 os.close(fd)
-
-    @property
-    def _joined(self) -> bool:
-        """One file, made whole by store_whole: nothing is written to it, and it has no seal, which would change it."""
-        return self._data_at > 0
 
     @property
     def whole(self) -> bool:
@@ -153,8 +137,7 @@ class BlockFile:
     @property
     def unlinked(self) -> bool:
         """Whether somebody evicted it: what is written now is lost, what is read is still right."""
-        gone = os.fstat(self._sidecar_fd).st_nlink == 0
-        return gone or (not self._joined and os.fstat(self._data_fd).st_nlink == 0)
+        return os.fstat(self._sidecar_fd).st_nlink == 0 or os.fstat(self._data_fd).st_nlink == 0
 
     def read(self, start: int, stop: int) -> bytes | None:
         """The bytes [start, stop) inside the object, or None unless all are held. CacheCorrupt, OSError."""
@@ -166,7 +149,7 @@ class BlockFile:
             if block and last - first == 1:
                 at = start - first * BLOCK_BYTES
                 return block[at : at + stop - start]
-        body = os.pread(self._data_fd, stop - start, self._data_at + start)
+        body = os.pread(self._data_fd, stop - start, start)
         if len(body) != stop - start:
             raise CacheCorrupt("a cache file is shorter than its object")
         # Looked at after the read: a write shows its time before its bytes.
@@ -189,8 +172,6 @@ class BlockFile:
 
     def fresh_bytes(self, start: int, stop: int) -> int:
         """How many bytes of disk a write of [start, stop) would newly take."""
-        if self._joined:
-            return 0
         first, last = _whole_blocks(start, stop, self._identity.size)
         fresh = self._right.count(0, first, max(first, last)) * BLOCK_BYTES
         if first < last == len(self._right) and not self._right[-1]:
@@ -200,7 +181,7 @@ class BlockFile:
     def write(self, start: int, body: Body) -> None:
         """Keep the whole blocks of `body`, which lies at `start` of the object; edges are left out. OSError."""
         first, last = _whole_blocks(start, start + len(body), self._identity.size)
-        if self._joined or first >= last or self._right.find(0, first, last) < 0:
+        if first >= last or self._right.find(0, first, last) < 0:
             return
         whole = memoryview(body)[first * BLOCK_BYTES - start : min(last * BLOCK_BYTES, self._identity.size) - start]
         write_fully(self._data_fd, whole, first * BLOCK_BYTES)
@@ -213,8 +194,7 @@ class BlockFile:
     def seal(self) -> bool:
         """Note on disk that the whole file is right as it is now; always True. OSError."""
         self._stamp = Stamp.of(os.fstat(self._data_fd))
-        if not self._joined:
-            write_fully(self._sidecar_fd, memoryview(self._identity.seal(self._stamp)), _SEAL_AT)
+        write_fully(self._sidecar_fd, memoryview(self._identity.seal(self._stamp)), _SEAL_AT)
         return True
 
     def vouch(self) -> None:
@@ -224,15 +204,10 @@ class BlockFile:
 
     def touch(self) -> None:
         """Mark as just used: eviction goes by the sidecar's mtime. OSError."""
-        as_it_was = self._joined and self._stamp and self._stamp == Stamp.of(os.fstat(self._data_fd))
         os.utime(self._sidecar_fd)
-        if as_it_was:
-            self._stamp = Stamp.of(os.fstat(self._data_fd))
 
     def reopen(self, data_path: str) -> int | None:
-        """A descriptor to read and write the data, the caller's; None: was changed, replaced, or is joined. OSError."""
-        if self._joined:
-            return None
+        """A descriptor to read and write the data, the caller's; None: it was changed or replaced. OSError."""
         fd = os.open(data_path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         if Stamp.of(os.fstat(fd)) == self._stamp:
             return fd
@@ -289,7 +264,7 @@ class BlockFile:
                 return None
             start = index * BLOCK_BYTES
             size = min(BLOCK_BYTES, self._identity.size - start)
-            block = os.pread(self._data_fd, size, self._data_at + start)
+            block = os.pread(self._data_fd, size, start)
             if tag != crc ^ _TAG or len(block) != size or crc32(block) != crc:
                 raise CacheCorrupt("a block of a cache file does not match its checksum; it will be fetched again")
             self._right[index] = 1
@@ -303,7 +278,7 @@ class BlockFile:
             raise AssertionError("sealed without all blocks")
         for start, stop in pairwise([*range(0, self._identity.size, BLOCK_BYTES), self._identity.size]):
             index = start // BLOCK_BYTES
-            block = os.pread(self._data_fd, stop - start, self._data_at + start)
+            block = os.pread(self._data_fd, stop - start, start)
             if self._right[index] and block_records(memoryview(block)) != self._records(index, index + 1):
                 raise AssertionError(f"block {index} is called right and is not")
 
@@ -324,12 +299,10 @@ def create_files(data_path: str, sidecar_path: str, identity: Identity) -> None:
 def store_whole(data_path: str, sidecar_path: str, identity: Identity, body: memoryview) -> None:
     """Make a version's files with all of its bytes, sealed, where there are none. OSError, FileExistsError among them.
 
-    One of one block gets one file. Excludes nobody: the data counts from the moment its sidecar is there, and whatever
+    Excludes nobody: the data counts from the moment its sidecar is there, and whatever
     two creators or an evictor leave is a data file that is missing, that its stamp or its size gives away, or that has
     the same bytes.
     """
-    if len(body) <= BLOCK_BYTES:
-        return _store_joined(sidecar_path, identity, body)
     fd = os.open(data_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         write_fully(fd, body, 0)
@@ -337,25 +310,6 @@ def store_whole(data_path: str, sidecar_path: str, identity: Identity, body: mem
     finally:
         os.close(fd)
     os.replace(draft_sidecar(sidecar_path, identity.head(stamp) + block_records(body)), sidecar_path)
-
-
-def _store_joined(sidecar_path: str, identity: Identity, body: memoryview) -> None:
-    """Make a version's only file, with all of its bytes, where there is none. OSError, FileExistsError among them.
-
-    To create a file is what costs most of keeping a small one (ext4: 0.4 ms where many were removed lately), so it is
-    made in its place: until its last byte is there its size gives it away.
-    """
-    fd = os.open(sidecar_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        head = (identity.head() + block_records(body)).ljust(identity.joined_at, b"\0")
-        written = os.pwritev(fd, (head, body), 0)
-        if written < len(head) + len(body):
-            write_fully(fd, memoryview(b"".join((head, body)))[written:], written)
-    except OSError:
-        os.unlink(sidecar_path)
-        raise
-    finally:
-        os.close(fd)
 
 
 def remove_files(data_path: str, sidecar_path: str) -> None:

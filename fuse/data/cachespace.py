@@ -20,8 +20,6 @@ from pathlib import Path
 
 from datastore import cacheusage
 
-from .scattering import scatter
-
 LOCK_WAIT_S = 2.0
 """Longer than any holder needs, even on a busy machine; without the lock something is just not cached."""
 DROP_WAIT_S = 0.1
@@ -58,6 +56,8 @@ class CacheSpace:
         self.limit_bytes = limit_bytes
         self._sleep = sleep
         self._threads = threading.Lock()
+        self.packs = directory / "objects" / "packs"
+        """The directory of files that many small versions share."""
 
     def place(self, stem: str) -> str:
         """The path of a stem's files, without suffix; spread over 256 directories."""
@@ -69,9 +69,7 @@ class CacheSpace:
         try:
             directory.mkdir(mode=0o700, exist_ok=True)
         except FileNotFoundError:
-            with contextlib.suppress(FileExistsError):
-                directory.parent.mkdir(mode=0o700, parents=True)
-                scatter(directory.parent)
+            directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             directory.mkdir(mode=0o700, exist_ok=True)
 
     def used_bytes(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..loop import Loop, Task
 from ..store.base import Body
-from .blockcache import BlockCache
+from .blockcache import BlockCache, is_small
 from .blockfile import holds_block
 from .pieces import Piece
 
@@ -78,8 +78,16 @@ class Keeping:
             piece.set_kept()
 
     def _kept_of(self, batch: list[Piece]) -> list[Piece]:
-        """By a lane: write them; those that are kept now."""
-        return [piece for piece in batch if self._is_kept(piece, piece.result())]
+        """By a lane: write them, the small ones all together; those that are kept now."""
+        small = [piece for piece in batch if is_small(piece.version)]
+        kept = [piece for piece in batch if not is_small(piece.version) and self._is_kept(piece, piece.result())]
+        if (
+            small
+            and self._cache is not None
+            and self._cache.write_small([(piece.version, piece.result()) for piece in small])
+        ):
+            kept += small
+        return kept
 
     def _is_kept(self, piece: Piece, body: Body) -> bool:
         """By a lane: write it. The disk cache takes whole blocks only: a first random read is not for it."""

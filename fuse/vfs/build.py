@@ -234,6 +234,7 @@ def build_filesystem(
     db.attributes_are_of(reader)
     namespace = f"{location.endpoint}/{location.bucket} {reader}"
     cache = BlockCache(Path(spec.cache_dir), spec.cache_size_bytes, namespace)
+    cache.learn()
     defaults = defaults_of(spec)
     clock = clock or SystemClock()
     shares = Shares.of(spec.memory_bytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -35,6 +35,12 @@ class SlowDisk(BlockCache):
         self.begun.append(version)
         assert self.gate.wait(PATIENCE_S)
         return super().write(version, offset, body)
+
+    def write_small(self, bodies: Sequence[tuple[ObjectVersion, Body]]) -> bool:
+        """See BlockCache."""
+        self.begun += [version for version, _ in bodies]
+        assert self.gate.wait(PATIENCE_S)
+        return super().write_small(bodies)
 
 
 @pytest.fixture

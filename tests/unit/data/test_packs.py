@@ -1,0 +1,273 @@
+"""Small versions share files: each is given back as it was kept, or not at all, whatever became of its pack."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from datastore.fuse.data import blockcache, packs
+from datastore.fuse.data.blockcache import BlockCache
+from datastore.fuse.data.packs import Packs
+from datastore.fuse.store.base import ETag, ObjectVersion
+
+LIMIT = 8 << 20
+BODIES = {f"k{number}": os.urandom(1000 + number) for number in range(10)}
+
+
+def version(key: str) -> ObjectVersion:
+    return ObjectVersion(key, ETag("e"), len(BODIES[key]))
+
+
+class Caches:
+    """Makes a cache on the same directory each time, as another process would; their clock is set by hand."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.now_s = 1000.0
+
+    def __call__(self) -> BlockCache:
+        cache = BlockCache(self.directory, LIMIT, "b", monotonic=lambda: self.now_s)
+        cache.learn()
+        return cache
+
+    def packs(self) -> list[Path]:
+        return [file for file in self.directory.rglob("*") if file.suffix == ".pack"]
+
+    def pack(self) -> Path:
+        (found,) = self.packs()
+        return found
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Caches:
+    """Nothing is reserved in advance."""
+    monkeypatch.setattr(blockcache, "CREDIT_BYTES", 0)
+    return Caches(tmp_path / "cache")
+
+
+def keep(cache: BlockCache, *keys: str) -> bool:
+    return cache.write_small([(version(key), BODIES[key]) for key in keys or BODIES])
+
+
+def held(cache: BlockCache) -> set[str]:
+    """The keys that it has; what it gives back is right."""
+    found = {key: cache.read(version(key), 0, 5000) for key in BODIES}
+    assert all(body in (None, BODIES[key]) for key, body in found.items())
+    return {key for key, body in found.items() if body is not None}
+
+
+def test_what_is_kept_together_is_in_one_file_and_found_by_who_starts_later(fresh: Caches) -> None:
+    one = fresh()
+    assert keep(one)
+    assert held(one) == held(fresh()) == set(BODIES)
+    assert fresh.pack().stat().st_size == 16 + 16 * 10 + sum(map(len, BODIES.values()))
+    assert one.read(version("k3"), 10, 20) == BODIES["k3"][10:30]
+    assert one.present(version("k3"))
+    assert one.open_for_passthrough(version("k3")) is None
+    assert not one.present(version("k3")._replace(etag=ETag("other")))
+
+
+def test_what_is_kept_later_follows_in_the_same_file_and_nothing_is_kept_twice(fresh: Caches) -> None:
+    one = fresh()
+    for key in ("k0", "k1", "k0", "k1"):
+        assert keep(one, key)
+    assert fresh.pack().stat().st_size == 2 * (16 + 16) + 1000 + 1001
+    assert not one.write(version("k2"), 0, BODIES["k2"][:999]), "a part of a small one is not for the disk"
+    assert held(fresh()) == {"k0", "k1"}
+
+
+def test_more_than_one_group_and_more_than_one_pack(fresh: Caches) -> None:
+    cache, many = fresh(), [ObjectVersion(f"n{number}", ETag("e"), 1024) for number in range(1200)]
+    for first in (0, 600):
+        assert cache.write_small([(one, one.key.ljust(1024).encode()) for one in many[first : first + 600]])
+    assert len(fresh.packs()) == 3, "a 32nd of the cache is a full pack"
+    later = fresh()
+    assert [later.read(one, 0, 1024) for one in many] == [one.key.ljust(1024).encode() for one in many]
+
+
+@pytest.mark.parametrize(
+    ("damage", "left"),
+    [
+        (lambda good: good[:-1], 5),
+        (lambda good: good[:-1] + bytes([good[-1] ^ 1]), 9),
+        (lambda good: good + b"more", 10),
+        (lambda good: good[: len(good) // 2 + 20], 5),
+        (lambda good: good[: len(good) // 2] + bytes(len(good) - len(good) // 2), 5),
+        (lambda good: good[:20] + b"?" + good[21:], 0),
+        (lambda good: b"?" + good[1:], 0),
+        (lambda good: good[:8] + b"\xff\xff\xff\xff" + good[12:], 0),
+        (lambda good: good[:10], 0),
+        (lambda good: b"", 0),
+    ],
+)
+@pytest.mark.parametrize("still_open", [True, False])
+def test_a_damaged_pack_is_never_believed(
+    fresh: Caches, damage: Callable[[bytes], bytes], left: int, still_open: bool
+) -> None:
+    """Of two groups of five."""
+    cache, keys = fresh(), list(BODIES)
+    assert keep(cache, *keys[:5])
+    assert keep(cache, *keys[5:])
+    path = fresh.pack()
+    with open(path, "r+b") as file:
+        bad = damage(file.read())
+        file.seek(0)
+        file.truncate()
+        file.write(bad)
+    if not still_open:
+        cache = fresh()
+        assert len(held(cache)) == left
+    held(cache)
+    assert keep(cache)
+    assert held(cache) == set(BODIES)
+
+
+def test_what_another_mount_keeps_is_learned_by_who_keeps_something(fresh: Caches) -> None:
+    one, two = fresh(), fresh()
+    assert keep(one, "k0")
+    assert keep(two, "k5")
+    assert held(two) == {"k5"}
+    fresh.now_s += packs.TOUCH_S
+    assert keep(two, "k6")
+    assert held(two) == {"k0", "k5", "k6"}
+    assert keep(one, "k1")
+    fresh.now_s += packs.TOUCH_S
+    assert keep(two, "k7")
+    assert held(two) == {"k0", "k1", "k5", "k6", "k7"}
+
+
+def test_a_pack_in_use_says_so_and_the_others_are_evicted(fresh: Caches) -> None:
+    one, two = fresh(), fresh()
+    assert keep(one, "k0")
+    assert keep(two, "k1")
+    for path in fresh.packs():
+        os.utime(path, ns=(1, 1))
+    fresh.now_s += packs.TOUCH_S
+    assert held(one) == {"k0"}
+    one.resize(8192)
+    assert one.make_room(4096) == 4096
+    assert held(fresh()) == {"k0"}
+
+
+def test_who_has_an_evicted_pack_open_reads_on_for_a_while_and_keeps_anew(fresh: Caches) -> None:
+    one, two, three = fresh(), fresh(), fresh()
+    assert keep(one, "k0", "k1")
+    three.learn()
+    assert held(three) == {"k0", "k1"}
+    two.make_room(LIMIT)
+    assert not fresh.packs()
+    assert held(one) == {"k0", "k1"}
+    assert keep(one, "k0")
+    assert held(fresh()) == {"k0"}
+    three.tidy()
+    assert held(three) == set()
+    two.make_room(LIMIT)
+    fresh.now_s += packs.TOUCH_S
+    assert held(one) == set()
+    assert keep(one, "k1")
+    assert held(fresh()) == {"k1"}
+
+
+def test_an_evicted_pack_that_is_not_open_is_not_held(fresh: Caches) -> None:
+    one = fresh()
+    assert keep(one, "k0", "k1")
+    one.close()
+    fresh().make_room(LIMIT)
+    assert not one.present(version("k0"))
+    assert held(one) == set()
+
+
+def test_what_was_evicted_is_no_longer_learned_of(fresh: Caches) -> None:
+    one, two = fresh(), fresh()
+    assert keep(one, "k0")
+    two.learn()
+    one.make_room(LIMIT)
+    two.learn()
+    assert not two.present(version("k0"))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_what_could_not_be_written_is_not_held_and_the_rest_is(
+    fresh: Caches, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    cache = fresh()
+    if not first:
+        assert keep(cache, "k0")
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", full)
+        assert not keep(cache, "k1")
+    assert len(fresh.packs()) == (0 if first else 1)
+    assert not keep(cache, "k1"), "the disk is left alone for a while"
+    fresh.now_s += blockcache.PAUSE_S
+    assert keep(cache, "k1")
+    assert held(cache) == held(fresh()) == ({"k1"} if first else {"k0", "k1"})
+    assert cache.usage()[0] == sum(path.stat().st_blocks * 512 for path in fresh.packs())
+
+
+def test_a_short_write_is_finished(fresh: Caches, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = os.pwritev
+    monkeypatch.setattr(os, "pwritev", lambda fd, parts, at: whole(fd, [parts[0][:10]], at))
+    assert keep(fresh())
+    assert held(fresh()) == set(BODIES)
+
+
+def test_open_packs_are_bounded(tmp_path: Path) -> None:
+    kept = Packs(tmp_path / "packs", lambda: 0.0)
+    before = len(os.listdir("/dev/fd"))
+    names = [b"%d" % number for number in range(packs.OPEN_PACKS + 20)]
+    for name in names:
+        kept.append(kept.absent([(name, name)]), pack_bytes=1)
+    assert len(os.listdir("/dev/fd")) == before + packs.OPEN_PACKS
+    assert [kept.read(name, len(name)) for name in names] == names
+    kept.close()
+    assert len(os.listdir("/dev/fd")) == before
+
+
+def test_what_is_remembered_is_bounded_and_the_oldest_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packs, "_SHARD_ENTRIES", 4)
+    monkeypatch.setattr(packs, "_fingerprint", lambda name: b"aa" + name.rjust(6))
+    kept = Packs(tmp_path / "packs", lambda: 0.0)
+    names = [b"%d" % number for number in range(7)]
+    for name in [*names, names[-1]]:
+        kept.append(kept.absent([(name, name)]), pack_bytes=1 << 20)
+    assert [name for name in names if kept.holds(name)] == names[4:]
+    kept.forget(names[4])
+    assert [name for name in names if kept.read(name, 1)] == names[5:]
+
+
+def test_a_fingerprint_that_lies_across_two_others_is_not_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What follows a fingerprint in memory is the number of its pack, 1."""
+    monkeypatch.setattr(packs, "_fingerprint", lambda name: name)
+    kept = Packs(tmp_path / "packs", lambda: 0.0)
+    kept.append(kept.absent([(b"aaaabcde", b"body")]), pack_bytes=1 << 20)
+    across = b"aabcde\x01\x00"
+    assert not kept.holds(across)
+    kept.append(kept.absent([(across, b"other")]), pack_bytes=1 << 20)
+    assert (kept.read(across, 5), kept.read(b"aaaabcde", 4)) == (b"other", b"body")
+
+
+def test_learning_takes_a_bounded_time_and_the_packs_used_last_come_first(tmp_path: Path) -> None:
+    other = Packs(tmp_path / "packs", lambda: 0.0)
+    for number in range(4):
+        other.append(other.absent([(b"%d" % number, b"body")]), pack_bytes=1)
+    for number, path in enumerate(sorted((tmp_path / "packs").iterdir())):
+        os.utime(path, ns=(number, number))
+    ticks = iter(range(1000))
+    late = Packs(tmp_path / "packs", lambda: float(next(ticks)))
+    late.learn(within_s=2.5)
+    first = [number for number in range(4) if late.holds(b"%d" % number)]
+    assert len(first) == 2
+    late.learn(within_s=100)
+    assert all(late.read(b"%d" % number, 4) == b"body" for number in range(4))
