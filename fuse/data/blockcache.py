@@ -4,12 +4,13 @@ Caching is a favour: no method raises OSError or CacheCorrupt. A version that ca
 evicted is "not held"; one that can't be written (disk full, broken, busy) is "not kept", and writing pauses for
 PAUSE_S. Shell. Safe for threads (the loop's among them: a hit is two or three system calls) and for several processes
 at once:
- - a creator and an evictor exclude each other by CacheSpace.exclusive(), but for versions up to 1 MiB that are put in
-   place whole (blockfile.store_whole); readers take no lock. An evictor unlinks the sidecar before the data, and a
-   reader opens the sidecar, then the data, then checks that the sidecar is still linked: if it is, both belong
-   together. Files that are unlinked while open stay readable.
- - directory/objects/xx/<stem>.data, .blocks (blockfile.py); directory/objects/packs/*.pack with the versions of one
-   block, which are kept whole or not at all (packs.py); directory/usage, directory/evicting (cachespace.py).
+ - a version of 1 MiB and more has files of its own. A creator and an evictor exclude each other by
+   CacheSpace.exclusive(); readers take no lock. An evictor unlinks the sidecar before the data, and a reader opens the
+   sidecar, then the data, then checks that the sidecar is still linked: if it is, both belong together. Files that are
+   unlinked while open stay readable.
+ - the blocks of smaller ones lie in packs, each for itself.
+ - directory/objects/xx/<stem>.data, .blocks (blockfile.py); directory/objects/packs/*.pack (packs.py);
+   directory/usage, directory/evicting (cachespace.py).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import shutil
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from json.encoder import encode_basestring_ascii as as_json
 from pathlib import Path
 from typing import NamedTuple
@@ -38,8 +39,7 @@ from .blockfile import (
     draft_sidecar,
     file_records,
     page_rounded,
-    remove_files,
-    store_whole,
+    whole_blocks,
 )
 from .cachespace import CacheSpace
 from .packs import TOUCH_S, Packs
@@ -54,8 +54,8 @@ LEARN_S = 3.0
 """How long a mount may look at its start for what the packs hold."""
 LEARN_MORE_S = 0.2
 """How long a lane that adds to them may, every half minute."""
-STORE_WHOLE_BYTES = 1 << 20
-"""Versions up to this size that come in one body are put in place in one go, without the directory's lock."""
+SMALL_BYTES = 1 << 20
+"""Versions below this size share files: the kernel reads none of them by itself."""
 CREDIT_BYTES = 16 << 20
 """Room is reserved in advance, so that not every small file waits for the other processes; at most 1/256 of the limit,
 by which each other process may exceed it after an eviction. What is not used stays counted until the next one."""
@@ -105,8 +105,7 @@ class BlockCache:
             return b""
         try:
             if is_small(version):
-                body = self._packs.read(self._label(version), version.size)
-                return None if body is None else body[offset:stop]
+                return self._read_small(version, offset, stop)
             entry = self._find(version)
             return None if entry is None else entry.read(offset, stop)
         except (CacheCorrupt, OSError) as error:
@@ -120,7 +119,7 @@ class BlockCache:
             return True
         try:
             if is_small(version):
-                return self._packs.holds(self._label(version))
+                return all(map(self._packs.holds, self._block_names(version, start, stop)))
             entry = self._find(version)
             return entry is not None and entry.holds(start, stop)
         except (CacheCorrupt, OSError) as error:
@@ -136,20 +135,20 @@ class BlockCache:
         if not body or self._monotonic() < self._off_until_s:
             return not body
         if is_small(version):
-            return len(body) == version.size and self.write_small([(version, body)])
+            return self.write_small([(version, offset, body)])
         try:
             return self._write(version, offset, body)
         except (CacheCorrupt, OSError) as error:
             self._forgive(version, error, writing=True)
             return False
 
-    def write_small(self, bodies: Sequence[tuple[ObjectVersion, Body]]) -> bool:
-        """Keep small versions whole; whether all are kept now. Idempotent; by a lane."""
+    def write_small(self, bodies: Iterable[tuple[ObjectVersion, int, Body]]) -> bool:
+        """The same for several small versions, each with an offset and what is there; whether all are kept now."""
         if self._monotonic() < self._off_until_s:
             return False
         try:
             self._packs.learn_when_due(LEARN_MORE_S)
-            absent = self._packs.absent((self._label(version), body) for version, body in bodies)
+            absent = self._packs.absent(block for each in bodies for block in self._blocks(*each))
             taken_bytes = self._packs.growth(absent)
             if not self._reserve(taken_bytes):
                 return False
@@ -214,7 +213,9 @@ class BlockCache:
     def drop(self, version: ObjectVersion) -> None:
         """Remove a version; idempotent. Readers of open descriptors are not disturbed."""
         if is_small(version):
-            return self._packs.forget(self._label(version))
+            for name in self._block_names(version, 0, version.size):
+                self._packs.forget(name)
+            return
         self._let_go(version)
         with contextlib.suppress(OSError):
             self._space.remove(self._place(version).data_path)
@@ -357,8 +358,6 @@ class BlockCache:
     def _write(self, version: ObjectVersion, offset: int, body: Body) -> bool:
         entry = self._find(version)
         if entry is None or entry.unlinked:
-            if len(body) == version.size <= STORE_WHOLE_BYTES:
-                return self._store(version, memoryview(body))
             entry = self._create(version)
         fresh = 0 if entry is None else entry.fresh_bytes(offset, offset + len(body))
         if fresh and not self._reserve(fresh):
@@ -369,30 +368,6 @@ class BlockCache:
             if entry is not None:
                 entry.write(offset, body)
         return entry is not None
-
-    def _store(self, version: ObjectVersion, body: memoryview) -> bool:
-        """Put a whole small version in place; whether there was room. OSError."""
-        self._let_go(version)
-        place = self._place(version)
-        taken_bytes = page_rounded(place.identity.sidecar_bytes) + page_rounded(version.size)
-        if not self._reserve(taken_bytes):
-            return False
-        try:
-            try:
-                store_whole(*place, body)
-            except FileNotFoundError:
-                self._space.make_directory(place.data_path)
-                store_whole(*place, body)
-        except FileExistsError:
-            if self._find(version) is not None:
-                return self._space.reserve(-taken_bytes)
-            with self._space.exclusive():
-                remove_files(place.data_path, place.sidecar_path)
-                store_whole(*place, body)
-        except OSError:
-            self._space.reserve(-taken_bytes)
-            raise
-        return True
 
     def _create(self, version: ObjectVersion) -> BlockFile | None:
         """The entry, with new files unless another process was quicker; None: no room. OSError, CacheCorrupt."""
@@ -442,6 +417,30 @@ class BlockCache:
             self._remember(version, BlockFile(*place)).vouch()
         return True
 
+    def _read_small(self, version: ObjectVersion, start: int, stop: int) -> bytes | None:
+        parts = []
+        at = start // BLOCK_BYTES * BLOCK_BYTES
+        for name in self._block_names(version, start, stop):
+            block = self._packs.read(name, min(BLOCK_BYTES, version.size - at))
+            if block is None:
+                return None
+            parts.append(block[max(0, start - at) : stop - at])
+            at += BLOCK_BYTES
+        return b"".join(parts)
+
+    def _block_names(self, version: ObjectVersion, start: int, stop: int) -> Iterator[bytes]:
+        """Of the blocks that [start, stop) of a small version touches."""
+        label = self._label(version)
+        return (b"%b%d" % (label, index) for index in range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)))
+
+    def _blocks(self, version: ObjectVersion, offset: int, body: Body) -> Iterator[tuple[bytes, Body]]:
+        """The blocks of a small version that lie wholly in `body`, which is at `offset`, by their names."""
+        first, last = whole_blocks(offset, offset + len(body), version.size)
+        view, at = memoryview(body), first * BLOCK_BYTES - offset
+        for name in self._block_names(version, first * BLOCK_BYTES, last * BLOCK_BYTES):
+            yield name, view[at : at + BLOCK_BYTES]
+            at += BLOCK_BYTES
+
     def _label(self, version: ObjectVersion) -> bytes:
         # ASCII JSON keeps the surrogates that stand for a key's non-UTF-8 bytes.
         return f"[{self._namespace}, {as_json(version.key)}, {as_json(version.etag)}, {version.size}]".encode("ascii")
@@ -454,8 +453,8 @@ class BlockCache:
 
 
 def is_small(version: ObjectVersion) -> bool:
-    """Whether it is kept whole, beside others, and not a file that the kernel could read by itself."""
-    return version.size <= BLOCK_BYTES
+    """Whether it shares files with others."""
+    return version.size < SMALL_BYTES
 
 
 def _boot_id() -> bytes:

@@ -76,12 +76,11 @@ class Identity:
         """Size of the sidecar."""
         return self.records_at + self.block_count * _RECORD.size
 
-    def head(self, stamp: Stamp | None = None) -> bytes:
-        """The sidecar up to its records. stamp: of data that is right as a whole; None: no seal."""
+    def head(self) -> bytes:
+        """The sidecar up to its records, without a seal."""
         fixed = _HEAD.pack(_MAGIC, BLOCK_BYTES, len(self.label), self.size, 0)
         fixed = _HEAD.pack(_MAGIC, BLOCK_BYTES, len(self.label), self.size, crc32(fixed + self.label))
-        sealed = fixed.ljust(_SEAL_AT, b"\0") + (self.seal(stamp) if stamp else b"")
-        return (sealed.ljust(_IDENTITY_AT, b"\0") + self.label).ljust(self.records_at, b"\0")
+        return (fixed.ljust(_IDENTITY_AT, b"\0") + self.label).ljust(self.records_at, b"\0")
 
     def seal(self, stamp: Stamp) -> bytes:
         """Says that the data file is right while it looks like `stamp`; b"" without a boot id."""
@@ -172,7 +171,7 @@ class BlockFile:
 
     def fresh_bytes(self, start: int, stop: int) -> int:
         """How many bytes of disk a write of [start, stop) would newly take."""
-        first, last = _whole_blocks(start, stop, self._identity.size)
+        first, last = whole_blocks(start, stop, self._identity.size)
         fresh = self._right.count(0, first, max(first, last)) * BLOCK_BYTES
         if first < last == len(self._right) and not self._right[-1]:
             fresh -= last * BLOCK_BYTES - page_rounded(self._identity.size)
@@ -180,7 +179,7 @@ class BlockFile:
 
     def write(self, start: int, body: Body) -> None:
         """Keep the whole blocks of `body`, which lies at `start` of the object; edges are left out. OSError."""
-        first, last = _whole_blocks(start, start + len(body), self._identity.size)
+        first, last = whole_blocks(start, start + len(body), self._identity.size)
         if first >= last or self._right.find(0, first, last) < 0:
             return
         whole = memoryview(body)[first * BLOCK_BYTES - start : min(last * BLOCK_BYTES, self._identity.size) - start]
@@ -296,29 +295,6 @@ def create_files(data_path: str, sidecar_path: str, identity: Identity) -> None:
     os.replace(draft, sidecar_path)
 
 
-def store_whole(data_path: str, sidecar_path: str, identity: Identity, body: memoryview) -> None:
-    """Make a version's files with all of its bytes, sealed, where there are none. OSError, FileExistsError among them.
-
-    Excludes nobody: the data counts from the moment its sidecar is there, and whatever
-    two creators or an evictor leave is a data file that is missing, that its stamp or its size gives away, or that has
-    the same bytes.
-    """
-    fd = os.open(data_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        write_fully(fd, body, 0)
-        stamp = Stamp.of(os.fstat(fd))
-    finally:
-        os.close(fd)
-    os.replace(draft_sidecar(sidecar_path, identity.head(stamp) + block_records(body)), sidecar_path)
-
-
-def remove_files(data_path: str, sidecar_path: str) -> None:
-    """Unlink a version's files, the sidecar first; idempotent (the caller excludes creators). OSError."""
-    for path in (sidecar_path, data_path):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-
-
 def draft_sidecar(sidecar_path: str, content: bytes) -> str:
     """Write a sidecar beside its place, to be renamed into it; its path. OSError."""
     draft = sidecar_path.removesuffix(".blocks") + ".draft"
@@ -335,7 +311,9 @@ def _create_data(data_path: str, sidecar_path: str) -> int:
     try:
         return os.open(data_path, flags, 0o600)
     except FileExistsError:  # not written over: another process may be reading it
-        remove_files(data_path, sidecar_path)
+        for path in (sidecar_path, data_path):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
         return os.open(data_path, flags, 0o600)
 
 
@@ -353,11 +331,11 @@ def write_fully(fd: int, body: memoryview, offset: int) -> None:
 
 def holds_block(start: int, stop: int, size: int) -> bool:
     """Whether a whole block of an object of this size lies in [start, stop)."""
-    first, last = _whole_blocks(start, stop, size)
+    first, last = whole_blocks(start, stop, size)
     return first < last
 
 
-def _whole_blocks(start: int, stop: int, size: int) -> tuple[int, int]:
+def whole_blocks(start: int, stop: int, size: int) -> tuple[int, int]:
     """The blocks [first, last) that lie wholly in [start, stop); the object's short last block counts as whole."""
     last = -(-size // BLOCK_BYTES) if stop >= size else stop // BLOCK_BYTES
     return -(-start // BLOCK_BYTES), last

@@ -20,6 +20,8 @@ from pathlib import Path
 
 from datastore import cacheusage
 
+from .scattering import scatter
+
 LOCK_WAIT_S = 2.0
 """Longer than any holder needs, even on a busy machine; without the lock something is just not cached."""
 DROP_WAIT_S = 0.1
@@ -69,7 +71,9 @@ class CacheSpace:
         try:
             directory.mkdir(mode=0o700, exist_ok=True)
         except FileNotFoundError:
-            directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                directory.parent.mkdir(mode=0o700, parents=True)
+                scatter(directory.parent)
             directory.mkdir(mode=0o700, exist_ok=True)
 
     def used_bytes(self) -> int:

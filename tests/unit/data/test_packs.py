@@ -11,10 +11,11 @@ import pytest
 
 from datastore.fuse.data import blockcache, packs
 from datastore.fuse.data.blockcache import BlockCache
+from datastore.fuse.data.blockfile import BLOCK_BYTES
 from datastore.fuse.data.packs import Packs
 from datastore.fuse.store.base import ETag, ObjectVersion
 
-LIMIT = 8 << 20
+LIMIT = 64 << 20
 BODIES = {f"k{number}": os.urandom(1000 + number) for number in range(10)}
 
 
@@ -50,7 +51,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Caches:
 
 
 def keep(cache: BlockCache, *keys: str) -> bool:
-    return cache.write_small([(version(key), BODIES[key]) for key in keys or BODIES])
+    return cache.write_small([(version(key), 0, BODIES[key]) for key in keys or BODIES])
 
 
 def held(cache: BlockCache) -> set[str]:
@@ -76,14 +77,32 @@ def test_what_is_kept_later_follows_in_the_same_file_and_nothing_is_kept_twice(f
     for key in ("k0", "k1", "k0", "k1"):
         assert keep(one, key)
     assert fresh.pack().stat().st_size == 2 * (16 + 16) + 1000 + 1001
-    assert not one.write(version("k2"), 0, BODIES["k2"][:999]), "a part of a small one is not for the disk"
+    assert one.write(version("k2"), 0, BODIES["k2"][:999]), "a part of a block is not for the disk"
     assert held(fresh()) == {"k0", "k1"}
+
+
+def test_each_block_of_a_larger_one_is_kept_for_itself(fresh: Caches) -> None:
+    cache, body = fresh(), os.urandom(blockcache.SMALL_BYTES - 1)
+    file = ObjectVersion("large", ETag("e"), len(body))
+    assert cache.write(file, BLOCK_BYTES - 1, body[BLOCK_BYTES - 1 : 3 * BLOCK_BYTES + 5])
+    assert cache.holds(file, BLOCK_BYTES, 3 * BLOCK_BYTES)
+    for start, stop in ((0, 1), (BLOCK_BYTES - 1, BLOCK_BYTES + 1), (3 * BLOCK_BYTES, 3 * BLOCK_BYTES + 1)):
+        assert not cache.holds(file, start, stop)
+        assert cache.read(file, start, stop - start) is None
+    assert cache.read(file, BLOCK_BYTES + 3, 2 * BLOCK_BYTES - 5) == body[BLOCK_BYTES + 3 : 3 * BLOCK_BYTES - 2]
+    assert cache.write(file, 0, body)
+    assert fresh().present(file)
+    assert fresh().read(file, 0, len(body)) == body
+    assert fresh.pack().stat().st_size == len(body) + 2 * 16 + 8 * 16, "no block twice"
+    cache.drop(file)
+    assert not any(cache.holds(file, start, start + 1) for start in range(0, len(body), BLOCK_BYTES))
 
 
 def test_more_than_one_group_and_more_than_one_pack(fresh: Caches) -> None:
     cache, many = fresh(), [ObjectVersion(f"n{number}", ETag("e"), 1024) for number in range(1200)]
+    cache.resize(8 << 20)
     for first in (0, 600):
-        assert cache.write_small([(one, one.key.ljust(1024).encode()) for one in many[first : first + 600]])
+        assert cache.write_small([(one, 0, one.key.ljust(1024).encode()) for one in many[first : first + 600]])
     assert len(fresh.packs()) == 3, "a 32nd of the cache is a full pack"
     later = fresh()
     assert [later.read(one, 0, 1024) for one in many] == [one.key.ljust(1024).encode() for one in many]
