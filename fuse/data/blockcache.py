@@ -56,9 +56,6 @@ LEARN_MORE_S = 0.2
 """How long a lane that adds to them may, every half minute."""
 SMALL_BYTES = 1 << 20
 """Versions below this size share files: the kernel reads none of them by itself."""
-CREDIT_BYTES = 16 << 20
-"""Room is reserved in advance, so that not every small file waits for the other processes; at most 1/256 of the limit,
-by which each other process may exceed it after an eviction. What is not used stays counted until the next one."""
 INLINE_VERIFY_BYTES = 4 << 20
 """The most that open_for_passthrough() checks by itself: about 2 ms."""
 
@@ -88,8 +85,6 @@ class BlockCache:
         self._boot_id = _boot_id()
         self._lock = threading.Lock()
         self._open: OrderedDict[ObjectVersion, BlockFile] = OrderedDict()
-        self._credit_bytes = 0
-        """Counted as taken and not written yet."""
         self._off_until_s = float("-inf")
         self._tidied_s = float("-inf")
 
@@ -149,6 +144,8 @@ class BlockCache:
         try:
             self._packs.learn_when_due(LEARN_MORE_S)
             absent = self._packs.absent(block for each in bodies for block in self._blocks(*each))
+            if not absent:
+                return True
             taken_bytes = self._packs.growth(absent)
             if not self._reserve(taken_bytes):
                 return False
@@ -239,16 +236,12 @@ class BlockCache:
 
     def recount(self) -> None:
         """Have usage() say what is on the disk, after much that did not fit; what is over the limit goes."""
-        with self._lock:
-            self._credit_bytes = 0
         with contextlib.suppress(OSError):
             self._space.recount()
         self.resize(self._space.limit_bytes)
 
     def make_room(self, size_bytes: int) -> int:
         """Evict what was used longest ago until `size_bytes` fit beside the rest; bytes freed."""
-        with self._lock:
-            self._credit_bytes = 0  # the count begins anew
         try:
             freed = self._space.evict(size_bytes)
         except OSError:
@@ -325,15 +318,6 @@ class BlockCache:
         """Count `size_bytes` as taken, evicting where needed; False when there is no room. OSError."""
         if size_bytes > self._space.limit_bytes:
             return False
-        with self._lock:
-            if self._credit_bytes >= size_bytes:
-                self._credit_bytes -= size_bytes
-                return True
-        more = min(CREDIT_BYTES, self._space.limit_bytes // 256)
-        if self._space.reserve(size_bytes + more):
-            with self._lock:
-                self._credit_bytes += more
-            return True
         if self._space.reserve(size_bytes):
             return True
         self.make_room(size_bytes)

@@ -62,11 +62,10 @@ class Caches:
 
 @pytest.fixture(autouse=True)
 def exact_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is reserved in advance, but where a test asks for it; and nothing is left out on a busy machine.
+    """Nothing is left out on a busy machine.
 
     What has more than one block has its own files: two blocks show what eight do.
     """
-    monkeypatch.setattr(blockcache, "CREDIT_BYTES", 0)
     monkeypatch.setattr(blockcache, "SMALL_BYTES", BLOCK_BYTES + 1)
     monkeypatch.setattr(cachespace, "LOCK_WAIT_S", PATIENCE_S)
 
@@ -442,20 +441,6 @@ def test_a_changed_file_is_not_lent(fresh: Caches) -> None:
     cache, file, body = put(fresh(), 2 * MIB)
     Path(cache._place(file).data_path).write_bytes(bytes(len(body)))
     assert cache.open_for_passthrough(file) is None
-
-
-def test_room_is_reserved_in_advance_and_the_limit_still_holds(fresh: Caches, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blockcache, "CREDIT_BYTES", 1 * MIB)
-    cache, other = fresh(), fresh()
-    with CacheSpace(fresh.directory, LIMIT).exclusive():
-        pass
-    assert cache.write(version(5000, key="first"), 0, content(5000))
-    monkeypatch.setattr(cachespace, "LOCK_WAIT_S", 0.005)
-    with CacheSpace(fresh.directory, LIMIT).exclusive():
-        assert cache.write(version(5000, key="second"), 0, content(5000)), "nobody is waited for"
-    for index in range(LIMIT // MIB + 8):
-        assert (cache, other)[index % 2].write(version(MIB, key=f"k{index}"), 0, content(MIB))
-    assert fresh.on_disk() <= LIMIT + 2 * LIMIT // 256
 
 
 def test_data_that_a_death_left_without_a_sidecar_is_replaced(fresh: Caches) -> None:

@@ -44,9 +44,7 @@ class Caches:
 
 
 @pytest.fixture
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Caches:
-    """Nothing is reserved in advance."""
-    monkeypatch.setattr(blockcache, "CREDIT_BYTES", 0)
+def fresh(tmp_path: Path) -> Caches:
     return Caches(tmp_path / "cache")
 
 
