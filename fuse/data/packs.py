@@ -222,9 +222,11 @@ class Packs:
             os.close(fd)
 
     def _remember(self, number: int, start: int, rows: bytes) -> int:
-        """A group that begins at `start`; where it ends."""
+        """A group that begins at `start`, unless its pack was evicted meanwhile; where it ends."""
         at = start + _HEAD.size + len(rows)
         with self._lock:
+            if number not in self._names:
+                return at
             for fingerprint, size, crc in _ROW.iter_unpack(rows):
                 self._drop_entry(fingerprint)
                 shard = self._shards.setdefault(fingerprint[:2], bytearray())

@@ -13,7 +13,7 @@ from datastore.fuse.data import blockcache, packs
 from datastore.fuse.data.blockcache import BlockCache
 from datastore.fuse.data.blockfile import BLOCK_BYTES
 from datastore.fuse.data.packs import Packs
-from datastore.fuse.store.base import ETag, ObjectVersion
+from datastore.fuse.store.base import Body, ETag, ObjectVersion
 
 LIMIT = 64 << 20
 BODIES = {f"k{number}": os.urandom(1000 + number) for number in range(10)}
@@ -227,6 +227,26 @@ def test_what_could_not_be_written_is_not_held_and_the_rest_is(
     assert keep(cache, "k1")
     assert held(cache) == held(fresh()) == ({"k1"} if first else {"k0", "k1"})
     assert cache.usage()[0] == sum(path.stat().st_blocks * 512 for path in fresh.packs())
+
+
+def test_a_pack_that_is_evicted_while_it_is_written_to_is_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, real = Packs(tmp_path / "packs", lambda: 0.0), os.pwritev
+
+    def evicted(fd: int, parts: list[Body], at: int) -> int:
+        written = real(fd, parts, at)
+        for path in (tmp_path / "packs").iterdir():
+            path.unlink()
+        kept.tidy()
+        return written
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", evicted)
+        kept.append(kept.absent([(b"name", b"body")]), pack_bytes=1 << 20)
+    assert not kept.holds(b"name")
+    kept.append(kept.absent([(b"name", b"body")]), pack_bytes=1 << 20)
+    assert kept.read(b"name", 4) == b"body"
 
 
 def test_a_short_write_is_finished(fresh: Caches, monkeypatch: pytest.MonkeyPatch) -> None:
