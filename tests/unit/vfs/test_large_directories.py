@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datastore.fuse.store.base import ListPage
+from datastore.fuse.vfs.lookup.remote import FIRST_PAGES
 from datastore.fuse.vfs.tree.listing import listing_of
 from tests.mounted import TTL_S, Client, World
 from tests.mounted import world as opened
@@ -91,12 +92,16 @@ def test_a_page_proves_that_nothing_else_is_there(world: World, one: Client, pag
 
 @promise("S-156")
 def test_a_single_name_costs_no_page(world: World, one: Client, pages: Pages) -> None:
-    """Who looks at one name of a page now and then asks for that alone."""
+    """Who looks at one name of a page now and then asks for that alone; the first time also for the first pages."""
     for name in NAMES[::PAGE]:
         world.later(10)
         one.local.stat(b"d/" + name)
     assert pages.since() == (0, 0)
     assert one.calls("head") <= 3 * PAGES + 1
+    new = world.client()
+    first = Pages(new)
+    new.local.stat("d/f105")
+    assert first.since() == (FIRST_PAGES, FIRST_PAGES)
 
 
 @promise("S-155", "S-28")

@@ -201,15 +201,25 @@ def test_what_follows_a_lost_answer(
 
 @promise("S-47", "S-162")
 @pytest.mark.parametrize("mode", ["fail", "lastWriterWins"])
-def test_what_another_client_wrote_after_a_lost_answer_is_not_replaced(world: World, mode: Any) -> None:
-    """It is not taken for what was sent before."""
-    world.put("f", b"older")
-    one = world.client(conflict=mode)
+@pytest.mark.parametrize("old", [True, False])
+@pytest.mark.parametrize("late", [False, True])
+def test_what_another_client_wrote_after_a_lost_answer_is_not_replaced(
+    world: World, mode: Any, old: bool, late: bool
+) -> None:
+    """It is not taken for what was sent before. late: it comes when that was found, and what follows is to be sent."""
+    if old:
+        world.put("f", b"older")
+    one, two = world.client(conflict=mode), world.client(conflict=mode)
     file = sent_without_an_answer(one, 10)
     one.faulty.plan = no_faults
+    if late:
+        file.write(b"later", 5)
+        one.before_next("head", lambda: one.before_next("put", lambda: two.local.write("f", b"theirs")))
     world.later()
-    world.client(conflict=mode).local.write("f", b"theirs")
-    failing(errno.ESTALE, file.fsync)
+    if not late:
+        two.local.write("f", b"theirs")
+    for _ in range(2):
+        failing(errno.ESTALE, file.fsync)
     assert world.body("f") == b"theirs"
     (row,) = one.fs.uploads.unsent()
     assert row["stuck"]

@@ -186,15 +186,24 @@ def test_newer_bytes_are_not_overwritten(world: World, left: Client, monkeypatch
 
 
 @promise("S-128")
-def test_of_two_unsent_files_of_one_name_the_newest_is_sent(world: World, left: Client) -> None:
-    """The one that an earlier run left, and the one that was written after it and could not be sent either."""
+def test_of_two_unsent_files_of_one_name_the_newest_is_sent(
+    world: World, left: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that an earlier run left, and the one that was written after it and could not be sent either.
+
+    Also where the clock was set back meanwhile, of which a file of another name knows nothing.
+    """
+    monkeypatch.setattr(world.clock, "time_ns", lambda: EPOCH_NS - 60 * 10**9)
     refuse_writes(left)
+    failing(errno.EIO, left.local.write, "e", b"another")
+    (other,) = (row["since"] for row in left.fs.uploads.unsent() if row["path"] == "e")
+    assert other == EPOCH_NS / 1e9 - 60
     failing(errno.EIO, left.local.write, "f", b"newer")
     again = left.again(plan=no_writes)
-    assert [row["path"] for row in again.fs.uploads.unsent()] == ["f", "f"]
+    assert sorted(str(row["path"]) for row in again.fs.uploads.unsent()) == ["e", "f", "f"]
     again.faulty.plan = no_faults
     assert resolve(again.fs.flush_all()) == []
-    assert world.contents() == {"f": b"newer"}
+    assert world.contents() == {"e": b"another", "f": b"newer"}
     again.nothing_left()
 
 
@@ -260,13 +269,14 @@ def test_a_directory_goes_where_a_conflict_waits_for_a_person(world: World) -> N
 
 @promise("S-19")
 def test_only_the_bytes_that_a_person_names_are_dropped(world: World) -> None:
-    """Of three files that could not be sent, one is given up; the others are sent later."""
+    """Of three files that could not be sent, one is given up; the others are sent later, and so is one that is open."""
     one = world.client()
     one.faulty.plan = no_writes
     for name in ("a", "b", "c"):
         failing(errno.EIO, one.local.write, name, b"unsent")
-    assert resolve(one.fs.uploads.forget("b")) == 1
-    assert sorted(str(row["path"]) for row in one.fs.uploads.unsent()) == ["a", "c"]
+    one.local.open("d", os.O_WRONLY | os.O_CREAT).write(b"unsent")
+    assert [resolve(one.fs.uploads.forget(name)) for name in ("b", "d")] == [1, 0]
+    assert sorted(str(row["path"]) for row in one.fs.uploads.unsent()) == ["a", "c", "d"]
     one.faulty.plan = no_faults
     assert resolve(one.fs.flush_all()) == []
-    assert world.all_keys() == ["a", "c"]
+    assert world.all_keys() == ["a", "c", "d"]

@@ -342,6 +342,7 @@ def test_special_files_are_empty_objects(world: World, one: Client, other: Clien
     for client in (one, other, one.again()):
         seen = client.local.stat("e")
         assert (seen.mode, seen.rdev) == (kind | 0o600, number)
+        assert (b"e", kind) in client.local.scandir()
     seen = other.local.stat("of-s3fs")
     assert (seen.mode, seen.rdev, other.local.stat("file").rdev) == (kind | 0o640, 0, 0)
     other.local.chmod("file", 0o600)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from datastore.fuse.data.multipart import PARTS_MAX
 from datastore.fuse.loop import Future, running
 from datastore.fuse.vfs.tree.treelock import TreeLock
 from datastore.fuse.vfs.upload import copies
@@ -74,10 +75,14 @@ def test_a_large_piece_of_work_leaves_connections_to_others(one: Client) -> None
 
 
 @promise("S-26")
-def test_large_objects_below_a_renamed_directory(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What CopyObject does not take is copied part by part, side by side, with its metadata."""
+@pytest.mark.parametrize(("parts_max", "parts"), [(PARTS_MAX, 3), (2, 2)])
+def test_large_objects_below_a_renamed_directory(
+    world: World, one: Client, monkeypatch: pytest.MonkeyPatch, parts_max: int, parts: int
+) -> None:
+    """What CopyObject does not take is copied part by part, side by side, with its metadata; in no more than it may."""
     monkeypatch.setattr(copies, "COPY_OBJECT_MAX", 1000)
     monkeypatch.setattr(copies, "COPY_MAX", 5 << 20)
+    monkeypatch.setattr(copies, "PARTS_MAX", parts_max)
     content = pattern(11 << 20)
     world.put("d/large", content, mode=str(0o100600), origin="camera")
     world.put("d/small", b"small")
@@ -87,7 +92,7 @@ def test_large_objects_below_a_renamed_directory(world: World, one: Client, monk
     async def noted(*arguments: Any, **options: Any) -> Any:
         nonlocal asked
         asked += 1
-        if asked == 3:
+        if asked == parts:
             at_once.set()
         await passed(at_once)
         return await copy_part(*arguments, **options)
@@ -96,7 +101,7 @@ def test_large_objects_below_a_renamed_directory(world: World, one: Client, monk
     one.local.rename("d", "e")
     assert world.contents() == {"e/large": content, "e/small": b"small"}
     assert world.metadata("e/large")["origin"] == "camera"
-    assert (asked, one.sent_bytes()) == (3, 0)
+    assert (asked, one.sent_bytes()) == (parts, 0)
 
 
 class Holder:
