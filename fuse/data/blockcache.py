@@ -42,18 +42,19 @@ from .blockfile import (
     whole_blocks,
 )
 from .cachespace import CacheSpace
-from .packs import TOUCH_S, Packs
+from .packs import TOUCH_S, Packs, in_groups
 
 OPEN_FILES = 128
 """Versions kept open, two descriptors each: a quarter of the usual limit of 1,024."""
 PAUSE_S = 5.0
 """How long writing stays off after the disk failed or was full."""
 PACK_BYTES = 8 << 20
-"""A pack of this size is full, or of a 32nd of the cache: packs are evicted whole."""
-LEARN_S = 3.0
-"""How long a mount may look at its start for what the packs hold."""
+"""A pack of this size is full, or of a 32nd of the cache: packs are evicted whole. At least PACK_BYTES_MIN."""
+PACK_BYTES_MIN = 64 << 10
+LEARN_S = 1.0
+"""How long a mount may look at its start for what the packs hold: 300,000 small versions."""
 LEARN_MORE_S = 0.2
-"""How long a lane that adds to them may, every half minute."""
+"""How long a lane may that adds to them."""
 SMALL_BYTES = 1 << 20
 """Versions below this size share files: the kernel reads none of them by itself."""
 INLINE_VERIFY_BYTES = 4 << 20
@@ -79,7 +80,7 @@ class BlockCache:
         Touches no disk beyond reading the kernel's boot id.
         """
         self._space = CacheSpace(directory, size_bytes)
-        self._packs = Packs(self._space.packs, monotonic)
+        self._packs = Packs(self._space, monotonic)
         self._namespace = as_json(namespace)
         self._monotonic = monotonic
         self._boot_id = _boot_id()
@@ -144,13 +145,13 @@ class BlockCache:
         try:
             self._packs.learn_when_due(LEARN_MORE_S)
             absent = self._packs.absent(block for each in bodies for block in self._blocks(*each))
-            if not absent:
-                return True
-            taken_bytes = self._packs.growth(absent)
-            if not self._reserve(taken_bytes):
-                return False
-            with self._given_back(taken_bytes):
-                self._packs.append(absent, min(PACK_BYTES, self._space.limit_bytes // 32))
+            pack_bytes = max(PACK_BYTES_MIN, min(PACK_BYTES, self._space.limit_bytes // 32))
+            for group in in_groups(absent, pack_bytes):
+                taken_bytes = self._packs.growth(group, pack_bytes)
+                if not self._reserve(taken_bytes):
+                    return False
+                with self._given_back(taken_bytes):
+                    self._packs.append(group, pack_bytes)
             return True
         except OSError:
             self._off_until_s = self._monotonic() + PAUSE_S
@@ -160,7 +161,7 @@ class BlockCache:
         """Take over a complete local file with the bytes of `version`; reads all of it once, for the checksums.
 
         Its inode then belongs to the cache and nobody may write to it again. keep: copy instead, the file stays the
-        caller's. False: not kept, as a small one always is, the file is still at `path`.
+        caller's. False: not kept, as a small one never is, the file is still at `path`.
         """
         if is_small(version) or self._monotonic() < self._off_until_s:
             return False
@@ -208,11 +209,7 @@ class BlockCache:
             return False
 
     def drop(self, version: ObjectVersion) -> None:
-        """Remove a version; idempotent. Readers of open descriptors are not disturbed."""
-        if is_small(version):
-            for name in self._block_names(version, 0, version.size):
-                self._packs.forget(name)
-            return
+        """Remove a version that is not small; idempotent. Readers of open descriptors are not disturbed."""
         self._let_go(version)
         with contextlib.suppress(OSError):
             self._space.remove(self._place(version).data_path)

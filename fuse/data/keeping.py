@@ -82,7 +82,7 @@ class Keeping:
         kept = [piece for piece in batch if not is_small(piece.version) and self._is_kept(piece, piece.result())]
         small = [piece for piece in batch if is_small(piece.version)]
         bodies = [(piece.version, piece.start, piece.result()) for piece in small]
-        return kept + small if self._cache is not None and self._cache.write_small(bodies) else kept
+        return kept + small if bodies and self._cache is not None and self._cache.write_small(bodies) else kept
 
     def _is_kept(self, piece: Piece, body: Body) -> bool:
         """By a lane: write it. The disk cache takes whole blocks only: a first random read is not for it."""

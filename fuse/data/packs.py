@@ -15,14 +15,15 @@ import os
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count
 from typing import NamedTuple
 
 from isal.isal_zlib import crc32
 
 from ..store.base import Body
 from .blockfile import page_rounded, write_fully
+from .cachespace import CacheSpace
 
 OPEN_PACKS = 64
 """Kept open to be read."""
@@ -31,8 +32,6 @@ TOUCH_S = 30.0
 _GROUP_ROWS = 500
 """The most of one group: pwritev(2) takes 1,024 buffers."""
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-_SHARD_ENTRIES = 64
-"""The most that are remembered of those that begin with the same two bytes: 4 million in all, 84 MB."""
 _MAGIC = b"DSPACK01"
 _HEAD = struct.Struct("<8sII")
 """Magic, number of rows, CRC-32 of the rows."""
@@ -41,14 +40,35 @@ _ROW = struct.Struct("<8sII")
 _ENTRY = struct.Struct("<8sIII")
 """What is remembered of a version: fingerprint, number of its pack, offset of its body there, CRC-32."""
 _NONE = bytearray()
+_SHARD_BYTES = 64 * _ENTRY.size
+"""The most that is remembered of those that begin with the same two bytes: 4 million in all, 84 MB."""
 
 
 class Small(NamedTuple):
-    """A version to be kept: its fingerprint, the CRC-32 of its name and body, and the body."""
+    """A body to be kept: the fingerprint of its name, the CRC-32 of name and body, and the body."""
 
     fingerprint: bytes
     crc: int
     body: Body
+
+
+class _Group(NamedTuple):
+    """The rows of a group, where its bodies begin in its pack, and where it ends."""
+
+    rows: bytes
+    at: int
+    end: int
+
+
+class _Pack:
+    """A pack that is known. end: how many of its bytes are."""
+
+    __slots__ = ("end", "name", "number")
+
+    def __init__(self, number: int, name: str) -> None:
+        self.number = number
+        self.name = name
+        self.end = 0
 
 
 class _File:
@@ -56,10 +76,10 @@ class _File:
 
     __slots__ = ("fd", "touched_s")
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, touched_s: float) -> None:
         self.fd = fd
-        self.touched_s = float("-inf")
-        """When it was last seen to be there, and said on disk that it is in use."""
+        self.touched_s = touched_s
+        """When it last said on disk that it is in use."""
 
     def __del__(self) -> None:
         os.close(self.fd)
@@ -71,29 +91,29 @@ class _File:
 
 
 class Packs:
-    """The packs of one directory. A version is told by its name, any bytes that no other one has.
+    """The packs of one cache directory. A body is told by its name, any bytes that no other one has.
 
-    INVARIANT: what _walked says of a pack is remembered, as far as there is room for it.
+    INVARIANT: _by_name and _by_number know the same packs.
     """
 
-    def __init__(self, directory: Path, monotonic: Callable[[], float]) -> None:
-        """directory: made when needed. Touches no disk."""
-        self._directory = directory
+    def __init__(self, space: CacheSpace, monotonic: Callable[[], float]) -> None:
+        """Touches no disk."""
+        self._space = space
         self._monotonic = monotonic
         self._appending = threading.Lock()
         """For who adds packs or makes them longer; taken before _lock."""
         self._lock = threading.Lock()
         """For what is remembered."""
         self._shards: dict[bytes, bytearray] = {}
-        """_ENTRYs by the first two bytes of their fingerprints."""
-        self._names: dict[int, str] = {}
-        self._walked: dict[str, tuple[int, int]] = {}
-        """The number of each pack, and how many of its bytes are known."""
+        """_ENTRYs by the first two bytes of their fingerprints; the oldest is the first."""
+        self._by_name: dict[str, _Pack] = {}
+        self._by_number: dict[int, _Pack] = {}
+        self._numbers = count(1)
         self._open: OrderedDict[int, _File] = OrderedDict()
-        self._last_number = 0
-        self._own = ""
-        """The name of the pack that is appended to."""
-        self._learned_s = float("-inf")
+        self._own: _Pack | None = None
+        """The pack that is appended to."""
+        self._learn_due_s = float("-inf")
+        self._tidy_due_s = monotonic() + TOUCH_S
 
     def read(self, name: bytes, size: int) -> bytes | None:
         """The whole body of `size` bytes; None: not held. OSError."""
@@ -117,125 +137,137 @@ class Packs:
         named = ((_fingerprint(name), name, body) for name, body in bodies)
         return [Small(one, crc32(body, crc32(name)), body) for one, name, body in named if not self._is_kept(one)]
 
-    def growth(self, smalls: Sequence[Small]) -> int:
-        """How many more bytes of disk append() will take for them."""
-        _, end = self._walked.get(self._own, (0, 0))
+    def growth(self, smalls: Sequence[Small], pack_bytes: int) -> int:
+        """How many more bytes of disk append() will take."""
+        end = self._own.end if self._own is not None else 0
+        end = end if end < pack_bytes else 0
         return page_rounded(end + _size_of(smalls)) - page_rounded(end)
 
     def append(self, smalls: Sequence[Small], pack_bytes: int) -> None:
-        """Keep them. pack_bytes: a pack of this size and more gets no more of them. OSError: not all are kept."""
+        """Keep one of in_groups(). pack_bytes: a pack of this size and more is full. OSError: none is kept."""
+        rows = b"".join([_ROW.pack(one.fingerprint, len(one.body), one.crc) for one in smalls])
+        head = _HEAD.pack(_MAGIC, len(smalls), crc32(rows))
         with self._appending:
-            for first in range(0, len(smalls), _GROUP_ROWS):
-                self._append(smalls[first : first + _GROUP_ROWS], pack_bytes)
+            pack, file = self._appendable(pack_bytes)
+            at, end = pack.end + len(head) + len(rows), pack.end + _size_of(smalls)
+            try:
+                _write(file.fd, [head, rows, *(one.body for one in smalls)], pack.end, end)
+            except OSError:
+                self._give_up(pack, file)
+                raise
+            self._remember(pack, _Group(rows, at, end))
 
     def learn(self, within_s: float) -> None:
         """Find out what is held; the packs that were used last come first, and no new one after `within_s`. OSError."""
         with self._appending:
-            self._learned_s = self._monotonic()
-            until_s = self._learned_s + within_s
-            packs = self._listed()
-            for name in self._walked.keys() - {name for _, name, _ in packs}:
-                self._let_go(self._walked[name][0])
-            for _, name, size in packs:
-                number, end = self._walked.get(name) or (self._last_number + 1, 0)
-                if size > end and self._monotonic() < until_s:
-                    with contextlib.suppress(FileNotFoundError):
-                        self._walk(name, number, end, size)
+            until_s = self._monotonic() + within_s
+            self._learn_due_s = until_s - within_s + TOUCH_S
+            listed = self._listed()
+            names = {name for _, name, _ in listed}
+            with self._lock:
+                gone = [pack for name, pack in self._by_name.items() if name not in names]
+            for pack in gone:
+                self._let_go(pack)
+            for _, name, size in listed:
+                pack = self._by_name.get(name) or self._added(name)
+                if size > pack.end:
+                    if self._monotonic() >= until_s:
+                        self._learn_due_s = until_s + within_s  # it goes on soon
+                        return
+                    with contextlib.suppress(OSError):  # of this one nothing more is known
+                        self._walk(pack, size)
 
     def learn_when_due(self, within_s: float) -> None:
-        """The same, every TOUCH_S."""
-        if self._monotonic() >= self._learned_s + TOUCH_S:
+        """The same, every TOUCH_S, and sooner where there was no time for all."""
+        if self._monotonic() >= self._learn_due_s:
+            self._learn_due_s = self._monotonic() + TOUCH_S
             self.learn(within_s)
 
-    def forget(self, name: bytes) -> None:
-        """Hold it no longer; idempotent."""
-        self._forget(_fingerprint(name))
-
     def tidy(self) -> None:
-        """Let go of what others evicted, so that the disk gets it back."""
+        """Let go of what others evicted, so that the disk gets it back; reading does so every TOUCH_S."""
+        self._tidy_due_s = self._monotonic() + TOUCH_S
         with self._lock:
-            evicted = [number for number, file in self._open.items() if file.is_evicted]
-        for number in evicted:
-            self._let_go(number)
+            files = [(self._by_number.get(number), file) for number, file in self._open.items()]
+        for pack, file in files:
+            if pack is not None and file.is_evicted:
+                self._let_go(pack)
 
     def close(self) -> None:
         """Let go of all descriptors; idempotent, the packs stay usable."""
         with self._lock:
+            files = list(self._open.values())
             self._open.clear()
+        del files  # closed now, where nobody waits for the lock
 
-    def _append(self, smalls: Sequence[Small], pack_bytes: int) -> None:
-        number, file, end = self._appendable(pack_bytes)
-        rows = b"".join([_ROW.pack(one.fingerprint, len(one.body), one.crc) for one in smalls])
-        group = [_HEAD.pack(_MAGIC, len(smalls), crc32(rows)), rows, *(one.body for one in smalls)]
-        try:
-            written = os.pwritev(file.fd, group, end)
-            if written < _size_of(smalls):
-                write_fully(file.fd, memoryview(b"".join(group))[written:], end + written)
-        except OSError:
-            if end == 0:
-                (self._directory / self._own).unlink(missing_ok=True)
-            self._own = ""  # what is left of the group gives itself away, and ends its pack
-            raise
-        self._remember(number, end, rows)
+    def _appendable(self, pack_bytes: int) -> tuple[_Pack, _File]:
+        """A pack with room, and open."""
+        pack = self._own
+        file = self._opened(pack.number) if pack is not None and pack.end < pack_bytes else None
+        if pack is None or file is None or file.is_evicted:
+            pack = self._own = self._added(f"{os.urandom(8).hex()}.pack")
+            path = f"{self._space.packs}/{pack.name}"
+            try:
+                fd = os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
+            except FileNotFoundError:
+                self._space.make_directory(path)
+                fd = os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
+            file = self._keep_open(pack, _File(fd, self._monotonic()))
+        return pack, file
 
-    def _appendable(self, pack_bytes: int) -> tuple[int, _File, int]:
-        """The number of a pack with room, the open pack, and its size."""
-        number, end = self._walked.get(self._own, (0, pack_bytes))
-        file = self._opened(number) if end < pack_bytes else None
-        if file is None or file.is_evicted:
-            self._own = f"{os.urandom(8).hex()}.pack"
-            self._last_number += 1
-            number, end = self._last_number, 0
-            file = self._create(number)
-        return number, file, end
+    def _give_up(self, pack: _Pack, file: _File) -> None:
+        """A group could not be written: nothing of it stays, and nothing follows it."""
+        self._own = None
+        with contextlib.suppress(OSError):
+            os.ftruncate(file.fd, pack.end)
+            if pack.end == 0:
+                os.unlink(f"{self._space.packs}/{pack.name}")
+        if pack.end == 0:
+            self._let_go(pack)
 
-    def _create(self, number: int) -> _File:
-        path, flags = self._directory / self._own, _FLAGS | os.O_CREAT | os.O_EXCL
-        try:
-            fd = os.open(path, flags, 0o600)
-        except FileNotFoundError:
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fd = os.open(path, flags, 0o600)
-        file = self._keep_open(number, self._own, fd)
-        file.touched_s = self._monotonic()
-        return file
+    def _added(self, name: str) -> _Pack:
+        pack = _Pack(next(self._numbers), name)
+        with self._lock:
+            self._by_name[name] = self._by_number[pack.number] = pack
+        return pack
 
     def _listed(self) -> list[tuple[int, str, int]]:
         """(mtime, name, size) of each pack, the latest first."""
         found = []
         with contextlib.suppress(FileNotFoundError):
-            for entry in os.scandir(self._directory):
+            for entry in os.scandir(self._space.packs):
                 with contextlib.suppress(FileNotFoundError):
                     facts = entry.stat(follow_symlinks=False)
                     found.append((facts.st_mtime_ns, entry.name, facts.st_size))
         return sorted(found, reverse=True)
 
-    def _walk(self, name: str, number: int, end: int, size: int) -> None:
-        """Remember what the whole groups of a pack from `end` to `size` hold. OSError."""
-        fd = os.open(self._directory / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    def _walk(self, pack: _Pack, size: int) -> None:
+        """Remember what the whole groups up to `size` hold, where nothing newer is in their place. OSError."""
+        fd = os.open(f"{self._space.packs}/{pack.name}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            while rows := _rows_at(fd, end, size):
-                self._names[number] = name
-                self._last_number = max(self._last_number, number)
-                end = self._remember(number, end, rows)
+            while group := _group_at(fd, pack.end, size):
+                self._remember(pack, group, older=True)
         finally:
             os.close(fd)
 
-    def _remember(self, number: int, start: int, rows: bytes) -> int:
-        """A group that begins at `start`, unless its pack was evicted meanwhile; where it ends."""
-        at = start + _HEAD.size + len(rows)
+    def _remember(self, pack: _Pack, group: _Group, *, older: bool = False) -> None:
+        """A group that follows what is known of its pack. older: than all that is remembered."""
+        at = group.at
         with self._lock:
-            if number not in self._names:
-                return at
-            for fingerprint, size, crc in _ROW.iter_unpack(rows):
-                self._drop_entry(fingerprint)
+            pack.end = group.end
+            for fingerprint, size, crc in _ROW.iter_unpack(group.rows):
                 shard = self._shards.setdefault(fingerprint[:2], bytearray())
-                if len(shard) >= _SHARD_ENTRIES * _ENTRY.size:
-                    del shard[: _SHARD_ENTRIES // 2 * _ENTRY.size]
-                shard += _ENTRY.pack(fingerprint, number, at, crc)
+                _, known_at = self._entry(fingerprint)
+                entry = _ENTRY.pack(fingerprint, pack.number, at, crc)
                 at += size
-            self._walked[self._names[number]] = number, at
-        return at
+                if older:
+                    if known_at < 0 and len(shard) < _SHARD_BYTES:
+                        shard[:0] = entry
+                    continue
+                if known_at >= 0:
+                    del shard[known_at : known_at + _ENTRY.size]
+                if len(shard) >= _SHARD_BYTES:
+                    del shard[: _SHARD_BYTES // 2]
+                shard += entry
 
     def _find(self, fingerprint: bytes) -> tuple[_File, int, int] | None:
         """The open pack that holds it, the offset there, and the CRC-32 to expect. OSError."""
@@ -256,50 +288,48 @@ class Packs:
 
     def _opened(self, number: int) -> _File | None:
         """The pack, which says on disk now and then that it is in use; None: evicted. OSError."""
+        now_s = self._monotonic()
+        if now_s >= self._tidy_due_s:
+            self.tidy()
         with self._lock:
-            file, name = self._open.get(number), self._names.get(number)
+            file, pack = self._open.get(number), self._by_number.get(number)
             if file is not None:
                 self._open.move_to_end(number)
-        if name is None:
+        if pack is None:
             return None
         if file is None:
             try:
-                file = self._keep_open(number, name, os.open(self._directory / name, _FLAGS))
+                fd = os.open(f"{self._space.packs}/{pack.name}", _FLAGS)
             except FileNotFoundError:
-                self._let_go(number)
+                self._let_go(pack)
                 return None
-        now_s = self._monotonic()
+            file = self._keep_open(pack, _File(fd, float("-inf")))
         if now_s >= file.touched_s + TOUCH_S:
             file.touched_s = now_s
-            if file.is_evicted:
-                self._let_go(number)
-                return None
             os.utime(file.fd)
         return file
 
-    def _keep_open(self, number: int, name: str, fd: int) -> _File:
-        file = _File(fd)
+    def _keep_open(self, pack: _Pack, file: _File) -> _File:
+        closed = []
         with self._lock:
-            self._names[number] = name
-            self._open[number] = file
+            self._open[pack.number] = file
             while len(self._open) > OPEN_PACKS:
-                self._open.popitem(last=False)
+                closed.append(self._open.popitem(last=False))
         return file
 
-    def _let_go(self, number: int) -> None:
-        """Of an evicted pack; its entries go when they are looked for."""
+    def _let_go(self, pack: _Pack) -> None:
+        """Of an evicted pack; idempotent. Its entries go when they are looked for."""
         with self._lock:
-            self._open.pop(number, None)
-            self._walked.pop(self._names.pop(number, ""), None)
+            file = self._open.pop(pack.number, None)
+            self._by_name.pop(pack.name, None)
+            self._by_number.pop(pack.number, None)
+        del file  # closed now, which may take long, where nobody waits for the lock
 
     def _forget(self, fingerprint: bytes) -> None:
         with self._lock:
-            self._drop_entry(fingerprint)
-
-    def _drop_entry(self, fingerprint: bytes) -> None:
-        shard, at = self._entry(fingerprint)
-        if at >= 0:
-            del shard[at : at + _ENTRY.size]
+            shard, at = self._entry(fingerprint)
+            if at >= 0:
+                del shard[at : at + _ENTRY.size]
 
     def _entry(self, fingerprint: bytes) -> tuple[bytearray, int]:
         """Its shard, and where it is in there; -1: it isn't. Call with _lock held."""
@@ -310,17 +340,40 @@ class Packs:
         return shard, at
 
 
-def _rows_at(fd: int, start: int, size: int) -> bytes:
-    """The rows of the group that begins at `start`; b"": there is no whole one before `size`. OSError."""
+def in_groups(smalls: Iterable[Small], pack_bytes: int) -> Iterator[list[Small]]:
+    """What append() takes at once: as many as one system call writes, and no more bytes than a pack shall have."""
+    group, size = list[Small](), 0
+    for one in smalls:
+        if len(group) == _GROUP_ROWS or (group and size + len(one.body) > pack_bytes):
+            yield group
+            group, size = [], 0
+        group.append(one)
+        size += len(one.body)
+    if group:
+        yield group
+
+
+def _group_at(fd: int, start: int, size: int) -> _Group | None:
+    """The group that begins at `start`; None: there is no whole one before `size`. OSError."""
     head = os.pread(fd, _HEAD.size, start)
     if len(head) < _HEAD.size:
-        return b""
-    magic, count, crc = _HEAD.unpack(head)
-    if magic != _MAGIC or not 0 < count <= _GROUP_ROWS:
-        return b""
-    rows = os.pread(fd, count * _ROW.size, start + _HEAD.size)
-    bodies = sum(row[1] for row in _ROW.iter_unpack(rows)) if crc32(rows) == crc else size
-    return rows if start + _HEAD.size + len(rows) + bodies <= size else b""
+        return None
+    magic, rows_count, crc = _HEAD.unpack(head)
+    if magic != _MAGIC or not 0 < rows_count <= _GROUP_ROWS:
+        return None
+    rows = os.pread(fd, rows_count * _ROW.size, start + _HEAD.size)
+    if len(rows) != rows_count * _ROW.size or crc32(rows) != crc:
+        return None
+    at = start + _HEAD.size + len(rows)
+    end = at + sum(row[1] for row in _ROW.iter_unpack(rows))
+    return _Group(rows, at, end) if end <= size else None
+
+
+def _write(fd: int, parts: list[Body], start: int, end: int) -> None:
+    """All of it, from `start` to `end`. OSError."""
+    written = os.pwritev(fd, parts, start)
+    if written < end - start:
+        write_fully(fd, memoryview(b"".join(parts))[written:], start + written)
 
 
 def _fingerprint(name: bytes) -> bytes:
@@ -328,6 +381,5 @@ def _fingerprint(name: bytes) -> bytes:
 
 
 def _size_of(smalls: Sequence[Small]) -> int:
-    """Of their groups, in bytes."""
-    heads = -(-len(smalls) // _GROUP_ROWS) * _HEAD.size
-    return heads + sum(_ROW.size + len(one.body) for one in smalls)
+    """Of their group, in bytes."""
+    return _HEAD.size + sum(_ROW.size + len(one.body) for one in smalls)

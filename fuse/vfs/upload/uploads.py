@@ -172,7 +172,7 @@ class Uploads:
     async def settle(self, node: Node) -> None:
         """The last handle is closed and the content is in the store: it stays here as a cached version.
 
-        A small one is in memory since it was sent: the cache's two files would take longer than to fetch it again.
+        A small one does not: it is in memory since it was sent.
         """
         staged, cache = node.staged, self._core.cache
         if staged is not None and cache is not None and not node.gone and staged.size > SMALL and staged.complete:

@@ -12,7 +12,8 @@ import pytest
 from datastore.fuse.data import blockcache, packs
 from datastore.fuse.data.blockcache import BlockCache
 from datastore.fuse.data.blockfile import BLOCK_BYTES
-from datastore.fuse.data.packs import Packs
+from datastore.fuse.data.cachespace import CacheSpace
+from datastore.fuse.data.packs import Packs, Small, in_groups
 from datastore.fuse.store.base import Body, ETag, ObjectVersion
 
 LIMIT = 64 << 20
@@ -37,6 +38,14 @@ class Caches:
 
     def packs(self) -> list[Path]:
         return [file for file in self.directory.rglob("*") if file.suffix == ".pack"]
+
+    def on_disk(self) -> int:
+        return sum(path.stat().st_blocks * 512 for path in self.packs())
+
+    def evicted_and_open(self) -> int:
+        """How many packs this process keeps from being given back to the disk."""
+        links = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+        return sum(link.startswith(str(self.directory)) and link.endswith(".pack (deleted)") for link in links)
 
     def pack(self) -> Path:
         (found,) = self.packs()
@@ -68,12 +77,15 @@ def test_what_is_kept_together_is_in_one_file_and_found_by_who_starts_later(fres
     assert one.present(version("k3"))
     assert one.open_for_passthrough(version("k3")) is None
     assert not one.present(version("k3")._replace(etag=ETag("other")))
+    assert all(path.stat().st_mode & 0o77 == 0 for path in (fresh.pack(), *fresh.pack().parents[:2]))
 
 
 def test_what_is_kept_later_follows_in_the_same_file_and_nothing_is_kept_twice(fresh: Caches) -> None:
     one = fresh()
     for key in ("k0", "k1", "k0", "k1"):
         assert keep(one, key)
+    one.tidy()
+    assert held(one) == {"k0", "k1"}
     assert fresh.pack().stat().st_size == 2 * (16 + 16) + 1000 + 1001
     assert one.write(version("k2"), 0, BODIES["k2"][:999]), "a part of a block is not for the disk"
     assert held(fresh()) == {"k0", "k1"}
@@ -92,8 +104,6 @@ def test_each_block_of_a_larger_one_is_kept_for_itself(fresh: Caches) -> None:
     assert fresh().present(file)
     assert fresh().read(file, 0, len(body)) == body
     assert fresh.pack().stat().st_size == len(body) + 2 * 16 + 8 * 16, "no block twice"
-    cache.drop(file)
-    assert not any(cache.holds(file, start, start + 1) for start in range(0, len(body), BLOCK_BYTES))
 
 
 def test_more_than_one_group_and_more_than_one_pack(fresh: Caches) -> None:
@@ -101,9 +111,31 @@ def test_more_than_one_group_and_more_than_one_pack(fresh: Caches) -> None:
     cache.resize(8 << 20)
     for first in (0, 600):
         assert cache.write_small([(one, 0, one.key.ljust(1024).encode()) for one in many[first : first + 600]])
-    assert len(fresh.packs()) == 3, "a 32nd of the cache is a full pack"
+    full = cache.usage()[1] // 32
+    sizes = sorted(path.stat().st_size for path in fresh.packs())
+    assert len(sizes) > 3
+    assert full <= sizes[1]
+    assert sizes[-1] < 2.1 * full
     later = fresh()
     assert [later.read(one, 0, 1024) for one in many] == [one.key.ljust(1024).encode() for one in many]
+    assert cache.usage()[0] == fresh.on_disk()
+
+
+def test_what_one_system_call_writes() -> None:
+    smalls = [Small(b"", 0, bytes(10)) for _ in range(1200)]
+    assert [len(group) for group in in_groups(smalls, 1 << 20)] == [500, 500, 200]
+    assert [len(group) for group in in_groups(smalls[:7], 20)] == [2, 2, 2, 1]
+    assert [len(group) for group in in_groups(smalls[:2], 5)] == [1, 1]
+
+
+@pytest.mark.parametrize("limit", [32 << 10, 256 << 10, 2 << 20])
+def test_a_small_cache_stays_in_its_limit(fresh: Caches, limit: int) -> None:
+    cache = fresh()
+    cache.resize(limit)
+    for number in range(3000):
+        cache.write(ObjectVersion(f"n{number}", ETag("e"), 900), 0, bytes(900))
+        assert fresh.on_disk() <= limit
+    assert fresh.on_disk() > 0
 
 
 @pytest.mark.parametrize(
@@ -162,7 +194,8 @@ def test_a_pack_in_use_says_so_and_the_others_are_evicted(fresh: Caches) -> None
     assert keep(one, "k0")
     assert keep(two, "k1")
     for path in fresh.packs():
-        os.utime(path, ns=(1, 1))
+        first = path.stat().st_size < len(BODIES["k1"]) + 32
+        os.utime(path, ns=(1, 1) if first else (2, 2))
     fresh.now_s += packs.TOUCH_S
     assert held(one) == {"k0"}
     one.resize(8192)
@@ -183,10 +216,27 @@ def test_who_has_an_evicted_pack_open_reads_on_for_a_while_and_keeps_anew(fresh:
     three.tidy()
     assert held(three) == set()
     two.make_room(LIMIT)
+    assert fresh.evicted_and_open() == 2
     fresh.now_s += packs.TOUCH_S
     assert held(one) == set()
+    assert fresh.evicted_and_open() == 0
     assert keep(one, "k1")
     assert held(fresh()) == {"k1"}
+
+
+def test_who_reads_one_pack_lets_go_of_others_that_were_evicted(fresh: Caches) -> None:
+    one, two = fresh(), fresh()
+    assert keep(one, "k0")
+    assert keep(two, "k1")
+    one.learn()
+    assert held(one) == {"k0", "k1"}
+    two_pack = max(fresh.packs(), key=lambda path: path.stat().st_size)
+    two_pack.unlink()
+    two.close()
+    assert fresh.evicted_and_open() == 1
+    fresh.now_s += packs.TOUCH_S
+    assert one.read(version("k0"), 0, 10) == BODIES["k0"][:10]
+    assert fresh.evicted_and_open() == 0
 
 
 def test_an_evicted_pack_that_is_not_open_is_not_held(fresh: Caches) -> None:
@@ -196,14 +246,19 @@ def test_an_evicted_pack_that_is_not_open_is_not_held(fresh: Caches) -> None:
     fresh().make_room(LIMIT)
     assert not one.present(version("k0"))
     assert held(one) == set()
+    known = one._packs
+    assert (known._by_name, known._by_number, any(known._shards.values())) == ({}, {}, False)
 
 
 def test_what_was_evicted_is_no_longer_learned_of(fresh: Caches) -> None:
     one, two = fresh(), fresh()
     assert keep(one, "k0")
     two.learn()
+    assert held(two) == {"k0"}
     one.make_room(LIMIT)
+    one.close()
     two.learn()
+    assert fresh.evicted_and_open() == 0
     assert not two.present(version("k0"))
 
 
@@ -222,21 +277,91 @@ def test_what_could_not_be_written_is_not_held_and_the_rest_is(
         patch.setattr(os, "pwritev", full)
         assert not keep(cache, "k1")
     assert len(fresh.packs()) == (0 if first else 1)
+    assert cache.usage()[0] == fresh.on_disk()
     assert not keep(cache, "k1"), "the disk is left alone for a while"
     fresh.now_s += blockcache.PAUSE_S
     assert keep(cache, "k1")
     assert held(cache) == held(fresh()) == ({"k1"} if first else {"k0", "k1"})
-    assert cache.usage()[0] == sum(path.stat().st_blocks * 512 for path in fresh.packs())
+    assert len(fresh.packs()) == (1 if first else 2)
+    assert cache.usage()[0] == fresh.on_disk()
+
+
+def test_what_a_disk_took_of_a_group_before_it_was_full_is_given_back(
+    fresh: Caches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, real = fresh(), os.pwritev
+    assert keep(cache, "k0")
+
+    def full(fd: int, parts: list[Body], at: int) -> int:
+        real(fd, parts, at)
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", full)
+        assert not cache.write(ObjectVersion("large", ETag("e"), 900_000), 0, bytes(900_000))
+    assert cache.usage()[0] == fresh.on_disk() == 4096
+    assert held(fresh()) == {"k0"}
+
+
+@pytest.mark.parametrize("kind", ["symlink", "directory", "fifo", "unreadable", "gone"])
+def test_what_is_no_pack_does_not_hide_the_others(
+    fresh: Caches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    cache = fresh()
+    assert keep(cache)
+    odd = fresh.pack().with_name("a.pack")
+    if kind == "symlink":
+        (tmp_path / "good").write_bytes(fresh.pack().read_bytes())
+        odd.symlink_to(tmp_path / "good")
+    elif kind == "directory":
+        odd.mkdir()
+    elif kind == "fifo":
+        good = fresh.pack()
+        os.mkfifo(odd)
+        monkeypatch.setattr(Packs, "_listed", lambda _: [(9, odd.name, 100), (1, good.name, good.stat().st_size)])
+    else:
+        odd.write_bytes(b"x" * 100)
+        real = os.open
+
+        def refuse(path: str, flags: int, mode: int = 0o777) -> int:
+            if str(path).endswith("a.pack"):
+                raise OSError(errno.EIO if kind == "unreadable" else errno.ENOENT, "no")
+            return real(path, flags, mode)
+
+        monkeypatch.setattr(os, "open", refuse)
+    later = fresh()
+    assert held(later) == set(BODIES)
+    assert len(later._packs._by_name) == 2
+    fresh.now_s += packs.TOUCH_S
+    assert later.write(ObjectVersion("new", ETag("e"), 10), 0, bytes(10)), "and it goes on keeping"
+
+
+def test_what_is_found_gone_by_two_at_once(fresh: Caches, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads lets go of a pack that who learns is just about to let go of."""
+    one = fresh()
+    for key in ("k0", "k1"):
+        assert keep(one, key)
+        one._packs._own = None
+    fresh().make_room(LIMIT)
+    let_go = Packs._let_go
+
+    def both(self: Packs, pack: object) -> None:
+        for other in list(self._by_name.values()):
+            let_go(self, other)
+
+    monkeypatch.setattr(Packs, "_let_go", both)
+    one.learn()
+    assert held(one) == set()
 
 
 def test_a_pack_that_is_evicted_while_it_is_written_to_is_not_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept, real = Packs(tmp_path / "packs", lambda: 0.0), os.pwritev
+    kept, real = Packs(CacheSpace(tmp_path, LIMIT), lambda: 0.0), os.pwritev
 
     def evicted(fd: int, parts: list[Body], at: int) -> int:
         written = real(fd, parts, at)
-        for path in (tmp_path / "packs").iterdir():
+        for path in (tmp_path / "objects" / "packs").iterdir():
             path.unlink()
         kept.tidy()
         return written
@@ -257,7 +382,7 @@ def test_a_short_write_is_finished(fresh: Caches, monkeypatch: pytest.MonkeyPatc
 
 
 def test_open_packs_are_bounded(tmp_path: Path) -> None:
-    kept = Packs(tmp_path / "packs", lambda: 0.0)
+    kept = Packs(CacheSpace(tmp_path, LIMIT), lambda: 0.0)
     before = len(os.listdir("/dev/fd"))
     names = [b"%d" % number for number in range(packs.OPEN_PACKS + 20)]
     for name in names:
@@ -271,15 +396,26 @@ def test_open_packs_are_bounded(tmp_path: Path) -> None:
 def test_what_is_remembered_is_bounded_and_the_oldest_is_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packs, "_SHARD_ENTRIES", 4)
+    monkeypatch.setattr(packs, "_SHARD_BYTES", 4 * 20)
     monkeypatch.setattr(packs, "_fingerprint", lambda name: b"aa" + name.rjust(6))
-    kept = Packs(tmp_path / "packs", lambda: 0.0)
+    kept = Packs(CacheSpace(tmp_path, LIMIT), lambda: 0.0)
     names = [b"%d" % number for number in range(7)]
     for name in [*names, names[-1]]:
         kept.append(kept.absent([(name, name)]), pack_bytes=1 << 20)
-    assert [name for name in names if kept.holds(name)] == names[4:]
-    kept.forget(names[4])
-    assert [name for name in names if kept.read(name, 1)] == names[5:]
+    assert [name for name in names if kept.read(name, 1)] == names[4:]
+    (old,) = (tmp_path / "objects" / "packs").iterdir()
+    os.utime(old, ns=(1, 1))
+    newer = Packs(CacheSpace(tmp_path, LIMIT), lambda: 0.0)
+    newer.append(newer.absent([(b"n", b"n"), (b"5", b"5")]), pack_bytes=1 << 20)
+    newer.learn(within_s=1)
+    assert [name for name in [b"n", *names] if newer.read(name, 1)] == [b"n", b"0", b"1", b"5"], (
+        "the newest, and others"
+    )
+    os.utime(old, ns=(1, 1))
+    later = Packs(CacheSpace(tmp_path, LIMIT), lambda: 0.0)
+    later.learn(within_s=1)
+    later.append(later.absent([(b"m", b"m")]), pack_bytes=1 << 20)
+    assert [name for name in [b"m", b"n", *names] if later.read(name, 1)] == [b"m", b"n", b"5"], "the older half goes"
 
 
 def test_a_fingerprint_that_lies_across_two_others_is_not_taken_for_it(
@@ -287,7 +423,7 @@ def test_a_fingerprint_that_lies_across_two_others_is_not_taken_for_it(
 ) -> None:
     """What follows a fingerprint in memory is the number of its pack, 1."""
     monkeypatch.setattr(packs, "_fingerprint", lambda name: name)
-    kept = Packs(tmp_path / "packs", lambda: 0.0)
+    kept = Packs(CacheSpace(tmp_path, LIMIT), lambda: 0.0)
     kept.append(kept.absent([(b"aaaabcde", b"body")]), pack_bytes=1 << 20)
     across = b"aabcde\x01\x00"
     assert not kept.holds(across)
@@ -296,13 +432,13 @@ def test_a_fingerprint_that_lies_across_two_others_is_not_taken_for_it(
 
 
 def test_learning_takes_a_bounded_time_and_the_packs_used_last_come_first(tmp_path: Path) -> None:
-    other = Packs(tmp_path / "packs", lambda: 0.0)
+    other = Packs(CacheSpace(tmp_path, LIMIT), lambda: 0.0)
     for number in range(4):
         other.append(other.absent([(b"%d" % number, b"body")]), pack_bytes=1)
-    for number, path in enumerate(sorted((tmp_path / "packs").iterdir())):
+    for number, path in enumerate(sorted((tmp_path / "objects" / "packs").iterdir())):
         os.utime(path, ns=(number, number))
     ticks = iter(range(1000))
-    late = Packs(tmp_path / "packs", lambda: float(next(ticks)))
+    late = Packs(CacheSpace(tmp_path, LIMIT), lambda: float(next(ticks)))
     late.learn(within_s=2.5)
     first = [number for number in range(4) if late.holds(b"%d" % number)]
     assert len(first) == 2

@@ -165,6 +165,29 @@ def test_pieces_that_follow_each_other_are_kept_together(disk: SlowDisk, monkeyp
     assert all(piece.kept for piece in pieces)
 
 
+@pytest.mark.parametrize("taken", [True, False])
+def test_small_pieces_go_to_the_disk_together_and_are_kept_if_it_takes_them(
+    disk: SlowDisk, monkeypatch: pytest.MonkeyPatch, taken: bool
+) -> None:
+    keeping, calls = Keeping(disk, the_loop()), list[list[ObjectVersion]]()
+
+    def write(bodies: Iterable[tuple[ObjectVersion, int, Body]]) -> bool:
+        calls.append([version for version, _, _ in bodies])
+        return taken
+
+    monkeypatch.setattr(disk, "write_small", write)
+    pieces = arrived_pieces(3, BODY)
+
+    async def keep() -> None:
+        for piece in pieces:
+            keeping.later(piece, more=True)
+        await keeping.caught_up()
+
+    resolve(keep())
+    assert calls == [[piece.version for piece in pieces]]
+    assert [piece.kept for piece in pieces] == [taken] * 3
+
+
 def test_no_more_is_fetched_ahead_than_the_disk_takes(store: Probe, disk: SlowDisk) -> None:
     """The mount's loop neither waits for the disk nor holds what that has no time for."""
     versions = put(store, 10, bytes(4 << 20))
