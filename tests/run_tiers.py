@@ -171,9 +171,10 @@ TIERS = (
     Tier(name="hostile", steps=(pytest_step("tests/hostile"),)),
     Tier(name="contract", steps=(pytest_step("tests/contract"),)),
     Tier(name="model", steps=(pytest_step("tests/model"),)),
-    # One file has twice the work of another, and every case makes a world of its own.
-    Tier(name="fault", steps=(pytest_step("tests/fault", share="worksteal"),)),
-    # Its tests wait for as long as outages last, the driver's for processes to start and end: half a core is enough.
+    # One file has twice the work of another, and every case makes a world of its own. Each process waits for its other
+    # thread at every call: a third one fills the pauses.
+    Tier(name="fault", steps=(pytest_step("tests/fault", workers=3, share="worksteal"),)),
+    # These wait for as long as outages last, or for processes to start and end: half a core is enough.
     Tier(
         name="mount-outages",
         steps=(pytest_step("tests/mount", "-m", "slow", workers=1),),
@@ -181,8 +182,10 @@ TIERS = (
         lane="waiting",
     ),
     Tier(name="csi", steps=(pytest_step("tests/csi", workers=1),), obstacle=not_root, lane="waiting"),
+    Tier(name="survival", steps=(pytest_step("tests/survival", workers=1),), obstacle=not_root, lane="waiting"),
     Tier(name="mount", steps=(pytest_step("tests/mount", "-m", "not slow"),), obstacle=not_root, lane="mount"),
-    Tier(name="survival", steps=(pytest_step("tests/survival", workers=1),), obstacle=not_root),
+    # One file for each process: the frameworks compute, and the launcher's tests wait.
+    Tier(name="training", steps=(pytest_step("tests/training", "--durations=12"),), obstacle=no_sandbox),
     # Each in one process, so that all of it shares an NFS host. Two hosts, since a guest has one processor.
     Tier(
         name="nfs",
@@ -231,8 +234,6 @@ TIERS = (
         plain=True,
         lane="plain",
     ),
-    # One file for each process: the frameworks compute, and the launcher's tests wait.
-    Tier(name="training", steps=(pytest_step("tests/training", "--durations=12"),), obstacle=no_sandbox),
     Tier(
         name="e2e-cluster-crowd",
         steps=cluster_steps(*MEASURED),
@@ -249,20 +250,20 @@ TIERS = (
         lane="training",
     ),
     Tier(name="e2e-laptop", steps=(pytest_step("tests/e2e", "-m", "e2e_laptop"),), obstacle=not_root, lane="laptop"),
+    Tier(name="pjdfstest", steps=(script("-m", "tests.tools.pjdfstest_tier"),), obstacle=not_root, lane="pjdfstest"),
     Tier(name="soak", steps=(script("-m", "tests.soak", "--seconds", "75"),), obstacle=no_fuse),
     Tier(name="bench-short", steps=(script("-m", "bench", "--short"),), obstacle=not_root),
-    Tier(name="pjdfstest", steps=(script("-m", "tests.tools.pjdfstest_tier"),), obstacle=not_root, lane="pjdfstest"),
     Tier(
         name="e2e-models",
         steps=(IMAGE, pytest_step("tests/cluster", "-m", "e2e_models", "--durations=8", workers=1)),
         obstacle=cluster_obstacle,
-        lane="pjdfstest",
+        lane="models",
     ),
     Tier(
         name="e2e-cluster-moves",
         steps=cluster_steps(*SERVERS_THAT_MOVE),
         obstacle=cluster_obstacle,
-        lane="pjdfstest",
+        lane="models",
     ),
     Tier(
         name="fsx",
