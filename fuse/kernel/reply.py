@@ -31,7 +31,7 @@ def error(unique: int, number: int) -> bytes:
     return abi.OUT_HEADER.pack(16, -number, unique)
 
 
-def empty(unique: int) -> bytes:
+def empty(unique: int, _result: None = None) -> bytes:
     """Success with nothing to say."""
     return abi.OUT_HEADER.pack(16, 0, unique)
 

@@ -18,7 +18,8 @@ import os
 import stat
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -30,10 +31,10 @@ from ..errnos import errno_of
 from ..ops import Filesystem, FSError, Ino
 from . import abi, reply, wire
 from .buffers import Buffers
-from .dispatch import EXCLUSIVE, ORDERED, Header, Operations, call_again, inodes_of
+from .dispatch import EXCLUSIVE, ORDERED, Header, call_again, inodes_of, operations
 from .followups import FollowUps
 from .interrupts import is_ended
-from .negotiate import Negotiated, Wanted, init_reply, negotiate, version_reply
+from .negotiate import MAX_WRITE, Negotiated, init_reply, negotiate
 from .notify import DeviceNotifier
 from .passthrough import OpenModes
 from .reply import Frame
@@ -55,13 +56,13 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """unanswered: requests that are under way at once, then reading pauses.
+    """max_write: bytes of the largest READ and WRITE. unanswered: requests under way at once; then reading pauses.
 
     buffers: WRITE requests that may hold their bytes at once, 1 MiB each at most; then reading pauses.
     drain_s: seconds for running requests to end after the unmount.
     """
 
-    wanted: Wanted = field(default_factory=Wanted)
+    max_write: int = MAX_WRITE
     unanswered: int = 1024
     buffers: int = 64
     drain_s: float = 30.0
@@ -96,7 +97,7 @@ class Session:
         self.traffic = Traffic()
         self.modes = OpenModes(device_fd, opens_fd)
         self.notifier = DeviceNotifier(device_fd, self.modes.is_local)
-        self._operations = Operations(filesystem, self.modes).table()
+        self._operations = operations(filesystem, self.modes)
         self._take: Callable[[int], None] = self._request
         self._follow_ups = FollowUps()
         self._unanswered: dict[int, Request] = {}
@@ -109,7 +110,7 @@ class Session:
         """It will be looked whether callers have ended."""
         self._reported: set[str] = set()
         self._limiter = Limiter()
-        size = settings.wanted.max_write + 2 * abi.PAGE_SIZE  # payload and its header, page-aligned as libfuse has it
+        size = settings.max_write + 2 * abi.PAGE_SIZE  # payload and its header, page-aligned as libfuse has it
         self._buffers = Buffers(settings.buffers, size)
         self._view, self._has_view = self._buffers.take(), True
         self._reading = False
@@ -168,7 +169,7 @@ class Session:
     def _leave_alone(self, length: int) -> None:
         header = self._header(length)
         if header is not None and header[1] in (abi.FORGET, abi.BATCH_FORGET):  # these are sent once
-            self._special(header, length - header[7] * 8)
+            self._special(header)
 
     def _came(self) -> None:
         """There is a request to be read. One at a time: others that are ready have their turn in between."""
@@ -202,16 +203,16 @@ class Session:
         header = self._header(length)
         if header is None:
             return
-        offer = wire.init(self._view, length) if header[1] == abi.INIT else wire.MALFORMED
-        if isinstance(offer, wire.Malformed):
+        try:
+            if header[1] != abi.INIT:
+                raise ValueError("the first request is no INIT")
+            offer = wire.init(self._view[abi.HEADER_SIZE : length])
+        except wire.NOT_A_REQUEST:
             self._send(header, reply.error(header[2], errno.EIO))
-        elif offer.major > abi.MAJOR:
-            self._send(header, version_reply(header[2]))
-        else:
-            wanted = self._settings.wanted
-            settled = negotiate(offer, wanted)
-            self._send(header, init_reply(header[2], settled, wanted))
-            self._settled(settled)
+            return
+        settled = negotiate(offer, self._settings.max_write)
+        self._send(header, init_reply(header[2], settled))
+        self._settled(settled)
 
     def _settled(self, settled: Negotiated) -> None:
         self.negotiated = settled
@@ -242,12 +243,12 @@ class Session:
         self.counts[opcode] += 1
         began_ns = time.monotonic_ns()
         operation = self._operations[opcode]
-        end = length - header[7] * 8  # extensions stand last; none is asked for
         if operation is None:
-            self._special(header, end)
+            self._special(header)
             return
-        args = operation.decode(self._view, end)
-        if args is wire.MALFORMED:
+        try:
+            args = operation.decode(self._view[abi.HEADER_SIZE : length - header[7] * 8])  # extensions stand last
+        except wire.NOT_A_REQUEST:
             self._send(header, reply.error(header[2], errno.EINVAL))
             return
         if header[2] & abi.UNIQUE_RESEND:
@@ -302,23 +303,21 @@ class Session:
             request.begun = True
             request.step()
 
-    def _special(self, header: Header, end: int) -> None:
+    def _special(self, header: Header) -> None:
         """What is not answered, and what is not supported."""
-        opcode = header[1]
-        if opcode == abi.FORGET:
-            nlookup = wire.forget(self._view, end)
-            if not isinstance(nlookup, wire.Malformed):
-                self._forget(header[3], nlookup)
-        elif opcode == abi.BATCH_FORGET:
-            pairs = wire.batch_forget(self._view, end)
-            for ino, nlookup in () if isinstance(pairs, wire.Malformed) else pairs:
-                self._forget(ino, nlookup)
-        elif opcode == abi.INTERRUPT:
-            self._interrupt(header, wire.interrupt(self._view, end))
-        elif opcode == abi.DESTROY:
-            self._send(header, reply.empty(header[2]))
-        elif opcode != abi.NOTIFY_REPLY:
-            self._send(header, reply.error(header[2], errno.ENOSYS))
+        opcode, body = header[1], self._view[abi.HEADER_SIZE : header[0] - header[7] * 8]
+        with suppress(*wire.NOT_A_REQUEST):
+            if opcode == abi.FORGET:
+                self._forget(header[3], wire.forget(body))
+            elif opcode == abi.BATCH_FORGET:
+                for ino, nlookup in wire.batch_forget(body):
+                    self._forget(ino, nlookup)
+            elif opcode == abi.INTERRUPT:
+                self._interrupt(header, wire.interrupt(body))
+            elif opcode == abi.DESTROY:
+                self._send(header, reply.empty(header[2]))
+            elif opcode != abi.NOTIFY_REPLY:
+                self._send(header, reply.error(header[2], errno.ENOSYS))
 
     def _forget(self, ino: int, nlookup: int) -> None:
         try:
@@ -326,9 +325,9 @@ class Session:
         except Exception as error:
             self._report(error)
 
-    def _interrupt(self, header: Header, unique: int | wire.Malformed) -> None:
+    def _interrupt(self, header: Header, unique: int) -> None:
         """Let go a caller that waits. A request we don't know has been answered; its INTERRUPT needs no answer."""
-        request = None if isinstance(unique, wire.Malformed) else self._unanswered.get(unique)
+        request = self._unanswered.get(unique)
         if request is not None and is_ended(header[6] or request.header[6]) is not False:
             self._let_go(request)
 
@@ -369,7 +368,10 @@ class Session:
         frame: Frame = b""
         if error is None:
             try:
-                frame = operation.encode(header, request.args, result)
+                if operation.explain is None:
+                    frame = operation.encode(header[2], result)
+                else:
+                    frame = operation.explain(header, request.args, result)
             except Exception as defect:
                 error = defect
         if error is not None:
@@ -402,7 +404,7 @@ class Session:
     def _undo(self, request: Request, result: Any) -> None:
         assert request.operation.undo is not None  # who calls this has looked
         try:
-            rest = request.operation.undo(request.header, request.args, result)
+            rest = request.operation.undo(request.header, result)
         except Exception as error:
             self._report(error)
             return

@@ -15,7 +15,6 @@ from datastore.histogram import Histogram, quantile_s
 from . import abi
 from .dispatch import Header
 from .reply import Frame
-from .wire import WRITE_BODY
 
 _CLASSES = {
     "stat": (abi.LOOKUP, abi.GETATTR, abi.READLINK, abi.STATFS, abi.GETXATTR, abi.LISTXATTR, abi.ACCESS, abi.STATX),
@@ -55,7 +54,7 @@ class Traffic:
             if not isinstance(frame, bytes):
                 self._read_bytes += len(frame[1])
         elif opcode == abi.WRITE and len(frame) > _REFUSAL_BYTES:
-            self._written_bytes += header[0] - WRITE_BODY
+            self._written_bytes += header[0] - abi.HEADER_SIZE - abi.WRITE_IN.size
 
     def failed(self, number: int) -> None:
         """A request was answered with an errno because something failed (a missing name is no failure)."""

@@ -6,13 +6,11 @@ import stat
 import struct
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datastore.errors import MountFailed
 from datastore.fuse.kernel import abi, reply
-from datastore.fuse.kernel.negotiate import Wanted, init_reply, negotiate
+from datastore.fuse.kernel.negotiate import init_reply, negotiate
 from datastore.fuse.kernel.wire import InitRequest
 from datastore.fuse.ops import Attr, AttrReply, DirEntry, Entry, Ino, StatFs
 
@@ -95,19 +93,9 @@ def test_any_time_to_live_fits_its_fields(ttl_s: float) -> None:
 
 def test_init_settles_on_what_both_know() -> None:
     offer = InitRequest(7, 60, 131072, abi.ASYNC_READ | abi.WRITEBACK_CACHE | abi.MAX_PAGES | abi.PASSTHROUGH)
-    settled = negotiate(offer, Wanted())
+    settled = negotiate(offer)
     assert (settled.minor, settled.max_pages, settled.max_write) == (45, 256, 1 << 20)
     assert settled.flags == abi.ASYNC_READ | abi.MAX_PAGES | abi.PASSTHROUGH
-    frame = init_reply(2, settled, Wanted())
+    frame = init_reply(2, settled)
     flags, flags2, depth = (struct.unpack_from("<I", frame, 16 + at)[0] for at in (12, 32, 36))
     assert (flags | flags2 << 32, depth) == (settled.flags, 1)
-
-
-def test_without_max_pages_a_request_holds_32() -> None:
-    settled = negotiate(InitRequest(7, 27, 131072, abi.ASYNC_READ), Wanted())
-    assert (settled.max_pages, settled.max_write) == (32, 32 * 4096)
-
-
-def test_an_ancient_kernel_is_refused() -> None:
-    with pytest.raises(MountFailed, match=r"7\.12.*Linux 3\.15"):
-        negotiate(InitRequest(7, 12, 0, 0), Wanted())
