@@ -67,31 +67,25 @@ class MountedStore(Protocol):
     @property
     def filesystem(self) -> Filesystem:
         """What is served."""
-        ...
 
     def status(self) -> dict[str, object]:
         """For `datastore status`; quick, no request to the storage. `dirty`: each file that is not uploaded, with its
         `bytes` and `error`."""
-        ...
 
     def warm(self, path: str, progress: Callable[[dict[str, object]], None]) -> dict[str, object]:
         """Fetch what lies below `path` (relative to the mount); calls progress now and then."""
-        ...
 
     def apply(self, spec: MountSpec) -> list[str]:
         """Be as this specification of the same mount says, as far as that is possible while it is mounted.
 
         The names of the fields of MountSpec that only a next server can change. Credentials change at once.
         """
-        ...
 
     def discard(self, path: str) -> int:
         """Drop what could not be stored of a file that nobody has open; how many versions of it there were."""
-        ...
 
     def flush_all(self) -> list[str]:
         """Put everything into the storage; one line for each file that is not there, none when all are."""
-        ...
 
 
 class Builder(Protocol):
@@ -99,7 +93,6 @@ class Builder(Protocol):
 
     def __call__(self, spec: MountSpec, *, resumed: bool) -> MountedStore:
         """resumed: the kernel already knows nodes of an earlier server. Errors: DatastoreError."""
-        ...
 
 
 def load_builder(name: str) -> Builder:

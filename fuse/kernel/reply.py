@@ -158,9 +158,9 @@ def directory_plus(unique: int, lines: Sequence[DirEntry]) -> list[Body]:
     return body(unique, b"".join(parts))
 
 
-def inval_inode(ino: int, offset: int, length: int) -> bytes:
-    """Notification: drop attributes and the pages of a range (fuse_notify_inval_inode_out)."""
-    return abi.INVAL_INODE.pack(40, abi.NOTIFY_INVAL_INODE, 0, ino, offset, length)
+def inval_inode(ino: int, offset: int) -> bytes:
+    """Notification: drop attributes, and the pages unless offset is -1 (fuse_notify_inval_inode_out)."""
+    return abi.INVAL_INODE.pack(40, abi.NOTIFY_INVAL_INODE, 0, ino, offset, 0)
 
 
 def inval_entry(parent: int, name: bytes, *, expire_only: bool) -> bytes:

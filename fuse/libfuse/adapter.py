@@ -37,7 +37,7 @@ from ..ops import (
     Filesystem,
     FSError,
     Ino,
-    NoNotifier,
+    Notifier,
     OpenReply,
     OpenRequest,
     SetAttr,
@@ -381,7 +381,7 @@ def serve(
 
     turning = threading.Thread(target=turn, name="loop", daemon=True)
     turning.start()
-    loop.call(partial(filesystem.start, NoNotifier()))
+    loop.call(partial(filesystem.start, Notifier()))
     adapter = Adapter(filesystem, ttl_s, ready)
     try:
         Loop(

@@ -79,7 +79,7 @@ def read_back(body: bytes, *, plus: bool) -> list[bytes]:
 
 
 def test_notifications_have_unique_0_and_their_code() -> None:
-    assert reply.inval_inode(7, -1, 0) == struct.pack("<IiQQqq", 40, 2, 0, 7, -1, 0)
+    assert reply.inval_inode(7, -1) == struct.pack("<IiQQqq", 40, 2, 0, 7, -1, 0)
     assert reply.inval_entry(1, b"ab", expire_only=True) == struct.pack("<IiQQII", 35, 3, 0, 1, 2, 1) + b"ab\0"
     assert reply.resend() == struct.pack("<IiQ", 16, 7, 0)
 
