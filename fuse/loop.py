@@ -173,11 +173,6 @@ class Lock:
         self._depth = 0
         self._waiting: deque[tuple[Work | None, Future[None]]] | None = None
 
-    @property
-    def locked(self) -> bool:
-        """Whether any task holds it."""
-        return self._depth > 0
-
     def try_acquire(self) -> bool:
         """Take it if that needs no waiting; release() has to follow."""
         task = THIS_THREAD.work
@@ -581,12 +576,12 @@ class Lanes:
                 self._queue.put(None)
 
     def _put(self, job: _Job) -> None:
-        self._queue.put(job)
         with self._lock:
             self._unended += 1
             if self._threads < min(self._width, self._unended):
                 threading.Thread(target=self._work, name=f"{self._name}-{self._threads}", daemon=True).start()
                 self._threads += 1
+            self._queue.put(job)  # not before: who puts it goes on while it runs
 
     def _work(self) -> None:
         while self._do(self._queue.get()):

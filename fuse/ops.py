@@ -32,7 +32,6 @@ class Caller(NamedTuple):
     uid: int
     gid: int
     pid: int
-    umask: int = 0
 
 
 class Attr(NamedTuple):
@@ -49,11 +48,6 @@ class Attr(NamedTuple):
     ctime_ns: int
     rdev: int = 0
     blksize: int = 4096
-
-    @property
-    def blocks(self) -> int:
-        """512-byte blocks."""
-        return (self.size + 511) // 512
 
 
 class AttrReply(NamedTuple):
@@ -72,7 +66,6 @@ class Entry(NamedTuple):
     attr: Attr | None
     entry_ttl_s: float
     attr_ttl_s: float = 0.0
-    generation: int = 0
 
 
 class OpenReply(NamedTuple):

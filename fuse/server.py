@@ -34,7 +34,7 @@ from datastore.errors import DatastoreError, MountFailed
 from datastore.frames import PeerGone
 from datastore.logs import fields
 
-from .control import ControlServer, Operation, Progress, failed, first_of
+from .control import ControlServer, Progress, failed, first_of
 from .kernel import abi, device
 from .kernel.negotiate import Negotiated
 from .kernel.session import Session, Settings
@@ -138,12 +138,12 @@ class Server:
         signal.signal(signal.SIGUSR2, lambda *_: self._events.put("leave"))
         self._control.start(
             {
-                "status": Operation(run=self._status, deadline_s=STATUS_TIMEOUT_S),
-                "flush": Operation(run=self._flush, deadline_s=FLUSH_TIMEOUT_S),
-                "discard": Operation(run=self._discard, deadline_s=STATUS_TIMEOUT_S),
-                "warm": Operation(run=self._warm, deadline_s=WARM_TIMEOUT_S),
-                "settings": Operation(run=self._settings, deadline_s=SETTINGS_TIMEOUT_S),
-                "stop": Operation(run=self._stop, deadline_s=FLUSH_TIMEOUT_S),
+                "status": (self._status, STATUS_TIMEOUT_S),
+                "flush": (self._flush, FLUSH_TIMEOUT_S),
+                "discard": (self._discard, STATUS_TIMEOUT_S),
+                "warm": (self._warm, WARM_TIMEOUT_S),
+                "settings": (self._settings, SETTINGS_TIMEOUT_S),
+                "stop": (self._stop, FLUSH_TIMEOUT_S),
             }
         )
         self._metrics.start(lambda: self._status({}, lambda _: None))

@@ -61,12 +61,12 @@ def entry(unique: int, found: Entry) -> bytes:
 
 
 def _entry_fields(found: Entry) -> tuple[int, ...]:
-    attr, entry_ttl_s, attr_ttl_s, generation = found
+    attr, entry_ttl_s, attr_ttl_s = found
     es, en = _ttl(entry_ttl_s)
     if attr is None:
         return (0, 0, es, 0, en, 0, *_NO_ATTR)
     seconds, ns = (es, en) if attr_ttl_s == entry_ttl_s else _ttl(attr_ttl_s)
-    return (attr[0], generation, es, seconds, en, ns, *_attr_fields(attr))
+    return (attr[0], 0, es, seconds, en, ns, *_attr_fields(attr))
 
 
 def attributes(unique: int, answer: AttrReply) -> bytes:

@@ -17,6 +17,7 @@ import logging
 import os
 import stat
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -436,10 +437,8 @@ class Session:
 
     def _report(self, error: BaseException) -> None:
         """A defect of ours: once with its traceback."""
-        where = error.__traceback__
-        while where is not None and where.tb_next is not None:
-            where = where.tb_next
-        key = f"{type(error).__name__} {where.tb_frame.f_code.co_filename}:{where.tb_lineno}" if where else repr(error)
+        where = traceback.extract_tb(error.__traceback__)[-1:]
+        key = f"{type(error).__name__} {where}" if where else repr(error)
         if key not in self._reported:
             self._reported.add(key)
             log.error("an unexpected error was answered with EIO", exc_info=error)

@@ -80,7 +80,7 @@ def _st(attr: Attr) -> dict[str, int]:
         "st_ctime": attr.ctime_ns,
         "st_rdev": attr.rdev,
         "st_blksize": attr.blksize,
-        "st_blocks": attr.blocks,
+        "st_blocks": (attr.size + 511) // 512,
     }
 
 

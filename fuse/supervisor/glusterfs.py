@@ -276,7 +276,7 @@ class GlusterSupervisor(Supervisor):
         return {**super().report(), "serverPid": self._client_pid}
 
     def _attend(self) -> None:
-        operations = {
+        operations: dict[str, Operation] = {
             "status": self._status,
             "flush": self._flush,
             "discard": lambda _request, _progress: {"discarded": 0},
@@ -284,9 +284,7 @@ class GlusterSupervisor(Supervisor):
             "settings": lambda _request, _progress: {"later": []},
             "stop": self._stop,
         }
-        self._control.start(
-            {name: Operation(run=run, deadline_s=CONTROL_TIMEOUT_S) for name, run in operations.items()}
-        )
+        self._control.start({name: (operation, CONTROL_TIMEOUT_S) for name, operation in operations.items()})
         threading.Thread(target=self._look_now_and_then, name="look", daemon=True).start()
 
     def _look_now_and_then(self) -> None:

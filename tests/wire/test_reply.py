@@ -15,8 +15,8 @@ from datastore.fuse.kernel.wire import InitRequest
 from datastore.fuse.ops import Attr, AttrReply, DirEntry, Entry, Ino, StatFs
 
 ATTR = Attr(Ino(7), stat.S_IFREG | 0o640, 1025, 1, 11, 12, 1_500_000_001, -1, 3_000_000_007)
-ENTRY = Entry(ATTR, 1.5, 0.25, 9)
-ENTRY_BYTES = struct.pack("<4Q2I", 7, 9, 1, 0, 500_000_000, 250_000_000)
+ENTRY = Entry(ATTR, 1.5, 0.25)
+ENTRY_BYTES = struct.pack("<4Q2I", 7, 0, 1, 0, 500_000_000, 250_000_000)
 ATTR_BYTES = struct.pack(
     "<3Q3q10I", 7, 1025, 3, 1, -1, 3, 500_000_001, 999_999_999, 7, stat.S_IFREG | 0o640, 1, 11, 12, 0, 4096, 0
 )
