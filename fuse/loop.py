@@ -75,12 +75,13 @@ async def pause(seconds: float) -> None:
 class Future(Generic[T]):
     """A result that is not there yet: `await` it. For the loop's thread only."""
 
-    __slots__ = ("_callbacks", "_error", "_result", "done")
+    __slots__ = ("_callbacks", "_result", "done", "error")
 
     def __init__(self) -> None:
         self.done = False
         self._result: T | None = None
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
+        """Why there is no result, of one that is done."""
         self._callbacks: list[Ready] | None = None
 
     def set_result(self, result: T) -> None:
@@ -90,7 +91,7 @@ class Future(Generic[T]):
 
     def set_error(self, error: BaseException) -> None:
         """Who awaits it gets this raised; once."""
-        self._error = error
+        self.error = error
         self._settle()
 
     def _settle(self) -> None:
@@ -108,15 +109,10 @@ class Future(Generic[T]):
         else:
             self._callbacks.append(callback)
 
-    @property
-    def error(self) -> BaseException | None:
-        """Why there is no result, of one that is done."""
-        return self._error
-
     def result(self) -> T:
         """The result of one that is done, or what it failed with."""
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return cast("T", self._result)
 
     def __await__(self) -> Generator[Future[T], None, T]:
@@ -130,10 +126,10 @@ class Task(Future[T]):
 
     __slots__ = ("_call", "_coroutine", "_loop")
 
-    def __init__(self, loop: Loop, coroutine: Coroutine[Any, Any, T], call: Call | None) -> None:
+    def __init__(self, loop: Loop, coroutine: Coroutine[Any, Any, T], call: Call | None = None) -> None:
         self.done = False  # what Future does; calling that takes longer, and each request of the kernel is a task
         self._result = None
-        self._error = None
+        self.error = None
         self._callbacks = None
         self._loop = loop
         self._coroutine = coroutine
@@ -231,7 +227,7 @@ class Edge(Future[None]):
     def wait(self, seconds: float) -> Future[None]:
         """`await` that something changes. Errors: TimeoutError, up to a quarter of a second late."""
         loop = self._loop
-        self.done, self._error = False, None
+        self.done, self.error = False, None
         self._until = loop.clock() + seconds
         loop.waits.add(self)
         return self
@@ -401,7 +397,7 @@ class Loop:
         if self._turned_by == threading.get_ident():
             coroutine.close()
             raise RuntimeError("the loop can't wait for itself")
-        task, ended = self.task(coroutine, current_call()), threading.Event()
+        task, ended = Task(self, coroutine, current_call()), threading.Event()
 
         def begin() -> None:
             task.on_done(ended.set)
@@ -447,10 +443,6 @@ class Loop:
                 self._turned_by, _TURNED.loop = 0, None
 
     # -- tasks
-
-    def task(self, coroutine: Coroutine[Any, Any, T], call: Call | None = None) -> Task[T]:
-        """A task that has not begun: step() begins it."""
-        return Task(self, coroutine, call)
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> Task[T]:
         """Begin a task in the next turn, as a part of the present call; somebody awaits it."""

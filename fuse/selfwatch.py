@@ -67,18 +67,16 @@ class Metrics:
             endpoint.stop()
 
     def _take_over(self, source: Callable[[], Mapping[str, Any]]) -> None:
-        for _ in range(_TRIES):
+        for tried in range(_TRIES):
             try:
-                endpoint = _listen(self._address)
-            except MountFailed as error:
-                failure = error
-            else:
-                self._endpoint = endpoint
-                endpoint.start(source)
+                self._endpoint = _listen(self._address)
+                self._endpoint.start(source)
                 return
+            except MountFailed as error:
+                if tried == _TRIES - 1:
+                    log.error("there are no metrics", extra=fields(error=error))
             if self._stopping.wait(_PAUSE_S):
                 return
-        log.error("there are no metrics", extra=fields(error=failure))
 
 
 def _listen(address: str) -> Endpoint:

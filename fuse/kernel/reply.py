@@ -93,20 +93,8 @@ def written(unique: int, count: int) -> bytes:
 
 def statfs(unique: int, s: StatFs) -> bytes:
     """STATFS; every free block is available to everyone."""
-    return abi.STATFS_REPLY.pack(
-        96,
-        0,
-        unique,
-        s.blocks,
-        s.blocks_free,
-        s.blocks_free,
-        s.files,
-        s.files_free,
-        s.block_size,
-        s.name_max,
-        s.block_size,
-        0,
-    )
+    blocks, free, files, files_free, size, name_max = s
+    return abi.STATFS_REPLY.pack(96, 0, unique, blocks, free, free, files, files_free, size, name_max, size, 0)
 
 
 def xattr_size(unique: int, size: int) -> bytes:

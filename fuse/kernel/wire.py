@@ -28,9 +28,8 @@ NOT_A_REQUEST = (ValueError, struct.error)
 
 
 class InitRequest(NamedTuple):
-    """What the kernel offers: its version, its read-ahead in bytes, and its feature bits."""
+    """What the kernel offers: its minor version, its read-ahead in bytes, and its feature bits."""
 
-    major: int
     minor: int
     max_readahead: int
     flags: int
@@ -244,10 +243,10 @@ def removexattr(body: memoryview) -> tuple[bytes]:
 
 def init(body: memoryview) -> InitRequest:
     """INIT, with or without the second word of flags."""
-    major, minor, readahead, flags = abi.INIT_IN.unpack_from(body)
+    _, minor, readahead, flags = abi.INIT_IN.unpack_from(body)
     if flags & abi.INIT_EXT and len(body) >= abi.INIT_IN.size + 4:
         flags |= abi.INIT_IN_FLAGS2.unpack_from(body, abi.INIT_IN.size)[0] << 32
-    return InitRequest(major, minor, readahead, flags)
+    return InitRequest(minor, readahead, flags)
 
 
 def interrupt(body: memoryview) -> int:

@@ -27,6 +27,7 @@ from datastore.errors import MountFailed
 from datastore.retry import Call, one_call
 
 from ..errnos import errno_of
+from ..kernel.reply import Budget
 from ..ops import (
     NOW,
     ROOT_INO,
@@ -55,33 +56,9 @@ KEPT_LOOKUPS = 10_000
 """Lookups that are not given back yet. Without them the Filesystem would forget each directory after each call."""
 
 
-class Listing:
-    """Room for one batch of names (ops.DirBudget)."""
-
-    def __init__(self) -> None:
-        self._left = LISTING_BYTES
-
-    def take(self, name_length: int) -> bool:
-        """Count as the kernel would, roughly."""
-        self._left -= 32 + name_length
-        return self._left >= 0
-
-
 def _st(attr: Attr) -> dict[str, int]:
-    return {
-        "st_ino": attr.ino,
-        "st_mode": attr.mode,
-        "st_size": attr.size,
-        "st_nlink": attr.nlink,
-        "st_uid": attr.uid,
-        "st_gid": attr.gid,
-        "st_atime": attr.atime_ns,
-        "st_mtime": attr.mtime_ns,
-        "st_ctime": attr.ctime_ns,
-        "st_rdev": attr.rdev,
-        "st_blksize": attr.blksize,
-        "st_blocks": (attr.size + 511) // 512,
-    }
+    told = {f"st_{name.removesuffix('_ns')}": number for name, number in attr._asdict().items()}
+    return {**told, "st_blocks": (attr.size + 511) // 512}
 
 
 def _caller() -> Caller:
@@ -310,7 +287,7 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
     def readdir_with_offset(self, path: str | None, offset: int, fh: int) -> Iterator[tuple[str, dict[str, int], int]]:
         """All lines from `offset` on; libfuse stops taking them when its buffer is full."""
         ino = self._directories[fh]
-        while lines := self._call(self._fs.readdir, ino, Fh(fh), offset, Listing(), False):
+        while lines := self._call(self._fs.readdir, ino, Fh(fh), offset, Budget(LISTING_BYTES, plus=False), False):
             for line in lines:
                 yield os.fsdecode(line.name), {"st_ino": line.ino, "st_mode": line.mode}, line.offset
             offset = lines[-1].offset

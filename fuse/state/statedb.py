@@ -164,15 +164,12 @@ class StateDb:
         else:
             self._young.drop(staging)
 
-    def forget_unsent(self, staging: str) -> None:
-        """The bytes are in the store, or nobody wants them any more. A full disk does not keep it from being so."""
-        self._forget(staging, removed=False)
-
     def forget_removed(self, staging: str) -> None:
         """The same of a file that is removed already: a row without its file counts for nothing, so it may stay."""
-        self._forget(staging, removed=True)
+        self.forget_unsent(staging, removed=True)
 
-    def _forget(self, staging: str, *, removed: bool) -> None:
+    def forget_unsent(self, staging: str, *, removed: bool = False) -> None:
+        """The bytes are in the store, or nobody wants them any more. A full disk does not keep it from being so."""
         with self._lock:
             self._young.drop(staging, removed=removed)
             if staging in self._rows:

@@ -122,7 +122,7 @@ def test_a_task_that_waits_for_nothing_ends_in_its_first_step(loop: Loop) -> Non
     async def answer() -> int:
         return 7
 
-    task = loop.task(answer())
+    task = Task(loop, answer())
     told: list[int] = []
     task.on_done(lambda: told.append(task.result()))
     task.step()
@@ -663,7 +663,7 @@ def test_a_task_is_made_for_who_begins_it(loop: Loop) -> None:
     async def runs() -> None:
         ran.append(1)
 
-    task: Task[None] = loop.task(runs())
+    task: Task[None] = Task(loop, runs())
     loop.wake()
     loop.turn()
     assert not ran

@@ -30,7 +30,7 @@ from tests.promises import promise
 from tests.wire import frames
 from tests.wire.peer import TIMEOUT_S, Peer
 
-SETTLED: Negotiated = negotiate(InitRequest(7, 45, 131072, (1 << 48) - 1))
+SETTLED: Negotiated = negotiate(InitRequest(45, 131072, (1 << 48) - 1))
 SILENT = {"forget", "batch_forget", "interrupt"}
 PING = frames.request(abi.STATFS, unique=999)
 
