@@ -88,18 +88,14 @@ class MountedStore(Protocol):
         """Put everything into the storage; one line for each file that is not there, none when all are."""
 
 
-class Builder(Protocol):
-    """Makes the store of a mount."""
+def load_builder(name: str) -> Callable[..., MountedStore]:
+    """`module:function`, which makes the store of a mount: build(spec, resumed=...). Its errors: DatastoreError.
 
-    def __call__(self, spec: MountSpec, *, resumed: bool) -> MountedStore:
-        """resumed: the kernel already knows nodes of an earlier server. Errors: DatastoreError."""
-
-
-def load_builder(name: str) -> Builder:
-    """`module:function`."""
+    resumed: the kernel already knows nodes of an earlier server.
+    """
     module, _, function = name.partition(":")
-    builder: Builder = getattr(importlib.import_module(module), function)
-    return builder
+    build: Callable[..., MountedStore] = getattr(importlib.import_module(module), function)
+    return build
 
 
 class Server:
