@@ -133,7 +133,7 @@ def _mount_by_fusermount(options: MountOptions) -> int:
         finished = _run(
             [program, "-o", ",".join(listed), "--", options.mountpoint],
             pass_fds=(theirs.fileno(),),
-            env={**os.environ, "_FUSE_COMMFD": str(theirs.fileno()), "LC_ALL": "C"},
+            _FUSE_COMMFD=str(theirs.fileno()),
         )
         if finished.returncode:
             raise MountFailed(f"fusermount3 refused to mount at {options.mountpoint}: {_first_line(finished.stderr)}")
@@ -159,9 +159,7 @@ def _fusermount() -> str:
     return program
 
 
-def _run(
-    command: list[str], *, pass_fds: tuple[int, ...] = (), env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
+def _run(command: list[str], pass_fds: tuple[int, ...] = (), **more: str) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
             command,
@@ -171,7 +169,7 @@ def _run(
             errors="replace",
             timeout=FUSERMOUNT_TIMEOUT_S,
             pass_fds=pass_fds,
-            env=env,
+            env={**os.environ, "LC_ALL": "C", **more},
             check=False,
         )
     except subprocess.TimeoutExpired:
@@ -238,7 +236,7 @@ def _unmount_as_root(place: str, flags: int) -> None:
 
 
 def _unmount_by(command: list[str], place: str) -> None:
-    finished = _run(command, env={**os.environ, "LC_ALL": "C"})
+    finished = _run(command)
     if finished.returncode and (sys.platform != "linux" or mountinfo.read().at(place)):  # else another was quicker
         reason = _first_line(finished.stderr)
         if "busy" in reason.lower():

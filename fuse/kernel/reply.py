@@ -125,15 +125,12 @@ class Budget:
         return True
 
 
-def _dirent(line: DirEntry) -> bytes:
-    name = line.name
-    packed = abi.DIRENT.pack(line.ino, line.offset, len(name), line.mode >> 12 & 15) + name
-    return packed + bytes(-len(packed) & 7)
-
-
 def directory(unique: int, lines: Sequence[DirEntry]) -> list[Body]:
     """READDIR."""
-    return body(unique, b"".join([_dirent(line) for line in lines]))
+    parts: list[bytes] = []
+    for name, ino, mode, cursor, _ in lines:
+        parts += (abi.DIRENT.pack(ino, cursor, len(name), mode >> 12 & 15), name, _PADDING[-len(name) & 7])
+    return body(unique, b"".join(parts))
 
 
 def directory_plus(unique: int, lines: Sequence[DirEntry]) -> list[Body]:

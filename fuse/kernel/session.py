@@ -91,7 +91,6 @@ class Session:
         self._fs = filesystem
         self._loop = filesystem.loop
         self._settings = settings
-        self._resumed = negotiated
         self._ready = ready
         self.negotiated = negotiated
         self.counts = [0] * abi.OPCODE_LIMIT
@@ -134,9 +133,9 @@ class Session:
                 os.set_blocking(self._fd, False)
             try:
                 self._read_on()
-                if self._resumed is not None:
-                    self._settled(self._resumed)
-                    if self._resumed.has(abi.HAS_RESEND):
+                if self.negotiated is not None:
+                    self._settled(self.negotiated)
+                    if self.negotiated.has(abi.HAS_RESEND):
                         os.write(self._fd, reply.resend())
                 while self._end is None:
                     self._loop.turn()

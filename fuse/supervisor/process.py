@@ -58,10 +58,6 @@ ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 EXIT_ERROR = 1
 
 
-class Interrupted(DatastoreError):
-    """Someone asked for the end while the mount was being made."""
-
-
 class Supervisor:
     """One mount. states: no server -> probed -> mounted -> serving (and again, after a death) -> ended."""
 
@@ -202,12 +198,12 @@ class Supervisor:
         self._note()
 
     def _expect(self, channel: socket, key: str, timeout_s: float) -> Any:
-        """The next message of a server, which has to hold `key`. Errors: what it says; MountFailed; Interrupted."""
+        """The next message of a server, which has to hold `key`. Errors: what it says; MountFailed."""
         end = time.monotonic() + timeout_s
         while not select.select([channel], [], [], TICK_S)[0]:
             self.ending |= bool(ENDING & signal.sigpending())
             if self.ending:
-                raise Interrupted("interrupted before the mount was ready")
+                raise MountFailed("interrupted before the mount was ready")
             if time.monotonic() >= end:
                 raise MountFailed(f"the mount server gave no answer in {timeout_s:.0f} s; see {self.log_path}")
         try:
