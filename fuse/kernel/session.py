@@ -98,7 +98,7 @@ class Session:
         self.modes = OpenModes(device_fd, opens_fd)
         self.notifier = DeviceNotifier(device_fd, self.modes.is_local)
         self._operations = operations(filesystem, self.modes)
-        self._take: Callable[[int], None] = self._request
+        self._take: Callable[[Header], None] = self._handshake if negotiated is None else self._request
         self._follow_ups = FollowUps()
         self._unanswered: dict[int, Request] = {}
         """Those that did not end at once and that somebody waits for, by their numbers."""
@@ -166,9 +166,8 @@ class Session:
             time.sleep(0.005)
         return not self._unanswered
 
-    def _leave_alone(self, length: int) -> None:
-        header = self._header(length)
-        if header is not None and header[1] in (abi.FORGET, abi.BATCH_FORGET):  # these are sent once
+    def _leave_alone(self, header: Header) -> None:
+        if header[1] in (abi.FORGET, abi.BATCH_FORGET):  # these are sent once
             self._special(header)
 
     def _came(self) -> None:
@@ -183,10 +182,8 @@ class Session:
             return
         if not length:
             self._end = End.CLOSED
-        elif self.negotiated is None:
-            self._handshake(length)
-        else:
-            self._take(length)
+        elif (header := self._header(length)) is not None:
+            self._take(header)
 
     def _read_on(self) -> None:
         """Read while there are memory and a place for one more request; else the kernel waits, too."""
@@ -199,19 +196,17 @@ class Session:
             self._loop.unwatch(self._fd)
         self._reading = room
 
-    def _handshake(self, length: int) -> None:
-        header = self._header(length)
-        if header is None:
-            return
+    def _handshake(self, header: Header) -> None:
         try:
             if header[1] != abi.INIT:
                 raise ValueError("the first request is no INIT")
-            offer = wire.init(self._view[abi.HEADER_SIZE : length])
+            offer = wire.init(self._view[abi.HEADER_SIZE : header[0]])
         except wire.NOT_A_REQUEST:
             self._send(header, reply.error(header[2], errno.EIO))
             return
         settled = negotiate(offer, self._settings.max_write)
         self._send(header, init_reply(header[2], settled))
+        self._take = self._request
         self._settled(settled)
 
     def _settled(self, settled: Negotiated) -> None:
@@ -232,10 +227,7 @@ class Session:
             self._send(header, reply.error(header[2], errno.EINVAL))
         return None
 
-    def _request(self, length: int) -> None:
-        header = self._header(length)
-        if header is None:
-            return
+    def _request(self, header: Header) -> None:
         opcode = header[1]
         if opcode >= abi.OPCODE_LIMIT:
             self._send(header, reply.error(header[2], errno.ENOSYS))
@@ -247,7 +239,7 @@ class Session:
             self._special(header)
             return
         try:
-            args = operation.decode(self._view[abi.HEADER_SIZE : length - header[7] * 8])  # extensions stand last
+            args = operation.decode(self._view[abi.HEADER_SIZE : header[0] - header[7] * 8])  # extensions stand last
         except wire.NOT_A_REQUEST:
             self._send(header, reply.error(header[2], errno.EINVAL))
             return
