@@ -13,18 +13,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..errnos import errno_of
-from ..ops import (
-    Caller,
-    DirEntry,
-    Entry,
-    Filesystem,
-    FSError,
-    Ino,
-    KnowsFilesByName,
-    OpenDirReply,
-    OpenReply,
-    OpenRequest,
-)
+from ..ops import Caller, DirEntry, Entry, Filesystem, FSError, Ino, KnowsFilesByName, OpenReply, OpenRequest
 from . import abi, reply, wire
 from .passthrough import OpenModes
 from .reply import Frame
@@ -58,11 +47,6 @@ def _by_inode(method: Callable[..., Serving]) -> Callable[[Header, Any], Serving
 
 def _by_caller(method: Callable[..., Serving]) -> Callable[[Header, Any], Serving]:
     return lambda h, args: method(Caller(h[4], h[5], h[6]), h[3], *args)
-
-
-def _opened_directory(unique: int, result: OpenDirReply) -> bytes:
-    flags = (abi.FOPEN_CACHE_DIR if result.cache else 0) | (abi.FOPEN_KEEP_CACHE if result.keep else 0)
-    return reply.opened(unique, result.fh, flags, 0)
 
 
 def _xattr(h: Header, args: tuple[int, ...], content: bytes) -> Frame:
@@ -132,7 +116,10 @@ def operations(fs: Filesystem, modes: OpenModes) -> list[Operation | None]:
         abi.FALLOCATE: Operation(wire.fallocate, _by_inode(fs.fallocate)),
         abi.LSEEK: Operation(wire.lseek, _by_inode(fs.lseek), reply.position),
         abi.OPENDIR: Operation(
-            wire.nothing, _by_caller(fs.opendir), _opened_directory, undo=lambda h, found: fs.releasedir(h[3], found.fh)
+            wire.nothing,
+            _by_caller(fs.opendir),
+            reply.opened_directory,
+            undo=lambda h, found: fs.releasedir(h[3], found.fh),
         ),
         abi.READDIR: Operation(wire.read, readdir(plus=False), reply.directory),
         abi.READDIRPLUS: Operation(wire.read, readdir(plus=True), reply.directory_plus, undo=forget_lines),

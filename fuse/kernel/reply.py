@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from ..ops import Attr, AttrReply, DirEntry, Entry, StatFs
+from ..ops import Attr, AttrReply, DirEntry, Entry, OpenDirReply, StatFs
 from . import abi
 
 Body = bytes | bytearray | memoryview
@@ -76,8 +76,14 @@ def attributes(unique: int, answer: AttrReply) -> bytes:
 
 
 def opened(unique: int, fh: int, flags: int, backing_id: int) -> bytes:
-    """OPEN, OPENDIR."""
+    """OPEN."""
     return abi.OPEN_REPLY.pack(32, 0, unique, fh, flags, backing_id)
+
+
+def opened_directory(unique: int, result: OpenDirReply) -> bytes:
+    """OPENDIR."""
+    flags = (abi.FOPEN_CACHE_DIR if result.cache else 0) | (abi.FOPEN_KEEP_CACHE if result.keep else 0)
+    return opened(unique, result.fh, flags, 0)
 
 
 def created(unique: int, found: Entry, fh: int, flags: int, backing_id: int) -> bytes:

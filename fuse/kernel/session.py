@@ -32,7 +32,7 @@ from ..errnos import errno_of
 from ..ops import Filesystem, FSError, Ino
 from . import abi, reply, wire
 from .buffers import Buffers
-from .dispatch import EXCLUSIVE, ORDERED, Header, call_again, inodes_of, operations
+from .dispatch import EXCLUSIVE, ORDERED, Header, Serving, call_again, inodes_of, operations
 from .followups import FollowUps
 from .interrupts import is_ended
 from .negotiate import MAX_WRITE, Negotiated, init_reply, negotiate
@@ -373,7 +373,7 @@ class Session:
             self.modes.released(header[3])
         self.traffic.answered(header, request.began_ns, frame)
         if not sent and error is None and operation.undo is not None:
-            self._undo(request, result)
+            self._undo(operation.undo, request.header, result)
         if request.waits:
             self._waits_no_more(request)
 
@@ -393,10 +393,9 @@ class Session:
                 self._report(error)
         return True
 
-    def _undo(self, request: Request, result: Any) -> None:
-        assert request.operation.undo is not None  # who calls this has looked
+    def _undo(self, undo: Callable[[Header, Any], Serving | None], header: Header, result: Any) -> None:
         try:
-            rest = request.operation.undo(request.header, result)
+            rest = undo(header, result)
         except Exception as error:
             self._report(error)
             return
