@@ -19,8 +19,10 @@ import os
 import struct
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+import datastore
 from datastore.api.mountspec import MountSpec
 from datastore.api.source import S3Location
 from datastore.errors import MountFailed
@@ -111,7 +113,9 @@ def confine(spec: MountSpec) -> list[str]:
     """
     if len(os.listdir(TASKS)) > 1:
         raise MountFailed("a mount server can't be confined: it has started threads before")
-    seccomp = _library(_LIBSECCOMP)
+    seccomp = None
+    with suppress(OSError):
+        seccomp = ctypes.CDLL(_LIBSECCOMP)
     libc = ctypes.CDLL(None, use_errno=True)
     _drop_capabilities(libc, CAPABILITIES.get(spec.source.kind, 0))
     _done(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
@@ -134,7 +138,7 @@ def readable(spec: MountSpec, modules: Iterable[str], environment: Mapping[str, 
     """What the server of a mount may read besides its own: nothing that has its own state below it, as / has."""
     package = Path(__file__).resolve().parent
     found = [*SYSTEM, os.path.dirname(os.path.realpath(RESOLVER)), *modules, sys.prefix, sys.base_prefix]
-    found += [str(package), *_package_path()]
+    found += [str(package), *datastore.__path__]  # in a checkout our modules are not below sys.path
     named = [environment[each] for each in CERTIFICATES if environment.get(each)]
     if isinstance(spec.source, S3Location) and spec.source.credentials is None:
         found.append(os.path.expanduser("~/.aws"))
@@ -143,20 +147,6 @@ def readable(spec: MountSpec, modules: Iterable[str], environment: Mapping[str, 
     own = [Path(each).resolve() for each in (spec.state_dir, spec.cache_dir)]
     paths = [Path(os.path.realpath(each) if each != "/proc/self" else each) for each in found if os.path.isabs(each)]
     return [each for each in dict.fromkeys(paths) if not any(mine.is_relative_to(each) for mine in own)]
-
-
-def _package_path() -> list[str]:
-    """Where the modules of our package are: in a checkout they are not below sys.path."""
-    import datastore
-
-    return list(datastore.__path__)
-
-
-def _library(name: str) -> ctypes.CDLL | None:
-    try:
-        return ctypes.CDLL(name)
-    except OSError:
-        return None
 
 
 def _drop_capabilities(libc: ctypes.CDLL, kept: int) -> None:

@@ -23,7 +23,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -42,12 +41,8 @@ ERRORS_TOLD = 50
 Progress = Callable[[Answer], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
-    """run(request, progress) gives the answer's fields; it is not waited for after deadline_s."""
-
-    run: Callable[[Answer, Progress], Answer]
-    deadline_s: float
+Operation = Callable[[Answer, Progress], Answer]
+"""operation(request, progress) gives the answer's fields."""
 
 
 def first_of(errors: list[str]) -> list[str]:
@@ -73,15 +68,15 @@ class ControlServer:
     """Listens in `directory` until stop()."""
 
     def __init__(self, directory: Path) -> None:
-        self._operations: Mapping[str, Operation] = {}
+        self._operations: Mapping[str, tuple[Operation, float]] = {}
         self._listener = UnixListener(directory / SOCKET, self._serve, clients=CLIENTS)
 
     def bind(self) -> None:
         """Listen, and answer after start() only. Errors: MountFailed."""
         self._listener.bind()
 
-    def start(self, operations: Mapping[str, Operation]) -> None:
-        """Answer. Errors: MountFailed."""
+    def start(self, operations: Mapping[str, tuple[Operation, float]]) -> None:
+        """Answer by these, each with the seconds for which it is waited for. Errors: MountFailed."""
         self._operations = operations
         self._listener.start()
 
@@ -100,19 +95,19 @@ class ControlServer:
     def _answers(self, line: bytes) -> Iterator[Answer]:
         """The lines that answer one request, as they come."""
         request = parse(line)
-        operation = None if request is None else self._operations.get(request["op"])
-        if request is None or operation is None:
+        if request is None or request["op"] not in self._operations:
             known = ", ".join(sorted(self._operations))
             yield failed(f"not a request; a line of JSON with op, one of {known}, is understood")
             return
+        operation, deadline_s = self._operations[request["op"]]
         lines: SimpleQueue[Answer] = SimpleQueue()
         threading.Thread(target=_run, args=(operation, request, lines), name="control-operation", daemon=True).start()
-        end = time.monotonic() + operation.deadline_s
+        end = time.monotonic() + deadline_s
         while True:
             try:
                 answer = lines.get(timeout=max(0.0, end - time.monotonic()))
             except Empty:
-                yield failed(f"{request['op']} took longer than {operation.deadline_s:.0f} s")
+                yield failed(f"{request['op']} took longer than {deadline_s:.0f} s")
                 return
             yield answer
             if "ok" in answer:
@@ -121,7 +116,7 @@ class ControlServer:
 
 def _run(operation: Operation, request: Answer, lines: SimpleQueue[Answer]) -> None:
     try:
-        answer = operation.run(request, lambda step: lines.put({"progress": step}))
+        answer = operation(request, lambda step: lines.put({"progress": step}))
         lines.put({"ok": True, **answer})
     except (DatastoreError, OSError) as error:
         lines.put(failed(str(error)))

@@ -12,15 +12,15 @@ from __future__ import annotations
 import errno
 import stat
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from typing import Generic, NoReturn, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, ParamSpec, Protocol, TypeVar
 
 from datastore.api.mountspec import MountSpec
 from datastore.errors import Unsupported
 
-from .loop import Future, Lanes, Loop
-from .ops import Caller, Fh, FSError, Ino, NoNotifier, Notifier
+from .loop import Future, Loop
+from .ops import FSError, Ino, Notifier
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -67,7 +67,7 @@ class FileServerFilesystem:
         self._all_nodes = nodes
         self._lock = lock
         self._ttl_s = ttl_s
-        self._notifier: Notifier = NoNotifier()
+        self._notifier = Notifier()
 
     def __len__(self) -> int:
         """Nodes that the kernel knows."""
@@ -82,11 +82,8 @@ class FileServerFilesystem:
             self._notifier.inval_inode(Ino(ino), -1)
 
     async def stop(self) -> None:
-        """See ops.Filesystem. In a lane of its own: all others may be waiting for a machine that does not answer."""
-        lanes = Lanes(self.loop, 1)
-        ended = lanes.run(self._end)
-        lanes.close()
-        await ended
+        """See ops.Filesystem. In a thread of its own: all others may be waiting for a machine that does not answer."""
+        await self.loop.aside(self._end, "end")
 
     def _end(self) -> None:
         """Leave nothing behind, within about END_S; idempotent."""
@@ -110,33 +107,10 @@ class FileServerFilesystem:
 
     # -- what NFS 3 and SFTP do not have: the kernel does it by itself where it can, and does not ask again
 
-    async def fallocate(self, ino: Ino, fh: Fh, offset: int, length: int, mode: int) -> None:
-        """They have none."""
-        _not_supported()
+    async def _not_supported(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise FSError(errno.ENOSYS)
 
-    async def lseek(self, ino: Ino, fh: Fh, offset: int, whence: int) -> int:
-        """They have none: the kernel takes a file for one without holes."""
-        _not_supported()
-
-    async def getxattr(self, ino: Ino, name: bytes) -> bytes:
-        """They have none."""
-        _not_supported()
-
-    async def setxattr(self, caller: Caller, ino: Ino, name: bytes, content: bytes, flags: int) -> None:
-        """They have none."""
-        _not_supported()
-
-    async def listxattr(self, ino: Ino) -> Sequence[bytes]:
-        """They have none."""
-        _not_supported()
-
-    async def removexattr(self, caller: Caller, ino: Ino, name: bytes) -> None:
-        """They have none."""
-        _not_supported()
-
-
-def _not_supported() -> NoReturn:
-    raise FSError(errno.ENOSYS)
+    fallocate = lseek = getxattr = setxattr = listxattr = removexattr = _not_supported
 
 
 F = TypeVar("F", bound=FileServerFilesystem)

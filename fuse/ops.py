@@ -32,7 +32,6 @@ class Caller(NamedTuple):
     uid: int
     gid: int
     pid: int
-    umask: int = 0
 
 
 class Attr(NamedTuple):
@@ -49,11 +48,6 @@ class Attr(NamedTuple):
     ctime_ns: int
     rdev: int = 0
     blksize: int = 4096
-
-    @property
-    def blocks(self) -> int:
-        """512-byte blocks."""
-        return (self.size + 511) // 512
 
 
 class AttrReply(NamedTuple):
@@ -72,7 +66,6 @@ class Entry(NamedTuple):
     attr: Attr | None
     entry_ttl_s: float
     attr_ttl_s: float = 0.0
-    generation: int = 0
 
 
 class OpenReply(NamedTuple):
@@ -132,7 +125,6 @@ class DirBudget(Protocol):
 
     def take(self, name_length: int) -> bool:
         """Reserve room for one entry; False when it does not fit (stop there)."""
-        ...
 
 
 class StatFs(NamedTuple):
@@ -162,44 +154,26 @@ class Held(NamedTuple):
     name: bytes
 
 
-class Notifier(Protocol):
-    """Tells the kernel that another client changed something. Never blocks: a thread of the adapter delivers."""
+class Notifier:
+    """Tells the kernel that another client changed something. Never blocks: a thread of the adapter delivers.
+
+    This one has nobody to tell: before the session starts, and for libfuse, where times to live do the work.
+    """
 
     def inval_entry(self, parent: Ino, name: bytes) -> None:
         """Forget this name."""
-        ...
 
-    def inval_inode(self, ino: Ino, offset: int = 0, length: int = 0) -> None:
-        """Drop cached attributes and pages of [offset, offset+length).
-
-        Length 0: to the end; offset -1: attributes only.
-        """
-        ...
+    def inval_inode(self, ino: Ino, offset: int = 0) -> None:
+        """Drop cached attributes and pages; offset -1: attributes only."""
 
     def is_local(self, ino: Ino) -> bool | None:
         """Whether the kernel reads this inode, which is open, from a local file by itself; None: it never does here."""
-        ...
 
     def release(self, held: Sequence[Held]) -> None:
         """Give up these nodes, those that are in use excepted: forget() follows for each that is given up."""
-        ...
 
 
-class NoNotifier:
-    """A Notifier with nobody to tell: before the session starts, and for libfuse, where times to live do the work."""
-
-    def inval_entry(self, parent: Ino, name: bytes) -> None:
-        """Nothing."""
-
-    def inval_inode(self, ino: Ino, offset: int = 0, length: int = 0) -> None:
-        """Nothing."""
-
-    def is_local(self, ino: Ino) -> bool | None:
-        """Never."""
-        return None
-
-    def release(self, held: Sequence[Held]) -> None:
-        """Nothing: whoever has no kernel to ask bounds what it holds by itself."""
+NoNotifier = Notifier
 
 
 @runtime_checkable
@@ -208,7 +182,6 @@ class KnowsFilesByName(Protocol):
 
     async def renamed_before(self, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes) -> None:
         """A server that died has carried out this rename: what is known of the old name is of the new one."""
-        ...
 
 
 class Filesystem(Protocol):
@@ -218,133 +191,101 @@ class Filesystem(Protocol):
     @property
     def loop(self) -> Loop:
         """On which its coroutines run. Whoever serves it turns that."""
-        ...
 
     def start(self, notifier: Notifier) -> None:
         """Called once before the first request, on the loop."""
-        ...
 
     async def stop(self) -> None:
         """Called once after the last request: finish uploads, bounded; idempotent."""
-        ...
 
     async def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Entry:
         """Find a name; a negative Entry rather than ENOENT. Adds to the lookup count."""
-        ...
 
     def forget(self, ino: Ino, nlookup: int) -> None:
         """Take nlookup from the lookup count; unknown inodes are ignored."""
-        ...
 
     async def getattr(self, ino: Ino, fh: Fh) -> AttrReply:
         """stat, or fstat with fh."""
-        ...
 
     async def setattr(self, caller: Caller, ino: Ino, fh: Fh, changes: SetAttr) -> AttrReply:
         """chmod, chown, truncate, utimensat."""
-        ...
 
     async def readlink(self, ino: Ino) -> bytes:
         """The target."""
-        ...
 
     async def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Entry:
         """A regular file, FIFO or socket; devices are EPERM. mode has the umask applied."""
-        ...
 
     async def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Entry:
         """A directory; mode has the umask applied."""
-        ...
 
     async def unlink(self, caller: Caller, parent: Ino, name: bytes) -> None:
         """Remove a name that is not a directory."""
-        ...
 
     async def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> None:
         """Remove an empty directory."""
-        ...
 
     async def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Entry:
         """A symbolic link."""
-        ...
 
     async def rename(
         self, caller: Caller, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int
     ) -> None:
         """flags: RENAME_NOREPLACE (1); others EINVAL."""
-        ...
 
     async def link(self, caller: Caller, ino: Ino, new_parent: Ino, new_name: bytes) -> Entry:
         """A hard link, or EOPNOTSUPP."""
-        ...
 
     async def open(self, caller: Caller, ino: Ino, request: OpenRequest) -> OpenReply:
         """Open without creating; O_TRUNC is honoured here."""
-        ...
 
     async def create(
         self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest
     ) -> tuple[Entry, OpenReply]:
         """Create (O_EXCL honoured) and open."""
-        ...
 
     async def read(self, ino: Ino, fh: Fh, offset: int, size: int) -> bytes | bytearray | memoryview:
         """Up to size bytes; shorter only at the end of the file."""
-        ...
 
     async def write(self, ino: Ino, fh: Fh, offset: int, payload: memoryview, kill_suidgid: bool) -> int:
         """Bytes written. `payload` stays valid until the answer (the adapter gives the buffer to the request)."""
-        ...
 
     async def flush(self, ino: Ino, fh: Fh) -> None:
         """Each close(2)."""
-        ...
 
     async def fsync(self, ino: Ino, fh: Fh, datasync: bool) -> None:
         """Make the bytes durable."""
-        ...
 
     async def release(self, ino: Ino, fh: Fh) -> None:
         """The last close."""
-        ...
 
     async def fallocate(self, ino: Ino, fh: Fh, offset: int, length: int, mode: int) -> None:
         """mode 0, FALLOC_FL_KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE; others EOPNOTSUPP."""
-        ...
 
     async def lseek(self, ino: Ino, fh: Fh, offset: int, whence: int) -> int:
         """SEEK_DATA and SEEK_HOLE."""
-        ...
 
     async def opendir(self, caller: Caller, ino: Ino) -> OpenDirReply:
         """Open a directory."""
-        ...
 
     async def readdir(self, ino: Ino, fh: Fh, offset: int, budget: DirBudget, plus: bool) -> Sequence[DirEntry]:
         """Entries from cursor `offset` (0: the first) as far as the budget goes; `.` and `..` included, without an
         `entry`. plus: with `entry`, each of which adds one to the lookup count."""
-        ...
 
     def releasedir(self, ino: Ino, fh: Fh) -> None:
         """Close a directory."""
-        ...
 
     async def statfs(self, ino: Ino) -> StatFs:
         """Sizes of the whole."""
-        ...
 
     async def getxattr(self, ino: Ino, name: bytes) -> bytes:
         """ENODATA when absent."""
-        ...
 
     async def setxattr(self, caller: Caller, ino: Ino, name: bytes, content: bytes, flags: int) -> None:
         """XATTR_CREATE (1) EEXIST, XATTR_REPLACE (2) ENODATA; ENOSPC when it does not fit."""
-        ...
 
     async def listxattr(self, ino: Ino) -> Sequence[bytes]:
         """The names."""
-        ...
 
     async def removexattr(self, caller: Caller, ino: Ino, name: bytes) -> None:
         """ENODATA when absent."""
-        ...

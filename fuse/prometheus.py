@@ -15,7 +15,10 @@ from itertools import accumulate
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
+from prometheus_client.core import CounterMetricFamily as Counter
+from prometheus_client.core import GaugeMetricFamily as Gauge
+from prometheus_client.core import HistogramMetricFamily as Histogram
+from prometheus_client.core import InfoMetricFamily
 from prometheus_client.exposition import MetricsHandler
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -103,48 +106,48 @@ def families(status: Status) -> Iterator[Metric]:
         "Which mount this is.",
         {key: str(status.get(key, "")) for key in ("name", "mountpoint", "location", "transport")},
     )
-    yield _gauge("datastore_server_uptime_seconds", "Age of the mount server.", status.get("uptimeSeconds", 0))
-    yield _counter("datastore_server_restarts", "Servers that died and were replaced.", status.get("restarts", 0))
+    yield Gauge("datastore_server_uptime_seconds", "Age of the mount server.", status.get("uptimeSeconds", 0))
+    yield Counter("datastore_server_restarts", "Servers that died and were replaced.", status.get("restarts", 0))
     yield from _requests(status)
     yield from _store(status.get("store", {}))
     silent_s = status.get("storage", {}).get("silentSeconds", 0.0)
-    yield _gauge("datastore_store_silent_seconds", "For how long the store has not answered.", silent_s)
+    yield Gauge("datastore_store_silent_seconds", "For how long the store has not answered.", silent_s)
     yield from _cache(status.get("cache", {}))
     dirty = status.get("dirty", ())
-    yield _gauge("datastore_dirty_files", "Files with bytes that the store does not have.", len(dirty))
-    yield _gauge("datastore_dirty_bytes", "Size of those files.", sum(row["bytes"] for row in dirty))
+    yield Gauge("datastore_dirty_files", "Files with bytes that the store does not have.", len(dirty))
+    yield Gauge("datastore_dirty_bytes", "Size of those files.", sum(row["bytes"] for row in dirty))
     failing = sum(1 for row in dirty if row.get("error"))
-    yield _gauge("datastore_dirty_files_failing", "Those of them whose last upload failed.", failing)
-    yield _gauge("datastore_nodes", "Files and directories in memory.", status.get("nodes", 0))
+    yield Gauge("datastore_dirty_files_failing", "Those of them whose last upload failed.", failing)
+    yield Gauge("datastore_nodes", "Files and directories in memory.", status.get("nodes", 0))
 
 
 def _requests(status: Status) -> Iterator[Metric]:
-    counts = _labelled("datastore_fuse_requests", "Requests from the kernel.", ["operation"])
+    counts = Counter("datastore_fuse_requests", "Requests from the kernel.", labels=["operation"])
     for name, count in status.get("requests", {}).items():
         counts.add_metric([name], count)
     yield counts
-    errors = _labelled("datastore_fuse_errors", "Requests that failed, by errno.", ["errno"])
+    errors = Counter("datastore_fuse_errors", "Requests that failed, by errno.", labels=["errno"])
     for name, count in status.get("errors", {}).items():
         errors.add_metric([name], count)
     yield errors
-    latency = _latency("datastore_fuse_request_duration_seconds", "From a request to its answer.", "class")
+    latency = Histogram("datastore_fuse_request_duration_seconds", "From a request to its answer.", labels=["class"])
     for name, row in status.get("latency", {}).items():
         _add(latency, name, row["buckets"], row["seconds"])
     yield latency
-    yield _gauge("datastore_fuse_requests_in_flight", "Requests not answered yet.", status.get("inFlight", 0))
-    yield _counter("datastore_fuse_read_bytes", "Bytes read through the server.", status.get("readBytes", 0))
-    yield _counter("datastore_fuse_written_bytes", "Bytes written to the server.", status.get("writtenBytes", 0))
+    yield Gauge("datastore_fuse_requests_in_flight", "Requests not answered yet.", status.get("inFlight", 0))
+    yield Counter("datastore_fuse_read_bytes", "Bytes read through the server.", status.get("readBytes", 0))
+    yield Counter("datastore_fuse_written_bytes", "Bytes written to the server.", status.get("writtenBytes", 0))
     opened = status.get("passthroughOpen", 0)
-    yield _gauge("datastore_fuse_passthrough_files", "Open files that the kernel reads by itself.", opened)
+    yield Gauge("datastore_fuse_passthrough_files", "Open files that the kernel reads by itself.", opened)
 
 
 def _store(store: Mapping[str, Any]) -> Iterator[Metric]:
-    calls = _labelled("datastore_store_requests", "Calls to the store, retries not counted.", ["method"])
-    sent = _labelled("datastore_store_sent_bytes", "Bytes of bodies sent.", ["method"])
-    received = _labelled("datastore_store_received_bytes", "Bytes of bodies received.", ["method"])
-    errors = _labelled("datastore_store_errors", "Calls that failed, by class.", ["method", "error"])
-    retries = _labelled("datastore_store_retries", "Tries that failed and were repeated.", ["method", "error"])
-    latency = _latency("datastore_store_request_duration_seconds", "A call with its retries.", "method")
+    calls = Counter("datastore_store_requests", "Calls to the store, retries not counted.", labels=["method"])
+    sent = Counter("datastore_store_sent_bytes", "Bytes of bodies sent.", labels=["method"])
+    received = Counter("datastore_store_received_bytes", "Bytes of bodies received.", labels=["method"])
+    errors = Counter("datastore_store_errors", "Calls that failed, by class.", labels=["method", "error"])
+    retries = Counter("datastore_store_retries", "Tries that failed and were repeated.", labels=["method", "error"])
+    latency = Histogram("datastore_store_request_duration_seconds", "A call with its retries.", labels=["method"])
     for method, row in store.items():
         calls.add_metric([method], row["calls"])
         sent.add_metric([method], row["sent_bytes"])
@@ -158,30 +161,14 @@ def _store(store: Mapping[str, Any]) -> Iterator[Metric]:
 
 
 def _cache(cache: Mapping[str, int]) -> Iterator[Metric]:
-    yield _gauge("datastore_cache_size_bytes", "Bytes in the cache directory.", cache.get("bytes", 0))
-    yield _gauge("datastore_cache_limit_bytes", "How large it may become.", cache.get("limit", 0))
-    yield _counter("datastore_cache_hits", "Reads answered from memory or disk.", cache.get("hits", 0))
-    yield _counter("datastore_cache_misses", "Reads that waited for the store.", cache.get("misses", 0))
-    yield _counter("datastore_cache_hit_bytes", "Bytes of those reads.", cache.get("hitBytes", 0))
-    yield _counter("datastore_cache_miss_bytes", "Bytes of those reads.", cache.get("missBytes", 0))
+    yield Gauge("datastore_cache_size_bytes", "Bytes in the cache directory.", cache.get("bytes", 0))
+    yield Gauge("datastore_cache_limit_bytes", "How large it may become.", cache.get("limit", 0))
+    yield Counter("datastore_cache_hits", "Reads answered from memory or disk.", cache.get("hits", 0))
+    yield Counter("datastore_cache_misses", "Reads that waited for the store.", cache.get("misses", 0))
+    yield Counter("datastore_cache_hit_bytes", "Bytes of those reads.", cache.get("hitBytes", 0))
+    yield Counter("datastore_cache_miss_bytes", "Bytes of those reads.", cache.get("missBytes", 0))
 
 
-def _gauge(name: str, text: str, number: float) -> Metric:
-    return GaugeMetricFamily(name, text, value=number)
-
-
-def _counter(name: str, text: str, number: float) -> Metric:
-    return CounterMetricFamily(name, text, value=number)
-
-
-def _labelled(name: str, text: str, labels: Sequence[str]) -> CounterMetricFamily:
-    return CounterMetricFamily(name, text, labels=labels)
-
-
-def _latency(name: str, text: str, label: str) -> HistogramMetricFamily:
-    return HistogramMetricFamily(name, text, labels=[label])
-
-
-def _add(family: HistogramMetricFamily, label: str, buckets: Sequence[int], seconds: float) -> None:
+def _add(family: Histogram, label: str, buckets: Sequence[int], seconds: float) -> None:
     edges = [*(repr(edge) for edge in EDGES_S), "+Inf"]
     family.add_metric([label], list(zip(edges, map(float, accumulate(buckets)), strict=True)), seconds)

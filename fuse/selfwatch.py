@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +26,9 @@ _TRIES, _PAUSE_S = 60, 0.5
 def own_process() -> dict[str, int | float]:
     """rssBytes, openFiles, threads, cpuSeconds of this process; the first two only where there is a /proc."""
     own: dict[str, int | float] = {"threads": threading.active_count(), "cpuSeconds": round(time.process_time(), 2)}
-    try:
+    with suppress(OSError):
         own["rssBytes"] = int(_PROC.joinpath("statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         own["openFiles"] = len(os.listdir(_PROC / "fd")) - 1  # the descriptor that lists them
-    except OSError:
-        log.debug("there is no /proc")
     return own
 
 
@@ -67,18 +66,16 @@ class Metrics:
             endpoint.stop()
 
     def _take_over(self, source: Callable[[], Mapping[str, Any]]) -> None:
-        for _ in range(_TRIES):
+        for tried in range(_TRIES):
             try:
-                endpoint = _listen(self._address)
-            except MountFailed as error:
-                failure = error
-            else:
-                self._endpoint = endpoint
-                endpoint.start(source)
+                self._endpoint = _listen(self._address)
+                self._endpoint.start(source)
                 return
+            except MountFailed as error:
+                if tried == _TRIES - 1:
+                    log.error("there are no metrics", extra=fields(error=error))
             if self._stopping.wait(_PAUSE_S):
                 return
-        log.error("there are no metrics", extra=fields(error=failure))
 
 
 def _listen(address: str) -> Endpoint:

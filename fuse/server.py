@@ -34,7 +34,7 @@ from datastore.errors import DatastoreError, MountFailed
 from datastore.frames import PeerGone
 from datastore.logs import fields
 
-from .control import ControlServer, Operation, Progress, failed, first_of
+from .control import ControlServer, Progress, failed, first_of
 from .kernel import abi, device
 from .kernel.negotiate import Negotiated
 from .kernel.session import Session, Settings
@@ -67,46 +67,35 @@ class MountedStore(Protocol):
     @property
     def filesystem(self) -> Filesystem:
         """What is served."""
-        ...
 
     def status(self) -> dict[str, object]:
         """For `datastore status`; quick, no request to the storage. `dirty`: each file that is not uploaded, with its
         `bytes` and `error`."""
-        ...
 
     def warm(self, path: str, progress: Callable[[dict[str, object]], None]) -> dict[str, object]:
         """Fetch what lies below `path` (relative to the mount); calls progress now and then."""
-        ...
 
     def apply(self, spec: MountSpec) -> list[str]:
         """Be as this specification of the same mount says, as far as that is possible while it is mounted.
 
         The names of the fields of MountSpec that only a next server can change. Credentials change at once.
         """
-        ...
 
     def discard(self, path: str) -> int:
         """Drop what could not be stored of a file that nobody has open; how many versions of it there were."""
-        ...
 
     def flush_all(self) -> list[str]:
         """Put everything into the storage; one line for each file that is not there, none when all are."""
-        ...
 
 
-class Builder(Protocol):
-    """Makes the store of a mount."""
+def load_builder(name: str) -> Callable[..., MountedStore]:
+    """`module:function`, which makes the store of a mount: build(spec, resumed=...). Its errors: DatastoreError.
 
-    def __call__(self, spec: MountSpec, *, resumed: bool) -> MountedStore:
-        """resumed: the kernel already knows nodes of an earlier server. Errors: DatastoreError."""
-        ...
-
-
-def load_builder(name: str) -> Builder:
-    """`module:function`."""
+    resumed: the kernel already knows nodes of an earlier server.
+    """
     module, _, function = name.partition(":")
-    builder: Builder = getattr(importlib.import_module(module), function)
-    return builder
+    build: Callable[..., MountedStore] = getattr(importlib.import_module(module), function)
+    return build
 
 
 class Server:
@@ -145,12 +134,12 @@ class Server:
         signal.signal(signal.SIGUSR2, lambda *_: self._events.put("leave"))
         self._control.start(
             {
-                "status": Operation(run=self._status, deadline_s=STATUS_TIMEOUT_S),
-                "flush": Operation(run=self._flush, deadline_s=FLUSH_TIMEOUT_S),
-                "discard": Operation(run=self._discard, deadline_s=STATUS_TIMEOUT_S),
-                "warm": Operation(run=self._warm, deadline_s=WARM_TIMEOUT_S),
-                "settings": Operation(run=self._settings, deadline_s=SETTINGS_TIMEOUT_S),
-                "stop": Operation(run=self._stop, deadline_s=FLUSH_TIMEOUT_S),
+                "status": (self._status, STATUS_TIMEOUT_S),
+                "flush": (self._flush, FLUSH_TIMEOUT_S),
+                "discard": (self._discard, STATUS_TIMEOUT_S),
+                "warm": (self._warm, WARM_TIMEOUT_S),
+                "settings": (self._settings, SETTINGS_TIMEOUT_S),
+                "stop": (self._stop, FLUSH_TIMEOUT_S),
             }
         )
         self._metrics.start(lambda: self._status({}, lambda _: None))

@@ -15,7 +15,7 @@ import pytest
 from datastore.api.mountspec import MountSpec
 from datastore.api.source import S3Location
 from datastore.errors import ServerFault
-from datastore.fuse.ops import Held, Ino
+from datastore.fuse.ops import Held, Ino, Notifier
 from datastore.fuse.store.base import Capabilities, WriteOptions
 from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.vfs.build import build_filesystem
@@ -56,8 +56,8 @@ def dies_at(n: int) -> Plan:
     return plan
 
 
-class Kernel:
-    """Implements Notifier: what the kernel was told to forget."""
+class Kernel(Notifier):
+    """What the kernel was told to forget."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[Ino, bytes]] = []
@@ -67,10 +67,7 @@ class Kernel:
     def inval_entry(self, parent: Ino, name: bytes) -> None:
         self.entries.append((parent, name))
 
-    def is_local(self, ino: Ino) -> bool | None:
-        return None
-
-    def inval_inode(self, ino: Ino, offset: int = 0, length: int = 0) -> None:
+    def inval_inode(self, ino: Ino, offset: int = 0) -> None:
         self.inodes.append((ino, offset))
 
     def release(self, held: Sequence[Held]) -> None:

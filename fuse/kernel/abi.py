@@ -1,4 +1,4 @@
-"""The FUSE kernel protocol: numbers and structure layouts of linux/fuse.h, minors 7.23 to 7.45.
+"""The FUSE kernel protocol: numbers and structure layouts of linux/fuse.h, up to minor 7.45.
 
 Pure. Each layout names its structure and fields in order; sizes are the header's own. All integers are little-endian,
 which is native on every machine we support (x86-64, arm64).
@@ -7,12 +7,6 @@ which is native on every machine we support (x86-64, arm64).
 from __future__ import annotations
 
 from struct import Struct
-
-MAJOR = 7
-MINOR = 45
-MINOR_DROPS_PAGES = 45  # Linux 6.18, where this is tested; some earlier ones do it, too
-MINOR_OLDEST = 23  # first with the 64-byte init_out and ctime in setattr_in (Linux 3.15)
-PAGE_SIZE = 4096
 
 # -- opcodes (enum fuse_opcode)
 LOOKUP = 1
@@ -65,35 +59,26 @@ REMOVEMAPPING = 49
 SYNCFS = 50
 TMPFILE = 51
 STATX = 52
+_NAMES = {number: name for name, number in globals().items() if isinstance(number, int)}
 OPCODE_LIMIT = 64
 """One more than any opcode we look up; larger ones are unknown."""
 
 
-# fmt: off
-OPCODE_NAMES = (
-    "LOOKUP", "FORGET", "GETATTR", "SETATTR", "READLINK", "SYMLINK", "7", "MKNOD", "MKDIR", "UNLINK", "RMDIR",
-    "RENAME", "LINK", "OPEN", "READ", "WRITE", "STATFS", "RELEASE", "19", "FSYNC", "SETXATTR", "GETXATTR",
-    "LISTXATTR", "REMOVEXATTR", "FLUSH", "INIT", "OPENDIR", "READDIR", "RELEASEDIR", "FSYNCDIR", "GETLK", "SETLK",
-    "SETLKW", "ACCESS", "CREATE", "INTERRUPT", "BMAP", "DESTROY", "IOCTL", "POLL", "NOTIFY_REPLY", "BATCH_FORGET",
-    "FALLOCATE", "READDIRPLUS", "RENAME2", "LSEEK", "COPY_FILE_RANGE", "SETUPMAPPING", "REMOVEMAPPING", "SYNCFS",
-    "TMPFILE", "STATX",
-)
-# fmt: on
-"""Names by opcode - 1, for logs and counters."""
-
-
 def opcode_name(opcode: int) -> str:
     """For people; the number itself when it has no name."""
-    return OPCODE_NAMES[opcode - 1] if 1 <= opcode <= len(OPCODE_NAMES) else str(opcode)
+    return _NAMES.get(opcode, str(opcode))
 
+
+MAJOR = 7
+MINOR = 45
+MINOR_DROPS_PAGES = 45  # Linux 6.18, where this is tested; some earlier ones do it, too
+PAGE_SIZE = 4096
 
 # -- INIT flags (bits 32 and up travel in flags2)
+_BEFORE = set(globals())
 ASYNC_READ = 1 << 0
 ATOMIC_O_TRUNC = 1 << 3
-EXPORT_SUPPORT = 1 << 4
 BIG_WRITES = 1 << 5
-DONT_MASK = 1 << 6
-AUTO_INVAL_DATA = 1 << 12
 DO_READDIRPLUS = 1 << 13
 READDIRPLUS_AUTO = 1 << 14
 ASYNC_DIO = 1 << 15
@@ -101,30 +86,15 @@ WRITEBACK_CACHE = 1 << 16
 PARALLEL_DIROPS = 1 << 18
 ABORT_ERROR = 1 << 21
 MAX_PAGES = 1 << 22
-CACHE_SYMLINKS = 1 << 23
-EXPLICIT_INVAL_DATA = 1 << 25
 HANDLE_KILLPRIV_V2 = 1 << 28
 INIT_EXT = 1 << 30
 HAS_EXPIRE_ONLY = 1 << 35
 PASSTHROUGH = 1 << 37
 HAS_RESEND = 1 << 39
-
 FEATURE_NAMES = {
-    ASYNC_READ: "async_read",
-    ATOMIC_O_TRUNC: "atomic_o_trunc",
-    BIG_WRITES: "big_writes",
-    DO_READDIRPLUS: "readdirplus",
-    READDIRPLUS_AUTO: "readdirplus_auto",
-    ASYNC_DIO: "async_dio",
-    PARALLEL_DIROPS: "parallel_dirops",
-    ABORT_ERROR: "abort_error",
-    MAX_PAGES: "max_pages",
-    CACHE_SYMLINKS: "cache_symlinks",
-    HANDLE_KILLPRIV_V2: "handle_killpriv_v2",
-    INIT_EXT: "init_ext",
-    HAS_EXPIRE_ONLY: "expire_only",
-    PASSTHROUGH: "passthrough",
-    HAS_RESEND: "resend",
+    bit: name.lower().removeprefix("has_").removeprefix("do_")
+    for name, bit in globals().items()
+    if isinstance(bit, int) and name not in _BEFORE
 }
 
 # -- flags of single requests and replies

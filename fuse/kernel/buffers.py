@@ -31,13 +31,10 @@ class Buffers:
         if self._idle:
             return self._idle.pop()  # the last first: few requests at once need few buffers
         self._unmade -= 1
-        return self._made()
+        memory = mmap.mmap(-1, self._size)
+        memory[:: abi.PAGE_SIZE] = bytes(-(-self._size // abi.PAGE_SIZE))
+        return memoryview(memory)
 
     def give_back(self, buffer: memoryview) -> None:
         """Its request has been answered."""
         self._idle.append(buffer)
-
-    def _made(self) -> memoryview:
-        memory = mmap.mmap(-1, self._size)
-        memory[:: abi.PAGE_SIZE] = bytes(-(-self._size // abi.PAGE_SIZE))
-        return memoryview(memory)

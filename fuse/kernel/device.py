@@ -6,7 +6,6 @@ Sources: mount(2), umount2(2), fusermount3(1); the _FUSE_COMMFD hand-over is lib
 
 from __future__ import annotations
 
-import array
 import ctypes
 import errno
 import os
@@ -16,6 +15,7 @@ import stat
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,7 @@ BUSY_RETRY_S, BUSY_POLL_S = 2.0, 0.1
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_BIND = 1, 2, 4, 4096
 MNT_DETACH, UMOUNT_NOFOLLOW = 2, 8
 MAX_READ = 1 << 20
+_LIBC = ctypes.CDLL(None, use_errno=True)
 READ_AHEAD_KB = 1024  # measured best of 128, 1024, 4096 for one sequential reader (docs/decisions)
 
 
@@ -43,7 +44,6 @@ class MountOptions:
     name: str
     read_only: bool = False
     allow_other: bool = False
-    nonempty: bool = False
 
 
 def canonical(mountpoint: str) -> str:
@@ -67,7 +67,7 @@ def check_mountpoint(options: MountOptions) -> None:
         raise MountFailed(f"{place} does not exist; create the directory first") from None
     except OSError as error:
         raise MountFailed(f"can't look into {place}: {error.strerror}") from error
-    if entries and not options.nonempty:
+    if entries:
         raise MountFailed(f"{place} is not empty; its files would be hidden. Choose an empty directory")
     if os.geteuid() and not os.access(place, os.W_OK):
         raise MountFailed(f"{place} is not writable for you; fusermount3 mounts only on a directory you may write to")
@@ -102,16 +102,12 @@ def mount(options: MountOptions) -> int:
     return _mount_as_root(options) if os.geteuid() == 0 else _mount_by_fusermount(options)
 
 
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
-
-
 def _mount_as_root(options: MountOptions) -> int:
     device_fd = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
     flags = MS_NOSUID | MS_NODEV | (MS_RDONLY if options.read_only else 0)
     data = f"fd={device_fd},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions,max_read={MAX_READ}"
     target, source = os.fsencode(options.mountpoint), options.name.encode()
-    if _libc().mount(source, target, f"fuse.{SUBTYPE}".encode(), ctypes.c_ulong(flags), data.encode()):
+    if _LIBC.mount(source, target, f"fuse.{SUBTYPE}".encode(), ctypes.c_ulong(flags), data.encode()):
         number = ctypes.get_errno()
         os.close(device_fd)
         hint = "; the process needs CAP_SYS_ADMIN" if number == errno.EPERM else ""
@@ -121,7 +117,7 @@ def _mount_as_root(options: MountOptions) -> int:
 
 def bind(directory: str, mountpoint: str) -> None:
     """Show what is mounted at `directory` at the mount point too; root only; looks at neither. Errors: MountFailed."""
-    if _libc().mount(os.fsencode(directory), os.fsencode(mountpoint), None, ctypes.c_ulong(MS_BIND), None):
+    if _LIBC.mount(os.fsencode(directory), os.fsencode(mountpoint), None, ctypes.c_ulong(MS_BIND), None):
         number = ctypes.get_errno()
         raise MountFailed(f"the kernel refused to bind {directory} to {mountpoint}: {os.strerror(number)}")
 
@@ -137,7 +133,7 @@ def _mount_by_fusermount(options: MountOptions) -> int:
         finished = _run(
             [program, "-o", ",".join(listed), "--", options.mountpoint],
             pass_fds=(theirs.fileno(),),
-            env={**os.environ, "_FUSE_COMMFD": str(theirs.fileno()), "LC_ALL": "C"},
+            _FUSE_COMMFD=str(theirs.fileno()),
         )
         if finished.returncode:
             raise MountFailed(f"fusermount3 refused to mount at {options.mountpoint}: {_first_line(finished.stderr)}")
@@ -151,10 +147,9 @@ def _quoted(name: str) -> str:
 
 
 def _user_allow_other() -> bool:
-    try:
-        return any(line.strip() == "user_allow_other" for line in FUSE_CONF.read_text().splitlines())
-    except OSError:
-        return False
+    with suppress(OSError):
+        return "user_allow_other" in map(str.strip, FUSE_CONF.read_text().splitlines())
+    return False
 
 
 def _fusermount() -> str:
@@ -164,9 +159,7 @@ def _fusermount() -> str:
     return program
 
 
-def _run(
-    command: list[str], *, pass_fds: tuple[int, ...] = (), env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
+def _run(command: list[str], pass_fds: tuple[int, ...] = (), **more: str) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
             command,
@@ -176,7 +169,7 @@ def _run(
             errors="replace",
             timeout=FUSERMOUNT_TIMEOUT_S,
             pass_fds=pass_fds,
-            env=env,
+            env={**os.environ, "LC_ALL": "C", **more},
             check=False,
         )
     except subprocess.TimeoutExpired:
@@ -189,14 +182,11 @@ def _first_line(text: str) -> str:
 
 def _received_fd(channel: socket.socket) -> int:
     """What the other end sent before it closed, so that this never waits."""
-    descriptors = array.array("i")
-    _, ancillary, _, _ = channel.recvmsg(1, socket.CMSG_SPACE(descriptors.itemsize))
-    for level, kind, content in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            descriptors.frombytes(content[: descriptors.itemsize])
-            os.set_inheritable(descriptors[0], False)
-            return descriptors[0]
-    raise MountFailed("fusermount3 gave no device descriptor")
+    _, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
+    if not descriptors:
+        raise MountFailed("fusermount3 gave no device descriptor")
+    os.set_inheritable(descriptors[0], False)
+    return descriptors[0]
 
 
 class Busy(MountFailed):
@@ -236,7 +226,7 @@ def _unmount(place: str, lazy: bool) -> None:
 
 
 def _unmount_as_root(place: str, flags: int) -> None:
-    if not _libc().umount2(os.fsencode(place), flags | UMOUNT_NOFOLLOW):
+    if not _LIBC.umount2(os.fsencode(place), flags | UMOUNT_NOFOLLOW):
         return
     number = ctypes.get_errno()
     if number == errno.EBUSY:
@@ -246,7 +236,7 @@ def _unmount_as_root(place: str, flags: int) -> None:
 
 
 def _unmount_by(command: list[str], place: str) -> None:
-    finished = _run(command, env={**os.environ, "LC_ALL": "C"})
+    finished = _run(command)
     if finished.returncode and (sys.platform != "linux" or mountinfo.read().at(place)):  # else another was quicker
         reason = _first_line(finished.stderr)
         if "busy" in reason.lower():
@@ -265,13 +255,9 @@ def busy(place: str) -> Busy:
     return _UserNotFound(f"{place} is busy: used by a process of another user")
 
 
-def tune_read_ahead(mountpoint: str, kilobytes: int = READ_AHEAD_KB) -> bool:
-    """Let the kernel read ahead so far; root only. False where not permitted, which costs nothing but speed."""
+def tune_read_ahead(mountpoint: str) -> None:
+    """Let the kernel read ahead so far; where root alone may, it costs nothing but speed."""
     there = mountinfo.read().at(canonical(mountpoint))
-    if there is None:
-        return False
-    try:
-        Path(f"/sys/class/bdi/{there.device}/read_ahead_kb").write_text(str(kilobytes))
-    except OSError:
-        return False
-    return True
+    if there is not None:
+        with suppress(OSError):
+            Path(f"/sys/class/bdi/{there.device}/read_ahead_kb").write_text(str(READ_AHEAD_KB))

@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 PROC = Path("/proc")
 
 
-def _links(process: Path) -> Iterator[Path]:
-    yield process / "cwd"
-    yield process / "root"
-    yield process / "exe"
-    try:
-        yield from (process / "fd").iterdir()
-    except OSError:
-        return  # another user's process, or it has just ended
-
-
 def _uses(process: Path, mountpoint: str) -> bool:
     below = mountpoint.rstrip("/") + "/"
-    for link in _links(process):
-        try:
-            target = os.readlink(link)
-        except OSError:
-            continue
-        if target == mountpoint or target.startswith(below):
-            return True
-    try:
+    links = [process / "cwd", process / "root", process / "exe"]
+    with suppress(OSError):  # another user's process, or it has just ended
+        links += (process / "fd").iterdir()
+    for link in links:
+        with suppress(OSError):
+            if f"{os.readlink(link)}/".startswith(below):
+                return True
+    with suppress(OSError):
         return f" {below}" in (process / "maps").read_text(errors="surrogateescape")
-    except OSError:
-        return False
+    return False
 
 
 def users(mountpoint: str, proc: Path = PROC) -> list[str]:
@@ -39,9 +28,6 @@ def users(mountpoint: str, proc: Path = PROC) -> list[str]:
     found = []
     for process in sorted(proc.glob("[0-9]*"), key=lambda path: int(path.name)):
         if _uses(process, mountpoint):
-            try:
-                command = (process / "comm").read_text(errors="replace").strip()
-            except OSError:
-                continue
-            found.append(f"pid {process.name} ({command})")
+            with suppress(OSError):
+                found.append(f"pid {process.name} ({(process / 'comm').read_text(errors='replace').strip()})")
     return found

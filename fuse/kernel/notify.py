@@ -15,50 +15,34 @@ from collections.abc import Callable, Sequence
 
 from datastore.logs import fields
 
-from ..ops import Held, Ino
+from ..ops import Held, Ino, Notifier
 from . import reply
 
 log = logging.getLogger(__name__)
 
-Key = tuple[int, bytes]
 NAME_LIMIT = 65_536
 """Names waiting; past it the oldest is dropped, and its time to live takes over. Inodes are not dropped, since
 pages have no time to live; there is one slot per inode, so they are bounded by the inodes."""
-
-
 HELD_LIMIT = 65_536
 """Nodes waiting to be given up."""
 PRUNE_MAX = 512
 """Of one notification: as many as the kernel copies at once."""
 
 
-def merge(old: tuple[int, int], new: tuple[int, int]) -> tuple[int, int]:
-    """One (offset, length) that covers both: offset -1 attributes only, length 0 to the end."""
-    if old[0] < 0:
-        return new
-    if new[0] < 0:
-        return old
-    start = min(old[0], new[0])
-    if not old[1] or not new[1]:
-        return start, 0
-    return start, max(old[0] + old[1], new[0] + new[1]) - start
-
-
-class DeviceNotifier:
+class DeviceNotifier(Notifier):
     """The queue and its thread."""
 
     def __init__(self, device_fd: int, is_local: Callable[[Ino], bool | None] = lambda _: None) -> None:
         self._device_fd = device_fd
-        self.is_local = is_local
+        self.is_local = is_local  # type: ignore[method-assign, assignment]
         self._changed = threading.Condition()
-        self._names: OrderedDict[Key, None] = OrderedDict()
-        self._inodes: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        self._names: OrderedDict[tuple[int, bytes], None] = OrderedDict()
+        self._inodes: OrderedDict[int, int] = OrderedDict()
         self._held: deque[Held] = deque(maxlen=HELD_LIMIT)
         self._can_prune = True
         self._stopping = False
         self._expire_only = False
         self._thread: threading.Thread | None = None
-        self.delivered = 0
 
     def inval_entry(self, parent: Ino, name: bytes) -> None:
         """Forget this name."""
@@ -68,11 +52,10 @@ class DeviceNotifier:
                 self._names.popitem(last=False)
             self._changed.notify()
 
-    def inval_inode(self, ino: Ino, offset: int = 0, length: int = 0) -> None:
-        """Drop cached attributes, and pages of the range; ranges of one inode that wait are merged."""
+    def inval_inode(self, ino: Ino, offset: int = 0) -> None:
+        """Drop cached attributes, and pages too if one of those that wait says so."""
         with self._changed:
-            old = self._inodes.get(ino)
-            self._inodes[ino] = (offset, length) if old is None else merge(old, (offset, length))
+            self._inodes[ino] = max(offset, self._inodes.get(ino, -1))
             self._changed.notify()
 
     def release(self, held: Sequence[Held]) -> None:
@@ -102,8 +85,7 @@ class DeviceNotifier:
             if self._stopping:
                 return None
             if self._inodes:
-                ino, (offset, length) = self._inodes.popitem(last=False)
-                return reply.inval_inode(ino, offset, length)
+                return reply.inval_inode(*self._inodes.popitem(last=False))
             if not self._names:
                 return self._prune()
             (parent, name), _ = self._names.popitem(last=False)
@@ -118,14 +100,13 @@ class DeviceNotifier:
         while not one.name and self._held:
             one = self._held.popleft()
         if not one.name:
-            return reply.inval_inode(one.ino, -1, 0)
+            return reply.inval_inode(one.ino, -1)
         return reply.inval_entry(one.parent, one.name, expire_only=False)
 
     def _deliver(self) -> None:
         while (frame := self._next()) is not None:
             try:
                 os.write(self._device_fd, frame)
-                self.delivered += 1
             except FileNotFoundError:
                 pass  # ENOENT: the kernel does not know this inode or name, which is what we want
             except OSError as error:

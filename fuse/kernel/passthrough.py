@@ -110,10 +110,9 @@ class OpenModes:
         if local_fd < 0 or self._unknown:
             return 0
         # bytearray: with immutable bytes fcntl.ioctl gives the bytes back and not the id
+        wanted = bytearray(abi.BACKING_MAP.pack(local_fd, 0, 0))
         try:
-            return int(
-                fcntl.ioctl(self._device_fd, abi.IOC_BACKING_OPEN, bytearray(abi.BACKING_MAP.pack(local_fd, 0, 0)))
-            )
+            return int(fcntl.ioctl(self._device_fd, abi.IOC_BACKING_OPEN, wanted))
         except OSError as error:
             self.refusal = os.strerror(error.errno or 0)
             return 0  # EPERM without CAP_SYS_ADMIN, ELOOP on a stacked file system: read through us instead

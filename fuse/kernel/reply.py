@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from ..ops import Attr, AttrReply, DirEntry, Entry, StatFs
+from ..ops import Attr, AttrReply, DirEntry, Entry, OpenDirReply, StatFs
 from . import abi
 
 Body = bytes | bytearray | memoryview
@@ -31,7 +31,7 @@ def error(unique: int, number: int) -> bytes:
     return abi.OUT_HEADER.pack(16, -number, unique)
 
 
-def empty(unique: int) -> bytes:
+def empty(unique: int, _result: None = None) -> bytes:
     """Success with nothing to say."""
     return abi.OUT_HEADER.pack(16, 0, unique)
 
@@ -61,12 +61,12 @@ def entry(unique: int, found: Entry) -> bytes:
 
 
 def _entry_fields(found: Entry) -> tuple[int, ...]:
-    attr, entry_ttl_s, attr_ttl_s, generation = found
+    attr, entry_ttl_s, attr_ttl_s = found
     es, en = _ttl(entry_ttl_s)
     if attr is None:
         return (0, 0, es, 0, en, 0, *_NO_ATTR)
     seconds, ns = (es, en) if attr_ttl_s == entry_ttl_s else _ttl(attr_ttl_s)
-    return (attr[0], generation, es, seconds, en, ns, *_attr_fields(attr))
+    return (attr[0], 0, es, seconds, en, ns, *_attr_fields(attr))
 
 
 def attributes(unique: int, answer: AttrReply) -> bytes:
@@ -76,8 +76,14 @@ def attributes(unique: int, answer: AttrReply) -> bytes:
 
 
 def opened(unique: int, fh: int, flags: int, backing_id: int) -> bytes:
-    """OPEN, OPENDIR."""
+    """OPEN."""
     return abi.OPEN_REPLY.pack(32, 0, unique, fh, flags, backing_id)
+
+
+def opened_directory(unique: int, result: OpenDirReply) -> bytes:
+    """OPENDIR."""
+    flags = (abi.FOPEN_CACHE_DIR if result.cache else 0) | (abi.FOPEN_KEEP_CACHE if result.keep else 0)
+    return opened(unique, result.fh, flags, 0)
 
 
 def created(unique: int, found: Entry, fh: int, flags: int, backing_id: int) -> bytes:
@@ -93,20 +99,8 @@ def written(unique: int, count: int) -> bytes:
 
 def statfs(unique: int, s: StatFs) -> bytes:
     """STATFS; every free block is available to everyone."""
-    return abi.STATFS_REPLY.pack(
-        96,
-        0,
-        unique,
-        s.blocks,
-        s.blocks_free,
-        s.blocks_free,
-        s.files,
-        s.files_free,
-        s.block_size,
-        s.name_max,
-        s.block_size,
-        0,
-    )
+    blocks, free, files, files_free, size, name_max = s
+    return abi.STATFS_REPLY.pack(96, 0, unique, blocks, free, free, files, files_free, size, name_max, size, 0)
 
 
 def xattr_size(unique: int, size: int) -> bytes:
@@ -137,15 +131,12 @@ class Budget:
         return True
 
 
-def _dirent(line: DirEntry) -> bytes:
-    name = line.name
-    packed = abi.DIRENT.pack(line.ino, line.offset, len(name), line.mode >> 12 & 15) + name
-    return packed + bytes(-len(packed) & 7)
-
-
 def directory(unique: int, lines: Sequence[DirEntry]) -> list[Body]:
     """READDIR."""
-    return body(unique, b"".join([_dirent(line) for line in lines]))
+    parts: list[bytes] = []
+    for name, ino, mode, cursor, _ in lines:
+        parts += (abi.DIRENT.pack(ino, cursor, len(name), mode >> 12 & 15), name, _PADDING[-len(name) & 7])
+    return body(unique, b"".join(parts))
 
 
 def directory_plus(unique: int, lines: Sequence[DirEntry]) -> list[Body]:
@@ -158,9 +149,9 @@ def directory_plus(unique: int, lines: Sequence[DirEntry]) -> list[Body]:
     return body(unique, b"".join(parts))
 
 
-def inval_inode(ino: int, offset: int, length: int) -> bytes:
-    """Notification: drop attributes and the pages of a range (fuse_notify_inval_inode_out)."""
-    return abi.INVAL_INODE.pack(40, abi.NOTIFY_INVAL_INODE, 0, ino, offset, length)
+def inval_inode(ino: int, offset: int) -> bytes:
+    """Notification: drop attributes, and the pages unless offset is -1 (fuse_notify_inval_inode_out)."""
+    return abi.INVAL_INODE.pack(40, abi.NOTIFY_INVAL_INODE, 0, ino, offset, 0)
 
 
 def inval_entry(parent: int, name: bytes, *, expire_only: bool) -> bytes:

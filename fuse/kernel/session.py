@@ -17,8 +17,10 @@ import logging
 import os
 import stat
 import time
+import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -30,10 +32,10 @@ from ..errnos import errno_of
 from ..ops import Filesystem, FSError, Ino
 from . import abi, reply, wire
 from .buffers import Buffers
-from .dispatch import EXCLUSIVE, ORDERED, Header, Operations, call_again, inodes_of
+from .dispatch import EXCLUSIVE, ORDERED, Header, Serving, call_again, inodes_of, operations
 from .followups import FollowUps
 from .interrupts import is_ended
-from .negotiate import Negotiated, Wanted, init_reply, negotiate, version_reply
+from .negotiate import MAX_WRITE, Negotiated, init_reply, negotiate
 from .notify import DeviceNotifier
 from .passthrough import OpenModes
 from .reply import Frame
@@ -55,13 +57,13 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """unanswered: requests that are under way at once, then reading pauses.
+    """max_write: bytes of the largest READ and WRITE. unanswered: requests under way at once; then reading pauses.
 
     buffers: WRITE requests that may hold their bytes at once, 1 MiB each at most; then reading pauses.
     drain_s: seconds for running requests to end after the unmount.
     """
 
-    wanted: Wanted = field(default_factory=Wanted)
+    max_write: int = MAX_WRITE
     unanswered: int = 1024
     buffers: int = 64
     drain_s: float = 30.0
@@ -89,15 +91,14 @@ class Session:
         self._fs = filesystem
         self._loop = filesystem.loop
         self._settings = settings
-        self._resumed = negotiated
         self._ready = ready
         self.negotiated = negotiated
         self.counts = [0] * abi.OPCODE_LIMIT
         self.traffic = Traffic()
         self.modes = OpenModes(device_fd, opens_fd)
         self.notifier = DeviceNotifier(device_fd, self.modes.is_local)
-        self._operations = Operations(filesystem, self.modes).table()
-        self._take: Callable[[int], None] = self._request
+        self._operations = operations(filesystem, self.modes)
+        self._take: Callable[[Header], None] = self._handshake if negotiated is None else self._request
         self._follow_ups = FollowUps()
         self._unanswered: dict[int, Request] = {}
         """Those that did not end at once and that somebody waits for, by their numbers."""
@@ -109,7 +110,7 @@ class Session:
         """It will be looked whether callers have ended."""
         self._reported: set[str] = set()
         self._limiter = Limiter()
-        size = settings.wanted.max_write + 2 * abi.PAGE_SIZE  # payload and its header, page-aligned as libfuse has it
+        size = settings.max_write + 2 * abi.PAGE_SIZE  # payload and its header, page-aligned as libfuse has it
         self._buffers = Buffers(settings.buffers, size)
         self._view, self._has_view = self._buffers.take(), True
         self._reading = False
@@ -132,9 +133,9 @@ class Session:
                 os.set_blocking(self._fd, False)
             try:
                 self._read_on()
-                if self._resumed is not None:
-                    self._settled(self._resumed)
-                    if self._resumed.has(abi.HAS_RESEND):
+                if self.negotiated is not None:
+                    self._settled(self.negotiated)
+                    if self.negotiated.has(abi.HAS_RESEND):
                         os.write(self._fd, reply.resend())
                 while self._end is None:
                     self._loop.turn()
@@ -165,10 +166,9 @@ class Session:
             time.sleep(0.005)
         return not self._unanswered
 
-    def _leave_alone(self, length: int) -> None:
-        header = self._header(length)
-        if header is not None and header[1] in (abi.FORGET, abi.BATCH_FORGET):  # these are sent once
-            self._special(header, length - header[7] * 8)
+    def _leave_alone(self, header: Header) -> None:
+        if header[1] in (abi.FORGET, abi.BATCH_FORGET):  # these are sent once
+            self._special(header)
 
     def _came(self) -> None:
         """There is a request to be read. One at a time: others that are ready have their turn in between."""
@@ -182,10 +182,8 @@ class Session:
             return
         if not length:
             self._end = End.CLOSED
-        elif self.negotiated is None:
-            self._handshake(length)
-        else:
-            self._take(length)
+        elif (header := self._header(length)) is not None:
+            self._take(header)
 
     def _read_on(self) -> None:
         """Read while there are memory and a place for one more request; else the kernel waits, too."""
@@ -198,20 +196,18 @@ class Session:
             self._loop.unwatch(self._fd)
         self._reading = room
 
-    def _handshake(self, length: int) -> None:
-        header = self._header(length)
-        if header is None:
-            return
-        offer = wire.init(self._view, length) if header[1] == abi.INIT else wire.MALFORMED
-        if isinstance(offer, wire.Malformed):
+    def _handshake(self, header: Header) -> None:
+        try:
+            if header[1] != abi.INIT:
+                raise ValueError("the first request is no INIT")
+            offer = wire.init(self._view[abi.HEADER_SIZE : header[0]])
+        except wire.NOT_A_REQUEST:
             self._send(header, reply.error(header[2], errno.EIO))
-        elif offer.major > abi.MAJOR:
-            self._send(header, version_reply(header[2]))
-        else:
-            wanted = self._settings.wanted
-            settled = negotiate(offer, wanted)
-            self._send(header, init_reply(header[2], settled, wanted))
-            self._settled(settled)
+            return
+        settled = negotiate(offer, self._settings.max_write)
+        self._send(header, init_reply(header[2], settled))
+        self._take = self._request
+        self._settled(settled)
 
     def _settled(self, settled: Negotiated) -> None:
         self.negotiated = settled
@@ -231,10 +227,7 @@ class Session:
             self._send(header, reply.error(header[2], errno.EINVAL))
         return None
 
-    def _request(self, length: int) -> None:
-        header = self._header(length)
-        if header is None:
-            return
+    def _request(self, header: Header) -> None:
         opcode = header[1]
         if opcode >= abi.OPCODE_LIMIT:
             self._send(header, reply.error(header[2], errno.ENOSYS))
@@ -242,12 +235,12 @@ class Session:
         self.counts[opcode] += 1
         began_ns = time.monotonic_ns()
         operation = self._operations[opcode]
-        end = length - header[7] * 8  # extensions stand last; none is asked for
         if operation is None:
-            self._special(header, end)
+            self._special(header)
             return
-        args = operation.decode(self._view, end)
-        if args is wire.MALFORMED:
+        try:
+            args = operation.decode(self._view[abi.HEADER_SIZE : header[0] - header[7] * 8])  # extensions stand last
+        except wire.NOT_A_REQUEST:
             self._send(header, reply.error(header[2], errno.EINVAL))
             return
         if header[2] & abi.UNIQUE_RESEND:
@@ -302,23 +295,21 @@ class Session:
             request.begun = True
             request.step()
 
-    def _special(self, header: Header, end: int) -> None:
+    def _special(self, header: Header) -> None:
         """What is not answered, and what is not supported."""
-        opcode = header[1]
-        if opcode == abi.FORGET:
-            nlookup = wire.forget(self._view, end)
-            if not isinstance(nlookup, wire.Malformed):
-                self._forget(header[3], nlookup)
-        elif opcode == abi.BATCH_FORGET:
-            pairs = wire.batch_forget(self._view, end)
-            for ino, nlookup in () if isinstance(pairs, wire.Malformed) else pairs:
-                self._forget(ino, nlookup)
-        elif opcode == abi.INTERRUPT:
-            self._interrupt(header, wire.interrupt(self._view, end))
-        elif opcode == abi.DESTROY:
-            self._send(header, reply.empty(header[2]))
-        elif opcode != abi.NOTIFY_REPLY:
-            self._send(header, reply.error(header[2], errno.ENOSYS))
+        opcode, body = header[1], self._view[abi.HEADER_SIZE : header[0] - header[7] * 8]
+        with suppress(*wire.NOT_A_REQUEST):
+            if opcode == abi.FORGET:
+                self._forget(header[3], wire.forget(body))
+            elif opcode == abi.BATCH_FORGET:
+                for ino, nlookup in wire.batch_forget(body):
+                    self._forget(ino, nlookup)
+            elif opcode == abi.INTERRUPT:
+                self._interrupt(header, wire.interrupt(body))
+            elif opcode == abi.DESTROY:
+                self._send(header, reply.empty(header[2]))
+            elif opcode != abi.NOTIFY_REPLY:
+                self._send(header, reply.error(header[2], errno.ENOSYS))
 
     def _forget(self, ino: int, nlookup: int) -> None:
         try:
@@ -326,9 +317,9 @@ class Session:
         except Exception as error:
             self._report(error)
 
-    def _interrupt(self, header: Header, unique: int | wire.Malformed) -> None:
+    def _interrupt(self, header: Header, unique: int) -> None:
         """Let go a caller that waits. A request we don't know has been answered; its INTERRUPT needs no answer."""
-        request = None if isinstance(unique, wire.Malformed) else self._unanswered.get(unique)
+        request = self._unanswered.get(unique)
         if request is not None and is_ended(header[6] or request.header[6]) is not False:
             self._let_go(request)
 
@@ -369,7 +360,10 @@ class Session:
         frame: Frame = b""
         if error is None:
             try:
-                frame = operation.encode(header, request.args, result)
+                if operation.explain is None:
+                    frame = operation.encode(header[2], result)
+                else:
+                    frame = operation.explain(header, request.args, result)
             except Exception as defect:
                 error = defect
         if error is not None:
@@ -379,7 +373,7 @@ class Session:
             self.modes.released(header[3])
         self.traffic.answered(header, request.began_ns, frame)
         if not sent and error is None and operation.undo is not None:
-            self._undo(request, result)
+            self._undo(operation.undo, request.header, result)
         if request.waits:
             self._waits_no_more(request)
 
@@ -399,10 +393,9 @@ class Session:
                 self._report(error)
         return True
 
-    def _undo(self, request: Request, result: Any) -> None:
-        assert request.operation.undo is not None  # who calls this has looked
+    def _undo(self, undo: Callable[[Header, Any], Serving | None], header: Header, result: Any) -> None:
         try:
-            rest = request.operation.undo(request.header, request.args, result)
+            rest = undo(header, result)
         except Exception as error:
             self._report(error)
             return
@@ -434,10 +427,8 @@ class Session:
 
     def _report(self, error: BaseException) -> None:
         """A defect of ours: once with its traceback."""
-        where = error.__traceback__
-        while where is not None and where.tb_next is not None:
-            where = where.tb_next
-        key = f"{type(error).__name__} {where.tb_frame.f_code.co_filename}:{where.tb_lineno}" if where else repr(error)
+        where = traceback.extract_tb(error.__traceback__)[-1:]
+        key = f"{type(error).__name__} {where}" if where else repr(error)
         if key not in self._reported:
             self._reported.add(key)
             log.error("an unexpected error was answered with EIO", exc_info=error)

@@ -15,22 +15,20 @@ from datastore.histogram import Histogram, quantile_s
 from . import abi
 from .dispatch import Header
 from .reply import Frame
-from .wire import WRITE_BODY
 
-_CLASSES = {
-    "stat": (abi.LOOKUP, abi.GETATTR, abi.READLINK, abi.STATFS, abi.GETXATTR, abi.LISTXATTR, abi.ACCESS, abi.STATX),
-    "open": (abi.OPEN, abi.CREATE, abi.OPENDIR, abi.TMPFILE),
+_CLASSES = {  # every operation of dispatch.py
+    "stat": (abi.LOOKUP, abi.GETATTR, abi.READLINK, abi.STATFS, abi.GETXATTR, abi.LISTXATTR),
+    "open": (abi.OPEN, abi.CREATE, abi.OPENDIR),
     "read": (abi.READ, abi.LSEEK),
-    "write": (abi.WRITE, abi.FALLOCATE, abi.COPY_FILE_RANGE),
+    "write": (abi.WRITE, abi.FALLOCATE),
     "list": (abi.READDIR, abi.READDIRPLUS),
     "close": (abi.FLUSH, abi.RELEASE, abi.RELEASEDIR),
-    "sync": (abi.FSYNC, abi.FSYNCDIR, abi.SYNCFS),
+    "sync": (abi.FSYNC,),
     "change": (
         *(abi.SETATTR, abi.SYMLINK, abi.MKNOD, abi.MKDIR, abi.UNLINK, abi.RMDIR, abi.RENAME, abi.RENAME2, abi.LINK),
         *(abi.SETXATTR, abi.REMOVEXATTR),
     ),
 }
-_OTHER = "other"
 _REFUSAL_BYTES = 16
 """An answer that is a header alone carries an errno."""
 
@@ -39,11 +37,8 @@ class Traffic:
     """One session's. Bytes that the kernel moves by itself (its page cache, passthrough) are not seen here."""
 
     def __init__(self) -> None:
-        self._by_class = {name: Histogram() for name in (*_CLASSES, _OTHER)}
-        self._by_opcode = [self._by_class[_OTHER]] * abi.OPCODE_LIMIT
-        for name, opcodes in _CLASSES.items():
-            for opcode in opcodes:
-                self._by_opcode[opcode] = self._by_class[name]
+        self._by_class = {name: Histogram() for name in _CLASSES}
+        self._by_opcode = {opcode: self._by_class[name] for name, opcodes in _CLASSES.items() for opcode in opcodes}
         self._read_bytes = self._written_bytes = 0
         self._errors: Counter[int] = Counter()
 
@@ -55,7 +50,7 @@ class Traffic:
             if not isinstance(frame, bytes):
                 self._read_bytes += len(frame[1])
         elif opcode == abi.WRITE and len(frame) > _REFUSAL_BYTES:
-            self._written_bytes += header[0] - WRITE_BODY
+            self._written_bytes += header[0] - abi.HEADER_SIZE - abi.WRITE_IN.size
 
     def failed(self, number: int) -> None:
         """A request was answered with an errno because something failed (a missing name is no failure)."""

@@ -1,17 +1,18 @@
-"""Requests of the kernel, decoded. Pure, and total: any bytes give a typed request or MALFORMED, never an exception.
+"""Requests of the kernel, decoded. Pure: any bytes give the arguments of a call, or one of NOT_A_REQUEST is raised.
 
-A decoder gets the whole request (`view`, the 40-byte header included) and where it ends. Frequent requests decode to
-plain tuples, because building a named one costs as much as the rest of the decoding. Names are bytes without NUL and
-'/'. Layouts: abi.py. What the kernel never sends (a name with '/', '.' or '..', an offset beyond loff_t) is MALFORMED
-too, so that a file system is never asked for it.
+A decoder gets what follows the header, and gives what ops.Filesystem takes behind the caller and the inode where that
+is possible: most are plain tuples, because building a named one costs as much as the rest of the decoding. Names are
+bytes without NUL and '/'. Layouts: abi.py. What the kernel never sends (a name with '/', '.' or '..', an offset beyond
+loff_t) is refused too, so that a file system is never asked for it.
 """
 
 from __future__ import annotations
 
+import struct
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from ..ops import NOW, Fh, OpenRequest, SetAttr
+from ..ops import NOW, Fh, Ino, OpenRequest, SetAttr
 from . import abi
 
 SIZE_LIMIT = 16 << 20
@@ -19,26 +20,16 @@ SIZE_LIMIT = 16 << 20
 OFFSET_LIMIT = 1 << 63  # loff_t is signed
 TARGET_LIMIT = 4096  # PATH_MAX, which counts the NUL
 SECOND_NS = 1_000_000_000
-BODY = abi.HEADER_SIZE
-WRITE_BODY = BODY + abi.WRITE_IN.size
 UNNAMEABLE = (b"", b".", b"..")
-NUL, SLASH = b"\0/"
-"""As numbers: looking for one in bytes takes a fifth of the time."""
-
-
-class Malformed:
-    """Not a request that a kernel sends."""
-
-    __slots__ = ()
-
-
-MALFORMED: Final = Malformed()
+SLASH = ord("/")
+"""As a number: looking for one in bytes takes a fifth of the time."""
+NOT_A_REQUEST = (ValueError, struct.error)
+"""What a decoder raises of bytes that no kernel sends; struct.error: they are too few."""
 
 
 class InitRequest(NamedTuple):
-    """What the kernel offers: its version, its read-ahead in bytes, and its feature bits."""
+    """What the kernel offers: its minor version, its read-ahead in bytes, and its feature bits."""
 
-    major: int
     minor: int
     max_readahead: int
     flags: int
@@ -47,18 +38,10 @@ class InitRequest(NamedTuple):
 class RenameRequest(NamedTuple):
     """RENAME and RENAME2."""
 
-    new_parent: int
-    flags: int
     name: bytes
+    new_parent: Ino
     new_name: bytes
-
-
-class MknodRequest(NamedTuple):
-    """MKNOD; the kernel has applied the umask to mode."""
-
-    name: bytes
-    mode: int
-    rdev: int
+    flags: int
 
 
 class CreateRequest(NamedTuple):
@@ -69,67 +52,52 @@ class CreateRequest(NamedTuple):
     request: OpenRequest
 
 
-class FallocateRequest(NamedTuple):
-    """FALLOCATE of [offset, offset + length)."""
-
-    fh: int
-    offset: int
-    length: int
-    mode: int
+def _strings(body: memoryview, count: int) -> list[bytes]:
+    *strings, rest = bytes(body).split(b"\0")
+    if rest or len(strings) != count:
+        raise ValueError("not so many strings, each with a NUL behind it")
+    return strings
 
 
-def _name(view: memoryview, start: int, end: int) -> bytes | Malformed:
-    if end <= start or view[end - 1]:
-        return MALFORMED
-    name = bytes(view[start : end - 1])
-    return MALFORMED if NUL in name or SLASH in name or name in UNNAMEABLE else name
+def _checked(name: bytes) -> bytes:
+    if SLASH in name or name in UNNAMEABLE:
+        raise ValueError("no name")
+    return name
 
 
-def _two_strings(view: memoryview, start: int, end: int) -> tuple[bytes, bytes] | Malformed:
-    if end <= start or view[end - 1]:
-        return MALFORMED
-    parts = bytes(view[start : end - 1]).split(b"\0")
-    if len(parts) != 2 or parts[0] in UNNAMEABLE or b"/" in parts[0]:
-        return MALFORMED
-    return parts[0], parts[1]
-
-
-def nothing(_view: memoryview, _end: int) -> tuple[()]:
+def nothing(_body: memoryview) -> tuple[()]:
     """READLINK, STATFS: the header says it all. OPENDIR too, whose flags we don't need."""
     return ()
 
 
-def name(view: memoryview, end: int) -> bytes | Malformed:
+def name(body: memoryview) -> tuple[bytes]:
     """LOOKUP, UNLINK, RMDIR."""
-    return _name(view, BODY, end)
+    found, rest = bytes(body).split(b"\0")
+    if rest or SLASH in found or found in UNNAMEABLE:
+        raise ValueError("no name")
+    return (found,)
 
 
-def forget(view: memoryview, end: int) -> int | Malformed:
+def forget(body: memoryview) -> int:
     """FORGET: how many lookups to take back."""
-    if end < BODY + 8:
-        return MALFORMED
-    (nlookup,) = abi.FORGET_IN.unpack_from(view, BODY)
+    (nlookup,) = abi.FORGET_IN.unpack_from(body)
     return int(nlookup)
 
 
-def batch_forget(view: memoryview, end: int) -> list[tuple[int, int]] | Malformed:
+def batch_forget(body: memoryview) -> list[tuple[int, int]]:
     """BATCH_FORGET: (ino, nlookup) pairs."""
-    start = BODY + abi.BATCH_FORGET_IN.size
-    if end < start:
-        return MALFORMED
-    count, _ = abi.BATCH_FORGET_IN.unpack_from(view, BODY)
-    stop = start + count * abi.FORGET_ONE.size
-    if end < stop:
-        return MALFORMED
-    return list(abi.FORGET_ONE.iter_unpack(view[start:stop]))
+    count, _ = abi.BATCH_FORGET_IN.unpack_from(body)
+    start = abi.BATCH_FORGET_IN.size
+    pairs = list(abi.FORGET_ONE.iter_unpack(body[start : start + count * abi.FORGET_ONE.size]))
+    if len(pairs) < count:
+        raise ValueError("too few pairs")
+    return pairs
 
 
-def getattr(view: memoryview, end: int) -> int | Malformed:
+def getattr(body: memoryview) -> tuple[Fh]:
     """GETATTR: the file handle, or 0."""
-    if end < BODY + 16:
-        return MALFORMED
-    flags, _, fh = abi.GETATTR_IN.unpack_from(view, BODY)
-    return fh if flags & abi.GETATTR_FH else 0
+    flags, _, fh = abi.GETATTR_IN.unpack_from(body)
+    return (fh if flags & abi.GETATTR_FH else Fh(0),)
 
 
 def _time(valid: int, bit: int, now_bit: int, seconds: int, nanoseconds: int) -> int | None:
@@ -138,13 +106,11 @@ def _time(valid: int, bit: int, now_bit: int, seconds: int, nanoseconds: int) ->
     return NOW if valid & now_bit else seconds * SECOND_NS + nanoseconds
 
 
-def setattr(view: memoryview, end: int) -> tuple[int, SetAttr] | Malformed:
+def setattr(body: memoryview) -> tuple[Fh, SetAttr]:
     """SETATTR: the file handle (or 0) and the changes."""
-    if end < BODY + abi.SETATTR_IN.size:
-        return MALFORMED
-    valid, _, fh, size, _, at, mt, ct, an, mn, cn, mode, _, uid, gid, _ = abi.SETATTR_IN.unpack_from(view, BODY)
+    valid, _, fh, size, _, at, mt, ct, an, mn, cn, mode, _, uid, gid, _ = abi.SETATTR_IN.unpack_from(body)
     if max(an, mn, cn) >= SECOND_NS or size >= OFFSET_LIMIT:
-        return MALFORMED
+        raise ValueError("no time or size")
     changes = SetAttr(
         mode=mode if valid & abi.FATTR_MODE else None,
         uid=uid if valid & abi.FATTR_UID else None,
@@ -155,66 +121,47 @@ def setattr(view: memoryview, end: int) -> tuple[int, SetAttr] | Malformed:
         ctime_ns=_time(valid, abi.FATTR_CTIME, 0, ct, cn),
         kill_suidgid=bool(valid & abi.FATTR_KILL_SUIDGID),
     )
-    return (fh if valid & abi.FATTR_FH else 0), changes
+    return (fh if valid & abi.FATTR_FH else Fh(0)), changes
 
 
-def symlink(view: memoryview, end: int) -> tuple[bytes, bytes] | Malformed:
+def symlink(body: memoryview) -> tuple[bytes, bytes]:
     """SYMLINK: the new name and its target."""
-    both = _two_strings(view, BODY, end)
-    if isinstance(both, Malformed) or not 0 < len(both[1]) < TARGET_LIMIT:
-        return MALFORMED
-    return both
+    new, target = _strings(body, 2)
+    if not 0 < len(target) < TARGET_LIMIT:
+        raise ValueError("no target")
+    return _checked(new), target
 
 
-def mknod(view: memoryview, end: int) -> MknodRequest | Malformed:
-    """MKNOD."""
-    start = BODY + abi.MKNOD_IN.size
-    new = _name(view, start, end)
-    if isinstance(new, Malformed):
-        return MALFORMED
-    mode, rdev, _, _ = abi.MKNOD_IN.unpack_from(view, BODY)
-    return MknodRequest(new, mode, rdev)
+def mknod(body: memoryview) -> tuple[bytes, int, int]:
+    """MKNOD: name, mode, rdev; the kernel has applied the umask to mode."""
+    mode, rdev, _, _ = abi.MKNOD_IN.unpack_from(body)
+    return *name(body[abi.MKNOD_IN.size :]), mode, rdev
 
 
-def mkdir(view: memoryview, end: int) -> tuple[bytes, int] | Malformed:
+def mkdir(body: memoryview) -> tuple[bytes, int]:
     """MKDIR: the name and the mode, to which the kernel has applied the umask."""
-    new = _name(view, BODY + abi.MKDIR_IN.size, end)
-    if isinstance(new, Malformed):
-        return MALFORMED
-    mode, _ = abi.MKDIR_IN.unpack_from(view, BODY)
-    return new, mode
+    mode, _ = abi.MKDIR_IN.unpack_from(body)
+    return *name(body[abi.MKDIR_IN.size :]), mode
 
 
-def _rename(view: memoryview, end: int, start: int, new_parent_flags: tuple[int, int]) -> RenameRequest | Malformed:
-    both = _two_strings(view, start, end)
-    if isinstance(both, Malformed) or both[1] in UNNAMEABLE or b"/" in both[1]:
-        return MALFORMED
-    return RenameRequest(*new_parent_flags, *both)
-
-
-def rename(view: memoryview, end: int) -> RenameRequest | Malformed:
+def rename(body: memoryview) -> RenameRequest:
     """RENAME, the form without flags."""
-    if end < BODY + 8:
-        return MALFORMED
-    (new_parent,) = abi.RENAME_IN.unpack_from(view, BODY)
-    return _rename(view, end, BODY + 8, (new_parent, 0))
+    (new_parent,) = abi.RENAME_IN.unpack_from(body)
+    old, new = _strings(body[abi.RENAME_IN.size :], 2)
+    return RenameRequest(_checked(old), new_parent, _checked(new), 0)
 
 
-def rename2(view: memoryview, end: int) -> RenameRequest | Malformed:
+def rename2(body: memoryview) -> RenameRequest:
     """RENAME2."""
-    if end < BODY + 16:
-        return MALFORMED
-    new_parent, flags, _ = abi.RENAME2_IN.unpack_from(view, BODY)
-    return _rename(view, end, BODY + 16, (new_parent, flags))
+    new_parent, flags, _ = abi.RENAME2_IN.unpack_from(body)
+    old, new = _strings(body[abi.RENAME2_IN.size :], 2)
+    return RenameRequest(_checked(old), new_parent, _checked(new), flags)
 
 
-def link(view: memoryview, end: int) -> tuple[int, bytes] | Malformed:
+def link(body: memoryview) -> tuple[Ino, bytes]:
     """LINK: the inode that gets another name, and that name (its parent is the header's node)."""
-    new = _name(view, BODY + abi.LINK_IN.size, end)
-    if isinstance(new, Malformed):
-        return MALFORMED
-    (ino,) = abi.LINK_IN.unpack_from(view, BODY)
-    return ino, new
+    (ino,) = abi.LINK_IN.unpack_from(body)
+    return ino, *name(body[abi.LINK_IN.size :])
 
 
 @lru_cache(256)
@@ -222,128 +169,101 @@ def _open_request(flags: int, open_flags: int) -> OpenRequest:
     return OpenRequest(flags=flags, kill_suidgid=bool(open_flags & abi.OPEN_KILL_SUIDGID))
 
 
-def open(view: memoryview, end: int) -> OpenRequest | Malformed:
+def open(body: memoryview) -> tuple[OpenRequest]:
     """OPEN."""
-    if end < BODY + abi.OPEN_IN.size:
-        return MALFORMED
-    return _open_request(*abi.OPEN_IN.unpack_from(view, BODY))
+    return (_open_request(*abi.OPEN_IN.unpack_from(body)),)
 
 
-def create(view: memoryview, end: int) -> CreateRequest | Malformed:
+def create(body: memoryview) -> CreateRequest:
     """CREATE."""
-    new = _name(view, BODY + abi.CREATE_IN.size, end)
-    if isinstance(new, Malformed):
-        return MALFORMED
-    flags, mode, _, open_flags = abi.CREATE_IN.unpack_from(view, BODY)
-    return CreateRequest(new, mode, _open_request(flags, open_flags))
+    flags, mode, _, open_flags = abi.CREATE_IN.unpack_from(body)
+    return CreateRequest(*name(body[abi.CREATE_IN.size :]), mode, _open_request(flags, open_flags))
 
 
-def read(view: memoryview, end: int) -> tuple[Fh, int, int] | Malformed:
+def read(body: memoryview) -> tuple[Fh, int, int]:
     """READ, READDIR and READDIRPLUS: (fh, offset, size)."""
-    if end < BODY + abi.READ_IN.size:
-        return MALFORMED
-    fh, offset, size, _, _, _, _ = abi.READ_IN.unpack_from(view, BODY)
-    return MALFORMED if size > SIZE_LIMIT or offset >= OFFSET_LIMIT else (fh, offset, size)
+    fh, offset, size, _, _, _, _ = abi.READ_IN.unpack_from(body)
+    if size > SIZE_LIMIT or offset >= OFFSET_LIMIT:
+        raise ValueError("too much, or too far")
+    return fh, offset, size
 
 
-def write(view: memoryview, end: int) -> tuple[Fh, int, memoryview, bool] | Malformed:
-    """WRITE: (fh, offset, payload, kill_suidgid). The payload is a part of `view`, not a copy."""
-    if end < WRITE_BODY:
-        return MALFORMED
-    fh, offset, size, flags, _, _, _ = abi.WRITE_IN.unpack_from(view, BODY)
-    if WRITE_BODY + size != end or offset + size >= OFFSET_LIMIT:
-        return MALFORMED
-    return fh, offset, view[WRITE_BODY:end], bool(flags & abi.WRITE_KILL_SUIDGID)
+def write(body: memoryview) -> tuple[Fh, int, memoryview, bool]:
+    """WRITE: (fh, offset, payload, kill_suidgid). The payload is a part of `body`, not a copy."""
+    fh, offset, size, flags, _, _, _ = abi.WRITE_IN.unpack_from(body)
+    payload = body[abi.WRITE_IN.size :]
+    if size != len(payload) or offset + size >= OFFSET_LIMIT:
+        raise ValueError("another size, or too far")
+    return fh, offset, payload, bool(flags & abi.WRITE_KILL_SUIDGID)
 
 
-def handle(view: memoryview, end: int) -> Fh | Malformed:
+def handle(body: memoryview) -> tuple[Fh]:
     """RELEASE, RELEASEDIR and FLUSH: the file handle."""
-    if end < BODY + abi.RELEASE_IN.size:
-        return MALFORMED
-    fh: Fh
-    fh, _, _, _ = abi.RELEASE_IN.unpack_from(view, BODY)
-    return fh
+    fh, _, _, _ = abi.RELEASE_IN.unpack_from(body)
+    return (fh,)
 
 
-def fsync(view: memoryview, end: int) -> tuple[int, bool] | Malformed:
+def fsync(body: memoryview) -> tuple[Fh, bool]:
     """FSYNC: (fh, datasync)."""
-    if end < BODY + abi.FSYNC_IN.size:
-        return MALFORMED
-    fh, flags, _ = abi.FSYNC_IN.unpack_from(view, BODY)
+    fh, flags, _ = abi.FSYNC_IN.unpack_from(body)
     return fh, bool(flags & abi.FSYNC_FDATASYNC)
 
 
-def _xattr_name(view: memoryview, start: int, end: int) -> bytes | Malformed:
+def _xattr_name(body: memoryview) -> bytes:
     """An attribute's name, which may hold a '/'."""
-    if end - start < 2 or view[end - 1]:
-        return MALFORMED
-    found = bytes(view[start : end - 1])
-    return MALFORMED if b"\0" in found else found
+    (found,) = _strings(body, 1)
+    if not found:
+        raise ValueError("no name")
+    return found
 
 
-def setxattr(view: memoryview, end: int) -> tuple[bytes, bytes, int] | Malformed:
+def setxattr(body: memoryview) -> tuple[bytes, bytes, int]:
     """SETXATTR: (name, content, flags)."""
-    start = BODY + abi.SETXATTR_IN.size
-    if end < start:
-        return MALFORMED
-    size, flags = abi.SETXATTR_IN.unpack_from(view, BODY)
-    split = end - size
-    attribute = _xattr_name(view, start, split)
-    return MALFORMED if isinstance(attribute, Malformed) else (attribute, bytes(view[split:end]), flags)
+    size, flags = abi.SETXATTR_IN.unpack_from(body)
+    split = max(0, len(body) - size)
+    return _xattr_name(body[abi.SETXATTR_IN.size : split]), bytes(body[split:]), flags
 
 
-def getxattr(view: memoryview, end: int) -> tuple[int, bytes] | Malformed:
+def getxattr(body: memoryview) -> tuple[int, bytes]:
     """GETXATTR: (room, name); room 0 asks how much is needed."""
-    start = BODY + abi.GETXATTR_IN.size
-    attribute = _xattr_name(view, start, end)
-    if isinstance(attribute, Malformed):
-        return MALFORMED
-    size, _ = abi.GETXATTR_IN.unpack_from(view, BODY)
-    return size, attribute
+    size, _ = abi.GETXATTR_IN.unpack_from(body)
+    return size, _xattr_name(body[abi.GETXATTR_IN.size :])
 
 
-def listxattr(view: memoryview, end: int) -> int | Malformed:
+def listxattr(body: memoryview) -> tuple[int]:
     """LISTXATTR: room; 0 asks how much is needed."""
-    if end < BODY + abi.GETXATTR_IN.size:
-        return MALFORMED
-    size, _ = abi.GETXATTR_IN.unpack_from(view, BODY)
-    return int(size)
+    size, _ = abi.GETXATTR_IN.unpack_from(body)
+    return (size,)
 
 
-def removexattr(view: memoryview, end: int) -> bytes | Malformed:
+def removexattr(body: memoryview) -> tuple[bytes]:
     """REMOVEXATTR: the name."""
-    return _xattr_name(view, BODY, end)
+    return (_xattr_name(body),)
 
 
-def init(view: memoryview, end: int) -> InitRequest | Malformed:
+def init(body: memoryview) -> InitRequest:
     """INIT, with or without the second word of flags."""
-    if end < BODY + abi.INIT_IN.size:
-        return MALFORMED
-    major, minor, readahead, flags = abi.INIT_IN.unpack_from(view, BODY)
-    if flags & abi.INIT_EXT and end >= BODY + abi.INIT_IN.size + 4:
-        flags |= abi.INIT_IN_FLAGS2.unpack_from(view, BODY + abi.INIT_IN.size)[0] << 32
-    return InitRequest(major, minor, readahead, flags)
+    _, minor, readahead, flags = abi.INIT_IN.unpack_from(body)
+    if flags & abi.INIT_EXT and len(body) >= abi.INIT_IN.size + 4:
+        flags |= abi.INIT_IN_FLAGS2.unpack_from(body, abi.INIT_IN.size)[0] << 32
+    return InitRequest(minor, readahead, flags)
 
 
-def interrupt(view: memoryview, end: int) -> int | Malformed:
+def interrupt(body: memoryview) -> int:
     """INTERRUPT: `unique` of the request that is no longer wanted."""
-    if end < BODY + abi.INTERRUPT_IN.size:
-        return MALFORMED
-    (unique,) = abi.INTERRUPT_IN.unpack_from(view, BODY)
+    (unique,) = abi.INTERRUPT_IN.unpack_from(body)
     return int(unique)
 
 
-def fallocate(view: memoryview, end: int) -> FallocateRequest | Malformed:
-    """FALLOCATE."""
-    if end < BODY + abi.FALLOCATE_IN.size:
-        return MALFORMED
-    fh, offset, length, mode, _ = abi.FALLOCATE_IN.unpack_from(view, BODY)
-    return MALFORMED if offset + length >= OFFSET_LIMIT else FallocateRequest(fh, offset, length, mode)
+def fallocate(body: memoryview) -> tuple[Fh, int, int, int]:
+    """FALLOCATE: (fh, offset, length, mode)."""
+    fh, offset, length, mode, _ = abi.FALLOCATE_IN.unpack_from(body)
+    if offset + length >= OFFSET_LIMIT:
+        raise ValueError("too far")
+    return fh, offset, length, mode
 
 
-def lseek(view: memoryview, end: int) -> tuple[int, int, int] | Malformed:
+def lseek(body: memoryview) -> tuple[Fh, int, int]:
     """LSEEK: (fh, offset, whence)."""
-    if end < BODY + abi.LSEEK_IN.size:
-        return MALFORMED
-    fh, offset, whence, _ = abi.LSEEK_IN.unpack_from(view, BODY)
+    fh, offset, whence, _ = abi.LSEEK_IN.unpack_from(body)
     return fh, offset, whence

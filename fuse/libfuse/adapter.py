@@ -27,6 +27,7 @@ from datastore.errors import MountFailed
 from datastore.retry import Call, one_call
 
 from ..errnos import errno_of
+from ..kernel.reply import Budget
 from ..ops import (
     NOW,
     ROOT_INO,
@@ -37,7 +38,7 @@ from ..ops import (
     Filesystem,
     FSError,
     Ino,
-    NoNotifier,
+    Notifier,
     OpenReply,
     OpenRequest,
     SetAttr,
@@ -55,33 +56,9 @@ KEPT_LOOKUPS = 10_000
 """Lookups that are not given back yet. Without them the Filesystem would forget each directory after each call."""
 
 
-class Listing:
-    """Room for one batch of names (ops.DirBudget)."""
-
-    def __init__(self) -> None:
-        self._left = LISTING_BYTES
-
-    def take(self, name_length: int) -> bool:
-        """Count as the kernel would, roughly."""
-        self._left -= 32 + name_length
-        return self._left >= 0
-
-
 def _st(attr: Attr) -> dict[str, int]:
-    return {
-        "st_ino": attr.ino,
-        "st_mode": attr.mode,
-        "st_size": attr.size,
-        "st_nlink": attr.nlink,
-        "st_uid": attr.uid,
-        "st_gid": attr.gid,
-        "st_atime": attr.atime_ns,
-        "st_mtime": attr.mtime_ns,
-        "st_ctime": attr.ctime_ns,
-        "st_rdev": attr.rdev,
-        "st_blksize": attr.blksize,
-        "st_blocks": attr.blocks,
-    }
+    told = {f"st_{name.removesuffix('_ns')}": number for name, number in attr._asdict().items()}
+    return {**told, "st_blocks": (attr.size + 511) // 512}
 
 
 def _caller() -> Caller:
@@ -139,9 +116,15 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
         with self._at(head) as parent:
             yield parent, os.fsencode(name)
 
-    def _by_path(self, path: str, method: Callable[[Ino], Coroutine[Any, Any, T]]) -> T:
+    def _by_path(self, path: str, method: Callable[..., Coroutine[Any, Any, T]], *args: object) -> T:
+        """args: what comes behind the inode."""
         with self._at(path) as ino:
-            return self._call(method, ino)
+            return self._call(method, ino, *args)
+
+    def _by_name(self, path: str, method: Callable[..., Coroutine[Any, Any, T]], *args: object) -> T:
+        """args: what comes behind the caller, the directory and the name."""
+        with self._parent(path) as (parent, name):
+            return self._call(method, _caller(), parent, name, *args)
 
     def _made(self, entry: Entry) -> int:
         """An Entry nobody keeps."""
@@ -182,35 +165,30 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
     def getattr(self, path: str | None, fi: Any = None) -> dict[str, int]:
         if fi is not None and fi.fh in self._inodes:
             return _st(self._call(self._fs.getattr, *self._handle(fi)).attr)
-        return _st(self._by_path(path or "/", lambda ino: self._fs.getattr(ino, Fh(0))).attr)
+        return _st(self._by_path(path or "/", self._fs.getattr, Fh(0)).attr)
 
     def readlink(self, path: str) -> str:
         return os.fsdecode(self._by_path(path, self._fs.readlink))
 
     def mknod(self, path: str, mode: int, dev: int) -> int:
-        with self._parent(path) as (parent, name):
-            return self._made(self._call(self._fs.mknod, _caller(), parent, name, mode, dev))
+        return self._made(self._by_name(path, self._fs.mknod, mode, dev))
 
     def mkdir(self, path: str, mode: int) -> int:
-        with self._parent(path) as (parent, name):
-            return self._made(self._call(self._fs.mkdir, _caller(), parent, name, mode))
+        return self._made(self._by_name(path, self._fs.mkdir, mode))
 
     def unlink(self, path: str) -> None:
-        with self._parent(path) as (parent, name):
-            self._call(self._fs.unlink, _caller(), parent, name)
+        self._by_name(path, self._fs.unlink)
 
     def rmdir(self, path: str) -> None:
-        with self._parent(path) as (parent, name):
-            self._call(self._fs.rmdir, _caller(), parent, name)
+        self._by_name(path, self._fs.rmdir)
 
     def symlink(self, target: str, source: str) -> int:
         """mfusepy's names: `target` is the new link, `source` what it holds."""
-        with self._parent(target) as (parent, name):
-            return self._made(self._call(self._fs.symlink, _caller(), parent, name, os.fsencode(source)))
+        return self._made(self._by_name(target, self._fs.symlink, os.fsencode(source)))
 
     def rename(self, old: str, new: str, flags: int = 0) -> None:
-        with self._parent(old) as (parent, name), self._parent(new) as (new_parent, new_name):
-            self._call(self._fs.rename, _caller(), parent, name, new_parent, new_name, flags)
+        with self._parent(new) as (new_parent, new_name):
+            self._by_name(old, self._fs.rename, new_parent, new_name, flags)
 
     def link(self, target: str, source: str) -> int:
         with self._at(source) as ino, self._parent(target) as (parent, name):
@@ -247,7 +225,7 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
         return {**sizes, **free, "f_blocks": s.blocks, "f_files": s.files}
 
     def getxattr(self, path: str, name: str, *_position: int) -> bytes:
-        return self._by_path(path, lambda ino: self._fs.getxattr(ino, os.fsencode(name)))
+        return self._by_path(path, self._fs.getxattr, os.fsencode(name))
 
     def setxattr(self, path: str, name: str, value: bytes, options: int, *_position: int) -> None:
         with self._at(path) as ino:
@@ -272,13 +250,11 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
             return self._opened(ino, self._call(self._fs.open, _caller(), ino, OpenRequest(flags=fi.flags)), fi)
 
     def create(self, path: str, mode: int, fi: Any = None) -> int:
-        with self._parent(path) as (parent, name):
-            request = OpenRequest(flags=fi.flags)
-            entry, reply = self._call(self._fs.create, _caller(), parent, name, mode, request)
-            if entry.attr is None:
-                raise FSError(errno.EIO)
-            self._made(entry)
-            return self._opened(entry.attr.ino, reply, fi)
+        entry, reply = self._by_name(path, self._fs.create, mode, OpenRequest(flags=fi.flags))
+        if entry.attr is None:
+            raise FSError(errno.EIO)
+        self._made(entry)
+        return self._opened(entry.attr.ino, reply, fi)
 
     def read(self, path: str | None, size: int, offset: int, fi: Any) -> bytes:
         return bytes(self._call(self._fs.read, *self._handle(fi), offset, size))
@@ -311,7 +287,7 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
     def readdir_with_offset(self, path: str | None, offset: int, fh: int) -> Iterator[tuple[str, dict[str, int], int]]:
         """All lines from `offset` on; libfuse stops taking them when its buffer is full."""
         ino = self._directories[fh]
-        while lines := self._call(self._fs.readdir, ino, Fh(fh), offset, Listing(), False):
+        while lines := self._call(self._fs.readdir, ino, Fh(fh), offset, Budget(LISTING_BYTES, plus=False), False):
             for line in lines:
                 yield os.fsdecode(line.name), {"st_ino": line.ino, "st_mode": line.mode}, line.offset
             offset = lines[-1].offset
@@ -324,34 +300,28 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
 class Loop(mfusepy.FUSE):  # type: ignore[misc]  # mfusepy ships no types
     """mfusepy's loop drops what libfuse 3 hands over: rename's flags, the open file, UTIME_NOW and UTIME_OMIT."""
 
-    def _path(self, path: bytes | None) -> str | None:
-        return None if path is None else os.fsdecode(path)
-
     def rename_fuse_3(self, old: bytes, new: bytes, flags: int) -> int:
         self.operations.rename(os.fsdecode(old), os.fsdecode(new), flags)
         return 0
 
     def chmod_fuse_3(self, path: bytes | None, mode: int, fip: Any) -> int:
-        self.operations.chmod(self._path(path), mode, _contents(fip))
-        return 0
+        return _done(self.operations.chmod, path, mode, fip=fip)
 
     def chown_fuse_3(self, path: bytes | None, uid: int, gid: int, fip: Any) -> int:
         signed = (ctypes.c_int32(uid).value, ctypes.c_int32(gid).value)
-        self.operations.chown(self._path(path), *signed, _contents(fip))
-        return 0
+        return _done(self.operations.chown, path, *signed, fip=fip)
 
     def truncate_fuse_3(self, path: bytes | None, length: int, fip: Any) -> int:
-        self.operations.truncate(self._path(path), length, _contents(fip))
-        return 0
+        return _done(self.operations.truncate, path, length, fip=fip)
 
     def utimens_fuse_3(self, path: bytes | None, buffer: Any, fip: Any) -> int:
         times = (_time(buffer.contents.actime), _time(buffer.contents.modtime)) if buffer else None
-        self.operations.utimens(self._path(path), times, _contents(fip))
-        return 0
+        return _done(self.operations.utimens, path, times, fip=fip)
 
 
-def _contents(fip: Any) -> Any:
-    return fip.contents if fip else None
+def _done(method: Callable[..., None], path: bytes | None, *args: object, fip: Any) -> int:
+    method(None if path is None else os.fsdecode(path), *args, fip.contents if fip else None)
+    return 0
 
 
 def _time(spec: Any) -> int | None:
@@ -381,7 +351,7 @@ def serve(
 
     turning = threading.Thread(target=turn, name="loop", daemon=True)
     turning.start()
-    loop.call(partial(filesystem.start, NoNotifier()))
+    loop.call(partial(filesystem.start, Notifier()))
     adapter = Adapter(filesystem, ttl_s, ready)
     try:
         Loop(

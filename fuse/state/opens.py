@@ -46,7 +46,13 @@ class OpenTable:
         self._by_ino: defaultdict[int, list[int]] = defaultdict(list)
         self._map = self._mapped(max(_FIRST_SLOTS, path.stat().st_size // _SLOT.size if path.exists() else 0))
         self._free: list[int] = []
-        self._index()
+        for slot, (fh, ino, *_) in enumerate(_SLOT.iter_unpack(self._map[:])):
+            if fh:
+                self._slots[fh] = slot
+                self._by_ino[ino].append(slot)
+            else:
+                self._free.append(slot)
+        self._free.reverse()  # the first ones are taken first
 
     def _mapped(self, slots: int) -> mmap.mmap:
         size = slots * _SLOT.size
@@ -60,15 +66,6 @@ class OpenTable:
             return mmap.mmap(-1, size)
         finally:
             os.close(fd)
-
-    def _index(self) -> None:
-        count = len(self._map) // _SLOT.size
-        for slot, (fh, ino, *_) in enumerate(_SLOT.iter_unpack(self._map[: count * _SLOT.size])):
-            if fh:
-                self._slots[fh] = slot
-                self._by_ino[ino].append(slot)
-        taken = set(self._slots.values())
-        self._free = [slot for slot in range(count - 1, -1, -1) if slot not in taken]
 
     def load(self) -> list[Opened]:
         """All that are open, in the order of their handles."""

@@ -57,9 +57,7 @@ class RemovedFiles:
 
     def load(self) -> list[Removed]:
         """All of them; what was being written when a process died is dropped."""
-        found = []
-        for path in sorted(self._directory.glob("*.json")):
-            found.append(Removed(*json.loads(path.read_text())))
+        found = [Removed(*json.loads(path.read_text())) for path in sorted(self._directory.glob("*.json"))]
         known = {row.ino for row in found}
         for path in self._directory.iterdir():
             if int(path.stem) not in known:

@@ -19,16 +19,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..store.base import UploadId
-from .boots import boot_id
 from .nodelog import NodeRecord
 from .rows import Intent, IntentId, NotedUpload, Subject, Unsent, UploadNote, as_stored, as_text
 from .schema import SCHEMA
 from .youngrows import NAME, YoungRows
 
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _LOCK_TIMEOUT_S = 2.0
 _WAL_BYTES = 4 << 20
 """The write-ahead log's size after a checkpoint, at most; SQLite makes one at every 1000 pages, which is about this."""
-_SUBJECT_OF = "select etag, put_off_ns, replaced, replaced_etag, began_ns, over from subjects where intent=?"
 _END_INTENT = (
     "delete from intents where id=?",
     "delete from moves where intent=?",
@@ -36,6 +35,14 @@ _END_INTENT = (
 )
 _FORGOTTEN_MAX = 64
 """Rows of files that are removed, before they are removed as well."""
+
+
+def boot_id() -> str:
+    """Another one after each start of the kernel, when what was only in memory is gone; '' where nobody tells."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
 
 
 class KnownAttributes(NamedTuple):
@@ -157,15 +164,12 @@ class StateDb:
         else:
             self._young.drop(staging)
 
-    def forget_unsent(self, staging: str) -> None:
-        """The bytes are in the store, or nobody wants them any more. A full disk does not keep it from being so."""
-        self._forget(staging, removed=False)
-
     def forget_removed(self, staging: str) -> None:
         """The same of a file that is removed already: a row without its file counts for nothing, so it may stay."""
-        self._forget(staging, removed=True)
+        self.forget_unsent(staging, removed=True)
 
-    def _forget(self, staging: str, *, removed: bool) -> None:
+    def forget_unsent(self, staging: str, *, removed: bool = False) -> None:
+        """The bytes are in the store, or nobody wants them any more. A full disk does not keep it from being so."""
         with self._lock:
             self._young.drop(staging, removed=removed)
             if staging in self._rows:
@@ -245,11 +249,7 @@ class StateDb:
                 self._connection.execute("insert into moves values(?,?,?,?,?,?)", row)
             if subject is not None:
                 about = (cursor.lastrowid, *subject[:2], as_stored(subject.replaced), *subject[3:])
-                self._connection.execute(
-                    "insert into subjects(intent, etag, put_off_ns, replaced, replaced_etag, began_ns, over)"
-                    " values(?,?,?,?,?,?,?)",
-                    about,
-                )
+                self._connection.execute("insert into subjects values(?,?,?,?,?,?,?)", about)
             return IntentId(cursor.lastrowid)
 
     def put_off(self, intent: IntentId, now_ns: int) -> None:
@@ -261,8 +261,8 @@ class StateDb:
     def subject_of(self, intent: IntentId) -> Subject:
         """What it is about."""
         with self._lock:
-            row = self._connection.execute(_SUBJECT_OF, (intent,)).fetchone()
-        return Subject() if row is None else Subject(*row)._replace(replaced=as_text(row[2]))
+            row = self._connection.execute("select * from subjects where intent=?", (intent,)).fetchone()
+        return Subject() if row is None else Subject(*row[1:])._replace(replaced=as_text(row[3]))
 
     def move_of(self, intent: IntentId) -> NodeRecord | None:
         """Where the node of a rename is to be."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,11 +43,13 @@ class YoungRows:
     def load(self) -> list[Unsent]:
         """What an earlier process left."""
         found: dict[str, Unsent] = {}
-        for line in _lines(self._path.read_bytes()):
-            if isinstance(line, str):
-                found.pop(line, None)
-            elif isinstance(line, dict):
-                with suppress(TypeError):  # a later release may have fields that we don't know, but not fewer
+        whole, _, _ = self._path.read_bytes().rpartition(b"\n")
+        for text in whole.split(b"\n"):
+            with suppress(ValueError, TypeError):  # a later release may have fields that we don't know, but not fewer
+                line = json.loads(text)
+                if isinstance(line, str):
+                    found.pop(line, None)
+                elif isinstance(line, dict):
                     row = Unsent(**{name: value for name, value in line.items() if name in Unsent._fields})
                     found[row.staging] = row
         return list(found.values())
@@ -90,10 +91,3 @@ class YoungRows:
             raise OSError(errno.ENOSPC, "the disk of the state directory is full")
         self._size += written
         self._unsaid = b""
-
-
-def _lines(content: bytes) -> Iterator[object]:
-    whole, _, _ = content.rpartition(b"\n")
-    for line in whole.split(b"\n"):
-        with suppress(ValueError):
-            yield json.loads(line)

@@ -187,10 +187,9 @@ class GlusterSupervisor(Supervisor):
         root_fd, below_fd = os.open(self._hidden, flags), os.open(self.state_dir, flags)
         mounted = _mount_id(root_fd) != _mount_id(below_fd)
         os.close(below_fd)
-        if mounted:
-            return root_fd
-        os.close(root_fd)
-        return -1
+        if not mounted:
+            os.close(root_fd)
+        return root_fd if mounted else -1
 
     def _hide(self) -> None:
         """Take away what is mounted at the place that nobody sees."""
@@ -276,7 +275,7 @@ class GlusterSupervisor(Supervisor):
         return {**super().report(), "serverPid": self._client_pid}
 
     def _attend(self) -> None:
-        operations = {
+        operations: dict[str, Operation] = {
             "status": self._status,
             "flush": self._flush,
             "discard": lambda _request, _progress: {"discarded": 0},
@@ -284,9 +283,7 @@ class GlusterSupervisor(Supervisor):
             "settings": lambda _request, _progress: {"later": []},
             "stop": self._stop,
         }
-        self._control.start(
-            {name: Operation(run=run, deadline_s=CONTROL_TIMEOUT_S) for name, run in operations.items()}
-        )
+        self._control.start({name: (operation, CONTROL_TIMEOUT_S) for name, operation in operations.items()})
         threading.Thread(target=self._look_now_and_then, name="look", daemon=True).start()
 
     def _look_now_and_then(self) -> None:
@@ -295,14 +292,17 @@ class GlusterSupervisor(Supervisor):
         while True:
             looked = _Look(Path(self.spec.mountpoint))
             while not looked.done.wait(LOOK_S):
-                since = since or time.time()
-                self._silent = _silence(since, f"no answer within {LOOK_S:.0f} s")
+                since = self._is_silent(since, f"no answer within {LOOK_S:.0f} s")
             if looked.error:
-                since = since or time.time()
-                self._silent = _silence(since, looked.error)
+                since = self._is_silent(since, looked.error)
             else:
                 since, self._silent = 0.0, None
             time.sleep(LOOK_S)
+
+    def _is_silent(self, since: float, why: str) -> float:
+        since = since or time.time()
+        self._silent = {"since": since, "lastAsked": time.time(), "error": why}
+        return since
 
     def _status(self, _request: Answer, _progress: Progress) -> Answer:
         return {
@@ -347,18 +347,14 @@ class GlusterSupervisor(Supervisor):
         return {"ok": True, "errors": []}
 
     def _log_size(self) -> int:
-        try:
-            return (self.state_dir / CLIENT_LOG).stat().st_size
-        except OSError:
-            return 0
+        log_path = self.state_dir / CLIENT_LOG
+        return log_path.stat().st_size if log_path.exists() else 0
 
     def _said(self, mark: int) -> str:
-        try:
-            with (self.state_dir / CLIENT_LOG).open("rb") as file:
-                file.seek(max(mark, self._log_size() - _TOLD))
-                return file.read(_TOLD).decode(errors="replace")
-        except OSError:
-            return ""
+        with suppress(OSError), (self.state_dir / CLIENT_LOG).open("rb") as file:
+            file.seek(max(mark, self._log_size() - _TOLD))
+            return file.read(_TOLD).decode(errors="replace")
+        return ""
 
 
 class _Look:
@@ -382,10 +378,6 @@ def _mount_id(fd: int) -> str:
     """Of the mount that a descriptor is in, without asking its file system: proc(5), fdinfo."""
     about = Path(f"/proc/self/fdinfo/{fd}").read_text()
     return next(line for line in about.splitlines() if line.startswith("mnt_id:"))
-
-
-def _silence(since: float, why: str) -> dict[str, Any]:
-    return {"since": since, "lastAsked": time.time(), "error": why}
 
 
 def _warm(_request: Answer, _progress: Progress) -> Answer:

@@ -9,18 +9,20 @@ installed now. All waiting is in _wait, where they are taken synchronously; supe
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
 import select
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from socket import socket
 from typing import Any
 
 from datastore import beneath, frames, logs
 from datastore.api.mountspec import MountSpec, from_json
-from datastore.controlclient import SOCKET
+from datastore.controlclient import MOUNT_FILE, SOCKET
 from datastore.errors import DatastoreError, MountFailed, error_named
 from datastore.frames import PeerGone
 from datastore.logs import fields
@@ -29,7 +31,6 @@ from ..kernel import abi, device
 from ..kernel.negotiate import Negotiated
 from ..kernel.passthrough import TABLE_BYTES
 from .guard import Adopted, Guard
-from .mountfile import MountFile
 from .outage import Outage
 from .refusal import Refusal
 from .serverprocess import ServerProcess
@@ -57,10 +58,6 @@ ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 EXIT_ERROR = 1
 
 
-class Interrupted(DatastoreError):
-    """Someone asked for the end while the mount was being made."""
-
-
 class Supervisor:
     """One mount. states: no server -> probed -> mounted -> serving (and again, after a death) -> ended."""
 
@@ -79,7 +76,8 @@ class Supervisor:
         self.outage = Outage(down_limit_s, time.monotonic())
         self.state_dir = Path(spec.state_dir)
         self.log_path = self.state_dir / "mount.log"
-        self.file = MountFile(self.state_dir)
+        self.file_trouble = ""
+        """Why mount.json is older than what was to be written last, such as a full disk; '' when it is not."""
         self.server: ServerProcess | None = None
         self.undead: list[ServerProcess] = []
         """Servers that died, until nothing is left of them."""
@@ -124,8 +122,8 @@ class Supervisor:
             self.opens_fd = os.memfd_create("opens")
             os.ftruncate(self.opens_fd, TABLE_BYTES)
         self._serve()
-        if self.file.trouble:
-            raise MountFailed(f"can't write to the state directory {self.state_dir}: {self.file.trouble}")
+        if self.file_trouble:
+            raise MountFailed(f"can't write to the state directory {self.state_dir}: {self.file_trouble}")
 
     def adopt(self, held: Adopted) -> None:
         """Go on with a mount that another supervisor made; keep() starts its server. Errors: DatastoreError."""
@@ -150,8 +148,8 @@ class Supervisor:
                 log.error(str(error))
         if not device.is_mounted(self.spec.mountpoint):
             beneath.restore(self.spec.mountpoint, self.state_dir / beneath.NOTE_FILE)
-        self.file.remove()
-        (self.state_dir / SOCKET).unlink(missing_ok=True)
+        for name in (MOUNT_FILE, SOCKET):
+            (self.state_dir / name).unlink(missing_ok=True)
 
     def _options(self) -> device.MountOptions:
         return device.MountOptions(
@@ -200,12 +198,12 @@ class Supervisor:
         self._note()
 
     def _expect(self, channel: socket, key: str, timeout_s: float) -> Any:
-        """The next message of a server, which has to hold `key`. Errors: what it says; MountFailed; Interrupted."""
+        """The next message of a server, which has to hold `key`. Errors: what it says; MountFailed."""
         end = time.monotonic() + timeout_s
         while not select.select([channel], [], [], TICK_S)[0]:
             self.ending |= bool(ENDING & signal.sigpending())
             if self.ending:
-                raise Interrupted("interrupted before the mount was ready")
+                raise MountFailed("interrupted before the mount was ready")
             if time.monotonic() >= end:
                 raise MountFailed(f"the mount server gave no answer in {timeout_s:.0f} s; see {self.log_path}")
         try:
@@ -244,7 +242,7 @@ class Supervisor:
             code = self.server.code()
             lived_s = outage.lives(now)
             if code is None:
-                if self.file.trouble:
+                if self.file_trouble:
                     self._note()
                 if self._can_resend():
                     self.standby.keep(lived_s)
@@ -366,7 +364,21 @@ class Supervisor:
         }
 
     def _note(self, **more: object) -> None:
-        """Bring mount.json up to date. more: what went wrong, until the next server serves."""
+        """Bring mount.json up to date, which tells others of the mount, without a secret. Failures: file_trouble.
+
+        more: what went wrong, until the next server serves.
+        """
         described = {**self.spec.without_secrets(), **self.report(), "started": time.time(), **more}
         described["upgradable"] = self._can_resend()
-        self.file.write(described)
+        temporary = self.state_dir / f"{MOUNT_FILE}.new"
+        try:
+            temporary.write_text(json.dumps(described, indent=1))
+            temporary.chmod(0o600)
+            temporary.replace(self.state_dir / MOUNT_FILE)
+            self.file_trouble = ""
+        except OSError as error:
+            if not self.file_trouble:
+                log.error("mount.json can't be written; it is tried again", extra=fields(error=error))
+            self.file_trouble = error.strerror or str(error)
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)

@@ -13,7 +13,6 @@ import pytest
 
 from datastore.errors import MountFailed
 from datastore.fuse.kernel import device
-from datastore.fuse.kernel.negotiate import Wanted
 from datastore.fuse.kernel.session import Settings
 from datastore.fuse.ops import Ino
 from tests.memfs import MemFs, pattern
@@ -173,13 +172,9 @@ def test_an_inode_open_through_us_can_not_be_opened_by_passthrough_and_still_ope
 
 
 def test_without_big_requests_everything_still_works(tmp_path: Path) -> None:
-    settings = Settings(wanted=Wanted(max_write=128 << 10, passthrough=False, cache_symlinks=True), buffers=4)
-    with mounted(tmp_path / "m", filled(), settings) as mount:
+    with mounted(tmp_path / "m", filled(), Settings(max_write=128 << 10, buffers=4)) as mount:
         (mount.path / "x").write_bytes(pattern(100))
         assert (mount.path / "x").read_bytes() == pattern(100)
-        os.symlink("target", mount.path / "l")
-        assert {os.readlink(mount.path / "l") for _ in range(5)} == {"target"}
-        assert mount.filesystem.calls["readlink"] == 1
 
 
 def test_a_busy_mount_says_who_uses_it(tmp_path: Path) -> None:

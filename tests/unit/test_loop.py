@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from datastore.errors import DeadlineExceeded, MountFailed
+from datastore.errors import MountFailed
 from datastore.fuse import loop as module
 from datastore.fuse.loop import Edge, Future, Lock, Loop, Semaphore, Task, all_of, each, now, pause, running
 from datastore.retry import Call, current_call, one_call
@@ -122,7 +122,7 @@ def test_a_task_that_waits_for_nothing_ends_in_its_first_step(loop: Loop) -> Non
     async def answer() -> int:
         return 7
 
-    task = loop.task(answer())
+    task = Task(loop, answer())
     told: list[int] = []
     task.on_done(lambda: told.append(task.result()))
     task.step()
@@ -303,7 +303,7 @@ def test_what_nobody_has_a_lane_for_has_a_thread_of_its_own(monkeypatch: pytest.
         go_on.set()
         return name, await busy
 
-    assert loop.run(asks()) == ("of-its-own", True)
+    assert loop.run(asks()) == ("of-its-own-0", True)
     loop.close()
 
 
@@ -413,11 +413,11 @@ def test_a_lock_is_given_in_the_order_of_asking_and_taken_again_by_who_has_it(lo
 
     tasks = [loop.spawn(holds(name)) for name in "abc"]
     loop.turn()
-    assert lock.locked
+    assert lock._depth
     assert not loop.run(tries())
     turn_until_done(loop, *tasks)
     assert seen == [f"{name} {what}" for name in "abc" for what in ("in", "out")]
-    assert not lock.locked
+    assert not lock._depth
 
 
 def test_a_lock_of_a_task_is_not_its_childs_nor_nobodys(loop: Loop) -> None:
@@ -548,36 +548,6 @@ def test_the_disk_does_not_wait_for_a_storage_that_is_down(monkeypatch: pytest.M
     loop.close()
 
 
-def test_a_call_that_is_never_heard_of_again_is_given_up_and_takes_no_lane(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LANES", 1)
-    clock = ManualClock()
-    loop, begun, go_on = Loop(clock.monotonic), threading.Event(), threading.Event()
-
-    def hangs() -> str:
-        begun.set()
-        assert go_on.wait(PATIENCE_S)
-        return "too late"
-
-    async def asks(call: Any) -> Any:
-        return await loop.lane(call)
-
-    lost, queued = loop.spawn(asks(hangs)), loop.spawn(asks(lambda: "done"))
-    loop.turn()
-    assert begun.wait(PATIENCE_S)
-    clock.advance(module._LOST_S + 1)
-    while not lost.done:
-        loop.wake()
-        loop.turn()
-    assert isinstance(lost.error, DeadlineExceeded)
-    assert not queued.done, "it has waited as long, but has not begun"
-    later = loop.spawn(asks(lambda: "done"))
-    turn_until_done(loop, queued, later)
-    go_on.set()
-    assert loop.run(asks(lambda: "again")) == "again"
-    assert isinstance(lost.error, DeadlineExceeded)
-    loop.close()
-
-
 def test_a_call_that_nobody_awaits_is_heard_when_it_fails(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
     done: list[int] = []
     loop.lanes.submit(int, "x")
@@ -693,7 +663,7 @@ def test_a_task_is_made_for_who_begins_it(loop: Loop) -> None:
     async def runs() -> None:
         ran.append(1)
 
-    task: Task[None] = loop.task(runs())
+    task: Task[None] = Task(loop, runs())
     loop.wake()
     loop.turn()
     assert not ran

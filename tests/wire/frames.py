@@ -14,10 +14,10 @@ def request(opcode: int, body: bytes = b"", *, ino: int = 1, unique: int = 42, p
     return HEADER.pack(40 + len(body), opcode, unique, ino, 0, 0, pid, 0, 0) + body
 
 
-def init(flags: int = 0xFFFF_FFFF_FFFF, major: int = 7, minor: int = 45) -> bytes:
+def init(flags: int = 0xFFFF_FFFF_FFFF) -> bytes:
     """The INIT of Linux 6.18 with every flag offered."""
     low, high = flags & 0xFFFFFFFF | abi.INIT_EXT, flags >> 32
-    return request(abi.INIT, struct.pack("<5I44x", major, minor, 131072, low, high), unique=2)
+    return request(abi.INIT, struct.pack("<5I44x", 7, 45, 131072, low, high), unique=2)
 
 
 def rw(fh: int, offset: int, size: int, flags: int = 0) -> bytes:

@@ -6,19 +6,17 @@ import stat
 import struct
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datastore.errors import MountFailed
 from datastore.fuse.kernel import abi, reply
-from datastore.fuse.kernel.negotiate import Wanted, init_reply, negotiate
+from datastore.fuse.kernel.negotiate import init_reply, negotiate
 from datastore.fuse.kernel.wire import InitRequest
 from datastore.fuse.ops import Attr, AttrReply, DirEntry, Entry, Ino, StatFs
 
 ATTR = Attr(Ino(7), stat.S_IFREG | 0o640, 1025, 1, 11, 12, 1_500_000_001, -1, 3_000_000_007)
-ENTRY = Entry(ATTR, 1.5, 0.25, 9)
-ENTRY_BYTES = struct.pack("<4Q2I", 7, 9, 1, 0, 500_000_000, 250_000_000)
+ENTRY = Entry(ATTR, 1.5, 0.25)
+ENTRY_BYTES = struct.pack("<4Q2I", 7, 0, 1, 0, 500_000_000, 250_000_000)
 ATTR_BYTES = struct.pack(
     "<3Q3q10I", 7, 1025, 3, 1, -1, 3, 500_000_001, 999_999_999, 7, stat.S_IFREG | 0o640, 1, 11, 12, 0, 4096, 0
 )
@@ -81,7 +79,7 @@ def read_back(body: bytes, *, plus: bool) -> list[bytes]:
 
 
 def test_notifications_have_unique_0_and_their_code() -> None:
-    assert reply.inval_inode(7, -1, 0) == struct.pack("<IiQQqq", 40, 2, 0, 7, -1, 0)
+    assert reply.inval_inode(7, -1) == struct.pack("<IiQQqq", 40, 2, 0, 7, -1, 0)
     assert reply.inval_entry(1, b"ab", expire_only=True) == struct.pack("<IiQQII", 35, 3, 0, 1, 2, 1) + b"ab\0"
     assert reply.resend() == struct.pack("<IiQ", 16, 7, 0)
 
@@ -94,20 +92,10 @@ def test_any_time_to_live_fits_its_fields(ttl_s: float) -> None:
 
 
 def test_init_settles_on_what_both_know() -> None:
-    offer = InitRequest(7, 60, 131072, abi.ASYNC_READ | abi.WRITEBACK_CACHE | abi.MAX_PAGES | abi.PASSTHROUGH)
-    settled = negotiate(offer, Wanted())
+    offer = InitRequest(60, 131072, abi.ASYNC_READ | abi.WRITEBACK_CACHE | abi.MAX_PAGES | abi.PASSTHROUGH)
+    settled = negotiate(offer)
     assert (settled.minor, settled.max_pages, settled.max_write) == (45, 256, 1 << 20)
     assert settled.flags == abi.ASYNC_READ | abi.MAX_PAGES | abi.PASSTHROUGH
-    frame = init_reply(2, settled, Wanted())
+    frame = init_reply(2, settled)
     flags, flags2, depth = (struct.unpack_from("<I", frame, 16 + at)[0] for at in (12, 32, 36))
     assert (flags | flags2 << 32, depth) == (settled.flags, 1)
-
-
-def test_without_max_pages_a_request_holds_32() -> None:
-    settled = negotiate(InitRequest(7, 27, 131072, abi.ASYNC_READ), Wanted())
-    assert (settled.max_pages, settled.max_write) == (32, 32 * 4096)
-
-
-def test_an_ancient_kernel_is_refused() -> None:
-    with pytest.raises(MountFailed, match=r"7\.12.*Linux 3\.15"):
-        negotiate(InitRequest(7, 12, 0, 0), Wanted())

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from datastore.errors import AccessDenied, Unreachable
 from datastore.fuse.kernel import abi
-from datastore.fuse.kernel.negotiate import Negotiated, Wanted, negotiate
+from datastore.fuse.kernel.negotiate import Negotiated, negotiate
 from datastore.fuse.kernel.session import End, Settings
 from datastore.fuse.kernel.wire import InitRequest
 from datastore.fuse.ops import ROOT_INO, Caller, Entry, Fh, Ino
@@ -30,7 +30,7 @@ from tests.promises import promise
 from tests.wire import frames
 from tests.wire.peer import TIMEOUT_S, Peer
 
-SETTLED: Negotiated = negotiate(InitRequest(7, 45, 131072, (1 << 48) - 1), Wanted())
+SETTLED: Negotiated = negotiate(InitRequest(45, 131072, (1 << 48) - 1))
 SILENT = {"forget", "batch_forget", "interrupt"}
 PING = frames.request(abi.STATFS, unique=999)
 
@@ -71,13 +71,6 @@ def test_init_is_answered_and_the_file_system_started_and_stopped_once() -> None
         answer = peer.init()
         assert (answer.error, len(answer.body)) == (0, 64)
     assert (filesystem.started, filesystem.stopped, peer.end) == (1, 1, End.CLOSED)
-
-
-def test_a_kernel_of_a_newer_major_version_is_asked_to_come_down() -> None:
-    with Peer(filled()) as peer:
-        answer = peer.ask(frames.init(major=8))
-        assert struct.unpack_from("<II", answer.body) == (7, 45)
-        assert peer.init().error == 0
 
 
 @pytest.mark.parametrize("kind", sorted(set(frames.VALID) - SILENT - {"init"}))

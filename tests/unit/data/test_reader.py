@@ -91,7 +91,7 @@ def begun(coroutine: Coroutine[object, object, Read]) -> Task[Read]:
     """A task that has come as far as it can without waiting."""
 
     def begin() -> Task[Read]:
-        task = the_loop().task(coroutine)
+        task = Task(the_loop(), coroutine)
         task.step()
         return task
 
