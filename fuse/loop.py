@@ -21,7 +21,7 @@ from itertools import count
 from queue import SimpleQueue
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
-from datastore.errors import MountFailed
+from datastore.errors import DeadlineExceeded, MountFailed
 from datastore.retry import THIS_THREAD, Call, Work, current_call, one_call
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,10 @@ LANES = 64
 """Threads for large bodies, and for the calls of file servers."""
 DISK_LANES = 8
 """Threads for the local disk, which must not wait for a storage that is down."""
+_LOST_S = 1800.0
+"""Each call in a lane is bounded by the store's own deadlines; one that takes so long is given up."""
+_LOOK_S = 30.0
+"""How often it is looked for those."""
 _TICK_S = 0.25
 """How often it is looked who waits too long."""
 _TAKE_OVER_S = 0.02
@@ -472,10 +476,18 @@ class Loop:
 
     def aside(self, call: Callable[[], R], name: str) -> Future[R]:
         """Begin a call in a thread of its own, for what no lane may keep from beginning; `await` its result."""
-        lane = Lanes(self, 1, name)
-        result = lane.run(call)
-        lane.close()
-        return result
+        future: Future[R] = Future()
+
+        def work() -> None:
+            try:
+                result = call()
+            except BaseException as error:  # who awaits it is told
+                self.soon(partial(future.set_error, error))
+            else:
+                self.soon(partial(future.set_result, result))
+
+        threading.Thread(target=work, name=name, daemon=True).start()
+        return future
 
     async def sleep(self, seconds: float) -> None:
         """Let others run for so long."""
@@ -531,74 +543,108 @@ class Loop:
             self._soon.popleft()()
 
 
-_Job = tuple[Callable[[], Any], Call | None, Future[Any] | None]
-"""A function, for which call it is called, and the future of its result, where somebody awaits it."""
+class _Job:
+    """A call that is in a lane or waits for one. future: of its result, where somebody awaits it. since: monotonic
+    seconds; from when on it is in a lane."""
+
+    __slots__ = ("call", "for_call", "future", "since")
+
+    def __init__(self, call: Callable[[], Any], for_call: Call | None, future: Future[Any] | None) -> None:
+        self.call = call
+        self.for_call = for_call
+        self.future = future
+        self.since = 0.0
 
 
 class Lanes:
-    """Threads that run what blocks, up to `width` of them; they start as they are needed.
+    """Threads that run what blocks, up to `width` of them; they start as they are needed."""
 
-    What runs there is bounded by deadlines of its own, the store's for one.
-    """
-
-    def __init__(self, loop: Loop, width: int, name: str = "lane") -> None:
+    def __init__(self, loop: Loop, width: int) -> None:
         self._loop = loop
         self._width = width
-        self._name = name
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()
-        self._threads = 0
+        self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
+        self._at_work: set[_Job] = set()
         self._unended = 0
         """Jobs that are at work or wait."""
+        self._lost = 0
+        """Threads that are still at work on what was given up; others take their places."""
+        self._looking = False
 
     def run(self, call: Callable[[], R]) -> Future[R]:
         """Begin it, as a part of the call that the present task works for. On the loop."""
         future: Future[R] = Future()
-        self._put((call, current_call(), future))
+        if not self._looking:
+            self._looking = True
+            self._loop.every(_LOOK_S, self._drop_lost)
+        self._put(_Job(call, current_call(), future))
         return future
 
     def submit(self, call: Callable[..., object], *args: object) -> None:
         """Have it called when there is a lane; what it raises is logged. Any thread."""
-        self._put((partial(call, *args), None, None))
+        self._put(_Job(partial(call, *args), None, None))
 
     def close(self) -> None:
         """No lane takes anything more than it has."""
         with self._lock:
-            for _ in range(self._threads):
+            for _ in self._threads:
                 self._queue.put(None)
 
     def _put(self, job: _Job) -> None:
+        self._queue.put(job)
         with self._lock:
             self._unended += 1
-            if self._threads < min(self._width, self._unended):
-                threading.Thread(target=self._work, name=f"{self._name}-{self._threads}", daemon=True).start()
-                self._threads += 1
-            self._queue.put(job)  # not before: who puts it goes on while it runs
+            if len(self._threads) - self._lost < min(self._width, self._unended):
+                name = f"lane-{len(self._threads)}"
+                thread = threading.Thread(target=self._work, name=name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
 
     def _work(self) -> None:
-        while self._do(self._queue.get()):
-            pass  # a thread that waits for the next one keeps nothing of this one
+        while (job := self._queue.get()) is not None:
+            with self._lock:
+                job.since = self._loop.clock()
+                self._at_work.add(job)
+            result: Any = None
+            failure: BaseException | None = None
+            try:
+                with one_call(job.for_call):
+                    result = job.call()
+            except BaseException as error:  # who awaits it is told
+                failure = error
+            with self._lock:
+                if job not in self._at_work:  # it was given up
+                    self._lost -= 1
+                    continue
+                self._end(job)
+            self._tell(job.future, result, failure)
+            job = result = failure = None  # a thread that waits for the next one keeps nothing of this one
 
-    def _do(self, job: _Job | None) -> bool:
-        if job is None:
-            return False
-        call, for_call, future = job
-        told: Ready | None = None
-        try:
-            with one_call(for_call):
-                result = call()
-            if future is not None:
-                told = partial(future.set_result, result)
-        except BaseException as error:  # who awaits it is told
-            if future is None:
-                log.error("a call in the background failed", exc_info=error)
-            else:
-                told = partial(future.set_error, error)
+    def _end(self, job: _Job) -> None:
+        """The lock is held."""
+        self._at_work.remove(job)
+        self._unended -= 1
+
+    def _tell(self, future: Future[Any] | None, result: object, failure: BaseException | None) -> None:
+        if future is None:
+            if failure is not None:
+                log.error("a call in the background failed", exc_info=failure)
+        elif failure is not None:
+            self._loop.soon(partial(future.set_error, failure))
+        else:
+            self._loop.soon(partial(future.set_result, result))
+
+    def _drop_lost(self) -> None:
+        now = self._loop.clock()
         with self._lock:
-            self._unended -= 1
-        if told is not None:
-            self._loop.soon(told)
-        return True
+            lost = [job for job in self._at_work if now - job.since > _LOST_S]
+            for job in lost:
+                self._end(job)
+                self._lost += 1
+        for job in lost:
+            error = DeadlineExceeded("nothing was heard of a request to the store for too long; try again")
+            self._tell(job.future, None, error)
 
 
 async def each(call: Callable[[T], Coroutine[Any, Any, R]], items: Iterable[T], width: int) -> list[R]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from datastore.errors import MountFailed
+from datastore.errors import DeadlineExceeded, MountFailed
 from datastore.fuse import loop as module
 from datastore.fuse.loop import Edge, Future, Lock, Loop, Semaphore, Task, all_of, each, now, pause, running
 from datastore.retry import Call, current_call, one_call
@@ -303,7 +303,7 @@ def test_what_nobody_has_a_lane_for_has_a_thread_of_its_own(monkeypatch: pytest.
         go_on.set()
         return name, await busy
 
-    assert loop.run(asks()) == ("of-its-own-0", True)
+    assert loop.run(asks()) == ("of-its-own", True)
     loop.close()
 
 
@@ -545,6 +545,36 @@ def test_the_disk_does_not_wait_for_a_storage_that_is_down(monkeypatch: pytest.M
         return kept
 
     assert loop.run(asks()) == "kept"
+    loop.close()
+
+
+def test_a_call_that_is_never_heard_of_again_is_given_up_and_takes_no_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LANES", 1)
+    clock = ManualClock()
+    loop, begun, go_on = Loop(clock.monotonic), threading.Event(), threading.Event()
+
+    def hangs() -> str:
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+        return "too late"
+
+    async def asks(call: Any) -> Any:
+        return await loop.lane(call)
+
+    lost, queued = loop.spawn(asks(hangs)), loop.spawn(asks(lambda: "done"))
+    loop.turn()
+    assert begun.wait(PATIENCE_S)
+    clock.advance(module._LOST_S + 1)
+    while not lost.done:
+        loop.wake()
+        loop.turn()
+    assert isinstance(lost.error, DeadlineExceeded)
+    assert not queued.done, "it has waited as long, but has not begun"
+    later = loop.spawn(asks(lambda: "done"))
+    turn_until_done(loop, queued, later)
+    go_on.set()
+    assert loop.run(asks(lambda: "again")) == "again"
+    assert isinstance(lost.error, DeadlineExceeded)
     loop.close()
 
 
