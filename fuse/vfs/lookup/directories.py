@@ -5,13 +5,14 @@ from __future__ import annotations
 import stat
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from ...ops import DirBudget, DirEntry, Entry, Fh, Ino, OpenDirReply
+from ...ops import Caller, DirBudget, DirEntry, Entry, Fh, Ino, OpenDirReply
 from ..tree import facts
 from ..tree.core import Core
 from ..tree.listing import Listed, Listing
 from ..tree.nodes import Directory, Node
-from .kerneldircache import Answer, KernelDirCache, index_of
+from .kerneldircache import KernelDirCache, index_of
 from .resolver import Resolver
 
 _DOTS = 2
@@ -22,24 +23,22 @@ _FIRST_SHARE = 256
 """Before the first one: what fits it (200), for the kernel asks on only where somebody looks at the entries."""
 
 
+@dataclass(slots=True)
 class Snapshot:
     """The entries of one open directory as they were when it was read from the start."""
 
-    __slots__ = ("base", "current_until", "current_upto", "directory", "entries", "fh", "listing")
-
-    def __init__(self, directory: Directory, fh: Fh) -> None:
-        self.directory = directory
-        self.fh = fh
-        """The open directory that reads it; 0: none."""
-        self.listing: Listing | None = None
-        """Where they come from."""
-        self.base = 0
-        """What is added to cursors."""
-        self.entries: list[tuple[bytes, Listed]] | None = None
-        self.current_upto = 0
-        """Entries below this one have attributes that are believed ..."""
-        self.current_until = 0.0
-        """... until then (monotonic seconds)."""
+    directory: Directory
+    fh: Fh
+    """The open directory that reads it; 0: none."""
+    listing: Listing | None = None
+    """Where they come from."""
+    base: int = 0
+    """What is added to cursors."""
+    entries: list[tuple[bytes, Listed]] | None = None
+    current_upto: int = 0
+    """Entries below this one have attributes that are believed ..."""
+    current_until: float = 0.0
+    """... until then (monotonic seconds)."""
 
     def looked_through(self, first: int, now: float) -> bool:
         """Whether the attributes of what fits an answer from `first` on are known to be believed."""
@@ -57,7 +56,7 @@ class Directories:
         self._snapshots: dict[int, Snapshot] = {}
         self._next_fh = time.time_ns()
 
-    def opendir(self, ino: Ino) -> OpenDirReply:
+    async def opendir(self, caller: Caller, ino: Ino) -> OpenDirReply:
         """FSError(ENOTDIR, ESTALE)."""
         directory = self._resolver.directory(ino)
         fresh = self._resolver.fresh_listing(directory)
@@ -71,13 +70,7 @@ class Directories:
         self._snapshots[snapshot.fh] = snapshot
         snapshot.directory.handles += 1
 
-    def _go_on(self, snapshot: Snapshot, cursor: int) -> None:
-        """The kernel read the beginning from what it keeps, and asks for the rest."""
-        listing = self._dir_cache.listing_of(snapshot.directory, cursor)
-        if listing is not None:
-            self._take(snapshot, listing)
-
-    def releasedir(self, fh: Fh) -> None:
+    def releasedir(self, ino: Ino, fh: Fh) -> None:
         """Unknown handles are ignored."""
         self._core.listings.forget(fh)
         snapshot = self._snapshots.pop(fh, None)
@@ -92,7 +85,9 @@ class Directories:
         if offset == 0:
             self._dir_cache.begun(snapshot.directory, fh)
         if offset and offset - index_of(offset) != snapshot.base:
-            self._go_on(snapshot, offset)
+            kept = self._dir_cache.listing_of(snapshot.directory, offset)
+            if kept is not None:  # the kernel read the beginning from what it keeps, and asks for the rest
+                self._take(snapshot, kept)
         if offset == 0 or snapshot.entries is None:
             listing = self._resolver.fresh_listing(snapshot.directory)
             if listing is None and not snapshot.directory.gone:
@@ -175,7 +170,7 @@ class Directories:
         lines.close()
         until = lines.until if snapshot.listing is None else min(lines.until, lines.ttl + snapshot.listing.listed_at)
         self._dir_cache.told(
-            directory, snapshot.fh, snapshot.listing, until, Answer(first <= _DOTS, not out, attrs_valid)
+            directory, snapshot.fh, snapshot.listing, until, first=first <= _DOTS, last=not out, whole=attrs_valid
         )
         return out
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 import secrets
 from collections import deque
-from typing import NamedTuple
 
 from ...ops import Fh, Ino, OpenDirReply
 from ..tree.core import Core
@@ -39,15 +38,6 @@ _ARRIVED_S = 1.0
 def index_of(cursor: int) -> int:
     """The place in its listing that a cursor stands for."""
     return cursor & ((1 << _INDEX_BITS) - 1)
-
-
-class Answer(NamedTuple):
-    """What is known of one to a READDIR. attrs_valid: each line has its attributes, so that who goes by the names alone
-    has not to ask for them one by one."""
-
-    first: bool
-    last: bool
-    attrs_valid: bool
 
 
 class _Reading:
@@ -101,7 +91,7 @@ class KernelDirCache:
     @property
     def enabled(self) -> bool:
         """Whether the kernel keeps any."""
-        return self._core.settings.keep_directories
+        return self._core.settings.open_less
 
     def start(self) -> None:
         """Drop what an earlier server told: nobody looks after that."""
@@ -176,25 +166,29 @@ class KernelDirCache:
             if not reading.handles:
                 del self._open[directory.ino]
 
-    def told(self, directory: Directory, fh: Fh, listing: Listing | None, until: float, answer: Answer) -> None:
-        """An answer is on its way. until: when the first thing that it says is too old."""
+    def told(
+        self, directory: Directory, fh: Fh, listing: Listing | None, due: float, *, first: bool, last: bool, whole: bool
+    ) -> None:
+        """An answer is on its way, the first or last one of a listing. due: when the first thing that it says is too
+        old. whole: each line has its attributes, so that who goes by the names alone has not to ask one by one.
+        """
         reading = self._open.get(directory.ino)
         if reading is None or fh not in reading.handles:
             return
-        until -= _EARLY_S
+        until = due - _EARLY_S
         reading.until = min(reading.until, until)
         reading.told_at = self._core.clock.monotonic()
-        if listing is None or (reading.shows(listing) and len(reading.handles) > 1):
-            reading.mixed = True
         if listing is None:
+            reading.mixed = True
             if directory.listing is not None:
                 directory.listing.cached_until = 0.0
             return
-        listing.cached_whole = listing.cached_whole or answer.last
-        if reading.mixed or not answer.attrs_valid:
+        reading.mixed |= reading.shows(listing) and len(reading.handles) > 1
+        listing.cached_whole = listing.cached_whole or last
+        if reading.mixed or not whole:
             listing.cached_until = 0.0
         else:
-            listing.cached_until = until if answer.first else min(listing.cached_until, until)
+            listing.cached_until = until if first else min(listing.cached_until, until)
 
     def forgotten(self, ino: int, nlookup: int) -> None:
         """The kernel gives up a node. It would look up each that it lacks: better to be asked for all of them again."""

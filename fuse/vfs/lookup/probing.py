@@ -7,7 +7,6 @@ from functools import partial
 
 from datastore.errors import KeyTooLong, NotFound
 
-from ...store.base import ETag
 from ..tree.attrs import stands_for_directory
 from ..tree.core import Core
 from ..tree.listing import Listed
@@ -30,24 +29,18 @@ async def _probe_kind(core: Core, parent: Directory, segment: str, kind: int) ->
     if kind == stat.S_IFDIR:
         page = await core.store.list_page(parent.key + segment + "/", max_keys=1)
         return Listed(stat.S_IFDIR, segment + "/") if page.objects else None
+    tail = segment + (LINK_SUFFIX if kind == stat.S_IFLNK else "")
+    key, learn = parent.key + tail, core.known.asking()
     try:
-        return await _probe_key(core, parent, segment + (LINK_SUFFIX if kind == stat.S_IFLNK else ""), kind)
+        if not core.settings.full_attributes:
+            page = await core.store.list_page(key, max_keys=1)
+            found = next((one for one in page.objects if one.key == key), None)
+            return Listed(kind, tail, found.size, found.etag, found.mtime_ns) if found is not None else None
+        info = await core.store.head(key)
     except (NotFound, KeyTooLong):
         return None
-
-
-async def _probe_key(core: Core, parent: Directory, tail: str, kind: int) -> Listed | None:
-    key = parent.key + tail
-    if not core.settings.full_attributes:
-        page = await core.store.list_page(key, max_keys=1)
-        if page.objects and page.objects[0].key == key:
-            found = page.objects[0]
-            return Listed(kind, tail, found.size, found.etag, found.mtime_ns)
-        return None
-    learn = core.known.asking()
-    info = await core.store.head(key)
     learn(info)
     if stands_for_directory(key, info.size, info.content_type):
         parent.stand_ins[tail] = (info.etag, info.mtime_ns // 1_000_000_000)
         return Listed(stat.S_IFDIR, tail + "/")
-    return Listed(kind, tail, info.size, ETag(info.etag), info.mtime_ns)
+    return Listed(kind, tail, info.size, info.etag, info.mtime_ns)

@@ -195,4 +195,4 @@ def _follow_listing(core: Core, node: Node) -> None:
     if listing is None or shown is None or shown.tail != node.tail:
         return
     if not core.settings.full_attributes if isinstance(node, Directory) else node.is_version(shown):
-        node.told = listing.stamp_of(shown)
+        node.told, node.shown = listing.stamp_of(shown.tail), shown.said is not None

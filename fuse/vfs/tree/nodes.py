@@ -42,15 +42,14 @@ class Change(NamedTuple):
 
 
 class Node:
-    """One file, link or special file. `lock` is for whoever waits while he works on its content.
-
-    What is known of its object (attributes to told) is changed by facts.py only.
+    """One file, link or special file. `lock` is for whoever waits while he works on its content. What is known of its
+    object (attributes to shown) is changed by facts.py only.
     """
 
     __slots__ = (
         "asked_at", "attributes", "attrs_valid", "changes", "etag", "gone", "handles", "ino", "leaving", "listed_kind",
         "lock", "lost", "made_at", "moves", "mtime_ns", "name", "nlookup", "pages_valid", "parent", "pinned", "racy",
-        "size", "staged", "tail", "told", "unlinked_key", "writers",
+        "shown", "size", "staged", "tail", "told", "unlinked_key", "writers",
     )  # fmt: skip
 
     def __init__(self, ino: Ino, parent: Directory | None, name: bytes, listed: Listed, attributes: Attributes) -> None:
@@ -76,6 +75,8 @@ class Node:
         """Monotonic seconds at which this mount wrote the version that is known; NEVER of another client's."""
         self.told: Stamp | None = None
         """Of the listing that has confirmed it: as long as the store shows that listing, it shows this."""
+        self.shown = False
+        """That listing shows its attributes as well, not only its version."""
         self.nlookup = 0
         self.handles = 0
         self.writers = 0
@@ -101,7 +102,7 @@ class Node:
     @property
     def checked_at(self) -> float:
         """Monotonic seconds at which the store last confirmed all this, by itself or in a listing."""
-        if self.told is None or (self.racy and not self.told.shows):
+        if self.told is None or (self.racy and not self.shown):
             return self.asked_at
         return max(self.asked_at, self.told.at)
 
@@ -142,12 +143,8 @@ class Node:
     @property
     def path(self) -> bytes:
         """Path from the root of the mount, for messages."""
-        parts = []
-        node: Node = self
-        while node.parent is not None:
-            parts.append(node.name)
-            node = node.parent
-        return b"/".join(reversed(parts))
+        above = self.parent.path if self.parent is not None else b""
+        return above + b"/" + self.name if above else self.name
 
     @property
     def dirty(self) -> bool:
@@ -232,6 +229,11 @@ class Directory(Node):
         """2 and one for each subdirectory; 1, as on btrfs, while their number is not known (find(1) relies on it)."""
         return 0 if self.gone else 1 if self.subdirectories < 0 else 2 + self.subdirectories
 
+    @property
+    def listed_as(self) -> tuple[tuple[int, ...], int]:
+        """What is another when something that is being listed may be wrong."""
+        return self.place, self.listings_dropped
+
     def forget_listing(self) -> None:
         """What was listed, or is being listed, may be wrong."""
         self.listing = None
@@ -304,9 +306,8 @@ class NodeTable:
         return node
 
     def restore(self, ino: Ino, parent: Directory, name: bytes, listed: Listed, attributes: Attributes) -> None:
-        """Make the node that an earlier process had; the kernel holds one reference, at least.
-
-        Later ones come later: an earlier node of the same name had lost it.
+        """Make the node that an earlier process had; the kernel holds one reference, at least. Of two of one name the
+        later has it.
         """
         make = Directory if listed.kind == stat.S_IFDIR else Node
         node = make(ino, parent, name, listed, attributes)
@@ -327,8 +328,7 @@ class NodeTable:
 
     def reattach(self, node: Node) -> bool:
         """Give a node that was cut off its name again, and its directories theirs; who has the name by now loses it.
-
-        False, and nothing has changed, when what has the name is in use here.
+        False, and nothing has changed, when that is in use here.
         """
         parent = node.parent
         if parent is None or not node.cut_off:

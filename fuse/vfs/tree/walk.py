@@ -43,7 +43,7 @@ class Coming(NamedTuple):
 
     first: int
     last: int
-    page: Task[list[tuple[Node, Listed]]]
+    page: Task[tuple[list[tuple[Node, Listed]], float]]
 
 
 class Walk:

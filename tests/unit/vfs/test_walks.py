@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from datastore.fuse.loop import pause
 from datastore.fuse.store.base import ETag, ListedObject, ListPage, ObjectInfo
+from datastore.fuse.vfs.lookup.remote import FAR_S, Distance
 from datastore.fuse.vfs.lookup.walks import split
-from datastore.fuse.vfs.tree.distance import FAR_S, Distance
 from datastore.fuse.vfs.tree.walk import Walk
 from tests.driving import resolve
 from tests.mounted import TTL_S, Client, World
