@@ -161,23 +161,18 @@ class Directories:
                 break
             node = self._node(directory, name) if plus else None
             entry = lines.entry(node) if node is not None else None
-            if node is not None and entry is not None:
-                line = DirEntry(name, node.ino, node.attributes.mode, base + cursor + _DOTS, entry)
+            if node is None or entry is None:
+                attrs_valid, child = False, directory.children.get(name)
+                kind = child.kind if child is not None and (child.attrs_valid or child.dirty) else listed.kind
+                out.append(DirEntry(name, self._core.nodes.shown_ino(directory, name), kind, base + cursor + _DOTS))
             else:
-                line = self._plain(directory, name, listed, base + cursor + _DOTS)
-                attrs_valid = False
-            out.append(line)
+                out.append(DirEntry(name, node.ino, node.attributes.mode, base + cursor + _DOTS, entry))
         lines.close()
         until = lines.until if snapshot.listing is None else min(lines.until, lines.ttl + snapshot.listing.listed_at)
         self._dir_cache.told(
             directory, snapshot.fh, snapshot.listing, until, first=first <= _DOTS, last=not out, whole=attrs_valid
         )
         return out
-
-    def _plain(self, directory: Directory, name: bytes, listed: Listed, cursor: int) -> DirEntry:
-        child = directory.children.get(name)
-        kind = child.kind if child is not None and (child.attrs_valid or child.dirty) else listed.kind
-        return DirEntry(name, self._core.nodes.shown_ino(directory, name), kind, cursor)
 
 
 class _Lines:

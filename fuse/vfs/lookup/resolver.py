@@ -29,12 +29,8 @@ _LISTING_MAX_S = 600.0
 """No listing takes longer."""
 _OVERTAKEN_MAX = 16
 """So often is a name asked for again that this mount changed meanwhile."""
-
-
 _MANY = 256
 """Who wants the attributes of more at once looks through a whole directory."""
-
-
 _Found = tuple[Listed | None, float, Callable[[], bool]]
 """What the store said of a name, when, and whether nothing we did since says otherwise."""
 
@@ -150,14 +146,8 @@ class Resolver:
     def changed(self, node: Node) -> None:
         """We made or changed this name: listings and answers under way are older."""
         node.changes += 1
-        parent = node.parent
-        if parent is not None:
-            listed = node.as_listed()
-            self._mark(parent, node.name, listed)
-            if parent.listing is not None:
-                before = parent.listing.entries.get(node.name)
-                parent.listing.entries[node.name] = listed
-                parent.listing.edit(node.tail, *((before.tail,) if before is not None else ()))
+        if node.parent is not None:
+            self._mark(node.parent, node.name, node.as_listed())
 
     def _mark(self, directory: Directory, name: bytes, listed: Listed | None) -> None:
         now, changed = self._core.clock.monotonic(), directory.changed
@@ -165,6 +155,8 @@ class Resolver:
         changed.move_to_end(name)
         while len(changed) > _CHANGED_MAX and now - next(iter(changed.values())).when >= _LISTING_MAX_S:
             changed.popitem(last=False)
+        if directory.listing is not None:
+            directory.listing.put(name, listed)
 
     def counted(self, directory: Directory, change: int) -> None:
         """We made (1) or removed (-1) a subdirectory."""
@@ -174,13 +166,8 @@ class Resolver:
     def removed(self, parent: Directory, name: bytes) -> None:
         """We removed this name."""
         self._mark(parent, name, None)
-        listing = parent.listing
-        if listing is None:
-            return
-        before = listing.entries.pop(name, None)
-        listing.edit(segment_of(name), *((before.tail,) if before is not None else ()))
         link = (segment_of(name) + LINK_SUFFIX).encode("utf-8", "surrogateescape")
-        if name + BESIDE_DIRECTORY in listing.entries or link in listing.entries:
+        if parent.listing is not None and not parent.listing.entries.keys().isdisjoint((name + BESIDE_DIRECTORY, link)):
             # What was shown beside it is shown as it from now on (S-37).
             parent.forget_listing()
 
@@ -228,13 +215,10 @@ class Resolver:
 
     def _listing_pays(self, parent: Directory, name: bytes) -> bool:
         """Whether to list a directory rather than to ask for one name that was known: it may then be _known_before.
-
         A file needs the listing anyhow; subdirectories are asked for one by one until that has cost as much.
         """
         child = parent.children.get(name)
-        if child is None or self.current(child) or parent.large or not one_key(name):
-            return False
-        if self.fresh_listing(parent) is not None:
+        if child is None or self.current(child) or parent.large or not one_key(name) or self.fresh_listing(parent):
             return False
         return child.attrs_valid and parent.probe_s > parent.list_s if isinstance(child, Directory) else child.racy
 
@@ -300,9 +284,8 @@ class Resolver:
         ]
 
     async def ask(self, node: Node) -> bool:
-        """Whether the store has a node, asked now unless it is our own: for who writes. False: it is detached.
-
-        The node may be of another version afterwards.
+        """Whether the store has a node, asked now unless it is our own: for who writes. False: it is detached. It may
+        be of another version afterwards.
         """
         return self.own(node) or await self.ask_now(node)
 

@@ -122,6 +122,13 @@ class Listing:
         """Whether the store can be asked if all of it is still so, without reading it."""
         return bool(self.spans) and all(span.digest for span in self.spans)
 
+    def put(self, name: bytes, listed: Listed | None) -> None:
+        """We made it this, or nothing."""
+        before = self.entries.pop(name, None)
+        if listed is not None:
+            self.entries[name] = listed
+        self.edit(*([one.tail for one in (before, listed) if one is not None] or (segment_of(name),)))
+
     def edit(self, *tails: str) -> None:
         """We changed what these keys are: the store's pages do not say it all."""
         self.edited = self.edited or bool(tails)
@@ -201,20 +208,16 @@ def _add_files(entries: dict[bytes, Listed], files: list[tuple[str, ListedObject
 
 def show_as_directories(entries: dict[bytes, Listed], stand_ins: dict[str, tuple[ETag, int]]) -> None:
     """Show objects that stand for a directory as that (S-165), and forget those that are so no more."""
-    for tail, (etag, second) in list(stand_ins.items()):
+    for tail, version in list(stand_ins.items()):
         name = name_of(tail)
         for shown in (name, name + BESIDE_DIRECTORY):
             listed = entries.get(shown)
-            if listed is not None and listed.tail == tail:
+            if listed and listed.tail == tail and (listed.etag, listed.mtime_ns // 1_000_000_000) == version:
+                del entries[shown]
+                entries.setdefault(name, Listed(stat.S_IFDIR, tail + "/"))
                 break
         else:
             del stand_ins[tail]
-            continue
-        if (listed.etag, listed.mtime_ns // 1_000_000_000) != (etag, second):
-            del stand_ins[tail]
-            continue
-        del entries[shown]
-        entries.setdefault(name, Listed(stat.S_IFDIR, tail + "/"))
 
 
 def claim(entries: dict[bytes, Listed], name: bytes, own: Listed) -> None:

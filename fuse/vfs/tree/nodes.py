@@ -321,9 +321,7 @@ class NodeTable:
     def detach(self, node: Node) -> None:
         """Take a node out of its directory: it was removed, or another version took its name."""
         node.gone = True
-        parent = node.parent
-        if parent is not None and parent.children.get(node.name) is node:
-            del parent.children[node.name]
+        _take_out(node)
         self.drop_unused(node)
 
     def reattach(self, node: Node) -> bool:
@@ -344,11 +342,9 @@ class NodeTable:
             return False
         if target is parent and not self.reattach(parent):
             return False
-        if holder is not None and holder is not node:
-            holder.lost = True
-            self.detach(holder)
-        if parent is not target and parent.children.get(node.name) is node:
-            del parent.children[node.name]
+        self._displace(holder, node)
+        if parent is not target:
+            _take_out(node)
         node.parent, node.name, node.gone, node.lost = target, name, False, False
         node.moves += 1
         if self.by_ino.get(node.ino) is not node:
@@ -361,17 +357,17 @@ class NodeTable:
 
     def move(self, node: Node, parent: Directory, name: bytes, tail: str) -> None:
         """Rename. Who has the target name, because a look-up saw the copies before we were done, loses it."""
-        old = node.parent
-        if old is not None and old.children.get(node.name) is node:
-            del old.children[node.name]
-        holder = parent.children.get(name)
-        if holder is not None and holder is not node:
-            holder.lost = True
-            self.detach(holder)
+        _take_out(node)
+        self._displace(parent.children.get(name), node)
         node.moves += 1
         node.parent, node.name, node.tail = parent, name, tail
         if self.by_ino.get(node.ino) is node:  # else forgotten: nobody waits for a rename that was interrupted
             parent.children[name] = node
+
+    def _displace(self, holder: Node | None, by: Node) -> None:
+        if holder is not None and holder is not by:
+            holder.lost = True
+            self.detach(holder)
 
     def forget(self, ino: int, nlookup: int) -> None:
         """The kernel gives up references; unknown ids are ignored."""
@@ -389,7 +385,11 @@ class NodeTable:
             if self.by_ino.get(current.ino) is current:  # a later node of the name may have the same id
                 self.dropped.append(self.by_ino.pop(current.ino).ino)
                 self.used.pop(current.ino, None)
-            parent = current.parent
-            if parent is not None and parent.children.get(current.name) is current:
-                del parent.children[current.name]
-            current = parent
+            _take_out(current)
+            current = current.parent
+
+
+def _take_out(node: Node) -> None:
+    """Its directory has the name no more, if it is this node's."""
+    if node.parent is not None and node.parent.children.get(node.name) is node:
+        del node.parent.children[node.name]
