@@ -58,7 +58,7 @@ _LIVE = (
 
 
 class MountedStore:
-    """One file system with its store, cache and journal. Threads: any but the loop's."""
+    """See fuse.server.MountedStore: one file system with its store, cache and journal. Threads: any but the loop's."""
 
     def __init__(
         self, filesystem: DatastoreFilesystem, spec: MountSpec, store: RetryingStore, keys: StaticSource | None
@@ -95,7 +95,7 @@ class MountedStore:
         }
 
     def apply(self, spec: MountSpec) -> list[str]:
-        """See fuse.server.MountedStore. With another group the kernel asks again for what it knew."""
+        """With another group the kernel asks again for what it knew."""
         live: dict[str, object] = {name: getattr(spec, name) for name in _LIVE}
         running = replace(self._spec, **live, source=self._renewed(spec.source))  # type: ignore[arg-type]
         core = self.filesystem.core
@@ -122,21 +122,17 @@ class MountedStore:
         return with_credentials(self._spec.source, credentials)
 
     def warm(self, path: str, progress: Callable[[dict[str, int | None]], None]) -> dict[str, object]:
-        """Bring what is below a path into the cache; see warm.warm."""
         return self.filesystem.loop.run(warm(self.filesystem, path, progress))
 
     def discard(self, path: str) -> int:
-        """Drop unsent bytes of a path; see Uploads.forget."""
         return self.filesystem.loop.run(self.filesystem.uploads.forget(path))
 
     def flush_all(self) -> list[str]:
-        """Send all that is unsent; a line for each failure."""
         return self.filesystem.loop.run(self.filesystem.flush_all())
 
 
 def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedStore:
     """Probe the backend, then make the file system; resumed: the kernel already knows nodes of an earlier server.
-
     Errors: those of probe() - wrong key, bucket, region, endpoint - within 5 s; nothing is changed then.
     """
     location = s3_of(spec)
@@ -203,7 +199,6 @@ def build_filesystem(
     reader: str = "",
 ) -> DatastoreFilesystem:
     """The file system over any store; unsent files and half-done renames of an earlier process are finished first.
-
     loop: this call turns it for that, unless another thread does. reader: names the credentials; nothing of what
     others have read is used (S-205).
     """

@@ -7,19 +7,7 @@ import logging
 
 from datastore.logs import fields
 
-from ..ops import (
-    AttrReply,
-    Caller,
-    Entry,
-    Fh,
-    FSError,
-    Ino,
-    Notifier,
-    OpenReply,
-    OpenRequest,
-    SetAttr,
-    StatFs,
-)
+from .. import ops
 from .change.changes import Changes
 from .change.renames import Renames
 from .change.setattr import SetAttrs
@@ -76,7 +64,7 @@ class DatastoreFilesystem:
 
     # -- life
 
-    def start(self, notifier: Notifier) -> None:
+    def start(self, notifier: ops.Notifier) -> None:
         """Begin: the kernel can be told of changes, and what is due now and then is done. On the loop."""
         self.core.notifier = notifier
         self.kernel_dir_cache.start()
@@ -100,61 +88,61 @@ class DatastoreFilesystem:
 
     # -- names
 
-    async def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Entry:
+    async def lookup(self, caller: ops.Caller, parent: ops.Ino, name: bytes) -> ops.Entry:
         directory = self.resolver.directory(parent)
-        entry = self.resolver.cached(directory, name) if not directory.gone else Entry(None, 0.0)
+        entry = self.resolver.cached(directory, name) if not directory.gone else ops.Entry(None, 0.0)
         if entry is None:
             entry = await self.resolver.lookup(directory, name)
         if entry.attr is None and len(name) > self._name_max():  # such exist only if another tool wrote them (S-35)
-            raise FSError(errno.ENAMETOOLONG)
+            raise ops.FSError(errno.ENAMETOOLONG)
         return entry
 
-    def forget(self, ino: Ino, nlookup: int) -> None:
+    def forget(self, ino: ops.Ino, nlookup: int) -> None:
         self.kernel_dir_cache.forgotten(ino, nlookup)
         self.core.nodes.forget(ino, nlookup)
 
-    async def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Entry:
+    async def symlink(self, caller: ops.Caller, parent: ops.Ino, name: bytes, target: bytes) -> ops.Entry:
         entry = await self._changes.symlink(caller, parent, name, target)
         if entry.attr is not None:
             self._reading.linked(entry.attr.ino, target)
         return entry
 
-    async def unlink(self, caller: Caller, parent: Ino, name: bytes) -> None:
+    async def unlink(self, caller: ops.Caller, parent: ops.Ino, name: bytes) -> None:
         await self._changes.unlink(parent, name)
 
-    async def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> None:
+    async def rmdir(self, caller: ops.Caller, parent: ops.Ino, name: bytes) -> None:
         await self._changes.rmdir(parent, name)
 
     async def rename(
-        self, caller: Caller, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int
+        self, caller: ops.Caller, parent: ops.Ino, name: bytes, new_parent: ops.Ino, new_name: bytes, flags: int
     ) -> None:
         await self.renames.rename(parent, name, new_parent, new_name, flags)
 
-    async def link(self, caller: Caller, ino: Ino, new_parent: Ino, new_name: bytes) -> Entry:
+    async def link(self, caller: ops.Caller, ino: ops.Ino, new_parent: ops.Ino, new_name: bytes) -> ops.Entry:
         """An object has one key: EOPNOTSUPP (S-10)."""
-        raise FSError(errno.EOPNOTSUPP)
+        raise ops.FSError(errno.EOPNOTSUPP)
 
     # -- attributes
 
-    async def getattr(self, ino: Ino, fh: Fh) -> AttrReply:
+    async def getattr(self, ino: ops.Ino, fh: ops.Fh) -> ops.AttrReply:
         known = self.resolver.known(ino)
         return known if known is not None else await self._attrs.getattr(ino)
 
-    async def setattr(self, caller: Caller, ino: Ino, fh: Fh, changes: SetAttr) -> AttrReply:
+    async def setattr(self, caller: ops.Caller, ino: ops.Ino, fh: ops.Fh, changes: ops.SetAttr) -> ops.AttrReply:
         return await self._attrs.setattr(ino, fh, changes)
 
-    async def setxattr(self, caller: Caller, ino: Ino, name: bytes, content: bytes, flags: int) -> None:
+    async def setxattr(self, caller: ops.Caller, ino: ops.Ino, name: bytes, content: bytes, flags: int) -> None:
         await self._attrs.setxattr(ino, name, content, flags)
 
-    async def removexattr(self, caller: Caller, ino: Ino, name: bytes) -> None:
+    async def removexattr(self, caller: ops.Caller, ino: ops.Ino, name: bytes) -> None:
         await self._attrs.removexattr(ino, name)
 
-    async def statfs(self, ino: Ino) -> StatFs:
+    async def statfs(self, ino: ops.Ino) -> ops.StatFs:
         """The capacity of the manifest, or a very large store; what is taken is known if somebody has told us."""
         shown = self.core.settings
         blocks = (shown.capacity_bytes or _UNLIMITED_BYTES) // _BLOCK
         free = max(0, blocks - -(-shown.used_bytes // _BLOCK))
-        return StatFs(blocks, free, _FILES, max(0, _FILES - shown.used_files), _BLOCK, self._name_max())
+        return ops.StatFs(blocks, free, _FILES, max(0, _FILES - shown.used_files), _BLOCK, self._name_max())
 
     def _name_max(self) -> int:
         """Bytes of a name that can be made."""
@@ -162,16 +150,16 @@ class DatastoreFilesystem:
 
     # -- files
 
-    async def open(self, caller: Caller, ino: Ino, request: OpenRequest) -> OpenReply:
+    async def open(self, caller: ops.Caller, ino: ops.Ino, request: ops.OpenRequest) -> ops.OpenReply:
         """ENOSYS tells the kernel to open, and flush, files by itself from now on (S-51)."""
         if self.core.settings.open_less:
-            raise FSError(errno.ENOSYS)
+            raise ops.FSError(errno.ENOSYS)
         return await self._files.open(ino, request, caller.pid)
 
-    async def flush(self, ino: Ino, fh: Fh) -> None:
+    async def flush(self, ino: ops.Ino, fh: ops.Fh) -> None:
         if self.core.settings.open_less:
-            raise FSError(errno.ENOSYS)
+            raise ops.FSError(errno.ENOSYS)
         await self._writing.flush(ino, fh)
 
-    async def fsync(self, ino: Ino, fh: Fh, datasync: bool) -> None:
+    async def fsync(self, ino: ops.Ino, fh: ops.Fh, datasync: bool) -> None:
         await self._writing.fsync(ino, fh)

@@ -26,8 +26,6 @@ _LEVELS = 32
 
 
 class Descent:
-    """All ways down of a mount."""
-
     def __init__(self, core: Core, remote: Remote) -> None:
         self._core = core
         self._remote = remote
@@ -47,7 +45,7 @@ class Descent:
                 self._steps.popitem(last=False)
         if coming is not None:
             await coming
-        elif parent is not None and self._remote.distance.is_far:
+        elif parent is not None and self._remote.is_far:
             self._go(directory)
 
     def _go(self, directory: Directory) -> None:

@@ -47,8 +47,6 @@ class Snapshot:
 
 
 class Directories:
-    """All open directories of a mount."""
-
     def __init__(self, core: Core, resolver: Resolver, dir_cache: KernelDirCache) -> None:
         self._core = core
         self._resolver = resolver
@@ -167,7 +165,8 @@ class Directories:
                 out.append(DirEntry(name, self._core.nodes.shown_ino(directory, name), kind, base + cursor + _DOTS))
             else:
                 out.append(DirEntry(name, node.ino, node.attributes.mode, base + cursor + _DOTS, entry))
-        lines.close()
+        if lines.fresh:  # before the kernel hears of them
+            self._core.log_nodes(lines.fresh)
         until = lines.until if snapshot.listing is None else min(lines.until, lines.ttl + snapshot.listing.listed_at)
         self._dir_cache.told(
             directory, snapshot.fh, snapshot.listing, until, first=first <= _DOTS, last=not out, whole=attrs_valid
@@ -178,13 +177,13 @@ class Directories:
 class _Lines:
     """Entries of one directory with attributes, at one moment: the log of nodes is written once for all."""
 
-    __slots__ = ("_core", "_fresh", "_full", "_now", "ttl", "until")
+    __slots__ = ("_core", "_full", "_now", "fresh", "ttl", "until")
 
     def __init__(self, core: Core, ttl_s: float) -> None:
         self._core = core
         self._now = core.clock.monotonic()
         self._full = core.settings.full_attributes
-        self._fresh: list[Node] = []
+        self.fresh: list[Node] = []
         self.ttl = ttl_s
         self.until = self._now + ttl_s
         """When the first of them has to be asked about again, monotonic seconds."""
@@ -206,10 +205,5 @@ class _Lines:
             return None
         node.nlookup += 1
         if node.nlookup == 1:
-            self._fresh.append(node)
+            self.fresh.append(node)
         return Entry(node.attr(), left, left)
-
-    def close(self) -> None:
-        """Before the kernel hears of them."""
-        if self._fresh:
-            self._core.log_nodes(self._fresh)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections import deque
+from dataclasses import dataclass, field
 
 from ...ops import Fh, Ino, OpenDirReply
 from ..tree.core import Core
@@ -40,24 +41,22 @@ def index_of(cursor: int) -> int:
     return cursor & ((1 << _INDEX_BITS) - 1)
 
 
+@dataclass(slots=True)
 class _Reading:
     """A directory that is open, by all of its handles that go by what is kept."""
 
-    __slots__ = ("again_at", "dropping", "handles", "listings", "mixed", "told_at", "until")
-
-    def __init__(self) -> None:
-        self.handles: set[int] = set()
-        self.dropping: set[int] = set()
-        """Those that have it dropped. It surely is when they are read, or closed."""
-        self.listings: deque[Listing] = deque(maxlen=_LISTINGS_MAX)
-        """What its handles were told, or the kernel has of it; the newest last."""
-        self.mixed = False
-        """They were told different ones: which of them the kernel has is not known until all are closed."""
-        self.until = math.inf
-        """When what the kernel may have read of it has to go."""
-        self.told_at = -math.inf
-        self.again_at = math.inf
-        """When it has to go once more: what was told just before it went may have come after that."""
+    handles: set[int] = field(default_factory=set)
+    dropping: set[int] = field(default_factory=set)
+    """Those that have it dropped. It surely is when they are read, or closed."""
+    listings: deque[Listing] = field(default_factory=lambda: deque(maxlen=_LISTINGS_MAX))
+    """What its handles were told, or the kernel has of it; the newest last."""
+    mixed: bool = False
+    """They were told different ones: which of them the kernel has is not known until all are closed."""
+    until: float = math.inf
+    """When what the kernel may have read of it has to go."""
+    told_at: float = -math.inf
+    again_at: float = math.inf
+    """When it has to go once more: what was told just before it went may have come after that."""
 
     def shows(self, listing: Listing) -> bool:
         """This is the newest one from now on. Whether there was another."""
@@ -80,8 +79,6 @@ class _Reading:
 
 
 class KernelDirCache:
-    """Those of a mount."""
-
     def __init__(self, core: Core) -> None:
         self._core = core
         self._open: dict[int, _Reading] = {}
@@ -158,7 +155,6 @@ class KernelDirCache:
             reading.dropping.discard(fh)
 
     def closed(self, directory: Directory, fh: Fh) -> None:
-        """One handle less."""
         reading = self._open.get(directory.ino)
         if reading is not None:
             reading.dropping.discard(fh)
@@ -200,9 +196,8 @@ class KernelDirCache:
             parent.listing.cached_until = min(parent.listing.cached_until, self._core.clock.monotonic())
 
     def expire(self) -> None:
-        """Have the kernel drop what it may not go by any more although it is open, each second.
-
-        For rewinddir(3): nothing but a new OPENDIR would do it.
+        """Have the kernel drop what it may not go by any more although it is open, each second: for rewinddir(3), where
+        nothing but a new OPENDIR would do it.
         """
         now = self._core.clock.monotonic()
         for ino, reading in self._open.items():

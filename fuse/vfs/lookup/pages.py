@@ -20,10 +20,8 @@ _RUN = 2.0
 
 
 class Pages:
-    """All pages of one directory, in order.
-
-    Those of its last listing are asked for side by side, each from where it began. From one that differs on they come
-    one after the other, until one ends where one ended before.
+    """All pages of one directory, in order. Those of its last listing are asked for side by side, each from where it
+    began. From one that differs on they come one after the other, until one ends where one ended before.
     """
 
     def __init__(self, core: Core, directory: Directory, first: ListPage | None = None) -> None:

@@ -3,6 +3,9 @@
 A data loader opens one small file after the other: the next ones are fetched before they are asked for, and a GET
 brings the attributes along. A process that only looks names up gets the next attributes by HEADs side by side. Only
 names of a fresh listing are guessed at, and only files that the reader takes by one GET are fetched whole.
+
+A loader that shuffles its list looks up a file and opens it: one GET then brings what a HEAD and a GET would (S-152).
+Who only looks at files gets HEADs again after a few of them.
 """
 
 from __future__ import annotations
@@ -16,11 +19,11 @@ from datastore.errors import StoreError
 
 from ...data.smallfiles import SmallFileFetcher
 from ...loop import Future
+from ...ops import Ino
 from ...store.base import ObjectInfo, ObjectVersion, Shown
 from ..tree.core import Core
 from ..tree.listing import Listed, Listing
 from ..tree.nodes import Directory, Node
-from ..tree.openings import Openings
 
 _DIRECTORIES = 64
 """Directories in which a run is followed at once."""
@@ -44,6 +47,10 @@ _ASKED_MAX = 4096
 _SHARE = 1000
 """Of a large directory that is looked through."""
 _RACY_NS = 1_500_000_000
+_ENOUGH = 8
+"""So many in a row were opened before the next one is fetched whole."""
+PENDING_MAX = 32
+"""Asked for and not opened yet: more are nobody's who reads. Several threads look up before they open."""
 
 
 class _Run:
@@ -89,9 +96,34 @@ class _Run:
         return ahead
 
 
-class Prefetcher:
-    """All runs of a mount."""
+class Openings:
+    """Whether the files whose attributes are asked for one by one are read next, by what became of the last ones."""
 
+    def __init__(self) -> None:
+        self._pending: OrderedDict[Ino, None] = OrderedDict()
+        self._row = 0
+
+    @property
+    def before_opens(self) -> int:
+        """So many names are looked up before one of them is opened, by who reads what he looks up."""
+        return PENDING_MAX if self._row >= _ENOUGH else 1
+
+    def asked(self, ino: Ino) -> bool:
+        """The attributes of a file are asked for; whether it will be read, as far as one can tell."""
+        self._pending[ino] = None
+        if len(self._pending) > PENDING_MAX:
+            self._pending.popitem(last=False)
+            self._row = 0
+        return self._row >= _ENOUGH
+
+    def opened(self, ino: Ino) -> None:
+        """It was opened to be read."""
+        if ino in self._pending:
+            del self._pending[ino]
+            self._row += 1
+
+
+class Prefetcher:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._opens: OrderedDict[int, _Run] = OrderedDict()

@@ -9,10 +9,11 @@ import errno
 import stat
 from collections import OrderedDict, deque
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 from datastore.api.names import MARKER
-from datastore.errors import NotFound, PreconditionFailed, StoreError
+from datastore.errors import KeyTooLong, NotFound, PreconditionFailed, StoreError
 
 from ...ops import FSError
 from ...store.base import ETag, ListPage, ObjectInfo, ObjectVersion, Shown
@@ -21,6 +22,7 @@ from ..tree.attrs import stands_for_directory
 from ..tree.core import Core
 from ..tree.growth import grew
 from ..tree.listing import NO_ETAG, Listed, Listing, claim, show_as_directories
+from ..tree.names import LINK_SUFFIX, segment_of
 from ..tree.nodes import Directory, Node
 from .pages import Pages
 
@@ -62,34 +64,21 @@ class _Begun(NamedTuple):
     seen: tuple[tuple[int, ...], int]
 
 
-class Distance:
-    """How far away the store is, by what listings took."""
-
-    def __init__(self) -> None:
-        self._last: deque[float] = deque(maxlen=_LAST)
-
-    def listed(self, took_s: float) -> None:
-        """A directory was listed, in so many seconds."""
-        self._last.append(took_s)
+class Remote:
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._begun: dict[int, _Begun] = {}
+        self.took_s: deque[float] = deque(maxlen=_LAST)
+        """What the last listings took, seconds."""
 
     @property
     def is_far(self) -> bool:
-        """Whether waiting for one more answer costs more than asking for what may not be wanted."""
-        return len(self._last) >= _TOLD and min(self._last) >= FAR_S
-
-
-class Remote:
-    """The store's side of the tree."""
-
-    def __init__(self, core: Core) -> None:
-        self._core = core
-        self.distance = Distance()
-        self._begun: dict[int, _Begun] = {}
+        """Whether waiting for one more answer of the store costs more than asking for what may not be wanted."""
+        return len(self.took_s) >= _TOLD and min(self.took_s) >= FAR_S
 
     async def begin(self, directory: Directory) -> None:
-        """Ask for the entries of a directory that is soon read; of one that turns out to be large, the first page.
-
-        Makes one request after the other: known pages are left to who reads them, side by side. StoreError, FSError.
+        """Ask for the entries of a directory that is soon read; of one that turns out to be large, the first page. One
+        request after the other: known pages are left to who reads them, side by side. StoreError, FSError.
         """
         core = self._core
         if directory.listing is None:
@@ -131,6 +120,7 @@ class Remote:
         hidden = HIDDEN if directory is core.nodes.root else frozenset[str]()
         listing = await pages.read(started, hidden, None if whole else FIRST_PAGES)
         took_s = core.clock.monotonic() - began + (begun.took_s if begun is not None else 0.0)
+        self.took_s.append(took_s)
         if directory.listed_as != seen:
             return None
         if listing is None:  # the store shows what it showed before
@@ -138,7 +128,6 @@ class Remote:
                 return None
             had.confirmed(started)
             directory.list_s, directory.probe_s = took_s, 0.0
-            self.distance.listed(took_s)
             return had
         newer = directory.listing
         if newer is not None and newer.listed_at > started:
@@ -146,7 +135,6 @@ class Remote:
         directory.large = listing.pages > FIRST_PAGES or not listing.complete
         directory.list_s = took_s if listing.complete else took_s * _GUESSED_COST
         directory.probe_s = 0.0
-        self.distance.listed(took_s)
         directory.marker = listing.marker
         if listing.complete:
             await self.settle(self.install(directory, listing), listing.listed_at)
@@ -172,11 +160,7 @@ class Remote:
             listed = listing.entries.get(name)
             if child.dirty:
                 continue
-            if (
-                listed is None
-                or (listed.kind == stat.S_IFDIR) != isinstance(child, Directory)
-                or listed.tail != child.tail
-            ):
+            if listed is None or listed.tail != child.tail:
                 self.lost(child)
             elif self.is_replaced(child, listed):
                 suspects.append((child, listed))
@@ -186,8 +170,8 @@ class Remote:
 
     def _keep_own_changes(self, directory: Directory, listing: Listing) -> None:
         """What we did after the listing was begun, and what the store has not seen, is right all the same."""
-        changed = OrderedDict((name, one) for name, one in directory.changed.items() if one.when >= listing.listed_at)
-        directory.changed = changed
+        newer = ((name, one) for name, one in directory.changed.items() if one.when >= listing.listed_at)
+        changed = directory.changed = OrderedDict(newer)
         entries = listing.entries
         kept = [
             name
@@ -216,7 +200,37 @@ class Remote:
         node.lost = True
         self._core.nodes.detach(node)
 
-    # -- single nodes
+    # -- single nodes and names
+
+    async def probe(self, parent: Directory, name: bytes) -> Listed | None:
+        """What a name of one_key() is, without listing the directory: a directory before a file before a link."""
+        place = parent.place
+        kinds = (stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK)
+        found = await self._core.each(partial(self._probe_kind, parent, segment_of(name)), kinds)
+        if parent.place != place:
+            return await self.probe(parent, name)
+        return next((listed for listed in found if listed is not None), None)
+
+    async def _probe_kind(self, parent: Directory, segment: str, kind: int) -> Listed | None:
+        core = self._core
+        if kind == stat.S_IFDIR:
+            page = await core.store.list_page(parent.key + segment + "/", max_keys=1)
+            return Listed(stat.S_IFDIR, segment + "/") if page.objects else None
+        tail = segment + (LINK_SUFFIX if kind == stat.S_IFLNK else "")
+        key, learn = parent.key + tail, core.known.asking()
+        try:
+            if not core.settings.full_attributes:
+                page = await core.store.list_page(key, max_keys=1)
+                found = next((one for one in page.objects if one.key == key), None)
+                return Listed(kind, tail, found.size, found.etag, found.mtime_ns) if found is not None else None
+            info = await core.store.head(key)
+        except (NotFound, KeyTooLong):
+            return None
+        learn(info)
+        if stands_for_directory(key, info.size, info.content_type):
+            parent.stand_ins[tail] = (info.etag, info.mtime_ns // 1_000_000_000)
+            return Listed(stat.S_IFDIR, tail + "/")
+        return Listed(kind, tail, info.size, info.etag, info.mtime_ns)
 
     async def head(self, node: Node) -> bool:
         """Ask for a node's version and attributes; False when it is gone (it is detached then): a directory without a
@@ -381,17 +395,12 @@ class Remote:
         # Who writes goes on from what he opened: at which end of it he appends the kernel decides.
         followable = node.staged is None and not node.writers and 0 < old.size < seen.size
         new = ObjectVersion(old.key, seen.etag, seen.size)
-        if followable and await grew(self._core, old, new) and await self._passthrough_grows(node, new):
-            return True
+        if followable and await grew(self._core, old, new):
+            if not self._core.notifier.is_local(node.ino):
+                return True
+            with suppress(PreconditionFailed, NotFound):  # who reads from a local file has to see what was appended
+                if await self._core.passthrough.grow(node.ino, new, self._core.reader.fetch):
+                    return True
         if not node.gone:
             self.lost(node)
         return False
-
-    async def _passthrough_grows(self, node: Node, new: ObjectVersion) -> bool:
-        """Whether those who read the node from a local file see what was appended."""
-        if not self._core.notifier.is_local(node.ino):
-            return True
-        try:
-            return await self._core.passthrough.grow(node.ino, new, self._core.reader.fetch)
-        except (PreconditionFailed, NotFound):
-            return False

@@ -19,7 +19,6 @@ from ..tree.nodes import Change, Directory, Node
 from .descent import Descent
 from .pages import look
 from .prefetcher import Prefetcher
-from .probing import probe
 from .remote import Remote
 from .walks import Walks
 
@@ -102,7 +101,6 @@ class Resolver:
         return AttrReply(node.attr(), left) if left is not None else None
 
     def attr_reply(self, node: Node) -> AttrReply:
-        """The answer to a getattr."""
         return AttrReply(node.attr(), self._left(node) or 0.0)
 
     def cached(self, parent: Directory, name: bytes) -> Entry | None:
@@ -187,7 +185,6 @@ class Resolver:
     # -- these may ask the store
 
     async def lookup(self, parent: Directory, name: bytes) -> Entry:
-        """The answer to a lookup."""
         if self._listing_pays(parent, name):
             await self.read_directory(parent)
             entry = self.cached(parent, name)
@@ -338,29 +335,27 @@ class Resolver:
         started, mark = self._core.clock.monotonic(), parent.changed.get(name)
         child = parent.children.get(name)
         etag = child.etag if child is not None else None
-        found = await probe(self._core, parent, name)
+        found = await self._remote.probe(parent, name)
         parent.probe_s += self._core.clock.monotonic() - started
 
         def holds() -> bool:
             """Marks are dropped with time, so what has the name counts as well: the same version, or nothing."""
-            now = parent.children.get(name)
-            if now is None or now is child:
-                return parent.changed.get(name) is mark and (now is None or now.etag == etag)
-            return parent.changed.get(name) is mark and found is not None and found.etag == now.etag
+            now, version = parent.children.get(name), found.etag if found is not None else None
+            same = now is None or now.etag == (etag if now is child else version)
+            return same and parent.changed.get(name) is mark
 
         return found, started, holds
 
     async def _told_anew(self, parent: Directory, name: bytes) -> tuple[Listing, float] | None:
         """What the directory's listing, or a page of it, says of a name by now; None: it has to be asked for alone."""
-        told = self._remote.believed(parent, name)
-        odd = not one_key(name)
-        if told is None and (odd or not parent.large or parent.probe_s >= parent.list_s):
+        told, odd = self._remote.believed(parent, name), not one_key(name)
+        if told is not None:
+            return told
+        if odd or not parent.large or parent.probe_s >= parent.list_s:
             listing = await self.read_directory(parent, whole=odd or parent.large)
             return (listing, listing.listed_at) if listing.complete else None
-        if told is None:
-            await look(self._core, parent, name, self.ttl(parent))
-            told = self._remote.believed(parent, name)
-        return told
+        await look(self._core, parent, name, self.ttl(parent))
+        return self._remote.believed(parent, name)
 
     async def _settle(self, parent: Directory, name: bytes, found: _Found) -> Node | None:
         """The node that a listing or probe speaks of, with its attributes. _OvertakenError when it is no longer so."""

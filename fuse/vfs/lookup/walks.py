@@ -35,8 +35,6 @@ _SHOWN = 256
 
 
 class Walks:
-    """All walks of a mount."""
-
     def __init__(self, core: Core, remote: Remote, prefetcher: Prefetcher) -> None:
         self._core = core
         self._remote = remote

@@ -15,7 +15,6 @@ PATIENCE_S = 1.0
 """Longest wait for an open on its way; the kernel comes back at once, if it comes."""
 _LOOK_S = 0.002
 """How often it is looked whether it was there: hardly ever is anybody waited for."""
-_Name = tuple[int, bytes]
 
 
 class Chases:
@@ -23,7 +22,7 @@ class Chases:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._chased: dict[_Name, dict[int, float]] = {}
+        self._chased: dict[tuple[int, bytes], dict[int, float]] = {}
         """By name, the threads that are on their way to it, and until when (the loop's clock) they are waited for."""
 
     def lost(self, node: Node, thread: int) -> None:

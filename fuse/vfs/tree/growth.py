@@ -40,7 +40,6 @@ async def grew(core: Core, old: ObjectVersion, new: ObjectVersion) -> bool:
 async def follow_unread(core: Core, node: Node, old: ObjectVersion) -> bool:
     """Whether a node of which nobody has read a byte, and that lost its name to another version, goes on with that:
     it only grew (S-147). Its own readers wait for that, and nobody who lists the directory. StoreError.
-
     old: the version that was to be read. node.lock is not held.
     """
     if not 0 < old.size <= UNREAD_CHECK:

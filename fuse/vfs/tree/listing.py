@@ -94,7 +94,6 @@ class Listing:
     """Where the pages but the last end."""
 
     def __post_init__(self) -> None:
-        """Confirmed when it was listed."""
         self.stamp = Stamp(self.listed_at)
 
     def stamp_of(self, tail: str) -> Stamp:

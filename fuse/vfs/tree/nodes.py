@@ -295,28 +295,25 @@ class NodeTable:
         child = parent.children.get(name)
         return child.ino if child is not None else self.free_ino(parent.ino, name)
 
-    def add(self, parent: Directory, name: bytes, listed: Listed, attributes: Attributes) -> Node:
+    def add(
+        self, parent: Directory, name: bytes, listed: Listed, attributes: Attributes, ino: Ino | None = None
+    ) -> Node:
         """Make the node of a name; the name must have none."""
         make = Directory if listed.kind == stat.S_IFDIR else Node
-        node = make(self.free_ino(parent.ino, name), parent, name, listed, attributes)
+        node = make(ino or self.free_ino(parent.ino, name), parent, name, listed, attributes)
         self.grown += 1
         self.used.setdefault(parent.ino, parent)
-        self.by_ino[node.ino] = node
-        parent.children[name] = node
+        self.by_ino[node.ino] = parent.children[name] = node
         return node
 
     def restore(self, ino: Ino, parent: Directory, name: bytes, listed: Listed, attributes: Attributes) -> None:
         """Make the node that an earlier process had; the kernel holds one reference, at least. Of two of one name the
         later has it.
         """
-        make = Directory if listed.kind == stat.S_IFDIR else Node
-        node = make(ino, parent, name, listed, attributes)
-        node.nlookup, node.pinned = 1, True
-        self.by_ino[ino] = node
-        self.used.setdefault(parent.ino, parent)
         if name in parent.children:
             self.detach(parent.children[name])
-        parent.children[name] = node
+        node = self.add(parent, name, listed, attributes, ino)
+        node.nlookup, node.pinned = 1, True
 
     def detach(self, node: Node) -> None:
         """Take a node out of its directory: it was removed, or another version took its name."""

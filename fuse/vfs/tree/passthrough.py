@@ -78,11 +78,9 @@ class PassthroughFiles:
         return file is not None
 
     def write(self, ino: Ino, offset: int, payload: bytes | memoryview) -> None:
-        """The node was written to."""
         self._change(ino, lambda fd: write_fully(fd, memoryview(payload), offset))
 
     def truncate(self, ino: Ino, size: int) -> None:
-        """The node has another size."""
         self._change(ino, lambda fd: os.ftruncate(fd, size))
 
     def zero(self, ino: Ino, offset: int, length: int) -> None:

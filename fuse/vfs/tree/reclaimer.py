@@ -92,7 +92,6 @@ class MemoryReclaimer:
         self._looking: Task[None] | None = None
 
     def start(self) -> None:
-        """Begin."""
         self._core.loop.every(_TICK_S, self._tick)
 
     async def stop(self) -> None:

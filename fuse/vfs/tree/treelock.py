@@ -9,9 +9,8 @@ from ...loop import Future, Lock
 
 
 class TreeLock:
-    """Shared and exclusive, in the order of asking: who waits for exclusive keeps newcomers out.
-
-    Waits have no deadline of their own: whoever holds it waits for the store, which is bounded.
+    """Shared and exclusive, in the order of asking: who waits for exclusive keeps newcomers out. Waits have no deadline
+    of their own: whoever holds it waits for the store, which is bounded.
     """
 
     def __init__(self) -> None:
