@@ -92,9 +92,7 @@ class KernelDirCache:
 
     def start(self) -> None:
         """Drop what an earlier server told: nobody looks after that."""
-        if not self.enabled:
-            return
-        for node in self._core.nodes.by_ino.values():
+        for node in self._core.nodes.by_ino.values() if self.enabled else ():
             if isinstance(node, Directory):
                 self._core.notifier.inval_inode(node.ino)
 

@@ -243,7 +243,7 @@ class Prefetcher:
             if isinstance(answer, ObjectInfo):
                 learn(answer)
             if not futures[number].done:
-                del self._asked[wanted[number].key]
+                self._asked.pop(wanted[number].key, None)
                 futures[number].set_result(isinstance(answer, ObjectInfo))
 
         try:

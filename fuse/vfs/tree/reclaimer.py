@@ -114,7 +114,10 @@ class MemoryReclaimer:
     async def look(self, resident: int) -> None:
         """Let go of what is too much; resident: the process's size, bytes."""
         nodes = self._core.nodes
-        self._press(resident)
+        pressed = resident > self._ceiling * (_RELAXED if self._pressed else _PRESSED)
+        if pressed != self._pressed:
+            self._pressed = pressed
+            self._core.reader.limit_memory(self._shares.pieces // 4 if pressed else self._shares.pieces)
         if nodes.grown >= _GROWN or self._pressed:
             nodes.grown = 0
             await self._trim(self._shares.names // 2 if self._pressed else self._shares.names)
@@ -123,15 +126,6 @@ class MemoryReclaimer:
         # The log of node ids says what the kernel has, not what it ever had.
         if self._core.nodelog.records > _LOG_RATIO * len(nodes.by_ino) + _LOG_SLACK:
             self._core.rewrite_nodelog()
-
-    def _press(self, resident: int) -> None:
-        """Tighten the limits, or loosen them again."""
-        if not self._pressed and resident > self._ceiling * _PRESSED:
-            self._pressed = True
-            self._core.reader.limit_memory(self._shares.pieces // 4)
-        elif self._pressed and resident < self._ceiling * _RELAXED:
-            self._pressed = False
-            self._core.reader.limit_memory(self._shares.pieces)
 
     async def _trim(self, limit: int) -> None:
         core, passed = self._core, 0
