@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
-from typing import TypedDict
 
 from datastore.api.mountspec import MountSpec
 from datastore.api.source import S3Location, Source, StaticCredentials, credentials_of, with_credentials
@@ -59,14 +58,10 @@ _LIVE = (
 
 
 class MountedStore:
-    """One file system with its store, cache and journal. Threads: any but the loop's."""
+    """See fuse.server.MountedStore: one file system with its store, cache and journal. Threads: any but the loop's."""
 
     def __init__(
-        self,
-        filesystem: DatastoreFilesystem,
-        spec: MountSpec,
-        store: RetryingStore,
-        keys: StaticSource | None = None,
+        self, filesystem: DatastoreFilesystem, spec: MountSpec, store: RetryingStore, keys: StaticSource | None
     ) -> None:
         self.filesystem = filesystem
         self._spec = spec
@@ -77,7 +72,7 @@ class MountedStore:
     def status(self) -> dict[str, object]:
         """What `datastore status` shows of this side; also when the loop has ended."""
         core = self.filesystem.core
-        used, limit = core.cache.usage() if core.cache is not None else (0, 0)
+        used, limit = core.cache.usage()
         try:
             seen = core.loop.call(self._seen)
         except MountFailed:
@@ -100,23 +95,21 @@ class MountedStore:
         }
 
     def apply(self, spec: MountSpec) -> list[str]:
-        """See fuse.server.MountedStore. With another group the kernel asks again for what it knew."""
+        """With another group the kernel asks again for what it knew."""
         live: dict[str, object] = {name: getattr(spec, name) for name in _LIVE}
         running = replace(self._spec, **live, source=self._renewed(spec.source))  # type: ignore[arg-type]
         core = self.filesystem.core
         core.loop.call(partial(self._change_settings, running))
-        if core.cache is not None:
-            core.cache.resize(running.cache_size_bytes)
+        core.cache.resize(running.cache_size_bytes)
         self._store.upload_pace.limit(running.upload_limit_bytes)
         self._spec = running
         return [each.name for each in fields_of(MountSpec) if getattr(running, each.name) != getattr(spec, each.name)]
 
     def _change_settings(self, running: MountSpec) -> None:
         core = self.filesystem.core
-        defaults = core.settings.defaults._replace(group=running.group)
-        same = defaults == core.settings.defaults
-        core.settings = replace(core.settings, defaults=defaults, **live_settings(running))
-        for node in [] if same else core.nodes.by_ino.values():
+        before, core.settings = core.settings, settings_of(running)
+        defaults = core.settings.defaults
+        for node in [] if defaults == before.defaults else core.nodes.by_ino.values():
             facts.edited(node, defaults.seen(node.attributes))
             core.notifier.inval_inode(node.ino, -1)
 
@@ -129,21 +122,17 @@ class MountedStore:
         return with_credentials(self._spec.source, credentials)
 
     def warm(self, path: str, progress: Callable[[dict[str, int | None]], None]) -> dict[str, object]:
-        """Bring what is below a path into the cache; see warm.warm."""
         return self.filesystem.loop.run(warm(self.filesystem, path, progress))
 
     def discard(self, path: str) -> int:
-        """Drop unsent bytes of a path; see Uploads.forget."""
         return self.filesystem.loop.run(self.filesystem.uploads.forget(path))
 
     def flush_all(self) -> list[str]:
-        """Send all that is unsent; a line for each failure."""
         return self.filesystem.loop.run(self.filesystem.flush_all())
 
 
 def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedStore:
     """Probe the backend, then make the file system; resumed: the kernel already knows nodes of an earlier server.
-
     Errors: those of probe() - wrong key, bucket, region, endpoint - within 5 s; nothing is changed then.
     """
     location = s3_of(spec)
@@ -177,38 +166,26 @@ def believed_s(spec: MountSpec) -> float:
     return spec.metadata_ttl_s / 2 if spec.transport == "libfuse" else spec.metadata_ttl_s
 
 
-class LiveSettings(TypedDict):
-    """The fields of Settings that may change while it is mounted."""
-
-    metadata_ttl_s: float
-    capacity_bytes: int
-    used_bytes: int
-    used_files: int
-    refuse_conflicts: bool
-    write_back_s: float
-
-
-def live_settings(spec: MountSpec) -> LiveSettings:
-    """What these are by a specification."""
-    return {
-        "metadata_ttl_s": believed_s(spec),
-        "capacity_bytes": spec.capacity_bytes,
-        "used_bytes": spec.used_bytes or 0,
-        "used_files": spec.used_files or 0,
-        "refuse_conflicts": spec.conflict == "fail",
-        "write_back_s": spec.write_back_s,
-    }
-
-
-def defaults_of(spec: MountSpec) -> Defaults:
-    """What an object without attributes of its own looks like on this mount."""
+def settings_of(spec: MountSpec) -> Settings:
+    """What a specification says of them."""
     umask = 0o022 if spec.umask is None else spec.umask
-    return Defaults(
-        uid=os.getuid() if spec.uid is None else spec.uid,
-        gid=os.getgid() if spec.gid is None else spec.gid,
-        file_mode=0o666 & ~umask,
-        directory_mode=0o777 & ~umask,
-        group=spec.group,
+    return Settings(
+        metadata_ttl_s=believed_s(spec),
+        full_attributes=spec.attributes == "full",
+        capacity_bytes=spec.capacity_bytes,
+        used_bytes=spec.used_bytes or 0,
+        used_files=spec.used_files or 0,
+        defaults=Defaults(
+            uid=os.getuid() if spec.uid is None else spec.uid,
+            gid=os.getgid() if spec.gid is None else spec.gid,
+            file_mode=0o666 & ~umask,
+            directory_mode=0o777 & ~umask,
+            group=spec.group,
+        ),
+        memory_bytes=spec.memory_bytes,
+        refuse_conflicts=spec.conflict == "fail",
+        write_back_s=spec.write_back_s,
+        open_less=spec.read_only and spec.transport == "kernel",
     )
 
 
@@ -222,7 +199,6 @@ def build_filesystem(
     reader: str = "",
 ) -> DatastoreFilesystem:
     """The file system over any store; unsent files and half-done renames of an earlier process are finished first.
-
     loop: this call turns it for that, unless another thread does. reader: names the credentials; nothing of what
     others have read is used (S-205).
     """
@@ -235,19 +211,12 @@ def build_filesystem(
     namespace = f"{location.endpoint}/{location.bucket} {reader}"
     cache = BlockCache(Path(spec.cache_dir), spec.cache_size_bytes, namespace)
     cache.learn()
-    defaults = defaults_of(spec)
+    settings = settings_of(spec)
     clock = clock or SystemClock()
     shares = Shares.of(spec.memory_bytes)
     known = AttributeMemory(db, entries=shares.attributes, executor=loop.disk)
     core = Core(
-        settings=Settings(
-            **live_settings(spec),
-            full_attributes=spec.attributes == "full",
-            defaults=defaults,
-            memory_bytes=spec.memory_bytes,
-            open_less=spec.read_only and spec.transport == "kernel",
-            keep_directories=spec.read_only and spec.transport == "kernel",
-        ),
+        settings=settings,
         store=store,
         reader=Reader(store, cache, loop, memory_bytes=shares.pieces, asking=known.asking),
         cache=cache,
@@ -257,7 +226,7 @@ def build_filesystem(
         opens=OpenTable(state / "opens"),
         removed=RemovedFiles(state / "removed"),
         listings=SavedListings(state / "listings"),
-        nodes=NodeTable(location.prefix, defaults.of(stat.S_IFDIR, clock.time_ns())),
+        nodes=NodeTable(location.prefix, settings.defaults.of(stat.S_IFDIR, clock.time_ns())),
         passthrough=PassthroughFiles(cache, loop),
         loop=loop,
         clock=clock,

@@ -4,27 +4,10 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Sequence
 
 from datastore.logs import fields
 
-from ..loop import Loop
-from ..ops import (
-    AttrReply,
-    Caller,
-    DirBudget,
-    DirEntry,
-    Entry,
-    Fh,
-    FSError,
-    Ino,
-    Notifier,
-    OpenDirReply,
-    OpenReply,
-    OpenRequest,
-    SetAttr,
-    StatFs,
-)
+from .. import ops
 from .change.changes import Changes
 from .change.renames import Renames
 from .change.setattr import SetAttrs
@@ -35,7 +18,7 @@ from .lookup.remote import Remote
 from .lookup.resolver import Resolver
 from .opened.files import Files
 from .opened.handles import Handles
-from .opened.reading import Bytes, Reading
+from .opened.reading import Reading
 from .opened.writeback import WriteBack
 from .opened.writing import Writing
 from .tree.core import Core
@@ -53,10 +36,10 @@ _FILES = 1 << 32
 
 
 class DatastoreFilesystem:
-    """Implements ops.Filesystem over one Core."""
+    """Implements ops.Filesystem over one Core. What one part does without help is that part's own method."""
 
     def __init__(self, core: Core) -> None:
-        self.core = core
+        self.core, self.loop = core, core.loop
         self.remote = Remote(core)
         prefetcher = Prefetcher(core)
         self.resolver = Resolver(core, self.remote, prefetcher)
@@ -66,22 +49,22 @@ class DatastoreFilesystem:
         self.write_back = WriteBack(core, self.uploads)
         self._writing = Writing(core, self.uploads, self.handles, self.write_back)
         self._files = Files(core, self.resolver, self.uploads, self.handles, self._writing, prefetcher)
-        self._changes = Changes(core, self.remote, self.resolver, self.uploads, self._files, self._writing)
-        self.renames = Renames(core, self.resolver, self.uploads, self._changes)
+        self._changes = changes = Changes(core, self.remote, self.resolver, self.uploads, self._files, self._writing)
+        self.renames = Renames(core, self.resolver, self.uploads, changes)
         self._attrs = SetAttrs(core, self.resolver, self.uploads, self.handles, self._writing)
         self.kernel_dir_cache = KernelDirCache(core)
-        self._directories = Directories(core, self.resolver, self.kernel_dir_cache)
+        directories = Directories(core, self.resolver, self.kernel_dir_cache)
         self.reclaimer = MemoryReclaimer(core)
         self.upkeep = Upkeep(core, self.uploads, self.kernel_dir_cache)
+        self.mknod, self.mkdir, self.create = changes.mknod, changes.mkdir, changes.create
+        self.read, self.readlink, self.lseek = self._reading.read, self._reading.readlink, self._reading.lseek
+        self.write, self.fallocate, self.release = self._writing.write, self._writing.fallocate, self._files.release
+        self.getxattr, self.listxattr = self._attrs.getxattr, self._attrs.listxattr
+        self.opendir, self.readdir, self.releasedir = directories.opendir, directories.readdir, directories.releasedir
 
     # -- life
 
-    @property
-    def loop(self) -> Loop:
-        """See ops.Filesystem."""
-        return self.core.loop
-
-    def start(self, notifier: Notifier) -> None:
+    def start(self, notifier: ops.Notifier) -> None:
         """Begin: the kernel can be told of changes, and what is due now and then is done. On the loop."""
         self.core.notifier = notifier
         self.kernel_dir_cache.start()
@@ -105,91 +88,61 @@ class DatastoreFilesystem:
 
     # -- names
 
-    async def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Entry:
-        """See ops.Filesystem."""
+    async def lookup(self, caller: ops.Caller, parent: ops.Ino, name: bytes) -> ops.Entry:
         directory = self.resolver.directory(parent)
-        entry = self.resolver.cached(directory, name) if not directory.gone else Entry(None, 0.0)
+        entry = self.resolver.cached(directory, name) if not directory.gone else ops.Entry(None, 0.0)
         if entry is None:
             entry = await self.resolver.lookup(directory, name)
         if entry.attr is None and len(name) > self._name_max():  # such exist only if another tool wrote them (S-35)
-            raise FSError(errno.ENAMETOOLONG)
+            raise ops.FSError(errno.ENAMETOOLONG)
         return entry
 
-    def forget(self, ino: Ino, nlookup: int) -> None:
-        """See ops.Filesystem."""
+    def forget(self, ino: ops.Ino, nlookup: int) -> None:
         self.kernel_dir_cache.forgotten(ino, nlookup)
         self.core.nodes.forget(ino, nlookup)
 
-    async def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Entry:
-        """See ops.Filesystem."""
-        return await self._changes.mknod(caller, parent, name, mode, rdev)
-
-    async def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Entry:
-        """See ops.Filesystem."""
-        return await self._changes.mkdir(caller, parent, name, mode)
-
-    async def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Entry:
-        """See ops.Filesystem."""
+    async def symlink(self, caller: ops.Caller, parent: ops.Ino, name: bytes, target: bytes) -> ops.Entry:
         entry = await self._changes.symlink(caller, parent, name, target)
         if entry.attr is not None:
             self._reading.linked(entry.attr.ino, target)
         return entry
 
-    async def unlink(self, caller: Caller, parent: Ino, name: bytes) -> None:
-        """See ops.Filesystem."""
+    async def unlink(self, caller: ops.Caller, parent: ops.Ino, name: bytes) -> None:
         await self._changes.unlink(parent, name)
 
-    async def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> None:
-        """See ops.Filesystem."""
+    async def rmdir(self, caller: ops.Caller, parent: ops.Ino, name: bytes) -> None:
         await self._changes.rmdir(parent, name)
 
     async def rename(
-        self, caller: Caller, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int
+        self, caller: ops.Caller, parent: ops.Ino, name: bytes, new_parent: ops.Ino, new_name: bytes, flags: int
     ) -> None:
-        """See ops.Filesystem."""
         await self.renames.rename(parent, name, new_parent, new_name, flags)
 
-    async def link(self, caller: Caller, ino: Ino, new_parent: Ino, new_name: bytes) -> Entry:
+    async def link(self, caller: ops.Caller, ino: ops.Ino, new_parent: ops.Ino, new_name: bytes) -> ops.Entry:
         """An object has one key: EOPNOTSUPP (S-10)."""
-        raise FSError(errno.EOPNOTSUPP)
-
-    async def readlink(self, ino: Ino) -> bytes:
-        """See ops.Filesystem."""
-        return await self._reading.readlink(ino)
+        raise ops.FSError(errno.EOPNOTSUPP)
 
     # -- attributes
 
-    async def getattr(self, ino: Ino, fh: Fh) -> AttrReply:
-        """See ops.Filesystem."""
+    async def getattr(self, ino: ops.Ino, fh: ops.Fh) -> ops.AttrReply:
         known = self.resolver.known(ino)
         return known if known is not None else await self._attrs.getattr(ino)
 
-    async def setattr(self, caller: Caller, ino: Ino, fh: Fh, changes: SetAttr) -> AttrReply:
-        """See ops.Filesystem."""
+    async def setattr(self, caller: ops.Caller, ino: ops.Ino, fh: ops.Fh, changes: ops.SetAttr) -> ops.AttrReply:
         return await self._attrs.setattr(ino, fh, changes)
 
-    async def getxattr(self, ino: Ino, name: bytes) -> bytes:
-        """See ops.Filesystem."""
-        return await self._attrs.getxattr(ino, name)
-
-    async def setxattr(self, caller: Caller, ino: Ino, name: bytes, content: bytes, flags: int) -> None:
-        """See ops.Filesystem."""
+    async def setxattr(self, caller: ops.Caller, ino: ops.Ino, name: bytes, content: bytes, flags: int) -> None:
         await self._attrs.setxattr(ino, name, content, flags)
 
-    async def listxattr(self, ino: Ino) -> Sequence[bytes]:
-        """See ops.Filesystem."""
-        return await self._attrs.listxattr(ino)
-
-    async def removexattr(self, caller: Caller, ino: Ino, name: bytes) -> None:
-        """See ops.Filesystem."""
+    async def removexattr(self, caller: ops.Caller, ino: ops.Ino, name: bytes) -> None:
         await self._attrs.removexattr(ino, name)
 
-    async def statfs(self, ino: Ino) -> StatFs:
+    async def statfs(self, ino: ops.Ino) -> ops.StatFs:
         """The capacity of the manifest, or a very large store; what is taken is known if somebody has told us."""
         shown = self.core.settings
         blocks = (shown.capacity_bytes or _UNLIMITED_BYTES) // _BLOCK
         free = max(0, blocks - -(-shown.used_bytes // _BLOCK))
-        return StatFs(blocks, free, _FILES, max(0, _FILES - shown.used_files), _BLOCK, self._name_max())
+        return ops.StatFs(blocks, free, _FILES, max(0, _FILES - shown.used_files), _BLOCK, self._name_max())
 
     def _name_max(self) -> int:
         """Bytes of a name that can be made."""
@@ -197,58 +150,16 @@ class DatastoreFilesystem:
 
     # -- files
 
-    async def open(self, caller: Caller, ino: Ino, request: OpenRequest) -> OpenReply:
-        """See ops.Filesystem. ENOSYS tells the kernel to open, and flush, files by itself from now on (S-51)."""
+    async def open(self, caller: ops.Caller, ino: ops.Ino, request: ops.OpenRequest) -> ops.OpenReply:
+        """ENOSYS tells the kernel to open, and flush, files by itself from now on (S-51)."""
         if self.core.settings.open_less:
-            raise FSError(errno.ENOSYS)
+            raise ops.FSError(errno.ENOSYS)
         return await self._files.open(ino, request, caller.pid)
 
-    async def create(
-        self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest
-    ) -> tuple[Entry, OpenReply]:
-        """See ops.Filesystem."""
-        return await self._changes.create(caller, parent, name, mode, request)
-
-    async def read(self, ino: Ino, fh: Fh, offset: int, size: int) -> Bytes:
-        """See ops.Filesystem."""
-        return await self._reading.read(ino, fh, offset, size)
-
-    async def write(self, ino: Ino, fh: Fh, offset: int, payload: memoryview, kill_suidgid: bool) -> int:
-        """See ops.Filesystem."""
-        return await self._writing.write(ino, fh, offset, payload, kill_suidgid)
-
-    async def flush(self, ino: Ino, fh: Fh) -> None:
-        """See ops.Filesystem."""
+    async def flush(self, ino: ops.Ino, fh: ops.Fh) -> None:
         if self.core.settings.open_less:
-            raise FSError(errno.ENOSYS)
+            raise ops.FSError(errno.ENOSYS)
         await self._writing.flush(ino, fh)
 
-    async def fsync(self, ino: Ino, fh: Fh, datasync: bool) -> None:
-        """See ops.Filesystem."""
+    async def fsync(self, ino: ops.Ino, fh: ops.Fh, datasync: bool) -> None:
         await self._writing.fsync(ino, fh)
-
-    async def release(self, ino: Ino, fh: Fh) -> None:
-        """See ops.Filesystem."""
-        await self._files.release(ino, fh)
-
-    async def fallocate(self, ino: Ino, fh: Fh, offset: int, length: int, mode: int) -> None:
-        """See ops.Filesystem."""
-        await self._writing.fallocate(ino, fh, offset, length, mode)
-
-    async def lseek(self, ino: Ino, fh: Fh, offset: int, whence: int) -> int:
-        """See ops.Filesystem."""
-        return await self._reading.lseek(ino, fh, offset, whence)
-
-    # -- directories
-
-    async def opendir(self, caller: Caller, ino: Ino) -> OpenDirReply:
-        """See ops.Filesystem."""
-        return self._directories.opendir(ino)
-
-    async def readdir(self, ino: Ino, fh: Fh, offset: int, budget: DirBudget, plus: bool) -> Sequence[DirEntry]:
-        """See ops.Filesystem."""
-        return await self._directories.readdir(ino, fh, offset, budget, plus)
-
-    def releasedir(self, ino: Ino, fh: Fh) -> None:
-        """See ops.Filesystem."""
-        self._directories.releasedir(fh)

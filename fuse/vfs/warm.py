@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from datastore.errors import NotFound, StoreError
 from datastore.units import format_count, format_size
 
-from ..data.blockcache import BlockCache
 from ..store.base import ObjectVersion
 from .filesystem import DatastoreFilesystem
 from .tree.core import Core
@@ -32,7 +31,7 @@ async def warm(
     done_files = done_bytes = 0
     errors: list[str] = []
     full = False
-    _, left = await core.on_disk(cache.usage) if cache is not None else (0, 0)
+    _, left = await core.on_disk(cache.usage)
 
     def report(files: int, size: int) -> None:
         nonlocal done_files, done_bytes
@@ -54,20 +53,15 @@ async def warm(
             report(1, 0)
 
     await core.each(fetch, range(_FILES_AT_ONCE))
-    if cache is not None and (full or left < 0):
+    if full or left < 0:
         await core.on_disk(cache.recount)
-    missing = versions if cache is None else await core.on_disk(_missing, cache, versions)
-    if missing and cache is not None and not errors:
+    missing = await core.on_disk(lambda: [version for version in versions if not cache.present(version)])
+    if missing and not errors:
         size = format_size(sum(version.size for version in missing))
         used, most = await core.on_disk(cache.usage)
         why = f"{format_size(used)} of the {format_size(most)} that the cache can take there are used"
         errors.append(f"{format_count(len(missing), 'file')} of {len(versions):,}, {size}, did not fit: {why}")
     return {"ok": not errors, "files": len(versions), "bytes": total, "errors": errors[:20]}
-
-
-def _missing(cache: BlockCache, versions: Iterable[ObjectVersion]) -> list[ObjectVersion]:
-    """By a lane: those that the cache does not have."""
-    return [version for version in versions if not cache.present(version)]
 
 
 async def _prefix_of(filesystem: DatastoreFilesystem, path: str) -> str:

@@ -80,7 +80,7 @@ class FaultWorld:
         core.settings = replace(core.settings, silly_copy_bytes=SILLY_COPY)
         self.local = LocalFs(self.fs)
         self.writes_accepted = 0
-        self.fs.write = self._counted(self.fs.write)  # type: ignore[method-assign]
+        self.fs.write = self._counted(self.fs.write)
 
     def _counted(self, write: Callable[..., Awaitable[int]]) -> Callable[..., Coroutine[Any, Any, int]]:
         async def counted(*arguments: object) -> int:

@@ -26,8 +26,6 @@ _LEVELS = 32
 
 
 class Descent:
-    """All ways down of a mount."""
-
     def __init__(self, core: Core, remote: Remote) -> None:
         self._core = core
         self._remote = remote
@@ -36,9 +34,8 @@ class Descent:
         self._coming: dict[int, Task[None]] = {}
 
     async def ahead(self, directory: Directory) -> None:
-        """Somebody asks for a directory that is not current: wait for its attributes, if they are on their way.
-
-        Else ask for what comes next.
+        """Somebody asks for a directory that is not current: wait for its attributes, if they are on their way; else
+        ask for what comes next.
         """
         parent, coming = directory.parent, self._coming.get(directory.ino)
         if parent is not None:
@@ -48,7 +45,7 @@ class Descent:
                 self._steps.popitem(last=False)
         if coming is not None:
             await coming
-        elif parent is not None and self._core.distance.is_far:
+        elif parent is not None and self._remote.is_far:
             self._go(directory)
 
     def _go(self, directory: Directory) -> None:
@@ -61,13 +58,15 @@ class Descent:
                 coming = self._coming[step.ino] = self._core.loop.spawn(self._ask(step))
                 coming.on_done(partial(self._coming.__delitem__, step.ino))
             last = step
-        listing, walk = last.listing, last.parent.walk if last.parent is not None else None
-        walked = walk is not None and walk.streak > 1
-        if not last.large and not walked and self._is_old(last, listing.listed_at if listing is not None else None):
+        walk = last.parent.walk if last.parent is not None else None
+        if not last.large and (walk is None or walk.streak <= 1) and self._unlisted(last):
             self._core.loop.spawn(self._list(last))
 
-    def _is_old(self, directory: Directory, when: float | None) -> bool:
-        return when is None or self._core.clock.monotonic() - when >= self._remote.ttl(directory)
+    def _is_old(self, directory: Directory, when: float) -> bool:
+        return self._core.clock.monotonic() - when >= self._remote.ttl(directory)
+
+    def _unlisted(self, directory: Directory) -> bool:
+        return directory.listing is None or self._is_old(directory, directory.listing.listed_at)
 
     async def _ask(self, directory: Directory) -> None:
         with suppress(StoreError, FSError):  # who wants it asks again, and is told
@@ -75,13 +74,7 @@ class Descent:
 
     async def _list(self, directory: Directory) -> None:
         """Unless somebody does already, or has; who wants the listing waits for the lock."""
-        if not directory.listing_lock.try_acquire():
-            return
-        try:
-            listing = directory.listing
-            if self._is_old(directory, listing.listed_at if listing is not None else None):
-                await self._remote.begin(directory)
-        except (StoreError, FSError):
-            return  # who wants it asks again, and is told
-        finally:
-            directory.listing_lock.release()
+        if not directory.listing_lock.locked and self._unlisted(directory):
+            async with directory.listing_lock:
+                with suppress(StoreError, FSError):  # who wants it asks again, and is told
+                    await self._remote.begin(directory)

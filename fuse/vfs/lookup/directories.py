@@ -5,13 +5,14 @@ from __future__ import annotations
 import stat
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from ...ops import DirBudget, DirEntry, Entry, Fh, Ino, OpenDirReply
+from ...ops import Caller, DirBudget, DirEntry, Entry, Fh, Ino, OpenDirReply
 from ..tree import facts
 from ..tree.core import Core
 from ..tree.listing import Listed, Listing
 from ..tree.nodes import Directory, Node
-from .kerneldircache import Answer, KernelDirCache, index_of
+from .kerneldircache import KernelDirCache, index_of
 from .resolver import Resolver
 
 _DOTS = 2
@@ -22,24 +23,22 @@ _FIRST_SHARE = 256
 """Before the first one: what fits it (200), for the kernel asks on only where somebody looks at the entries."""
 
 
+@dataclass(slots=True)
 class Snapshot:
     """The entries of one open directory as they were when it was read from the start."""
 
-    __slots__ = ("base", "current_until", "current_upto", "directory", "entries", "fh", "listing")
-
-    def __init__(self, directory: Directory, fh: Fh) -> None:
-        self.directory = directory
-        self.fh = fh
-        """The open directory that reads it; 0: none."""
-        self.listing: Listing | None = None
-        """Where they come from."""
-        self.base = 0
-        """What is added to cursors."""
-        self.entries: list[tuple[bytes, Listed]] | None = None
-        self.current_upto = 0
-        """Entries below this one have attributes that are believed ..."""
-        self.current_until = 0.0
-        """... until then (monotonic seconds)."""
+    directory: Directory
+    fh: Fh
+    """The open directory that reads it; 0: none."""
+    listing: Listing | None = None
+    """Where they come from."""
+    base: int = 0
+    """What is added to cursors."""
+    entries: list[tuple[bytes, Listed]] | None = None
+    current_upto: int = 0
+    """Entries below this one have attributes that are believed ..."""
+    current_until: float = 0.0
+    """... until then (monotonic seconds)."""
 
     def looked_through(self, first: int, now: float) -> bool:
         """Whether the attributes of what fits an answer from `first` on are known to be believed."""
@@ -48,8 +47,6 @@ class Snapshot:
 
 
 class Directories:
-    """All open directories of a mount."""
-
     def __init__(self, core: Core, resolver: Resolver, dir_cache: KernelDirCache) -> None:
         self._core = core
         self._resolver = resolver
@@ -57,7 +54,7 @@ class Directories:
         self._snapshots: dict[int, Snapshot] = {}
         self._next_fh = time.time_ns()
 
-    def opendir(self, ino: Ino) -> OpenDirReply:
+    async def opendir(self, caller: Caller, ino: Ino) -> OpenDirReply:
         """FSError(ENOTDIR, ESTALE)."""
         directory = self._resolver.directory(ino)
         fresh = self._resolver.fresh_listing(directory)
@@ -71,13 +68,7 @@ class Directories:
         self._snapshots[snapshot.fh] = snapshot
         snapshot.directory.handles += 1
 
-    def _go_on(self, snapshot: Snapshot, cursor: int) -> None:
-        """The kernel read the beginning from what it keeps, and asks for the rest."""
-        listing = self._dir_cache.listing_of(snapshot.directory, cursor)
-        if listing is not None:
-            self._take(snapshot, listing)
-
-    def releasedir(self, fh: Fh) -> None:
+    def releasedir(self, ino: Ino, fh: Fh) -> None:
         """Unknown handles are ignored."""
         self._core.listings.forget(fh)
         snapshot = self._snapshots.pop(fh, None)
@@ -92,7 +83,9 @@ class Directories:
         if offset == 0:
             self._dir_cache.begun(snapshot.directory, fh)
         if offset and offset - index_of(offset) != snapshot.base:
-            self._go_on(snapshot, offset)
+            kept = self._dir_cache.listing_of(snapshot.directory, offset)
+            if kept is not None:  # the kernel read the beginning from what it keeps, and asks for the rest
+                self._take(snapshot, kept)
         if offset == 0 or snapshot.entries is None:
             listing = self._resolver.fresh_listing(snapshot.directory)
             if listing is None and not snapshot.directory.gone:
@@ -166,35 +159,31 @@ class Directories:
                 break
             node = self._node(directory, name) if plus else None
             entry = lines.entry(node) if node is not None else None
-            if node is not None and entry is not None:
-                line = DirEntry(name, node.ino, node.attributes.mode, base + cursor + _DOTS, entry)
+            if node is None or entry is None:
+                attrs_valid, child = False, directory.children.get(name)
+                kind = child.kind if child is not None and (child.attrs_valid or child.dirty) else listed.kind
+                out.append(DirEntry(name, self._core.nodes.shown_ino(directory, name), kind, base + cursor + _DOTS))
             else:
-                line = self._plain(directory, name, listed, base + cursor + _DOTS)
-                attrs_valid = False
-            out.append(line)
-        lines.close()
+                out.append(DirEntry(name, node.ino, node.attributes.mode, base + cursor + _DOTS, entry))
+        if lines.fresh:  # before the kernel hears of them
+            self._core.log_nodes(lines.fresh)
         until = lines.until if snapshot.listing is None else min(lines.until, lines.ttl + snapshot.listing.listed_at)
         self._dir_cache.told(
-            directory, snapshot.fh, snapshot.listing, until, Answer(first <= _DOTS, not out, attrs_valid)
+            directory, snapshot.fh, snapshot.listing, until, first=first <= _DOTS, last=not out, whole=attrs_valid
         )
         return out
-
-    def _plain(self, directory: Directory, name: bytes, listed: Listed, cursor: int) -> DirEntry:
-        child = directory.children.get(name)
-        kind = child.kind if child is not None and (child.attrs_valid or child.dirty) else listed.kind
-        return DirEntry(name, self._core.nodes.shown_ino(directory, name), kind, cursor)
 
 
 class _Lines:
     """Entries of one directory with attributes, at one moment: the log of nodes is written once for all."""
 
-    __slots__ = ("_core", "_fresh", "_full", "_now", "ttl", "until")
+    __slots__ = ("_core", "_full", "_now", "fresh", "ttl", "until")
 
     def __init__(self, core: Core, ttl_s: float) -> None:
         self._core = core
         self._now = core.clock.monotonic()
         self._full = core.settings.full_attributes
-        self._fresh: list[Node] = []
+        self.fresh: list[Node] = []
         self.ttl = ttl_s
         self.until = self._now + ttl_s
         """When the first of them has to be asked about again, monotonic seconds."""
@@ -216,10 +205,5 @@ class _Lines:
             return None
         node.nlookup += 1
         if node.nlookup == 1:
-            self._fresh.append(node)
+            self.fresh.append(node)
         return Entry(node.attr(), left, left)
-
-    def close(self) -> None:
-        """Before the kernel hears of them."""
-        if self._fresh:
-            self._core.log_nodes(self._fresh)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections import deque
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from ...ops import Fh, Ino, OpenDirReply
 from ..tree.core import Core
@@ -41,33 +41,22 @@ def index_of(cursor: int) -> int:
     return cursor & ((1 << _INDEX_BITS) - 1)
 
 
-class Answer(NamedTuple):
-    """What is known of one to a READDIR. attrs_valid: each line has its attributes, so that who goes by the names alone
-    has not to ask for them one by one."""
-
-    first: bool
-    last: bool
-    attrs_valid: bool
-
-
+@dataclass(slots=True)
 class _Reading:
     """A directory that is open, by all of its handles that go by what is kept."""
 
-    __slots__ = ("again_at", "dropping", "handles", "listings", "mixed", "told_at", "until")
-
-    def __init__(self) -> None:
-        self.handles: set[int] = set()
-        self.dropping: set[int] = set()
-        """Those that have it dropped. It surely is when they are read, or closed."""
-        self.listings: deque[Listing] = deque(maxlen=_LISTINGS_MAX)
-        """What its handles were told, or the kernel has of it; the newest last."""
-        self.mixed = False
-        """They were told different ones: which of them the kernel has is not known until all are closed."""
-        self.until = math.inf
-        """When what the kernel may have read of it has to go."""
-        self.told_at = -math.inf
-        self.again_at = math.inf
-        """When it has to go once more: what was told just before it went may have come after that."""
+    handles: set[int] = field(default_factory=set)
+    dropping: set[int] = field(default_factory=set)
+    """Those that have it dropped. It surely is when they are read, or closed."""
+    listings: deque[Listing] = field(default_factory=lambda: deque(maxlen=_LISTINGS_MAX))
+    """What its handles were told, or the kernel has of it; the newest last."""
+    mixed: bool = False
+    """They were told different ones: which of them the kernel has is not known until all are closed."""
+    until: float = math.inf
+    """When what the kernel may have read of it has to go."""
+    told_at: float = -math.inf
+    again_at: float = math.inf
+    """When it has to go once more: what was told just before it went may have come after that."""
 
     def shows(self, listing: Listing) -> bool:
         """This is the newest one from now on. Whether there was another."""
@@ -90,8 +79,6 @@ class _Reading:
 
 
 class KernelDirCache:
-    """Those of a mount."""
-
     def __init__(self, core: Core) -> None:
         self._core = core
         self._open: dict[int, _Reading] = {}
@@ -101,13 +88,11 @@ class KernelDirCache:
     @property
     def enabled(self) -> bool:
         """Whether the kernel keeps any."""
-        return self._core.settings.keep_directories
+        return self._core.settings.open_less
 
     def start(self) -> None:
         """Drop what an earlier server told: nobody looks after that."""
-        if not self.enabled:
-            return
-        for node in self._core.nodes.by_ino.values():
+        for node in self._core.nodes.by_ino.values() if self.enabled else ():
             if isinstance(node, Directory):
                 self._core.notifier.inval_inode(node.ino)
 
@@ -168,7 +153,6 @@ class KernelDirCache:
             reading.dropping.discard(fh)
 
     def closed(self, directory: Directory, fh: Fh) -> None:
-        """One handle less."""
         reading = self._open.get(directory.ino)
         if reading is not None:
             reading.dropping.discard(fh)
@@ -176,25 +160,29 @@ class KernelDirCache:
             if not reading.handles:
                 del self._open[directory.ino]
 
-    def told(self, directory: Directory, fh: Fh, listing: Listing | None, until: float, answer: Answer) -> None:
-        """An answer is on its way. until: when the first thing that it says is too old."""
+    def told(
+        self, directory: Directory, fh: Fh, listing: Listing | None, due: float, *, first: bool, last: bool, whole: bool
+    ) -> None:
+        """An answer is on its way, the first or last one of a listing. due: when the first thing that it says is too
+        old. whole: each line has its attributes, so that who goes by the names alone has not to ask one by one.
+        """
         reading = self._open.get(directory.ino)
         if reading is None or fh not in reading.handles:
             return
-        until -= _EARLY_S
+        until = due - _EARLY_S
         reading.until = min(reading.until, until)
         reading.told_at = self._core.clock.monotonic()
-        if listing is None or (reading.shows(listing) and len(reading.handles) > 1):
-            reading.mixed = True
         if listing is None:
+            reading.mixed = True
             if directory.listing is not None:
                 directory.listing.cached_until = 0.0
             return
-        listing.cached_whole = listing.cached_whole or answer.last
-        if reading.mixed or not answer.attrs_valid:
+        reading.mixed |= reading.shows(listing) and len(reading.handles) > 1
+        listing.cached_whole = listing.cached_whole or last
+        if reading.mixed or not whole:
             listing.cached_until = 0.0
         else:
-            listing.cached_until = until if answer.first else min(listing.cached_until, until)
+            listing.cached_until = until if first else min(listing.cached_until, until)
 
     def forgotten(self, ino: int, nlookup: int) -> None:
         """The kernel gives up a node. It would look up each that it lacks: better to be asked for all of them again."""
@@ -206,9 +194,8 @@ class KernelDirCache:
             parent.listing.cached_until = min(parent.listing.cached_until, self._core.clock.monotonic())
 
     def expire(self) -> None:
-        """Have the kernel drop what it may not go by any more although it is open, each second.
-
-        For rewinddir(3): nothing but a new OPENDIR would do it.
+        """Have the kernel drop what it may not go by any more although it is open, each second: for rewinddir(3), where
+        nothing but a new OPENDIR would do it.
         """
         now = self._core.clock.monotonic()
         for ino, reading in self._open.items():

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from ...store.base import ListedObject, ListPage
 from ...store.limits import key_bytes
 from ..tree.core import Core
-from ..tree.listing import Listed, Listing, Span, ends_of, listing_of
+from ..tree.listing import Listed, Listing, ends_of, listing_of
 from ..tree.names import segment_of
 from ..tree.nodes import Directory
 
@@ -20,10 +20,8 @@ _RUN = 2.0
 
 
 class Pages:
-    """All pages of one directory, in order.
-
-    Those of its last listing are asked for side by side, each from where it began. From one that differs on they come
-    one after the other, until one ends where one ended before.
+    """All pages of one directory, in order. Those of its last listing are asked for side by side, each from where it
+    began. From one that differs on they come one after the other, until one ends where one ended before.
     """
 
     def __init__(self, core: Core, directory: Directory, first: ListPage | None = None) -> None:
@@ -37,24 +35,20 @@ class Pages:
         self._first = first
         self._answers: dict[int, ListPage] = {}
         """What came for pages behind one that differs."""
-        self._same = 0
-        self._differs: ListPage | None = None
 
-    async def same(self) -> bool:
-        """Whether the store shows all pages as they were. StoreError."""
-        self._same, self._differs = await self._compare(0, _ABREAST)
-        return self._differs is None
-
-    async def listing(self, listed_at: float, hidden: frozenset[str], at_most: int | None) -> Listing:
-        """What they say, or the first so many of them, after same() said no. hidden: see listing_of(). StoreError."""
-        pages = (await self._read(at_most))[:at_most]
+    async def read(self, listed_at: float, hidden: frozenset[str], at_most: int | None) -> Listing | None:
+        """What they, or the first so many, say; None: all are as they were. hidden: see listing_of(). StoreError."""
+        same, differs = await self._compare(0, _ABREAST)
+        if differs is None:
+            return None
+        pages = (await self._read(same, differs, at_most))[:at_most]
         if len(pages) > 1 or len(self._spans) > 1:  # so much would hold up the loop
             return await self._core.on_disk(self._listing_of, pages, listed_at, hidden)
         return self._listing_of(pages, listed_at, hidden)
 
-    async def _read(self, at_most: int | None) -> list[ListPage | int]:
-        """The pages, at least so many if there are; of one that is as it was, its number."""
-        first, at, page = 0, self._same, self._differs
+    async def _read(self, at: int, page: ListPage | None, at_most: int | None) -> list[ListPage | int]:
+        """The pages, at least so many if there are; of one that is as it was, its number. page: number `at`."""
+        first = 0
         starts = {after: number for number, (after, _, _) in enumerate(self._spans)}
         pages: list[ListPage | int] = []
         while True:
@@ -125,22 +119,19 @@ async def look(core: Core, directory: Directory, name: bytes, ttl_s: float) -> N
     if span is None:
         return
     run, span.wanted_at = now - max(span.wanted_at, span.stamp.at) < _RUN * ttl_s, now
-    if run:
-        async with span.asking:
-            await _look(core, directory, span, ttl_s)
-
-
-async def _look(core: Core, directory: Directory, span: Span, ttl_s: float) -> None:
-    listing, seen, digest = directory.listing, (directory.place, directory.listings_dropped), span.digest
-    prefix, started, again = directory.key, core.clock.monotonic(), span.stamp.at
-    if listing is None or span not in listing.spans or not digest or started - again < ttl_s:
+    if not run:
         return
-    start = prefix + span.after if span.after else ""
-    page = await core.store.list_page(prefix, delimiter="/", start_after=start, unless=digest)
-    if again > listing.listed_at:
-        # Who comes back to its pages is served better by all of them at once.
-        directory.probe_s += core.clock.monotonic() - started
-    if page.digest != digest:
-        span.digest = b""
-    elif directory.listing is listing and span.digest and (directory.place, directory.listings_dropped) == seen:
-        span.confirmed(started)
+    async with span.asking:
+        listing, seen, digest = directory.listing, directory.listed_as, span.digest
+        started, again = core.clock.monotonic(), span.stamp.at
+        if listing is None or span not in listing.spans or not digest or started - again < ttl_s:
+            return
+        start = directory.key + span.after if span.after else ""
+        page = await core.store.list_page(directory.key, delimiter="/", start_after=start, unless=digest)
+        if again > listing.listed_at:
+            # Who comes back to its pages is served better by all of them at once.
+            directory.probe_s += core.clock.monotonic() - started
+        if page.digest != digest:
+            span.digest = b""
+        elif directory.listing is listing and span.digest and directory.listed_as == seen:
+            span.confirmed(started)

@@ -3,6 +3,9 @@
 A data loader opens one small file after the other: the next ones are fetched before they are asked for, and a GET
 brings the attributes along. A process that only looks names up gets the next attributes by HEADs side by side. Only
 names of a fresh listing are guessed at, and only files that the reader takes by one GET are fetched whole.
+
+A loader that shuffles its list looks up a file and opens it: one GET then brings what a HEAD and a GET would (S-152).
+Who only looks at files gets HEADs again after a few of them.
 """
 
 from __future__ import annotations
@@ -10,16 +13,17 @@ from __future__ import annotations
 import stat
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from datastore.errors import StoreError
 
 from ...data.smallfiles import SmallFileFetcher
 from ...loop import Future
+from ...ops import Ino
 from ...store.base import ObjectInfo, ObjectVersion, Shown
 from ..tree.core import Core
 from ..tree.listing import Listed, Listing
 from ..tree.nodes import Directory, Node
-from ..tree.openings import Openings
 
 _DIRECTORIES = 64
 """Directories in which a run is followed at once."""
@@ -43,6 +47,10 @@ _ASKED_MAX = 4096
 _SHARE = 1000
 """Of a large directory that is looked through."""
 _RACY_NS = 1_500_000_000
+_ENOUGH = 8
+"""So many in a row were opened before the next one is fetched whole."""
+PENDING_MAX = 32
+"""Asked for and not opened yet: more are nobody's who reads. Several threads look up before they open."""
 
 
 class _Run:
@@ -88,9 +96,34 @@ class _Run:
         return ahead
 
 
-class Prefetcher:
-    """All runs of a mount."""
+class Openings:
+    """Whether the files whose attributes are asked for one by one are read next, by what became of the last ones."""
 
+    def __init__(self) -> None:
+        self._pending: OrderedDict[Ino, None] = OrderedDict()
+        self._row = 0
+
+    @property
+    def before_opens(self) -> int:
+        """So many names are looked up before one of them is opened, by who reads what he looks up."""
+        return PENDING_MAX if self._row >= _ENOUGH else 1
+
+    def asked(self, ino: Ino) -> bool:
+        """The attributes of a file are asked for; whether it will be read, as far as one can tell."""
+        self._pending[ino] = None
+        if len(self._pending) > PENDING_MAX:
+            self._pending.popitem(last=False)
+            self._row = 0
+        return self._row >= _ENOUGH
+
+    def opened(self, ino: Ino) -> None:
+        """It was opened to be read."""
+        if ino in self._pending:
+            del self._pending[ino]
+            self._row += 1
+
+
+class Prefetcher:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._opens: OrderedDict[int, _Run] = OrderedDict()
@@ -141,23 +174,25 @@ class Prefetcher:
             self._expect(directory, run, run.names[behind : behind + _SHARE])
 
     def _expect(self, directory: Directory, run: _Run, names: Sequence[bytes]) -> None:
-        entries = ((name, run.listing.entries.get(name)) for name in names)
-        self.coming(directory.key, ((name, listed) for name, listed in entries if listed is not None))
+        entries = run.listing.entries
+        self.coming(directory.key, (entries[name] for name in names if name in entries))
 
-    def coming(self, prefix: str, entries: Iterable[tuple[bytes, Listed]]) -> None:
+    def coming(self, prefix: str, entries: Iterable[Listed]) -> None:
         """Somebody is about to look at these entries of a directory: ask for the attributes that are not known."""
         if not self._core.settings.full_attributes:
             return
         wanted = list[Shown]()
-        for _, listed in entries:
+        for listed in entries:
             if listed.kind == stat.S_IFDIR or listed.said is not None or self._may_change(listed.mtime_ns):
                 continue
             key = prefix + listed.tail
             if key not in self._asked and self._core.known.known(key, listed.etag, listed.mtime_ns) is None:
                 wanted.append(Shown(key, listed.etag))
-        room = _ASKED_MAX - len(self._asked)
-        if wanted and room > 0:
-            self._ask(wanted[: min(room, _SHARE)])
+        wanted = wanted[: max(0, min(_ASKED_MAX - len(self._asked), _SHARE))]
+        if wanted:
+            futures = [Future[bool]() for _ in wanted]
+            self._asked.update(zip((shown.key for shown in wanted), futures, strict=True))
+            self._core.loop.background(self._bring(wanted, futures))
 
     async def told(self, nodes: Iterable[Node]) -> list[Node]:
         """Wait for the attributes of nodes that are on their way; those."""
@@ -200,30 +235,20 @@ class Prefetcher:
         """What changed a moment ago may change again within that second: an answer could not be kept."""
         return mtime_ns > self._core.now_ns() - _RACY_NS
 
-    def _ask(self, wanted: Sequence[Shown]) -> None:
-        """Ask for attributes in the background; each is told of when it is here."""
-        coming: list[tuple[str, Future[bool]]] = [(shown.key, Future()) for shown in wanted]
-        self._asked.update(coming)
-        self._core.loop.background(self._bring(wanted, coming))
+    async def _bring(self, wanted: Sequence[Shown], futures: Sequence[Future[bool]]) -> None:
+        """Ask for attributes; who waits for one is told of it when it is here."""
+        learn = self._core.known.asking()
 
-    async def _bring(self, wanted: Sequence[Shown], coming: Sequence[tuple[str, Future[bool]]]) -> None:
-        core, learn = self._core, self._core.known.asking()
-
-        def take(number: int, answer: ObjectInfo | StoreError) -> None:
-            if not isinstance(answer, StoreError):
+        def ended(number: int, answer: ObjectInfo | StoreError | None = None) -> None:
+            if isinstance(answer, ObjectInfo):
                 learn(answer)
-            self._ended(*coming[number], came=not isinstance(answer, StoreError))
+            if not futures[number].done:
+                self._asked.pop(wanted[number].key, None)
+                futures[number].set_result(isinstance(answer, ObjectInfo))
 
         try:
-            await core.store.head_many(wanted, take)
-        except StoreError:
-            return  # whoever wants one of them asks again, and is told
+            with suppress(StoreError):  # whoever wants one of them asks again, and is told
+                await self._core.store.head_many(wanted, ended)
         finally:
-            for key, future in coming:
-                self._ended(key, future, came=False)
-
-    def _ended(self, key: str, future: Future[bool], *, came: bool) -> None:
-        """Tell those that wait, unless they were."""
-        if not future.done:
-            self._asked.pop(key, None)
-            future.set_result(came)
+            for number in range(len(wanted)):
+                ended(number)

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import errno
 import stat
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 from datastore.api.names import MARKER
-from datastore.errors import NotFound, PreconditionFailed
+from datastore.errors import KeyTooLong, NotFound, PreconditionFailed, StoreError
 
 from ...ops import FSError
-from ...store.base import ETag, ListPage, ObjectInfo, ObjectVersion
+from ...store.base import ETag, ListPage, ObjectInfo, ObjectVersion, Shown
 from ..tree import facts
 from ..tree.attrs import stands_for_directory
 from ..tree.core import Core
 from ..tree.growth import grew
-from ..tree.listing import Listed, Listing, claim, show_as_directories
+from ..tree.listing import NO_ETAG, Listed, Listing, claim, show_as_directories
+from ..tree.names import LINK_SUFFIX, segment_of
 from ..tree.nodes import Directory, Node
 from .pages import Pages
 
@@ -38,6 +40,11 @@ HIDDEN = frozenset((UNLINKED, MARKER))
 """Not shown in the mount's root, and not made there."""
 _BEGUN_MAX = 64
 """First pages that nobody has used yet."""
+FAR_S = 0.005
+"""A directory of the usual size is listed faster by a store that is near."""
+_LAST = 4
+_TOLD = 2
+"""One listing may have taken long for another reason: it was tried again, or this machine was busy."""
 
 
 Was = tuple[tuple[int, ...], ETag, int]
@@ -58,20 +65,24 @@ class _Begun(NamedTuple):
 
 
 class Remote:
-    """The store's side of the tree."""
-
     def __init__(self, core: Core) -> None:
         self._core = core
         self._begun: dict[int, _Begun] = {}
+        self.took_s: deque[float] = deque(maxlen=_LAST)
+        """What the last listings took, seconds."""
+
+    @property
+    def is_far(self) -> bool:
+        """Whether waiting for one more answer of the store costs more than asking for what may not be wanted."""
+        return len(self.took_s) >= _TOLD and min(self.took_s) >= FAR_S
 
     async def begin(self, directory: Directory) -> None:
-        """Ask for the entries of a directory that is soon read; of one that turns out to be large, the first page.
-
-        Makes one request after the other: known pages are left to who reads them, side by side. StoreError, FSError.
+        """Ask for the entries of a directory that is soon read; of one that turns out to be large, the first page. One
+        request after the other: known pages are left to who reads them, side by side. StoreError, FSError.
         """
         core = self._core
         if directory.listing is None:
-            seen, started = (directory.place, directory.listings_dropped), core.clock.monotonic()
+            seen, started = directory.listed_as, core.clock.monotonic()
             page = await core.store.list_page(directory.key, delimiter="/")
             now, too_old = core.clock.monotonic(), started - core.settings.metadata_ttl_s
             self._begun = {ino: one for ino, one in self._begun.items() if one.started > too_old}
@@ -92,7 +103,6 @@ class Remote:
 
     async def read_directory(self, directory: Directory, *, whole: bool) -> Listing:
         """Ask for the directory's entries and take them in; whole False stops after the first pages of a large one.
-
         What was listed while the directory was renamed, or while an entry's old name went, is asked for again.
         """
         for _ in range(AGAIN_MAX):
@@ -102,41 +112,32 @@ class Remote:
         raise FSError(errno.EBUSY, f"'{directory.key}' is renamed again and again")
 
     async def _read(self, directory: Directory, *, whole: bool) -> Listing | None:
-        core, seen = self._core, (directory.place, directory.listings_dropped)
+        core, seen = self._core, directory.listed_as
         begun = self._take_begun(directory, seen)
         had, pages = directory.listing, Pages(core, directory, begun.page if begun is not None else None)
         began = core.clock.monotonic()
         started = begun.started if begun is not None else began
-        if await pages.same() and had is not None:
-            return self._still(directory, seen, had, started)
         hidden = HIDDEN if directory is core.nodes.root else frozenset[str]()
-        listing = await pages.listing(started, hidden, None if whole else FIRST_PAGES)
+        listing = await pages.read(started, hidden, None if whole else FIRST_PAGES)
         took_s = core.clock.monotonic() - began + (begun.took_s if begun is not None else 0.0)
-        if (directory.place, directory.listings_dropped) != seen:
+        self.took_s.append(took_s)
+        if directory.listed_as != seen:
             return None
+        if listing is None:  # the store shows what it showed before
+            if had is None or directory.listing is not had or not had.comparable:
+                return None
+            had.confirmed(started)
+            directory.list_s, directory.probe_s = took_s, 0.0
+            return had
         newer = directory.listing
         if newer is not None and newer.listed_at > started:
             return newer  # a walk told of it meanwhile, and what we did before that is not kept apart any more
         directory.large = listing.pages > FIRST_PAGES or not listing.complete
         directory.list_s = took_s if listing.complete else took_s * _GUESSED_COST
         directory.probe_s = 0.0
-        core.distance.listed(took_s)
         directory.marker = listing.marker
         if listing.complete:
             await self.settle(self.install(directory, listing), listing.listed_at)
-        return listing
-
-    def _still(
-        self, directory: Directory, seen: tuple[tuple[int, ...], int], listing: Listing, started: float
-    ) -> Listing | None:
-        """The store shows what it showed before; None when the directory has another listing by now."""
-        core = self._core
-        now = directory.place, directory.listings_dropped
-        if now != seen or directory.listing is not listing or not listing.comparable:
-            return None
-        listing.confirmed(started)
-        directory.list_s, directory.probe_s = core.clock.monotonic() - started, 0.0
-        core.distance.listed(directory.list_s)
         return listing
 
     async def settle(self, suspects: list[tuple[Node, Listed]], listed_at: float) -> None:
@@ -159,11 +160,7 @@ class Remote:
             listed = listing.entries.get(name)
             if child.dirty:
                 continue
-            if (
-                listed is None
-                or (listed.kind == stat.S_IFDIR) != isinstance(child, Directory)
-                or listed.tail != child.tail
-            ):
+            if listed is None or listed.tail != child.tail:
                 self.lost(child)
             elif self.is_replaced(child, listed):
                 suspects.append((child, listed))
@@ -173,8 +170,8 @@ class Remote:
 
     def _keep_own_changes(self, directory: Directory, listing: Listing) -> None:
         """What we did after the listing was begun, and what the store has not seen, is right all the same."""
-        changed = OrderedDict((name, one) for name, one in directory.changed.items() if one.when >= listing.listed_at)
-        directory.changed = changed
+        newer = ((name, one) for name, one in directory.changed.items() if one.when >= listing.listed_at)
+        changed = directory.changed = OrderedDict(newer)
         entries = listing.entries
         kept = [
             name
@@ -203,12 +200,41 @@ class Remote:
         node.lost = True
         self._core.nodes.detach(node)
 
-    # -- single nodes
+    # -- single nodes and names
+
+    async def probe(self, parent: Directory, name: bytes) -> Listed | None:
+        """What a name of one_key() is, without listing the directory: a directory before a file before a link."""
+        place = parent.place
+        kinds = (stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK)
+        found = await self._core.each(partial(self._probe_kind, parent, segment_of(name)), kinds)
+        if parent.place != place:
+            return await self.probe(parent, name)
+        return next((listed for listed in found if listed is not None), None)
+
+    async def _probe_kind(self, parent: Directory, segment: str, kind: int) -> Listed | None:
+        core = self._core
+        if kind == stat.S_IFDIR:
+            page = await core.store.list_page(parent.key + segment + "/", max_keys=1)
+            return Listed(stat.S_IFDIR, segment + "/") if page.objects else None
+        tail = segment + (LINK_SUFFIX if kind == stat.S_IFLNK else "")
+        key, learn = parent.key + tail, core.known.asking()
+        try:
+            if not core.settings.full_attributes:
+                page = await core.store.list_page(key, max_keys=1)
+                found = next((one for one in page.objects if one.key == key), None)
+                return Listed(kind, tail, found.size, found.etag, found.mtime_ns) if found is not None else None
+            info = await core.store.head(key)
+        except (NotFound, KeyTooLong):
+            return None
+        learn(info)
+        if stands_for_directory(key, info.size, info.content_type):
+            parent.stand_ins[tail] = (info.etag, info.mtime_ns // 1_000_000_000)
+            return Listed(stat.S_IFDIR, tail + "/")
+        return Listed(kind, tail, info.size, info.etag, info.mtime_ns)
 
     async def head(self, node: Node) -> bool:
-        """Ask for a node's version and attributes; False when it is gone (it is detached then).
-
-        A directory without a marker that still has objects below lives.
+        """Ask for a node's version and attributes; False when it is gone (it is detached then): a directory without a
+        marker lives while objects are below.
         """
         if not node.key:
             return True  # the root of a whole bucket is no object, and a HEAD of '' would be one of the bucket
@@ -228,10 +254,51 @@ class Remote:
                 return lives and not stands_in
         return not node.gone
 
+    async def head_many(self, nodes: list[Node]) -> None:
+        """The same of up to 1,000, side by side. The first error is raised after all were asked for."""
+        if len(nodes) == 1:
+            await self.head(nodes[0])
+            return
+        for _ in range(AGAIN_MAX):
+            if not nodes:
+                break
+            nodes = await self._head_many(nodes)
+
+    async def _head_many(self, nodes: list[Node]) -> list[Node]:
+        """Once; those that were renamed or sent meanwhile."""
+        asked = [(node, node.key, was_of(node)) for node in nodes]
+        # Of a directory only its entries are listed, not what its own object is.
+        shown = [Shown(key, NO_ETAG if isinstance(node, Directory) else node.etag) for node, key, _ in asked]
+        learn, again = self._core.known.asking(), list[Node]()
+        later: list[tuple[int, ObjectInfo | StoreError]] = []
+        """What needs the store for more."""
+
+        def take(number: int, answer: ObjectInfo | StoreError) -> None:
+            node, _, was = asked[number]
+            if isinstance(answer, ObjectInfo) and self.found_now(node, answer, was):
+                learn(answer)
+            else:
+                later.append((number, answer))
+
+        async def settle(one: tuple[int, ObjectInfo | StoreError]) -> None:
+            (node, key, was), answer = asked[one[0]], one[1]
+            if isinstance(answer, ObjectInfo):
+                lives = await self.found(node, answer, was)
+                if lives:
+                    learn(answer)
+            elif isinstance(answer, NotFound):
+                lives = await self.missing(node, key, was)
+            else:
+                raise answer
+            if lives is None:
+                again.append(node)
+
+        await self._core.store.head_many(shown, take)
+        await self._core.each(settle, later)
+        return again
+
     async def found(self, node: Node, info: ObjectInfo, was: Was) -> bool | None:
-        """As head, of what the store said; None when the node was renamed or sent meanwhile, and the answer may be
-        older than that.
-        """
+        """As head, of what the store said; None: the node was renamed or sent meanwhile, which may be newer."""
         applied = self.found_now(node, info, was)
         if applied is False and await self._accept(node, info):
             return self.found_now(node, info, was, accepted=True)
@@ -239,8 +306,7 @@ class Remote:
 
     def found_now(self, node: Node, info: ObjectInfo, was: Was, *, accepted: bool = False) -> bool | None:
         """The same without asking the store again; False: that is needed, since the node is open as another version.
-
-        accepted: it goes on as this version.
+        accepted: it goes on as this one.
         """
         if was_of(node) != was:
             return None
@@ -322,26 +388,19 @@ class Remote:
         return seen.etag != node.etag and in_use and not free
 
     async def _accept(self, node: Node, seen: Listed | ObjectInfo) -> bool:
-        """Another client wrote an object that we have open. True: it only grew, and the node goes on as the new
-        version.
-
-        Otherwise the node keeps the old version and loses its name, as a file does that is replaced by a rename.
+        """Another client wrote an object that we have open. True: it only grew, and the node goes on as the newer one;
+        else it keeps its version and loses its name, as a file does that is replaced by a rename.
         """
         old = node.version()
         # Who writes goes on from what he opened: at which end of it he appends the kernel decides.
         followable = node.staged is None and not node.writers and 0 < old.size < seen.size
         new = ObjectVersion(old.key, seen.etag, seen.size)
-        if followable and await grew(self._core.reader, old, new) and await self._passthrough_grows(node, new):
-            return True
+        if followable and await grew(self._core, old, new):
+            if not self._core.notifier.is_local(node.ino):
+                return True
+            with suppress(PreconditionFailed, NotFound):  # who reads from a local file has to see what was appended
+                if await self._core.passthrough.grow(node.ino, new, self._core.reader.fetch):
+                    return True
         if not node.gone:
             self.lost(node)
         return False
-
-    async def _passthrough_grows(self, node: Node, new: ObjectVersion) -> bool:
-        """Whether those who read the node from a local file see what was appended."""
-        if not self._core.notifier.is_local(node.ino):
-            return True
-        try:
-            return await self._core.passthrough.grow(node.ino, new, self._core.reader.fetch)
-        except (PreconditionFailed, NotFound):
-            return False

@@ -9,8 +9,6 @@ from __future__ import annotations
 import errno
 import stat
 from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple
 
 from ...ops import AttrReply, Entry, FSError, Ino
 from ..tree import facts
@@ -19,10 +17,8 @@ from ..tree.listing import Listed, Listing
 from ..tree.names import BESIDE_DIRECTORY, LINK_SUFFIX, one_key, segment_of
 from ..tree.nodes import Change, Directory, Node
 from .descent import Descent
-from .heads import make_exact
 from .pages import look
 from .prefetcher import Prefetcher
-from .probing import probe
 from .remote import Remote
 from .walks import Walks
 
@@ -32,14 +28,10 @@ _LISTING_MAX_S = 600.0
 """No listing takes longer."""
 _OVERTAKEN_MAX = 16
 """So often is a name asked for again that this mount changed meanwhile."""
-
-
-class _Found(NamedTuple):
-    """What the store said of a name. holds: whether nothing we did since says otherwise."""
-
-    listed: Listed | None
-    checked_at: float
-    holds: Callable[[], bool]
+_MANY = 256
+"""Who wants the attributes of more at once looks through a whole directory."""
+_Found = tuple[Listed | None, float, Callable[[], bool]]
+"""What the store said of a name, when, and whether nothing we did since says otherwise."""
 
 
 class _OvertakenError(Exception):
@@ -55,6 +47,7 @@ class Resolver:
         self._remote = remote
         self._walks = Walks(core, remote, prefetcher)
         self._descent = Descent(core, remote)
+        self.ttl = remote.ttl
 
     def node(self, ino: Ino) -> Node:
         """The node of an id that the kernel sent. FSError(ESTALE)."""
@@ -92,11 +85,10 @@ class Resolver:
             return True
         return node.attrs_valid and self._age(node.made_at) < self._core.settings.metadata_ttl_s
 
-    def entry(self, node: Node) -> Entry:
-        """The answer to a lookup; counts it."""
-        return self._entry(node, self._left(node) or 0.0)
-
-    def _entry(self, node: Node, left: float) -> Entry:
+    def entry(self, node: Node, left: float | None = None) -> Entry:
+        """The answer to a lookup; counts it. left: see _left(), where it is known."""
+        if left is None:
+            left = self._left(node) or 0.0
         node.nlookup += 1
         if node.nlookup == 1:
             self._core.log_nodes((node,))
@@ -109,7 +101,6 @@ class Resolver:
         return AttrReply(node.attr(), left) if left is not None else None
 
     def attr_reply(self, node: Node) -> AttrReply:
-        """The answer to a getattr."""
         return AttrReply(node.attr(), self._left(node) or 0.0)
 
     def cached(self, parent: Directory, name: bytes) -> Entry | None:
@@ -118,7 +109,7 @@ class Resolver:
         child = parent.children.get(name)
         left = self._left(child) if child is not None else None
         if child is not None and left is not None:
-            return self._entry(child, left)
+            return self.entry(child, left)
         told = self._remote.believed(parent, name)
         if told is None:
             return None
@@ -129,13 +120,13 @@ class Resolver:
             return self.entry(child)._replace(entry_ttl_s=self.ttl(parent) - self._age(told_at), attr_ttl_s=0.0)
         if listed is not None and listed.said is None:
             self._prefetcher.looked_up(parent, name)
-        if child is None and listed is None:
+        if child is not None:
+            return None
+        if listed is None:
             return Entry(None, self.ttl(parent) - self._age(told_at))
-        if child is None and listed is not None:
-            child = facts.adopted(self._core, parent, name, listed, told_at)
-            left = self._left(child)
-            return self._entry(child, left) if left is not None else None
-        return None
+        child = facts.adopted(self._core, parent, name, listed, told_at)
+        left = self._left(child)
+        return self.entry(child, left) if left is not None else None
 
     def _known_before(self, child: Node, listed: Listed) -> bool:
         """Whether a listing shows what a node was, but for attributes that may have changed since."""
@@ -148,21 +139,13 @@ class Resolver:
     def fresh_listing(self, directory: Directory) -> Listing | None:
         """The whole listing of a directory, if it is fresh."""
         listing = directory.listing
-        if listing is None or self._age(listing.listed_at) >= self.ttl(directory):
-            return None
-        return listing
+        return listing if listing is not None and self._age(listing.listed_at) < self.ttl(directory) else None
 
     def changed(self, node: Node) -> None:
         """We made or changed this name: listings and answers under way are older."""
         node.changes += 1
-        parent = node.parent
-        if parent is not None:
-            listed = node.as_listed()
-            self._mark(parent, node.name, listed)
-            if parent.listing is not None:
-                before = parent.listing.entries.get(node.name)
-                parent.listing.entries[node.name] = listed
-                parent.listing.edit(node.tail, *((before.tail,) if before is not None else ()))
+        if node.parent is not None:
+            self._mark(node.parent, node.name, node.as_listed())
 
     def _mark(self, directory: Directory, name: bytes, listed: Listed | None) -> None:
         now, changed = self._core.clock.monotonic(), directory.changed
@@ -170,6 +153,8 @@ class Resolver:
         changed.move_to_end(name)
         while len(changed) > _CHANGED_MAX and now - next(iter(changed.values())).when >= _LISTING_MAX_S:
             changed.popitem(last=False)
+        if directory.listing is not None:
+            directory.listing.put(name, listed)
 
     def counted(self, directory: Directory, change: int) -> None:
         """We made (1) or removed (-1) a subdirectory."""
@@ -179,13 +164,8 @@ class Resolver:
     def removed(self, parent: Directory, name: bytes) -> None:
         """We removed this name."""
         self._mark(parent, name, None)
-        listing = parent.listing
-        if listing is None:
-            return
-        before = listing.entries.pop(name, None)
-        listing.edit(segment_of(name), *((before.tail,) if before is not None else ()))
         link = (segment_of(name) + LINK_SUFFIX).encode("utf-8", "surrogateescape")
-        if name + BESIDE_DIRECTORY in listing.entries or link in listing.entries:
+        if parent.listing is not None and not parent.listing.entries.keys().isdisjoint((name + BESIDE_DIRECTORY, link)):
             # What was shown beside it is shown as it from now on (S-37).
             parent.forget_listing()
 
@@ -199,21 +179,12 @@ class Resolver:
         directory.listing = Listing(self._core.clock.monotonic(), marker=True)
         directory.subdirectories = 0
 
-    def _exact(self, node: Node) -> bool:
-        """Of a file the listing tells when its attributes may have changed; of a directory only a HEAD does."""
-        return node.attrs_valid and (not isinstance(node, Directory) or self.current(node))
-
     def _age(self, when: float) -> float:
         return self._core.clock.monotonic() - when
-
-    def ttl(self, directory: Directory) -> float:
-        """How long entries of a directory are believed, seconds."""
-        return self._remote.ttl(directory)
 
     # -- these may ask the store
 
     async def lookup(self, parent: Directory, name: bytes) -> Entry:
-        """The answer to a lookup."""
         if self._listing_pays(parent, name):
             await self.read_directory(parent)
             entry = self.cached(parent, name)
@@ -241,13 +212,10 @@ class Resolver:
 
     def _listing_pays(self, parent: Directory, name: bytes) -> bool:
         """Whether to list a directory rather than to ask for one name that was known: it may then be _known_before.
-
         A file needs the listing anyhow; subdirectories are asked for one by one until that has cost as much.
         """
         child = parent.children.get(name)
-        if child is None or self.current(child) or parent.large or not one_key(name):
-            return False
-        if self.fresh_listing(parent) is not None:
+        if child is None or self.current(child) or parent.large or not one_key(name) or self.fresh_listing(parent):
             return False
         return child.attrs_valid and parent.probe_s > parent.list_s if isinstance(child, Directory) else child.racy
 
@@ -291,16 +259,30 @@ class Resolver:
             return fresh if fresh is not None else await self._remote.read_directory(directory, whole=whole)
 
     async def make_exact(self, nodes: list[Node]) -> None:
-        """Fetch the attributes that are not known, side by side. Nodes that are gone are detached."""
-        await make_exact(self._core, self._remote, self._prefetcher, self._walks, partial(self._inexact, nodes))
+        """Fetch the attributes that are not known, of nodes of one directory in its order. Those gone are detached."""
+        wanted = self._inexact(nodes)
+        if await self._walks.confirm([node for node in wanted if isinstance(node, Directory)]):
+            wanted = self._inexact(nodes)
+        files = [node for node in wanted if not isinstance(node, Directory)]
+        parent = files[-1].parent if len(files) > _MANY else None
+        if parent is not None:
+            self._prefetcher.looked_through(parent, files[-1].name)
+        for node in await self._prefetcher.told(files):
+            facts.recalled(self._core, node)
+        await self._remote.head_many(self._inexact(wanted))
 
     def _inexact(self, nodes: list[Node]) -> list[Node]:
-        return [node for node in nodes if not node.dirty and not node.gone and not self._exact(node)]
+        """Of a file the listing tells when its attributes may have changed; of a directory only a HEAD does."""
+        return [
+            node
+            for node in nodes
+            if not (node.dirty or node.gone)
+            and not (node.attrs_valid and (not isinstance(node, Directory) or self.current(node)))
+        ]
 
     async def ask(self, node: Node) -> bool:
-        """Whether the store has a node, asked now unless it is our own: for who writes. False: it is detached.
-
-        The node may be of another version afterwards.
+        """Whether the store has a node, asked now unless it is our own: for who writes. False: it is detached. It may
+        be of another version afterwards.
         """
         return self.own(node) or await self.ask_now(node)
 
@@ -349,33 +331,31 @@ class Resolver:
             listing, told_at = told
             there = listing.entries.get(name)
             # Our own changes are written into the listing: it is right for as long as it is the directory's.
-            return _Found(there, told_at, lambda: parent.listing is listing and listing.entries.get(name) is there)
+            return there, told_at, lambda: parent.listing is listing and listing.entries.get(name) is there
         started, mark = self._core.clock.monotonic(), parent.changed.get(name)
         child = parent.children.get(name)
         etag = child.etag if child is not None else None
-        found = await probe(self._core, parent, name)
+        found = await self._remote.probe(parent, name)
         parent.probe_s += self._core.clock.monotonic() - started
 
         def holds() -> bool:
             """Marks are dropped with time, so what has the name counts as well: the same version, or nothing."""
-            now = parent.children.get(name)
-            if now is None or now is child:
-                return parent.changed.get(name) is mark and (now is None or now.etag == etag)
-            return parent.changed.get(name) is mark and found is not None and found.etag == now.etag
+            now, version = parent.children.get(name), found.etag if found is not None else None
+            same = now is None or now.etag == (etag if now is child else version)
+            return same and parent.changed.get(name) is mark
 
-        return _Found(found, started, holds)
+        return found, started, holds
 
     async def _told_anew(self, parent: Directory, name: bytes) -> tuple[Listing, float] | None:
         """What the directory's listing, or a page of it, says of a name by now; None: it has to be asked for alone."""
-        told = self._remote.believed(parent, name)
-        odd = not one_key(name)
-        if told is None and (odd or not parent.large or parent.probe_s >= parent.list_s):
+        told, odd = self._remote.believed(parent, name), not one_key(name)
+        if told is not None:
+            return told
+        if odd or not parent.large or parent.probe_s >= parent.list_s:
             listing = await self.read_directory(parent, whole=odd or parent.large)
             return (listing, listing.listed_at) if listing.complete else None
-        if told is None:
-            await look(self._core, parent, name, self.ttl(parent))
-            told = self._remote.believed(parent, name)
-        return told
+        await look(self._core, parent, name, self.ttl(parent))
+        return self._remote.believed(parent, name)
 
     async def _settle(self, parent: Directory, name: bytes, found: _Found) -> Node | None:
         """The node that a listing or probe speaks of, with its attributes. _OvertakenError when it is no longer so."""

@@ -11,7 +11,7 @@ by itself.
 
 from __future__ import annotations
 
-from itertools import islice, pairwise
+from itertools import pairwise
 
 from datastore.errors import StoreError
 
@@ -35,8 +35,6 @@ _SHOWN = 256
 
 
 class Walks:
-    """All walks of a mount."""
-
     def __init__(self, core: Core, remote: Remote, prefetcher: Prefetcher) -> None:
         self._core = core
         self._remote = remote
@@ -65,7 +63,7 @@ class Walks:
         """The listing of a directory, if it was asked for ahead and came in time."""
         for one in coming:
             try:
-                await self._remote.settle(await one.page, self._core.clock.monotonic())
+                await self._remote.settle(*await one.page)
             except StoreError:
                 continue  # whoever wants it asks again, and is told
         listing = directory.listing
@@ -76,15 +74,13 @@ class Walks:
         """Ask for what a walk comes to next."""
         spans = walk.beyond(tail)
         if spans:
-            request = _Request(self._core, self._remote, parent, walk, self._prefetcher)
+            request = _Request(self._core, self._remote, self._prefetcher, parent, walk)
             for first, last, start in spans:
-                walk.coming.append(Coming(first, last, self._core.loop.spawn(request.suspects(start))))
+                walk.coming.append(Coming(first, last, self._core.loop.spawn(request.ask(start))))
 
     async def confirm(self, directories: list[Directory]) -> bool:
         """Ask again for the pages that told of many directories of one parent; whether that was worth it."""
-        if len(directories) < _FEW:
-            return False
-        parent = directories[0].parent
+        parent = directories[0].parent if len(directories) >= _FEW else None
         walk = parent.walk if parent is not None else None
         if parent is None or walk is None:
             return False
@@ -96,7 +92,7 @@ class Walks:
         return True
 
     async def _ask(self, parent: Directory, walk: Walk, starts: list[str]) -> None:
-        request = _Request(self._core, self._remote, parent, walk, self._prefetcher)
+        request = _Request(self._core, self._remote, self._prefetcher, parent, walk)
         for suspects, listed_at in await self._core.each(request.ask, starts):
             await self._remote.settle(suspects, listed_at)
 
@@ -104,23 +100,15 @@ class Walks:
 class _Request:
     """Pages of one walk that are asked for together: what is told of a directory counts if it was here before."""
 
-    def __init__(self, core: Core, remote: Remote, parent: Directory, walk: Walk, prefetcher: Prefetcher) -> None:
-        self._core = core
-        self._remote = remote
-        self._prefetcher = prefetcher
-        self._parent = parent
-        self._walk = walk
-        self._prefix = parent.key
-        self._place = parent.place
+    def __init__(self, core: Core, remote: Remote, prefetcher: Prefetcher, parent: Directory, walk: Walk) -> None:
+        self._core, self._remote, self._prefetcher = core, remote, prefetcher
+        self._parent, self._walk = parent, walk
+        self._prefix, self._place = parent.key, parent.place
         self._before = {
             node.tail: (node, node.moves, node.listings_dropped)
             for node in parent.children.values()
             if isinstance(node, Directory)
         }
-
-    async def suspects(self, start: str) -> list[tuple[Node, Listed]]:
-        """The first of ask()."""
-        return (await self.ask(start))[0]
 
     async def ask(self, start: str) -> tuple[list[tuple[Node, Listed]], float]:
         """One page; what was found replaced while it was open, and when it was asked."""
@@ -167,7 +155,7 @@ class _Request:
             directory.marker = listing.marker
             suspects += self._remote.install(directory, listing)
             told.append((directory, listing.stamp))
-            self._prefetcher.coming(self._prefix + tail, islice(sorted(listing.entries.items()), _SHOWN))
+            self._prefetcher.coming(self._prefix + tail, (each for _, each in sorted(listing.entries.items())[:_SHOWN]))
         if len(levels) < 2:
             walk.off_until = started + _OFF_S
         else:

@@ -120,18 +120,12 @@ def _type_of(ending: bytes) -> str:
 
 def to_metadata(attributes: Attributes) -> dict[str, str]:
     """User metadata for an object with these attributes."""
-    metadata = dict(attributes.extra)
-    metadata["mode"] = str(attributes.mode)
-    metadata["uid"] = str(attributes.uid)
-    metadata["gid"] = str(attributes.gid)
-    metadata["mtime"] = _seconds(attributes.mtime_ns)
-    metadata["ctime"] = _seconds(attributes.ctime_ns)
-    metadata["atime"] = _seconds(attributes.atime_ns)
-    if attributes.xattrs:
-        encoded = {
-            name.decode("utf-8", "surrogateescape"): base64.b64encode(content).decode()
-            for name, content in attributes.xattrs.items()
-        }
+    mode, uid, gid, atime_ns, mtime_ns, ctime_ns, xattrs, extra, _, _ = attributes
+    metadata = {**extra, "mode": str(mode), "uid": str(uid), "gid": str(gid)}
+    metadata |= {"mtime": _seconds(mtime_ns), "ctime": _seconds(ctime_ns), "atime": _seconds(atime_ns)}
+    if xattrs:
+        names = ((name.decode("utf-8", "surrogateescape"), content) for name, content in xattrs.items())
+        encoded = {name: base64.b64encode(content).decode() for name, content in names}
         metadata["xattr"] = quote(json.dumps(encoded, separators=(",", ":")), safe="/")
     return metadata
 

@@ -7,15 +7,14 @@ ESTALE from open(2): so whoever replaces or removes a name lets those pass that 
 
 from __future__ import annotations
 
-from functools import partial
-
-from ...loop import Future, Loop
+from ...loop import Loop
 from ...ops import Ino
 from .nodes import Node
 
 PATIENCE_S = 1.0
 """Longest wait for an open on its way; the kernel comes back at once, if it comes."""
-_Name = tuple[int, bytes]
+_LOOK_S = 0.002
+"""How often it is looked whether it was there: hardly ever is anybody waited for."""
 
 
 class Chases:
@@ -23,10 +22,8 @@ class Chases:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._chased: dict[_Name, dict[int, float]] = {}
+        self._chased: dict[tuple[int, bytes], dict[int, float]] = {}
         """By name, the threads that are on their way to it, and until when (the loop's clock) they are waited for."""
-        self._waiting: set[Future[None]] = set()
-        """Of those that let others pass."""
 
     def lost(self, node: Node, thread: int) -> None:
         """An open of this node is sent back. Of a name that nobody has now it is not waited."""
@@ -47,22 +44,9 @@ class Chases:
         threads = self._chased.get((node.parent.ino, node.name), {})
         if threads.pop(thread, None) is not None and not threads:
             del self._chased[node.parent.ino, node.name]
-        for look in list(self._waiting):
-            self._look_again(look)
 
     async def let_pass(self, parent: Ino, name: bytes) -> None:
         """Wait until those that are on their way to a name have opened it, or their time is over."""
-        while threads := self._chased.get((parent, name)):
-            left_s = max(threads.values()) - self._loop.clock()
-            if left_s <= 0:
-                del self._chased[parent, name]
-                return
-            look: Future[None] = Future()
-            self._waiting.add(look)
-            self._loop.later(left_s, partial(self._look_again, look))
-            await look
-
-    def _look_again(self, look: Future[None]) -> None:
-        if look in self._waiting:
-            self._waiting.remove(look)
-            look.set_result(None)
+        while max(self._chased.get((parent, name), {}).values(), default=0.0) > self._loop.clock():
+            await self._loop.sleep(_LOOK_S)
+        self._chased.pop((parent, name), None)

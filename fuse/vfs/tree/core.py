@@ -25,7 +25,6 @@ from ...state.removed import RemovedFiles
 from ...state.statedb import StateDb
 from ...store.base import DeleteFailure, ObjectStore
 from .attrs import Defaults
-from .distance import Distance
 from .nodes import Node, NodeTable
 from .passthrough import PassthroughFiles
 from .treelock import TreeLock
@@ -46,8 +45,8 @@ class Settings:
     (that is where a download would be felt: 64 MiB is about a second). memory_bytes: the limit of the process's
     resident size. refuse_conflicts: an upload must replace the version that was opened. write_back_s: how long after
     its close a file may be sent; 0: before the close returns.
-    used_bytes, used_files: what statfs shows as taken. open_less: the kernel opens and closes files by itself (S-51).
-    keep_directories: it keeps what directories list (S-151).
+    used_bytes, used_files: what statfs shows as taken. open_less: nobody writes here; the kernel opens and closes files
+    by itself (S-51), and keeps what directories list (S-151).
     """
 
     metadata_ttl_s: float = 1.0
@@ -62,7 +61,6 @@ class Settings:
     refuse_conflicts: bool = False
     write_back_s: float = 0.0
     open_less: bool = False
-    keep_directories: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,7 +70,7 @@ class Core:
     settings: Settings
     store: ObjectStore
     reader: Reader
-    cache: BlockCache | None
+    cache: BlockCache
     db: StateDb
     known: AttributeMemory
     nodelog: NodeLog
@@ -86,7 +84,6 @@ class Core:
     staging_dir: Path
     notifier: Notifier = field(default_factory=NoNotifier)
     tree: TreeLock = field(default_factory=TreeLock)
-    distance: Distance = field(default_factory=Distance)
 
     def now_ns(self) -> int:
         """The time for mtime and ctime."""
@@ -125,9 +122,8 @@ class Core:
         return failures
 
     async def each(self, call: Callable[[T], Coroutine[Any, Any, R]], items: Iterable[T]) -> list[R]:
-        """call(item) for all, side by side; results in order. The first error is raised when all have ended.
-
-        Of many not all at once: others have requests to the store, too.
+        """call(item) for all, side by side, of many not all at once; results in order. The first error is raised when
+        all have ended.
         """
         return await each(call, items, _EACH_WIDTH)
 

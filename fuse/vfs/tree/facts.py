@@ -138,7 +138,6 @@ def edited(node: Node, attributes: Attributes, size: int | None = None) -> None:
 
 def held(node: Node, size: int, etag: ETag, attributes: Attributes | None = None) -> None:
     """The node has this version by our own account: it is not sent yet, is at another key, or a new server resumes it.
-
     attributes: those of that version, if they are known.
     """
     node.size, node.etag = size, etag
@@ -186,13 +185,12 @@ def _describe(core: Core, node: Node, metadata: Mapping[str, str], content_type:
 
 
 def _follow_listing(core: Core, node: Node) -> None:
-    """From now on what confirms the listing above confirms this node as well, if that shows its version.
-
-    With full attributes not a directory: a listing tells that it is there, but nothing of its marker.
+    """From now on what confirms the listing above confirms this node as well, if that shows its version. With full
+    attributes not a directory: a listing tells that it is there, but nothing of its marker.
     """
     listing = node.parent.listing if node.parent is not None else None
     shown = listing.entries.get(node.name) if listing is not None else None
     if listing is None or shown is None or shown.tail != node.tail:
         return
     if not core.settings.full_attributes if isinstance(node, Directory) else node.is_version(shown):
-        node.told = listing.stamp_of(shown)
+        node.told, node.shown = listing.stamp_of(shown.tail), shown.said is not None

@@ -36,22 +36,18 @@ class Listed(NamedTuple):
 
 
 class Stamp:
-    """When something was last confirmed (monotonic seconds), for all who were told at once.
+    """When something was last confirmed (monotonic seconds), for all who were told at once."""
 
-    shows: their attributes were as well, not only their versions.
-    """
+    __slots__ = ("at",)
 
-    __slots__ = ("at", "shows")
-
-    def __init__(self, at: float, *, shows: bool = False) -> None:
+    def __init__(self, at: float) -> None:
         self.at = at
-        self.shows = shows
 
 
 class Span:
     """One page of a listing: the tails that it tells of, and when the store last showed it."""
 
-    __slots__ = ("after", "asking", "digest", "shown", "stamp", "upto", "wanted_at")
+    __slots__ = ("after", "asking", "digest", "stamp", "upto", "wanted_at")
 
     def __init__(self, after: str, upto: str, digest: bytes, at: float) -> None:
         self.after = after
@@ -61,7 +57,6 @@ class Span:
         self.digest = digest
         """The store can be asked whether it is still so; b"": it can't, or we changed a name in it."""
         self.stamp = Stamp(at)
-        self.shown = Stamp(at, shows=True)
         self.wanted_at = 0.0
         """When a name in it was last looked up, it being too old to be believed."""
         self.asking = Lock()
@@ -69,7 +64,7 @@ class Span:
 
     def confirmed(self, when: float) -> None:
         """The store showed the same when it was asked at `when`."""
-        self.stamp.at = self.shown.at = max(self.stamp.at, when)
+        self.stamp.at = max(self.stamp.at, when)
 
 
 @dataclass(slots=True)
@@ -95,24 +90,19 @@ class Listing:
     """It may have kept it to its end; before that it does not go by it."""
     stamp: Stamp = field(init=False)
     """For the nodes that it has confirmed; moves with listed_at."""
-    shown: Stamp = field(init=False)
-    """The same for those whose attributes it shows."""
     _ends: list[bytes] = field(default_factory=list)
     """Where the pages but the last end."""
 
     def __post_init__(self) -> None:
-        """Confirmed when it was listed."""
         self.stamp = Stamp(self.listed_at)
-        self.shown = Stamp(self.listed_at, shows=True)
 
-    def stamp_of(self, listed: Listed) -> Stamp:
+    def stamp_of(self, tail: str) -> Stamp:
         """For the node of one of its entries: of its page, if that says all about it."""
-        span = (self.span_of(listed.tail) if self._ends else None) or self
-        return span.stamp if listed.said is None else span.shown
+        return ((self.span_of(tail) if self._ends else None) or self).stamp
 
     def confirmed(self, when: float) -> None:
         """The store showed the same pages when it was asked at `when`."""
-        self.listed_at = self.stamp.at = self.shown.at = max(self.listed_at, when)
+        self.listed_at = self.stamp.at = max(self.listed_at, when)
         for span in self.spans:
             span.confirmed(when)
 
@@ -130,6 +120,13 @@ class Listing:
     def comparable(self) -> bool:
         """Whether the store can be asked if all of it is still so, without reading it."""
         return bool(self.spans) and all(span.digest for span in self.spans)
+
+    def put(self, name: bytes, listed: Listed | None) -> None:
+        """We made it this, or nothing."""
+        before = self.entries.pop(name, None)
+        if listed is not None:
+            self.entries[name] = listed
+        self.edit(*([one.tail for one in (before, listed) if one is not None] or (segment_of(name),)))
 
     def edit(self, *tails: str) -> None:
         """We changed what these keys are: the store's pages do not say it all."""
@@ -210,20 +207,16 @@ def _add_files(entries: dict[bytes, Listed], files: list[tuple[str, ListedObject
 
 def show_as_directories(entries: dict[bytes, Listed], stand_ins: dict[str, tuple[ETag, int]]) -> None:
     """Show objects that stand for a directory as that (S-165), and forget those that are so no more."""
-    for tail, (etag, second) in list(stand_ins.items()):
+    for tail, version in list(stand_ins.items()):
         name = name_of(tail)
         for shown in (name, name + BESIDE_DIRECTORY):
             listed = entries.get(shown)
-            if listed is not None and listed.tail == tail:
+            if listed and listed.tail == tail and (listed.etag, listed.mtime_ns // 1_000_000_000) == version:
+                del entries[shown]
+                entries.setdefault(name, Listed(stat.S_IFDIR, tail + "/"))
                 break
         else:
             del stand_ins[tail]
-            continue
-        if (listed.etag, listed.mtime_ns // 1_000_000_000) != (etag, second):
-            del stand_ins[tail]
-            continue
-        del entries[shown]
-        entries.setdefault(name, Listed(stat.S_IFDIR, tail + "/"))
 
 
 def claim(entries: dict[bytes, Listed], name: bytes, own: Listed) -> None:

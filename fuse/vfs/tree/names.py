@@ -42,10 +42,7 @@ def segment_of(name: bytes, *, directory: bool = False) -> str:
 
 
 def name_of(segment: str, *, directory: bool = False) -> bytes:
-    """The local name that shows a key segment.
-
-    segment_of() gives the segment back unless another tool wrote an odd one.
-    """
+    """The local name of a key segment; segment_of() gives that back unless another tool wrote an odd one."""
     if segment in _SHOWN:
         return _SHOWN[segment]
     if segment.isascii():

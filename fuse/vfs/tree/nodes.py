@@ -42,15 +42,14 @@ class Change(NamedTuple):
 
 
 class Node:
-    """One file, link or special file. `lock` is for whoever waits while he works on its content.
-
-    What is known of its object (attributes to told) is changed by facts.py only.
+    """One file, link or special file. `lock` is for whoever waits while he works on its content. What is known of its
+    object (attributes to shown) is changed by facts.py only.
     """
 
     __slots__ = (
         "asked_at", "attributes", "attrs_valid", "changes", "etag", "gone", "handles", "ino", "leaving", "listed_kind",
         "lock", "lost", "made_at", "moves", "mtime_ns", "name", "nlookup", "pages_valid", "parent", "pinned", "racy",
-        "size", "staged", "tail", "told", "unlinked_key", "writers",
+        "shown", "size", "staged", "tail", "told", "unlinked_key", "writers",
     )  # fmt: skip
 
     def __init__(self, ino: Ino, parent: Directory | None, name: bytes, listed: Listed, attributes: Attributes) -> None:
@@ -76,6 +75,8 @@ class Node:
         """Monotonic seconds at which this mount wrote the version that is known; NEVER of another client's."""
         self.told: Stamp | None = None
         """Of the listing that has confirmed it: as long as the store shows that listing, it shows this."""
+        self.shown = False
+        """That listing shows its attributes as well, not only its version."""
         self.nlookup = 0
         self.handles = 0
         self.writers = 0
@@ -101,7 +102,7 @@ class Node:
     @property
     def checked_at(self) -> float:
         """Monotonic seconds at which the store last confirmed all this, by itself or in a listing."""
-        if self.told is None or (self.racy and not self.told.shows):
+        if self.told is None or (self.racy and not self.shown):
             return self.asked_at
         return max(self.asked_at, self.told.at)
 
@@ -142,12 +143,8 @@ class Node:
     @property
     def path(self) -> bytes:
         """Path from the root of the mount, for messages."""
-        parts = []
-        node: Node = self
-        while node.parent is not None:
-            parts.append(node.name)
-            node = node.parent
-        return b"/".join(reversed(parts))
+        above = self.parent.path if self.parent is not None else b""
+        return above + b"/" + self.name if above else self.name
 
     @property
     def dirty(self) -> bool:
@@ -232,6 +229,11 @@ class Directory(Node):
         """2 and one for each subdirectory; 1, as on btrfs, while their number is not known (find(1) relies on it)."""
         return 0 if self.gone else 1 if self.subdirectories < 0 else 2 + self.subdirectories
 
+    @property
+    def listed_as(self) -> tuple[tuple[int, ...], int]:
+        """What is another when something that is being listed may be wrong."""
+        return self.place, self.listings_dropped
+
     def forget_listing(self) -> None:
         """What was listed, or is being listed, may be wrong."""
         self.listing = None
@@ -293,42 +295,35 @@ class NodeTable:
         child = parent.children.get(name)
         return child.ino if child is not None else self.free_ino(parent.ino, name)
 
-    def add(self, parent: Directory, name: bytes, listed: Listed, attributes: Attributes) -> Node:
+    def add(
+        self, parent: Directory, name: bytes, listed: Listed, attributes: Attributes, ino: Ino | None = None
+    ) -> Node:
         """Make the node of a name; the name must have none."""
         make = Directory if listed.kind == stat.S_IFDIR else Node
-        node = make(self.free_ino(parent.ino, name), parent, name, listed, attributes)
+        node = make(ino or self.free_ino(parent.ino, name), parent, name, listed, attributes)
         self.grown += 1
         self.used.setdefault(parent.ino, parent)
-        self.by_ino[node.ino] = node
-        parent.children[name] = node
+        self.by_ino[node.ino] = parent.children[name] = node
         return node
 
     def restore(self, ino: Ino, parent: Directory, name: bytes, listed: Listed, attributes: Attributes) -> None:
-        """Make the node that an earlier process had; the kernel holds one reference, at least.
-
-        Later ones come later: an earlier node of the same name had lost it.
+        """Make the node that an earlier process had; the kernel holds one reference, at least. Of two of one name the
+        later has it.
         """
-        make = Directory if listed.kind == stat.S_IFDIR else Node
-        node = make(ino, parent, name, listed, attributes)
-        node.nlookup, node.pinned = 1, True
-        self.by_ino[ino] = node
-        self.used.setdefault(parent.ino, parent)
         if name in parent.children:
             self.detach(parent.children[name])
-        parent.children[name] = node
+        node = self.add(parent, name, listed, attributes, ino)
+        node.nlookup, node.pinned = 1, True
 
     def detach(self, node: Node) -> None:
         """Take a node out of its directory: it was removed, or another version took its name."""
         node.gone = True
-        parent = node.parent
-        if parent is not None and parent.children.get(node.name) is node:
-            del parent.children[node.name]
+        _take_out(node)
         self.drop_unused(node)
 
     def reattach(self, node: Node) -> bool:
         """Give a node that was cut off its name again, and its directories theirs; who has the name by now loses it.
-
-        False, and nothing has changed, when what has the name is in use here.
+        False, and nothing has changed, when that is in use here.
         """
         parent = node.parent
         if parent is None or not node.cut_off:
@@ -344,11 +339,9 @@ class NodeTable:
             return False
         if target is parent and not self.reattach(parent):
             return False
-        if holder is not None and holder is not node:
-            holder.lost = True
-            self.detach(holder)
-        if parent is not target and parent.children.get(node.name) is node:
-            del parent.children[node.name]
+        self._displace(holder, node)
+        if parent is not target:
+            _take_out(node)
         node.parent, node.name, node.gone, node.lost = target, name, False, False
         node.moves += 1
         if self.by_ino.get(node.ino) is not node:
@@ -361,17 +354,17 @@ class NodeTable:
 
     def move(self, node: Node, parent: Directory, name: bytes, tail: str) -> None:
         """Rename. Who has the target name, because a look-up saw the copies before we were done, loses it."""
-        old = node.parent
-        if old is not None and old.children.get(node.name) is node:
-            del old.children[node.name]
-        holder = parent.children.get(name)
-        if holder is not None and holder is not node:
-            holder.lost = True
-            self.detach(holder)
+        _take_out(node)
+        self._displace(parent.children.get(name), node)
         node.moves += 1
         node.parent, node.name, node.tail = parent, name, tail
         if self.by_ino.get(node.ino) is node:  # else forgotten: nobody waits for a rename that was interrupted
             parent.children[name] = node
+
+    def _displace(self, holder: Node | None, by: Node) -> None:
+        if holder is not None and holder is not by:
+            holder.lost = True
+            self.detach(holder)
 
     def forget(self, ino: int, nlookup: int) -> None:
         """The kernel gives up references; unknown ids are ignored."""
@@ -389,7 +382,11 @@ class NodeTable:
             if self.by_ino.get(current.ino) is current:  # a later node of the name may have the same id
                 self.dropped.append(self.by_ino.pop(current.ino).ino)
                 self.used.pop(current.ino, None)
-            parent = current.parent
-            if parent is not None and parent.children.get(current.name) is current:
-                del parent.children[current.name]
-            current = parent
+            _take_out(current)
+            current = current.parent
+
+
+def _take_out(node: Node) -> None:
+    """Its directory has the name no more, if it is this node's."""
+    if node.parent is not None and node.parent.children.get(node.name) is node:
+        del node.parent.children[node.name]

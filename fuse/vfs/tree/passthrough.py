@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from ...data.blockcache import BlockCache
+from ...data.blockfile import write_fully
 from ...loop import Loop
 from ...ops import Ino
 from ...store.base import ObjectVersion
@@ -22,7 +23,6 @@ MIN_BYTES = 1 << 20
 """Smaller files are read from the kernel's pages: OPEN and RELEASE cost more than the copy (docs/decisions)."""
 FILES_MAX = 1024
 _STEP = 8 << 20
-_ZEROS = bytes(1 << 20)
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class _File:
 class PassthroughFiles:
     """INVARIANT: a passthrough file that is right has the content of its node, whoever changes that."""
 
-    def __init__(self, cache: BlockCache | None, loop: Loop) -> None:
+    def __init__(self, cache: BlockCache, loop: Loop) -> None:
         self._cache = cache
         self._loop = loop
         self._files: dict[Ino, _File] = {}
@@ -46,15 +46,14 @@ class PassthroughFiles:
 
     def offer(self, ino: Ino, version: ObjectVersion) -> int:
         """A descriptor to read this version from, ours; -1 when there is none, or not yet."""
-        cache = self._cache
-        if cache is None or version.size < MIN_BYTES or len(self._files) >= FILES_MAX or not version.etag:
+        if version.size < MIN_BYTES or len(self._files) >= FILES_MAX or not version.etag:
             return -1
         self.returned(ino)
-        fd = cache.open_for_passthrough(version)
+        fd = self._cache.open_for_passthrough(version)
         if fd is None:
-            if version not in self._checking and cache.present(version):
+            if version not in self._checking and self._cache.present(version):
                 self._checking.add(version)
-                self._loop.background(self._check(cache, version))
+                self._loop.background(self._check(version))
             return -1
         self._files[ino] = _File(fd, version)
         return fd
@@ -66,13 +65,10 @@ class PassthroughFiles:
 
     def available(self, version: ObjectVersion) -> bool:
         """Whether offer() would have a descriptor for whoever opens this version next."""
-        if self._cache is None or version.size < MIN_BYTES or not version.etag:
-            return False
         fd = self._cache.open_for_passthrough(version)
-        if fd is None:
-            return False
-        os.close(fd)
-        return True
+        if fd is not None:
+            os.close(fd)
+        return fd is not None
 
     def returned(self, ino: Ino) -> bool:
         """Nobody has the inode open any more; whether it was file. Idempotent."""
@@ -82,22 +78,14 @@ class PassthroughFiles:
         return file is not None
 
     def write(self, ino: Ino, offset: int, payload: bytes | memoryview) -> None:
-        """The node was written to."""
-        self._change(ino, lambda fd: _write_fully(fd, memoryview(payload), offset))
+        self._change(ino, lambda fd: write_fully(fd, memoryview(payload), offset))
 
     def truncate(self, ino: Ino, size: int) -> None:
-        """The node has another size."""
         self._change(ino, lambda fd: os.ftruncate(fd, size))
 
     def zero(self, ino: Ino, offset: int, length: int) -> None:
-        """A range of the node inside its size became zeros."""
-
-        def zeros(fd: int) -> None:
-            for at in range(offset, min(offset + length, os.fstat(fd).st_size), len(_ZEROS)):
-                stop = min(offset + length, os.fstat(fd).st_size, at + len(_ZEROS))
-                _write_fully(fd, memoryview(_ZEROS)[: stop - at], at)
-
-        self._change(ino, zeros)
+        """A range of the node inside its size, a few MiB at most, became zeros."""
+        self._change(ino, lambda fd: write_fully(fd, memoryview(bytes(length)), offset))
 
     async def grow(
         self, ino: Ino, new: ObjectVersion, fetch: Callable[[ObjectVersion, int, int], Awaitable[bytes]]
@@ -121,7 +109,7 @@ class PassthroughFiles:
 
     def _change(self, ino: Ino, change: Callable[[int], None]) -> None:
         file = self._files.get(ino)
-        if file is None or not file.right or self._cache is None:
+        if file is None or not file.right:
             return
         try:
             if not file.changed:
@@ -133,12 +121,6 @@ class PassthroughFiles:
         except OSError:
             file.right = False  # no room, or a busy cache: those who open the file from now on are served by us
 
-    async def _check(self, cache: BlockCache, version: ObjectVersion) -> None:
-        await self._loop.on_disk(cache.verify, version)
+    async def _check(self, version: ObjectVersion) -> None:
+        await self._loop.on_disk(self._cache.verify, version)
         self._checking.discard(version)
-
-
-def _write_fully(fd: int, body: memoryview, offset: int) -> None:
-    while body:
-        written = os.pwrite(fd, body, offset)
-        body, offset = body[written:], offset + written

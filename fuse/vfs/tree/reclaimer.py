@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
@@ -18,7 +17,7 @@ from typing import NamedTuple
 from ...loop import Task
 from ...ops import Held
 from .core import Core
-from .nodes import Directory, Node
+from .nodes import Directory
 
 log = logging.getLogger(__name__)
 
@@ -66,12 +65,9 @@ class Shares(NamedTuple):
 
 
 def resident_bytes() -> int:
-    """The process's resident size; 0 where there is no /proc."""
-    try:
-        with open("/proc/self/statm", "rb") as statm:
-            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
+    """The process's resident size. OSError."""
+    with open("/proc/self/statm", "rb") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def holdings(core: Core) -> dict[str, int]:
@@ -96,7 +92,6 @@ class MemoryReclaimer:
         self._looking: Task[None] | None = None
 
     def start(self) -> None:
-        """Begin."""
         self._core.loop.every(_TICK_S, self._tick)
 
     async def stop(self) -> None:
@@ -119,22 +114,18 @@ class MemoryReclaimer:
     async def look(self, resident: int) -> None:
         """Let go of what is too much; resident: the process's size, bytes."""
         nodes = self._core.nodes
-        self._press(resident)
+        pressed = resident > self._ceiling * (_RELAXED if self._pressed else _PRESSED)
+        if pressed != self._pressed:
+            self._pressed = pressed
+            self._core.reader.limit_memory(self._shares.pieces // 4 if pressed else self._shares.pieces)
         if nodes.grown >= _GROWN or self._pressed:
             nodes.grown = 0
             await self._trim(self._shares.names // 2 if self._pressed else self._shares.names)
         if len(nodes.dropped) >= _DROPPED_MAX:
             self._core.log_nodes(())
-        self._compact_log()
-
-    def _press(self, resident: int) -> None:
-        """Tighten the limits, or loosen them again."""
-        if not self._pressed and resident > self._ceiling * _PRESSED:
-            self._pressed = True
-            self._core.reader.limit_memory(self._shares.pieces // 4)
-        elif self._pressed and resident < self._ceiling * _RELAXED:
-            self._pressed = False
-            self._core.reader.limit_memory(self._shares.pieces)
+        # The log of node ids says what the kernel has, not what it ever had.
+        if self._core.nodelog.records > _LOG_RATIO * len(nodes.by_ino) + _LOG_SLACK:
+            self._core.rewrite_nodelog()
 
     async def _trim(self, limit: int) -> None:
         core, passed = self._core, 0
@@ -162,27 +153,19 @@ class MemoryReclaimer:
             directory.listing = None
         idle = core.clock.monotonic() - _IDLE_S
         for child in list(directory.children.values()):
-            if not _in_use(child):
-                freed += self._let_go(child, held, idle)
+            if child.handles or child.staged is not None or (isinstance(child, Directory) and child.children):
+                continue
+            if child.nlookup:
+                held.append(Held(child.ino, directory.ino, b"" if isinstance(child, Directory) else child.name))
+            elif child.checked_at < idle:
+                core.nodes.drop_unused(child)
+            else:
+                continue
+            freed += NODE_BYTES
         if directory.ino in core.nodes.used:
             core.nodes.used.move_to_end(directory.ino)
         core.notifier.release(held)
         return freed
-
-    def _let_go(self, node: Node, held: list[Held], idle: float) -> int:
-        if node.nlookup and node.parent is not None:
-            held.append(Held(node.ino, node.parent.ino, b"" if isinstance(node, Directory) else node.name))
-        elif node.checked_at < idle:
-            self._core.nodes.drop_unused(node)
-        else:
-            return 0
-        return NODE_BYTES
-
-    def _compact_log(self) -> None:
-        """The log of node ids says what the kernel has, not what it ever had."""
-        core = self._core
-        if core.nodelog.records > _LOG_RATIO * len(core.nodes.by_ino) + _LOG_SLACK:
-            core.rewrite_nodelog()
 
 
 def _listed(directories: Iterable[Directory]) -> int:
@@ -190,13 +173,8 @@ def _listed(directories: Iterable[Directory]) -> int:
     return sum(len(one.listing.entries) for one in directories if one.listing is not None)
 
 
-def _in_use(node: Node) -> bool:
-    return bool(node.handles or node.staged is not None or (isinstance(node, Directory) and node.children))
-
-
 def _give_back() -> None:
-    """What malloc holds free goes back to the system (glibc; elsewhere nothing happens)."""
-    if sys.platform.startswith("linux"):
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
+    """What malloc holds free goes back to the system; a C library other than glibc has no call for that."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

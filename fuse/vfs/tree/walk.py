@@ -43,7 +43,7 @@ class Coming(NamedTuple):
 
     first: int
     last: int
-    page: Task[list[tuple[Node, Listed]]]
+    page: Task[tuple[list[tuple[Node, Listed]], float]]
 
 
 class Walk:
@@ -79,7 +79,8 @@ class Walk:
         listing = parent.listing
         if listing is not None and listing is not self._of:
             self._of = listing
-            self._tails = sorted((one.tail for one in listing.entries.values() if _is_directory(one)), key=key_bytes)
+            directories = (one.tail for one in listing.entries.values() if one.kind == stat.S_IFDIR)
+            self._tails = sorted(directories, key=key_bytes)
             self._index = {tail: at for at, tail in enumerate(self._tails)}
         at = self._index.get(tail, -1)
         if at < 0 or now < self.off_until or len(self._tails) > _SIBLINGS_MAX:
@@ -136,7 +137,3 @@ class Walk:
                 break
             spans.append((first, last, self._tails[first][:-1]))
         return spans
-
-
-def _is_directory(listed: Listed) -> bool:
-    return listed.kind == stat.S_IFDIR

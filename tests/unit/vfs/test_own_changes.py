@@ -134,7 +134,7 @@ def test_what_is_asked_for_ahead_undoes_no_change(world: World, one: Client, mon
         facts.doubted(node, attributes=True)
         one.fs.core.known.forget(node.key)
     listing = resolve(one.fs.resolver.read_directory(parent))
-    one.fs.loop.call(lambda: ahead.coming(parent.key, sorted(listing.entries.items())))
+    one.fs.loop.call(lambda: ahead.coming(parent.key, list(listing.entries.values())))
     reader = threading.Thread(target=lambda: resolve(one.fs.resolver.make_exact(nodes)))
     reader.start()
     assert asked.wait(PATIENCE_S)

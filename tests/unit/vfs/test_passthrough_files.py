@@ -56,7 +56,6 @@ def test_what_would_be_offered_is_known_before(cache: BlockCache) -> None:
     assert files.available(VERSION)
     assert not files.available(VERSION._replace(key="absent"))
     assert not files.available(VERSION._replace(size=MIN_BYTES - 1))
-    assert not PassthroughFiles(None, the_loop()).available(VERSION)
     assert files.offer(INO, VERSION) >= 0
     assert not other.available(VERSION)
     assert files.returned(INO)

@@ -7,9 +7,8 @@ import stat
 
 import pytest
 
-from datastore.fuse.vfs.lookup.prefetcher import _Run
+from datastore.fuse.vfs.lookup.prefetcher import PENDING_MAX, _Run
 from datastore.fuse.vfs.tree.listing import Listed, Listing
-from datastore.fuse.vfs.tree.openings import PENDING_MAX
 from tests.driving import resolve
 from tests.kernelkeeps import CALLER, Room
 from tests.mounted import Client, World

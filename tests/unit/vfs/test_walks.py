@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from datastore.fuse.loop import pause
 from datastore.fuse.store.base import ETag, ListedObject, ListPage, ObjectInfo
+from datastore.fuse.vfs.lookup.remote import FAR_S, Remote
 from datastore.fuse.vfs.lookup.walks import split
-from datastore.fuse.vfs.tree.distance import FAR_S, Distance
 from datastore.fuse.vfs.tree.walk import Walk
 from tests.driving import resolve
 from tests.mounted import TTL_S, Client, World
@@ -227,17 +227,16 @@ TWO_PAGES = 1500
 @pytest.fixture
 def far(monkeypatch: pytest.MonkeyPatch) -> None:
     """However fast the store answers."""
-    monkeypatch.setattr(Distance, "is_far", True)
+    monkeypatch.setattr(Remote, "is_far", True)
 
 
 @promise("S-154")
-def test_one_slow_listing_is_no_distance() -> None:
+def test_one_slow_listing_is_no_distance(one: Client) -> None:
     """It may have been tried again; and one fast one says that the store is near."""
-    distance = Distance()
-    told = []
+    remote, told = Remote(one.fs.core), []
     for took_s in (10 * FAR_S, FAR_S, 0.1 * FAR_S, FAR_S, FAR_S, FAR_S, FAR_S):
-        distance.listed(took_s)
-        told.append(distance.is_far)
+        remote.took_s.append(took_s)
+        told.append(remote.is_far)
     assert told == [False, True, False, False, False, False, True]
 
 
