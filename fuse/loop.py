@@ -173,6 +173,11 @@ class Lock:
         self._depth = 0
         self._waiting: deque[tuple[Work | None, Future[None]]] | None = None
 
+    @property
+    def locked(self) -> bool:
+        """Whether any task holds it."""
+        return self._depth > 0
+
     def try_acquire(self) -> bool:
         """Take it if that needs no waiting; release() has to follow."""
         task = THIS_THREAD.work

@@ -41,6 +41,8 @@ class TreeLock:
         async with self._gate:
             if self._sharing:
                 self._unshared = Future()
-                await self._unshared
-                self._unshared = None
+                try:
+                    await self._unshared
+                finally:
+                    self._unshared = None
             yield
