@@ -21,7 +21,7 @@ from datastore.errors import DeadlineExceeded, InvalidRequest, Unreachable
 from ...loop import Future, Loop, now, running
 from .dialing import allowed, dial, look_up
 from .errors import connection_words, one_line
-from .http1 import Connection, Incoming, LoopConnection, NotHttp
+from .http1 import Connection, Incoming, NotHttp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,10 +241,8 @@ class Connections:
 
     async def connect(self, deadline: float) -> Connection:
         """A new connection. Errors: Unreachable, DeadlineExceeded, EndpointNotAllowed."""
-        loop = running()
-        if loop is None:
-            return Connection(self._dial(deadline))
-        return LoopConnection(await loop.aside(partial(self._dial, deadline), "connect"), loop)
+        loop, dialed = running(), partial(self._dial, deadline)
+        return Connection(dialed() if loop is None else await loop.aside(dialed, "connect"), loop)
 
     def _dial(self, deadline: float) -> socket.socket:
         limit_s = min(self.limits.connect_s, max(deadline - self._clock(), 0.001))

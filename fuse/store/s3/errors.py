@@ -14,75 +14,68 @@ from datastore.units import format_roughly
 
 from ..limits import key_bytes, shown
 
-BY_CODE: dict[str, type[e.StoreError]] = {
-    "NoSuchKey": e.NotFound,
-    "NoSuchVersion": e.NotFound,
-    "NoSuchUpload": e.NotFound,
-    "NoSuchBucket": e.BucketNotFound,
-    "InvalidBucketName": e.BucketNotFound,
-    "PreconditionFailed": e.PreconditionFailed,
-    "AccessDenied": e.AccessDenied,
-    "AllAccessDisabled": e.AccessDenied,
-    "AccountProblem": e.AccessDenied,
-    "InvalidObjectState": e.AccessDenied,
-    "UnauthorizedAccess": e.AccessDenied,
-    "InvalidAccessKeyId": e.CredentialsInvalid,
-    "SignatureDoesNotMatch": e.CredentialsInvalid,
-    "ExpiredToken": e.CredentialsInvalid,
-    "InvalidToken": e.CredentialsInvalid,
-    "TokenRefreshRequired": e.CredentialsInvalid,
-    "InvalidSecurity": e.CredentialsInvalid,
-    "CredentialsNotSupported": e.CredentialsInvalid,
-    "InvalidClientTokenId": e.CredentialsInvalid,
-    "InvalidTokenId": e.CredentialsInvalid,
-    "XAdminUserNotFound": e.CredentialsInvalid,
-    "AuthorizationHeaderMalformed": e.CredentialsInvalid,
-    "PermanentRedirect": e.WrongRegion,
-    "TemporaryRedirect": e.WrongRegion,
-    "Redirect": e.WrongRegion,
-    "IncorrectEndpoint": e.WrongRegion,
-    "IllegalLocationConstraintException": e.WrongRegion,
-    "InvalidRegion": e.WrongRegion,
-    "RequestTimeTooSkewed": e.ClockSkew,
-    "RequestExpired": e.ClockSkew,
-    "KeyTooLongError": e.KeyTooLong,
-    "KeyTooLong": e.KeyTooLong,
-    "InvalidURI": e.InvalidKey,
-    "XMinioInvalidObjectName": e.InvalidKey,
-    "XMinioInvalidResourceName": e.InvalidKey,
-    "ObjectParentIsFile": e.KeyConflict,
-    "ExistingObjectIsDirectory": e.KeyConflict,
-    "XMinioParentIsObject": e.KeyConflict,
-    "XMinioObjectExistsAsDirectory": e.KeyConflict,
-    "MetadataTooLarge": e.MetadataTooLarge,
-    "QuotaExceeded": e.OutOfSpace,
-    "InsufficientStorage": e.OutOfSpace,
-    "StorageFull": e.OutOfSpace,
-    "XMinioStorageFull": e.OutOfSpace,
-    "XMinioAdminBucketQuotaExceeded": e.OutOfSpace,
-    "NotImplemented": e.Unsupported,
-    "ObjectLockConfigurationNotFoundError": e.Unsupported,
-    "MethodNotAllowed": e.Unsupported,
-    "UnsupportedOperation": e.Unsupported,
-    "RequestTimeout": e.DeadlineExceeded,
-    "SlowDown": e.Throttled,
-    "SlowDownRead": e.Throttled,
-    "SlowDownWrite": e.Throttled,
-    "TooManyRequests": e.Throttled,
-    "Throttling": e.Throttled,
-    "ThrottlingException": e.Throttled,
-    "RequestLimitExceeded": e.Throttled,
-    "BandwidthLimitExceeded": e.Throttled,
-    "OperationAborted": e.Throttled,
-    "ConditionalRequestConflict": e.Throttled,
-    "ServiceUnavailable": e.ServerFault,
-    "InternalError": e.ServerFault,
-    "BadDigest": e.CorruptBody,
-    "IncompleteBody": e.CorruptBody,
-    "XAmzContentSHA256Mismatch": e.CorruptBody,
-    "XAmzContentChecksumMismatch": e.CorruptBody,
+_KINDS: dict[type[e.StoreError], tuple[str, str]] = {
+    e.NotFound: ("no such object", "NoSuchKey NoSuchVersion NoSuchUpload"),
+    e.BucketNotFound: (
+        "the bucket does not exist: check the bucket's name and the endpoint",
+        "NoSuchBucket InvalidBucketName",
+    ),
+    e.AlreadyExists: ("the key is taken", ""),
+    e.PreconditionFailed: ("the object is another version", "PreconditionFailed"),
+    e.AccessDenied: (
+        "these credentials are not allowed to do that",
+        "AccessDenied AllAccessDisabled AccountProblem InvalidObjectState UnauthorizedAccess",
+    ),
+    e.ObjectLocked: ("an object lock keeps it: it can't be replaced or removed before that ends", ""),
+    e.CredentialsInvalid: (
+        "the credentials are wrong",
+        "InvalidAccessKeyId SignatureDoesNotMatch ExpiredToken InvalidToken TokenRefreshRequired InvalidSecurity"
+        " CredentialsNotSupported InvalidClientTokenId InvalidTokenId XAdminUserNotFound AuthorizationHeaderMalformed",
+    ),
+    e.WrongRegion: (
+        "the bucket lives in another region",
+        "PermanentRedirect TemporaryRedirect Redirect IncorrectEndpoint IllegalLocationConstraintException"
+        " InvalidRegion",
+    ),
+    e.ClockSkew: (
+        "this machine's clock and the server's differ too much: set the clock",
+        "RequestTimeTooSkewed RequestExpired",
+    ),
+    e.InvalidKey: (
+        "the server refuses this name",
+        "InvalidURI XMinioInvalidObjectName XMinioInvalidResourceName",
+    ),
+    e.KeyTooLong: ("the name is longer than the server takes", "KeyTooLongError KeyTooLong"),
+    e.KeyConflict: (
+        "this server can't hold a file beside a directory of its name",
+        "ObjectParentIsFile ExistingObjectIsDirectory XMinioParentIsObject XMinioObjectExistsAsDirectory",
+    ),
+    e.MetadataTooLarge: ("the user metadata is larger than the server takes", "MetadataTooLarge"),
+    e.OutOfSpace: (
+        "the storage is full or over its quota",
+        "QuotaExceeded InsufficientStorage StorageFull XMinioStorageFull XMinioAdminBucketQuotaExceeded",
+    ),
+    e.Unsupported: (
+        "the server does not know this operation",
+        "NotImplemented ObjectLockConfigurationNotFoundError MethodNotAllowed UnsupportedOperation",
+    ),
+    e.DeadlineExceeded: ("the server gave up waiting", "RequestTimeout"),
+    e.Throttled: (
+        "the server asks for fewer requests",
+        "SlowDown SlowDownRead SlowDownWrite TooManyRequests Throttling ThrottlingException RequestLimitExceeded"
+        " BandwidthLimitExceeded OperationAborted ConditionalRequestConflict",
+    ),
+    e.ServerFault: ("a fault inside the server", "ServiceUnavailable InternalError"),
+    e.CorruptBody: (
+        "the body arrived damaged",
+        "BadDigest IncompleteBody XAmzContentSHA256Mismatch XAmzContentChecksumMismatch",
+    ),
+    e.Unreachable: ("the proxy asks for a login", ""),
 }
-"""OperationAborted and ConditionalRequestConflict refuse without effect while another request runs: try again."""
+"""What each class tells the user, and the codes that mean it. OperationAborted and ConditionalRequestConflict refuse
+without effect while another request runs: try again."""
+
+BY_CODE = {code: kind for kind, (_, codes) in _KINDS.items() for code in codes.split()}
 
 BY_STATUS: dict[int, type[e.StoreError]] = {
     301: e.WrongRegion,
@@ -117,29 +110,6 @@ _TELLING = frozenset({"InvalidArgument", "InvalidPart", "InvalidPartOrder", "Ent
 
 _LOCK_WORDS = ("protected by object lock", "worm protected")
 """AWS and versitygw in an AccessDenied, MinIO in an InvalidRequest: none has a code of its own for it."""
-
-_WHY: dict[type[e.StoreError], str] = {
-    e.NotFound: "no such object",
-    e.BucketNotFound: "the bucket does not exist: check the bucket's name and the endpoint",
-    e.AlreadyExists: "the key is taken",
-    e.PreconditionFailed: "the object is another version",
-    e.AccessDenied: "these credentials are not allowed to do that",
-    e.ObjectLocked: "an object lock keeps it: it can't be replaced or removed before that ends",
-    e.CredentialsInvalid: "the credentials are wrong",
-    e.WrongRegion: "the bucket lives in another region",
-    e.ClockSkew: "this machine's clock and the server's differ too much: set the clock",
-    e.InvalidKey: "the server refuses this name",
-    e.KeyTooLong: "the name is longer than the server takes",
-    e.KeyConflict: "this server can't hold a file beside a directory of its name",
-    e.MetadataTooLarge: "the user metadata is larger than the server takes",
-    e.OutOfSpace: "the storage is full or over its quota",
-    e.Unsupported: "the server does not know this operation",
-    e.DeadlineExceeded: "the server gave up waiting",
-    e.Throttled: "the server asks for fewer requests",
-    e.ServerFault: "a fault inside the server",
-    e.CorruptBody: "the body arrived damaged",
-    e.Unreachable: "the proxy asks for a login",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +200,7 @@ def _is_utf8(key: str) -> bool:
 def _why(kind: type[e.StoreError], refusal: Refusal) -> str:
     who = refusal.access_key_id
     if kind is e.InvalidKey:
-        return _WHY[kind]
+        return _KINDS[kind][0]
     if refusal.code == "SignatureDoesNotMatch":
         return f"the secret access key is wrong for access key id {who}"
     if refusal.code in {"InvalidAccessKeyId", "InvalidClientTokenId", "XAdminUserNotFound"}:
@@ -244,7 +214,7 @@ def _why(kind: type[e.StoreError], refusal: Refusal) -> str:
         return "no such multipart upload"
     if kind is e.WrongRegion and refusal.region:
         return f"the bucket lives in region {refusal.region}"
-    return _WHY.get(kind, "the server refuses the request")
+    return _KINDS[kind][0] if kind in _KINDS else "the server refuses the request"
 
 
 _BAD_CERTIFICATES = {
