@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import NamedTuple
 
 from datastore.errors import CredentialsInvalid, InvalidRequest, StoreError
 
@@ -92,9 +91,7 @@ class Caller:
 
     def error(self, request: Request, answer: Answer, keys: SigningKeys) -> StoreError:
         """What an answer to a request that was signed with `keys` refuses."""
-        server_s = xml.http_date_ns(answer.headers.get("date", "")) / 1e9
-        skew_s = server_s - self.clock() if server_s else 0.0
-        return to_error(replace(self._refusal(request, answer, keys), skew_s=skew_s))
+        return to_error(self._refusal(request, answer, keys))
 
     def close(self) -> None:
         """Close connections; idempotent."""
@@ -148,7 +145,7 @@ class Caller:
         headers = {**request.headers, "host": endpoint.host_header, "x-amz-content-sha256": digest}
         signed = sign(request.method, path, query, headers, keys, endpoint.region, self.clock())
         length = len(request.body) if request.body or request.method in _WRITES else None
-        return request, transport.connections.head(request.method, f"{path}?{query}" if query else path, signed, length)
+        return request, transport.head(request.method, f"{path}?{query}" if query else path, signed, length)
 
     async def _has_others(self, request: Request, answer: Answer, keys: SigningKeys) -> bool:
         """Whether the server does not take these keys any more, and there are others by now."""
@@ -171,19 +168,20 @@ class Caller:
                 transport.close()
 
     def _refusal(self, request: Request, answer: Answer, keys: SigningKeys) -> Refusal:
-        said = xml.parse_error(bytes(answer.body))
+        said = xml.parse_error(bytes(answer.body)) or xml.ErrorAnswer("", "", "", "")
         headers = answer.headers
+        server_s = xml.http_date_ns(headers.get("date", "")) / 1e9
         return Refusal(
             method=request.method,
             key=request.key,
             status=answer.status,
-            code=said.code if said else "",
-            message=said.message if said else "",
-            request_id=(said.request_id if said else "") or headers.get("x-amz-request-id", ""),
-            region=_region(headers.get("x-amz-bucket-region", ""))
-            or _region(said.region if said and answer.status != 403 else ""),
+            code=said.code,
+            message=said.message,
+            request_id=said.request_id or headers.get("x-amz-request-id", ""),
+            region=_region(headers.get("x-amz-bucket-region", "")) or _region(said.region * (answer.status != 403)),
             access_key_id=keys.access_key_id,
             if_none_match="if-none-match" in request.headers,
+            skew_s=server_s - self.clock() if server_s else 0.0,
         )
 
 
@@ -207,34 +205,24 @@ class Plain:
     def head(self, key: str, unsigned: Mapping[str, str] = MappingProxyType({})) -> bytes:
         """unsigned: headers that a signature need not cover. Errors: InvalidRequest."""
         second = int(self._caller.clock())
-        shared = self._shared
-        if second != shared.second:
-            shared = self._shared = self._begin(second)
+        if second != self._shared[0]:
+            self._shared = self._begin(second)
+        _, now, before, after, names, described = self._shared
         more = "".join([f"{name}: {value}\r\n" for name, value in unsigned.items()])
         if more and not ((said := "".join(unsigned.values())).isascii() and said.isprintable()):
             raise InvalidRequest(f"{self._method} {shown(key)}: a header is not printable ASCII", key=key)
         path = self.endpoint.path(key)
-        signed = shared.moment.authorization(shared.names, f"{self._method}\n{path}\n\n{shared.signed}")
-        return f"{shared.before}{path}{shared.after}{more}authorization: {signed}\r\n\r\n".encode()
+        signed = now.authorization(names, f"{self._method}\n{path}\n\n{described}")
+        return f"{before}{path}{after}{more}authorization: {signed}\r\n\r\n".encode()
 
-    def _begin(self, second: int) -> _Shared:
-        """Errors: InvalidRequest."""
+    def _begin(self, second: int) -> tuple[int, Moment, str, str, str, str]:
+        """What heads of one second share: what stands before and after the path, the signed headers' names, and what
+        describes them (sigv4.py). Errors: InvalidRequest."""
         now = moment(self.keys, self.endpoint.region, second)
         headers = {"host": self.endpoint.host_header, "x-amz-content-sha256": EMPTY_SHA256, **now.headers}
-        head = self.transport.connections.head(self._method, "", headers).decode()
+        head = self.transport.head(self._method, "", headers).decode()
         before, version, rest = head.partition(" HTTP/1.1\r\n")
-        return _Shared(second, now, before, version + rest.removesuffix("\r\n"), *canonical_headers(headers))
-
-
-class _Shared(NamedTuple):
-    """What heads of one second share: what stands before and after the path, and the signed headers (sigv4.py)."""
-
-    second: int
-    moment: Moment
-    before: str
-    after: str
-    names: str
-    signed: str
+        return second, now, before, version + rest.removesuffix("\r\n"), *canonical_headers(headers)
 
 
 def _region(said: str) -> str:

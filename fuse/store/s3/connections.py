@@ -97,66 +97,13 @@ def proxy_for(host: str, *, secure: bool) -> Proxy | None:
     return Proxy(parts.hostname, port, authorization)
 
 
-class _Places:
-    """So many rights, given in the order of asking. Threads: any, and tasks of any loop."""
-
-    def __init__(self, places: int) -> None:
-        self._lock = threading.Lock()
-        self._free = places
-        self._waiting: deque[Callable[[], bool]] = deque()
-        """Gives a right to who asked for it; False when he is no more."""
-
-    def take_at_once(self) -> bool:
-        """One that is free; leave() has to follow."""
-        with self._lock:
-            if not self._free:
-                return False
-            self._free -= 1
-            return True
-
-    async def take(self, limit_s: float) -> bool:
-        """Wait for one; False when there was none in time. leave() has to follow."""
-        with self._lock:
-            if self._free:
-                self._free -= 1
-                return True
-            loop = running()
-            if loop is None:
-                there = threading.Event()
-                give: Callable[[], bool] = partial(_set, there)
-            else:
-                turn = _Turn(self, loop, limit_s)
-                give = turn.give
-            self._waiting.append(give)
-        return await turn.given if loop is not None else there.wait(limit_s) or not self.withdraw(give)
-
-    def leave(self) -> None:
-        """It is for others."""
-        while True:
-            with self._lock:
-                if not self._waiting:
-                    self._free += 1
-                    return
-                give = self._waiting.popleft()
-            if give():
-                return
-
-    def withdraw(self, give: Callable[[], bool]) -> bool:
-        """Ask no longer; False when it was just given."""
-        with self._lock:
-            if give not in self._waiting:
-                return False
-            self._waiting.remove(give)
-            return True
-
-
 class _Turn:
-    """A task that waits for a right."""
+    """A task that waits for a place."""
 
-    __slots__ = ("_loop", "_places", "_until", "given")
+    __slots__ = ("_connections", "_loop", "_until", "given")
 
-    def __init__(self, places: _Places, loop: Loop, limit_s: float) -> None:
-        self._places = places
+    def __init__(self, connections: Connections, loop: Loop, limit_s: float) -> None:
+        self._connections = connections
         self._loop = loop
         self._until = loop.clock() + limit_s
         self.given: Future[bool] = Future()
@@ -168,17 +115,12 @@ class _Turn:
 
     def look(self, now: float) -> None:
         """See Bounded."""
-        if now >= self._until and self._places.withdraw(self.give):
+        if now >= self._until and self._connections.withdraw(self.give):
             self._end(given=False)
 
     def _end(self, *, given: bool) -> None:
         self._loop.waits.remove(self)
         self.given.set_result(given)
-
-
-def _set(event: threading.Event) -> bool:
-    event.set()
-    return True
 
 
 class Connections:
@@ -199,20 +141,52 @@ class Connections:
         self.limits = limits or TransportLimits()
         self._tls = tls
         self._clock = clock
-        self._places = _Places(self.limits.connections)
         self._lock = threading.Lock()
+        self._free = self.limits.connections
+        self._waiting: deque[Callable[[], bool | None]] = deque()
+        """Gives a place to who asked for it; False when he is no more."""
         self._idle: dict[Loop | None, list[tuple[Connection, float]]] = {None: []}
         """By the loop whose they are; None: those that block."""
         self._closed = False
 
     async def take_place(self) -> None:
-        """Wait for the right to one connection. Errors: DeadlineExceeded."""
-        if not self._places.take_at_once() and not await self._places.take(self.limits.call_s):
+        """Wait for the right to one connection, given in the order of asking. leave_place() has to follow.
+
+        Errors: DeadlineExceeded.
+        """
+        loop, limit_s = running(), self.limits.call_s
+        with self._lock:
+            if self._free:
+                self._free -= 1
+                return
+            if loop is None:
+                there = threading.Event()
+                give: Callable[[], bool | None] = there.set
+            else:
+                turn = _Turn(self, loop, limit_s)
+                give = turn.give
+            self._waiting.append(give)
+        if not (await turn.given if loop is not None else there.wait(limit_s) or not self.withdraw(give)):
             raise DeadlineExceeded(f"{self.where()}: all {self.limits.connections} connections stayed busy")
 
     def leave_place(self) -> None:
         """It is free for others."""
-        self._places.leave()
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._free += 1
+                    return
+                give = self._waiting.popleft()
+            if give() is not False:
+                return
+
+    def withdraw(self, give: Callable[[], bool | None]) -> bool:
+        """Ask for a place no longer; False when it was just given."""
+        with self._lock:
+            if give not in self._waiting:
+                return False
+            self._waiting.remove(give)
+            return True
 
     def close(self) -> None:
         """Close idle connections; those in use are closed when they come back. Idempotent."""
@@ -265,14 +239,13 @@ class Connections:
                 made.settimeout(_left_s(until, self._clock))
                 made = (self._tls or trust()).wrap_socket(made, server_hostname=self.route.host.rstrip("."))
             return made
-        except TimeoutError as error:
-            _close(made)
-            raise DeadlineExceeded(f"{self.where()}: no connection within {limit_s:.0f} s") from error
-        except (NotHttp, OSError) as error:
-            _close(made)
-            raise Unreachable(f"{self.where()}: {connection_words(error)}") from error
-        except BaseException:
-            _close(made)
+        except BaseException as error:
+            if made is not None:
+                made.close()
+            if isinstance(error, TimeoutError):
+                raise DeadlineExceeded(f"{self.where()}: no connection within {limit_s:.0f} s") from error
+            if isinstance(error, NotHttp | OSError):
+                raise Unreachable(f"{self.where()}: {connection_words(error)}") from error
             raise
 
     async def _tunnel(self, connection: Connection, proxy: Proxy, pace: Callable[[], float]) -> None:
@@ -305,12 +278,10 @@ class Connections:
         loop = running()
         with self._lock:
             if not self._closed:
-                idle = self._idle.get(loop)
-                if idle is None:
-                    idle = self._idle[loop] = []
-                    if loop is not None:
-                        loop.at_end(partial(self._forget, loop))
-                idle.append((connection, self._clock()))
+                if loop is not None and loop not in self._idle:
+                    self._idle[loop] = []
+                    loop.at_end(partial(self._forget, loop))
+                self._idle[loop].append((connection, self._clock()))
                 return
         connection.close()
 
@@ -331,8 +302,3 @@ def _left_s(until: float, clock: Callable[[], float]) -> float:
     if left <= 0:
         raise TimeoutError
     return left
-
-
-def _close(made: socket.socket | None) -> None:
-    if made is not None:
-        made.close()

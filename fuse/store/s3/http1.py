@@ -202,7 +202,7 @@ class Connection:
     async def send(self, body: Body, pace: Pace) -> None:
         """All of it."""
         left: Body = body
-        waited = False
+        waited = self._sent_at_once = False
         while left:
             if self._blocks:
                 self._limit(pace())

@@ -112,7 +112,7 @@ class _Run(Generic[T]):
             return None
 
     async def _one_after_the_other(self, question: _Question[T] | None) -> None:
-        connections = self._transport.connections
+        connections = self._transport
         connection: Connection | None = None
         has_place = False
         while question is not None:

@@ -7,15 +7,12 @@ what a server sends beyond that is not read. No redirect is followed; whoever as
 
 from __future__ import annotations
 
-import ssl
-import time
-from collections.abc import Callable
 from functools import partial
 
 from datastore.errors import CorruptBody, DeadlineExceeded, Unreachable
 
-from ..base import Body, FilePart, in_memory
-from .connections import Connections, Route, TransportLimits
+from ..base import FilePart, in_memory
+from .connections import Connections
 from .errors import UNANNOUNCED, connection_words
 from .http1 import Connection, CutShort, Heard, Incoming, NotHttp, TooMuch
 from .messages import SMALL_BYTES, Answer, Outlet, Request
@@ -29,35 +26,22 @@ _HUNG_UP = (BrokenPipeError, ConnectionResetError, *UNANNOUNCED)
 _BODYLESS = frozenset({204, 304})
 
 
-class Transport:
+class Transport(Connections):
     """Requests to one route."""
-
-    def __init__(
-        self,
-        route: Route,
-        *,
-        tls: ssl.SSLContext | None = None,
-        limits: TransportLimits | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.route = route
-        self.limits = limits or TransportLimits()
-        self.connections = Connections(route, tls=tls, limits=self.limits, clock=clock)
-        self._clock = clock
 
     async def send(self, request: Request, head: bytes) -> Answer:
         """One exchange. head: the request line and all headers, as Connections.head() makes them.
 
         Errors: Unreachable, DeadlineExceeded, CorruptBody.
         """
-        await self.connections.take_place()
+        await self.take_place()
         try:
             answer, connection = await self.exchange(request, head)
             if connection is not None:
-                self.connections.give_back(connection)
+                self.give_back(connection)
             return answer
         finally:
-            self.connections.leave_place()
+            self.leave_place()
 
     async def exchange(
         self, request: Request, head: bytes, held: Connection | None = None
@@ -70,30 +54,21 @@ class Transport:
         size = len(request.body) + request.expected_bytes
         long_s = self.limits.long_s if request.is_long else 0.0
         deadline = self._clock() + self.limits.call_s + long_s + size / self.limits.body_floor
-        kept = held or self.connections.take_idle()
-        try:
-            if kept is not None:
-                try:
-                    return await self._exchange(kept, request, head, deadline)
-                except _Stale:
-                    if not request.repeatable:
-                        raise
-            return await self._exchange(await self.connections.connect(deadline), request, head, deadline)
-        except _Stale as stale:
-            raise Unreachable(f"{self.where()}: {connection_words(stale.reason)}") from stale.reason
-
-    def close(self) -> None:
-        """See Connections."""
-        self.connections.close()
-
-    def where(self) -> str:
-        """The route, for a message."""
-        return self.connections.where()
+        kept = held or self.take_idle()
+        done = None
+        if kept is not None:
+            done = await self._exchange(kept, request, head, deadline, may_be_stale=request.repeatable)
+        if done is None:
+            done = await self._exchange(await self.connect(deadline), request, head, deadline)
+        assert done is not None
+        return done
 
     async def _exchange(
-        self, connection: Connection, request: Request, head: bytes, deadline: float
-    ) -> tuple[Answer, Connection | None]:
+        self, connection: Connection, request: Request, head: bytes, deadline: float, *, may_be_stale: bool = False
+    ) -> tuple[Answer, Connection | None] | None:
         """Send, and read the answer. The head and a small body travel together, so that the server wakes once.
+
+        may_be_stale: None when the connection broke before any byte of an answer.
 
         A server may refuse before it has read the whole body, and hang up, and its answer is then what counts.
         """
@@ -116,8 +91,10 @@ class Transport:
             incoming = Incoming(connection, pace, _room(request))
             try:
                 heard = await incoming.head()
-            except (ConnectionError, *UNANNOUNCED) as error:
-                raise _Stale(error) from error
+            except (ConnectionError, *UNANNOUNCED):
+                if may_be_stale:
+                    return None
+                raise
             if request.method == "HEAD" or heard.status in _BODYLESS:
                 answer, whole = Answer(heard.status, heard.fields, b""), True
             else:
@@ -163,23 +140,19 @@ async def _answer(incoming: Incoming, head: Heard, request: Request) -> tuple[An
     most_bytes = SMALL_BYTES if refused else request.most_bytes
     length = head.length
     if length is None:
+        take = incoming.take_chunks if head.is_chunked else incoming.take_rest
         try:
-            body: Body = (
-                await incoming.take_chunks(most_bytes) if head.is_chunked else await incoming.take_rest(most_bytes)
-            )
+            return Answer(status, fields, await take(most_bytes)), head.is_chunked
         except TooMuch:
             if not refused:
                 raise
             return Answer(status, fields, b""), False
-        return Answer(status, fields, body), head.is_chunked
-    if length > most_bytes:
-        if not refused:
-            raise TooMuch
-        return Answer(status, fields, await incoming.take(most_bytes)), False
+    if length > most_bytes and not refused:
+        raise TooMuch
     if request.outlet is not None and request.outlet.status == status and length > SMALL_BYTES:
         await _pour(incoming, fields, length, request.outlet)
         return Answer(status, fields, b"", length), True
-    return Answer(status, fields, await incoming.take(length)), True
+    return Answer(status, fields, await incoming.take(min(length, most_bytes))), length <= most_bytes
 
 
 async def _pour(incoming: Incoming, fields: dict[str, str], length: int, outlet: Outlet) -> None:
@@ -189,11 +162,3 @@ async def _pour(incoming: Incoming, fields: dict[str, str], length: int, outlet:
         size = min(length - done, _PIECE_BYTES - at % _PIECE_BYTES)
         outlet.take(fields, length, done, await incoming.take(size))
         done += size
-
-
-class _Stale(Exception):
-    """The connection broke before any byte of an answer."""
-
-    def __init__(self, reason: Exception) -> None:
-        super().__init__(str(reason))
-        self.reason = reason

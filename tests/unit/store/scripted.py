@@ -44,7 +44,7 @@ class PlainTransport(Transport):
     ) -> Coroutine[Any, Any, Answer]:
         """The exchange, which begins when somebody awaits it."""
         length = len(request.body) if request.body or request.method in {"PUT", "POST"} else None
-        return self.send(request, self.connections.head(request.method, target, headers, length))
+        return self.send(request, self.head(request.method, target, headers, length))
 
     def ask(self, request: Request, target: str = "/k", headers: Mapping[str, str] = HOST) -> Answer:
         """The answer."""

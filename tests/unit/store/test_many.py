@@ -101,7 +101,7 @@ def client_of() -> Iterator[Connect]:
 
     yield make
     for store, transport in made:
-        eventually(lambda at=transport: at.connections._places._free == at.limits.connections)  # type: ignore[misc]
+        eventually(lambda at=transport: at._free == at.limits.connections)  # type: ignore[misc]
         the_loop().call(store.close)
 
 

@@ -71,9 +71,9 @@ class TestKeptConnections:
             transport = to(server.port)
 
             async def keep() -> None:
-                made = await transport.connections.connect(time.monotonic() + PATIENCE_S)
+                made = await transport.connect(time.monotonic() + PATIENCE_S)
                 assert select.select([made.sock], [], [], PATIENCE_S)[0], "no ticket"
-                transport.connections.give_back(made)
+                transport.give_back(made)
 
             wait(keep())
             assert [transport.ask(GET).body for _ in range(2)] == [b"it is"] * 2

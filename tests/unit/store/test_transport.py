@@ -114,7 +114,7 @@ class TestPlaces:
     def test_a_thread_and_a_task_get_their_turn(self, holder: Wait) -> None:
         """In the order in which they asked."""
         with ThreadPoolExecutor(3) as threads, self.held(holder, 2 * PATIENCE_S) as (transport, server, over):
-            waiting = transport.connections._places._waiting
+            waiting = transport._waiting
             for number, wait in enumerate([resolve, now, resolve], 1):
                 threads.submit(wait, transport.begin(GET, f"/{number}"))
                 eventually(lambda number=number: len(waiting) == number)  # type: ignore[misc]
@@ -127,7 +127,7 @@ class TestPlaces:
             with pytest.raises(DeadlineExceeded, match="all 1 connections stayed busy"):
                 wait(transport.begin(GET))
             over.set()
-            eventually(lambda: transport.connections._places._free == 1)
+            eventually(lambda: transport._free == 1)
             assert wait(transport.begin(GET)).status == 200
 
 
