@@ -24,14 +24,9 @@ from ..base import (
     DeleteFailure,
     ETag,
     FilePart,
-    GetFeed,
-    GetSink,
-    HeadSink,
-    ListPage,
     ObjectInfo,
     PartNumber,
     PendingUpload,
-    Shown,
     Sink,
     UploadId,
     WriteOptions,
@@ -44,7 +39,7 @@ from .answers import META, describe, describe_part, described, received
 from .caller import Caller
 from .checksums import Checksums, md5_of
 from .lister import Lister
-from .many import Width, get_many, head_many
+from .many import Many
 from .messages import Answer, Outlet, Request
 from .sigv4 import encode_path
 
@@ -65,38 +60,21 @@ class S3Store:
         self._caller = caller
         self._checksums = Checksums()
         self._capabilities = capabilities
-        self._width = Width(caller.connections)
         self._lister = Lister(caller, wanted=list_metadata, known=capabilities)
+        self.list_page = self._lister.page
+        many = Many(caller, capabilities, self.head)
+        self.head_many, self.get_many = many.heads, many.gets
 
     @property
     def capabilities(self) -> Capabilities:
         """What this server can do, as far as is known by now."""
         return self._lister.known
 
-    async def list_page(
-        self,
-        prefix: str,
-        *,
-        delimiter: str = "",
-        token: str | None = None,
-        start_after: str = "",
-        max_keys: int = 1000,
-        unless: bytes = b"",
-    ) -> ListPage:
-        """ListObjectsV2."""
-        return await self._lister.page(
-            prefix, delimiter=delimiter, token=token, start_after=start_after, max_keys=max_keys, unless=unless
-        )
-
     async def head(self, key: str) -> ObjectInfo:
         """HeadObject."""
         check_key(key, self._capabilities)
         answer = await self._caller.send(Request(method="HEAD", key=key))
         return described(key, answer.headers)
-
-    async def head_many(self, objects: Sequence[Shown], sink: HeadSink) -> None:
-        """HeadObject of each."""
-        await head_many(self._caller, self._capabilities, self.head, objects, sink, self._width)
 
     async def get(
         self,
@@ -142,10 +120,6 @@ class S3Store:
         if answer.poured and info is not None:
             return b"", info
         return handed_over(received(key, answer, byte_range), sink)
-
-    async def get_many(self, feed: GetFeed, sink: GetSink) -> None:
-        """GetObject of each."""
-        await get_many(self._caller, self._capabilities, feed, sink, self._width)
 
     async def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
         """PutObject. With a condition it is not repeatable: the second attempt would meet the first one's object."""

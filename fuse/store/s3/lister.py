@@ -55,7 +55,14 @@ class Lister:
         self._versions: bool | None = None
 
     async def page(
-        self, prefix: str, *, delimiter: str, token: str | None, start_after: str, max_keys: int, unless: bytes
+        self,
+        prefix: str,
+        *,
+        delimiter: str = "",
+        token: str | None = None,
+        start_after: str = "",
+        max_keys: int = 1000,
+        unless: bytes = b"",
     ) -> ListPage:
         """See ObjectStore.list_page."""
         query = [("list-type", "2"), ("encoding-type", "url"), ("max-keys", str(max_keys)), ("prefix", prefix)]
