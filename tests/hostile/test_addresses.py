@@ -97,8 +97,8 @@ def test_of_several_addresses_those_that_may_be_asked_are(monkeypatch: pytest.Mo
 @promise("S-203")
 def test_a_region_leads_through_the_same_check(monkeypatch: pytest.MonkeyPatch) -> None:
     resolving(monkeypatch, [("169.254.169.254", None)])
-    parts = gather(S3Location(bucket="data", credentials=KEYS, policy=TENANT), QUICK)
-    transport = parts.connect(parts.endpoint.in_region("eu-west-3"))
+    caller = gather(S3Location(bucket="data", credentials=KEYS, policy=TENANT), QUICK)
+    transport = caller.connect(caller.endpoint.in_region("eu-west-3"))
     with pytest.raises(EndpointNotAllowed, match="link-local"):
         now(transport.send(Request(method="GET"), b""))
 

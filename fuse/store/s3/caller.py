@@ -56,7 +56,7 @@ class Caller:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.credentials = credentials
-        self._connect = connect
+        self.connect = connect
         self._follow = follow
         self.clock = clock
         self._lock = threading.Lock()
@@ -164,7 +164,7 @@ class Caller:
             if moved.host == endpoint.host:
                 self.place = (moved, transport)
             else:
-                self.place = (moved, self._connect(moved))
+                self.place = (moved, self.connect(moved))
                 transport.close()
 
     def _refusal(self, request: Request, answer: Answer, keys: SigningKeys) -> Refusal:

@@ -72,19 +72,15 @@ class StaticSource:
         self._keys = SigningKeys(given.access_key_id, given.secret_access_key, given.session_token)
 
     def identity(self) -> str:
-        """See CredentialSource."""
         return _digest("key", self._keys.access_key_id)
 
     def has_keys(self) -> bool:
-        """See CredentialSource."""
         return True
 
     def keys(self) -> SigningKeys:
-        """See CredentialSource."""
         return self._keys
 
     def refused(self, keys: SigningKeys) -> bool:
-        """See CredentialSource."""
         return keys != self._keys
 
 
@@ -120,14 +116,12 @@ class ChainSource:
         return _digest(found.method or "", self._session.profile or "", os.environ.get("AWS_ROLE_ARN", ""))
 
     def has_keys(self) -> bool:
-        """See CredentialSource."""
         from botocore.credentials import RefreshableCredentials
 
         found = self._found
         return found is not None and not (isinstance(found, RefreshableCredentials) and found.refresh_needed())
 
     def keys(self) -> SigningKeys:
-        """See CredentialSource."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:

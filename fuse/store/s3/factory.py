@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 from datastore.api.endpoints import AWS
 from datastore.api.source import S3Location
@@ -22,15 +20,9 @@ from .endpoint import Endpoint, resolve
 from .transport import Transport
 
 
-class Parts(NamedTuple):
-    """What a store is made of."""
-
-    endpoint: Endpoint
-    credentials: CredentialSource
-    connect: Callable[[Endpoint], Transport]
-
-
-def gather(location: S3Location, limits: TransportLimits, keys: CredentialSource | None = None) -> Parts:
+def gather(
+    location: S3Location, limits: TransportLimits, keys: CredentialSource | None = None, *, follow: bool = True
+) -> Caller:
     """Resolve a location; touches no network. Errors: InvalidRequest, CredentialsInvalid, EndpointNotAllowed."""
     policy = location.policy
     if policy is not None and not policy.allows(location.endpoint):
@@ -46,7 +38,7 @@ def gather(location: S3Location, limits: TransportLimits, keys: CredentialSource
     def connect(to: Endpoint) -> Transport:
         return Transport(Route(to.host, to.port, to.secure, proxy, refusal), tls=tls, limits=limits)
 
-    return Parts(endpoint, credentials, connect)
+    return Caller(endpoint, credentials, connect, follow=follow)
 
 
 def open_adapter(
@@ -58,8 +50,7 @@ def open_adapter(
     list_metadata: bool = False,
 ) -> S3Store:
     """The bare client: no retries, no metrics. Touches no network. Errors: InvalidRequest, CredentialsInvalid."""
-    parts = gather(location, limits or TransportLimits(), keys)
-    caller = Caller(parts.endpoint, parts.credentials, parts.connect)
+    caller = gather(location, limits or TransportLimits(), keys)
     return S3Store(caller, capabilities or Capabilities(), list_metadata=list_metadata)
 
 

@@ -40,6 +40,16 @@ def known_by(answer: Answer, before: Capabilities) -> Capabilities:
     return replace(before, max_new_segment_bytes=227) if is_versitygw else before
 
 
+def _query(prefix: str, max_keys: int) -> list[tuple[str, str]]:
+    return [("list-type", "2"), ("encoding-type", "url"), ("max-keys", str(max_keys)), ("prefix", prefix)]
+
+
+async def look(caller: Caller, prefix: str) -> tuple[ListPage, Answer]:
+    """A listing of one key."""
+    answer = await caller.send(Request(method="GET", query=_query(prefix, 1), most_bytes=xml.most_bytes(1)))
+    return xml.parse_list(bytes(answer.body), 1), answer
+
+
 def _is_minio(answer: Answer) -> bool:
     return answer.headers.get("server", "").lower().startswith("minio")
 
@@ -65,14 +75,13 @@ class Lister:
         unless: bytes = b"",
     ) -> ListPage:
         """See ObjectStore.list_page."""
-        query = [("list-type", "2"), ("encoding-type", "url"), ("max-keys", str(max_keys)), ("prefix", prefix)]
+        query = _query(prefix, max_keys)
         if delimiter:
             query.append(("delimiter", delimiter))
         if token:
             query.append(("continuation-token", token))
         elif start_after:
             query.append(("start-after", start_after))
-        refused = False
         if self._wanted and self.known.listed_metadata:
             if unless and (page := await self._asked(query, max_keys, unless)).digest == unless:
                 return page
@@ -83,8 +92,7 @@ class Lister:
             except StoreError as error:
                 if error.status not in _REFUSALS:
                     raise
-                refused = True
-        self._refused |= refused
+                self._refused = True
         return await self._asked(query, max_keys, unless)
 
     async def _asked(
@@ -121,6 +129,4 @@ class Lister:
         return page._replace(common_prefixes=prefixes, digest=b"")
 
     async def _has_keys(self, prefix: str) -> bool:
-        query = [("list-type", "2"), ("encoding-type", "url"), ("max-keys", "1"), ("prefix", prefix)]
-        answer = await self._caller.send(Request(method="GET", query=query, most_bytes=xml.most_bytes(1)))
-        return bool(xml.parse_list(bytes(answer.body), 1).objects)
+        return bool((await look(self._caller, prefix))[0].objects)
