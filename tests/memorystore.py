@@ -46,9 +46,8 @@ from datastore.fuse.store.base import (
     in_memory,
 )
 from datastore.fuse.store.limits import (
-    MAX_LIST_KEYS,
-    check_delete_count,
-    check_head_count,
+    MAX_KEYS,
+    check_count,
     check_key,
     check_metadata,
     check_options,
@@ -76,7 +75,7 @@ async def get_each(store: ObjectStore, feed: GetFeed, sink: GetSink) -> None:
 
 async def head_each(store: ObjectStore, objects: Sequence[Shown], sink: HeadSink) -> None:
     """ObjectStore.head_many() by one head() after the other."""
-    check_head_count(objects)
+    check_count(objects)
     for number, one in enumerate(objects):
         try:
             answer: ObjectInfo | StoreError = await store.head(one.key)
@@ -330,7 +329,7 @@ class MemoryStore:
 
     async def delete_many(self, keys: Sequence[str]) -> list[DeleteFailure]:
         """See ObjectStore."""
-        check_delete_count(keys)
+        check_count(keys)
         with self.bucket.lock:
             for key in keys:
                 self.bucket.remove(key)
@@ -463,7 +462,7 @@ class _Lister:
         prefixes: list[str] = []
         last = b""
         for entry in self._entries(after):
-            if len(objects) + len(prefixes) == min(max_keys, MAX_LIST_KEYS):
+            if len(objects) + len(prefixes) == min(max_keys, MAX_KEYS):
                 return ListPage(objects, prefixes, last.hex())
             last = entry
             found = self._bucket.objects.get(entry)

@@ -15,9 +15,8 @@ from .base import SYSTEM, Capabilities, WriteOptions
 MAX_KEY_BYTES = 1024
 MAX_METADATA_BYTES = 2048
 MAX_PART_NUMBER = 10_000
-MAX_DELETE_KEYS = 1000
-MAX_LIST_KEYS = 1000
-MAX_HEAD_KEYS = 1000
+MAX_KEYS = MAX_HEAD_KEYS = 1000
+"""In one call, or on one page."""
 
 
 def key_bytes(key: str) -> bytes:
@@ -76,16 +75,10 @@ def _is_name(name: str) -> bool:
     return name.isascii() and name.isprintable() and name == name.lower() and " " not in name and name != ""
 
 
-def check_delete_count(keys: Sequence[str]) -> None:
-    """Errors: InvalidRequest."""
-    if len(keys) > MAX_DELETE_KEYS:
-        raise InvalidRequest(f"{len(keys)} keys in one bulk delete, S3 takes {MAX_DELETE_KEYS}")
-
-
-def check_head_count(objects: Sequence[object]) -> None:
-    """Errors: InvalidRequest."""
-    if len(objects) > MAX_HEAD_KEYS:
-        raise InvalidRequest(f"{len(objects)} keys in one call, at most {MAX_HEAD_KEYS} are taken")
+def check_count(keys: Sequence[object]) -> None:
+    """How many one call may be about. Errors: InvalidRequest."""
+    if len(keys) > MAX_KEYS:
+        raise InvalidRequest(f"{len(keys)} keys in one call, at most {MAX_KEYS} are taken")
 
 
 def check_part_number(key: str, number: int) -> None:

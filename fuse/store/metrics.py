@@ -68,7 +68,7 @@ class Silence:
             return {**times, "error": error}
 
 
-@dataclass(slots=True)
+@dataclass
 class _Tally:
     calls: int = 0
     sent_bytes: int = 0
@@ -77,7 +77,7 @@ class _Tally:
     slowest_s: float = 0.0
     errors: Counter[str] = field(default_factory=Counter)
     retries: Counter[str] = field(default_factory=Counter)
-    latency: Histogram = field(default_factory=Histogram)
+    buckets: Histogram = field(default_factory=Histogram)
 
 
 class StoreMetrics:
@@ -97,7 +97,7 @@ class StoreMetrics:
             tally.received_bytes += received
             tally.seconds += seconds
             tally.slowest_s = max(tally.slowest_s, seconds)
-            tally.latency.add(max(0, int(seconds * 1e9)))
+            tally.buckets.add(max(0, int(seconds * 1e9)))
             if error:
                 tally.errors[error] += 1
 
@@ -114,14 +114,12 @@ class StoreMetrics:
         with self._lock:
             return {
                 method: {
-                    "calls": tally.calls,
-                    "sent_bytes": tally.sent_bytes,
-                    "received_bytes": tally.received_bytes,
+                    **vars(tally),
                     "seconds": round(tally.seconds, 6),
                     "slowest_s": round(tally.slowest_s, 6),
                     "errors": dict(tally.errors),
                     "retries": dict(tally.retries),
-                    "buckets": tally.latency.buckets(),
+                    "buckets": tally.buckets.buckets(),
                 }
                 for method, tally in sorted(self._tallies.items())
             }

@@ -13,9 +13,6 @@ from . import xml
 from .messages import Answer
 from .sigv4 import encode_path
 
-META = "x-amz-meta-"
-"""Before the names of user metadata."""
-
 
 def describe(key: str, headers: Mapping[str, str], size: int) -> ObjectInfo:
     """The facts in the headers about an object of `size` bytes."""
@@ -42,8 +39,8 @@ def _metadata(key: str, headers: Mapping[str, str]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for name, value in headers.items():
-        if name.startswith(META):
-            found[name[len(META) :]] = value if value.isascii() else _encoded_word(value)
+        if name.startswith(xml.META):
+            found[name.removeprefix(xml.META)] = value if value.isascii() else _encoded_word(value)
     for name in SYSTEM_HEADERS:
         if name in headers and (value := headers[name]):
             found[SYSTEM + name] = value if value.isascii() else _encoded_word(value)
@@ -69,8 +66,13 @@ def received(key: str, answer: Answer, byte_range: ByteRange | None) -> tuple[Bo
     return body, describe_part(key, answer.headers, len(body), byte_range)
 
 
-def describe_part(key: str, headers: Mapping[str, str], length: int, byte_range: ByteRange) -> ObjectInfo:
-    """The object's facts, from the headers of an answer with `length` bytes of a range. Errors: CorruptBody."""
+def describe_part(key: str, headers: Mapping[str, str], length: int, byte_range: ByteRange | None) -> ObjectInfo:
+    """The object's facts, from the headers of an answer with `length` bytes of a range, or of all of it.
+
+    Errors: CorruptBody.
+    """
+    if byte_range is None:
+        return describe(key, headers, length)
     size = xml.size_of(_total(headers) or str(length))
     if length != min(byte_range.stop, size) - byte_range.start:
         raise CorruptBody(

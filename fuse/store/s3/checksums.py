@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import base64
 import logging
-import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from hashlib import md5
 from typing import Any
 
@@ -41,23 +40,22 @@ Send = Callable[[Request], Coroutine[Any, Any, Answer]]
 
 def crc32_of(body: Body | FilePart) -> str:
     """CRC-32 as S3 writes it: base64 of four bytes, the highest first. OSError of a file."""
-    crc = _crc32_of_file(body) if isinstance(body, FilePart) else crc32(body)
+    crc = 0
+    for piece in _pieces(body):
+        crc = crc32(piece, crc)
     return base64.b64encode(crc.to_bytes(4, "big")).decode()
 
 
 def md5_of(body: Body | FilePart) -> str:
     """MD5 as Content-MD5 has it (RFC 1864). OSError of a file."""
     digest = md5(usedforsecurity=False)
-    for piece in body.pieces() if isinstance(body, FilePart) else (body,):
+    for piece in _pieces(body):
         digest.update(piece)
     return base64.b64encode(digest.digest()).decode()
 
 
-def _crc32_of_file(part: FilePart) -> int:
-    crc = 0
-    for piece in part.pieces():
-        crc = crc32(piece, crc)
-    return crc
+def _pieces(body: Body | FilePart) -> Iterable[Body]:
+    return body.pieces() if isinstance(body, FilePart) else (body,)
 
 
 class _Offer:
@@ -99,12 +97,13 @@ def _may_be_header(error: StoreError) -> bool:
 
 
 class Checksums:
-    """Those that one bucket's server is sent, and of the parts of uploads under way. Threads: any."""
+    """Those that one bucket's server is sent, and of the parts of uploads under way. Threads: any; each
+    statement that changes something is one step.
+    """
 
     def __init__(self) -> None:
         self._puts = _Offer()
         self._uploads = _Offer()
-        self._lock = threading.Lock()
         self._parts: dict[UploadId, dict[tuple[PartNumber, ETag], str]] = {}
         """By upload that declared the algorithm; it is forgotten when that ends."""
         self._mixed: set[UploadId] = set()
@@ -122,8 +121,7 @@ class Checksums:
         begun = xml.parse_upload_id(bytes(answer.body))
         said = answer.headers.get(_DECLARED, ""), answer.headers.get(_KIND, "")
         if said == (_ALGORITHM, _OF_PARTS):
-            with self._lock:
-                self._parts[begun] = {}
+            self._parts[begun] = {}
         elif said[0]:
             self._uploads.end(f"a checksum of {said[0]} would be of kind {said[1]!r}")
             await abort(begun)
@@ -132,23 +130,21 @@ class Checksums:
 
     def mixed(self, begun: UploadId) -> UploadId:
         """An upload of which some parts are copied."""
-        with self._lock:
-            self._mixed.add(begun)
+        self._mixed.add(begun)
         return begun
 
     async def part(self, request: Request, send: Send, upload_id: UploadId, number: PartNumber) -> ETag:
         """UploadPart."""
         if upload_id in self._mixed:
             request.headers = {**request.headers, "content-md5": md5_of(request.body)}
-        if upload_id not in self._parts:
+        known = self._parts.get(upload_id)
+        if known is None:
             return xml.unquote_etag((await send(request)).headers.get("etag", ""))
         value = crc32_of(request.body)
         request.headers = {**request.headers, _SUM: value}
         answer = await self._knowing(request, send)
         sent = number, xml.unquote_etag(answer.headers.get("etag", ""))
-        with self._lock:
-            if upload_id in self._parts:
-                self._parts[upload_id][sent] = value
+        known[sent] = value
         return sent[1]
 
     async def complete(self, request: Request, send: Send, upload_id: UploadId) -> Answer:
@@ -163,16 +159,14 @@ class Checksums:
 
     def of(self, upload_id: UploadId, parts: Sequence[tuple[PartNumber, ETag]]) -> list[str]:
         """The parts' checksums as XML; '' where there is none."""
-        with self._lock:
-            known = self._parts.get(upload_id, {})
-            values = [known.get(part, "") for part in parts]
+        known = self._parts.get(upload_id, {})
+        values = [known.get(part, "") for part in parts]
         return [f"<Checksum{_ALGORITHM}>{value}</Checksum{_ALGORITHM}>" if value else "" for value in values]
 
     def forget(self, upload_id: UploadId) -> None:
         """An upload is at its end."""
-        with self._lock:
-            self._parts.pop(upload_id, None)
-            self._mixed.discard(upload_id)
+        self._parts.pop(upload_id, None)
+        self._mixed.discard(upload_id)
 
     async def _knowing(self, request: Request, send: Send) -> Answer:
         """A server that repeats the algorithm and then refuses its use gets the next upload without."""

@@ -33,9 +33,9 @@ from ..base import (
     WriteResult,
     handed_over,
 )
-from ..limits import check_delete_count, check_key, check_metadata, check_options, check_part_number, shown
+from ..limits import check_count, check_key, check_metadata, check_options, check_part_number, shown
 from . import xml
-from .answers import META, describe, describe_part, described, received
+from .answers import describe_part, described, received
 from .caller import Caller
 from .checksums import Checksums, md5_of
 from .lister import Lister
@@ -101,10 +101,7 @@ class S3Store:
             def pour(headers: Mapping[str, str], length: int, offset: int, body: Body) -> None:
                 nonlocal info
                 if info is None or offset == 0:
-                    if byte_range is None:
-                        info = describe(key, headers, length)
-                    else:
-                        info = describe_part(key, headers, length, byte_range)
+                    info = describe_part(key, headers, length, byte_range)
                 sink(info, offset, body)
 
             outlet = Outlet(200, 0, pour) if byte_range is None else Outlet(206, byte_range.start, pour)
@@ -171,7 +168,7 @@ class S3Store:
 
     async def delete_many(self, keys: Sequence[str]) -> list[DeleteFailure]:
         """DeleteObjects; keys that XML can't carry are deleted one by one."""
-        check_delete_count(keys)
+        check_count(keys)
         plain = [key for key in keys if xml.fits_xml(key)]
         failures: list[DeleteFailure] = []
         if plain:
@@ -370,7 +367,7 @@ def _described(options: WriteOptions) -> dict[str, str]:
     headers: dict[str, str] = {}
     for name, value in options.metadata.items():
         if not name.startswith(SYSTEM):
-            headers[META + name] = value
+            headers[xml.META + name] = value
         elif name[1:] in SYSTEM_HEADERS:
             headers[name[1:]] = value
     if options.content_type:

@@ -44,19 +44,15 @@ class CredentialSource(Protocol):
         Keys that renew themselves have another id each hour; there it is the way by which they were found. Errors:
         CredentialsInvalid.
         """
-        ...
 
     def has_keys(self) -> bool:
         """Whether keys() has them, and need not look for others first, which may ask the network."""
-        ...
 
     def keys(self) -> SigningKeys:
         """The present keys. Errors: CredentialsInvalid."""
-        ...
 
     def refused(self, keys: SigningKeys) -> bool:
         """The server does not take these keys: whether there are others by now."""
-        ...
 
 
 class StaticSource:

@@ -12,7 +12,7 @@ from datastore.errors import DeadlineExceeded, NotFound, StoreError, Unreachable
 
 from ...loop import Future, Loop, running
 from ..base import Body, Capabilities, GetFeed, GetSink, HeadSink, ObjectInfo, ObjectVersion, Shown
-from ..limits import check_head_count, check_key
+from ..limits import check_count, check_key
 from .answers import describe, described
 from .caller import Caller, Plain
 from .messages import Answer, Request
@@ -151,7 +151,7 @@ class Many:
 
     async def heads(self, objects: Sequence[Shown], sink: HeadSink) -> None:
         """See ObjectStore.head_many()."""
-        check_head_count(objects)
+        check_count(objects)
         left = list(range(len(objects)))
         for _ in range(_ROUNDS):
             plain = await self._caller.plain("HEAD")

@@ -126,9 +126,8 @@ def _explained(error: StoreError, location: S3Location, endpoint: Endpoint) -> S
     wordless = 300 <= error.status < 500 and not error.code
     no_s3 = wordless or isinstance(error, CorruptBody | Unreachable)
     if no_s3 and not endpoint.secure and _speaks_tls(endpoint):
-        return InvalidRequest(
-            f"{_name(location)}: spec.s3.endpoint: this port speaks TLS: try {replace(endpoint, scheme='https').service_url}"
-        )
+        url = replace(endpoint, scheme="https").service_url
+        return InvalidRequest(f"{_name(location)}: spec.s3.endpoint: this port speaks TLS: try {url}")
     if isinstance(error, CorruptBody) or wordless:  # S3 gives a reason for each refusal of a listing
         kind, hint = InvalidRequest, f"spec.s3.endpoint: {endpoint.service_url} does not answer like an S3 server"
     text = f"{_name(location)}: {hint}{': ' if hint else ''}{one_line(str(error), 600)}"

@@ -59,7 +59,8 @@ _ASKED = re.compile(rb"<(StartAfter|ContinuationToken|NextContinuationToken)(/>|
 _ITEM, _ITEM_END = b"<Contents>", b"</Contents>"
 _METADATA_END = b"</UserMetadata>"
 _ADDED = re.compile(rb"<(UserMetadata|UserTags|Internal)>.*?</\1>", re.DOTALL)
-_META = "x-amz-meta-"
+META = "x-amz-meta-"
+"""Before the names of user metadata."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -134,8 +135,8 @@ def _said(item: ElementTree.Element, *, decoded: bool) -> str | None:
         name = one.tag.lower()
         if name == "content-type":
             content_type = one.text or ""
-        elif name.startswith(_META) or name in SYSTEM_HEADERS:
-            name = name.removeprefix(_META) if name.startswith(_META) else SYSTEM + name
+        elif name.startswith(META) or name in SYSTEM_HEADERS:
+            name = name.removeprefix(META) if name.startswith(META) else SYSTEM + name
             if name in metadata:
                 return None
             metadata[name] = one.text or ""
@@ -281,7 +282,9 @@ def _parse(body: bytes, tag: str = "", most_tags: int = _FEW_TAGS) -> ElementTre
     """A document without namespaces, with root `tag` if given. See the module for what is refused."""
     if _DOCTYPE in body or b"\0" in body:  # UTF-16 would hide the former
         raise CorruptBody("the server's XML has a DOCTYPE or is not UTF-8, which S3 never sends")
-    if body.count(b"<") > most_tags or (body.count(b"=") > most_tags and _count(_ATTRIBUTE, body) > most_tags):
+    if body.count(b"<") > most_tags or (
+        body.count(b"=") > most_tags and sum(1 for _ in _ATTRIBUTE.finditer(body)) > most_tags
+    ):
         raise CorruptBody("the server's XML has more in it than was asked for")
     if b"xmlns" in body and _LONG_NAMESPACE.search(body):
         raise CorruptBody("the server's XML has a namespace that S3 never sends")
@@ -295,10 +298,6 @@ def _parse(body: bytes, tag: str = "", most_tags: int = _FEW_TAGS) -> ElementTre
     if tag not in {"", root.tag}:
         raise CorruptBody(f"the server answered with <{one_line(root.tag, 80)}> where S3 sends <{tag}>")
     return root
-
-
-def _count(pattern: re.Pattern[bytes], body: bytes) -> int:
-    return sum(1 for _ in pattern.finditer(body))
 
 
 def _key(item: ElementTree.Element, name: str, *, decoded: bool) -> str:
