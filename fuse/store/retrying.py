@@ -117,11 +117,8 @@ class RetryingStore:
         return await self._ask("get", attempt, received=received)
 
     async def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
-
-        async def ours() -> WriteResult | None:
-            return await self._ours(key, lambda: etag_of(body), size=len(body), metadata=options.metadata)
-
         await self._await_pace(len(body))
+        ours = partial(self._ours, key, lambda: etag_of(body), size=len(body), metadata=options.metadata)
         return await self._ask("put", partial(self.inner.put, key, body, options), sent=len(body), ours=ours)
 
     async def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:

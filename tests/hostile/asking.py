@@ -20,7 +20,7 @@ from datastore.errors import StoreError
 from datastore.fuse.store.base import ByteRange, ETag, ObjectVersion, PartNumber, Shown, UploadId, WriteOptions
 from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.store.s3 import open_adapter
-from datastore.fuse.store.s3.connections import TransportLimits
+from datastore.fuse.store.s3.transport import TransportLimits
 from datastore.secret import Secret
 from tests.onloop import OnLoop
 

@@ -65,11 +65,6 @@ class Caller:
         """By method, the latest."""
 
     @property
-    def connections(self) -> int:
-        """The most there are at once."""
-        return self.place[1].limits.connections
-
-    @property
     def endpoint(self) -> Endpoint:
         """Where the bucket is, as far as is known."""
         return self.place[0]
@@ -181,6 +176,7 @@ class Caller:
             region=_region(headers.get("x-amz-bucket-region", "")) or _region(said.region * (answer.status != 403)),
             access_key_id=keys.access_key_id,
             if_none_match="if-none-match" in request.headers,
+            if_match="if-match" in request.headers and request.method in _WRITES,
             skew_s=server_s - self.clock() if server_s else 0.0,
         )
 

@@ -61,16 +61,17 @@ def _pieces(body: Body | FilePart) -> Iterable[Body]:
 class _Offer:
     """A header that a server may refuse: the first refusal is the last."""
 
-    def __init__(self) -> None:
+    def __init__(self, send: Send) -> None:
+        self._send = send
         self._taken = self._refused = False
 
-    async def send(self, request: Request, name: str, value: str, send: Send) -> Answer:
+    async def send(self, request: Request, name: str, value: str) -> Answer:
         """The answer to a call with one more header, or else without it. Errors: those of `send`."""
         if self._refused:
-            return await send(request)
+            return await self._send(request)
         without, request.headers = request.headers, {**request.headers, name: value}
         try:
-            answer = await send(request)
+            answer = await self._send(request)
             self._taken = True
             return answer
         except StoreError as error:
@@ -79,7 +80,7 @@ class _Offer:
             why = str(error)
         finally:
             request.headers = without
-        answer = await send(request)  # what is refused for another reason is refused again
+        answer = await self._send(request)  # what is refused for another reason is refused again
         self.end(why)
         return answer
 
@@ -101,23 +102,22 @@ class Checksums:
     statement that changes something is one step.
     """
 
-    def __init__(self) -> None:
-        self._puts = _Offer()
-        self._uploads = _Offer()
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._puts = _Offer(send)
+        self._uploads = _Offer(send)
         self._parts: dict[UploadId, dict[tuple[PartNumber, ETag], str]] = {}
         """By upload that declared the algorithm; it is forgotten when that ends."""
         self._mixed: set[UploadId] = set()
         """Uploads of which some parts are copied: the others carry their MD5."""
 
-    async def put(self, request: Request, send: Send) -> Answer:
+    async def put(self, request: Request) -> Answer:
         """PutObject with the checksum of its body."""
-        return await self._puts.send(request, _SUM, crc32_of(request.body), send)
+        return await self._puts.send(request, _SUM, crc32_of(request.body))
 
-    async def begin(
-        self, request: Request, send: Send, abort: Callable[[UploadId], Coroutine[Any, Any, None]]
-    ) -> UploadId:
+    async def begin(self, request: Request, abort: Callable[[UploadId], Coroutine[Any, Any, None]]) -> UploadId:
         """CreateMultipartUpload of parts that are all sent."""
-        answer = await self._uploads.send(request, _DECLARED, _ALGORITHM, send)
+        answer = await self._uploads.send(request, _DECLARED, _ALGORITHM)
         begun = xml.parse_upload_id(bytes(answer.body))
         said = answer.headers.get(_DECLARED, ""), answer.headers.get(_KIND, "")
         if said == (_ALGORITHM, _OF_PARTS):
@@ -125,7 +125,7 @@ class Checksums:
         elif said[0]:
             self._uploads.end(f"a checksum of {said[0]} would be of kind {said[1]!r}")
             await abort(begun)
-            begun = xml.parse_upload_id(bytes((await send(request)).body))
+            begun = xml.parse_upload_id(bytes((await self._send(request)).body))
         return begun
 
     def mixed(self, begun: UploadId) -> UploadId:
@@ -133,24 +133,24 @@ class Checksums:
         self._mixed.add(begun)
         return begun
 
-    async def part(self, request: Request, send: Send, upload_id: UploadId, number: PartNumber) -> ETag:
+    async def part(self, request: Request, upload_id: UploadId, number: PartNumber) -> ETag:
         """UploadPart."""
         if upload_id in self._mixed:
             request.headers = {**request.headers, "content-md5": md5_of(request.body)}
         known = self._parts.get(upload_id)
         if known is None:
-            return xml.unquote_etag((await send(request)).headers.get("etag", ""))
+            return xml.unquote_etag((await self._send(request)).headers.get("etag", ""))
         value = crc32_of(request.body)
         request.headers = {**request.headers, _SUM: value}
-        answer = await self._knowing(request, send)
+        answer = await self._knowing(request)
         sent = number, xml.unquote_etag(answer.headers.get("etag", ""))
         known[sent] = value
         return sent[1]
 
-    async def complete(self, request: Request, send: Send, upload_id: UploadId) -> Answer:
+    async def complete(self, request: Request, upload_id: UploadId) -> Answer:
         """CompleteMultipartUpload, of which the body was built with of()."""
         try:
-            answer = await self._knowing(request, send) if upload_id in self._parts else await send(request)
+            answer = await (self._knowing if upload_id in self._parts else self._send)(request)
         except NotFound:
             self.forget(upload_id)
             raise
@@ -168,10 +168,10 @@ class Checksums:
         self._parts.pop(upload_id, None)
         self._mixed.discard(upload_id)
 
-    async def _knowing(self, request: Request, send: Send) -> Answer:
+    async def _knowing(self, request: Request) -> Answer:
         """A server that repeats the algorithm and then refuses its use gets the next upload without."""
         try:
-            return await send(request)
+            return await self._send(request)
         except (InvalidRequest, Unsupported) as error:
             self._uploads.end(str(error))
             raise

@@ -58,7 +58,7 @@ class S3Store:
     def __init__(self, caller: Caller, capabilities: Capabilities, *, list_metadata: bool = False) -> None:
         """list_metadata: listings are to show metadata where the server can do that; it costs the server some time."""
         self._caller = caller
-        self._checksums = Checksums()
+        self._checksums = Checksums(caller.send)
         self._capabilities = capabilities
         self._lister = Lister(caller, wanted=list_metadata, known=capabilities)
         self.list_page = self._lister.page
@@ -114,7 +114,7 @@ class S3Store:
             if error.status != _RANGE_NOT_SATISFIABLE or byte_range is None:
                 raise
             return b"", await self._past_end(key, byte_range, if_match)
-        if answer.poured and info is not None:
+        if info is not None:
             return b"", info
         return handed_over(received(key, answer, byte_range), sink)
 
@@ -125,7 +125,7 @@ class S3Store:
         headers = {**_described(options), **await self._tags(key, options), **_conditions(options)}
         conditional = options.if_none_match or options.if_match is not None
         request = Request(method="PUT", key=key, headers=headers, body=body, repeatable=not conditional)
-        answer = await self._checksums.put(request, partial(self._conditional, options=options))
+        answer = await self._checksums.put(request)
         return WriteResult(xml.unquote_etag(answer.headers.get("etag", "")), _date_ns(answer))
 
     async def copy(
@@ -161,10 +161,8 @@ class S3Store:
         """DeleteObject."""
         check_key(key, self._capabilities)
         headers = {"if-match": _quoted(if_match)} if if_match is not None else {}
-        try:
+        with suppress(NotFound):
             await self._caller.send(Request(method="DELETE", key=key, headers=headers))
-        except NotFound:
-            return
 
     async def delete_many(self, keys: Sequence[str]) -> list[DeleteFailure]:
         """DeleteObjects; keys that XML can't carry are deleted one by one."""
@@ -172,22 +170,17 @@ class S3Store:
         plain = [key for key in keys if xml.fits_xml(key)]
         failures: list[DeleteFailure] = []
         if plain:
-            body = xml.build_delete(plain)
-            headers = {"content-md5": md5_of(body), "content-type": "application/xml"}
-            request = Request(
-                method="POST",
-                query=[("delete", "")],
-                headers=headers,
-                body=body,
-                most_bytes=xml.most_bytes(len(plain)),
-            )
-            answer = await self._caller.send(request)
-            failures = [
-                failure for failure in xml.parse_delete(bytes(answer.body), len(plain)) if failure.code != "NoSuchKey"
-            ]
+            answer = await self._send_xml("POST", xml.build_delete(plain), query="delete", entries=len(plain))
+            told = xml.parse_delete(bytes(answer.body), len(plain))
+            failures = [failure for failure in told if failure.code != "NoSuchKey"]
         for key in keys:
             if not xml.fits_xml(key):
-                failures += await self._delete_one(key)
+                try:
+                    await self.delete(key)
+                except StoreError as error:
+                    if error.transient:
+                        raise
+                    failures.append(DeleteFailure(key, error.code, error.server_message))
         return failures
 
     async def create_upload(self, key: str, options: WriteOptions, *, copies: bool = False) -> UploadId:
@@ -198,13 +191,13 @@ class S3Store:
         request = Request(method="POST", key=key, query=[("uploads", "")], headers=headers, repeatable=False)
         if copies:
             return self._checksums.mixed(xml.parse_upload_id(bytes((await self._caller.send(request)).body)))
-        return await self._checksums.begin(request, self._caller.send, partial(self.abort_upload, key))
+        return await self._checksums.begin(request, partial(self.abort_upload, key))
 
     async def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:
         """UploadPart."""
         check_part_number(key, number)
         request = Request(method="PUT", key=key, query=_part(upload_id, number), body=body)
-        return await self._checksums.part(request, self._caller.send, upload_id, number)
+        return await self._checksums.part(request, upload_id, number)
 
     async def upload_part_copy(
         self,
@@ -246,17 +239,15 @@ class S3Store:
             is_long=True,
             most_bytes=_SPACES_BYTES,
         )
-        answer = await self._checksums.complete(request, partial(self._conditional, options=options), upload_id)
+        answer = await self._checksums.complete(request, upload_id)
         etag, mtime_ns = xml.parse_copy(bytes(answer.body))
         return WriteResult(etag, mtime_ns or _date_ns(answer))
 
     async def abort_upload(self, key: str, upload_id: UploadId) -> None:
         """AbortMultipartUpload."""
         self._checksums.forget(upload_id)
-        try:
+        with suppress(NotFound):
             await self._caller.send(Request(method="DELETE", key=key, query=[("uploadId", upload_id)]))
-        except NotFound:
-            return
 
     async def pending_uploads(self, prefix: str) -> list[PendingUpload]:
         """ListMultipartUploads. MinIO takes a prefix only when it is a whole key: nothing found, all are sifted."""
@@ -274,13 +265,19 @@ class S3Store:
     async def set_legal_hold(self, key: str, *, on: bool) -> None:
         """PutObjectLegalHold."""
         check_key(key, self._capabilities)
-        body = xml.build_legal_hold(on=on)
-        headers = {"content-md5": md5_of(body), "content-type": "application/xml"}
-        await self._caller.send(Request(method="PUT", key=key, query=[("legal-hold", "")], headers=headers, body=body))
+        await self._send_xml("PUT", xml.build_legal_hold(on=on), key=key, query="legal-hold")
 
     def close(self) -> None:
         """Close connections; idempotent."""
         self._caller.close()
+
+    async def _send_xml(self, method: str, body: bytes, *, query: str, key: str = "", entries: int = 0) -> Answer:
+        """entries: so many the answer may be about."""
+        headers = {"content-md5": md5_of(body), "content-type": "application/xml"}
+        most_bytes = xml.most_bytes(entries)
+        return await self._caller.send(
+            Request(method=method, key=key, query=[(query, "")], headers=headers, body=body, most_bytes=most_bytes)
+        )
 
     async def _uploads(self, prefix: str) -> list[PendingUpload]:
         markers: list[tuple[str, str]] = []
@@ -291,11 +288,10 @@ class S3Store:
             answer = await self._caller.send(
                 Request(method="GET", query=query, expected_bytes=1 << 20, most_bytes=most_bytes)
             )
-            page = xml.parse_uploads(bytes(answer.body), _UPLOADS)
-            found += page.uploads
-            if not page.next_key:
+            uploads, markers = xml.parse_uploads(bytes(answer.body), _UPLOADS)
+            found += uploads
+            if not markers:
                 break
-            markers = [("key-marker", page.next_key), ("upload-id-marker", page.next_upload_id)]
         return found
 
     async def _past_end(self, key: str, byte_range: ByteRange, if_match: ETag | None) -> ObjectInfo:
@@ -338,29 +334,6 @@ class S3Store:
             return None
         kept = replace or WriteOptions(metadata=info.metadata, content_type=info.content_type)
         return await self.put(target, b"", WriteOptions(metadata=kept.metadata, content_type=kept.content_type))
-
-    async def _conditional(self, request: Request, options: WriteOptions) -> Answer:
-        """If-Match on a key that is gone: S3 says 404, the contract PreconditionFailed."""
-        try:
-            return await self._caller.send(request)
-        except NotFound as error:
-            if options.if_match is None or error.code == "NoSuchUpload":
-                raise
-            raise PreconditionFailed(
-                f"{request.method} {shown(request.key)}: the object is gone",
-                key=request.key,
-                status=error.status,
-                code=error.code,
-            ) from error
-
-    async def _delete_one(self, key: str) -> list[DeleteFailure]:
-        try:
-            await self.delete(key)
-        except StoreError as error:
-            if error.transient:
-                raise
-            return [DeleteFailure(key, error.code, error.server_message)]
-        return []
 
 
 def _described(options: WriteOptions) -> dict[str, str]:

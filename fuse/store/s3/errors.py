@@ -128,6 +128,7 @@ class Refusal:
     region: str = ""
     access_key_id: str = ""
     if_none_match: bool = False
+    if_match: bool = False
     skew_s: float = 0.0
 
 
@@ -140,6 +141,8 @@ def error_class(refusal: Refusal) -> type[e.StoreError]:
         return e.WrongRegion
     if found is e.PreconditionFailed and refusal.if_none_match:
         return e.AlreadyExists
+    if found is e.NotFound and refusal.if_match and refusal.code != "NoSuchUpload":
+        return e.PreconditionFailed
     if refusal.status == 403 and not refusal.code and abs(refusal.skew_s) > _SKEW_TAKEN_S:
         return e.ClockSkew
     if found in {e.AccessDenied, e.InvalidRequest} and any(words in refusal.message.lower() for words in _LOCK_WORDS):
@@ -163,7 +166,8 @@ def _name_refused(refusal: Refusal, found: type[e.StoreError]) -> type[e.StoreEr
         return e.KeyTooLong
     if vague and any(segment in {b".", b".."} for segment in segments):
         return e.InvalidKey
-    if refusal.status == 403 and refusal.code in {"", "SignatureDoesNotMatch"} and not _is_utf8(refusal.key):
+    is_utf8 = not any("\ud800" <= c <= "\udfff" for c in refusal.key)
+    if refusal.status == 403 and refusal.code in {"", "SignatureDoesNotMatch"} and not is_utf8:
         return e.InvalidKey
     return found
 
@@ -193,15 +197,9 @@ def one_line(text: str, limit: int = 300) -> str:
     return flat if len(flat) <= limit else flat[:limit] + "..."
 
 
-def _is_utf8(key: str) -> bool:
-    return not any("\ud800" <= c <= "\udfff" for c in key)
-
-
 def _why(kind: type[e.StoreError], refusal: Refusal) -> str:
     who = refusal.access_key_id
-    if kind is e.InvalidKey:
-        return _KINDS[kind][0]
-    if refusal.code == "SignatureDoesNotMatch":
+    if refusal.code == "SignatureDoesNotMatch" and kind is not e.InvalidKey:
         return f"the secret access key is wrong for access key id {who}"
     if refusal.code in {"InvalidAccessKeyId", "InvalidClientTokenId", "XAdminUserNotFound"}:
         return f"access key id {who} is not known to the server"
@@ -212,6 +210,8 @@ def _why(kind: type[e.StoreError], refusal: Refusal) -> str:
         return f"this machine's clock is {format_roughly(refusal.skew_s)} {side} the server's: set it"
     if refusal.code == "NoSuchUpload":
         return "no such multipart upload"
+    if kind is e.PreconditionFailed and refusal.status == 404:
+        return "the object is gone"
     if kind is e.WrongRegion and refusal.region:
         return f"the bucket lives in region {refusal.region}"
     return _KINDS[kind][0] if kind in _KINDS else "the server refuses the request"

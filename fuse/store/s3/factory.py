@@ -14,10 +14,10 @@ from ..metrics import StoreMetrics
 from ..retrying import RetryingStore
 from .caller import Caller
 from .client import S3Store
-from .connections import Route, TransportLimits, proxy_for, trust
 from .credentials import CredentialSource, find_source
+from .dialing import Route, proxy_for, trust
 from .endpoint import Endpoint, resolve
-from .transport import Transport
+from .transport import Transport, TransportLimits
 
 
 def gather(

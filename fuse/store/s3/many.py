@@ -147,7 +147,7 @@ class Many:
         self._caller = caller
         self._capabilities = capabilities
         self._head = head
-        self._width = Width(caller.connections)
+        self._width = Width(caller.place[1].limits.connections)
 
     async def heads(self, objects: Sequence[Shown], sink: HeadSink) -> None:
         """See ObjectStore.head_many()."""

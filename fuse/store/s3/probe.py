@@ -31,12 +31,12 @@ from ...loop import now
 from ..base import Capabilities
 from . import xml
 from .caller import Caller
-from .connections import TransportLimits
 from .endpoint import DEFAULT_REGION, Endpoint
 from .errors import one_line
 from .factory import gather
 from .lister import known_by, look
 from .messages import Request
+from .transport import TransportLimits
 
 _TLS_S = 1.0
 """For each step of a look whether a port speaks TLS."""

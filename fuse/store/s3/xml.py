@@ -73,14 +73,6 @@ class ErrorAnswer(NamedTuple):
     region: str
 
 
-class UploadPage(NamedTuple):
-    """One page of unfinished uploads; the markers are '' on the last."""
-
-    uploads: Sequence[PendingUpload]
-    next_key: str
-    next_upload_id: str
-
-
 def most_bytes(entries: int, *, metadata: bool = False) -> int:
     """The size of the largest document about so many objects or uploads. metadata: as MinIO shows it."""
     return SMALL_BYTES + entries * (_ENTRY_BYTES_METADATA if metadata else _ENTRY_BYTES)
@@ -115,8 +107,8 @@ def list_digest(body: bytes) -> bytes:
     if _METADATA_END in body:
         body = _ADDED.sub(b"", body)
     first, last = body.find(_ITEM), body.rfind(_ITEM_END)
-    if first < 0 or last < first:
-        return hashlib.blake2b(_ASKED.sub(b"", body), digest_size=16).digest()
+    if not 0 <= first <= last:
+        first = last = len(body)
     view = memoryview(body)
     digest = hashlib.blake2b(_ASKED.sub(b"", body[:first]), digest_size=16)
     digest.update(view[first:last])
@@ -145,8 +137,8 @@ def _said(item: ElementTree.Element, *, decoded: bool) -> str | None:
     return packed(metadata, content_type)
 
 
-def parse_uploads(body: bytes, entries: int = 1000) -> UploadPage:
-    """ListMultipartUploads' answer. Errors: CorruptBody."""
+def parse_uploads(body: bytes, entries: int = 1000) -> tuple[list[PendingUpload], list[tuple[str, str]]]:
+    """ListMultipartUploads' answer: one page, and how to ask for the next one. Errors: CorruptBody."""
     root = _parse(body, "ListMultipartUploadsResult", _FEW_TAGS + entries * _ENTRY_TAGS)
     decoded = root.findtext("EncodingType") == "url"
     uploads = [
@@ -157,9 +149,10 @@ def parse_uploads(body: bytes, entries: int = 1000) -> UploadPage:
         )
         for item in root.iterfind("Upload")
     ]
-    if root.findtext("IsTruncated") != "true":
-        return UploadPage(uploads, "", "")
-    return UploadPage(uploads, _key(root, "NextKeyMarker", decoded=decoded), root.findtext("NextUploadIdMarker") or "")
+    next_key = _key(root, "NextKeyMarker", decoded=decoded)
+    if root.findtext("IsTruncated") != "true" or not next_key:
+        return uploads, []
+    return uploads, [("key-marker", next_key), ("upload-id-marker", root.findtext("NextUploadIdMarker") or "")]
 
 
 def parse_copy(body: bytes) -> tuple[ETag, int]:
@@ -213,10 +206,7 @@ def parse_error(body: bytes) -> ErrorAnswer | None:
         return None
     if root.tag != "Error":
         return None
-    code, message, request_id, region = (
-        root.findtext(name) or "" for name in ("Code", "Message", "RequestId", "Region")
-    )
-    return ErrorAnswer(code, message, request_id, region)
+    return ErrorAnswer(*(root.findtext(name) or "" for name in ("Code", "Message", "RequestId", "Region")))
 
 
 def build_complete(parts: Sequence[tuple[PartNumber, ETag]], checksums: Sequence[str]) -> bytes:

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import pytest
 
 from datastore.fuse.loop import now
-from datastore.fuse.store.s3.connections import Route, trust
+from datastore.fuse.store.s3.dialing import Route, trust
 from datastore.fuse.store.s3.messages import Answer, Request
 from datastore.fuse.store.s3.transport import Transport
 from tests.authority import Identity

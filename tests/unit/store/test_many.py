@@ -33,13 +33,13 @@ from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.store.retrying import RetryingStore
 from datastore.fuse.store.s3.caller import Caller
 from datastore.fuse.store.s3.client import S3Store
-from datastore.fuse.store.s3.connections import Route, TransportLimits
 from datastore.fuse.store.s3.credentials import StaticSource
+from datastore.fuse.store.s3.dialing import Route
 from datastore.fuse.store.s3.endpoint import Endpoint
 from datastore.fuse.store.s3.endpoint import resolve as resolved
 from datastore.fuse.store.s3.many import Width
 from datastore.fuse.store.s3.sigv4 import SigningKeys
-from datastore.fuse.store.s3.transport import Transport
+from datastore.fuse.store.s3.transport import Transport, TransportLimits
 from datastore.secret import Secret
 from tests.driving import resolve, the_loop
 from tests.patience import PATIENCE_S, eventually

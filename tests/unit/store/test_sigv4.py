@@ -18,8 +18,8 @@ from datastore.api.source import S3Location, StaticCredentials
 from datastore.errors import InvalidRequest
 from datastore.fuse.store.limits import key_bytes
 from datastore.fuse.store.s3.caller import Caller, Plain
-from datastore.fuse.store.s3.connections import Proxy, Route
 from datastore.fuse.store.s3.credentials import StaticSource
+from datastore.fuse.store.s3.dialing import Proxy, Route
 from datastore.fuse.store.s3.endpoint import Endpoint, resolve
 from datastore.fuse.store.s3.sigv4 import EMPTY_SHA256, UNSIGNED_PAYLOAD, SigningKeys, encode_path, encode_query, sign
 from datastore.fuse.store.s3.transport import Transport

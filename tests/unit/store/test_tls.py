@@ -18,8 +18,9 @@ import pytest
 
 from datastore.errors import DeadlineExceeded, InvalidRequest, Unreachable
 from datastore.fuse.store.base import FilePart
-from datastore.fuse.store.s3.connections import Route, TransportLimits, trust
+from datastore.fuse.store.s3.dialing import Route, trust
 from datastore.fuse.store.s3.messages import Request
+from datastore.fuse.store.s3.transport import TransportLimits
 from tests.authority import HERE, Authority, Identity, Subject
 from tests.patience import PATIENCE_S
 from tests.unit.store.scripted import (
