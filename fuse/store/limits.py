@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from datastore.errors import InvalidKey, InvalidRequest, KeyTooLong, MetadataTooLarge
 
-from .base import SYSTEM, Capabilities, WriteOptions
+from .base import SYSTEM, WriteOptions
 
 MAX_KEY_BYTES = 1024
 MAX_METADATA_BYTES = 2048
@@ -29,7 +29,7 @@ def shown(key: str) -> str:
     return key_bytes(key).decode("utf-8", "backslashreplace").encode("unicode_escape").decode("ascii")
 
 
-def check_key(key: str, capabilities: Capabilities) -> None:
+def check_key(key: str) -> None:
     """Errors: KeyTooLong, InvalidKey (an empty key)."""
     raw = key_bytes(key)
     if not raw:
@@ -37,15 +37,6 @@ def check_key(key: str, capabilities: Capabilities) -> None:
     if len(raw) > MAX_KEY_BYTES:
         raise KeyTooLong(
             f"{shown(key)[:80]}...: the key has {len(raw)} bytes, S3 takes {MAX_KEY_BYTES}: shorten the path", key=key
-        )
-    if len(raw) <= capabilities.max_key_segment_bytes:
-        return
-    longest = max(len(segment) for segment in raw.split(b"/"))
-    if longest > capabilities.max_key_segment_bytes:
-        raise KeyTooLong(
-            f"{shown(key)[:80]}...: one name has {longest} bytes,"
-            f" this server takes {capabilities.max_key_segment_bytes}",
-            key=key,
         )
 
 

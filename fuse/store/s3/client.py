@@ -59,10 +59,9 @@ class S3Store:
         """list_metadata: listings are to show metadata where the server can do that; it costs the server some time."""
         self._caller = caller
         self._checksums = Checksums(caller.send)
-        self._capabilities = capabilities
         self._lister = Lister(caller, wanted=list_metadata, known=capabilities)
         self.list_page = self._lister.page
-        many = Many(caller, capabilities, self.head)
+        many = Many(caller, self.head)
         self.head_many, self.get_many = many.heads, many.gets
 
     @property
@@ -72,7 +71,7 @@ class S3Store:
 
     async def head(self, key: str) -> ObjectInfo:
         """HeadObject."""
-        check_key(key, self._capabilities)
+        check_key(key)
         answer = await self._caller.send(Request(method="HEAD", key=key))
         return described(key, answer.headers)
 
@@ -85,7 +84,7 @@ class S3Store:
         sink: Sink | None = None,
     ) -> tuple[Body, ObjectInfo]:
         """GetObject."""
-        check_key(key, self._capabilities)
+        check_key(key)
         headers: dict[str, str] = {}
         expected, most = 0, WHOLE_BYTES
         if byte_range is not None:
@@ -120,7 +119,7 @@ class S3Store:
 
     async def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
         """PutObject. With a condition it is not repeatable: the second attempt would meet the first one's object."""
-        check_key(key, self._capabilities)
+        check_key(key)
         check_options(key, options)
         headers = {**_described(options), **await self._tags(key, options), **_conditions(options)}
         conditional = options.if_none_match or options.if_match is not None
@@ -138,8 +137,8 @@ class S3Store:
         source_bucket: str = "",
     ) -> WriteResult:
         """CopyObject."""
-        check_key(target, self._capabilities)
-        check_key(source, self._capabilities)
+        check_key(target)
+        check_key(source)
         own = source_bucket in ("", self._caller.endpoint.bucket)
         if own and source == target and replace is None:
             raise InvalidRequest(f"{shown(target)}: a copy onto itself must change something", key=target)
@@ -159,7 +158,7 @@ class S3Store:
 
     async def delete(self, key: str, *, if_match: ETag | None = None) -> None:
         """DeleteObject."""
-        check_key(key, self._capabilities)
+        check_key(key)
         headers = {"if-match": _quoted(if_match)} if if_match is not None else {}
         with suppress(NotFound):
             await self._caller.send(Request(method="DELETE", key=key, headers=headers))
@@ -185,7 +184,7 @@ class S3Store:
 
     async def create_upload(self, key: str, options: WriteOptions, *, copies: bool = False) -> UploadId:
         """CreateMultipartUpload. With copies none declares checksums: of those we have none (s3/checksums.py)."""
-        check_key(key, self._capabilities)
+        check_key(key)
         check_options(key, options)
         headers = {**_described(options), **await self._tags(key, options)}
         request = Request(method="POST", key=key, query=[("uploads", "")], headers=headers, repeatable=False)
@@ -264,7 +263,7 @@ class S3Store:
 
     async def set_legal_hold(self, key: str, *, on: bool) -> None:
         """PutObjectLegalHold."""
-        check_key(key, self._capabilities)
+        check_key(key)
         await self._send_xml("PUT", xml.build_legal_hold(on=on), key=key, query="legal-hold")
 
     def close(self) -> None:

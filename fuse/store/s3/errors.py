@@ -15,27 +15,28 @@ from datastore.units import format_roughly
 from ..limits import key_bytes, shown
 
 _KINDS: dict[type[e.StoreError], tuple[str, str]] = {
-    e.NotFound: ("no such object", "NoSuchKey NoSuchVersion NoSuchUpload"),
+    e.NotFound: ("no such object", "NoSuchKey NoSuchVersion NoSuchUpload 404"),
     e.BucketNotFound: (
         "the bucket does not exist: check the bucket's name and the endpoint",
         "NoSuchBucket InvalidBucketName",
     ),
     e.AlreadyExists: ("the key is taken", ""),
-    e.PreconditionFailed: ("the object is another version", "PreconditionFailed"),
+    e.PreconditionFailed: ("the object is another version", "PreconditionFailed 412"),
     e.AccessDenied: (
         "these credentials are not allowed to do that",
-        "AccessDenied AllAccessDisabled AccountProblem InvalidObjectState UnauthorizedAccess",
+        "AccessDenied AllAccessDisabled AccountProblem InvalidObjectState UnauthorizedAccess 403",
     ),
     e.ObjectLocked: ("an object lock keeps it: it can't be replaced or removed before that ends", ""),
     e.CredentialsInvalid: (
         "the credentials are wrong",
         "InvalidAccessKeyId SignatureDoesNotMatch ExpiredToken InvalidToken TokenRefreshRequired InvalidSecurity"
-        " CredentialsNotSupported InvalidClientTokenId InvalidTokenId XAdminUserNotFound AuthorizationHeaderMalformed",
+        " CredentialsNotSupported InvalidClientTokenId InvalidTokenId XAdminUserNotFound AuthorizationHeaderMalformed"
+        " 401",
     ),
     e.WrongRegion: (
         "the bucket lives in another region",
         "PermanentRedirect TemporaryRedirect Redirect IncorrectEndpoint IllegalLocationConstraintException"
-        " InvalidRegion",
+        " InvalidRegion 301 307 308",
     ),
     e.ClockSkew: (
         "this machine's clock and the server's differ too much: set the clock",
@@ -45,7 +46,7 @@ _KINDS: dict[type[e.StoreError], tuple[str, str]] = {
         "the server refuses this name",
         "InvalidURI XMinioInvalidObjectName XMinioInvalidResourceName",
     ),
-    e.KeyTooLong: ("the name is longer than the server takes", "KeyTooLongError KeyTooLong"),
+    e.KeyTooLong: ("the name is longer than the server takes", "KeyTooLongError KeyTooLong 414"),
     e.KeyConflict: (
         "this server can't hold a file beside a directory of its name",
         "ObjectParentIsFile ExistingObjectIsDirectory XMinioParentIsObject XMinioObjectExistsAsDirectory",
@@ -53,46 +54,31 @@ _KINDS: dict[type[e.StoreError], tuple[str, str]] = {
     e.MetadataTooLarge: ("the user metadata is larger than the server takes", "MetadataTooLarge"),
     e.OutOfSpace: (
         "the storage is full or over its quota",
-        "QuotaExceeded InsufficientStorage StorageFull XMinioStorageFull XMinioAdminBucketQuotaExceeded",
+        "QuotaExceeded InsufficientStorage StorageFull XMinioStorageFull XMinioAdminBucketQuotaExceeded 507",
     ),
     e.Unsupported: (
         "the server does not know this operation",
-        "NotImplemented ObjectLockConfigurationNotFoundError MethodNotAllowed UnsupportedOperation",
+        "NotImplemented ObjectLockConfigurationNotFoundError MethodNotAllowed UnsupportedOperation 405 501",
     ),
-    e.DeadlineExceeded: ("the server gave up waiting", "RequestTimeout"),
+    e.DeadlineExceeded: ("the server gave up waiting", "RequestTimeout 408"),
     e.Throttled: (
         "the server asks for fewer requests",
         "SlowDown SlowDownRead SlowDownWrite TooManyRequests Throttling ThrottlingException RequestLimitExceeded"
-        " BandwidthLimitExceeded OperationAborted ConditionalRequestConflict",
+        " BandwidthLimitExceeded OperationAborted ConditionalRequestConflict 429",
     ),
     e.ServerFault: ("a fault inside the server", "ServiceUnavailable InternalError"),
     e.CorruptBody: (
         "the body arrived damaged",
         "BadDigest IncompleteBody XAmzContentSHA256Mismatch XAmzContentChecksumMismatch",
     ),
-    e.Unreachable: ("the proxy asks for a login", ""),
+    e.Unreachable: ("the proxy asks for a login", "407"),
 }
-"""What each class tells the user, and the codes that mean it. OperationAborted and ConditionalRequestConflict refuse
-without effect while another request runs: try again."""
+"""What each class tells the user, and the codes and statuses that mean it. OperationAborted and
+ConditionalRequestConflict refuse without effect while another request runs: try again."""
 
-BY_CODE = {code: kind for kind, (_, codes) in _KINDS.items() for code in codes.split()}
-
-BY_STATUS: dict[int, type[e.StoreError]] = {
-    301: e.WrongRegion,
-    307: e.WrongRegion,
-    308: e.WrongRegion,
-    401: e.CredentialsInvalid,
-    403: e.AccessDenied,
-    404: e.NotFound,
-    405: e.Unsupported,
-    407: e.Unreachable,
-    408: e.DeadlineExceeded,
-    412: e.PreconditionFailed,
-    414: e.KeyTooLong,
-    429: e.Throttled,
-    501: e.Unsupported,
-    507: e.OutOfSpace,
-}
+_MEANT = {said: kind for kind, (_, words) in _KINDS.items() for said in words.split()}
+BY_CODE = {said: kind for said, kind in _MEANT.items() if not said.isdigit()}
+BY_STATUS = {int(said): kind for said, kind in _MEANT.items() if said.isdigit()}
 """For answers without a known code: those to a HEAD have no body."""
 
 UNANNOUNCED = (ssl.SSLEOFError, ssl.SSLZeroReturnError)

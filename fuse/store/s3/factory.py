@@ -41,19 +41,6 @@ def gather(
     return Caller(endpoint, credentials, connect, follow=follow)
 
 
-def open_adapter(
-    location: S3Location,
-    *,
-    capabilities: Capabilities | None = None,
-    limits: TransportLimits | None = None,
-    keys: CredentialSource | None = None,
-    list_metadata: bool = False,
-) -> S3Store:
-    """The bare client: no retries, no metrics. Touches no network. Errors: InvalidRequest, CredentialsInvalid."""
-    caller = gather(location, limits or TransportLimits(), keys)
-    return S3Store(caller, capabilities or Capabilities(), list_metadata=list_metadata)
-
-
 def open_s3(
     location: S3Location,
     *,
@@ -71,5 +58,6 @@ def open_s3(
 
     Touches no network; probe() tells whether the location is right. Errors: InvalidRequest, CredentialsInvalid.
     """
-    adapter = open_adapter(location, capabilities=capabilities, limits=limits, keys=keys, list_metadata=list_metadata)
+    caller = gather(location, limits or TransportLimits(), keys)
+    adapter = S3Store(caller, capabilities or Capabilities(), list_metadata=list_metadata)
     return RetryingStore(adapter, retrier, metrics)

@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from datastore.errors import DeadlineExceeded, NotFound, StoreError, Unreachable
 
 from ...loop import Future, Loop, running
-from ..base import Body, Capabilities, GetFeed, GetSink, HeadSink, ObjectInfo, ObjectVersion, Shown
+from ..base import Body, GetFeed, GetSink, HeadSink, ObjectInfo, ObjectVersion, Shown
 from ..limits import check_count, check_key
 from .answers import describe, described
 from .caller import Caller, Plain
@@ -141,11 +141,8 @@ class _Run(Generic[T]):
 class Many:
     """Those of one bucket. head: of one key, which follows the bucket and renews keys."""
 
-    def __init__(
-        self, caller: Caller, capabilities: Capabilities, head: Callable[[str], Coroutine[Any, Any, ObjectInfo]]
-    ) -> None:
+    def __init__(self, caller: Caller, head: Callable[[str], Coroutine[Any, Any, ObjectInfo]]) -> None:
         self._caller = caller
-        self._capabilities = capabilities
         self._head = head
         self._width = Width(caller.place[1].limits.connections)
 
@@ -188,7 +185,7 @@ class Many:
                 number = left.popleft()
                 key = objects[number].key
                 try:
-                    check_key(key, self._capabilities)
+                    check_key(key)
                     return _Question(number, request, plain.head(key))
                 except StoreError as error:
                     sink(number, error)
@@ -233,7 +230,7 @@ class Many:
             while (wanted := feed()) is not None:
                 request = Request(method="GET", expected_bytes=wanted.size, most_bytes=wanted.size)
                 try:
-                    check_key(wanted.key, self._capabilities)
+                    check_key(wanted.key)
                     return _Question(wanted, request, plain.head(wanted.key, {"if-match": f'"{wanted.etag}"'}))
                 except StoreError:
                     sink(wanted, None)

@@ -24,8 +24,6 @@ ALGORITHM = "AWS4-HMAC-SHA256"
 EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
 
-_UNSIGNED_HEADERS = frozenset({"authorization", "expect", "user-agent", "x-amzn-trace-id"})
-
 
 @dataclass(frozen=True, slots=True)
 class SigningKeys:
@@ -91,7 +89,7 @@ def moment(keys: SigningKeys, region: str, now_s: float) -> Moment:
 
 def canonical_headers(headers: Mapping[str, str]) -> tuple[str, str]:
     """The names of those that are signed, and what the canonical request has after its query."""
-    names = sorted(headers.keys() - _UNSIGNED_HEADERS)
+    names = sorted(headers)
     lines = "".join([f"{name}:{' '.join(headers[name].split())}\n" for name in names])
     name_list = ";".join(names)
     return name_list, f"{lines}\n{name_list}\n{headers['x-amz-content-sha256']}"
