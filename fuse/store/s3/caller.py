@@ -75,18 +75,14 @@ class Caller:
         if answer.status >= 300 and await self._has_others(request, answer, keys):
             endpoint, answer, keys = await self._exchange(request)
         if answer.status in _REDIRECTS and self._follow:
-            region = self._refusal(request, answer, keys).region
+            region = self.refusal(request, answer, keys).region
             if region not in {"", endpoint.region}:
                 self._move(endpoint, region)
                 _, answer, keys = await self._exchange(request)
         # A server may say 200 while it copies or joins objects, and report in the body that it failed.
         if answer.status < 300 and (request.method not in _WRITES or xml.parse_error(bytes(answer.body)) is None):
             return answer
-        raise self.error(request, answer, keys)
-
-    def error(self, request: Request, answer: Answer, keys: SigningKeys) -> StoreError:
-        """What an answer to a request that was signed with `keys` refuses."""
-        return to_error(self._refusal(request, answer, keys))
+        raise to_error(self.refusal(request, answer, keys))
 
     def close(self) -> None:
         """Close connections; idempotent."""
@@ -145,7 +141,7 @@ class Caller:
     async def _has_others(self, request: Request, answer: Answer, keys: SigningKeys) -> bool:
         """Whether the server does not take these keys any more, and there are others by now."""
         mute = request.method == "HEAD" and answer.status in {400, 403}  # without a body it can't say why
-        if not mute and error_class(self._refusal(request, answer, keys)) is not CredentialsInvalid:
+        if not mute and error_class(self.refusal(request, answer, keys)) is not CredentialsInvalid:
             return False
         loop = running()
         return self.credentials.refused(keys) if loop is None else await loop.lane(self.credentials.refused, keys)
@@ -162,7 +158,8 @@ class Caller:
                 self.place = (moved, self.connect(moved))
                 transport.close()
 
-    def _refusal(self, request: Request, answer: Answer, keys: SigningKeys) -> Refusal:
+    def refusal(self, request: Request, answer: Answer, keys: SigningKeys) -> Refusal:
+        """What an answer to a request that was signed with `keys` refuses."""
         said = xml.parse_error(bytes(answer.body)) or xml.ErrorAnswer("", "", "", "")
         headers = answer.headers
         server_s = xml.http_date_ns(headers.get("date", "")) / 1e9
@@ -196,7 +193,7 @@ class Plain:
 
     def error(self, key: str, answer: Answer) -> StoreError:
         """What an answer refuses."""
-        return self._caller.error(Request(method=self._method, key=key), answer, self.keys)
+        return to_error(self._caller.refusal(Request(method=self._method, key=key), answer, self.keys))
 
     def head(self, key: str, unsigned: Mapping[str, str] = MappingProxyType({})) -> bytes:
         """unsigned: headers that a signature need not cover. Errors: InvalidRequest."""

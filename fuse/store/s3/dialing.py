@@ -9,6 +9,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -187,26 +188,18 @@ def _look_up(host: str, port: int, limit_s: float) -> Sequence[_Address]:
 
     getaddrinfo(3) can't be interrupted and may wait for a silent name server for a minute: it has a thread of its own.
     """
-    try:
+    with suppress(socket.gaierror):
         return _found(host, port, socket.AI_NUMERICHOST)
-    except socket.gaierror:
-        pass
-    answers: list[Sequence[_Address] | OSError] = []
+    answer: Future[Sequence[_Address]] = Future()
 
     def ask() -> None:
         try:
-            answers.append(_found(host, port, 0))
+            answer.set_result(_found(host, port, 0))
         except OSError as error:
-            answers.append(error)
+            answer.set_exception(error)
 
-    asking = threading.Thread(target=ask, name="look-up", daemon=True)
-    asking.start()
-    asking.join(limit_s)
-    if not answers:
-        raise TimeoutError
-    if isinstance(answers[0], OSError):
-        raise answers[0]
-    return answers[0]
+    threading.Thread(target=ask, name="look-up", daemon=True).start()
+    return answer.result(limit_s)
 
 
 def _found(host: str, port: int, flags: int) -> Sequence[_Address]:

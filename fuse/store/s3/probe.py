@@ -12,7 +12,8 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
-from dataclasses import dataclass, replace
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 
 from datastore.api.source import S3Location
 from datastore.errors import (
@@ -51,14 +52,11 @@ def probe(location: S3Location, *, writable: bool, deadline_s: float = 5.0) -> C
     Returns or raises within deadline_s, also when a name server or credential helper hangs.
     """
     asked = _Asked(location, writable, deadline_s)
-    worker = threading.Thread(target=asked.run, name="datastore-probe", daemon=True)
-    worker.start()
-    worker.join(deadline_s)
-    if asked.error is not None:
-        raise asked.error
-    if asked.known is None:
-        raise DeadlineExceeded(f"{_name(location)}: no answer within {deadline_s:g} s while {asked.stage}")
-    return asked.known
+    threading.Thread(target=asked.run, name="datastore-probe", daemon=True).start()
+    try:
+        return asked.known.result(deadline_s)
+    except TimeoutError:
+        raise DeadlineExceeded(f"{_name(location)}: no answer within {deadline_s:g} s while {asked.stage}") from None
 
 
 @dataclass(slots=True)
@@ -69,14 +67,13 @@ class _Asked:
     writable: bool
     deadline_s: float
     stage: str = "looking for credentials"
-    error: Exception | None = None
-    known: Capabilities | None = None
+    known: Future[Capabilities] = field(default_factory=Future)
 
     def run(self) -> None:
         try:
-            self.known = now(self._check())
+            self.known.set_result(now(self._check()))
         except Exception as error:  # handed to the caller's thread
-            self.error = error
+            self.known.set_exception(error)
 
     async def _check(self) -> Capabilities:
         limit_s = self.deadline_s
