@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from datastore.api.source import StaticCredentials
 from datastore.errors import CredentialsInvalid, InvalidRequest, StoreError
 
 from ...loop import running
@@ -27,7 +28,6 @@ from .sigv4 import (
     EMPTY_SHA256,
     UNSIGNED_PAYLOAD,
     Moment,
-    SigningKeys,
     canonical_headers,
     encode_query,
     moment,
@@ -100,13 +100,13 @@ class Caller:
             plain = self._plains[method] = Plain(self, method, keys)
         return plain
 
-    async def _keys(self) -> SigningKeys:
+    async def _keys(self) -> StaticCredentials:
         """The present ones, which may have to be looked for. Errors: CredentialsInvalid."""
         source = self.credentials
         loop = None if source.has_keys() else running()
         return source.keys() if loop is None else await loop.lane(source.keys)
 
-    async def _exchange(self, request: Request) -> tuple[Endpoint, Answer, SigningKeys]:
+    async def _exchange(self, request: Request) -> tuple[Endpoint, Answer, StaticCredentials]:
         """Sign and send. Errors: CredentialsInvalid, and those of Transport.send()."""
         if request.method in _WRITES or request.query or not request.headers.keys() <= _UNSIGNED:
             keys = await self._keys()
@@ -120,7 +120,7 @@ class Caller:
         return endpoint, answer, keys
 
     def _signed(
-        self, request: Request, endpoint: Endpoint, transport: Transport, keys: SigningKeys
+        self, request: Request, endpoint: Endpoint, transport: Transport, keys: StaticCredentials
     ) -> tuple[Request, bytes]:
         """TLS protects a body itself, as in botocore, and so does a way that does not leave the machine; else the
         signature has to."""
@@ -138,7 +138,7 @@ class Caller:
         length = len(request.body) if request.body or request.method in _WRITES else None
         return request, transport.head(request.method, f"{path}?{query}" if query else path, signed, length)
 
-    async def _has_others(self, request: Request, answer: Answer, keys: SigningKeys) -> bool:
+    async def _has_others(self, request: Request, answer: Answer, keys: StaticCredentials) -> bool:
         """Whether the server does not take these keys any more, and there are others by now."""
         mute = request.method == "HEAD" and answer.status in {400, 403}  # without a body it can't say why
         if not mute and error_class(self.refusal(request, answer, keys)) is not CredentialsInvalid:
@@ -158,7 +158,7 @@ class Caller:
                 self.place = (moved, self.connect(moved))
                 transport.close()
 
-    def refusal(self, request: Request, answer: Answer, keys: SigningKeys) -> Refusal:
+    def refusal(self, request: Request, answer: Answer, keys: StaticCredentials) -> Refusal:
         """What an answer to a request that was signed with `keys` refuses."""
         said = xml.parse_error(bytes(answer.body)) or xml.ErrorAnswer("", "", "", "")
         headers = answer.headers
@@ -184,7 +184,7 @@ class Plain:
     Threads: any; two may put the same together.
     """
 
-    def __init__(self, caller: Caller, method: str, keys: SigningKeys) -> None:
+    def __init__(self, caller: Caller, method: str, keys: StaticCredentials) -> None:
         self.endpoint, self.transport = caller.place
         self.keys = keys
         self._caller = caller

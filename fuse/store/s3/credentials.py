@@ -20,7 +20,6 @@ from datastore.errors import CredentialsInvalid
 from datastore.secret import Secret
 
 from .errors import one_line
-from .sigv4 import SigningKeys
 
 _LOOKUP_TIMEOUT_S = 2
 """For STS, SSO and the container endpoint: a lookup is local or near, and a mount must be refused within 5 s."""
@@ -48,10 +47,10 @@ class CredentialSource(Protocol):
     def has_keys(self) -> bool:
         """Whether keys() has them, and need not look for others first, which may ask the network."""
 
-    def keys(self) -> SigningKeys:
+    def keys(self) -> StaticCredentials:
         """The present keys. Errors: CredentialsInvalid."""
 
-    def refused(self, keys: SigningKeys) -> bool:
+    def refused(self, keys: StaticCredentials) -> bool:
         """The server does not take these keys: whether there are others by now."""
 
 
@@ -61,11 +60,11 @@ class StaticSource:
     region = ""
 
     def __init__(self, given: StaticCredentials) -> None:
-        self.replace(given)
+        self._keys = given
 
     def replace(self, given: StaticCredentials) -> None:
         """The keys from now on; requests under way keep theirs."""
-        self._keys = SigningKeys(given.access_key_id, given.secret_access_key, given.session_token)
+        self._keys = given
 
     def identity(self) -> str:
         return _digest("key", self._keys.access_key_id)
@@ -73,10 +72,10 @@ class StaticSource:
     def has_keys(self) -> bool:
         return True
 
-    def keys(self) -> SigningKeys:
+    def keys(self) -> StaticCredentials:
         return self._keys
 
-    def refused(self, keys: SigningKeys) -> bool:
+    def refused(self, keys: StaticCredentials) -> bool:
         return keys != self._keys
 
 
@@ -117,7 +116,7 @@ class ChainSource:
         found = self._found
         return found is not None and not (isinstance(found, RefreshableCredentials) and found.refresh_needed())
 
-    def keys(self) -> SigningKeys:
+    def keys(self) -> StaticCredentials:
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
@@ -125,9 +124,11 @@ class ChainSource:
         except (BotoCoreError, ClientError) as error:
             raise CredentialsInvalid(f"looking for credentials failed: {one_line(str(error))}") from error
         token = Secret(frozen.token) if frozen.token else None
-        return SigningKeys(frozen.access_key, Secret(frozen.secret_key), token)
+        return StaticCredentials(
+            access_key_id=frozen.access_key, secret_access_key=Secret(frozen.secret_key), session_token=token
+        )
 
-    def refused(self, keys: SigningKeys) -> bool:
+    def refused(self, keys: StaticCredentials) -> bool:
         """See CredentialSource. Looks at most every LOOK_AGAIN_S: a lookup may ask the network."""
         with self._lock:
             if self._clock() - self._looked_at >= LOOK_AGAIN_S:

@@ -128,16 +128,8 @@ def _explained(error: StoreError, location: S3Location, endpoint: Endpoint) -> S
     if isinstance(error, CorruptBody) or wordless:  # S3 gives a reason for each refusal of a listing
         kind, hint = InvalidRequest, f"spec.s3.endpoint: {endpoint.service_url} does not answer like an S3 server"
     text = f"{_name(location)}: {hint}{': ' if hint else ''}{one_line(str(error), 600)}"
-    made = kind(
-        text,
-        key=error.key,
-        status=error.status,
-        code=error.code,
-        server_message=error.server_message,
-        request_id=error.request_id,
-    )
-    if isinstance(made, WrongRegion) and isinstance(error, WrongRegion):
-        made.region = error.region
+    made = kind(text)
+    vars(made).update(vars(error))
     return made
 
 

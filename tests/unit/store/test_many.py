@@ -38,7 +38,6 @@ from datastore.fuse.store.s3.dialing import Route
 from datastore.fuse.store.s3.endpoint import Endpoint
 from datastore.fuse.store.s3.endpoint import resolve as resolved
 from datastore.fuse.store.s3.many import Width
-from datastore.fuse.store.s3.sigv4 import SigningKeys
 from datastore.fuse.store.s3.transport import Transport, TransportLimits
 from datastore.secret import Secret
 from tests.driving import resolve, the_loop
@@ -77,7 +76,7 @@ def right(key: str, *headers: str) -> bytes:
 class Renewed(StaticSource):
     """Keys that others take the place of once they were refused."""
 
-    def refused(self, keys: SigningKeys) -> bool:
+    def refused(self, keys: StaticCredentials) -> bool:
         self.replace(replace(OLD, access_key_id="NEW"))
         return super().refused(keys)
 
