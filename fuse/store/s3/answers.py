@@ -40,10 +40,9 @@ def _metadata(key: str, headers: Mapping[str, str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in headers.items():
         if name.startswith(xml.META):
-            found[name.removeprefix(xml.META)] = value if value.isascii() else _encoded_word(value)
-    for name in SYSTEM_HEADERS:
-        if name in headers and (value := headers[name]):
-            found[SYSTEM + name] = value if value.isascii() else _encoded_word(value)
+            found[name.removeprefix(xml.META)] = _printable(value)
+        elif name in SYSTEM_HEADERS and value:
+            found[SYSTEM + name] = _printable(value)
     if found.get(":content-encoding") == "aws-chunked":
         del found[":content-encoding"]  # how it was sent, which some servers keep
     if headers.get("x-amz-tagging-count", "0") != "0":
@@ -51,8 +50,8 @@ def _metadata(key: str, headers: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _encoded_word(value: str) -> str:
-    return f"=?UTF-8?B?{base64.b64encode(value.encode('latin-1', 'replace')).decode()}?="
+def _printable(value: str) -> str:
+    return value if value.isascii() else f"=?UTF-8?B?{base64.b64encode(value.encode('latin-1', 'replace')).decode()}?="
 
 
 def received(key: str, answer: Answer, byte_range: ByteRange | None) -> tuple[Body, ObjectInfo]:

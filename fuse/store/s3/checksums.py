@@ -106,10 +106,9 @@ class Checksums:
         self._send = send
         self._puts = _Offer(send)
         self._uploads = _Offer(send)
-        self._parts: dict[UploadId, dict[tuple[PartNumber, ETag], str]] = {}
-        """By upload that declared the algorithm; it is forgotten when that ends."""
-        self._mixed: set[UploadId] = set()
-        """Uploads of which some parts are copied: the others carry their MD5."""
+        self._parts: dict[UploadId, dict[tuple[PartNumber, ETag], str] | None] = {}
+        """By upload that declared the algorithm; it is forgotten when that ends. None: some of its parts are copied,
+        and the others carry their MD5."""
 
     async def put(self, request: Request) -> Answer:
         """PutObject with the checksum of its body."""
@@ -130,27 +129,26 @@ class Checksums:
 
     def mixed(self, begun: UploadId) -> UploadId:
         """An upload of which some parts are copied."""
-        self._mixed.add(begun)
+        self._parts[begun] = None
         return begun
 
     async def part(self, request: Request, upload_id: UploadId, number: PartNumber) -> ETag:
         """UploadPart."""
-        if upload_id in self._mixed:
+        known, value = self._parts.get(upload_id), ""
+        if known is not None:
+            value = crc32_of(request.body)
+            request.headers = {**request.headers, _SUM: value}
+        elif upload_id in self._parts:
             request.headers = {**request.headers, "content-md5": md5_of(request.body)}
-        known = self._parts.get(upload_id)
-        if known is None:
-            return xml.unquote_etag((await self._send(request)).headers.get("etag", ""))
-        value = crc32_of(request.body)
-        request.headers = {**request.headers, _SUM: value}
-        answer = await self._knowing(request)
-        sent = number, xml.unquote_etag(answer.headers.get("etag", ""))
-        known[sent] = value
-        return sent[1]
+        etag = xml.unquote_etag((await self._sent(request, upload_id)).headers.get("etag", ""))
+        if known is not None:
+            known[number, etag] = value
+        return etag
 
     async def complete(self, request: Request, upload_id: UploadId) -> Answer:
         """CompleteMultipartUpload, of which the body was built with of()."""
         try:
-            answer = await (self._knowing if upload_id in self._parts else self._send)(request)
+            answer = await self._sent(request, upload_id)
         except NotFound:
             self.forget(upload_id)
             raise
@@ -159,19 +157,18 @@ class Checksums:
 
     def of(self, upload_id: UploadId, parts: Sequence[tuple[PartNumber, ETag]]) -> list[str]:
         """The parts' checksums as XML; '' where there is none."""
-        known = self._parts.get(upload_id, {})
-        values = [known.get(part, "") for part in parts]
-        return [f"<Checksum{_ALGORITHM}>{value}</Checksum{_ALGORITHM}>" if value else "" for value in values]
+        known = self._parts.get(upload_id) or {}
+        return [f"<Checksum{_ALGORITHM}>{known[one]}</Checksum{_ALGORITHM}>" if one in known else "" for one in parts]
 
     def forget(self, upload_id: UploadId) -> None:
         """An upload is at its end."""
         self._parts.pop(upload_id, None)
-        self._mixed.discard(upload_id)
 
-    async def _knowing(self, request: Request) -> Answer:
+    async def _sent(self, request: Request, upload_id: UploadId) -> Answer:
         """A server that repeats the algorithm and then refuses its use gets the next upload without."""
         try:
             return await self._send(request)
         except (InvalidRequest, Unsupported) as error:
-            self._uploads.end(str(error))
+            if self._parts.get(upload_id) is not None:
+                self._uploads.end(str(error))
             raise
