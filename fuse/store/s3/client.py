@@ -85,14 +85,12 @@ class S3Store:
     ) -> tuple[Body, ObjectInfo]:
         """GetObject."""
         check_key(key)
-        headers: dict[str, str] = {}
+        headers = _matching(if_match)
         expected, most = 0, WHOLE_BYTES
         if byte_range is not None:
             headers["range"] = f"bytes={byte_range.start}-{byte_range.stop - 1}"
             expected = byte_range.stop - byte_range.start
             most = max(expected, _IGNORED_RANGE_BYTES)
-        if if_match is not None:
-            headers["if-match"] = _quoted(if_match)
         info: ObjectInfo | None = None
         outlet = None
         if sink is not None:
@@ -159,9 +157,8 @@ class S3Store:
     async def delete(self, key: str, *, if_match: ETag | None = None) -> None:
         """DeleteObject."""
         check_key(key)
-        headers = {"if-match": _quoted(if_match)} if if_match is not None else {}
         with suppress(NotFound):
-            await self._caller.send(Request(method="DELETE", key=key, headers=headers))
+            await self._caller.send(Request(method="DELETE", key=key, headers=_matching(if_match)))
 
     async def delete_many(self, keys: Sequence[str]) -> list[DeleteFailure]:
         """DeleteObjects; keys that XML can't carry are deleted one by one."""
@@ -304,10 +301,8 @@ class S3Store:
 
     def _source(self, source: str, if_match: ETag | None, bucket: str) -> dict[str, str]:
         where = encode_path(bucket or self._caller.endpoint.bucket)
-        headers = {"x-amz-copy-source": f"{where}/{encode_path(source)}"}
-        if if_match is not None:
-            headers["x-amz-copy-source-if-match"] = _quoted(if_match)
-        return headers
+        matching = _matching(if_match, "x-amz-copy-source-if-match")
+        return {"x-amz-copy-source": f"{where}/{encode_path(source)}", **matching}
 
     async def _tags(self, key: str, options: WriteOptions) -> dict[str, str]:
         """The tags that an object had, for one that takes its place; a copy keeps them by itself."""
@@ -350,17 +345,15 @@ def _described(options: WriteOptions) -> dict[str, str]:
 
 
 def _conditions(options: WriteOptions) -> dict[str, str]:
-    if options.if_none_match:
-        return {"if-none-match": "*"}
-    return {"if-match": _quoted(options.if_match)} if options.if_match is not None else {}
+    return {"if-none-match": "*"} if options.if_none_match else _matching(options.if_match)
 
 
 def _part(upload_id: UploadId, number: PartNumber) -> list[tuple[str, str]]:
     return [("partNumber", str(number)), ("uploadId", upload_id)]
 
 
-def _quoted(etag: ETag) -> str:
-    return f'"{etag}"'
+def _matching(etag: ETag | None, name: str = "if-match") -> dict[str, str]:
+    return {} if etag is None else {name: f'"{etag}"'}
 
 
 def _date_ns(answer: Answer) -> int:

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from datastore.api.source import S3Location, StaticCredentials
 from datastore.errors import CredentialsInvalid
@@ -31,33 +31,11 @@ _NONE_FOUND = (
 )
 
 
-class CredentialSource(Protocol):
-    """Gives the keys for one request. region: as the configuration beside the keys names it, '' when it does not."""
-
-    @property
-    def region(self) -> str: ...
-
-    def identity(self) -> str:
-        """Equal for those who may see what the other has read: the same person, as far as can be told. No secret.
-
-        Keys that renew themselves have another id each hour; there it is the way by which they were found. Errors:
-        CredentialsInvalid.
-        """
-
-    def has_keys(self) -> bool:
-        """Whether keys() has them, and need not look for others first, which may ask the network."""
-
-    def keys(self) -> StaticCredentials:
-        """The present keys. Errors: CredentialsInvalid."""
-
-    def refused(self, keys: StaticCredentials) -> bool:
-        """The server does not take these keys: whether there are others by now."""
-
-
 class StaticSource:
     """Keys from a Secret; they change when who mounted brings others."""
 
     region = ""
+    """As the configuration beside the keys names it."""
 
     def __init__(self, given: StaticCredentials) -> None:
         self._keys = given
@@ -67,22 +45,27 @@ class StaticSource:
         self._keys = given
 
     def identity(self) -> str:
+        """Equal for those who may see what the other has read: the same person, as far as can be told. No secret."""
         return _digest("key", self._keys.access_key_id)
 
     def has_keys(self) -> bool:
+        """Whether keys() has them, and need not look for others first, which may ask the network."""
         return True
 
     def keys(self) -> StaticCredentials:
+        """The present ones."""
         return self._keys
 
     def refused(self, keys: StaticCredentials) -> bool:
+        """The server does not take these keys: whether there are others by now."""
         return keys != self._keys
 
 
 class ChainSource:
     """botocore's default chain, asked at first use and kept; its refreshable credentials renew themselves.
 
-    Others (a credentials file that was rewritten) are looked for again when the server refuses those we have.
+    Others (a credentials file that was rewritten) are looked for again when the server refuses those we have. Errors of
+    identity() and keys(): CredentialsInvalid.
     """
 
     def __init__(
@@ -102,7 +85,8 @@ class ChainSource:
         self._found: Any = None
 
     def identity(self) -> str:
-        """See CredentialSource. A role that the environment names is a part of it."""
+        """See StaticSource. Keys that renew themselves have another id each hour: of those how they were found, and the
+        role that the environment names."""
         from botocore.credentials import RefreshableCredentials
 
         found = self._credentials()
@@ -129,7 +113,7 @@ class ChainSource:
         )
 
     def refused(self, keys: StaticCredentials) -> bool:
-        """See CredentialSource. Looks at most every LOOK_AGAIN_S: a lookup may ask the network."""
+        """See StaticSource. Looks at most every LOOK_AGAIN_S: a lookup may ask the network."""
         with self._lock:
             if self._clock() - self._looked_at >= LOOK_AGAIN_S:
                 self._looked_at = self._clock()
@@ -149,6 +133,9 @@ class ChainSource:
             if self._found is None:
                 raise CredentialsInvalid(_NONE_FOUND)
             return self._found
+
+
+CredentialSource = StaticSource | ChainSource
 
 
 def find_source(location: S3Location) -> CredentialSource:
