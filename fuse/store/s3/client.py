@@ -256,7 +256,7 @@ class S3Store:
             answer = await self._caller.send(Request(method="GET", query=[("object-lock", "")]))
         except Unsupported:
             return False
-        return xml.parse_object_lock(bytes(answer.body))
+        return xml.text_of(bytes(answer.body), "ObjectLockEnabled") == "Enabled"
 
     async def set_legal_hold(self, key: str, *, on: bool) -> None:
         """PutObjectLegalHold."""
@@ -281,9 +281,8 @@ class S3Store:
         for _ in range(PENDING_UPLOADS // _UPLOADS):
             query = [("uploads", ""), ("encoding-type", "url"), ("prefix", prefix), *markers]
             most_bytes = xml.most_bytes(_UPLOADS)
-            answer = await self._caller.send(
-                Request(method="GET", query=query, expected_bytes=1 << 20, most_bytes=most_bytes)
-            )
+            request = Request(method="GET", query=query, expected_bytes=1 << 20, most_bytes=most_bytes)
+            answer = await self._caller.send(request)
             uploads, markers = xml.parse_uploads(bytes(answer.body), _UPLOADS)
             found += uploads
             if not markers:

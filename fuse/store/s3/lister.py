@@ -99,9 +99,8 @@ class Lister:
         self, query: Sequence[tuple[str, str]], keys: int, unless: bytes, *, metadata: bool = False
     ) -> ListPage:
         most_bytes = xml.most_bytes(keys, metadata=metadata)
-        answer = await self._caller.send(
-            Request(method="GET", query=query, expected_bytes=1 << 20, most_bytes=most_bytes)
-        )
+        request = Request(method="GET", query=query, expected_bytes=1 << 20, most_bytes=most_bytes)
+        answer = await self._caller.send(request)
         known = known_by(answer, self.known)
         self.known = replace(known, listed_metadata=known.listed_metadata and not self._refused)
         body = bytes(answer.body)
@@ -117,7 +116,7 @@ class Lister:
         if self._versions is None:
             try:
                 answer = await self._caller.send(Request(method="GET", query=[("versioning", "")]))
-                self._versions = xml.has_versioning(bytes(answer.body))
+                self._versions = bool(xml.text_of(bytes(answer.body), "Status"))  # also of one that kept versions once
             except AccessDenied:
                 self._versions = True
         return self._versions

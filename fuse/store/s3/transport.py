@@ -23,7 +23,7 @@ from ..base import FilePart, in_memory
 from .dialing import Route, connected
 from .errors import UNANNOUNCED, connection_words, one_line
 from .http1 import Connection, CutShort, Heard, Incoming, NotHttp, TooMuch
-from .messages import SMALL_BYTES, Answer, Outlet, Request
+from .messages import SMALL_BYTES, Answer, Request
 
 _PIECE_BYTES = 1 << 20
 _HEAD_BYTES = 4 << 10
@@ -146,7 +146,7 @@ class Transport:
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, {None: []}
-        for connection, _ in chain.from_iterable(idle.values()):
+        for connection, _ in chain(*idle.values()):  # a loop may end meanwhile
             connection.close()
 
     def head(self, method: str, target: str, headers: Mapping[str, str], length: int | None = None) -> bytes:
@@ -277,15 +277,10 @@ class Transport:
             if not self._closed:
                 if loop is not None and loop not in self._idle:
                     self._idle[loop] = []
-                    loop.at_end(partial(self._forget, loop))
+                    loop.at_end(partial(self._idle.__delitem__, loop))  # its connections are closed then
                 self._idle[loop].append((connection, self._clock()))
                 return
         connection.close()
-
-    def _forget(self, loop: Loop) -> None:
-        """It turns no more, and has closed its connections."""
-        with self._lock:
-            self._idle.pop(loop, None)
 
     def _left_s(self, deadline: float, patience_s: float) -> float:
         left = deadline - self._clock()
@@ -322,15 +317,10 @@ async def _answer(incoming: Incoming, head: Heard, request: Request) -> tuple[An
     if length > most_bytes and not refused:
         raise TooMuch
     if request.outlet is not None and request.outlet.status == status and length > SMALL_BYTES:
-        await _pour(incoming, fields, length, request.outlet)
+        done, start = 0, request.outlet.start
+        while done < length:
+            size = min(length - done, _PIECE_BYTES - (start + done) % _PIECE_BYTES)
+            request.outlet.take(fields, length, done, await incoming.take(size))
+            done += size
         return Answer(status, fields, b""), True
     return Answer(status, fields, await incoming.take(min(length, most_bytes))), length <= most_bytes
-
-
-async def _pour(incoming: Incoming, fields: dict[str, str], length: int, outlet: Outlet) -> None:
-    done = 0
-    while done < length:
-        at = outlet.start + done
-        size = min(length - done, _PIECE_BYTES - at % _PIECE_BYTES)
-        outlet.take(fields, length, done, await incoming.take(size))
-        done += size

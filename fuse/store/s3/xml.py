@@ -166,26 +166,21 @@ def parse_copy(body: bytes) -> tuple[ETag, int]:
 
 def parse_upload_id(body: bytes) -> UploadId:
     """InitiateMultipartUploadResult. Errors: CorruptBody."""
-    found = _parse(body).findtext("UploadId")
+    found = text_of(body, "UploadId")
     if not found:
         raise CorruptBody("the server began a multipart upload without an UploadId")
     return UploadId(found)
 
 
-def parse_object_lock(body: bytes) -> bool:
-    """ObjectLockConfiguration. Errors: CorruptBody."""
-    return _parse(body).findtext("ObjectLockEnabled") == "Enabled"
+def text_of(body: bytes, name: str) -> str:
+    """What one element says; '' where there is none. Errors: CorruptBody."""
+    return _parse(body).findtext(name) or ""
 
 
 def parse_tags(body: bytes) -> list[tuple[str, str]]:
     """Tagging: names and values. Errors: CorruptBody."""
     found = _parse(body, "Tagging").iterfind("TagSet/Tag")
     return [(tag.findtext("Key") or "", tag.findtext("Value") or "") for tag in found]
-
-
-def has_versioning(body: bytes) -> bool:
-    """VersioningConfiguration: whether the bucket keeps versions, or did so once. Errors: CorruptBody."""
-    return bool(_parse(body).findtext("Status"))
 
 
 def parse_delete(body: bytes, entries: int = 1000) -> list[DeleteFailure]:
