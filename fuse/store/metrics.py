@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,9 +63,8 @@ class Silence:
             if since is None or not (error or now - since >= SILENT_S):
                 return {}
             to_unix = time.time() - now
-            silent_s = round(now - since, 1)
-            times = {"since": since + to_unix, "silentSeconds": silent_s, "lastAsked": self._asked_at + to_unix}
-            return {**times, "error": error}
+            times = {"since": since + to_unix, "lastAsked": self._asked_at + to_unix}
+            return {**times, "silentSeconds": round(now - since, 1), "error": error}
 
 
 @dataclass
@@ -85,13 +84,13 @@ class StoreMetrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._tallies: dict[str, _Tally] = {}
+        self._tallies: defaultdict[str, _Tally] = defaultdict(_Tally)
         self.silence = Silence()
 
     def record(self, method: str, seconds: float, *, sent: int = 0, received: int = 0, error: str = "") -> None:
         """One call that ended; error is the class name of what it raised."""
         with self._lock:
-            tally = self._tallies.get(method) or self._tallies.setdefault(method, _Tally())
+            tally = self._tallies[method]
             tally.calls += 1
             tally.sent_bytes += sent
             tally.received_bytes += received
@@ -104,7 +103,7 @@ class StoreMetrics:
     def record_retry(self, method: str, error: StoreError) -> None:
         """One failure inside a call that was tried again."""
         with self._lock:
-            self._tallies.setdefault(method, _Tally()).retries[type(error).__name__] += 1
+            self._tallies[method].retries[type(error).__name__] += 1
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
         """By method: calls, sent_bytes, received_bytes, seconds, slowest_s, errors and retries by class name, buckets.

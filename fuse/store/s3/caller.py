@@ -96,7 +96,7 @@ class Caller:
         """
         keys = await self._keys()
         plain = self._plains.get(method)
-        if plain is None or plain.endpoint is not self.endpoint or plain.keys != keys:
+        if plain is None or plain.endpoint is not self.place[0] or plain.keys != keys:
             plain = self._plains[method] = Plain(self, method, keys)
         return plain
 
