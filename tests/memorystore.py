@@ -19,7 +19,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from datastore.errors import AlreadyExists, InvalidRequest, KeyConflict, NotFound, PreconditionFailed, StoreError
+from datastore.errors import (
+    AlreadyExists,
+    InvalidRequest,
+    KeyConflict,
+    KeyTooLong,
+    NotFound,
+    PreconditionFailed,
+    StoreError,
+)
 from datastore.fuse.store.backoff import Retrier, RetryPolicy
 from datastore.fuse.store.base import (
     Body,
@@ -46,9 +54,8 @@ from datastore.fuse.store.base import (
     in_memory,
 )
 from datastore.fuse.store.limits import (
-    MAX_LIST_KEYS,
-    check_delete_count,
-    check_head_count,
+    MAX_KEYS,
+    check_count,
     check_key,
     check_metadata,
     check_options,
@@ -76,7 +83,7 @@ async def get_each(store: ObjectStore, feed: GetFeed, sink: GetSink) -> None:
 
 async def head_each(store: ObjectStore, objects: Sequence[Shown], sink: HeadSink) -> None:
     """ObjectStore.head_many() by one head() after the other."""
-    check_head_count(objects)
+    check_count(objects)
     for number, one in enumerate(objects):
         try:
             answer: ObjectInfo | StoreError = await store.head(one.key)
@@ -285,9 +292,15 @@ class MemoryStore:
         body = found.body if byte_range is None else found.body[byte_range.start : byte_range.stop]
         return handed_over((body, info), sink)
 
+    def _check_key(self, key: str) -> None:
+        """A stricter server refuses also what S3 takes."""
+        check_key(key)
+        if max(map(len, key_bytes(key).split(b"/"))) > self.capabilities.max_key_segment_bytes:
+            raise KeyTooLong(f"{shown(key)[:80]}...: this server takes no name of that length", key=key)
+
     async def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
         """See ObjectStore."""
-        check_key(key, self.capabilities)
+        self._check_key(key)
         check_options(key, options)
         copied = bytes(body)
         etag = _md5(copied)
@@ -307,7 +320,7 @@ class MemoryStore:
         source_bucket: str = "",
     ) -> WriteResult:
         """See ObjectStore."""
-        check_key(target, self.capabilities)
+        self._check_key(target)
         if replace is not None:
             check_metadata(target, replace.metadata)
         if source == target and replace is None:
@@ -330,7 +343,7 @@ class MemoryStore:
 
     async def delete_many(self, keys: Sequence[str]) -> list[DeleteFailure]:
         """See ObjectStore."""
-        check_delete_count(keys)
+        check_count(keys)
         with self.bucket.lock:
             for key in keys:
                 self.bucket.remove(key)
@@ -338,7 +351,7 @@ class MemoryStore:
 
     async def create_upload(self, key: str, options: WriteOptions, *, copies: bool = False) -> UploadId:
         """See ObjectStore."""
-        check_key(key, self.capabilities)
+        self._check_key(key)
         check_options(key, options)
         with self.bucket.lock:
             upload_id = UploadId(f"upload-{next(self.bucket.upload_numbers)}")
@@ -463,7 +476,7 @@ class _Lister:
         prefixes: list[str] = []
         last = b""
         for entry in self._entries(after):
-            if len(objects) + len(prefixes) == min(max_keys, MAX_LIST_KEYS):
+            if len(objects) + len(prefixes) == min(max_keys, MAX_KEYS):
                 return ListPage(objects, prefixes, last.hex())
             last = entry
             found = self._bucket.objects.get(entry)

@@ -244,7 +244,6 @@ class ObjectStore(Protocol):
     @property
     def capabilities(self) -> Capabilities:
         """What this server can do."""
-        ...
 
     async def list_page(
         self,
@@ -260,18 +259,15 @@ class ObjectStore(Protocol):
 
         unless: the digest of a page that is known; the same page comes without its contents and token.
         """
-        ...
 
     async def head(self, key: str) -> ObjectInfo:
         """The object's facts; NotFound when there is none."""
-        ...
 
     async def head_many(self, objects: Sequence[Shown], sink: HeadSink) -> None:
         """The facts of up to 1,000 objects, each once, in any order: as of head(), whose errors are answers here.
 
         What is shown of an object is no condition; where nothing is, it takes longer. On a loop only.
         """
-        ...
 
     async def get(
         self,
@@ -286,18 +282,15 @@ class ObjectStore(Protocol):
         A range that reaches past the end gives what there is; one that starts at or past the end gives b"".
         NotFound; PreconditionFailed when `if_match` is not the present version. ObjectInfo.metadata may be empty here.
         """
-        ...
 
     async def get_many(self, feed: GetFeed, sink: GetSink) -> None:
         """The whole bytes of small objects that nobody waits for yet, until there is no other one, in any order.
 
         Nothing is tried again, and what raises leaves the rest of `feed`. On a loop only.
         """
-        ...
 
     async def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
         """Write a whole object of at most 5 GiB."""
-        ...
 
     async def copy(
         self,
@@ -314,23 +307,18 @@ class ObjectStore(Protocol):
         ignored); source and target may be the same key then. source_bucket: '' is this bucket; our keys must reach it.
         NotFound, PreconditionFailed.
         """
-        ...
 
     async def delete(self, key: str, *, if_match: ETag | None = None) -> None:
         """Remove an object; success when it was not there. `if_match` is honoured where capabilities say so."""
-        ...
 
     async def delete_many(self, keys: Sequence[str]) -> list[DeleteFailure]:
         """Remove up to 1,000 objects; what could not be removed is returned."""
-        ...
 
     async def create_upload(self, key: str, options: WriteOptions, *, copies: bool = False) -> UploadId:
         """Begin a multipart upload; metadata and content type are fixed here. copies: parts may be made by copying."""
-        ...
 
     async def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:
         """Send a part (5 MiB to 5 GiB; the last may be smaller)."""
-        ...
 
     async def upload_part_copy(
         self,
@@ -344,30 +332,23 @@ class ObjectStore(Protocol):
         source_bucket: str = "",
     ) -> ETag:
         """Make a part of an upload with `copies` from a range of an object; PreconditionFailed when that changed."""
-        ...
 
     async def complete_upload(
         self, key: str, upload_id: UploadId, parts: Sequence[tuple[PartNumber, ETag]], options: WriteOptions
     ) -> WriteResult:
         """Make the object from its parts (ascending); the conditions of `options` apply here."""
-        ...
 
     async def abort_upload(self, key: str, upload_id: UploadId) -> None:
         """Drop an upload; success when it is not there."""
-        ...
 
     async def pending_uploads(self, prefix: str) -> list[PendingUpload]:
         """Unfinished multipart uploads of keys that start with `prefix`, PENDING_UPLOADS at most."""
-        ...
 
     async def has_object_lock(self) -> bool:
         """Whether the bucket was made with object lock. AccessDenied when these keys may not ask."""
-        ...
 
     async def set_legal_hold(self, key: str, *, on: bool) -> None:
         """Begin or end the legal hold of an object's present version; in a bucket with object lock. NotFound."""
-        ...
 
     def close(self) -> None:
         """Release connections; idempotent."""
-        ...

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import closing
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ..loop import Loop, now
-from .base import Capabilities, GetFeed, GetSink, HeadSink, ObjectStore, Shown
+from .base import Capabilities, ObjectStore
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 
+def _turning(coroutine: Coroutine[Any, Any, T]) -> T:
+    """For what needs a loop: this thread turns one."""
+    with closing(Loop()) as loop:
+        return loop.run(coroutine)
+
+
 def _blocks(
     method: Callable[Concatenate[ObjectStore, P], Coroutine[Any, Any, T]],
+    wait: Callable[[Coroutine[Any, Any, T]], T] = now,
 ) -> Callable[Concatenate[BlockingStore, P], T]:
     """The method of ObjectStore, its answer waited for."""
     name = method.__name__
 
     def call(store: BlockingStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
         asked: Callable[P, Coroutine[Any, Any, T]] = getattr(store.inner, name)
-        return now(asked(*args, **kwargs))
+        return wait(asked(*args, **kwargs))
 
     return call
 
@@ -52,17 +59,8 @@ class BlockingStore:
     pending_uploads = _blocks(ObjectStore.pending_uploads)
     has_object_lock = _blocks(ObjectStore.has_object_lock)
     set_legal_hold = _blocks(ObjectStore.set_legal_hold)
-
-    def head_many(self, objects: Sequence[Shown], sink: HeadSink) -> None:
-        """See ObjectStore; this thread turns a loop for it."""
-        with closing(Loop()) as loop:
-            loop.run(self.inner.head_many(objects, sink))
-
-    def get_many(self, feed: GetFeed, sink: GetSink) -> None:
-        """See ObjectStore; this thread turns a loop for it."""
-        with closing(Loop()) as loop:
-            loop.run(self.inner.get_many(feed, sink))
+    head_many = _blocks(ObjectStore.head_many, _turning)
+    get_many = _blocks(ObjectStore.get_many, _turning)
 
     def close(self) -> None:
-        """See ObjectStore."""
         self.inner.close()

@@ -10,14 +10,13 @@ from functools import lru_cache
 
 from datastore.errors import InvalidKey, InvalidRequest, KeyTooLong, MetadataTooLarge
 
-from .base import SYSTEM, Capabilities, WriteOptions
+from .base import SYSTEM, WriteOptions
 
 MAX_KEY_BYTES = 1024
 MAX_METADATA_BYTES = 2048
 MAX_PART_NUMBER = 10_000
-MAX_DELETE_KEYS = 1000
-MAX_LIST_KEYS = 1000
-MAX_HEAD_KEYS = 1000
+MAX_KEYS = MAX_HEAD_KEYS = 1000
+"""In one call, or on one page."""
 
 
 def key_bytes(key: str) -> bytes:
@@ -30,7 +29,7 @@ def shown(key: str) -> str:
     return key_bytes(key).decode("utf-8", "backslashreplace").encode("unicode_escape").decode("ascii")
 
 
-def check_key(key: str, capabilities: Capabilities) -> None:
+def check_key(key: str) -> None:
     """Errors: KeyTooLong, InvalidKey (an empty key)."""
     raw = key_bytes(key)
     if not raw:
@@ -38,15 +37,6 @@ def check_key(key: str, capabilities: Capabilities) -> None:
     if len(raw) > MAX_KEY_BYTES:
         raise KeyTooLong(
             f"{shown(key)[:80]}...: the key has {len(raw)} bytes, S3 takes {MAX_KEY_BYTES}: shorten the path", key=key
-        )
-    if len(raw) <= capabilities.max_key_segment_bytes:
-        return
-    longest = max(len(segment) for segment in raw.split(b"/"))
-    if longest > capabilities.max_key_segment_bytes:
-        raise KeyTooLong(
-            f"{shown(key)[:80]}...: one name has {longest} bytes,"
-            f" this server takes {capabilities.max_key_segment_bytes}",
-            key=key,
         )
 
 
@@ -76,16 +66,10 @@ def _is_name(name: str) -> bool:
     return name.isascii() and name.isprintable() and name == name.lower() and " " not in name and name != ""
 
 
-def check_delete_count(keys: Sequence[str]) -> None:
-    """Errors: InvalidRequest."""
-    if len(keys) > MAX_DELETE_KEYS:
-        raise InvalidRequest(f"{len(keys)} keys in one bulk delete, S3 takes {MAX_DELETE_KEYS}")
-
-
-def check_head_count(objects: Sequence[object]) -> None:
-    """Errors: InvalidRequest."""
-    if len(objects) > MAX_HEAD_KEYS:
-        raise InvalidRequest(f"{len(objects)} keys in one call, at most {MAX_HEAD_KEYS} are taken")
+def check_count(keys: Sequence[object]) -> None:
+    """How many one call may be about. Errors: InvalidRequest."""
+    if len(keys) > MAX_KEYS:
+        raise InvalidRequest(f"{len(keys)} keys in one call, at most {MAX_KEYS} are taken")
 
 
 def check_part_number(key: str, number: int) -> None:

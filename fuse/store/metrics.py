@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,12 +63,11 @@ class Silence:
             if since is None or not (error or now - since >= SILENT_S):
                 return {}
             to_unix = time.time() - now
-            silent_s = round(now - since, 1)
-            times = {"since": since + to_unix, "silentSeconds": silent_s, "lastAsked": self._asked_at + to_unix}
-            return {**times, "error": error}
+            times = {"since": since + to_unix, "lastAsked": self._asked_at + to_unix}
+            return {**times, "silentSeconds": round(now - since, 1), "error": error}
 
 
-@dataclass(slots=True)
+@dataclass
 class _Tally:
     calls: int = 0
     sent_bytes: int = 0
@@ -77,7 +76,7 @@ class _Tally:
     slowest_s: float = 0.0
     errors: Counter[str] = field(default_factory=Counter)
     retries: Counter[str] = field(default_factory=Counter)
-    latency: Histogram = field(default_factory=Histogram)
+    buckets: Histogram = field(default_factory=Histogram)
 
 
 class StoreMetrics:
@@ -85,26 +84,26 @@ class StoreMetrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._tallies: dict[str, _Tally] = {}
+        self._tallies: defaultdict[str, _Tally] = defaultdict(_Tally)
         self.silence = Silence()
 
     def record(self, method: str, seconds: float, *, sent: int = 0, received: int = 0, error: str = "") -> None:
         """One call that ended; error is the class name of what it raised."""
         with self._lock:
-            tally = self._tallies.get(method) or self._tallies.setdefault(method, _Tally())
+            tally = self._tallies[method]
             tally.calls += 1
             tally.sent_bytes += sent
             tally.received_bytes += received
             tally.seconds += seconds
             tally.slowest_s = max(tally.slowest_s, seconds)
-            tally.latency.add(max(0, int(seconds * 1e9)))
+            tally.buckets.add(max(0, int(seconds * 1e9)))
             if error:
                 tally.errors[error] += 1
 
     def record_retry(self, method: str, error: StoreError) -> None:
         """One failure inside a call that was tried again."""
         with self._lock:
-            self._tallies.setdefault(method, _Tally()).retries[type(error).__name__] += 1
+            self._tallies[method].retries[type(error).__name__] += 1
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
         """By method: calls, sent_bytes, received_bytes, seconds, slowest_s, errors and retries by class name, buckets.
@@ -114,14 +113,12 @@ class StoreMetrics:
         with self._lock:
             return {
                 method: {
-                    "calls": tally.calls,
-                    "sent_bytes": tally.sent_bytes,
-                    "received_bytes": tally.received_bytes,
+                    **vars(tally),
                     "seconds": round(tally.seconds, 6),
                     "slowest_s": round(tally.slowest_s, 6),
                     "errors": dict(tally.errors),
                     "retries": dict(tally.retries),
-                    "buckets": tally.latency.buckets(),
+                    "buckets": tally.buckets.buckets(),
                 }
                 for method, tally in sorted(self._tallies.items())
             }

@@ -87,7 +87,6 @@ class RetryingStore:
         return self.inner.capabilities
 
     def close(self) -> None:
-        """See ObjectStore."""
         self.inner.close()
 
     list_page = _asked(ObjectStore.list_page)
@@ -110,30 +109,19 @@ class RetryingStore:
         if_match: ETag | None = None,
         sink: Sink | None = None,
     ) -> tuple[Body, ObjectInfo]:
-        """See ObjectStore."""
-        sunk = 0
+        def received(answer: tuple[Body, ObjectInfo]) -> int:
+            size = answer[1].size
+            return size if byte_range is None else max(0, min(byte_range.stop, size) - byte_range.start)
 
-        def counted(info: ObjectInfo, offset: int, body: Body) -> None:
-            nonlocal sunk
-            sunk += len(body)
-            if sink is not None:
-                sink(info, offset, body)
-
-        passed = None if sink is None else counted
-        attempt = partial(self.inner.get, key, byte_range=byte_range, if_match=if_match, sink=passed)
-        return await self._ask("get", attempt, received=lambda answer: len(answer[0]) + sunk)
+        attempt = partial(self.inner.get, key, byte_range=byte_range, if_match=if_match, sink=sink)
+        return await self._ask("get", attempt, received=received)
 
     async def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
-        """See ObjectStore."""
-
-        async def ours() -> WriteResult | None:
-            return await self._ours(key, lambda: etag_of(body), size=len(body), metadata=options.metadata)
-
         await self._await_pace(len(body))
+        ours = partial(self._ours, key, lambda: etag_of(body), size=len(body), metadata=options.metadata)
         return await self._ask("put", partial(self.inner.put, key, body, options), sent=len(body), ours=ours)
 
     async def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:
-        """See ObjectStore."""
         await self._await_pace(len(body))
         attempt = partial(self.inner.upload_part, key, upload_id, number, body)
         return await self._ask("upload_part", attempt, sent=len(body))
@@ -141,7 +129,6 @@ class RetryingStore:
     async def complete_upload(
         self, key: str, upload_id: UploadId, parts: Sequence[tuple[PartNumber, ETag]], options: WriteOptions
     ) -> WriteResult:
-        """See ObjectStore."""
         attempt = partial(self.inner.complete_upload, key, upload_id, parts, options)
         return await self._ask(
             "complete_upload", attempt, ours=lambda: self._ours(key, lambda: joined_etag(etag for _, etag in parts))

@@ -12,8 +12,9 @@ import pytest
 from datastore.api.source import S3Location, StaticCredentials
 from datastore.fuse.store.base import Capabilities
 from datastore.fuse.store.blocking import BlockingStore
-from datastore.fuse.store.s3 import open_adapter, probe
+from datastore.fuse.store.s3 import probe
 from datastore.secret import Secret
+from tests.adapter import open_adapter
 from tests.contract.deviations import DEVIATIONS
 from tests.memorystore import MemoryBucket, MemoryStore
 from tests.onloop import OnLoop

@@ -11,7 +11,8 @@ import pytest
 from datastore.errors import CorruptBody
 from datastore.fuse.store.base import PartNumber, WriteOptions
 from datastore.fuse.store.blocking import BlockingStore
-from datastore.fuse.store.s3 import checksums, open_adapter, probe
+from datastore.fuse.store.s3 import checksums, probe
+from tests.adapter import open_adapter
 from tests.contract.conftest import location_of
 from tests.promises import promise
 

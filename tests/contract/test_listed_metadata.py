@@ -11,7 +11,8 @@ import pytest
 from datastore.fuse.store.base import ListPage, WriteOptions
 from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.store.packed import unpacked
-from datastore.fuse.store.s3 import open_adapter, probe
+from datastore.fuse.store.s3 import probe
+from tests.adapter import open_adapter
 from tests.contract.conftest import Subject, location_of
 from tests.promises import promise
 from tests.servers import Server, boto_client, make_bucket

@@ -25,8 +25,9 @@ from datastore.errors import (
 )
 from datastore.fuse.loop import now
 from datastore.fuse.store.base import Capabilities
-from datastore.fuse.store.s3 import open_adapter, probe
+from datastore.fuse.store.s3 import probe
 from datastore.secret import Secret
+from tests.adapter import open_adapter
 from tests.authority import HERE, Authority
 from tests.contract.conftest import location_of
 from tests.servers import Server, free_port, make_bucket, run_minio, run_versitygw

@@ -20,7 +20,7 @@ from datastore.fuse.data import multipart
 from datastore.fuse.store.backoff import Retrier, RetryPolicy
 from datastore.fuse.store.base import Capabilities, ObjectStore
 from datastore.fuse.store.s3 import open_s3
-from datastore.fuse.store.s3.connections import TransportLimits
+from datastore.fuse.store.s3.transport import TransportLimits
 from datastore.fuse.vfs.build import build_filesystem
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
 from datastore.secret import Secret

@@ -19,9 +19,9 @@ from datastore.api.source import S3Location, StaticCredentials
 from datastore.errors import StoreError
 from datastore.fuse.store.base import ByteRange, ETag, ObjectVersion, PartNumber, Shown, UploadId, WriteOptions
 from datastore.fuse.store.blocking import BlockingStore
-from datastore.fuse.store.s3 import open_adapter
-from datastore.fuse.store.s3.connections import TransportLimits
+from datastore.fuse.store.s3.transport import TransportLimits
 from datastore.secret import Secret
+from tests.adapter import open_adapter
 from tests.onloop import OnLoop
 
 KEYS = StaticCredentials(access_key_id="AKID", secret_access_key=Secret("secret"))

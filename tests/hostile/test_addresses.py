@@ -17,10 +17,11 @@ from datastore.controller.datastores.prober import BackendProber
 from datastore.controller.datastores.settings import Settings
 from datastore.errors import DatastoreError, EndpointNotAllowed, StoreError
 from datastore.fuse.loop import now
-from datastore.fuse.store.s3 import open_adapter, probe
+from datastore.fuse.store.s3 import probe
 from datastore.fuse.store.s3.factory import gather
 from datastore.fuse.store.s3.messages import Request
 from datastore.fuse.vfs.build import build_mount
+from tests.adapter import open_adapter
 from tests.hostile import servers
 from tests.hostile.asking import KEYS, PATIENT, QUICK
 from tests.hostile.servers import hostile
@@ -97,8 +98,8 @@ def test_of_several_addresses_those_that_may_be_asked_are(monkeypatch: pytest.Mo
 @promise("S-203")
 def test_a_region_leads_through_the_same_check(monkeypatch: pytest.MonkeyPatch) -> None:
     resolving(monkeypatch, [("169.254.169.254", None)])
-    parts = gather(S3Location(bucket="data", credentials=KEYS, policy=TENANT), QUICK)
-    transport = parts.connect(parts.endpoint.in_region("eu-west-3"))
+    caller = gather(S3Location(bucket="data", credentials=KEYS, policy=TENANT), QUICK)
+    transport = caller.connect(caller.endpoint.in_region("eu-west-3"))
     with pytest.raises(EndpointNotAllowed, match="link-local"):
         now(transport.send(Request(method="GET"), b""))
 

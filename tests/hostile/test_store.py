@@ -14,13 +14,14 @@ import pytest
 from datastore.api.source import S3Location
 from datastore.errors import CorruptBody, DeadlineExceeded, StoreError
 from datastore.fuse.loop import now
-from datastore.fuse.store.s3 import open_adapter, probe
+from datastore.fuse.store.s3 import probe
 from datastore.fuse.store.s3.caller import Caller
-from datastore.fuse.store.s3.connections import Route
 from datastore.fuse.store.s3.credentials import StaticSource
+from datastore.fuse.store.s3.dialing import Route
 from datastore.fuse.store.s3.endpoint import Endpoint, resolve
 from datastore.fuse.store.s3.messages import Request
 from datastore.fuse.store.s3.transport import Transport
+from tests.adapter import open_adapter
 from tests.driving import the_loop
 from tests.hostile import servers
 from tests.hostile.asking import KEYS, PATIENT, ask_all, location_of

@@ -19,7 +19,7 @@ import pytest
 
 from datastore.fuse.store.base import WriteOptions
 from datastore.fuse.store.blocking import BlockingStore
-from datastore.fuse.store.s3 import open_adapter
+from tests.adapter import open_adapter
 from tests.authority import HERE, Authority, Subject
 from tests.contract.conftest import location_of
 from tests.mount.conftest import Breaking, new_bucket

@@ -13,9 +13,6 @@ from . import xml
 from .messages import Answer
 from .sigv4 import encode_path
 
-META = "x-amz-meta-"
-"""Before the names of user metadata."""
-
 
 def describe(key: str, headers: Mapping[str, str], size: int) -> ObjectInfo:
     """The facts in the headers about an object of `size` bytes."""
@@ -42,11 +39,10 @@ def _metadata(key: str, headers: Mapping[str, str]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for name, value in headers.items():
-        if name.startswith(META):
-            found[name[len(META) :]] = value if value.isascii() else _encoded_word(value)
-    for name in SYSTEM_HEADERS:
-        if name in headers and (value := headers[name]):
-            found[SYSTEM + name] = value if value.isascii() else _encoded_word(value)
+        if name.startswith(xml.META):
+            found[name.removeprefix(xml.META)] = _printable(value)
+        elif name in SYSTEM_HEADERS and value:
+            found[SYSTEM + name] = _printable(value)
     if found.get(":content-encoding") == "aws-chunked":
         del found[":content-encoding"]  # how it was sent, which some servers keep
     if headers.get("x-amz-tagging-count", "0") != "0":
@@ -54,8 +50,8 @@ def _metadata(key: str, headers: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _encoded_word(value: str) -> str:
-    return f"=?UTF-8?B?{base64.b64encode(value.encode('latin-1', 'replace')).decode()}?="
+def _printable(value: str) -> str:
+    return value if value.isascii() else f"=?UTF-8?B?{base64.b64encode(value.encode('latin-1', 'replace')).decode()}?="
 
 
 def received(key: str, answer: Answer, byte_range: ByteRange | None) -> tuple[Body, ObjectInfo]:
@@ -69,8 +65,13 @@ def received(key: str, answer: Answer, byte_range: ByteRange | None) -> tuple[Bo
     return body, describe_part(key, answer.headers, len(body), byte_range)
 
 
-def describe_part(key: str, headers: Mapping[str, str], length: int, byte_range: ByteRange) -> ObjectInfo:
-    """The object's facts, from the headers of an answer with `length` bytes of a range. Errors: CorruptBody."""
+def describe_part(key: str, headers: Mapping[str, str], length: int, byte_range: ByteRange | None) -> ObjectInfo:
+    """The object's facts, from the headers of an answer with `length` bytes of a range, or of all of it.
+
+    Errors: CorruptBody.
+    """
+    if byte_range is None:
+        return describe(key, headers, length)
     size = xml.size_of(_total(headers) or str(length))
     if length != min(byte_range.stop, size) - byte_range.start:
         raise CorruptBody(

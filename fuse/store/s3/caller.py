@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import NamedTuple
 
+from datastore.api.source import StaticCredentials
 from datastore.errors import CredentialsInvalid, InvalidRequest, StoreError
 
 from ...loop import running
@@ -28,7 +28,6 @@ from .sigv4 import (
     EMPTY_SHA256,
     UNSIGNED_PAYLOAD,
     Moment,
-    SigningKeys,
     canonical_headers,
     encode_query,
     moment,
@@ -57,18 +56,13 @@ class Caller:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.credentials = credentials
-        self._connect = connect
+        self.connect = connect
         self._follow = follow
         self.clock = clock
         self._lock = threading.Lock()
         self.place = (endpoint, connect(endpoint))
         self._plains: dict[str, Plain] = {}
         """By method, the latest."""
-
-    @property
-    def connections(self) -> int:
-        """The most there are at once."""
-        return self.place[1].limits.connections
 
     @property
     def endpoint(self) -> Endpoint:
@@ -81,20 +75,14 @@ class Caller:
         if answer.status >= 300 and await self._has_others(request, answer, keys):
             endpoint, answer, keys = await self._exchange(request)
         if answer.status in _REDIRECTS and self._follow:
-            region = self._refusal(request, answer, keys).region
+            region = self.refusal(request, answer, keys).region
             if region not in {"", endpoint.region}:
                 self._move(endpoint, region)
                 _, answer, keys = await self._exchange(request)
         # A server may say 200 while it copies or joins objects, and report in the body that it failed.
         if answer.status < 300 and (request.method not in _WRITES or xml.parse_error(bytes(answer.body)) is None):
             return answer
-        raise self.error(request, answer, keys)
-
-    def error(self, request: Request, answer: Answer, keys: SigningKeys) -> StoreError:
-        """What an answer to a request that was signed with `keys` refuses."""
-        server_s = xml.http_date_ns(answer.headers.get("date", "")) / 1e9
-        skew_s = server_s - self.clock() if server_s else 0.0
-        return to_error(replace(self._refusal(request, answer, keys), skew_s=skew_s))
+        raise to_error(self.refusal(request, answer, keys))
 
     def close(self) -> None:
         """Close connections; idempotent."""
@@ -108,17 +96,17 @@ class Caller:
         """
         keys = await self._keys()
         plain = self._plains.get(method)
-        if plain is None or plain.endpoint is not self.endpoint or plain.keys != keys:
+        if plain is None or plain.endpoint is not self.place[0] or plain.keys != keys:
             plain = self._plains[method] = Plain(self, method, keys)
         return plain
 
-    async def _keys(self) -> SigningKeys:
+    async def _keys(self) -> StaticCredentials:
         """The present ones, which may have to be looked for. Errors: CredentialsInvalid."""
         source = self.credentials
         loop = None if source.has_keys() else running()
         return source.keys() if loop is None else await loop.lane(source.keys)
 
-    async def _exchange(self, request: Request) -> tuple[Endpoint, Answer, SigningKeys]:
+    async def _exchange(self, request: Request) -> tuple[Endpoint, Answer, StaticCredentials]:
         """Sign and send. Errors: CredentialsInvalid, and those of Transport.send()."""
         if request.method in _WRITES or request.query or not request.headers.keys() <= _UNSIGNED:
             keys = await self._keys()
@@ -132,7 +120,7 @@ class Caller:
         return endpoint, answer, keys
 
     def _signed(
-        self, request: Request, endpoint: Endpoint, transport: Transport, keys: SigningKeys
+        self, request: Request, endpoint: Endpoint, transport: Transport, keys: StaticCredentials
     ) -> tuple[Request, bytes]:
         """TLS protects a body itself, as in botocore, and so does a way that does not leave the machine; else the
         signature has to."""
@@ -148,12 +136,12 @@ class Caller:
         headers = {**request.headers, "host": endpoint.host_header, "x-amz-content-sha256": digest}
         signed = sign(request.method, path, query, headers, keys, endpoint.region, self.clock())
         length = len(request.body) if request.body or request.method in _WRITES else None
-        return request, transport.connections.head(request.method, f"{path}?{query}" if query else path, signed, length)
+        return request, transport.head(request.method, f"{path}?{query}" if query else path, signed, length)
 
-    async def _has_others(self, request: Request, answer: Answer, keys: SigningKeys) -> bool:
+    async def _has_others(self, request: Request, answer: Answer, keys: StaticCredentials) -> bool:
         """Whether the server does not take these keys any more, and there are others by now."""
         mute = request.method == "HEAD" and answer.status in {400, 403}  # without a body it can't say why
-        if not mute and error_class(self._refusal(request, answer, keys)) is not CredentialsInvalid:
+        if not mute and error_class(self.refusal(request, answer, keys)) is not CredentialsInvalid:
             return False
         loop = running()
         return self.credentials.refused(keys) if loop is None else await loop.lane(self.credentials.refused, keys)
@@ -167,23 +155,26 @@ class Caller:
             if moved.host == endpoint.host:
                 self.place = (moved, transport)
             else:
-                self.place = (moved, self._connect(moved))
+                self.place = (moved, self.connect(moved))
                 transport.close()
 
-    def _refusal(self, request: Request, answer: Answer, keys: SigningKeys) -> Refusal:
-        said = xml.parse_error(bytes(answer.body))
+    def refusal(self, request: Request, answer: Answer, keys: StaticCredentials) -> Refusal:
+        """What an answer to a request that was signed with `keys` refuses."""
+        said = xml.parse_error(bytes(answer.body)) or xml.ErrorAnswer("", "", "", "")
         headers = answer.headers
+        server_s = xml.http_date_ns(headers.get("date", "")) / 1e9
         return Refusal(
             method=request.method,
             key=request.key,
             status=answer.status,
-            code=said.code if said else "",
-            message=said.message if said else "",
-            request_id=(said.request_id if said else "") or headers.get("x-amz-request-id", ""),
-            region=_region(headers.get("x-amz-bucket-region", ""))
-            or _region(said.region if said and answer.status != 403 else ""),
+            code=said.code,
+            message=said.message,
+            request_id=said.request_id or headers.get("x-amz-request-id", ""),
+            region=_region(headers.get("x-amz-bucket-region", "")) or _region(said.region * (answer.status != 403)),
             access_key_id=keys.access_key_id,
             if_none_match="if-none-match" in request.headers,
+            if_match="if-match" in request.headers and request.method in _WRITES,
+            skew_s=server_s - self.clock() if server_s else 0.0,
         )
 
 
@@ -193,7 +184,7 @@ class Plain:
     Threads: any; two may put the same together.
     """
 
-    def __init__(self, caller: Caller, method: str, keys: SigningKeys) -> None:
+    def __init__(self, caller: Caller, method: str, keys: StaticCredentials) -> None:
         self.endpoint, self.transport = caller.place
         self.keys = keys
         self._caller = caller
@@ -202,39 +193,29 @@ class Plain:
 
     def error(self, key: str, answer: Answer) -> StoreError:
         """What an answer refuses."""
-        return self._caller.error(Request(method=self._method, key=key), answer, self.keys)
+        return to_error(self._caller.refusal(Request(method=self._method, key=key), answer, self.keys))
 
     def head(self, key: str, unsigned: Mapping[str, str] = MappingProxyType({})) -> bytes:
         """unsigned: headers that a signature need not cover. Errors: InvalidRequest."""
         second = int(self._caller.clock())
-        shared = self._shared
-        if second != shared.second:
-            shared = self._shared = self._begin(second)
+        if second != self._shared[0]:
+            self._shared = self._begin(second)
+        _, now, before, after, names, described = self._shared
         more = "".join([f"{name}: {value}\r\n" for name, value in unsigned.items()])
         if more and not ((said := "".join(unsigned.values())).isascii() and said.isprintable()):
             raise InvalidRequest(f"{self._method} {shown(key)}: a header is not printable ASCII", key=key)
         path = self.endpoint.path(key)
-        signed = shared.moment.authorization(shared.names, f"{self._method}\n{path}\n\n{shared.signed}")
-        return f"{shared.before}{path}{shared.after}{more}authorization: {signed}\r\n\r\n".encode()
+        signed = now.authorization(names, f"{self._method}\n{path}\n\n{described}")
+        return f"{before}{path}{after}{more}authorization: {signed}\r\n\r\n".encode()
 
-    def _begin(self, second: int) -> _Shared:
-        """Errors: InvalidRequest."""
+    def _begin(self, second: int) -> tuple[int, Moment, str, str, str, str]:
+        """What heads of one second share: what stands before and after the path, the signed headers' names, and what
+        describes them (sigv4.py). Errors: InvalidRequest."""
         now = moment(self.keys, self.endpoint.region, second)
         headers = {"host": self.endpoint.host_header, "x-amz-content-sha256": EMPTY_SHA256, **now.headers}
-        head = self.transport.connections.head(self._method, "", headers).decode()
+        head = self.transport.head(self._method, "", headers).decode()
         before, version, rest = head.partition(" HTTP/1.1\r\n")
-        return _Shared(second, now, before, version + rest.removesuffix("\r\n"), *canonical_headers(headers))
-
-
-class _Shared(NamedTuple):
-    """What heads of one second share: what stands before and after the path, and the signed headers (sigv4.py)."""
-
-    second: int
-    moment: Moment
-    before: str
-    after: str
-    names: str
-    signed: str
+        return second, now, before, version + rest.removesuffix("\r\n"), *canonical_headers(headers)
 
 
 def _region(said: str) -> str:

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import base64
 import logging
-import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from hashlib import md5
 from typing import Any
 
@@ -41,38 +40,38 @@ Send = Callable[[Request], Coroutine[Any, Any, Answer]]
 
 def crc32_of(body: Body | FilePart) -> str:
     """CRC-32 as S3 writes it: base64 of four bytes, the highest first. OSError of a file."""
-    crc = _crc32_of_file(body) if isinstance(body, FilePart) else crc32(body)
+    crc = 0
+    for piece in _pieces(body):
+        crc = crc32(piece, crc)
     return base64.b64encode(crc.to_bytes(4, "big")).decode()
 
 
 def md5_of(body: Body | FilePart) -> str:
     """MD5 as Content-MD5 has it (RFC 1864). OSError of a file."""
     digest = md5(usedforsecurity=False)
-    for piece in body.pieces() if isinstance(body, FilePart) else (body,):
+    for piece in _pieces(body):
         digest.update(piece)
     return base64.b64encode(digest.digest()).decode()
 
 
-def _crc32_of_file(part: FilePart) -> int:
-    crc = 0
-    for piece in part.pieces():
-        crc = crc32(piece, crc)
-    return crc
+def _pieces(body: Body | FilePart) -> Iterable[Body]:
+    return body.pieces() if isinstance(body, FilePart) else (body,)
 
 
 class _Offer:
     """A header that a server may refuse: the first refusal is the last."""
 
-    def __init__(self) -> None:
+    def __init__(self, send: Send) -> None:
+        self._send = send
         self._taken = self._refused = False
 
-    async def send(self, request: Request, name: str, value: str, send: Send) -> Answer:
+    async def send(self, request: Request, name: str, value: str) -> Answer:
         """The answer to a call with one more header, or else without it. Errors: those of `send`."""
         if self._refused:
-            return await send(request)
+            return await self._send(request)
         without, request.headers = request.headers, {**request.headers, name: value}
         try:
-            answer = await send(request)
+            answer = await self._send(request)
             self._taken = True
             return answer
         except StoreError as error:
@@ -81,7 +80,7 @@ class _Offer:
             why = str(error)
         finally:
             request.headers = without
-        answer = await send(request)  # what is refused for another reason is refused again
+        answer = await self._send(request)  # what is refused for another reason is refused again
         self.end(why)
         return answer
 
@@ -99,62 +98,57 @@ def _may_be_header(error: StoreError) -> bool:
 
 
 class Checksums:
-    """Those that one bucket's server is sent, and of the parts of uploads under way. Threads: any."""
+    """Those that one bucket's server is sent, and of the parts of uploads under way. Threads: any; each
+    statement that changes something is one step.
+    """
 
-    def __init__(self) -> None:
-        self._puts = _Offer()
-        self._uploads = _Offer()
-        self._lock = threading.Lock()
-        self._parts: dict[UploadId, dict[tuple[PartNumber, ETag], str]] = {}
-        """By upload that declared the algorithm; it is forgotten when that ends."""
-        self._mixed: set[UploadId] = set()
-        """Uploads of which some parts are copied: the others carry their MD5."""
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._puts = _Offer(send)
+        self._uploads = _Offer(send)
+        self._parts: dict[UploadId, dict[tuple[PartNumber, ETag], str] | None] = {}
+        """By upload that declared the algorithm; it is forgotten when that ends. None: some of its parts are copied,
+        and the others carry their MD5."""
 
-    async def put(self, request: Request, send: Send) -> Answer:
+    async def put(self, request: Request) -> Answer:
         """PutObject with the checksum of its body."""
-        return await self._puts.send(request, _SUM, crc32_of(request.body), send)
+        return await self._puts.send(request, _SUM, crc32_of(request.body))
 
-    async def begin(
-        self, request: Request, send: Send, abort: Callable[[UploadId], Coroutine[Any, Any, None]]
-    ) -> UploadId:
+    async def begin(self, request: Request, abort: Callable[[UploadId], Coroutine[Any, Any, None]]) -> UploadId:
         """CreateMultipartUpload of parts that are all sent."""
-        answer = await self._uploads.send(request, _DECLARED, _ALGORITHM, send)
+        answer = await self._uploads.send(request, _DECLARED, _ALGORITHM)
         begun = xml.parse_upload_id(bytes(answer.body))
         said = answer.headers.get(_DECLARED, ""), answer.headers.get(_KIND, "")
         if said == (_ALGORITHM, _OF_PARTS):
-            with self._lock:
-                self._parts[begun] = {}
+            self._parts[begun] = {}
         elif said[0]:
             self._uploads.end(f"a checksum of {said[0]} would be of kind {said[1]!r}")
             await abort(begun)
-            begun = xml.parse_upload_id(bytes((await send(request)).body))
+            begun = xml.parse_upload_id(bytes((await self._send(request)).body))
         return begun
 
     def mixed(self, begun: UploadId) -> UploadId:
         """An upload of which some parts are copied."""
-        with self._lock:
-            self._mixed.add(begun)
+        self._parts[begun] = None
         return begun
 
-    async def part(self, request: Request, send: Send, upload_id: UploadId, number: PartNumber) -> ETag:
+    async def part(self, request: Request, upload_id: UploadId, number: PartNumber) -> ETag:
         """UploadPart."""
-        if upload_id in self._mixed:
+        known, value = self._parts.get(upload_id), ""
+        if known is not None:
+            value = crc32_of(request.body)
+            request.headers = {**request.headers, _SUM: value}
+        elif upload_id in self._parts:
             request.headers = {**request.headers, "content-md5": md5_of(request.body)}
-        if upload_id not in self._parts:
-            return xml.unquote_etag((await send(request)).headers.get("etag", ""))
-        value = crc32_of(request.body)
-        request.headers = {**request.headers, _SUM: value}
-        answer = await self._knowing(request, send)
-        sent = number, xml.unquote_etag(answer.headers.get("etag", ""))
-        with self._lock:
-            if upload_id in self._parts:
-                self._parts[upload_id][sent] = value
-        return sent[1]
+        etag = xml.unquote_etag((await self._sent(request, upload_id)).headers.get("etag", ""))
+        if known is not None:
+            known[number, etag] = value
+        return etag
 
-    async def complete(self, request: Request, send: Send, upload_id: UploadId) -> Answer:
+    async def complete(self, request: Request, upload_id: UploadId) -> Answer:
         """CompleteMultipartUpload, of which the body was built with of()."""
         try:
-            answer = await self._knowing(request, send) if upload_id in self._parts else await send(request)
+            answer = await self._sent(request, upload_id)
         except NotFound:
             self.forget(upload_id)
             raise
@@ -163,21 +157,18 @@ class Checksums:
 
     def of(self, upload_id: UploadId, parts: Sequence[tuple[PartNumber, ETag]]) -> list[str]:
         """The parts' checksums as XML; '' where there is none."""
-        with self._lock:
-            known = self._parts.get(upload_id, {})
-            values = [known.get(part, "") for part in parts]
-        return [f"<Checksum{_ALGORITHM}>{value}</Checksum{_ALGORITHM}>" if value else "" for value in values]
+        known = self._parts.get(upload_id) or {}
+        return [f"<Checksum{_ALGORITHM}>{known[one]}</Checksum{_ALGORITHM}>" if one in known else "" for one in parts]
 
     def forget(self, upload_id: UploadId) -> None:
         """An upload is at its end."""
-        with self._lock:
-            self._parts.pop(upload_id, None)
-            self._mixed.discard(upload_id)
+        self._parts.pop(upload_id, None)
 
-    async def _knowing(self, request: Request, send: Send) -> Answer:
+    async def _sent(self, request: Request, upload_id: UploadId) -> Answer:
         """A server that repeats the algorithm and then refuses its use gets the next upload without."""
         try:
-            return await send(request)
+            return await self._send(request)
         except (InvalidRequest, Unsupported) as error:
-            self._uploads.end(str(error))
+            if self._parts.get(upload_id) is not None:
+                self._uploads.end(str(error))
             raise

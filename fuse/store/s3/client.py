@@ -24,27 +24,22 @@ from ..base import (
     DeleteFailure,
     ETag,
     FilePart,
-    GetFeed,
-    GetSink,
-    HeadSink,
-    ListPage,
     ObjectInfo,
     PartNumber,
     PendingUpload,
-    Shown,
     Sink,
     UploadId,
     WriteOptions,
     WriteResult,
     handed_over,
 )
-from ..limits import check_delete_count, check_key, check_metadata, check_options, check_part_number, shown
+from ..limits import check_count, check_key, check_metadata, check_options, check_part_number, shown
 from . import xml
-from .answers import META, describe, describe_part, described, received
+from .answers import describe_part, described, received
 from .caller import Caller
 from .checksums import Checksums, md5_of
 from .lister import Lister
-from .many import Width, get_many, head_many
+from .many import Many
 from .messages import Answer, Outlet, Request
 from .sigv4 import encode_path
 
@@ -63,40 +58,22 @@ class S3Store:
     def __init__(self, caller: Caller, capabilities: Capabilities, *, list_metadata: bool = False) -> None:
         """list_metadata: listings are to show metadata where the server can do that; it costs the server some time."""
         self._caller = caller
-        self._checksums = Checksums()
-        self._capabilities = capabilities
-        self._width = Width(caller.connections)
+        self._checksums = Checksums(caller.send)
         self._lister = Lister(caller, wanted=list_metadata, known=capabilities)
+        self.list_page = self._lister.page
+        many = Many(caller, self.head)
+        self.head_many, self.get_many = many.heads, many.gets
 
     @property
     def capabilities(self) -> Capabilities:
         """What this server can do, as far as is known by now."""
         return self._lister.known
 
-    async def list_page(
-        self,
-        prefix: str,
-        *,
-        delimiter: str = "",
-        token: str | None = None,
-        start_after: str = "",
-        max_keys: int = 1000,
-        unless: bytes = b"",
-    ) -> ListPage:
-        """ListObjectsV2."""
-        return await self._lister.page(
-            prefix, delimiter=delimiter, token=token, start_after=start_after, max_keys=max_keys, unless=unless
-        )
-
     async def head(self, key: str) -> ObjectInfo:
         """HeadObject."""
-        check_key(key, self._capabilities)
+        check_key(key)
         answer = await self._caller.send(Request(method="HEAD", key=key))
         return described(key, answer.headers)
-
-    async def head_many(self, objects: Sequence[Shown], sink: HeadSink) -> None:
-        """HeadObject of each."""
-        await head_many(self._caller, self._capabilities, self.head, objects, sink, self._width)
 
     async def get(
         self,
@@ -107,15 +84,13 @@ class S3Store:
         sink: Sink | None = None,
     ) -> tuple[Body, ObjectInfo]:
         """GetObject."""
-        check_key(key, self._capabilities)
-        headers: dict[str, str] = {}
+        check_key(key)
+        headers = _matching(if_match)
         expected, most = 0, WHOLE_BYTES
         if byte_range is not None:
             headers["range"] = f"bytes={byte_range.start}-{byte_range.stop - 1}"
             expected = byte_range.stop - byte_range.start
             most = max(expected, _IGNORED_RANGE_BYTES)
-        if if_match is not None:
-            headers["if-match"] = _quoted(if_match)
         info: ObjectInfo | None = None
         outlet = None
         if sink is not None:
@@ -123,10 +98,7 @@ class S3Store:
             def pour(headers: Mapping[str, str], length: int, offset: int, body: Body) -> None:
                 nonlocal info
                 if info is None or offset == 0:
-                    if byte_range is None:
-                        info = describe(key, headers, length)
-                    else:
-                        info = describe_part(key, headers, length, byte_range)
+                    info = describe_part(key, headers, length, byte_range)
                 sink(info, offset, body)
 
             outlet = Outlet(200, 0, pour) if byte_range is None else Outlet(206, byte_range.start, pour)
@@ -139,22 +111,18 @@ class S3Store:
             if error.status != _RANGE_NOT_SATISFIABLE or byte_range is None:
                 raise
             return b"", await self._past_end(key, byte_range, if_match)
-        if answer.poured and info is not None:
+        if info is not None:
             return b"", info
         return handed_over(received(key, answer, byte_range), sink)
 
-    async def get_many(self, feed: GetFeed, sink: GetSink) -> None:
-        """GetObject of each."""
-        await get_many(self._caller, self._capabilities, feed, sink, self._width)
-
     async def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
         """PutObject. With a condition it is not repeatable: the second attempt would meet the first one's object."""
-        check_key(key, self._capabilities)
+        check_key(key)
         check_options(key, options)
         headers = {**_described(options), **await self._tags(key, options), **_conditions(options)}
         conditional = options.if_none_match or options.if_match is not None
         request = Request(method="PUT", key=key, headers=headers, body=body, repeatable=not conditional)
-        answer = await self._checksums.put(request, partial(self._conditional, options=options))
+        answer = await self._checksums.put(request)
         return WriteResult(xml.unquote_etag(answer.headers.get("etag", "")), _date_ns(answer))
 
     async def copy(
@@ -167,8 +135,8 @@ class S3Store:
         source_bucket: str = "",
     ) -> WriteResult:
         """CopyObject."""
-        check_key(target, self._capabilities)
-        check_key(source, self._capabilities)
+        check_key(target)
+        check_key(source)
         own = source_bucket in ("", self._caller.endpoint.bucket)
         if own and source == target and replace is None:
             raise InvalidRequest(f"{shown(target)}: a copy onto itself must change something", key=target)
@@ -188,52 +156,44 @@ class S3Store:
 
     async def delete(self, key: str, *, if_match: ETag | None = None) -> None:
         """DeleteObject."""
-        check_key(key, self._capabilities)
-        headers = {"if-match": _quoted(if_match)} if if_match is not None else {}
-        try:
-            await self._caller.send(Request(method="DELETE", key=key, headers=headers))
-        except NotFound:
-            return
+        check_key(key)
+        with suppress(NotFound):
+            await self._caller.send(Request(method="DELETE", key=key, headers=_matching(if_match)))
 
     async def delete_many(self, keys: Sequence[str]) -> list[DeleteFailure]:
         """DeleteObjects; keys that XML can't carry are deleted one by one."""
-        check_delete_count(keys)
+        check_count(keys)
         plain = [key for key in keys if xml.fits_xml(key)]
         failures: list[DeleteFailure] = []
         if plain:
-            body = xml.build_delete(plain)
-            headers = {"content-md5": md5_of(body), "content-type": "application/xml"}
-            request = Request(
-                method="POST",
-                query=[("delete", "")],
-                headers=headers,
-                body=body,
-                most_bytes=xml.most_bytes(len(plain)),
-            )
-            answer = await self._caller.send(request)
-            failures = [
-                failure for failure in xml.parse_delete(bytes(answer.body), len(plain)) if failure.code != "NoSuchKey"
-            ]
+            answer = await self._send_xml("POST", xml.build_delete(plain), query="delete", entries=len(plain))
+            told = xml.parse_delete(bytes(answer.body), len(plain))
+            failures = [failure for failure in told if failure.code != "NoSuchKey"]
         for key in keys:
             if not xml.fits_xml(key):
-                failures += await self._delete_one(key)
+                try:
+                    await self.delete(key)
+                except StoreError as error:
+                    if error.transient:
+                        raise
+                    failures.append(DeleteFailure(key, error.code, error.server_message))
         return failures
 
     async def create_upload(self, key: str, options: WriteOptions, *, copies: bool = False) -> UploadId:
         """CreateMultipartUpload. With copies none declares checksums: of those we have none (s3/checksums.py)."""
-        check_key(key, self._capabilities)
+        check_key(key)
         check_options(key, options)
         headers = {**_described(options), **await self._tags(key, options)}
         request = Request(method="POST", key=key, query=[("uploads", "")], headers=headers, repeatable=False)
         if copies:
             return self._checksums.mixed(xml.parse_upload_id(bytes((await self._caller.send(request)).body)))
-        return await self._checksums.begin(request, self._caller.send, partial(self.abort_upload, key))
+        return await self._checksums.begin(request, partial(self.abort_upload, key))
 
     async def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:
         """UploadPart."""
         check_part_number(key, number)
         request = Request(method="PUT", key=key, query=_part(upload_id, number), body=body)
-        return await self._checksums.part(request, self._caller.send, upload_id, number)
+        return await self._checksums.part(request, upload_id, number)
 
     async def upload_part_copy(
         self,
@@ -275,17 +235,15 @@ class S3Store:
             is_long=True,
             most_bytes=_SPACES_BYTES,
         )
-        answer = await self._checksums.complete(request, partial(self._conditional, options=options), upload_id)
+        answer = await self._checksums.complete(request, upload_id)
         etag, mtime_ns = xml.parse_copy(bytes(answer.body))
         return WriteResult(etag, mtime_ns or _date_ns(answer))
 
     async def abort_upload(self, key: str, upload_id: UploadId) -> None:
         """AbortMultipartUpload."""
         self._checksums.forget(upload_id)
-        try:
+        with suppress(NotFound):
             await self._caller.send(Request(method="DELETE", key=key, query=[("uploadId", upload_id)]))
-        except NotFound:
-            return
 
     async def pending_uploads(self, prefix: str) -> list[PendingUpload]:
         """ListMultipartUploads. MinIO takes a prefix only when it is a whole key: nothing found, all are sifted."""
@@ -298,18 +256,24 @@ class S3Store:
             answer = await self._caller.send(Request(method="GET", query=[("object-lock", "")]))
         except Unsupported:
             return False
-        return xml.parse_object_lock(bytes(answer.body))
+        return xml.text_of(bytes(answer.body), "ObjectLockEnabled") == "Enabled"
 
     async def set_legal_hold(self, key: str, *, on: bool) -> None:
         """PutObjectLegalHold."""
-        check_key(key, self._capabilities)
-        body = xml.build_legal_hold(on=on)
-        headers = {"content-md5": md5_of(body), "content-type": "application/xml"}
-        await self._caller.send(Request(method="PUT", key=key, query=[("legal-hold", "")], headers=headers, body=body))
+        check_key(key)
+        await self._send_xml("PUT", xml.build_legal_hold(on=on), key=key, query="legal-hold")
 
     def close(self) -> None:
         """Close connections; idempotent."""
         self._caller.close()
+
+    async def _send_xml(self, method: str, body: bytes, *, query: str, key: str = "", entries: int = 0) -> Answer:
+        """entries: so many the answer may be about."""
+        headers = {"content-md5": md5_of(body), "content-type": "application/xml"}
+        most_bytes = xml.most_bytes(entries)
+        return await self._caller.send(
+            Request(method=method, key=key, query=[(query, "")], headers=headers, body=body, most_bytes=most_bytes)
+        )
 
     async def _uploads(self, prefix: str) -> list[PendingUpload]:
         markers: list[tuple[str, str]] = []
@@ -317,14 +281,12 @@ class S3Store:
         for _ in range(PENDING_UPLOADS // _UPLOADS):
             query = [("uploads", ""), ("encoding-type", "url"), ("prefix", prefix), *markers]
             most_bytes = xml.most_bytes(_UPLOADS)
-            answer = await self._caller.send(
-                Request(method="GET", query=query, expected_bytes=1 << 20, most_bytes=most_bytes)
-            )
-            page = xml.parse_uploads(bytes(answer.body), _UPLOADS)
-            found += page.uploads
-            if not page.next_key:
+            request = Request(method="GET", query=query, expected_bytes=1 << 20, most_bytes=most_bytes)
+            answer = await self._caller.send(request)
+            uploads, markers = xml.parse_uploads(bytes(answer.body), _UPLOADS)
+            found += uploads
+            if not markers:
                 break
-            markers = [("key-marker", page.next_key), ("upload-id-marker", page.next_upload_id)]
         return found
 
     async def _past_end(self, key: str, byte_range: ByteRange, if_match: ETag | None) -> ObjectInfo:
@@ -338,10 +300,8 @@ class S3Store:
 
     def _source(self, source: str, if_match: ETag | None, bucket: str) -> dict[str, str]:
         where = encode_path(bucket or self._caller.endpoint.bucket)
-        headers = {"x-amz-copy-source": f"{where}/{encode_path(source)}"}
-        if if_match is not None:
-            headers["x-amz-copy-source-if-match"] = _quoted(if_match)
-        return headers
+        matching = _matching(if_match, "x-amz-copy-source-if-match")
+        return {"x-amz-copy-source": f"{where}/{encode_path(source)}", **matching}
 
     async def _tags(self, key: str, options: WriteOptions) -> dict[str, str]:
         """The tags that an object had, for one that takes its place; a copy keeps them by itself."""
@@ -368,35 +328,12 @@ class S3Store:
         kept = replace or WriteOptions(metadata=info.metadata, content_type=info.content_type)
         return await self.put(target, b"", WriteOptions(metadata=kept.metadata, content_type=kept.content_type))
 
-    async def _conditional(self, request: Request, options: WriteOptions) -> Answer:
-        """If-Match on a key that is gone: S3 says 404, the contract PreconditionFailed."""
-        try:
-            return await self._caller.send(request)
-        except NotFound as error:
-            if options.if_match is None or error.code == "NoSuchUpload":
-                raise
-            raise PreconditionFailed(
-                f"{request.method} {shown(request.key)}: the object is gone",
-                key=request.key,
-                status=error.status,
-                code=error.code,
-            ) from error
-
-    async def _delete_one(self, key: str) -> list[DeleteFailure]:
-        try:
-            await self.delete(key)
-        except StoreError as error:
-            if error.transient:
-                raise
-            return [DeleteFailure(key, error.code, error.server_message)]
-        return []
-
 
 def _described(options: WriteOptions) -> dict[str, str]:
     headers: dict[str, str] = {}
     for name, value in options.metadata.items():
         if not name.startswith(SYSTEM):
-            headers[META + name] = value
+            headers[xml.META + name] = value
         elif name[1:] in SYSTEM_HEADERS:
             headers[name[1:]] = value
     if options.content_type:
@@ -407,17 +344,15 @@ def _described(options: WriteOptions) -> dict[str, str]:
 
 
 def _conditions(options: WriteOptions) -> dict[str, str]:
-    if options.if_none_match:
-        return {"if-none-match": "*"}
-    return {"if-match": _quoted(options.if_match)} if options.if_match is not None else {}
+    return {"if-none-match": "*"} if options.if_none_match else _matching(options.if_match)
 
 
 def _part(upload_id: UploadId, number: PartNumber) -> list[tuple[str, str]]:
     return [("partNumber", str(number)), ("uploadId", upload_id)]
 
 
-def _quoted(etag: ETag) -> str:
-    return f'"{etag}"'
+def _matching(etag: ETag | None, name: str = "if-match") -> dict[str, str]:
+    return {} if etag is None else {name: f'"{etag}"'}
 
 
 def _date_ns(answer: Answer) -> int:

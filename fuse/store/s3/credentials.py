@@ -13,14 +13,13 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from datastore.api.source import S3Location, StaticCredentials
 from datastore.errors import CredentialsInvalid
 from datastore.secret import Secret
 
 from .errors import one_line
-from .sigv4 import SigningKeys
 
 _LOOKUP_TIMEOUT_S = 2
 """For STS, SSO and the container endpoint: a lookup is local or near, and a mount must be refused within 5 s."""
@@ -32,66 +31,41 @@ _NONE_FOUND = (
 )
 
 
-class CredentialSource(Protocol):
-    """Gives the keys for one request. region: as the configuration beside the keys names it, '' when it does not."""
-
-    @property
-    def region(self) -> str: ...
-
-    def identity(self) -> str:
-        """Equal for those who may see what the other has read: the same person, as far as can be told. No secret.
-
-        Keys that renew themselves have another id each hour; there it is the way by which they were found. Errors:
-        CredentialsInvalid.
-        """
-        ...
-
-    def has_keys(self) -> bool:
-        """Whether keys() has them, and need not look for others first, which may ask the network."""
-        ...
-
-    def keys(self) -> SigningKeys:
-        """The present keys. Errors: CredentialsInvalid."""
-        ...
-
-    def refused(self, keys: SigningKeys) -> bool:
-        """The server does not take these keys: whether there are others by now."""
-        ...
-
-
 class StaticSource:
     """Keys from a Secret; they change when who mounted brings others."""
 
     region = ""
+    """As the configuration beside the keys names it."""
 
     def __init__(self, given: StaticCredentials) -> None:
-        self.replace(given)
+        self._keys = given
 
     def replace(self, given: StaticCredentials) -> None:
         """The keys from now on; requests under way keep theirs."""
-        self._keys = SigningKeys(given.access_key_id, given.secret_access_key, given.session_token)
+        self._keys = given
 
     def identity(self) -> str:
-        """See CredentialSource."""
+        """Equal for those who may see what the other has read: the same person, as far as can be told. No secret."""
         return _digest("key", self._keys.access_key_id)
 
     def has_keys(self) -> bool:
-        """See CredentialSource."""
+        """Whether keys() has them, and need not look for others first, which may ask the network."""
         return True
 
-    def keys(self) -> SigningKeys:
-        """See CredentialSource."""
+    def keys(self) -> StaticCredentials:
+        """The present ones."""
         return self._keys
 
-    def refused(self, keys: SigningKeys) -> bool:
-        """See CredentialSource."""
+    def refused(self, keys: StaticCredentials) -> bool:
+        """The server does not take these keys: whether there are others by now."""
         return keys != self._keys
 
 
 class ChainSource:
     """botocore's default chain, asked at first use and kept; its refreshable credentials renew themselves.
 
-    Others (a credentials file that was rewritten) are looked for again when the server refuses those we have.
+    Others (a credentials file that was rewritten) are looked for again when the server refuses those we have. Errors of
+    identity() and keys(): CredentialsInvalid.
     """
 
     def __init__(
@@ -111,7 +85,8 @@ class ChainSource:
         self._found: Any = None
 
     def identity(self) -> str:
-        """See CredentialSource. A role that the environment names is a part of it."""
+        """See StaticSource. Keys that renew themselves have another id each hour: of those how they were found, and the
+        role that the environment names."""
         from botocore.credentials import RefreshableCredentials
 
         found = self._credentials()
@@ -120,14 +95,12 @@ class ChainSource:
         return _digest(found.method or "", self._session.profile or "", os.environ.get("AWS_ROLE_ARN", ""))
 
     def has_keys(self) -> bool:
-        """See CredentialSource."""
         from botocore.credentials import RefreshableCredentials
 
         found = self._found
         return found is not None and not (isinstance(found, RefreshableCredentials) and found.refresh_needed())
 
-    def keys(self) -> SigningKeys:
-        """See CredentialSource."""
+    def keys(self) -> StaticCredentials:
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
@@ -135,10 +108,12 @@ class ChainSource:
         except (BotoCoreError, ClientError) as error:
             raise CredentialsInvalid(f"looking for credentials failed: {one_line(str(error))}") from error
         token = Secret(frozen.token) if frozen.token else None
-        return SigningKeys(frozen.access_key, Secret(frozen.secret_key), token)
+        return StaticCredentials(
+            access_key_id=frozen.access_key, secret_access_key=Secret(frozen.secret_key), session_token=token
+        )
 
-    def refused(self, keys: SigningKeys) -> bool:
-        """See CredentialSource. Looks at most every LOOK_AGAIN_S: a lookup may ask the network."""
+    def refused(self, keys: StaticCredentials) -> bool:
+        """See StaticSource. Looks at most every LOOK_AGAIN_S: a lookup may ask the network."""
         with self._lock:
             if self._clock() - self._looked_at >= LOOK_AGAIN_S:
                 self._looked_at = self._clock()
@@ -158,6 +133,9 @@ class ChainSource:
             if self._found is None:
                 raise CredentialsInvalid(_NONE_FOUND)
             return self._found
+
+
+CredentialSource = StaticSource | ChainSource
 
 
 def find_source(location: S3Location) -> CredentialSource:

@@ -1,52 +1,172 @@
-"""A TCP connection to a host: the name is looked up once, and what is connected to is one of the addresses found."""
+"""A socket connected to a host, through a proxy and TLS if need be: the name is looked up once, and what is connected
+to is one of the addresses found."""
 
 from __future__ import annotations
 
+import base64
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
-from datastore.errors import EndpointNotAllowed
+from datastore.errors import DeadlineExceeded, EndpointNotAllowed, InvalidRequest, Unreachable
+
+from ...loop import now
+from .errors import connection_words, one_line
+from .http1 import Connection, Incoming, NotHttp
 
 _Address = tuple[socket.AddressFamily, tuple[str, int] | tuple[str, int, int, int]]
 
 
-def dial(
-    host: str,
-    port: int,
-    limit_s: float,
-    *,
-    refusal: Callable[[str], str] | None = None,
-    clock: Callable[[], float] = time.monotonic,
-) -> socket.socket:
-    """Connected within limit_s in all. Each address but the last gets half of what is left.
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """An HTTP proxy; authorization is the header's value or ''."""
 
-    refusal: see allowed(). Errors: TimeoutError, socket.gaierror for a name that does not resolve, OSError of the last
+    host: str
+    port: int
+    authorization: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Whom to connect to, and how. refusal: why an address of the host may not be connected to, '': it may."""
+
+    host: str
+    port: int
+    secure: bool
+    proxy: Proxy | None = None
+    refusal: Callable[[str], str] | None = None
+
+    def __str__(self) -> str:
+        """For a message."""
+        scheme = "https" if self.secure else "http"
+        via = f" through proxy {self.proxy.host}:{self.proxy.port}" if self.proxy else ""
+        return f"{scheme}://{self.host}:{self.port}{via}"
+
+
+def trust(ca_bundle: str = "") -> ssl.SSLContext:
+    """Verifying TLS: the system's roots, and those of `ca_bundle` (PEM) besides. Errors: InvalidRequest."""
+    if not ca_bundle:
+        return _system_trust()
+    context = ssl.create_default_context()
+    try:
+        context.load_verify_locations(cadata=ca_bundle)
+    except (ssl.SSLError, ValueError) as error:
+        raise InvalidRequest(f"caBundle holds no PEM certificate: {one_line(str(error))}") from error
+    return context
+
+
+@lru_cache(maxsize=1)
+def _system_trust() -> ssl.SSLContext:
+    """Shared: the system's roots take 0.8 MiB each time, and a controller has many clients."""
+    return ssl.create_default_context()
+
+
+def proxy_for(host: str, *, secure: bool) -> Proxy | None:
+    """What HTTP_PROXY, HTTPS_PROXY and NO_PROXY say about a host. Errors: InvalidRequest."""
+    url = getproxies().get("https" if secure else "http", "")
+    if not url or proxy_bypass(host):
+        return None
+    try:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        port = parts.port or 80
+    except ValueError as error:
+        raise InvalidRequest("the proxy in HTTP_PROXY or HTTPS_PROXY is not a URL") from error
+    if parts.scheme != "http" or not parts.hostname:
+        raise InvalidRequest("the proxy in HTTP_PROXY or HTTPS_PROXY must be an http:// URL")
+    authorization = ""
+    if parts.username is not None:
+        login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        authorization = "Basic " + base64.b64encode(login.encode()).decode()
+    return Proxy(parts.hostname, port, authorization)
+
+
+def connected(
+    route: Route, tls: ssl.SSLContext | None, limit_s: float, clock: Callable[[], float] = time.monotonic
+) -> socket.socket:
+    """A socket connected within limit_s, through TLS if the route is. Errors: Unreachable, DeadlineExceeded,
+    EndpointNotAllowed."""
+    until = clock() + limit_s
+
+    def left_s() -> float:
+        if (left := until - clock()) <= 0:
+            raise TimeoutError
+        return left
+
+    made: socket.socket | None = None
+    try:
+        proxy, refusal = route.proxy, route.refusal
+        if proxy is None:
+            made = _dial(route.host, route.port, left_s, refusal)
+        else:
+            # The proxy is the administrator's, and looks the host up itself; what we know of it counts as well.
+            with suppress(socket.gaierror, TimeoutError):
+                if refusal is not None:
+                    _allowed(route.host, _look_up(route.host, route.port, limit_s / 2), refusal)
+            made = _dial(proxy.host, proxy.port, left_s)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if route.secure:
+            if proxy:
+                now(_tunnel(Connection(made), route, proxy, left_s))
+            made.settimeout(left_s())
+            made = (tls or trust()).wrap_socket(made, server_hostname=route.host.rstrip("."))
+        return made
+    except BaseException as error:
+        if made is not None:
+            made.close()
+        if isinstance(error, TimeoutError):
+            raise DeadlineExceeded(f"{route}: no connection within {limit_s:.0f} s") from error
+        if isinstance(error, NotHttp | OSError):
+            raise Unreachable(f"{route}: {connection_words(error)}") from error
+        raise
+
+
+async def _tunnel(connection: Connection, route: Route, proxy: Proxy, pace: Callable[[], float]) -> None:
+    """CONNECT (RFC 9110, section 9.3.6). Errors: TimeoutError, OSError, NotHttp."""
+    name = f"[{route.host}]" if ":" in route.host else route.host
+    lines = [f"CONNECT {name}:{route.port} HTTP/1.1", f"Host: {name}:{route.port}"]
+    if proxy.authorization:
+        lines.append(f"Proxy-Authorization: {proxy.authorization}")
+    await connection.send("\r\n".join([*lines, "", ""]).encode(), pace)
+    incoming = Incoming(connection, pace)
+    status = (await incoming.head()).status
+    if status != 200 or not incoming.is_taken:
+        raise NotHttp(f"the proxy refuses with status {status}")
+
+
+def _dial(
+    host: str, port: int, left_s: Callable[[], float], refusal: Callable[[str], str] | None = None
+) -> socket.socket:
+    """Connected within the time left. Each address but the last gets half of it.
+
+    refusal: see _allowed(). Errors: TimeoutError, socket.gaierror for a name that does not resolve, OSError of the last
     address, EndpointNotAllowed.
     """
-    deadline = clock() + limit_s
-    addresses = look_up(host, port, limit_s)
+    addresses = _look_up(host, port, left_s())
     if refusal is not None:
-        addresses = allowed(host, addresses, refusal)
+        addresses = _allowed(host, addresses, refusal)
     for number, (family, address) in enumerate(addresses, 1):
-        left_s = deadline - clock()
-        if left_s <= 0:
-            raise TimeoutError
+        is_last = number == len(addresses)
         made = socket.socket(family, socket.SOCK_STREAM)
         try:
-            made.settimeout(left_s if number == len(addresses) else left_s / 2)
+            made.settimeout(left_s() if is_last else left_s() / 2)
             made.connect(address)
+            return made
         except OSError:
             made.close()
-            if number == len(addresses):
+            if is_last:
                 raise
-        else:
-            return made
     raise OSError(f"{host} has no address")
 
 
-def allowed(host: str, addresses: Sequence[_Address], refusal: Callable[[str], str]) -> Sequence[_Address]:
+def _allowed(host: str, addresses: Sequence[_Address], refusal: Callable[[str], str]) -> Sequence[_Address]:
     """Those of a host's addresses that may be connected to. refusal: why an address may not, '': it may.
 
     Errors: EndpointNotAllowed when none may.
@@ -63,31 +183,23 @@ def allowed(host: str, addresses: Sequence[_Address], refusal: Callable[[str], s
     return found
 
 
-def look_up(host: str, port: int, limit_s: float) -> Sequence[_Address]:
+def _look_up(host: str, port: int, limit_s: float) -> Sequence[_Address]:
     """The addresses of a host in the order in which they should be tried. Errors: TimeoutError, socket.gaierror.
 
     getaddrinfo(3) can't be interrupted and may wait for a silent name server for a minute: it has a thread of its own.
     """
-    try:
+    with suppress(socket.gaierror):
         return _found(host, port, socket.AI_NUMERICHOST)
-    except socket.gaierror:
-        pass
-    answers: list[Sequence[_Address] | OSError] = []
+    answer: Future[Sequence[_Address]] = Future()
 
     def ask() -> None:
         try:
-            answers.append(_found(host, port, 0))
+            answer.set_result(_found(host, port, 0))
         except OSError as error:
-            answers.append(error)
+            answer.set_exception(error)
 
-    asking = threading.Thread(target=ask, name="look-up", daemon=True)
-    asking.start()
-    asking.join(limit_s)
-    if not answers:
-        raise TimeoutError
-    if isinstance(answers[0], OSError):
-        raise answers[0]
-    return answers[0]
+    threading.Thread(target=ask, name="look-up", daemon=True).start()
+    return answer.result(limit_s)
 
 
 def _found(host: str, port: int, flags: int) -> Sequence[_Address]:

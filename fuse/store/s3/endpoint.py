@@ -45,8 +45,7 @@ class Endpoint:
     @cached_property
     def host_header(self) -> str:
         """The Host header: with the port when that is not the scheme's own."""
-        name = f"[{self.host}]" if ":" in self.host else self.host
-        return name if self.port == _default_port(self.scheme) else f"{name}:{self.port}"
+        return self._authority(self.host)
 
     @property
     def secure(self) -> bool:
@@ -64,13 +63,11 @@ class Endpoint:
     @property
     def service_url(self) -> str:
         """The endpoint without the bucket, for messages and other clients."""
-        host = f"[{self.service_host}]" if ":" in self.service_host else self.service_host
-        port = "" if self.port == _default_port(self.scheme) else f":{self.port}"
-        return f"{self.scheme}://{host}{port}{self.base_path}"
+        return f"{self.scheme}://{self._authority(self.service_host)}{self.base_path}"
 
-    def in_tls(self) -> Endpoint:
-        """The same port over https."""
-        return replace(self, scheme="https")
+    def _authority(self, host: str) -> str:
+        name = f"[{host}]" if ":" in host else host
+        return name if self.port == _default_port(self.scheme) else f"{name}:{self.port}"
 
     @cached_property
     def _bucket_path(self) -> str:
@@ -92,18 +89,8 @@ def resolve(location: S3Location, region: str = "") -> Endpoint:
     Errors: InvalidRequest when the endpoint is not an http(s) URL.
     """
     where = location.region or region or DEFAULT_REGION
-    if not location.endpoint:
-        return Endpoint(
-            scheme="https",
-            service_host=_aws_host(where),
-            port=443,
-            base_path="",
-            bucket=location.bucket,
-            region=where,
-            path_style=location.force_path_style or not _DNS_BUCKET.fullmatch(location.bucket),
-            aws=True,
-        )
-    scheme, host, port, base_path = _split(location.endpoint)
+    aws = not location.endpoint
+    scheme, host, port, base_path = ("https", _aws_host(where), 443, "") if aws else _split(location.endpoint)
     return Endpoint(
         scheme=scheme,
         service_host=host,
@@ -112,7 +99,7 @@ def resolve(location: S3Location, region: str = "") -> Endpoint:
         bucket=location.bucket,
         region=where,
         path_style=location.force_path_style or _needs_path_style(host, location.bucket),
-        aws=False,
+        aws=aws,
     )
 
 

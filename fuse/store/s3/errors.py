@@ -14,92 +14,71 @@ from datastore.units import format_roughly
 
 from ..limits import key_bytes, shown
 
-BY_CODE: dict[str, type[e.StoreError]] = {
-    "NoSuchKey": e.NotFound,
-    "NoSuchVersion": e.NotFound,
-    "NoSuchUpload": e.NotFound,
-    "NoSuchBucket": e.BucketNotFound,
-    "InvalidBucketName": e.BucketNotFound,
-    "PreconditionFailed": e.PreconditionFailed,
-    "AccessDenied": e.AccessDenied,
-    "AllAccessDisabled": e.AccessDenied,
-    "AccountProblem": e.AccessDenied,
-    "InvalidObjectState": e.AccessDenied,
-    "UnauthorizedAccess": e.AccessDenied,
-    "InvalidAccessKeyId": e.CredentialsInvalid,
-    "SignatureDoesNotMatch": e.CredentialsInvalid,
-    "ExpiredToken": e.CredentialsInvalid,
-    "InvalidToken": e.CredentialsInvalid,
-    "TokenRefreshRequired": e.CredentialsInvalid,
-    "InvalidSecurity": e.CredentialsInvalid,
-    "CredentialsNotSupported": e.CredentialsInvalid,
-    "InvalidClientTokenId": e.CredentialsInvalid,
-    "InvalidTokenId": e.CredentialsInvalid,
-    "XAdminUserNotFound": e.CredentialsInvalid,
-    "AuthorizationHeaderMalformed": e.CredentialsInvalid,
-    "PermanentRedirect": e.WrongRegion,
-    "TemporaryRedirect": e.WrongRegion,
-    "Redirect": e.WrongRegion,
-    "IncorrectEndpoint": e.WrongRegion,
-    "IllegalLocationConstraintException": e.WrongRegion,
-    "InvalidRegion": e.WrongRegion,
-    "RequestTimeTooSkewed": e.ClockSkew,
-    "RequestExpired": e.ClockSkew,
-    "KeyTooLongError": e.KeyTooLong,
-    "KeyTooLong": e.KeyTooLong,
-    "InvalidURI": e.InvalidKey,
-    "XMinioInvalidObjectName": e.InvalidKey,
-    "XMinioInvalidResourceName": e.InvalidKey,
-    "ObjectParentIsFile": e.KeyConflict,
-    "ExistingObjectIsDirectory": e.KeyConflict,
-    "XMinioParentIsObject": e.KeyConflict,
-    "XMinioObjectExistsAsDirectory": e.KeyConflict,
-    "MetadataTooLarge": e.MetadataTooLarge,
-    "QuotaExceeded": e.OutOfSpace,
-    "InsufficientStorage": e.OutOfSpace,
-    "StorageFull": e.OutOfSpace,
-    "XMinioStorageFull": e.OutOfSpace,
-    "XMinioAdminBucketQuotaExceeded": e.OutOfSpace,
-    "NotImplemented": e.Unsupported,
-    "ObjectLockConfigurationNotFoundError": e.Unsupported,
-    "MethodNotAllowed": e.Unsupported,
-    "UnsupportedOperation": e.Unsupported,
-    "RequestTimeout": e.DeadlineExceeded,
-    "SlowDown": e.Throttled,
-    "SlowDownRead": e.Throttled,
-    "SlowDownWrite": e.Throttled,
-    "TooManyRequests": e.Throttled,
-    "Throttling": e.Throttled,
-    "ThrottlingException": e.Throttled,
-    "RequestLimitExceeded": e.Throttled,
-    "BandwidthLimitExceeded": e.Throttled,
-    "OperationAborted": e.Throttled,
-    "ConditionalRequestConflict": e.Throttled,
-    "ServiceUnavailable": e.ServerFault,
-    "InternalError": e.ServerFault,
-    "BadDigest": e.CorruptBody,
-    "IncompleteBody": e.CorruptBody,
-    "XAmzContentSHA256Mismatch": e.CorruptBody,
-    "XAmzContentChecksumMismatch": e.CorruptBody,
+_KINDS: dict[type[e.StoreError], tuple[str, str]] = {
+    e.NotFound: ("no such object", "NoSuchKey NoSuchVersion NoSuchUpload 404"),
+    e.BucketNotFound: (
+        "the bucket does not exist: check the bucket's name and the endpoint",
+        "NoSuchBucket InvalidBucketName",
+    ),
+    e.AlreadyExists: ("the key is taken", ""),
+    e.PreconditionFailed: ("the object is another version", "PreconditionFailed 412"),
+    e.AccessDenied: (
+        "these credentials are not allowed to do that",
+        "AccessDenied AllAccessDisabled AccountProblem InvalidObjectState UnauthorizedAccess 403",
+    ),
+    e.ObjectLocked: ("an object lock keeps it: it can't be replaced or removed before that ends", ""),
+    e.CredentialsInvalid: (
+        "the credentials are wrong",
+        "InvalidAccessKeyId SignatureDoesNotMatch ExpiredToken InvalidToken TokenRefreshRequired InvalidSecurity"
+        " CredentialsNotSupported InvalidClientTokenId InvalidTokenId XAdminUserNotFound AuthorizationHeaderMalformed"
+        " 401",
+    ),
+    e.WrongRegion: (
+        "the bucket lives in another region",
+        "PermanentRedirect TemporaryRedirect Redirect IncorrectEndpoint IllegalLocationConstraintException"
+        " InvalidRegion 301 307 308",
+    ),
+    e.ClockSkew: (
+        "this machine's clock and the server's differ too much: set the clock",
+        "RequestTimeTooSkewed RequestExpired",
+    ),
+    e.InvalidKey: (
+        "the server refuses this name",
+        "InvalidURI XMinioInvalidObjectName XMinioInvalidResourceName",
+    ),
+    e.KeyTooLong: ("the name is longer than the server takes", "KeyTooLongError KeyTooLong 414"),
+    e.KeyConflict: (
+        "this server can't hold a file beside a directory of its name",
+        "ObjectParentIsFile ExistingObjectIsDirectory XMinioParentIsObject XMinioObjectExistsAsDirectory",
+    ),
+    e.MetadataTooLarge: ("the user metadata is larger than the server takes", "MetadataTooLarge"),
+    e.OutOfSpace: (
+        "the storage is full or over its quota",
+        "QuotaExceeded InsufficientStorage StorageFull XMinioStorageFull XMinioAdminBucketQuotaExceeded 507",
+    ),
+    e.Unsupported: (
+        "the server does not know this operation",
+        "NotImplemented ObjectLockConfigurationNotFoundError MethodNotAllowed UnsupportedOperation 405 501",
+    ),
+    e.DeadlineExceeded: ("the server gave up waiting", "RequestTimeout 408"),
+    e.Throttled: (
+        "the server asks for fewer requests",
+        "SlowDown SlowDownRead SlowDownWrite TooManyRequests Throttling ThrottlingException RequestLimitExceeded"
+        " BandwidthLimitExceeded OperationAborted ConditionalRequestConflict 429",
+    ),
+    e.ServerFault: ("a fault inside the server", "ServiceUnavailable InternalError"),
+    e.CorruptBody: (
+        "the body arrived damaged",
+        "BadDigest IncompleteBody XAmzContentSHA256Mismatch XAmzContentChecksumMismatch",
+    ),
+    e.Unreachable: ("the proxy asks for a login", "407"),
 }
-"""OperationAborted and ConditionalRequestConflict refuse without effect while another request runs: try again."""
+"""What each class tells the user, and the codes and statuses that mean it. OperationAborted and
+ConditionalRequestConflict refuse without effect while another request runs: try again."""
 
-BY_STATUS: dict[int, type[e.StoreError]] = {
-    301: e.WrongRegion,
-    307: e.WrongRegion,
-    308: e.WrongRegion,
-    401: e.CredentialsInvalid,
-    403: e.AccessDenied,
-    404: e.NotFound,
-    405: e.Unsupported,
-    407: e.Unreachable,
-    408: e.DeadlineExceeded,
-    412: e.PreconditionFailed,
-    414: e.KeyTooLong,
-    429: e.Throttled,
-    501: e.Unsupported,
-    507: e.OutOfSpace,
-}
+_MEANT = {said: kind for kind, (_, words) in _KINDS.items() for said in words.split()}
+BY_CODE = {said: kind for said, kind in _MEANT.items() if not said.isdigit()}
+BY_STATUS = {int(said): kind for said, kind in _MEANT.items() if said.isdigit()}
 """For answers without a known code: those to a HEAD have no body."""
 
 UNANNOUNCED = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
@@ -118,29 +97,6 @@ _TELLING = frozenset({"InvalidArgument", "InvalidPart", "InvalidPartOrder", "Ent
 _LOCK_WORDS = ("protected by object lock", "worm protected")
 """AWS and versitygw in an AccessDenied, MinIO in an InvalidRequest: none has a code of its own for it."""
 
-_WHY: dict[type[e.StoreError], str] = {
-    e.NotFound: "no such object",
-    e.BucketNotFound: "the bucket does not exist: check the bucket's name and the endpoint",
-    e.AlreadyExists: "the key is taken",
-    e.PreconditionFailed: "the object is another version",
-    e.AccessDenied: "these credentials are not allowed to do that",
-    e.ObjectLocked: "an object lock keeps it: it can't be replaced or removed before that ends",
-    e.CredentialsInvalid: "the credentials are wrong",
-    e.WrongRegion: "the bucket lives in another region",
-    e.ClockSkew: "this machine's clock and the server's differ too much: set the clock",
-    e.InvalidKey: "the server refuses this name",
-    e.KeyTooLong: "the name is longer than the server takes",
-    e.KeyConflict: "this server can't hold a file beside a directory of its name",
-    e.MetadataTooLarge: "the user metadata is larger than the server takes",
-    e.OutOfSpace: "the storage is full or over its quota",
-    e.Unsupported: "the server does not know this operation",
-    e.DeadlineExceeded: "the server gave up waiting",
-    e.Throttled: "the server asks for fewer requests",
-    e.ServerFault: "a fault inside the server",
-    e.CorruptBody: "the body arrived damaged",
-    e.Unreachable: "the proxy asks for a login",
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
@@ -158,6 +114,7 @@ class Refusal:
     region: str = ""
     access_key_id: str = ""
     if_none_match: bool = False
+    if_match: bool = False
     skew_s: float = 0.0
 
 
@@ -170,6 +127,8 @@ def error_class(refusal: Refusal) -> type[e.StoreError]:
         return e.WrongRegion
     if found is e.PreconditionFailed and refusal.if_none_match:
         return e.AlreadyExists
+    if found is e.NotFound and refusal.if_match and refusal.code != "NoSuchUpload":
+        return e.PreconditionFailed
     if refusal.status == 403 and not refusal.code and abs(refusal.skew_s) > _SKEW_TAKEN_S:
         return e.ClockSkew
     if found in {e.AccessDenied, e.InvalidRequest} and any(words in refusal.message.lower() for words in _LOCK_WORDS):
@@ -193,7 +152,8 @@ def _name_refused(refusal: Refusal, found: type[e.StoreError]) -> type[e.StoreEr
         return e.KeyTooLong
     if vague and any(segment in {b".", b".."} for segment in segments):
         return e.InvalidKey
-    if refusal.status == 403 and refusal.code in {"", "SignatureDoesNotMatch"} and not _is_utf8(refusal.key):
+    is_utf8 = not any("\ud800" <= c <= "\udfff" for c in refusal.key)
+    if refusal.status == 403 and refusal.code in {"", "SignatureDoesNotMatch"} and not is_utf8:
         return e.InvalidKey
     return found
 
@@ -223,15 +183,9 @@ def one_line(text: str, limit: int = 300) -> str:
     return flat if len(flat) <= limit else flat[:limit] + "..."
 
 
-def _is_utf8(key: str) -> bool:
-    return not any("\ud800" <= c <= "\udfff" for c in key)
-
-
 def _why(kind: type[e.StoreError], refusal: Refusal) -> str:
     who = refusal.access_key_id
-    if kind is e.InvalidKey:
-        return _WHY[kind]
-    if refusal.code == "SignatureDoesNotMatch":
+    if refusal.code == "SignatureDoesNotMatch" and kind is not e.InvalidKey:
         return f"the secret access key is wrong for access key id {who}"
     if refusal.code in {"InvalidAccessKeyId", "InvalidClientTokenId", "XAdminUserNotFound"}:
         return f"access key id {who} is not known to the server"
@@ -242,9 +196,11 @@ def _why(kind: type[e.StoreError], refusal: Refusal) -> str:
         return f"this machine's clock is {format_roughly(refusal.skew_s)} {side} the server's: set it"
     if refusal.code == "NoSuchUpload":
         return "no such multipart upload"
+    if kind is e.PreconditionFailed and refusal.status == 404:
+        return "the object is gone"
     if kind is e.WrongRegion and refusal.region:
         return f"the bucket lives in region {refusal.region}"
-    return _WHY.get(kind, "the server refuses the request")
+    return _KINDS[kind][0] if kind in _KINDS else "the server refuses the request"
 
 
 _BAD_CERTIFICATES = {

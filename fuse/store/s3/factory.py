@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 from datastore.api.endpoints import AWS
 from datastore.api.source import S3Location
@@ -16,21 +14,15 @@ from ..metrics import StoreMetrics
 from ..retrying import RetryingStore
 from .caller import Caller
 from .client import S3Store
-from .connections import Route, TransportLimits, proxy_for, trust
 from .credentials import CredentialSource, find_source
+from .dialing import Route, proxy_for, trust
 from .endpoint import Endpoint, resolve
-from .transport import Transport
+from .transport import Transport, TransportLimits
 
 
-class Parts(NamedTuple):
-    """What a store is made of."""
-
-    endpoint: Endpoint
-    credentials: CredentialSource
-    connect: Callable[[Endpoint], Transport]
-
-
-def gather(location: S3Location, limits: TransportLimits, keys: CredentialSource | None = None) -> Parts:
+def gather(
+    location: S3Location, limits: TransportLimits, keys: CredentialSource | None = None, *, follow: bool = True
+) -> Caller:
     """Resolve a location; touches no network. Errors: InvalidRequest, CredentialsInvalid, EndpointNotAllowed."""
     policy = location.policy
     if policy is not None and not policy.allows(location.endpoint):
@@ -46,21 +38,7 @@ def gather(location: S3Location, limits: TransportLimits, keys: CredentialSource
     def connect(to: Endpoint) -> Transport:
         return Transport(Route(to.host, to.port, to.secure, proxy, refusal), tls=tls, limits=limits)
 
-    return Parts(endpoint, credentials, connect)
-
-
-def open_adapter(
-    location: S3Location,
-    *,
-    capabilities: Capabilities | None = None,
-    limits: TransportLimits | None = None,
-    keys: CredentialSource | None = None,
-    list_metadata: bool = False,
-) -> S3Store:
-    """The bare client: no retries, no metrics. Touches no network. Errors: InvalidRequest, CredentialsInvalid."""
-    parts = gather(location, limits or TransportLimits(), keys)
-    caller = Caller(parts.endpoint, parts.credentials, parts.connect)
-    return S3Store(caller, capabilities or Capabilities(), list_metadata=list_metadata)
+    return Caller(endpoint, credentials, connect, follow=follow)
 
 
 def open_s3(
@@ -80,5 +58,6 @@ def open_s3(
 
     Touches no network; probe() tells whether the location is right. Errors: InvalidRequest, CredentialsInvalid.
     """
-    adapter = open_adapter(location, capabilities=capabilities, limits=limits, keys=keys, list_metadata=list_metadata)
+    caller = gather(location, limits or TransportLimits(), keys)
+    adapter = S3Store(caller, capabilities or Capabilities(), list_metadata=list_metadata)
     return RetryingStore(adapter, retrier, metrics)

@@ -13,11 +13,10 @@ import socket
 import ssl
 import struct
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import count
 from typing import NamedTuple
 
-from ...loop import Edge, Loop
+from ...loop import Edge, Future, Loop
 from ..base import Body, FilePart
 from .errors import UNANNOUNCED
 
@@ -36,7 +35,6 @@ _FRAMING_BYTES = 64 << 10
 _CHUNKS_AT_ONCE = 256
 """Taken before others go on: 256 bytes in as many chunks take 3 ms."""
 _ZEROS = bytes(1 << 16)
-_HTTP_10, _HTTP_11 = 10, 11
 _SWITCHING_PROTOCOLS = 101
 _HEAD_END = re.compile(rb"\n(?:\r\n|\n)")
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r?\n")
@@ -53,10 +51,6 @@ class NotHttp(Exception):
     """What came is no answer, or a larger one than there may be."""
 
 
-class HungUp(ConnectionError):
-    """The server ended the connection before any byte of an answer."""
-
-
 class CutShort(Exception):
     """The connection ended before the body did."""
 
@@ -68,23 +62,12 @@ class TooMuch(Exception):
 class Heard(NamedTuple):
     """The head of one answer among bytes. end: where in them it ends."""
 
-    version: int
-    """10 or 11."""
     status: int
     fields: dict[str, str]
     """Values by lower-case name, decoded as ISO 8859-1; of a repeated header the last."""
     end: int
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether the server leaves the connection open after this answer (RFC 9112, section 9.3)."""
-        said = self.fields.get("connection", "").lower()
-        return "close" not in said and (self.version >= _HTTP_11 or "keep-alive" in said)
-
-    @property
-    def is_interim(self) -> bool:
-        """Another answer follows."""
-        return self.status < 200 and self.status != _SWITCHING_PROTOCOLS
+    goes_on: bool
+    """The server leaves the connection open after this answer (RFC 9112, section 9.3)."""
 
     @property
     def is_chunked(self) -> bool:
@@ -122,29 +105,47 @@ def heard(held: bytes, start: int) -> Heard | None:
     for line in lines:
         name, _, value = line.partition(":")
         fields[name.lower()] = value.strip()
-    return Heard(_HTTP_11 if version == "HTTP/1.1" else _HTTP_10, int(code), fields, end.end())
+    said = fields.get("connection", "").lower()
+    goes_on = "close" not in said and (version == "HTTP/1.1" or "keep-alive" in said)
+    return Heard(int(code), fields, end.end(), goes_on)
+
+
+class _Kernel:
+    """What a connection that blocks has in place of an Edge: the kernel has waited for as long as it may."""
+
+    def wait(self, seconds: float) -> Future[None]:
+        raise TimeoutError
 
 
 class Connection:
-    """A connected socket, plain or TLS, whose calls block. One thread at a time."""
+    """A connected socket, plain or TLS, for one thread or one task at a time. Without a loop its calls block; with one
+    they await it and never block, and the connection ends with the loop. Errors of all calls: TimeoutError, OSError.
+    """
 
-    __slots__ = ("_limit_s", "secure", "sock")
+    __slots__ = ("_blocks", "_edge", "_limit_s", "_loop", "_sent_at_once", "secure", "sock")
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, loop: Loop | None = None) -> None:
         self.sock = sock
         self.secure = isinstance(sock, ssl.SSLSocket)
         self._limit_s = -2.0
-
-    def fileno(self) -> int:
-        """Of its socket."""
-        return self.sock.fileno()
+        self._loop = loop
+        self._blocks = loop is None
+        self._sent_at_once = False
+        self._edge: Edge | _Kernel = _Kernel()
+        if loop is not None:
+            sock.setblocking(False)
+            self._edge = Edge(loop, sock.fileno())
+            loop.at_end(self.close)
 
     def close(self) -> None:
         """Idempotent."""
+        if self._loop is not None and self.sock.fileno() >= 0:
+            self._loop.never(self.close)
+            self._loop.unwatch(self.sock.fileno())
         self.sock.close()
 
-    def limit(self, seconds: float) -> None:
-        """How long the next call waits. It is nearly always the same, and setting it takes system calls.
+    def _limit(self, seconds: float) -> None:
+        """How long the next call blocks. It is nearly always the same, and setting it takes system calls.
 
         A plain socket waits in the kernel: one call for each piece, where Python's own limit takes two.
         """
@@ -160,85 +161,87 @@ class Connection:
         self._limit_s = seconds
 
     async def give_way(self, pace: Pace) -> None:
-        """Now and then while much comes at once: others go on, and there is time left. Errors: TimeoutError."""
+        """Now and then while much comes at once: others go on, and there is time left."""
+        if self._loop is not None:
+            pace()
+            await self._loop.pause()
 
-    async def receive(self, size: int, pace: Pace) -> bytes:
-        """What comes next, b"" at the end. Errors: TimeoutError, OSError."""
-        self.limit(pace())
-        try:
-            return self.sock.recv(size)
-        except BlockingIOError as error:
-            raise TimeoutError from error
+    async def receive(self, size: int, pace: Pace, flags: int = 0) -> bytes:
+        """What comes next, b"" at the end. After what was sent at once there is nothing yet; else it may have been told
+        of meanwhile."""
+        if self._blocks:
+            self._limit(pace())
+        elif self._sent_at_once:
+            self._sent_at_once = False
+            await self._edge.wait(pace())
+        while True:
+            try:
+                return self.sock.recv(size, flags)
+            except NOT_NOW:
+                await self._edge.wait(pace())
 
     async def receive_into(self, view: memoryview, pace: Pace) -> int:
-        """Fill a view, as far as it goes until the end; how many bytes. Errors: TimeoutError, OSError.
+        """Fill a view, as far as it goes until the end; how many bytes.
 
-        On a plain connection by one call, which waits in the kernel for all of them.
+        Where a plain connection blocks by one call, which waits in the kernel for all of them.
         """
-        done = 0
+        done, flags = 0, 0 if self.secure else socket.MSG_WAITALL
         while done < len(view):
-            self.limit(pace())
+            if self._blocks:
+                self._limit(pace())
             try:
-                count = self.sock.recv_into(view[done:], 0, 0 if self.secure else socket.MSG_WAITALL)
-            except BlockingIOError as error:
-                raise TimeoutError from error
+                count = self.sock.recv_into(view[done:], 0, flags)
+            except NOT_NOW:
+                await self._edge.wait(pace())
+                continue
             if not count:
                 break
             done += count
         return done
 
-    async def receive_whole(self, size: int, pace: Pace) -> bytes:
-        """`size` bytes, or fewer, into memory that nobody has to clear. Plain only. Errors: TimeoutError, OSError.
-
-        By one call, which waits in the kernel for all of them.
-        """
-        self.limit(pace())
-        try:
-            return self.sock.recv(size, socket.MSG_WAITALL)
-        except BlockingIOError as error:
-            raise TimeoutError from error
-
     async def send(self, body: Body, pace: Pace) -> None:
-        """All of it. Errors: TimeoutError, OSError."""
-        view = memoryview(body)
-        while view:
-            self.limit(pace())
+        """All of it."""
+        left: Body = body
+        waited = self._sent_at_once = False
+        while left:
+            if self._blocks:
+                self._limit(pace())
             try:
-                view = view[self.sock.send(view[:_SENT_BYTES]) :]
-            except BlockingIOError as error:
-                raise TimeoutError from error
+                sent = self.sock.send(left if len(left) <= _SENT_BYTES else memoryview(left)[:_SENT_BYTES])
+                left = memoryview(left)[sent:] if sent < len(left) else b""
+            except NOT_NOW:
+                waited = True
+                await self._edge.wait(pace())
+        self._sent_at_once = not waited
 
     async def send_joined(self, head: bytes, body: Body, pace: Pace) -> None:
-        """Both, without a copy and so that the server wakes once. Errors: TimeoutError, OSError."""
-        if self.secure:
-            await self.send(head, pace)
-            await self.send(body, pace)
-            return
-        self.limit(pace())
-        view = memoryview(body)
-        try:
-            sent = self.sock.sendmsg((head, view[:_SENT_BYTES]))
-        except BlockingIOError as error:
-            raise TimeoutError from error
+        """Both, without a copy and on a plain connection so that the server wakes once."""
+        view, sent = memoryview(body), 0
+        if not self.secure:
+            if self._blocks:
+                self._limit(pace())
+            try:
+                sent = self.sock.sendmsg((head, view[:_SENT_BYTES]))
+            except BlockingIOError:
+                await self._edge.wait(pace())
         if sent < len(head):
             await self.send(head[sent:], pace)
-        if sent < len(head) + len(view):
-            await self.send(view[max(0, sent - len(head)) :], pace)
+        await self.send(view[max(0, sent - len(head)) :], pace)
 
     async def send_file(self, part: FilePart, pace: Pace) -> None:
-        """A part of a file; what the file has lost meanwhile as zeros. Errors: TimeoutError, OSError.
+        """A part of a file; what the file has lost meanwhile as zeros.
 
-        On a plain connection from the file's pages, past this process's memory.
+        Where a plain connection blocks from the file's pages, past this process's memory.
         """
-        if self.secure:
+        if self.secure or not self._blocks:
             for piece in part.pieces():
                 await self.send(piece, pace)
             return
         at, stop = part.start, part.stop
         while at < stop:
-            self.limit(pace())
+            self._limit(pace())
             try:
-                sent = os.sendfile(self.fileno(), part.fd, at, min(stop - at, _SENDFILE_BYTES))
+                sent = os.sendfile(self.sock.fileno(), part.fd, at, min(stop - at, _SENDFILE_BYTES))
                 at += sent or self.sock.send(_ZEROS[: stop - at])
             except BlockingIOError as error:
                 raise TimeoutError from error
@@ -249,14 +252,14 @@ class Connection:
         With TLS the socket does not tell: bytes may be decrypted already, and session tickets, which come when the
         server likes, mean nothing.
         """
+        if isinstance(self.sock, ssl.SSLSocket) and self.sock.pending():
+            return False
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
-        if not isinstance(self.sock, ssl.SSLSocket):
-            return not poll.poll(0)
-        if self.sock.pending():
-            return False
         if not poll.poll(0):
             return True
+        if not self.secure:
+            return False
         self.sock.setblocking(False)
         self._limit_s = _WAITING
         try:
@@ -266,91 +269,6 @@ class Connection:
         except OSError:
             return False
         return False
-
-
-class LoopConnection(Connection):
-    """One that never blocks: its calls await the loop that runs. For tasks of that loop, one at a time; it ends with
-    the loop."""
-
-    __slots__ = ("_edge", "_loop", "_sent_at_once")
-
-    def __init__(self, sock: socket.socket, loop: Loop) -> None:
-        super().__init__(sock)
-        sock.setblocking(False)
-        self._loop = loop
-        self._edge = Edge(loop, sock.fileno())
-        self._sent_at_once = False
-        loop.at_end(self.close)
-
-    def close(self) -> None:
-        """Idempotent."""
-        if self.fileno() >= 0:
-            self._loop.never(self.close)
-            self._edge.close()
-            super().close()
-
-    async def give_way(self, pace: Pace) -> None:
-        """See Connection."""
-        pace()
-        await self._loop.pause()
-
-    async def receive(self, size: int, pace: Pace) -> bytes:
-        """See Connection. There is nothing yet after what was sent at once; else it may have been told of meanwhile."""
-        if self._sent_at_once:
-            self._sent_at_once = False
-            await self._edge.wait(pace())
-        while True:
-            try:
-                return self.sock.recv(size)
-            except NOT_NOW:
-                await self._edge.wait(pace())
-
-    async def receive_into(self, view: memoryview, pace: Pace) -> int:
-        """See Connection."""
-        done = 0
-        while done < len(view):
-            try:
-                count = self.sock.recv_into(view[done:])
-            except NOT_NOW:
-                await self._edge.wait(pace())
-                continue
-            if not count:
-                break
-            done += count
-        return done
-
-    async def receive_whole(self, size: int, pace: Pace) -> bytes:
-        """See Connection."""
-        return await self.receive(size, pace)
-
-    async def send(self, body: Body, pace: Pace) -> None:
-        """See Connection."""
-        self._sent_at_once = False
-        left: Body = body
-        waited = False
-        while left:
-            try:
-                sent = self.sock.send(left)
-                left = memoryview(left)[sent:] if sent < len(left) else b""
-            except NOT_NOW:
-                waited = True
-                await self._edge.wait(pace())
-        self._sent_at_once = not waited
-
-    async def send_joined(self, head: bytes, body: Body, pace: Pace) -> None:
-        """See Connection."""
-        sent = 0
-        if not self.secure:
-            with suppress(BlockingIOError):
-                sent = self.sock.sendmsg((head, body))
-        if sent < len(head):
-            await self.send(head[sent:], pace)
-            sent = len(head)
-        await self.send(memoryview(body)[sent - len(head) :], pace)
-
-    async def send_file(self, part: FilePart, pace: Pace) -> None:
-        """See Connection."""
-        await self.send(part.read(), pace)
 
 
 class Incoming:
@@ -373,26 +291,24 @@ class Incoming:
         return self._at == len(self._held)
 
     async def head(self) -> Heard:
-        """The head of the final answer. Errors besides: HungUp, UNANNOUNCED and ConnectionError before any byte."""
+        """The head of the final answer. Errors besides: UNANNOUNCED and ConnectionError before any byte."""
         while True:
             found = heard(self._held, self._at) if self._held else None
             if found is not None:
                 self._at = found.end
-                if not found.is_interim:
+                if found.status >= 200 or found.status == _SWITCHING_PROTOCOLS:
                     return found
                 if self._at > HEAD_BYTES:
                     raise NotHttp("interim answers without an end")
                 continue
             try:
                 piece = await self._connection.receive(self._room, self._pace)
+                if not piece:
+                    raise ConnectionError("the server hung up before it answered")
             except (ConnectionError, *UNANNOUNCED) as error:
                 if self._held:
                     raise NotHttp("the server hung up before the end of its answer's head") from error
                 raise
-            if not piece:
-                if self._held:
-                    raise NotHttp("the server hung up before the end of its answer's head")
-                raise HungUp("the server hung up before it answered")
             self._held += piece
 
     async def take(self, size: int) -> Body:
@@ -402,7 +318,7 @@ class Incoming:
         if len(first) == size:
             return first
         if not first and not self._connection.secure:
-            first = memoryview(await self._connection.receive_whole(size, self._pace))
+            first = memoryview(await self._connection.receive(size, self._pace, socket.MSG_WAITALL))
             if len(first) == size:
                 return first
         body = bytearray(size)

@@ -40,6 +40,16 @@ def known_by(answer: Answer, before: Capabilities) -> Capabilities:
     return replace(before, max_new_segment_bytes=227) if is_versitygw else before
 
 
+def _query(prefix: str, max_keys: int) -> list[tuple[str, str]]:
+    return [("list-type", "2"), ("encoding-type", "url"), ("max-keys", str(max_keys)), ("prefix", prefix)]
+
+
+async def look(caller: Caller, prefix: str) -> tuple[ListPage, Answer]:
+    """A listing of one key."""
+    answer = await caller.send(Request(method="GET", query=_query(prefix, 1), most_bytes=xml.most_bytes(1)))
+    return xml.parse_list(bytes(answer.body), 1), answer
+
+
 def _is_minio(answer: Answer) -> bool:
     return answer.headers.get("server", "").lower().startswith("minio")
 
@@ -55,17 +65,23 @@ class Lister:
         self._versions: bool | None = None
 
     async def page(
-        self, prefix: str, *, delimiter: str, token: str | None, start_after: str, max_keys: int, unless: bytes
+        self,
+        prefix: str,
+        *,
+        delimiter: str = "",
+        token: str | None = None,
+        start_after: str = "",
+        max_keys: int = 1000,
+        unless: bytes = b"",
     ) -> ListPage:
         """See ObjectStore.list_page."""
-        query = [("list-type", "2"), ("encoding-type", "url"), ("max-keys", str(max_keys)), ("prefix", prefix)]
+        query = _query(prefix, max_keys)
         if delimiter:
             query.append(("delimiter", delimiter))
         if token:
             query.append(("continuation-token", token))
         elif start_after:
             query.append(("start-after", start_after))
-        refused = False
         if self._wanted and self.known.listed_metadata:
             if unless and (page := await self._asked(query, max_keys, unless)).digest == unless:
                 return page
@@ -76,17 +92,15 @@ class Lister:
             except StoreError as error:
                 if error.status not in _REFUSALS:
                     raise
-                refused = True
-        self._refused |= refused
+                self._refused = True
         return await self._asked(query, max_keys, unless)
 
     async def _asked(
         self, query: Sequence[tuple[str, str]], keys: int, unless: bytes, *, metadata: bool = False
     ) -> ListPage:
         most_bytes = xml.most_bytes(keys, metadata=metadata)
-        answer = await self._caller.send(
-            Request(method="GET", query=query, expected_bytes=1 << 20, most_bytes=most_bytes)
-        )
+        request = Request(method="GET", query=query, expected_bytes=1 << 20, most_bytes=most_bytes)
+        answer = await self._caller.send(request)
         known = known_by(answer, self.known)
         self.known = replace(known, listed_metadata=known.listed_metadata and not self._refused)
         body = bytes(answer.body)
@@ -102,7 +116,7 @@ class Lister:
         if self._versions is None:
             try:
                 answer = await self._caller.send(Request(method="GET", query=[("versioning", "")]))
-                self._versions = xml.has_versioning(bytes(answer.body))
+                self._versions = bool(xml.text_of(bytes(answer.body), "Status"))  # also of one that kept versions once
             except AccessDenied:
                 self._versions = True
         return self._versions
@@ -114,6 +128,4 @@ class Lister:
         return page._replace(common_prefixes=prefixes, digest=b"")
 
     async def _has_keys(self, prefix: str) -> bool:
-        query = [("list-type", "2"), ("encoding-type", "url"), ("max-keys", "1"), ("prefix", prefix)]
-        answer = await self._caller.send(Request(method="GET", query=query, most_bytes=xml.most_bytes(1)))
-        return bool(xml.parse_list(bytes(answer.body), 1).objects)
+        return bool((await look(self._caller, prefix))[0].objects)

@@ -13,12 +13,11 @@ SMALL_BYTES = 64 << 10
 
 
 class Answer(NamedTuple):
-    """status, headers by lower-case name, and the whole body; poured: how much of it went to the request's outlet."""
+    """status, headers by lower-case name, and the whole body: b"" when it went to the request's outlet."""
 
     status: int
     headers: Mapping[str, str]
     body: Body
-    poured: int = 0
 
 
 class Outlet(NamedTuple):

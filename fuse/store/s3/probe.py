@@ -12,6 +12,8 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 
 from datastore.api.source import S3Location
 from datastore.errors import (
@@ -30,12 +32,12 @@ from ...loop import now
 from ..base import Capabilities
 from . import xml
 from .caller import Caller
-from .connections import TransportLimits
 from .endpoint import DEFAULT_REGION, Endpoint
 from .errors import one_line
-from .factory import Parts, gather
-from .lister import known_by
+from .factory import gather
+from .lister import known_by, look
 from .messages import Request
+from .transport import TransportLimits
 
 _TLS_S = 1.0
 """For each step of a look whether a port speaks TLS."""
@@ -50,67 +52,69 @@ def probe(location: S3Location, *, writable: bool, deadline_s: float = 5.0) -> C
     Returns or raises within deadline_s, also when a name server or credential helper hangs.
     """
     asked = _Asked(location, writable, deadline_s)
-    worker = threading.Thread(target=asked.run, name="datastore-probe", daemon=True)
-    worker.start()
-    worker.join(deadline_s)
-    if asked.error is not None:
-        raise asked.error
-    if not asked.done:
-        raise DeadlineExceeded(f"{_name(location)}: no answer within {deadline_s:g} s while {asked.stage}")
-    return asked.known
+    threading.Thread(target=asked.run, name="datastore-probe", daemon=True).start()
+    try:
+        return asked.known.result(deadline_s)
+    except TimeoutError:
+        raise DeadlineExceeded(f"{_name(location)}: no answer within {deadline_s:g} s while {asked.stage}") from None
 
 
+@dataclass(slots=True)
 class _Asked:
     """The probe's own thread: it may outlive the answer, bounded by the limits of each of its steps."""
 
-    def __init__(self, location: S3Location, writable: bool, deadline_s: float) -> None:
-        self.stage = "looking for credentials"
-        self.done = False
-        self.error: Exception | None = None
-        self.known = Capabilities()
-        self._location = location
-        self._writable = writable
-        half = deadline_s / 2
-        self._limits = TransportLimits(connections=1, connect_s=half, idle_s=deadline_s, call_s=deadline_s)
+    location: S3Location
+    writable: bool
+    deadline_s: float
+    stage: str = "looking for credentials"
+    known: Future[Capabilities] = field(default_factory=Future)
 
     def run(self) -> None:
         try:
-            now(self._check())
-            self.done = True
+            self.known.set_result(now(self._check()))
         except Exception as error:  # handed to the caller's thread
-            self.error = error
+            self.known.set_exception(error)
 
-    async def _check(self) -> None:
-        parts = gather(self._location, self._limits)
-        parts.credentials.keys()
-        self.stage = f"waiting for {parts.endpoint.service_url}: check the endpoint, the proxy and the network"
-        caller = Caller(parts.endpoint, parts.credentials, parts.connect, follow=not self._location.region)
+    async def _check(self) -> Capabilities:
+        limit_s = self.deadline_s
+        limits = TransportLimits(connections=1, connect_s=limit_s / 2, idle_s=limit_s, call_s=limit_s)
+        caller = gather(self.location, limits, follow=not self.location.region)
+        caller.credentials.keys()
+        endpoint = caller.endpoint
+        self.stage = f"waiting for {endpoint.service_url}: check the endpoint, the proxy and the network"
         try:
             try:
-                await self._list(caller)
+                return known_by((await look(caller, self.location.prefix))[1], Capabilities())
             except BucketNotFound as error:
-                if not (self._location.create and self._writable and error.code):
+                if not (self.location.create and self.writable and error.code):
                     raise
-                await self._create(parts, caller)
+                await _create(caller)
+                return Capabilities()
         except StoreError as error:
-            raise _explained(error, self._location, parts.endpoint) from error
+            raise _explained(error, self.location, endpoint) from error
         finally:
             caller.close()
 
-    async def _list(self, caller: Caller) -> None:
-        query = [("list-type", "2"), ("encoding-type", "url"), ("max-keys", "1"), ("prefix", self._location.prefix)]
-        answer = await caller.send(Request(method="GET", query=query, most_bytes=xml.most_bytes(1)))
-        xml.parse_list(bytes(answer.body), 1)
-        self.known = known_by(answer, Capabilities())
 
-    async def _create(self, parts: Parts, caller: Caller) -> None:
-        region = parts.endpoint.region
-        named = parts.endpoint.aws and region != DEFAULT_REGION
-        try:
-            await caller.send(Request(method="PUT", body=xml.build_location(region) if named else b""))
-        except StoreError as error:
-            if error.code not in _OWNED:
-                raise
+async def _create(caller: Caller) -> None:
+    region = caller.endpoint.region
+    named = caller.endpoint.aws and region != DEFAULT_REGION
+    try:
+        await caller.send(Request(method="PUT", body=xml.build_location(region) if named else b""))
+    except StoreError as error:
+        if error.code not in _OWNED:
+            raise
+
+
+def remove_bucket(location: S3Location, deadline_s: float = 10.0) -> None:
+    """Remove an empty bucket; success when it is not there. Errors: StoreError, InvalidRequest when it is not empty."""
+    caller = gather(location, TransportLimits(connections=1, call_s=deadline_s), follow=not location.region)
+    try:
+        now(caller.send(Request(method="DELETE")))
+    except BucketNotFound:
+        return
+    finally:
+        caller.close()
 
 
 def _explained(error: StoreError, location: S3Location, endpoint: Endpoint) -> StoreError:
@@ -119,22 +123,13 @@ def _explained(error: StoreError, location: S3Location, endpoint: Endpoint) -> S
     wordless = 300 <= error.status < 500 and not error.code
     no_s3 = wordless or isinstance(error, CorruptBody | Unreachable)
     if no_s3 and not endpoint.secure and _speaks_tls(endpoint):
-        return InvalidRequest(
-            f"{_name(location)}: spec.s3.endpoint: this port speaks TLS: try {endpoint.in_tls().service_url}"
-        )
+        url = replace(endpoint, scheme="https").service_url
+        return InvalidRequest(f"{_name(location)}: spec.s3.endpoint: this port speaks TLS: try {url}")
     if isinstance(error, CorruptBody) or wordless:  # S3 gives a reason for each refusal of a listing
         kind, hint = InvalidRequest, f"spec.s3.endpoint: {endpoint.service_url} does not answer like an S3 server"
     text = f"{_name(location)}: {hint}{': ' if hint else ''}{one_line(str(error), 600)}"
-    made = kind(
-        text,
-        key=error.key,
-        status=error.status,
-        code=error.code,
-        server_message=error.server_message,
-        request_id=error.request_id,
-    )
-    if isinstance(made, WrongRegion) and isinstance(error, WrongRegion):
-        made.region = error.region
+    made = kind(text)
+    vars(made).update(vars(error))
     return made
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from time import gmtime, strftime
 from typing import NamedTuple
 from urllib.parse import quote
 
+from datastore.api.source import StaticCredentials
 from datastore.secret import Secret
 
 from ..limits import key_bytes
@@ -23,17 +23,6 @@ from ..limits import key_bytes
 ALGORITHM = "AWS4-HMAC-SHA256"
 EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
-
-_UNSIGNED_HEADERS = frozenset({"authorization", "expect", "user-agent", "x-amzn-trace-id"})
-
-
-@dataclass(frozen=True, slots=True)
-class SigningKeys:
-    """One frozen set of credentials."""
-
-    access_key_id: str
-    secret_access_key: Secret
-    session_token: Secret | None = None
 
 
 def encode_path(key: str) -> str:
@@ -48,7 +37,7 @@ def encode_query(parameters: Iterable[tuple[str, str]]) -> str:
 
 
 def sign(
-    method: str, path: str, query: str, headers: Mapping[str, str], keys: SigningKeys, region: str, now_s: float
+    method: str, path: str, query: str, headers: Mapping[str, str], keys: StaticCredentials, region: str, now_s: float
 ) -> dict[str, str]:
     """The headers to send: those given, and the signature's.
 
@@ -77,7 +66,7 @@ class Moment(NamedTuple):
         return f"{self.credential}, SignedHeaders={names}, Signature={signature.hexdigest()}"
 
 
-def moment(keys: SigningKeys, region: str, now_s: float) -> Moment:
+def moment(keys: StaticCredentials, region: str, now_s: float) -> Moment:
     """That of now_s, seconds since the epoch."""
     stamp = strftime("%Y%m%dT%H%M%SZ", gmtime(now_s))
     headers = {"x-amz-date": stamp}
@@ -91,7 +80,7 @@ def moment(keys: SigningKeys, region: str, now_s: float) -> Moment:
 
 def canonical_headers(headers: Mapping[str, str]) -> tuple[str, str]:
     """The names of those that are signed, and what the canonical request has after its query."""
-    names = sorted(headers.keys() - _UNSIGNED_HEADERS)
+    names = sorted(headers)
     lines = "".join([f"{name}:{' '.join(headers[name].split())}\n" for name in names])
     name_list = ";".join(names)
     return name_list, f"{lines}\n{name_list}\n{headers['x-amz-content-sha256']}"

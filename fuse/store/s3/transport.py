@@ -8,17 +8,22 @@ what a server sends beyond that is not read. No redirect is followed; whoever as
 from __future__ import annotations
 
 import ssl
+import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
-from datastore.errors import CorruptBody, DeadlineExceeded, Unreachable
+from datastore.errors import CorruptBody, DeadlineExceeded, InvalidRequest, Unreachable
 
-from ..base import Body, FilePart, in_memory
-from .connections import Connections, Route, TransportLimits
-from .errors import UNANNOUNCED, connection_words
+from ...loop import Future, Loop, running
+from ..base import FilePart, in_memory
+from .dialing import Route, connected
+from .errors import UNANNOUNCED, connection_words, one_line
 from .http1 import Connection, CutShort, Heard, Incoming, NotHttp, TooMuch
-from .messages import SMALL_BYTES, Answer, Outlet, Request
+from .messages import SMALL_BYTES, Answer, Request
 
 _PIECE_BYTES = 1 << 20
 _HEAD_BYTES = 4 << 10
@@ -29,8 +34,53 @@ _HUNG_UP = (BrokenPipeError, ConnectionResetError, *UNANNOUNCED)
 _BODYLESS = frozenset({204, 304})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportLimits:
+    """connections: open at once (64: more only queue in the server). connect_s: TCP and TLS. idle_s: between two
+    bytes in either direction. call_s: a whole call, and body_floor bytes per second are allowed for besides, and long_s
+    where the server copies 5 GiB or joins 10,000 parts before it answers (250 s at 20 MB/s).
+    keep_s: an idle connection is not used again after this, since servers close theirs after 5 to 60 s."""
+
+    connections: int = 64
+    connect_s: float = 5.0
+    idle_s: float = 20.0
+    call_s: float = 30.0
+    body_floor: int = 256 << 10
+    long_s: float = 300.0
+    keep_s: float = 55.0
+
+
+class _Turn:
+    """A task that waits for a place."""
+
+    __slots__ = ("_loop", "_transport", "_until", "given")
+
+    def __init__(self, transport: Transport, loop: Loop, limit_s: float) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._until = loop.clock() + limit_s
+        self.given: Future[bool] = Future()
+        loop.waits.add(self)
+
+    def give(self) -> bool:
+        """Any thread."""
+        return self._loop.soon(partial(self._end, given=True))
+
+    def look(self, now: float) -> None:
+        """See Bounded."""
+        if now >= self._until and self._transport.withdraw(self.give):
+            self._end(given=False)
+
+    def _end(self, *, given: bool) -> None:
+        self._loop.waits.remove(self)
+        self.given.set_result(given)
+
+
 class Transport:
-    """Requests to one route."""
+    """Requests to one route. A connection that was taken belongs to one thread, or to one task of a loop.
+
+    INVARIANT places given out + places free == limits.connections; an idle connection holds no place.
+    """
 
     def __init__(
         self,
@@ -42,22 +92,93 @@ class Transport:
     ) -> None:
         self.route = route
         self.limits = limits or TransportLimits()
-        self.connections = Connections(route, tls=tls, limits=self.limits, clock=clock)
+        self._tls = tls
         self._clock = clock
+        self._lock = threading.Lock()
+        self._free = self.limits.connections
+        self._waiting: deque[Callable[[], bool | None]] = deque()
+        """Gives a place to who asked for it; False when he is no more."""
+        self._idle: dict[Loop | None, list[tuple[Connection, float]]] = {None: []}
+        """By the loop whose they are; None: those that block."""
+        self._closed = False
+
+    async def take_place(self) -> None:
+        """Wait for the right to one connection, given in the order of asking. leave_place() has to follow.
+
+        Errors: DeadlineExceeded.
+        """
+        loop, limit_s = running(), self.limits.call_s
+        with self._lock:
+            if self._free:
+                self._free -= 1
+                return
+            if loop is None:
+                there = threading.Event()
+                give: Callable[[], bool | None] = there.set
+            else:
+                turn = _Turn(self, loop, limit_s)
+                give = turn.give
+            self._waiting.append(give)
+        if not (await turn.given if loop is not None else there.wait(limit_s) or not self.withdraw(give)):
+            raise DeadlineExceeded(f"{self.route}: all {self.limits.connections} connections stayed busy")
+
+    def leave_place(self) -> None:
+        """It is free for others."""
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._free += 1
+                    return
+                give = self._waiting.popleft()
+            if give() is not False:
+                return
+
+    def withdraw(self, give: Callable[[], bool | None]) -> bool:
+        """Ask for a place no longer; False when it was just given."""
+        with self._lock:
+            if give not in self._waiting:
+                return False
+            self._waiting.remove(give)
+            return True
+
+    def close(self) -> None:
+        """Close idle connections; those in use are closed when they come back. Idempotent."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, {None: []}
+        for connection, _ in chain(*idle.values()):  # a loop may end meanwhile
+            connection.close()
+
+    def head(self, method: str, target: str, headers: Mapping[str, str], length: int | None = None) -> bytes:
+        """Request line and headers as this route wants them. length: of the body, None: it has none.
+
+        Errors: InvalidRequest for a value that headers can't carry.
+        """
+        proxy = None if self.route.secure else self.route.proxy
+        where = target if proxy is None else f"http://{headers['host']}{target}"
+        lines = [f"{method} {where} HTTP/1.1", *[f"{name}: {value}" for name, value in headers.items()]]
+        if length is not None:
+            lines.append(f"content-length: {length}")
+        if proxy is not None and proxy.authorization:
+            lines.append(f"proxy-authorization: {proxy.authorization}")
+        together = "".join(lines)
+        if not (together.isascii() and together.isprintable()):
+            raise InvalidRequest(f"{method} {one_line(target)}: a header is not printable ASCII")
+        return "\r\n".join([*lines, "", ""]).encode()
 
     async def send(self, request: Request, head: bytes) -> Answer:
-        """One exchange. head: the request line and all headers, as Connections.head() makes them.
+        """One exchange. head: the request line and all headers, as head() makes them.
 
         Errors: Unreachable, DeadlineExceeded, CorruptBody.
         """
-        await self.connections.take_place()
+        await self.take_place()
         try:
             answer, connection = await self.exchange(request, head)
             if connection is not None:
-                self.connections.give_back(connection)
+                self.give_back(connection)
             return answer
         finally:
-            self.connections.leave_place()
+            self.leave_place()
 
     async def exchange(
         self, request: Request, head: bytes, held: Connection | None = None
@@ -70,30 +191,21 @@ class Transport:
         size = len(request.body) + request.expected_bytes
         long_s = self.limits.long_s if request.is_long else 0.0
         deadline = self._clock() + self.limits.call_s + long_s + size / self.limits.body_floor
-        kept = held or self.connections.take_idle()
-        try:
-            if kept is not None:
-                try:
-                    return await self._exchange(kept, request, head, deadline)
-                except _Stale:
-                    if not request.repeatable:
-                        raise
-            return await self._exchange(await self.connections.connect(deadline), request, head, deadline)
-        except _Stale as stale:
-            raise Unreachable(f"{self.where()}: {connection_words(stale.reason)}") from stale.reason
-
-    def close(self) -> None:
-        """See Connections."""
-        self.connections.close()
-
-    def where(self) -> str:
-        """The route, for a message."""
-        return self.connections.where()
+        kept = held or self.take_idle()
+        done = None
+        if kept is not None:
+            done = await self._exchange(kept, request, head, deadline, may_be_stale=request.repeatable)
+        if done is None:
+            done = await self._exchange(await self.connect(deadline), request, head, deadline)
+        assert done is not None
+        return done
 
     async def _exchange(
-        self, connection: Connection, request: Request, head: bytes, deadline: float
-    ) -> tuple[Answer, Connection | None]:
+        self, connection: Connection, request: Request, head: bytes, deadline: float, *, may_be_stale: bool = False
+    ) -> tuple[Answer, Connection | None] | None:
         """Send, and read the answer. The head and a small body travel together, so that the server wakes once.
+
+        may_be_stale: None when the connection broke before any byte of an answer.
 
         A server may refuse before it has read the whole body, and hang up, and its answer is then what counts.
         """
@@ -116,8 +228,10 @@ class Transport:
             incoming = Incoming(connection, pace, _room(request))
             try:
                 heard = await incoming.head()
-            except (ConnectionError, *UNANNOUNCED) as error:
-                raise _Stale(error) from error
+            except (ConnectionError, *UNANNOUNCED):
+                if may_be_stale:
+                    return None
+                raise
             if request.method == "HEAD" or heard.status in _BODYLESS:
                 answer, whole = Answer(heard.status, heard.fields, b""), True
             else:
@@ -125,18 +239,48 @@ class Transport:
             keep = all_sent and whole and heard.goes_on and incoming.is_taken
             return answer, connection if keep else None
         except TimeoutError as error:
-            raise DeadlineExceeded(f"{self.where()}: no answer in time to {request.method}") from error
+            raise DeadlineExceeded(f"{self.route}: no answer in time to {request.method}") from error
         except CutShort as error:
-            raise CorruptBody(f"{self.where()}: the answer to {request.method} was cut short") from error
+            raise CorruptBody(f"{self.route}: the answer to {request.method} was cut short") from error
         except TooMuch as error:
             raise CorruptBody(
-                f"{self.where()}: the answer to {request.method} is larger than {request.most_bytes} bytes"
+                f"{self.route}: the answer to {request.method} is larger than {request.most_bytes} bytes"
             ) from error
         except (NotHttp, OSError) as error:
-            raise Unreachable(f"{self.where()}: {connection_words(error)}") from error
+            raise Unreachable(f"{self.route}: {connection_words(error)}") from error
         finally:
             if not keep:
                 connection.close()
+
+    async def connect(self, deadline: float) -> Connection:
+        loop, limit_s = running(), min(self.limits.connect_s, max(deadline - self._clock(), 0.001))
+        dialed = partial(connected, self.route, self._tls, limit_s, self._clock)
+        return Connection(dialed() if loop is None else await loop.aside(dialed, "connect"), loop)
+
+    def take_idle(self) -> Connection | None:
+        """The connection used last that is still quiet and open."""
+        loop = running()
+        while True:
+            with self._lock:
+                idle = self._idle.get(loop)
+                if not idle:
+                    return None
+                connection, since = idle.pop()
+            if self._clock() - since < self.limits.keep_s and connection.is_quiet():
+                return connection
+            connection.close()
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep it for the next one."""
+        loop = running()
+        with self._lock:
+            if not self._closed:
+                if loop is not None and loop not in self._idle:
+                    self._idle[loop] = []
+                    loop.at_end(partial(self._idle.__delitem__, loop))  # its connections are closed then
+                self._idle[loop].append((connection, self._clock()))
+                return
+        connection.close()
 
     def _left_s(self, deadline: float, patience_s: float) -> float:
         left = deadline - self._clock()
@@ -163,37 +307,20 @@ async def _answer(incoming: Incoming, head: Heard, request: Request) -> tuple[An
     most_bytes = SMALL_BYTES if refused else request.most_bytes
     length = head.length
     if length is None:
+        take = incoming.take_chunks if head.is_chunked else incoming.take_rest
         try:
-            body: Body = (
-                await incoming.take_chunks(most_bytes) if head.is_chunked else await incoming.take_rest(most_bytes)
-            )
+            return Answer(status, fields, await take(most_bytes)), head.is_chunked
         except TooMuch:
             if not refused:
                 raise
             return Answer(status, fields, b""), False
-        return Answer(status, fields, body), head.is_chunked
-    if length > most_bytes:
-        if not refused:
-            raise TooMuch
-        return Answer(status, fields, await incoming.take(most_bytes)), False
+    if length > most_bytes and not refused:
+        raise TooMuch
     if request.outlet is not None and request.outlet.status == status and length > SMALL_BYTES:
-        await _pour(incoming, fields, length, request.outlet)
-        return Answer(status, fields, b"", length), True
-    return Answer(status, fields, await incoming.take(length)), True
-
-
-async def _pour(incoming: Incoming, fields: dict[str, str], length: int, outlet: Outlet) -> None:
-    done = 0
-    while done < length:
-        at = outlet.start + done
-        size = min(length - done, _PIECE_BYTES - at % _PIECE_BYTES)
-        outlet.take(fields, length, done, await incoming.take(size))
-        done += size
-
-
-class _Stale(Exception):
-    """The connection broke before any byte of an answer."""
-
-    def __init__(self, reason: Exception) -> None:
-        super().__init__(str(reason))
-        self.reason = reason
+        done, start = 0, request.outlet.start
+        while done < length:
+            size = min(length - done, _PIECE_BYTES - (start + done) % _PIECE_BYTES)
+            request.outlet.take(fields, length, done, await incoming.take(size))
+            done += size
+        return Answer(status, fields, b""), True
+    return Answer(status, fields, await incoming.take(min(length, most_bytes))), length <= most_bytes

@@ -59,7 +59,8 @@ _ASKED = re.compile(rb"<(StartAfter|ContinuationToken|NextContinuationToken)(/>|
 _ITEM, _ITEM_END = b"<Contents>", b"</Contents>"
 _METADATA_END = b"</UserMetadata>"
 _ADDED = re.compile(rb"<(UserMetadata|UserTags|Internal)>.*?</\1>", re.DOTALL)
-_META = "x-amz-meta-"
+META = "x-amz-meta-"
+"""Before the names of user metadata."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -70,14 +71,6 @@ class ErrorAnswer(NamedTuple):
     message: str
     request_id: str
     region: str
-
-
-class UploadPage(NamedTuple):
-    """One page of unfinished uploads; the markers are '' on the last."""
-
-    uploads: Sequence[PendingUpload]
-    next_key: str
-    next_upload_id: str
 
 
 def most_bytes(entries: int, *, metadata: bool = False) -> int:
@@ -114,8 +107,8 @@ def list_digest(body: bytes) -> bytes:
     if _METADATA_END in body:
         body = _ADDED.sub(b"", body)
     first, last = body.find(_ITEM), body.rfind(_ITEM_END)
-    if first < 0 or last < first:
-        return hashlib.blake2b(_ASKED.sub(b"", body), digest_size=16).digest()
+    if not 0 <= first <= last:
+        first = last = len(body)
     view = memoryview(body)
     digest = hashlib.blake2b(_ASKED.sub(b"", body[:first]), digest_size=16)
     digest.update(view[first:last])
@@ -134,8 +127,8 @@ def _said(item: ElementTree.Element, *, decoded: bool) -> str | None:
         name = one.tag.lower()
         if name == "content-type":
             content_type = one.text or ""
-        elif name.startswith(_META) or name in SYSTEM_HEADERS:
-            name = name.removeprefix(_META) if name.startswith(_META) else SYSTEM + name
+        elif name.startswith(META) or name in SYSTEM_HEADERS:
+            name = name.removeprefix(META) if name.startswith(META) else SYSTEM + name
             if name in metadata:
                 return None
             metadata[name] = one.text or ""
@@ -144,8 +137,8 @@ def _said(item: ElementTree.Element, *, decoded: bool) -> str | None:
     return packed(metadata, content_type)
 
 
-def parse_uploads(body: bytes, entries: int = 1000) -> UploadPage:
-    """ListMultipartUploads' answer. Errors: CorruptBody."""
+def parse_uploads(body: bytes, entries: int = 1000) -> tuple[list[PendingUpload], list[tuple[str, str]]]:
+    """ListMultipartUploads' answer: one page, and how to ask for the next one. Errors: CorruptBody."""
     root = _parse(body, "ListMultipartUploadsResult", _FEW_TAGS + entries * _ENTRY_TAGS)
     decoded = root.findtext("EncodingType") == "url"
     uploads = [
@@ -156,9 +149,10 @@ def parse_uploads(body: bytes, entries: int = 1000) -> UploadPage:
         )
         for item in root.iterfind("Upload")
     ]
-    if root.findtext("IsTruncated") != "true":
-        return UploadPage(uploads, "", "")
-    return UploadPage(uploads, _key(root, "NextKeyMarker", decoded=decoded), root.findtext("NextUploadIdMarker") or "")
+    next_key = _key(root, "NextKeyMarker", decoded=decoded)
+    if root.findtext("IsTruncated") != "true" or not next_key:
+        return uploads, []
+    return uploads, [("key-marker", next_key), ("upload-id-marker", root.findtext("NextUploadIdMarker") or "")]
 
 
 def parse_copy(body: bytes) -> tuple[ETag, int]:
@@ -172,26 +166,21 @@ def parse_copy(body: bytes) -> tuple[ETag, int]:
 
 def parse_upload_id(body: bytes) -> UploadId:
     """InitiateMultipartUploadResult. Errors: CorruptBody."""
-    found = _parse(body).findtext("UploadId")
+    found = text_of(body, "UploadId")
     if not found:
         raise CorruptBody("the server began a multipart upload without an UploadId")
     return UploadId(found)
 
 
-def parse_object_lock(body: bytes) -> bool:
-    """ObjectLockConfiguration. Errors: CorruptBody."""
-    return _parse(body).findtext("ObjectLockEnabled") == "Enabled"
+def text_of(body: bytes, name: str) -> str:
+    """What one element says; '' where there is none. Errors: CorruptBody."""
+    return _parse(body).findtext(name) or ""
 
 
 def parse_tags(body: bytes) -> list[tuple[str, str]]:
     """Tagging: names and values. Errors: CorruptBody."""
     found = _parse(body, "Tagging").iterfind("TagSet/Tag")
     return [(tag.findtext("Key") or "", tag.findtext("Value") or "") for tag in found]
-
-
-def has_versioning(body: bytes) -> bool:
-    """VersioningConfiguration: whether the bucket keeps versions, or did so once. Errors: CorruptBody."""
-    return bool(_parse(body).findtext("Status"))
 
 
 def parse_delete(body: bytes, entries: int = 1000) -> list[DeleteFailure]:
@@ -212,10 +201,7 @@ def parse_error(body: bytes) -> ErrorAnswer | None:
         return None
     if root.tag != "Error":
         return None
-    code, message, request_id, region = (
-        root.findtext(name) or "" for name in ("Code", "Message", "RequestId", "Region")
-    )
-    return ErrorAnswer(code, message, request_id, region)
+    return ErrorAnswer(*(root.findtext(name) or "" for name in ("Code", "Message", "RequestId", "Region")))
 
 
 def build_complete(parts: Sequence[tuple[PartNumber, ETag]], checksums: Sequence[str]) -> bytes:
@@ -281,7 +267,9 @@ def _parse(body: bytes, tag: str = "", most_tags: int = _FEW_TAGS) -> ElementTre
     """A document without namespaces, with root `tag` if given. See the module for what is refused."""
     if _DOCTYPE in body or b"\0" in body:  # UTF-16 would hide the former
         raise CorruptBody("the server's XML has a DOCTYPE or is not UTF-8, which S3 never sends")
-    if body.count(b"<") > most_tags or (body.count(b"=") > most_tags and _count(_ATTRIBUTE, body) > most_tags):
+    if body.count(b"<") > most_tags or (
+        body.count(b"=") > most_tags and sum(1 for _ in _ATTRIBUTE.finditer(body)) > most_tags
+    ):
         raise CorruptBody("the server's XML has more in it than was asked for")
     if b"xmlns" in body and _LONG_NAMESPACE.search(body):
         raise CorruptBody("the server's XML has a namespace that S3 never sends")
@@ -295,10 +283,6 @@ def _parse(body: bytes, tag: str = "", most_tags: int = _FEW_TAGS) -> ElementTre
     if tag not in {"", root.tag}:
         raise CorruptBody(f"the server answered with <{one_line(root.tag, 80)}> where S3 sends <{tag}>")
     return root
-
-
-def _count(pattern: re.Pattern[bytes], body: bytes) -> int:
-    return sum(1 for _ in pattern.finditer(body))
 
 
 def _key(item: ElementTree.Element, name: str, *, decoded: bool) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import pytest
 
 from datastore.fuse.loop import now
-from datastore.fuse.store.s3.connections import Route, trust
+from datastore.fuse.store.s3.dialing import Route, trust
 from datastore.fuse.store.s3.messages import Answer, Request
 from datastore.fuse.store.s3.transport import Transport
 from tests.authority import Identity
@@ -44,7 +44,7 @@ class PlainTransport(Transport):
     ) -> Coroutine[Any, Any, Answer]:
         """The exchange, which begins when somebody awaits it."""
         length = len(request.body) if request.body or request.method in {"PUT", "POST"} else None
-        return self.send(request, self.connections.head(request.method, target, headers, length))
+        return self.send(request, self.head(request.method, target, headers, length))
 
     def ask(self, request: Request, target: str = "/k", headers: Mapping[str, str] = HOST) -> Answer:
         """The answer."""

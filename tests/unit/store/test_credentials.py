@@ -14,7 +14,6 @@ import pytest
 from datastore.api.source import S3Location, StaticCredentials
 from datastore.errors import CredentialsInvalid, StoreError
 from datastore.fuse.store.s3.credentials import LOOK_AGAIN_S, ChainSource, StaticSource, chain_session, find_source
-from datastore.fuse.store.s3.sigv4 import SigningKeys
 from datastore.secret import Secret
 from tests.driving import resolve, the_loop
 from tests.promises import promise
@@ -154,11 +153,11 @@ def test_a_loop_does_not_look_for_keys_itself(expiring: bool, empty_home: Path) 
     asked: list[str] = []
 
     class Noted(ChainSource):
-        def keys(self) -> SigningKeys:
+        def keys(self) -> StaticCredentials:
             asked.append(f"keys by {threading.current_thread().name[:5]}")
             return super().keys()
 
-        def refused(self, keys: SigningKeys) -> bool:
+        def refused(self, keys: StaticCredentials) -> bool:
             asked.append(f"refused by {threading.current_thread().name[:5]}")
             return super().refused(keys)
 

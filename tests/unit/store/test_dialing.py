@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from datastore.errors import DeadlineExceeded, Unreachable
-from datastore.fuse.store.s3.connections import Route, TransportLimits
+from datastore.fuse.store.s3.dialing import Route
 from datastore.fuse.store.s3.messages import Request
+from datastore.fuse.store.s3.transport import TransportLimits
 from tests.clock import ManualClock
 from tests.patience import PATIENCE_S
 from tests.promises import promise

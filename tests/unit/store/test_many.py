@@ -33,13 +33,12 @@ from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.store.retrying import RetryingStore
 from datastore.fuse.store.s3.caller import Caller
 from datastore.fuse.store.s3.client import S3Store
-from datastore.fuse.store.s3.connections import Route, TransportLimits
 from datastore.fuse.store.s3.credentials import StaticSource
+from datastore.fuse.store.s3.dialing import Route
 from datastore.fuse.store.s3.endpoint import Endpoint
 from datastore.fuse.store.s3.endpoint import resolve as resolved
 from datastore.fuse.store.s3.many import Width
-from datastore.fuse.store.s3.sigv4 import SigningKeys
-from datastore.fuse.store.s3.transport import Transport
+from datastore.fuse.store.s3.transport import Transport, TransportLimits
 from datastore.secret import Secret
 from tests.driving import resolve, the_loop
 from tests.patience import PATIENCE_S, eventually
@@ -77,7 +76,7 @@ def right(key: str, *headers: str) -> bytes:
 class Renewed(StaticSource):
     """Keys that others take the place of once they were refused."""
 
-    def refused(self, keys: SigningKeys) -> bool:
+    def refused(self, keys: StaticCredentials) -> bool:
         self.replace(replace(OLD, access_key_id="NEW"))
         return super().refused(keys)
 
@@ -101,7 +100,7 @@ def client_of() -> Iterator[Connect]:
 
     yield make
     for store, transport in made:
-        eventually(lambda at=transport: at.connections._places._free == at.limits.connections)  # type: ignore[misc]
+        eventually(lambda at=transport: at._free == at.limits.connections)  # type: ignore[misc]
         the_loop().call(store.close)
 
 

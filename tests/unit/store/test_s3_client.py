@@ -39,8 +39,8 @@ from datastore.fuse.store.base import (
 from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.store.s3.caller import Caller
 from datastore.fuse.store.s3.client import S3Store
-from datastore.fuse.store.s3.connections import Proxy, Route
 from datastore.fuse.store.s3.credentials import CredentialSource, StaticSource
+from datastore.fuse.store.s3.dialing import Proxy, Route
 from datastore.fuse.store.s3.endpoint import Endpoint, resolve
 from datastore.fuse.store.s3.messages import Request
 from datastore.fuse.store.s3.transport import Transport

@@ -12,8 +12,9 @@ from datastore.errors import AccessDenied, ServerFault, StoreError
 from datastore.fuse.store.base import Capabilities
 from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.store.packed import packed, unpacked
-from datastore.fuse.store.s3 import open_adapter, xml
+from datastore.fuse.store.s3 import xml
 from datastore.secret import Secret
+from tests.adapter import open_adapter
 from tests.promises import promise
 from tests.unit.store.scripted import ScriptedServer, http
 

@@ -18,10 +18,10 @@ from datastore.api.source import S3Location, StaticCredentials
 from datastore.errors import InvalidRequest
 from datastore.fuse.store.limits import key_bytes
 from datastore.fuse.store.s3.caller import Caller, Plain
-from datastore.fuse.store.s3.connections import Proxy, Route
 from datastore.fuse.store.s3.credentials import StaticSource
+from datastore.fuse.store.s3.dialing import Proxy, Route
 from datastore.fuse.store.s3.endpoint import Endpoint, resolve
-from datastore.fuse.store.s3.sigv4 import EMPTY_SHA256, UNSIGNED_PAYLOAD, SigningKeys, encode_path, encode_query, sign
+from datastore.fuse.store.s3.sigv4 import EMPTY_SHA256, UNSIGNED_PAYLOAD, encode_path, encode_query, sign
 from datastore.fuse.store.s3.transport import Transport
 from datastore.secret import Secret
 
@@ -40,8 +40,12 @@ metadata = st.dictionaries(
 )
 
 
+def keys_of(access_key_id: str, secret: Secret, token: Secret | None = None) -> StaticCredentials:
+    return StaticCredentials(access_key_id=access_key_id, secret_access_key=secret, session_token=token)
+
+
 def botocore_authorization(
-    method: str, path: str, query: str, headers: dict[str, str], given: SigningKeys, region: str
+    method: str, path: str, query: str, headers: dict[str, str], given: StaticCredentials, region: str
 ) -> str:
     token = given.session_token.reveal() if given.session_token else None
     credentials = Credentials(given.access_key_id, given.secret_access_key.reveal(), token)
@@ -79,7 +83,7 @@ def test_signatures_are_those_of_botocore(
     region: str,
     payload: str,
 ) -> None:
-    given_keys = SigningKeys("AKIDEXAMPLE", Secret("wJalrXUtnFEMI/K7MDENG+bPxRfiCY"), Secret(token) if token else None)
+    given_keys = keys_of("AKIDEXAMPLE", Secret("wJalrXUtnFEMI/K7MDENG+bPxRfiCY"), Secret(token) if token else None)
     path, encoded = f"/bucket/{encode_path(key)}", encode_query(query)
     headers = {"host": "example.test:9000", "x-amz-content-sha256": payload, **extra}
     signed = sign(method, path, encoded, headers, given_keys, region, MOMENT.timestamp())
@@ -96,12 +100,12 @@ def test_a_path_is_encoded_once_and_no_key_is_normalised(key: str) -> None:
 
 
 def test_a_signature_shows_no_secret() -> None:
-    given_keys = SigningKeys("AKID", Secret("top-secret"))
+    given_keys = keys_of("AKID", Secret("top-secret"))
     signed = sign("GET", "/", "", {"host": "h", "x-amz-content-sha256": EMPTY_SHA256}, given_keys, "r", 0.0)
     assert "top-secret" not in repr(signed) + repr(given_keys)
 
 
-def plain_of(method: str, endpoint: Endpoint, secure: bool, given_keys: SigningKeys, *seconds: float) -> Plain:
+def plain_of(method: str, endpoint: Endpoint, secure: bool, given_keys: StaticCredentials, *seconds: float) -> Plain:
     proxy, clock = Proxy("proxy", 3128, "Basic x"), iter(seconds)
     source = StaticSource(StaticCredentials(access_key_id="", secret_access_key=Secret("")))
     transport = Transport(Route(endpoint.host, endpoint.port, secure, proxy))
@@ -113,7 +117,7 @@ def test_what_is_put_together_in_haste_is_signed_as_any_request_is(
     key: str, token: str | None, method: str, secure: bool
 ) -> None:
     """Of every second anew, and through a proxy; what need not be signed stands beside it."""
-    given_keys = SigningKeys("AKID", Secret("secret"), Secret(token) if token else None)
+    given_keys = keys_of("AKID", Secret("secret"), Secret(token) if token else None)
     endpoint = resolve(S3Location(bucket="data", endpoint="http://s3.test:9000/base"), "eu-west-3")
     plain = plain_of(method, endpoint, secure, given_keys, 1e9, 1e9, 1e9 + 0.9, 1e9 + 1)
     more = {"if-match": '"e-1"', "range": "bytes=5-9"}
@@ -121,7 +125,7 @@ def test_what_is_put_together_in_haste_is_signed_as_any_request_is(
         headers = {"host": "data.s3.test:9000", "x-amz-content-sha256": EMPTY_SHA256}
         path = f"/base/{encode_path(key)}"
         signed = sign(method, path, "", headers, given_keys, "eu-west-3", second)
-        expected = plain.transport.connections.head(method, path, {**signed, **more})
+        expected = plain.transport.head(method, path, {**signed, **more})
         first, *lines = plain.head(key, more).split(b"\r\n")
         expected_first, *expected_lines = expected.split(b"\r\n")
         assert first == expected_first
@@ -132,6 +136,6 @@ def test_what_is_put_together_in_haste_is_signed_as_any_request_is(
 @pytest.mark.parametrize("etag", ["a\r\nx-injected: 1", "a\nb", "a\rb", "\x00", "é", "\udcff"])
 def test_a_version_that_headers_cant_carry_is_refused(etag: str) -> None:
     endpoint = resolve(S3Location(bucket="data", endpoint="http://s3.test:9000"))
-    plain = plain_of("GET", endpoint, False, SigningKeys("AKID", Secret("secret")), 1e9, 1e9)
+    plain = plain_of("GET", endpoint, False, keys_of("AKID", Secret("secret")), 1e9, 1e9)
     with pytest.raises(InvalidRequest):
         plain.head("key", {"if-match": etag})

@@ -18,8 +18,9 @@ import pytest
 
 from datastore.errors import DeadlineExceeded, InvalidRequest, Unreachable
 from datastore.fuse.store.base import FilePart
-from datastore.fuse.store.s3.connections import Route, TransportLimits, trust
+from datastore.fuse.store.s3.dialing import Route, trust
 from datastore.fuse.store.s3.messages import Request
+from datastore.fuse.store.s3.transport import TransportLimits
 from tests.authority import HERE, Authority, Identity, Subject
 from tests.patience import PATIENCE_S
 from tests.unit.store.scripted import (
@@ -71,9 +72,9 @@ class TestKeptConnections:
             transport = to(server.port)
 
             async def keep() -> None:
-                made = await transport.connections.connect(time.monotonic() + PATIENCE_S)
+                made = await transport.connect(time.monotonic() + PATIENCE_S)
                 assert select.select([made.sock], [], [], PATIENCE_S)[0], "no ticket"
-                transport.connections.give_back(made)
+                transport.give_back(made)
 
             wait(keep())
             assert [transport.ask(GET).body for _ in range(2)] == [b"it is"] * 2
