@@ -75,7 +75,7 @@ MINOR_DROPS_PAGES = 45  # Linux 6.18, where this is tested; some earlier ones do
 PAGE_SIZE = 4096
 
 # -- INIT flags (bits 32 and up travel in flags2)
-_BEFORE = set(globals())
+_BEFORE = set(globals())  # each number that follows, up to FEATURE_NAMES, is one of them
 ASYNC_READ = 1 << 0
 ATOMIC_O_TRUNC = 1 << 3
 BIG_WRITES = 1 << 5

@@ -15,7 +15,7 @@ from .base import SYSTEM, WriteOptions
 MAX_KEY_BYTES = 1024
 MAX_METADATA_BYTES = 2048
 MAX_PART_NUMBER = 10_000
-MAX_KEYS = MAX_HEAD_KEYS = 1000
+MAX_KEYS = 1000
 """In one call, or on one page."""
 
 

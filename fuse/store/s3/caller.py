@@ -170,7 +170,8 @@ class Caller:
             code=said.code,
             message=said.message,
             request_id=said.request_id or headers.get("x-amz-request-id", ""),
-            region=_region(headers.get("x-amz-bucket-region", "")) or _region(said.region * (answer.status != 403)),
+            region=_region(headers.get("x-amz-bucket-region", ""))
+            or _region("" if answer.status == 403 else said.region),
             access_key_id=keys.access_key_id,
             if_none_match="if-none-match" in request.headers,
             if_match="if-match" in request.headers and request.method in _WRITES,
