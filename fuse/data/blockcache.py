@@ -178,7 +178,16 @@ class BlockCache:
         descriptor or a copy. None also for a large version that this process has not checked yet and that has no valid
         seal: see verify().
         """
-        fd = self._reopened(version)
+        if is_small(version):
+            return None
+        try:
+            entry = self._find(version)
+            if entry is None or not (entry.whole or (version.size <= INLINE_VERIFY_BYTES and entry.verify())):
+                return None
+            fd = entry.reopen(self._place(version).data_path)
+        except (CacheCorrupt, OSError) as error:
+            self._forgive(version, error)
+            return None
         if fd is not None:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -186,18 +195,6 @@ class BlockCache:
                 os.close(fd)
                 return None
         return fd
-
-    def _reopened(self, version: ObjectVersion) -> int | None:
-        if is_small(version):
-            return None
-        try:
-            entry = self._find(version)
-            if entry is None or not (entry.whole or (version.size <= INLINE_VERIFY_BYTES and entry.verify())):
-                return None
-            return entry.reopen(self._place(version).data_path)
-        except (CacheCorrupt, OSError) as error:
-            self._forgive(version, error)
-            return None
 
     def verify(self, version: ObjectVersion) -> bool:
         """Check a version that is not small against its checksums now, waiting for the disk; whether it is whole."""

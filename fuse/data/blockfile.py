@@ -15,7 +15,6 @@ import contextlib
 import os
 import struct
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -271,20 +270,13 @@ class BlockFile:
             self.seal()
         return block
 
-    def _check(self) -> None:
-        """Raise AssertionError when an invariant is broken (tests call it)."""
-        if self._stamp is not None and self._right.find(0) >= 0:
-            raise AssertionError("sealed without all blocks")
-        for start, stop in pairwise([*range(0, self._identity.size, BLOCK_BYTES), self._identity.size]):
-            index = start // BLOCK_BYTES
-            block = os.pread(self._data_fd, stop - start, start)
-            if self._right[index] and block_records(memoryview(block)) != self._records(index, index + 1):
-                raise AssertionError(f"block {index} is called right and is not")
-
 
 def create_files(data_path: str, sidecar_path: str, identity: Identity) -> None:
     """Make a version's files, empty, in place of any others (the caller excludes other creators). OSError."""
-    fd = _create_data(data_path, sidecar_path)
+    for path in (sidecar_path, data_path):  # not written over: another process may be reading them
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+    fd = os.open(data_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.ftruncate(fd, identity.size)
     finally:
@@ -304,17 +296,6 @@ def draft_sidecar(sidecar_path: str, content: bytes) -> str:
     finally:
         os.close(fd)
     return draft
-
-
-def _create_data(data_path: str, sidecar_path: str) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        return os.open(data_path, flags, 0o600)
-    except FileExistsError:  # not written over: another process may be reading it
-        for path in (sidecar_path, data_path):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-        return os.open(data_path, flags, 0o600)
 
 
 def page_rounded(size_bytes: int) -> int:

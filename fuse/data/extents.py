@@ -6,8 +6,15 @@ Ranges are half-open [start, stop) with 0 <= start; an empty range (start >= sto
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from collections.abc import Generator, Iterable, Iterator
+
+
+def on_grid(start: int, stop: int, step: int) -> Generator[tuple[int, int], None, None]:
+    """[start, stop), cut at multiples of `step`."""
+    while start < stop:
+        end = min(stop, (start // step + 1) * step)
+        yield start, end
+        start = end
 
 
 class Extents:
@@ -132,11 +139,3 @@ class Extents:
     def _count(self, first: int, last: int) -> int:
         """The bytes in the ranges [first, last)."""
         return sum(self._stops[first:last]) - sum(self._starts[first:last])
-
-    def _check(self) -> None:
-        """Raise AssertionError when an invariant is broken (tests call it after each step)."""
-        edges = [edge for pair in zip(self._starts, self._stops, strict=True) for edge in pair]
-        if any(left >= right for left, right in pairwise(edges)):
-            raise AssertionError(f"ranges out of order, empty or touching: {edges}")
-        if self._total != sum(stop - start for start, stop in self):
-            raise AssertionError(f"total {self._total} does not match {list(self)}")

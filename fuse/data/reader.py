@@ -20,7 +20,7 @@ from ..loop import Loop, Semaphore, all_of, now
 from ..store.base import Body, ByteRange, ObjectInfo, ObjectStore, ObjectVersion
 from .assembly import Assembly, runs
 from .blockcache import BlockCache
-from .counts import ReadCounts
+from .extents import on_grid
 from .keeping import Keeping
 from .pieces import Piece, PieceTable, cut
 from .readahead import Readers, WindowSettings
@@ -48,6 +48,25 @@ class ReadSettings:
     piece_bytes: int = 1 << 20
     """A range is handed on in pieces of this size as they come: what the kernel asks for at most in one request."""
     window: WindowSettings = field(default_factory=WindowSettings)
+
+
+@dataclass(slots=True)
+class ReadCounts:
+    """Reads answered at once, and those that waited for the store; bytes asked for. None that the kernel answers."""
+
+    hits: int = 0
+    hit_bytes: int = 0
+    misses: int = 0
+    miss_bytes: int = 0
+
+    def snapshot(self) -> dict[str, int]:
+        """For `status`."""
+        return {
+            "hits": self.hits,
+            "misses": self.misses,
+            "hitBytes": self.hit_bytes,
+            "missBytes": self.miss_bytes,
+        }
 
 
 class LeftAlone(TransientStoreError):
@@ -178,17 +197,17 @@ class Reader:
         if cache is None:
             return False
         step = max(1, version.size if version.size <= self.settings.whole_bytes else self.settings.range_bytes)
-        left = (ByteRange(start, min(start + step, version.size)) for start in range(0, version.size, step))
+        left = on_grid(0, version.size, step)
 
         async def fill() -> None:
             try:
                 for each in left:
                     async with self._filling:
-                        there = await self.loop.lane(self._fill, cache, version, each)
+                        there = await self.loop.lane(self._fill, cache, version, *each)
                     if not there:
                         left.close()
                     elif progress is not None:
-                        progress(each.stop - each.start)
+                        progress(each[1] - each[0])
             except BaseException:
                 left.close()
                 raise
@@ -345,9 +364,8 @@ class Reader:
             learn(answer)
         return body
 
-    def _fill(self, cache: BlockCache, version: ObjectVersion, each: ByteRange) -> bool:
+    def _fill(self, cache: BlockCache, version: ObjectVersion, start: int, stop: int) -> bool:
         """By a lane: put a range into the cache; whether it is there."""
-        start, stop = each
         return cache.holds(version, start, stop) or cache.write(version, start, now(self._get(version, start, stop)))
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from datastore.errors import AlreadyExists, KeyTooLong, StoreError
 
 from ...ops import Caller, Entry, FSError, Ino, OpenReply, OpenRequest
-from ...store.base import ETag, WriteOptions, WriteResult
+from ...store.base import ETag, WriteOptions
 from ...store.limits import key_bytes
 from ..lookup.remote import HIDDEN, UNLINKED, Remote
 from ..lookup.resolver import Resolver
@@ -182,21 +182,16 @@ class Changes:
             except AlreadyExists as error:
                 directory.forget_listing()
                 raise FSError(errno.EEXIST) from error
-            return self._made(directory, name, listed._replace(size=len(body)), attributes, result)
-
-    def _made(
-        self, directory: Directory, name: bytes, listed: Listed, attributes: Attributes, result: WriteResult
-    ) -> Node:
-        stale = directory.children.get(name)
-        if stale is not None:
-            self._core.nodes.detach(stale)
-        node = self._core.nodes.add(directory, name, listed, attributes)
-        facts.written(self._core, node, result)
-        if isinstance(node, Directory):
-            self._resolver.empty(node)
-            self._resolver.counted(directory, 1)
-        self._appeared(node)
-        return node
+            stale = directory.children.get(name)
+            if stale is not None:
+                self._core.nodes.detach(stale)
+            node = self._core.nodes.add(directory, name, listed._replace(size=len(body)), attributes)
+            facts.written(self._core, node, result)
+            if isinstance(node, Directory):
+                self._resolver.empty(node)
+                self._resolver.counted(directory, 1)
+            self._appeared(node)
+            return node
 
     async def _parent(self, ino: Ino, name: bytes) -> Directory:
         """The directory in which a name is to be made. FSError(ENAMETOOLONG, EINVAL, ENOENT)."""

@@ -32,11 +32,8 @@ REWRITES_MAX = 8
 """A file of which so many sent parts were changed again is not written in sequence: the rest waits for the close."""
 
 
-class _Upload(NamedTuple):
-    """One that the store has begun."""
-
-    note: UploadNote
-    id: UploadId
+_Upload = tuple[UploadNote, UploadId]
+"""One that the store has begun."""
 
 
 class _Sent(NamedTuple):
@@ -45,14 +42,23 @@ class _Sent(NamedTuple):
 
 
 class Stream:
-    """One multipart upload of a staging file. places: for the parts of all uploads of a mount.
+    """One multipart upload of a staging file. copies: some of its parts are the base's.
+
+    places: for the parts of all uploads of a mount.
 
     INVARIANT: a part counts as sent only while staged.streamed has its whole range: the range is put in before its
     bytes are read, and taken out by every later change of them.
     """
 
     def __init__(
-        self, core: Core, places: Semaphore, staged: StagedFile, key: str, options: WriteOptions, *, copies: bool
+        self,
+        core: Core,
+        places: Semaphore,
+        staged: StagedFile,
+        key: str,
+        options: WriteOptions,
+        *,
+        copies: bool = False,
     ) -> None:
         self.key = key
         self.options = options
@@ -100,7 +106,7 @@ class Stream:
         note = self._core.db.upload_begun(self.key, self._core.now_ns())
         upload_id = await self._store.create_upload(self.key, self.options, copies=self._copies)
         self._core.db.upload_known(note, upload_id)
-        return _Upload(note, upload_id)
+        return note, upload_id
 
     def _send(self, part: Part) -> None:
         self._sent[part.number] = _Sent(part.byte_range, self._core.loop.spawn(self._put(part)))
@@ -180,15 +186,3 @@ class Stream:
             return
         note, upload_id = await self._wait()
         await abort_upload(self._core, note, self.key, upload_id)
-
-
-class Streams:
-    """The multipart uploads of a mount."""
-
-    def __init__(self, core: Core) -> None:
-        self._core = core
-        self._places = Semaphore(WIDTH)
-
-    def new(self, staged: StagedFile, key: str, options: WriteOptions, *, copies: bool = False) -> Stream:
-        """An upload that is not begun yet. copies: some of its parts are the base's."""
-        return Stream(self._core, self._places, staged, key, options, copies=copies)
