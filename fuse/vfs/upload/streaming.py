@@ -24,7 +24,7 @@ from ...ops import FSError
 from ...state.rows import UploadNote
 from ...store.base import ByteRange, ETag, FilePart, PartNumber, UploadId, WriteOptions, WriteResult
 from ..tree.core import Core
-from .copies import abort_upload
+from .copies import abort_upload, begin_upload
 
 WIDTH = 8
 """Parts of a mount on their way at once: 64 MiB of memory while files are below 8 GiB, and what a fast line needs."""
@@ -100,13 +100,8 @@ class Stream:
 
     def _begin(self) -> None:
         if self._created is None:
-            self._created = self._core.loop.spawn(self._create())
-
-    async def _create(self) -> _Upload:
-        note = self._core.db.upload_begun(self.key, self._core.now_ns())
-        upload_id = await self._store.create_upload(self.key, self.options, copies=self._copies)
-        self._core.db.upload_known(note, upload_id)
-        return note, upload_id
+            beginning = begin_upload(self._core, self.key, self.options, copies=self._copies)
+            self._created = self._core.loop.spawn(beginning)
 
     def _send(self, part: Part) -> None:
         self._sent[part.number] = _Sent(part.byte_range, self._core.loop.spawn(self._put(part)))
