@@ -73,7 +73,8 @@ class Delivery:
         assert staged.base is not None
         content = await self._core.reader.fetch(staged.base, start, stop - start)
         if len(content) > SMALL:
-            await self._core.on_disk(staged.fill, start, content)
+            await self._core.on_disk(staged.put, start, content)
+            staged.present.add(start, start + len(content))
         else:
             staged.fill(start, content)
 
