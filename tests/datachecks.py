@@ -1,4 +1,4 @@
-"""The invariants of what fuse/data keeps in memory, for tests to look at after each step."""
+"""What tests look at of what fuse/data keeps in memory: its invariants, after each step; and without it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from itertools import pairwise
 from datastore.fuse.data.extents import Extents
 from datastore.fuse.data.pieces import PieceTable
 from datastore.fuse.data.readahead import ReadAhead
+from datastore.fuse.data.reader import Reader
+from datastore.fuse.store.base import ObjectVersion
 
 
 def check_extents(extents: Extents) -> None:
@@ -38,3 +40,9 @@ def check_readahead(ahead: ReadAhead) -> None:
         raise AssertionError(f"window ends unaligned at {ahead._ahead_until}")
     if ahead.window_bytes and not settings.first_bytes <= ahead.window_bytes <= settings.max_bytes:
         raise AssertionError(f"window of {ahead.window_bytes} bytes")
+
+
+def forget(reader: Reader, version: ObjectVersion) -> None:
+    """Drop what memory holds of this version, as if there had been no room."""
+    for piece in list(reader._table._by_version.get(version, ())):
+        reader._table.discard(piece)

@@ -133,7 +133,18 @@ class BlockCache:
         if is_small(version):
             return self.write_small([(version, offset, body)])
         try:
-            return self._write(version, offset, body)
+            entry = self._find(version)
+            if entry is None or entry.unlinked:
+                entry = self._create(version)
+            fresh = 0 if entry is None else entry.fresh_bytes(offset, offset + len(body))
+            if fresh and not self._reserve(fresh):
+                return False
+            with self._given_back(fresh):
+                if fresh and entry is not None and entry.unlinked:  # it was itself what had to make room
+                    entry = self._create(version)
+                if entry is not None:
+                    entry.write(offset, body)
+            return entry is not None
         except (CacheCorrupt, OSError) as error:
             self._forgive(version, error, writing=True)
             return False
@@ -333,20 +344,6 @@ class BlockCache:
             self._space.reserve(-size_bytes)
             raise
 
-    def _write(self, version: ObjectVersion, offset: int, body: Body) -> bool:
-        entry = self._find(version)
-        if entry is None or entry.unlinked:
-            entry = self._create(version)
-        fresh = 0 if entry is None else entry.fresh_bytes(offset, offset + len(body))
-        if fresh and not self._reserve(fresh):
-            return False
-        with self._given_back(fresh):
-            if fresh and entry is not None and entry.unlinked:  # it was itself what had to make room
-                entry = self._create(version)
-            if entry is not None:
-                entry.write(offset, body)
-        return entry is not None
-
     def _create(self, version: ObjectVersion) -> BlockFile | None:
         """The entry, with new files unless another process was quicker; None: no room. OSError, CacheCorrupt."""
         self._let_go(version)
@@ -381,7 +378,7 @@ class BlockCache:
                 shutil.copyfile(path, source)
             records = file_records(source)
             with self._space.exclusive():
-                draft = draft_sidecar(sidecar_path, identity.head() + records)
+                draft = draft_sidecar(sidecar_path, identity.head() + records, identity.sidecar_bytes)
                 Path(sidecar_path).unlink(missing_ok=True)
                 source.replace(data_path)
                 os.replace(draft, sidecar_path)

@@ -96,18 +96,6 @@ class Extents:
         if self._stops:
             self.remove(size, self._stops[-1])
 
-    def clear(self) -> None:
-        """Take out everything."""
-        self._starts, self._stops, self._total = [], [], 0
-
-    def copy(self) -> Extents:
-        """An independent equal set."""
-        twin = Extents()
-        twin._starts = self._starts.copy()
-        twin._stops = self._stops.copy()
-        twin._total = self._total
-        return twin
-
     @property
     def total(self) -> int:
         """Bytes in the set."""
@@ -120,17 +108,6 @@ class Extents:
     def __len__(self) -> int:
         """How many ranges."""
         return len(self._starts)
-
-    def __bool__(self) -> bool:
-        return bool(self._starts)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Extents):
-            return NotImplemented
-        return self._starts == other._starts and self._stops == other._stops
-
-    def __repr__(self) -> str:
-        return f"Extents({list(self)})"
 
     def _overlapped(self, start: int, stop: int) -> tuple[int, int]:
         """Indices [first, last) of the ranges that share a byte with [start, stop)."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
+from operator import attrgetter
 
 from ..loop import Future
 from ..store.base import Body, ObjectVersion
@@ -120,11 +121,6 @@ class PieceTable:
             if piece.kept and piece.stop <= stop:
                 self.discard(piece)
 
-    def forget(self, version: ObjectVersion) -> None:
-        """Take out all pieces of a version; idempotent."""
-        for piece in list(self._by_version.get(version, ())):
-            self.discard(piece)
-
     def limit(self, limit_bytes: int) -> None:
         """Another limit from now on."""
         self._limit_bytes = limit_bytes
@@ -182,5 +178,4 @@ def cut(pieces: list[Piece], start: int, stop: int) -> memoryview | bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _stop(piece: Piece) -> int:
-    return piece.stop
+_stop = attrgetter("stop")

@@ -140,27 +140,19 @@ class Readers:
 
     def __init__(self, size: int, settings: WindowSettings | None = None) -> None:
         """size: of the object, bytes."""
-        self._present = ReadAhead(size, settings)
+        self.present = ReadAhead(size, settings)
+        """The one that the last plan was for."""
         self._others: list[ReadAhead] = []
 
     def plan(self, offset: int, size: int) -> Plan:
         """As ReadAhead.plan, of the reader that this read belongs to."""
-        if not self._present.near(offset, size):
+        if not self.present.near(offset, size):
             other = next((other for other in self._others if other.near(offset, size)), None)
             if other is None:
-                other = self._present.fork()
+                other = self.present.fork()
             else:
                 self._others.remove(other)
-            self._others.append(self._present)
+            self._others.append(self.present)
             del self._others[: 1 - READERS_MAX]
-            self._present = other
-        return self._present.plan(offset, size)
-
-    @property
-    def window_bytes(self) -> int:
-        """Of the reader that the last plan was for; 0 when it is not in sequence."""
-        return self._present.window_bytes
-
-    def retract(self, start: int) -> None:
-        """As ReadAhead.retract, for the plan that was made last."""
-        self._present.retract(start)
+            self.present = other
+        return self.present.plan(offset, size)

@@ -190,8 +190,7 @@ class StagedFile:
         """The store has exactly this content now, as `version`; what is not present can be had from there."""
         self.moved(version)
         self.base_size = self.size
-        self.streamed.clear()
-        self.dirty_ranges = Extents()
+        self.streamed, self.dirty_ranges = Extents(), Extents()
         self.dirty = False
         self.due, self.times_set, self.stream, self.stream_at = 0.0, False, None, math.inf
         self.error, self.attempt = "", None

@@ -111,16 +111,12 @@ class Copies:
         self._begun: dict[str, ListedObject] = {}
         """By new key, what a copy was asked for; of those that are not made nobody knows."""
 
-    async def first_page(self) -> ListPage:
-        """What there is, as far as it fits one page."""
-        return await self._core.store.list_page(self._old)
-
     async def make(self, page: ListPage | None = None, *, keep_newer: bool = False) -> None:
         """Copy what there is. page: the first one, where it is known.
 
         keep_newer: what was written to the new place since an earlier attempt stays there.
         """
-        page = page or await self.first_page()
+        page = page or await self._core.store.list_page(self._old)
         while True:
             await self._copy_all(self._meant(page.objects), keep_newer=keep_newer)
             if page.next_token is None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from datastore.errors import DatastoreError
@@ -41,6 +42,7 @@ class _Sent(NamedTuple):
     etag: Task[ETag]
 
 
+@dataclass(eq=False, repr=False)
 class Stream:
     """One multipart upload of a staging file. copies: some of its parts are the base's.
 
@@ -50,27 +52,16 @@ class Stream:
     bytes are read, and taken out by every later change of them.
     """
 
-    def __init__(
-        self,
-        core: Core,
-        places: Semaphore,
-        staged: StagedFile,
-        key: str,
-        options: WriteOptions,
-        *,
-        copies: bool = False,
-    ) -> None:
-        self.key = key
-        self.options = options
-        self._copies = copies
-        self._core = core
-        self._store = core.store
-        self._places = places
-        self._staged = staged
-        self._sent: dict[PartNumber, _Sent] = {}
-        self._next = 1
-        self._created: Task[_Upload] | None = None
-        self._dropped = False
+    _core: Core
+    _places: Semaphore
+    _staged: StagedFile
+    key: str
+    options: WriteOptions
+    copies: bool = False
+    _sent: dict[PartNumber, _Sent] = field(default_factory=dict)
+    _next: int = 1
+    _created: Task[_Upload] | None = None
+    _dropped: bool = False
 
     @property
     def failed(self) -> bool:
@@ -100,7 +91,7 @@ class Stream:
 
     def _begin(self) -> None:
         if self._created is None:
-            beginning = begin_upload(self._core, self.key, self.options, copies=self._copies)
+            beginning = begin_upload(self._core, self.key, self.options, copies=self.copies)
             self._created = self._core.loop.spawn(beginning)
 
     def _send(self, part: Part) -> None:
@@ -115,14 +106,14 @@ class Stream:
             if self._dropped:
                 raise FSError(errno.ECANCELED)
             if copied and base is not None:
-                copy = self._store.upload_part_copy
+                copy = self._core.store.upload_part_copy
                 return await copy(self.key, upload_id, number, base.key, byte_range, base.etag)
             return await self._core.in_lane(self._put_body, upload_id, number, staged.part_for_stream(*byte_range))
 
     async def _put_body(self, upload_id: UploadId, number: PartNumber, body: FilePart) -> ETag:
         """In a lane."""
         with body:
-            return await self._store.upload_part(self.key, upload_id, number, body)
+            return await self._core.store.upload_part(self.key, upload_id, number, body)
 
     # -- at the close
 
@@ -148,7 +139,7 @@ class Stream:
                     self._send(part)
             etags = await all_of(self._sent[part.number].etag for part in parts)
             done = [(part.number, etag) for part, etag in zip(parts, etags, strict=True)]
-            result = await self._store.complete_upload(self.key, upload_id, done, options)
+            result = await self._core.store.complete_upload(self.key, upload_id, done, options)
         except (DatastoreError, OSError):
             await self.abort()
             raise

@@ -310,10 +310,7 @@ class Uploads:
         try:
             result = await copy_object(self._core, version, to.key, to.options)
         except (PreconditionFailed, NotFound):
-            # Another client wrote or removed it since: that is the last word.
-            result = None
-        if result is None:
-            staged.dirty = False
+            staged.dirty = False  # another client wrote or removed it since: that is the last word
             return
         self._core.known.forget(to.key)
         self._delivered(node, to, Delivered(result, to.options.metadata), attrs_valid=True)
