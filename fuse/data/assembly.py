@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from datastore.errors import CorruptBody, PreconditionFailed
 
-from ..store.base import Body, ObjectInfo
+from ..store.base import Body, ObjectInfo, ObjectVersion
 from .pieces import Piece
 
 
+@dataclass(eq=False, repr=False)
 class Assembly:
     """The sink (store/base.py) of one GET for adjoining pieces; done(piece, body) is called once for each, in order."""
 
-    def __init__(self, pieces: list[Piece], done: Callable[[Piece, Body], None]) -> None:
-        self._pieces = pieces
-        self._done = done
-        self._finished = 0
-        """So many pieces are done, in this attempt or an earlier one."""
-        self._at = 0
-        self._buffer: bytearray | None = None
-        self._filled = 0
+    _pieces: list[Piece]
+    _done: Callable[[Piece, Body], None]
+    _finished: int = 0
+    """So many pieces are done, in this attempt or an earlier one."""
+    _at: int = 0
+    _buffer: bytearray | None = None
+    _filled: int = 0
 
     @property
     def missing(self) -> list[Piece]:
@@ -29,7 +30,7 @@ class Assembly:
 
     def take(self, info: ObjectInfo, offset: int, body: Body) -> None:
         """More of the body; offset 0 begins anew. Errors: PreconditionFailed for another version, CorruptBody."""
-        check_version(self._pieces[0], info)
+        check_version(self._pieces[0].version, info)
         if offset == 0:
             self._at = self._filled = 0
             self._buffer = None
@@ -67,11 +68,10 @@ class Assembly:
             self._done(piece, body)
 
 
-def check_version(piece: Piece, info: ObjectInfo) -> None:
+def check_version(version: ObjectVersion, info: ObjectInfo) -> None:
     """Errors: PreconditionFailed, of a server that ignores If-Match."""
-    if info.etag and info.etag != piece.version.etag:
-        key = piece.version.key
-        raise PreconditionFailed(f"'{key}' was replaced while it was read", key=key)
+    if info.etag and info.etag != version.etag:
+        raise PreconditionFailed(f"'{version.key}' was replaced while it was read", key=version.key)
 
 
 def runs(pieces: Iterable[Piece], limit_bytes: int) -> Iterator[list[Piece]]:

@@ -133,7 +133,18 @@ class BlockCache:
         if is_small(version):
             return self.write_small([(version, offset, body)])
         try:
-            return self._write(version, offset, body)
+            entry = self._find(version)
+            if entry is None or entry.unlinked:
+                entry = self._create(version)
+            fresh = 0 if entry is None else entry.fresh_bytes(offset, offset + len(body))
+            if fresh and not self._reserve(fresh):
+                return False
+            with self._given_back(fresh):
+                if fresh and entry is not None and entry.unlinked:  # it was itself what had to make room
+                    entry = self._create(version)
+                if entry is not None:
+                    entry.write(offset, body)
+            return entry is not None
         except (CacheCorrupt, OSError) as error:
             self._forgive(version, error, writing=True)
             return False
@@ -178,7 +189,16 @@ class BlockCache:
         descriptor or a copy. None also for a large version that this process has not checked yet and that has no valid
         seal: see verify().
         """
-        fd = self._reopened(version)
+        if is_small(version):
+            return None
+        try:
+            entry = self._find(version)
+            if entry is None or not (entry.whole or (version.size <= INLINE_VERIFY_BYTES and entry.verify())):
+                return None
+            fd = entry.reopen(self._place(version).data_path)
+        except (CacheCorrupt, OSError) as error:
+            self._forgive(version, error)
+            return None
         if fd is not None:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -186,18 +206,6 @@ class BlockCache:
                 os.close(fd)
                 return None
         return fd
-
-    def _reopened(self, version: ObjectVersion) -> int | None:
-        if is_small(version):
-            return None
-        try:
-            entry = self._find(version)
-            if entry is None or not (entry.whole or (version.size <= INLINE_VERIFY_BYTES and entry.verify())):
-                return None
-            return entry.reopen(self._place(version).data_path)
-        except (CacheCorrupt, OSError) as error:
-            self._forgive(version, error)
-            return None
 
     def verify(self, version: ObjectVersion) -> bool:
         """Check a version that is not small against its checksums now, waiting for the disk; whether it is whole."""
@@ -336,20 +344,6 @@ class BlockCache:
             self._space.reserve(-size_bytes)
             raise
 
-    def _write(self, version: ObjectVersion, offset: int, body: Body) -> bool:
-        entry = self._find(version)
-        if entry is None or entry.unlinked:
-            entry = self._create(version)
-        fresh = 0 if entry is None else entry.fresh_bytes(offset, offset + len(body))
-        if fresh and not self._reserve(fresh):
-            return False
-        with self._given_back(fresh):
-            if fresh and entry is not None and entry.unlinked:  # it was itself what had to make room
-                entry = self._create(version)
-            if entry is not None:
-                entry.write(offset, body)
-        return entry is not None
-
     def _create(self, version: ObjectVersion) -> BlockFile | None:
         """The entry, with new files unless another process was quicker; None: no room. OSError, CacheCorrupt."""
         self._let_go(version)
@@ -384,7 +378,7 @@ class BlockCache:
                 shutil.copyfile(path, source)
             records = file_records(source)
             with self._space.exclusive():
-                draft = draft_sidecar(sidecar_path, identity.head() + records)
+                draft = draft_sidecar(sidecar_path, identity.head() + records, identity.sidecar_bytes)
                 Path(sidecar_path).unlink(missing_ok=True)
                 source.replace(data_path)
                 os.replace(draft, sidecar_path)

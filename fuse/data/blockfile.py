@@ -15,7 +15,6 @@ import contextlib
 import os
 import struct
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -121,7 +120,20 @@ class BlockFile:
         self._stamp: Stamp | None = None
         self.touched_s = float("-inf")
         """When the owner last told the disk that this version is in use; the owner's clock."""
-        self._open_data(data_path)
+        try:
+            self._data_fd = os.open(data_path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError as error:
+            raise CacheCorrupt(f"cache file {data_path} is missing; it will be fetched again") from error
+        seal = self._check_head(data_path)[_SEAL_AT : _SEAL_AT + _SEAL.size]
+        facts, sidecar = os.fstat(self._data_fd), os.fstat(self._sidecar_fd)
+        if (facts.st_size, sidecar.st_size) != (identity.size, identity.sidecar_bytes):
+            raise CacheCorrupt(f"cache file {data_path} has the wrong size; it will be fetched again")
+        # Opened between an eviction and a re-creation, the two could be of different generations; see blockcache.py.
+        if sidecar.st_nlink == 0:
+            raise FileNotFoundError(f"cache file {data_path} was evicted meanwhile")
+        if identity.boot_id and seal == identity.seal(Stamp.of(facts)):
+            self._stamp = Stamp.of(facts)
+            self._right[:] = _HELD * identity.block_count
 
     def __del__(self) -> None:
         for fd in (self._data_fd, self._sidecar_fd):
@@ -214,25 +226,6 @@ class BlockFile:
         self._distrust()
         return None
 
-    def _open_data(self, data_path: str) -> None:
-        """The data beside the sidecar. Errors as of the constructor."""
-        identity = self._identity
-        try:
-            self._data_fd = os.open(data_path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError as error:
-            raise CacheCorrupt(f"cache file {data_path} is missing; it will be fetched again") from error
-        head = self._check_head(data_path)
-        facts, sidecar = os.fstat(self._data_fd), os.fstat(self._sidecar_fd)
-        if (facts.st_size, sidecar.st_size) != (identity.size, identity.sidecar_bytes):
-            raise CacheCorrupt(f"cache file {data_path} has the wrong size; it will be fetched again")
-        # Opened between an eviction and a re-creation, the two could be of different generations; see blockcache.py.
-        if sidecar.st_nlink == 0:
-            raise FileNotFoundError(f"cache file {data_path} was evicted meanwhile")
-        stamp = Stamp.of(facts)
-        if identity.boot_id and head[_SEAL_AT : _SEAL_AT + _SEAL.size] == identity.seal(stamp):
-            self._stamp = stamp
-            self._right[:] = _HELD * identity.block_count
-
     def _check_head(self, data_path: str) -> bytes:
         """What the sidecar says before its records. CacheCorrupt when it is another version's."""
         expected = self._identity.head()
@@ -271,50 +264,30 @@ class BlockFile:
             self.seal()
         return block
 
-    def _check(self) -> None:
-        """Raise AssertionError when an invariant is broken (tests call it)."""
-        if self._stamp is not None and self._right.find(0) >= 0:
-            raise AssertionError("sealed without all blocks")
-        for start, stop in pairwise([*range(0, self._identity.size, BLOCK_BYTES), self._identity.size]):
-            index = start // BLOCK_BYTES
-            block = os.pread(self._data_fd, stop - start, start)
-            if self._right[index] and block_records(memoryview(block)) != self._records(index, index + 1):
-                raise AssertionError(f"block {index} is called right and is not")
-
 
 def create_files(data_path: str, sidecar_path: str, identity: Identity) -> None:
     """Make a version's files, empty, in place of any others (the caller excludes other creators). OSError."""
-    fd = _create_data(data_path, sidecar_path)
+    for path in (sidecar_path, data_path):  # not written over: another process may be reading them
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+    fd = os.open(data_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.ftruncate(fd, identity.size)
     finally:
         os.close(fd)
-    draft = draft_sidecar(sidecar_path, identity.head())
-    with open(draft, "r+b", buffering=0) as sidecar:
-        sidecar.truncate(identity.sidecar_bytes)  # by descriptor: a confined server may not by path
-    os.replace(draft, sidecar_path)
+    os.replace(draft_sidecar(sidecar_path, identity.head(), identity.sidecar_bytes), sidecar_path)
 
 
-def draft_sidecar(sidecar_path: str, content: bytes) -> str:
+def draft_sidecar(sidecar_path: str, content: bytes, size: int) -> str:
     """Write a sidecar beside its place, to be renamed into it; its path. OSError."""
     draft = sidecar_path.removesuffix(".blocks") + ".draft"
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         write_fully(fd, memoryview(content), 0)
+        os.ftruncate(fd, size)  # by descriptor: a confined server may not by path
     finally:
         os.close(fd)
     return draft
-
-
-def _create_data(data_path: str, sidecar_path: str) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        return os.open(data_path, flags, 0o600)
-    except FileExistsError:  # not written over: another process may be reading it
-        for path in (sidecar_path, data_path):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-        return os.open(data_path, flags, 0o600)
 
 
 def page_rounded(size_bytes: int) -> int:
@@ -327,12 +300,6 @@ def write_fully(fd: int, body: memoryview, offset: int) -> None:
     while body:
         written = os.pwrite(fd, body, offset)
         body, offset = body[written:], offset + written
-
-
-def holds_block(start: int, stop: int, size: int) -> bool:
-    """Whether a whole block of an object of this size lies in [start, stop)."""
-    first, last = whole_blocks(start, stop, size)
-    return first < last
 
 
 def whole_blocks(start: int, stop: int, size: int) -> tuple[int, int]:

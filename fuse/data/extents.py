@@ -6,8 +6,15 @@ Ranges are half-open [start, stop) with 0 <= start; an empty range (start >= sto
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from collections.abc import Generator, Iterable, Iterator
+
+
+def on_grid(start: int, stop: int, step: int) -> Generator[tuple[int, int], None, None]:
+    """[start, stop), cut at multiples of `step`."""
+    while start < stop:
+        end = min(stop, (start // step + 1) * step)
+        yield start, end
+        start = end
 
 
 class Extents:
@@ -89,18 +96,6 @@ class Extents:
         if self._stops:
             self.remove(size, self._stops[-1])
 
-    def clear(self) -> None:
-        """Take out everything."""
-        self._starts, self._stops, self._total = [], [], 0
-
-    def copy(self) -> Extents:
-        """An independent equal set."""
-        twin = Extents()
-        twin._starts = self._starts.copy()
-        twin._stops = self._stops.copy()
-        twin._total = self._total
-        return twin
-
     @property
     def total(self) -> int:
         """Bytes in the set."""
@@ -114,17 +109,6 @@ class Extents:
         """How many ranges."""
         return len(self._starts)
 
-    def __bool__(self) -> bool:
-        return bool(self._starts)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Extents):
-            return NotImplemented
-        return self._starts == other._starts and self._stops == other._stops
-
-    def __repr__(self) -> str:
-        return f"Extents({list(self)})"
-
     def _overlapped(self, start: int, stop: int) -> tuple[int, int]:
         """Indices [first, last) of the ranges that share a byte with [start, stop)."""
         return bisect_right(self._stops, start), bisect_left(self._starts, stop)
@@ -132,11 +116,3 @@ class Extents:
     def _count(self, first: int, last: int) -> int:
         """The bytes in the ranges [first, last)."""
         return sum(self._stops[first:last]) - sum(self._starts[first:last])
-
-    def _check(self) -> None:
-        """Raise AssertionError when an invariant is broken (tests call it after each step)."""
-        edges = [edge for pair in zip(self._starts, self._stops, strict=True) for edge in pair]
-        if any(left >= right for left, right in pairwise(edges)):
-            raise AssertionError(f"ranges out of order, empty or touching: {edges}")
-        if self._total != sum(stop - start for start, stop in self):
-            raise AssertionError(f"total {self._total} does not match {list(self)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..loop import Loop, Task
 from ..store.base import Body
 from .blockcache import BlockCache, is_small
-from .blockfile import holds_block
+from .blockfile import whole_blocks
 from .pieces import Piece
 
 _LATER_BYTES = 32 << 20
@@ -90,4 +90,5 @@ class Keeping:
 
 
 def _is_whole(piece: Piece) -> bool:
-    return holds_block(piece.start, piece.stop, piece.version.size)
+    first, last = whole_blocks(piece.start, piece.stop, piece.version.size)
+    return first < last

@@ -16,6 +16,7 @@ import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
@@ -60,26 +61,21 @@ class _Group(NamedTuple):
     end: int
 
 
+@dataclass(eq=False, slots=True)
 class _Pack:
     """A pack that is known. end: how many of its bytes are."""
 
-    __slots__ = ("end", "name", "number")
-
-    def __init__(self, number: int, name: str) -> None:
-        self.number = number
-        self.name = name
-        self.end = 0
+    number: int
+    name: str
+    end: int = 0
 
 
+@dataclass(eq=False, slots=True)
 class _File:
-    """An open pack, for as long as somebody reads it."""
+    """An open pack, for as long as somebody reads it. touched_s: when it last said on disk that it is in use."""
 
-    __slots__ = ("fd", "touched_s")
-
-    def __init__(self, fd: int, touched_s: float) -> None:
-        self.fd = fd
-        self.touched_s = touched_s
-        """When it last said on disk that it is in use."""
+    fd: int
+    touched_s: float
 
     def __del__(self) -> None:
         os.close(self.fd)

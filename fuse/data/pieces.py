@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from itertools import pairwise
+from operator import attrgetter
 
 from ..loop import Future
 from ..store.base import Body, ObjectVersion
+from .extents import on_grid
 
 
 class Piece(Future[memoryview]):
@@ -74,12 +75,12 @@ class PieceTable:
 
         Gaps become new pieces, for the caller to fetch, cut at multiples of `step` bytes.
         """
-        pieces, fresh = [], []
-        for piece in self._covering(version, start, stop):
-            fresh += _split(version, start, piece.start, step)
-            pieces.append(piece)
-            start = piece.stop
-        fresh += _split(version, start, stop, step)
+        pieces, at = self._covering(version, start, stop), start
+        gaps = list[tuple[int, int]]()
+        for piece in pieces:
+            gaps += on_grid(at, piece.start, step)
+            at = piece.stop
+        fresh = [Piece(version, *gap) for gap in (*gaps, *on_grid(at, stop, step))]
         self._insert(version, fresh)
         return sorted(pieces + fresh, key=_stop), fresh
 
@@ -119,11 +120,6 @@ class PieceTable:
         for piece in self._covering(version, start, stop):
             if piece.kept and piece.stop <= stop:
                 self.discard(piece)
-
-    def forget(self, version: ObjectVersion) -> None:
-        """Take out all pieces of a version; idempotent."""
-        for piece in list(self._by_version.get(version, ())):
-            self.discard(piece)
 
     def limit(self, limit_bytes: int) -> None:
         """Another limit from now on."""
@@ -170,18 +166,6 @@ class PieceTable:
         while self._held_bytes > self._limit_bytes and self._settled:
             self.discard(next(iter(self._settled)))
 
-    def _check(self) -> None:
-        """Raise AssertionError when an invariant is broken (tests call it)."""
-        total = 0
-        for pieces in self._by_version.values():
-            total += sum(piece.size for piece in pieces)
-            if any(left.stop > right.start for left, right in pairwise(pieces)):
-                raise AssertionError("pieces overlap")
-        if (total, sum(piece.size for piece in self._settled)) != (self._held_bytes, self._settled_bytes):
-            raise AssertionError(f"{total} bytes held, {self._held_bytes} counted")
-        if self._settled and self._held_bytes > self._limit_bytes:
-            raise AssertionError("over the limit with something to let go of")
-
 
 def cut(pieces: list[Piece], start: int, stop: int) -> memoryview | bytes:
     """[start, stop) out of settled, adjoining pieces that cover it; not copied when one piece is enough."""
@@ -194,14 +178,4 @@ def cut(pieces: list[Piece], start: int, stop: int) -> memoryview | bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _stop(piece: Piece) -> int:
-    return piece.stop
-
-
-def _split(version: ObjectVersion, start: int, stop: int, step: int) -> list[Piece]:
-    pieces = []
-    while start < stop:
-        end = min(stop, (start // step + 1) * step)
-        pieces.append(Piece(version, start, end))
-        start = end
-    return pieces
+_stop = attrgetter("stop")

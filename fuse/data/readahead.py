@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from ..store.base import ByteRange
 from .blockfile import BLOCK_BYTES
+from .extents import on_grid
 
 MIB = 1 << 20
 PAGE = 4096
@@ -122,26 +123,13 @@ class ReadAhead:
         """Ranges on a grid of their own size, at least four of them in a window so that they overlap in time."""
         settings = self._settings
         step = max(settings.first_bytes, min(settings.max_range_bytes, self.window_bytes // 4))
-        ranges = []
-        while start < stop:
-            end = min(stop, (start // step + 1) * step)
-            ranges.append(ByteRange(start, end))
-            start = end
-        return tuple(ranges)
+        return tuple(ByteRange(*one) for one in on_grid(start, stop, step))
 
     def _down(self, offset: int) -> int:
         return offset // self._settings.align_bytes * self._settings.align_bytes
 
     def _up(self, offset: int) -> int:
         return min(self._size, -(-offset // self._settings.align_bytes) * self._settings.align_bytes)
-
-    def _check(self) -> None:
-        """Raise AssertionError when an invariant is broken (tests call it after each step)."""
-        settings = self._settings
-        if self._ahead_until not in (self._up(self._ahead_until), self._size):
-            raise AssertionError(f"window ends unaligned at {self._ahead_until}")
-        if self.window_bytes and not settings.first_bytes <= self.window_bytes <= settings.max_bytes:
-            raise AssertionError(f"window of {self.window_bytes} bytes")
 
 
 class Readers:
@@ -152,27 +140,19 @@ class Readers:
 
     def __init__(self, size: int, settings: WindowSettings | None = None) -> None:
         """size: of the object, bytes."""
-        self._present = ReadAhead(size, settings)
+        self.present = ReadAhead(size, settings)
+        """The one that the last plan was for."""
         self._others: list[ReadAhead] = []
 
     def plan(self, offset: int, size: int) -> Plan:
         """As ReadAhead.plan, of the reader that this read belongs to."""
-        if not self._present.near(offset, size):
+        if not self.present.near(offset, size):
             other = next((other for other in self._others if other.near(offset, size)), None)
             if other is None:
-                other = self._present.fork()
+                other = self.present.fork()
             else:
                 self._others.remove(other)
-            self._others.append(self._present)
+            self._others.append(self.present)
             del self._others[: 1 - READERS_MAX]
-            self._present = other
-        return self._present.plan(offset, size)
-
-    @property
-    def window_bytes(self) -> int:
-        """Of the reader that the last plan was for; 0 when it is not in sequence."""
-        return self._present.window_bytes
-
-    def retract(self, start: int) -> None:
-        """As ReadAhead.retract, for the plan that was made last."""
-        self._present.retract(start)
+            self.present = other
+        return self.present.plan(offset, size)

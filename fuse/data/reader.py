@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
-from datastore.errors import CorruptBody, PreconditionFailed, TransientStoreError
+from datastore.errors import CorruptBody, TransientStoreError
 from datastore.retry import current_call
 
 from ..loop import Loop, Semaphore, all_of, now
 from ..store.base import Body, ByteRange, ObjectInfo, ObjectStore, ObjectVersion
-from .assembly import Assembly, runs
+from .assembly import Assembly, check_version, runs
 from .blockcache import BlockCache
-from .counts import ReadCounts
+from .extents import on_grid
 from .keeping import Keeping
 from .pieces import Piece, PieceTable, cut
 from .readahead import Readers, WindowSettings
@@ -48,6 +48,25 @@ class ReadSettings:
     piece_bytes: int = 1 << 20
     """A range is handed on in pieces of this size as they come: what the kernel asks for at most in one request."""
     window: WindowSettings = field(default_factory=WindowSettings)
+
+
+@dataclass(slots=True)
+class ReadCounts:
+    """Reads answered at once, and those that waited for the store; bytes asked for. None that the kernel answers."""
+
+    hits: int = 0
+    hit_bytes: int = 0
+    misses: int = 0
+    miss_bytes: int = 0
+
+    def snapshot(self) -> dict[str, int]:
+        """For `status`."""
+        return {
+            "hits": self.hits,
+            "misses": self.misses,
+            "hitBytes": self.hit_bytes,
+            "missBytes": self.miss_bytes,
+        }
 
 
 class LeftAlone(TransientStoreError):
@@ -86,7 +105,7 @@ class Reader:
 
     def open(self, version: ObjectVersion) -> ReadStream:
         """A stream for one file handle; fetches nothing yet."""
-        return ReadStream(self, version)
+        return ReadStream(self, self._table, version)
 
     async def fetch(self, version: ObjectVersion, offset: int, size: int) -> bytes:
         """The bytes; shorter only at the object's end. Raises as obtain() does."""
@@ -178,17 +197,17 @@ class Reader:
         if cache is None:
             return False
         step = max(1, version.size if version.size <= self.settings.whole_bytes else self.settings.range_bytes)
-        left = (ByteRange(start, min(start + step, version.size)) for start in range(0, version.size, step))
+        left = on_grid(0, version.size, step)
 
         async def fill() -> None:
             try:
                 for each in left:
                     async with self._filling:
-                        there = await self.loop.lane(self._fill, cache, version, each)
+                        there = await self.loop.lane(self._fill, cache, version, *each)
                     if not there:
                         left.close()
                     elif progress is not None:
-                        progress(each.stop - each.start)
+                        progress(each[1] - each[0])
             except BaseException:
                 left.close()
                 raise
@@ -201,14 +220,6 @@ class Reader:
         _, fresh = self._table.request(version, 0, version.size, max(version.size, 1))
         for piece in fresh:
             self._table.finish(piece, body[piece.start : piece.stop])
-
-    def forget(self, version: ObjectVersion) -> None:
-        """Drop what memory holds of this version (the disk cache keeps it); idempotent."""
-        self._table.forget(version)
-
-    def passed(self, version: ObjectVersion, start: int, stop: int) -> None:
-        """A reader in sequence has these bytes behind it: memory lets go of what the disk cache has."""
-        self._table.passed(version, start, stop)
 
     @property
     def held_bytes(self) -> int:
@@ -257,7 +268,11 @@ class Reader:
         again = False
         while True:
             try:
-                return await self._obtain(version, wanted, needed)
+                coming = self._coming(version, wanted.start, wanted.stop)
+                pieces = [piece for piece in coming if piece.start < needed.stop and piece.stop > needed.start]
+                for piece in pieces:
+                    await piece
+                return cut(pieces, needed.start, needed.stop)
             except LeftAlone:
                 pass
             except TransientStoreError:
@@ -265,16 +280,6 @@ class Reader:
                 if again or current_call() is None:
                     raise
             again = True
-
-    async def _obtain(self, version: ObjectVersion, wanted: ByteRange, needed: ByteRange) -> Read:
-        pieces = [
-            piece
-            for piece in self._coming(version, wanted.start, wanted.stop)
-            if piece.start < needed.stop and piece.stop > needed.start
-        ]
-        for piece in pieces:
-            await piece
-        return cut(pieces, needed.start, needed.stop)
 
     def _coming(self, version: ObjectVersion, start: int, stop: int) -> list[Piece]:
         """The pieces that cover [start, stop). Those that were not there are fetched from now on."""
@@ -334,8 +339,7 @@ class Reader:
         byte_range = _range(version, start, stop)
         learn = self._asking() if byte_range is None and self._asking is not None else None
         body, answer = await self._store.get(version.key, byte_range=byte_range, if_match=version.etag)
-        if answer.etag and answer.etag != version.etag:  # a server that ignores If-Match
-            raise PreconditionFailed(f"'{version.key}' was replaced while it was read", key=version.key)
+        check_version(version, answer)
         if len(body) != stop - start:
             raise CorruptBody(
                 f"bytes {start}-{stop - 1} of '{version.key}': {len(body)} bytes came instead of {stop - start}",
@@ -345,9 +349,8 @@ class Reader:
             learn(answer)
         return body
 
-    def _fill(self, cache: BlockCache, version: ObjectVersion, each: ByteRange) -> bool:
+    def _fill(self, cache: BlockCache, version: ObjectVersion, start: int, stop: int) -> bool:
         """By a lane: put a range into the cache; whether it is there."""
-        start, stop = each
         return cache.holds(version, start, stop) or cache.write(version, start, now(self._get(version, start, stop)))
 
 
@@ -363,9 +366,10 @@ def _range(version: ObjectVersion, start: int, stop: int) -> ByteRange | None:
 class ReadStream:
     """One file handle's reads."""
 
-    def __init__(self, reader: Reader, version: ObjectVersion) -> None:
+    def __init__(self, reader: Reader, table: PieceTable, version: ObjectVersion) -> None:
         self.version = version
         self._reader = reader
+        self._table = table
         small = version.size <= reader.settings.whole_bytes
         self._ahead = None if small else Readers(version.size, reader.settings.window)
         self._closed = False
@@ -378,12 +382,12 @@ class ReadStream:
         wanted = ByteRange(0, self.version.size)
         if self._ahead is not None:
             wanted, ahead = self._ahead.plan(offset, size)
-            if self._ahead.window_bytes:
-                self._reader.passed(self.version, max(0, offset - 2 * _BEHIND_BYTES), offset - _BEHIND_BYTES)
+            if self._ahead.present.window_bytes:
+                self._table.passed(self.version, max(0, offset - 2 * _BEHIND_BYTES), offset - _BEHIND_BYTES)
             if ahead and not self._closed:
-                left_out = self._reader.start(self.version, ahead, self._is_closed)
+                left_out = self._reader.start(self.version, ahead, lambda: self._closed)
                 if left_out is not None:
-                    self._ahead.retract(left_out)
+                    self._ahead.present.retract(left_out)
         body = self._reader.held(self.version, offset, stop)
         counts = self._reader.counts
         if body is not None:
@@ -398,7 +402,4 @@ class ReadStream:
         """Stop reading ahead: what is not begun yet is dropped, unless it is needed. Idempotent; reads still work."""
         self._closed = True
         if self._ahead is None:  # the next one is received into the same memory: fresh pages took a twelfth of its time
-            self._reader.passed(self.version, 0, self.version.size)
-
-    def _is_closed(self) -> bool:
-        return self._closed
+            self._table.passed(self.version, 0, self.version.size)

@@ -75,13 +75,9 @@ class SmallFileFetcher:
             try:
                 await self._reader.bring_many(self._next, self._settle)
             except Exception:  # nobody asked for these yet: who does starts anew, and is told
-                self._forget()
+                self.bytes -= sum(version.size for version in self._waiting.values())
+                self._waiting.clear()
         self._working = False
-
-    def _forget(self) -> None:
-        """Fetch nothing of what waits."""
-        self.bytes -= sum(version.size for version in self._waiting.values())
-        self._waiting.clear()
 
     def _settle(self, version: ObjectVersion) -> None:
         self.bytes -= version.size

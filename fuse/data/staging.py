@@ -6,14 +6,14 @@ upload needs them. What the file holds is whole blocks of 4 KiB, so that after a
 INVARIANT: every byte of [0, size) is in the file (present), comes from the base ([0, base_size) and not present), or
 is zero.
 INVARIANT: dirty_ranges is within present and [0, size).
-The node's lock covers it, but for read_present(). Threads: the loop; sync(), read(), whole() and fill() also in a lane.
+The node's lock covers it, but for read_present(). Threads: the loop; sync(), read(), whole() and put() also in a lane,
+which change nothing that the loop looks at.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -49,8 +49,6 @@ class StagedFile:
         self.base_size = base.size if base else 0
         self.size = self.base_size
         self.present = Extents()
-        self._guard = threading.Lock()
-        """Covers fd, present, size and base_size for read_present(); a leaf, held for a copy of the bytes at most."""
         self.dirty_ranges = Extents()
         self.streamed = Extents()
         """What a multipart upload under way has been given, and was not changed since."""
@@ -107,17 +105,12 @@ class StagedFile:
 
     def read_present(self, offset: int, size: int) -> bytes | None:
         """Bytes as read() gives them; None when some must be fetched. Needs no lock: it may be uploading."""
-        with self._guard:
-            if self.fd < 0 or self._missing(offset, min(offset + size, self.size)):
-                return None
-            return self.read(offset, size)
+        if self.fd < 0 or self.missing(offset, min(offset + size, self.size)):
+            return None
+        return self.read(offset, size)
 
     def missing(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Ranges that must be fetched from the base before [start, stop) can be read: what its blocks lack."""
-        with self._guard:
-            return self._missing(start, stop)
-
-    def _missing(self, start: int, stop: int) -> list[tuple[int, int]]:
         if start >= min(stop, self.base_size):
             return []
         return self.present.missing(start - start % BLOCK, min(-(-stop // BLOCK) * BLOCK, self.base_size))
@@ -132,15 +125,15 @@ class StagedFile:
                 gaps += self.missing(start, start + BLOCK)
         return gaps
 
-    def fill(self, offset: int, content: bytes | bytearray | memoryview) -> None:
+    def put(self, offset: int, content: bytes) -> None:
+        """Write bytes of the base where nothing is present; `present` is the caller's to tell, on the loop."""
+        for start, stop in self.present.missing(offset, offset + len(content)):
+            write_fully(self.fd, memoryview(content)[start - offset : stop - offset], start)
+
+    def fill(self, offset: int, content: bytes) -> None:
         """Put bytes of the base in; parts that were written meanwhile stay."""
-        view = memoryview(content)
-        with self._guard:
-            gaps = self.present.missing(offset, offset + len(view))
-        for start, stop in gaps:
-            write_fully(self.fd, view[start - offset : stop - offset], start)
-        with self._guard:
-            self.present.add(offset, offset + len(view))
+        self.put(offset, content)
+        self.present.add(offset, offset + len(content))
 
     def read(self, offset: int, size: int) -> bytes:
         """Bytes that are present or zero; nothing beyond the end."""
@@ -148,9 +141,8 @@ class StagedFile:
 
     def part_for_stream(self, start: int, stop: int) -> FilePart:
         """A part that is sent while the file may be written: what is changed from now on is noticed. OSError."""
-        with self._guard:
-            self.streamed.add(start, stop)
-            return FilePart(os.dup(self.fd), start, stop)
+        self.streamed.add(start, stop)
+        return FilePart(os.dup(self.fd), start, stop)
 
     def whole(self) -> bytes:
         """The content; every byte must be present or zero."""
@@ -176,13 +168,12 @@ class StagedFile:
 
     def truncate(self, size: int) -> None:
         """Cut or extend by zeros."""
-        with self._guard:
-            if size or self.size:
-                os.ftruncate(self.fd, size)
-            self.base_size = min(self.base_size, size)
-            self.present.truncate(size)
-            self.streamed.truncate(size)
-            self.size = size
+        if size or self.size:
+            os.ftruncate(self.fd, size)
+        self.base_size = min(self.base_size, size)
+        self.present.truncate(size)
+        self.streamed.truncate(size)
+        self.size = size
         self.appended = False
         self.dirty_ranges.truncate(size)
         self.touch()
@@ -198,10 +189,8 @@ class StagedFile:
     def uploaded(self, version: ObjectVersion) -> None:
         """The store has exactly this content now, as `version`; what is not present can be had from there."""
         self.moved(version)
-        with self._guard:
-            self.base_size = self.size
-            self.streamed.clear()
-        self.dirty_ranges = Extents()
+        self.base_size = self.size
+        self.streamed, self.dirty_ranges = Extents(), Extents()
         self.dirty = False
         self.due, self.times_set, self.stream, self.stream_at = 0.0, False, None, math.inf
         self.error, self.attempt = "", None
@@ -219,10 +208,9 @@ class StagedFile:
 
     def close(self, *, remove: bool) -> None:
         """Close, and remove the file; idempotent."""
-        with self._guard:
-            if self.fd >= 0:
-                os.close(self.fd)
-                self.fd = -1
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
         if remove:
             with suppress(FileNotFoundError):
                 os.unlink(self._path)
@@ -233,12 +221,11 @@ class StagedFile:
 
     def _changed(self, start: int, stop: int) -> None:
         self.appended &= start >= self.size
-        with self._guard:
-            self.present.add(start, stop)
-            self.size = max(self.size, stop)
-            if self.streamed.overlaps(start, stop):
-                self.streamed.remove(start, stop)
-                self.rewrites += 1
+        self.present.add(start, stop)
+        self.size = max(self.size, stop)
+        if self.streamed.overlaps(start, stop):
+            self.streamed.remove(start, stop)
+            self.rewrites += 1
         self.dirty_ranges.add(start, stop)
         self.touch()
 

@@ -117,7 +117,7 @@ class FaultWorld:
         for node in self.fs.core.nodes.by_ino.values():
             stream = node.staged.stream if node.staged is not None else None
             if isinstance(stream, Stream) and not node.gone and stream._created and resolve(stream.begins()):
-                found.add(str(stream._created.result().id))
+                found.add(str(stream._created.result()[1]))
         return found
 
     def all_done(self, where: str) -> None:

@@ -8,6 +8,7 @@ import stat
 from datastore.fuse.data.staging import StagedFile
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
 from datastore.fuse.vfs.tree.nodes import Directory, Node
+from tests.datachecks import check_extents
 
 
 def check(fs: DatastoreFilesystem, *, restarted: bool = False) -> None:
@@ -52,8 +53,8 @@ def _check_content(node: Node, *, restarted: bool) -> None:
 
 def check_staged(staged: StagedFile) -> None:
     """One staging file."""
-    staged.present._check()
-    staged.dirty_ranges._check()
+    check_extents(staged.present)
+    check_extents(staged.dirty_ranges)
     for start, stop in staged.dirty_ranges:
         assert staged.present.contains(start, stop)
         assert stop <= staged.size

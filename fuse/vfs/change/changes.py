@@ -7,11 +7,12 @@ import os
 import stat
 import uuid
 from contextlib import suppress
+from dataclasses import dataclass
 
 from datastore.errors import AlreadyExists, KeyTooLong, StoreError
 
 from ...ops import Caller, Entry, FSError, Ino, OpenReply, OpenRequest
-from ...store.base import ETag, WriteOptions, WriteResult
+from ...store.base import ETag, WriteOptions
 from ...store.limits import key_bytes
 from ..lookup.remote import HIDDEN, UNLINKED, Remote
 from ..lookup.resolver import Resolver
@@ -26,7 +27,7 @@ from ..tree.names import KEY_MAX, LINK_SUFFIX, NAME_MAX, creatable, segment_of
 from ..tree.nodes import Directory, Node
 from ..upload.copies import copy_object
 from ..upload.uploads import Uploads
-from .standins import replace_stand_in
+from .standins import put_marker, replace_stand_in
 
 SEGMENT_SAFE = 255
 """Bytes of a key's segment that every server takes (those that keep objects as files take no more)."""
@@ -34,18 +35,16 @@ TARGET_MAX = 4095
 """Bytes of a link target (PATH_MAX without its NUL)."""
 
 
+@dataclass(eq=False, repr=False)
 class Changes:
     """Each change is in the store when the call returns, but for files that are open for writing."""
 
-    def __init__(
-        self, core: Core, remote: Remote, resolver: Resolver, uploads: Uploads, files: Files, writing: Writing
-    ) -> None:
-        self._core = core
-        self._remote = remote
-        self._resolver = resolver
-        self._uploads = uploads
-        self._files = files
-        self._writing = writing
+    _core: Core
+    _remote: Remote
+    _resolver: Resolver
+    _uploads: Uploads
+    files: Files
+    _writing: Writing
 
     # -- making
 
@@ -119,7 +118,7 @@ class Changes:
             if request.flags & os.O_TRUNC:
                 async with node.lock:
                     await self._writing.truncate(node, 0)
-        reply = self._files.opened(node, request.flags, caller.pid)
+        reply = self.files.opened(node, request.flags, caller.pid)
         return self._resolver.entry(node), reply
 
     def _seems_free(self, directory: Directory, name: bytes, request: OpenRequest) -> bool:
@@ -158,7 +157,7 @@ class Changes:
             core.nodes.drop_unused(node)
             raise
         self._appeared(node)
-        return entry, self._files.opened(node, flags)
+        return entry, self.files.opened(node, flags)
 
     async def _make(
         self, directory: Directory, name: bytes, listed: Listed, attributes: Attributes, body: bytes
@@ -182,21 +181,16 @@ class Changes:
             except AlreadyExists as error:
                 directory.forget_listing()
                 raise FSError(errno.EEXIST) from error
-            return self._made(directory, name, listed._replace(size=len(body)), attributes, result)
-
-    def _made(
-        self, directory: Directory, name: bytes, listed: Listed, attributes: Attributes, result: WriteResult
-    ) -> Node:
-        stale = directory.children.get(name)
-        if stale is not None:
-            self._core.nodes.detach(stale)
-        node = self._core.nodes.add(directory, name, listed, attributes)
-        facts.written(self._core, node, result)
-        if isinstance(node, Directory):
-            self._resolver.empty(node)
-            self._resolver.counted(directory, 1)
-        self._appeared(node)
-        return node
+            stale = directory.children.get(name)
+            if stale is not None:
+                self._core.nodes.detach(stale)
+            node = self._core.nodes.add(directory, name, listed._replace(size=len(body)), attributes)
+            facts.written(self._core, node, result)
+            if isinstance(node, Directory):
+                self._resolver.empty(node)
+                self._resolver.counted(directory, 1)
+            self._appeared(node)
+            return node
 
     async def _parent(self, ino: Ino, name: bytes) -> Directory:
         """The directory in which a name is to be made. FSError(ENAMETOOLONG, EINVAL, ENOENT)."""
@@ -244,7 +238,7 @@ class Changes:
 
     async def unlink(self, parent: Ino, name: bytes) -> None:
         """Remove a name; who has the file open keeps its content."""
-        await self.let_pass(parent, name)
+        await self.files.chases.let_pass(parent, name)
         directory = self._resolver.directory(parent)
         node = await self._resolver.existing(directory, name)
         if isinstance(node, Directory):
@@ -261,7 +255,8 @@ class Changes:
                 except StoreError:
                     self.stayed(node, etag)
                     raise
-                await self.disappeared(node)
+                self.take_out(node)
+                await self.let_go(node)
 
     def may_be_stored(self, node: Node) -> bool:
         """Whether the store has something of a node's name: ours, or what another client put there before ours."""
@@ -269,11 +264,6 @@ class Changes:
             return bool(node.etag)
         told = self._remote.believed(node.parent, node.name)
         return told is None or node.name in told[0].entries
-
-    async def disappeared(self, node: Node) -> None:
-        """The object of a node is no more. node.lock is held."""
-        self.take_out(node)
-        await self.let_go(node)
 
     def take_out(self, node: Node) -> None:
         """The name of a node is gone; let_go() has to follow. node.lock is held."""
@@ -295,10 +285,6 @@ class Changes:
             self._core.nodes.drop_unused(node)
         else:
             await self._uploads.forsake(node)
-
-    async def let_pass(self, parent: Ino, name: bytes) -> None:
-        """Before a name is taken: see Chases."""
-        await self._files.chases.let_pass(parent, name)
 
     async def keep_open_content(self, node: Node) -> None:
         """Before the object goes: keep its bytes for those who have the file open (S-23). node.lock is held.
@@ -348,7 +334,8 @@ class Changes:
             await self.check_empty(node)
             await self.ensure_marker(directory)
             await self._core.remove(node.key)
-            await self.disappeared(node)
+            self.take_out(node)
+            await self.let_go(node)
 
     async def check_empty(self, node: Directory) -> None:
         """FSError(ENOTEMPTY) if the store or this mount has anything below, or the marker holds bytes."""
@@ -366,9 +353,4 @@ class Changes:
         """
         if directory.marker or directory is self._core.nodes.root or directory.gone:
             return
-        options = WriteOptions(
-            metadata=to_metadata(directory.attributes), content_type=DIRECTORY_TYPE, if_none_match=True
-        )
-        with suppress(AlreadyExists):
-            await self._core.store.put(directory.key, b"", options)
-        directory.marker = True
+        await put_marker(self._core, directory)

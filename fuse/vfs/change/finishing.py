@@ -36,16 +36,15 @@ async def finish(core: Core, renames: Renames, uploads: Uploads, *, resumed: boo
     for intent in core.db.intents():
         if intent.kind == "discard" and resumed:
             continue
+        end = partial(_finish, core, renames, uploads, intent)
         try:
-            await _finish(core, renames, uploads, intent)
+            await end()
         except (StoreError, OSError) as error:
             failures.append(f"{intent.kind} {os.fsencode(intent.source)!r}: {error}")
             with suppress(OSError):  # the disk is full
                 core.db.put_off(intent.id, core.now_ns())
             if resumed:
-                renames.cut_off.append(
-                    CutOff(intent, core.db.move_of(intent.id), partial(_finish, core, renames, uploads, intent))
-                )
+                renames.cut_off.append(CutOff(intent, core.db.move_of(intent.id), end))
             continue
         core.db.end(intent.id)
     return failures

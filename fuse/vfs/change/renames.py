@@ -60,7 +60,7 @@ class Renames:
             raise FSError(errno.ENAMETOOLONG)
         if not creatable(new_name):
             raise FSError(errno.EINVAL)
-        await self._changes.let_pass(new_parent, new_name)
+        await self._changes.files.chases.let_pass(new_parent, new_name)
         source_directory = self._resolver.directory(parent)
         target_directory = self._resolver.directory(new_parent)
         if await self._goes_on(source_directory, name, target_directory, new_name):
@@ -263,7 +263,7 @@ class Renames:
         old_parent, old_name = source.parent, source.name
         move = NodeRecord(source.ino, directory.ino, stat.S_IFDIR, tail, name)
         copies = Copies(core, old_prefix, new_prefix)
-        began_ns, page = await core.both(self._server_time_ns(old_prefix), copies.first_page())
+        began_ns, page = await core.both(self._server_time_ns(old_prefix), core.store.list_page(old_prefix))
         intent = core.db.begin("rename-directory", old_prefix, new_prefix, move, Subject(began_ns=began_ns))
         try:
             await copies.make(page)

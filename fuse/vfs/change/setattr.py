@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from datastore.errors import MetadataTooLarge, NotFound, PreconditionFailed
 
@@ -30,15 +31,15 @@ NO_HANDLE = Fh(0)
 _Change = Callable[[Attributes], Attributes]
 
 
+@dataclass(eq=False, repr=False)
 class SetAttrs:
     """Changes of attributes; in the store when the call returns, unless unsent bytes take them along at close."""
 
-    def __init__(self, core: Core, resolver: Resolver, uploads: Uploads, handles: Handles, writing: Writing) -> None:
-        self._core = core
-        self._resolver = resolver
-        self._uploads = uploads
-        self._handles = handles
-        self._writing = writing
+    _core: Core
+    _resolver: Resolver
+    _uploads: Uploads
+    _handles: Handles
+    _writing: Writing
 
     async def getattr(self, ino: Ino) -> AttrReply:
         """stat and fstat. FSError(ESTALE) when the name is gone: the kernel looks it up again."""

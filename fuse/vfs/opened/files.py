@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import dataclass
 
 from datastore.errors import DatastoreError
 
@@ -19,25 +20,19 @@ from .handles import Handles
 from .writing import Writing
 
 
+@dataclass(eq=False, repr=False)
 class Files:
     """What open and the last close do."""
 
-    def __init__(
-        self,
-        core: Core,
-        resolver: Resolver,
-        uploads: Uploads,
-        handles: Handles,
-        writing: Writing,
-        prefetcher: Prefetcher,
-    ) -> None:
-        self._core = core
-        self._resolver = resolver
-        self._uploads = uploads
-        self._handles = handles
-        self._writing = writing
-        self._prefetcher = prefetcher
-        self.chases = Chases(core.loop)
+    _core: Core
+    _resolver: Resolver
+    _uploads: Uploads
+    _handles: Handles
+    _writing: Writing
+    _prefetcher: Prefetcher
+
+    def __post_init__(self) -> None:
+        self.chases = Chases(self._core.loop)
 
     async def open(self, ino: Ino, request: OpenRequest, thread: int = 0) -> OpenReply:
         """open(2) without O_CREAT, by a thread. FSError(ESTALE) sends the kernel to look the name up again."""

@@ -20,7 +20,7 @@ _UNOPENED_MAX = 1024
 class Handle:
     """One open of a file."""
 
-    __slots__ = ("flags", "kept", "node", "stamp", "stream", "writable")
+    __slots__ = ("flags", "kept", "node", "stream", "writable")
 
     def __init__(self, node: Node, flags: int) -> None:
         self.node = node
@@ -28,7 +28,6 @@ class Handle:
         self.kept = node.pages_valid
         """The kernel had its pages when it was opened."""
         self.stream: ReadStream | None = None
-        self.stamp: tuple[str, str] = ("", "")
         self.writable = flags & os.O_ACCMODE != os.O_RDONLY
 
 
@@ -86,7 +85,7 @@ class Handles:
         handle = self._by_fh.pop(fh, None)
         if handle is not None:
             self._core.opens.remove(fh)
-            self._unopened.pop(handle.node.ino, None) if int(fh) == handle.node.ino else None
+            self._unopened.pop(fh, None)
             handle.node.handles -= 1
             handle.node.writers -= handle.writable
             if handle.stream is not None:

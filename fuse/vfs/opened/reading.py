@@ -7,6 +7,7 @@ import os
 import stat
 from collections import OrderedDict
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from datastore.errors import CorruptBody, NotFound, PreconditionFailed
 
@@ -29,25 +30,17 @@ _SUPERSEDED_MAX = 3
 """So often is a read begun again with the version that the store says it has."""
 
 
+@dataclass(eq=False, repr=False)
 class Reading:
     """What read, readlink and lseek answer."""
 
-    def __init__(
-        self,
-        core: Core,
-        remote: Remote,
-        resolver: Resolver,
-        uploads: Uploads,
-        handles: Handles,
-        prefetcher: Prefetcher,
-    ) -> None:
-        self._core = core
-        self._prefetcher = prefetcher
-        self._remote = remote
-        self._resolver = resolver
-        self._uploads = uploads
-        self._handles = handles
-        self._targets: OrderedDict[tuple[str, str], bytes] = OrderedDict()
+    _core: Core
+    _remote: Remote
+    _resolver: Resolver
+    _uploads: Uploads
+    _handles: Handles
+    _prefetcher: Prefetcher
+    _targets: OrderedDict[tuple[str, str], bytes] = field(default_factory=OrderedDict)
 
     async def read(self, ino: Ino, fh: Fh, offset: int, size: int) -> Bytes:
         """Bytes of the version that the handle is on."""
@@ -80,15 +73,14 @@ class Reading:
         return handle
 
     def _stream(self, handle: Handle) -> ReadStream:
-        version = handle.node.version()
-        stamp = (version.key, version.etag)
-        if handle.stream is None or handle.stamp != stamp:
-            if handle.stream is not None:
-                handle.stream.close()
+        stream, version = handle.stream, handle.node.version()
+        if stream is None or (stream.version.key, stream.version.etag) != (version.key, version.etag):
+            if stream is not None:
+                stream.close()
             elif handle.kept:  # the kernel let go of pages that it had: as if the file was opened only now
                 self._prefetcher.opened(handle.node)
-            handle.stream, handle.stamp = self._core.reader.open(version), stamp
-        return handle.stream
+            stream = handle.stream = self._core.reader.open(version)
+        return stream
 
     async def _read_filling(self, node: Node, offset: int, size: int) -> Bytes:
         async with node.lock:

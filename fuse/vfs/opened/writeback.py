@@ -73,23 +73,20 @@ class WriteBack:
 
     async def close(self, node: Node) -> None:
         """What close(2) waits for. StoreError, FSError when it has to send; OSError of the local disk."""
-        if not await self._take(node):
-            await self._uploads.flush(node)
-
-    async def _take(self, node: Node) -> bool:
-        """Put the file on the disk and in the queue; False when it must be sent now."""
         async with node.lock:
             staged = node.staged
             if staged is None or not self._uploads.owes(node):
-                return True
-            if staged.error or staged.published or staged.stream is not None or self._full(staged.size):
-                return False
-            await self._uploads.persist(node)
-            if not staged.due:
-                staged.due = self._due_at()
-        self._wait(node, staged.size)
-        self._look()
-        return True
+                return
+            full = len(self._waiting) >= MAX_FILES or self._bytes + staged.size > MAX_BYTES
+            sends = bool(full or staged.error or staged.published or staged.stream is not None)
+            if not sends:
+                await self._uploads.persist(node)
+                staged.due = staged.due or self._due_at()
+        if sends:
+            await self._uploads.flush(node)
+        else:
+            self._wait(node, staged.size)
+            self._look()
 
     def _due_at(self) -> float:
         return self._core.clock.monotonic() + min(_REST_S, self._core.settings.write_back_s / _SHARE)
@@ -97,9 +94,6 @@ class WriteBack:
     def _wait(self, node: Node, size: int) -> None:
         self._bytes += size - self._waiting.get(node, 0)
         self._waiting[node] = size
-
-    def _full(self, size: int) -> bool:
-        return len(self._waiting) >= MAX_FILES or self._bytes + size > MAX_BYTES
 
     def send_due(self, now: float) -> list[Task[None]]:
         """Begin to send what is due and nobody writes to."""

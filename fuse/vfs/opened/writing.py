@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import dataclass
 
 from ...data.multipart import OBJECT_MAX
 from ...data.staging import StagedFile
@@ -26,14 +27,14 @@ def refuse_beyond(size: int) -> None:
         raise FSError(errno.EFBIG)
 
 
+@dataclass(eq=False, repr=False)
 class Writing:
     """What write, truncate, fallocate, fsync and flush do."""
 
-    def __init__(self, core: Core, uploads: Uploads, handles: Handles, write_back: WriteBack) -> None:
-        self._core = core
-        self._write_back = write_back
-        self._uploads = uploads
-        self._handles = handles
+    _core: Core
+    _uploads: Uploads
+    _handles: Handles
+    _write_back: WriteBack
 
     async def write(self, ino: Ino, fh: Fh, offset: int, payload: memoryview, kill_suidgid: bool) -> int:
         """Into the staging file; at once unless the node is busy or part of a block must be fetched."""

@@ -52,9 +52,7 @@ async def _same_metadata(core: Core, source: ObjectVersion) -> WriteOptions:
 
 async def _copy_parts(core: Core, source: ObjectVersion, target: str, options: WriteOptions) -> WriteResult:
     store, step = core.store, max(COPY_MAX, -(-source.size // PARTS_MAX))
-    note = core.db.upload_begun(target, core.now_ns())
-    upload_id = await store.create_upload(target, options, copies=True)
-    core.db.upload_known(note, upload_id)
+    note, upload_id = await begin_upload(core, target, options, copies=True)
 
     async def copy(number: int) -> tuple[PartNumber, ETag]:
         part = PartNumber(number)
@@ -70,6 +68,14 @@ async def _copy_parts(core: Core, source: ObjectVersion, target: str, options: W
         raise
     core.db.upload_ended(note)
     return result
+
+
+async def begin_upload(core: Core, key: str, options: WriteOptions, *, copies: bool) -> tuple[UploadNote, UploadId]:
+    """A multipart upload that the journal knows from before it begins. copies: some parts are another object's."""
+    note = core.db.upload_begun(key, core.now_ns())
+    upload_id = await core.store.create_upload(key, options, copies=copies)
+    core.db.upload_known(note, upload_id)
+    return note, upload_id
 
 
 async def abort_upload(core: Core, note: UploadNote, key: str, upload_id: UploadId) -> None:
@@ -105,16 +111,12 @@ class Copies:
         self._begun: dict[str, ListedObject] = {}
         """By new key, what a copy was asked for; of those that are not made nobody knows."""
 
-    async def first_page(self) -> ListPage:
-        """What there is, as far as it fits one page."""
-        return await self._core.store.list_page(self._old)
-
     async def make(self, page: ListPage | None = None, *, keep_newer: bool = False) -> None:
         """Copy what there is. page: the first one, where it is known.
 
         keep_newer: what was written to the new place since an earlier attempt stays there.
         """
-        page = page or await self.first_page()
+        page = page or await self._core.store.list_page(self._old)
         while True:
             await self._copy_all(self._meant(page.objects), keep_newer=keep_newer)
             if page.next_token is None:

@@ -22,7 +22,7 @@ from ...ops import FSError
 from ...store.base import ETag, ObjectInfo, ObjectVersion, WriteOptions, WriteResult, user_metadata
 from ...store.etags import etag_of, joined_etag
 from ..tree.core import Core
-from .streaming import REWRITES_MAX, WIDTH, Stream, Streams
+from .streaming import REWRITES_MAX, WIDTH, Stream
 
 log = logging.getLogger(__name__)
 SMALL = 1 << 20
@@ -51,7 +51,7 @@ class Delivery:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._streams = Streams(core)
+        self._places = Semaphore(WIDTH)
         self._conditions = True
         """Whether the store takes If-Match and If-None-Match, as far as is known."""
         self._large = Semaphore(WIDTH)
@@ -73,7 +73,8 @@ class Delivery:
         assert staged.base is not None
         content = await self._core.reader.fetch(staged.base, start, stop - start)
         if len(content) > SMALL:
-            await self._core.on_disk(staged.fill, start, content)
+            await self._core.on_disk(staged.put, start, content)
+            staged.present.add(start, start + len(content))
         else:
             staged.fill(start, content)
 
@@ -85,7 +86,7 @@ class Delivery:
             staged.stream_at = float("inf")
             return
         if not isinstance(staged.stream, Stream):
-            staged.stream = self._streams.new(staged, key, options)
+            staged.stream = Stream(self._core, self._places, staged, key, options)
         staged.stream_at = staged.stream.advance()
 
     @staticmethod
@@ -183,7 +184,7 @@ class Delivery:
         if not isinstance(stream, Stream) or stream.key != key or staged.base_size or not await stream.begins():
             await self.drop_stream(staged)
             copies = any(part.copied for part in planned)
-            stream, parts = self._streams.new(staged, key, options, copies=copies), planned
+            stream, parts = Stream(self._core, self._places, staged, key, options, copies=copies), planned
         staged.stream = None
         done = await stream.finish(list(parts), options, lambda wanted: self.fill(staged, staged.missing(*wanted)))
         return Delivered(done, stream.options.metadata)

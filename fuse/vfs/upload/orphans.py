@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import stat
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from typing import NamedTuple
 
@@ -49,7 +49,6 @@ class OrphanedUpload(NamedTuple):
     unsynced: bool = False
 
 
-_Named = tuple[str, OrphanedUpload]
 _NOTHING_LEFT = nullcontext()
 
 
@@ -120,17 +119,18 @@ class OrphanedUploads:
         """
         await self._abort_uploads()
         failures = []
-        for name, left in _by_age(self.files.items()):
+        for left in sorted(self.files.values(), key=_age):
             async with self._held(left.to.key) as same:
-                if name not in self.files or any(_age(one) > _age((name, left)) for one in same if _is_sent(one)):
+                newer = any(_age(one) > _age(left) for one in same if not one.staged.stuck)
+                if newer or left.staged.name not in self.files:
                     continue
-                if not await self._send(name, left):
+                if not await self._send(left):
                     failures.append(f"{left.to.key}: {left.staged.error}")
                     continue
                 await self._drop_sent(same)
         return failures
 
-    async def _send(self, name: str, left: OrphanedUpload) -> bool:
+    async def _send(self, left: OrphanedUpload) -> bool:
         staged = left.staged
         if staged.stuck:
             return False
@@ -141,7 +141,7 @@ class OrphanedUploads:
             await self._delivery.write(staged, left.to)
         except (DatastoreError, OSError) as error:
             staged.error = str(error)
-            self._core.db.failed_unsent(name, staged.error, stuck=staged.stuck)
+            self._core.db.failed_unsent(staged.name, staged.error, stuck=staged.stuck)
             return False
         return True
 
@@ -167,22 +167,22 @@ class OrphanedUploads:
     async def _superseded(self, key: str, before_ns: float) -> AsyncIterator[None]:
         async with self._held(key) as same:
             yield
-            await self._drop_sent([one for one in same if one[1].staged.since_ns <= before_ns])
+            await self._drop_sent([one for one in same if one.staged.since_ns <= before_ns])
 
     @asynccontextmanager
-    async def _held(self, key: str) -> AsyncIterator[list[_Named]]:
+    async def _held(self, key: str) -> AsyncIterator[list[OrphanedUpload]]:
         """What is left for a key, the oldest first; nobody else sends or drops it meanwhile."""
         async with AsyncExitStack() as locks:
-            same = [one for one in sorted(self.files.items()) if one[1].to.key == key]
-            for _, left in same:
+            same = [left for _, left in sorted(self.files.items()) if left.to.key == key]
+            for left in same:
                 await locks.enter_async_context(left.lock)
-            yield _by_age(same)
+            yield sorted(same, key=_age)
 
-    async def _drop_sent(self, same: list[_Named]) -> None:
+    async def _drop_sent(self, same: list[OrphanedUpload]) -> None:
         """Their key has newer content. Their rows may outlive a power cut, and that content has none any more."""
-        for name, left in same:
+        for left in same:
             if not left.staged.stuck:
-                await self.drop(name)
+                await self.drop(left.staged.name)
         if same:
             with suppress(OSError):
                 await self._core.on_disk(self._core.db.sync)
@@ -262,18 +262,8 @@ def _may_be(pending: PendingUpload, noted: NotedUpload) -> bool:
     return pending.key == noted.key and abs(pending.initiated_ns - noted.since_ns) < _SKEW_NS
 
 
-def _age(one: _Named) -> tuple[int, str]:
-    name, left = one
-    return left.staged.since_ns, name
-
-
-def _by_age(files: Iterable[_Named]) -> list[_Named]:
-    return sorted(files, key=_age)
-
-
-def _is_sent(one: _Named) -> bool:
-    """Whether it can be sent at all."""
-    return not one[1].staged.stuck
+def _age(left: OrphanedUpload) -> tuple[int, str]:
+    return left.staged.since_ns, left.staged.name
 
 
 def row_of(staged: StagedFile, key: str, options: WriteOptions) -> Unsent:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from datastore.errors import DatastoreError
@@ -24,7 +25,7 @@ from ...ops import FSError
 from ...state.rows import UploadNote
 from ...store.base import ByteRange, ETag, FilePart, PartNumber, UploadId, WriteOptions, WriteResult
 from ..tree.core import Core
-from .copies import abort_upload
+from .copies import abort_upload, begin_upload
 
 WIDTH = 8
 """Parts of a mount on their way at once: 64 MiB of memory while files are below 8 GiB, and what a fast line needs."""
@@ -32,11 +33,8 @@ REWRITES_MAX = 8
 """A file of which so many sent parts were changed again is not written in sequence: the rest waits for the close."""
 
 
-class _Upload(NamedTuple):
-    """One that the store has begun."""
-
-    note: UploadNote
-    id: UploadId
+_Upload = tuple[UploadNote, UploadId]
+"""One that the store has begun."""
 
 
 class _Sent(NamedTuple):
@@ -44,27 +42,26 @@ class _Sent(NamedTuple):
     etag: Task[ETag]
 
 
+@dataclass(eq=False, repr=False)
 class Stream:
-    """One multipart upload of a staging file. places: for the parts of all uploads of a mount.
+    """One multipart upload of a staging file. copies: some of its parts are the base's.
+
+    places: for the parts of all uploads of a mount.
 
     INVARIANT: a part counts as sent only while staged.streamed has its whole range: the range is put in before its
     bytes are read, and taken out by every later change of them.
     """
 
-    def __init__(
-        self, core: Core, places: Semaphore, staged: StagedFile, key: str, options: WriteOptions, *, copies: bool
-    ) -> None:
-        self.key = key
-        self.options = options
-        self._copies = copies
-        self._core = core
-        self._store = core.store
-        self._places = places
-        self._staged = staged
-        self._sent: dict[PartNumber, _Sent] = {}
-        self._next = 1
-        self._created: Task[_Upload] | None = None
-        self._dropped = False
+    _core: Core
+    _places: Semaphore
+    _staged: StagedFile
+    key: str
+    options: WriteOptions
+    copies: bool = False
+    _sent: dict[PartNumber, _Sent] = field(default_factory=dict)
+    _next: int = 1
+    _created: Task[_Upload] | None = None
+    _dropped: bool = False
 
     @property
     def failed(self) -> bool:
@@ -94,13 +91,8 @@ class Stream:
 
     def _begin(self) -> None:
         if self._created is None:
-            self._created = self._core.loop.spawn(self._create())
-
-    async def _create(self) -> _Upload:
-        note = self._core.db.upload_begun(self.key, self._core.now_ns())
-        upload_id = await self._store.create_upload(self.key, self.options, copies=self._copies)
-        self._core.db.upload_known(note, upload_id)
-        return _Upload(note, upload_id)
+            beginning = begin_upload(self._core, self.key, self.options, copies=self.copies)
+            self._created = self._core.loop.spawn(beginning)
 
     def _send(self, part: Part) -> None:
         self._sent[part.number] = _Sent(part.byte_range, self._core.loop.spawn(self._put(part)))
@@ -114,14 +106,14 @@ class Stream:
             if self._dropped:
                 raise FSError(errno.ECANCELED)
             if copied and base is not None:
-                copy = self._store.upload_part_copy
+                copy = self._core.store.upload_part_copy
                 return await copy(self.key, upload_id, number, base.key, byte_range, base.etag)
             return await self._core.in_lane(self._put_body, upload_id, number, staged.part_for_stream(*byte_range))
 
     async def _put_body(self, upload_id: UploadId, number: PartNumber, body: FilePart) -> ETag:
         """In a lane."""
         with body:
-            return await self._store.upload_part(self.key, upload_id, number, body)
+            return await self._core.store.upload_part(self.key, upload_id, number, body)
 
     # -- at the close
 
@@ -147,7 +139,7 @@ class Stream:
                     self._send(part)
             etags = await all_of(self._sent[part.number].etag for part in parts)
             done = [(part.number, etag) for part, etag in zip(parts, etags, strict=True)]
-            result = await self._store.complete_upload(self.key, upload_id, done, options)
+            result = await self._core.store.complete_upload(self.key, upload_id, done, options)
         except (DatastoreError, OSError):
             await self.abort()
             raise
@@ -180,15 +172,3 @@ class Stream:
             return
         note, upload_id = await self._wait()
         await abort_upload(self._core, note, self.key, upload_id)
-
-
-class Streams:
-    """The multipart uploads of a mount."""
-
-    def __init__(self, core: Core) -> None:
-        self._core = core
-        self._places = Semaphore(WIDTH)
-
-    def new(self, staged: StagedFile, key: str, options: WriteOptions, *, copies: bool = False) -> Stream:
-        """An upload that is not begun yet. copies: some of its parts are the base's."""
-        return Stream(self._core, self._places, staged, key, options, copies=copies)

@@ -44,6 +44,7 @@ class Uploads:
         self._core = core
         self._resolver = resolver
         self._delivery = Delivery(core)
+        self.fill = self._delivery.fill
         self.orphans = OrphanedUploads(core, self._delivery)
         self._run, self._numbers = uuid.uuid4().hex, itertools.count(1)
         """A name is never used twice: the journal may still have a row for it."""
@@ -114,10 +115,6 @@ class Uploads:
             await self._core.on_disk(staged.sync)
             self.record(node, lasting=True)
             await self._core.on_disk(self._core.db.sync)
-
-    async def fill(self, staged: StagedFile, gaps: list[tuple[int, int]]) -> None:
-        """Fetch ranges of the base into the staging file. FSError(ESTALE) when another client replaced the base."""
-        await self._delivery.fill(staged, gaps)
 
     def grown(self, node: Node) -> None:
         """The staging file reached stream_at: what lies behind the writer can be sent."""
@@ -313,10 +310,7 @@ class Uploads:
         try:
             result = await copy_object(self._core, version, to.key, to.options)
         except (PreconditionFailed, NotFound):
-            # Another client wrote or removed it since: that is the last word.
-            result = None
-        if result is None:
-            staged.dirty = False
+            staged.dirty = False  # another client wrote or removed it since: that is the last word
             return
         self._core.known.forget(to.key)
         self._delivered(node, to, Delivered(result, to.options.metadata), attrs_valid=True)

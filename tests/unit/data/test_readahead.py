@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from datastore.fuse.data.extents import Extents
 from datastore.fuse.data.readahead import MIB, READERS_MAX, Plan, ReadAhead, Readers, WindowSettings
+from tests.datachecks import check_readahead
 
 KIB = 1 << 10
 BIG = 1 << 30
@@ -19,7 +20,7 @@ def run(ahead: ReadAhead, reads: list[tuple[int, int]]) -> list[Plan]:
     plans = []
     for offset, size in reads:
         plans.append(ahead.plan(offset, size))
-        ahead._check()
+        check_readahead(ahead)
     return plans
 
 
@@ -105,7 +106,7 @@ def test_plans_cover_the_read_and_stay_aligned_and_inside(size: int, reads: list
     for offset, length in reads:
         offset %= size
         plan = ahead.plan(offset, length)
-        ahead._check()
+        check_readahead(ahead)
         assert plan.wanted.start <= offset
         assert plan.wanted.stop >= min(offset + length, size)
         for start, stop in (plan.wanted, *plan.ahead):

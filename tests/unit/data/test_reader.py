@@ -18,6 +18,7 @@ from datastore.fuse.data.readahead import WindowSettings
 from datastore.fuse.data.reader import Read, Reader, ReadSettings, ReadStream
 from datastore.fuse.loop import Loop, Task, all_of, now
 from datastore.fuse.store.base import ByteRange, ObjectVersion
+from tests.datachecks import check_pieces, forget
 from tests.driving import resolve, the_loop
 from tests.patience import PATIENCE_S, eventually
 from tests.unit.data.probe import Probe
@@ -80,7 +81,7 @@ def settle(reader: Reader) -> None:
 
 
 def check(reader: Reader) -> None:
-    the_loop().call(reader._table._check)
+    the_loop().call(lambda: check_pieces(reader._table))
 
 
 def read(stream: ReadStream, offset: int, size: int) -> bytes:
@@ -307,7 +308,7 @@ def test_without_a_disk_cache_memory_serves(store: Probe) -> None:
     assert read(reader.open(version), 0, 1000) == small
     assert len(store.gets) == 1
     assert not resolve(reader.prefetch(version))
-    reader.forget(version)
+    forget(reader, version)
     assert read(reader.open(version), 0, 1000) == small
     assert len(store.gets) == 2
 
@@ -384,7 +385,7 @@ def test_readahead_of_a_closed_stream_is_dropped(store: Probe, narrow: Loop, big
     assert store.gets == [ByteRange(0, 128 * KIB)]
     assert reader._table.held_bytes == 128 * KIB
     assert narrow.run(stream.read(128 * KIB, 10)) == BODY[128 * KIB : 128 * KIB + 10], "reads still work"
-    reader._table._check()
+    check_pieces(reader._table)
 
 
 def test_small_readahead_of_a_closed_stream_is_dropped(store: Probe, big: ObjectVersion) -> None:
@@ -415,7 +416,7 @@ def test_who_waits_for_dropped_readahead_has_it_fetched(store: Probe, narrow: Lo
         return await behind
 
     assert narrow.run(close_it()) == BODY[256 * KIB : 256 * KIB + MIB]
-    reader._table._check()
+    check_pieces(reader._table)
 
 
 def test_fetch_gives_any_range_and_goes_through_memory_and_cache(
@@ -427,7 +428,7 @@ def test_fetch_gives_any_range_and_goes_through_memory_and_cache(
     settle(reader)
     assert store.fetched_bytes == BIG
     assert all(one.stop - one.start <= 8 * MIB for one in store.gets if one)
-    reader.forget(big)
+    forget(reader, big)
     assert resolve(reader.fetch(big, 5, 10 * MIB)) == BODY[5 : 10 * MIB + 5]
     assert store.fetched_bytes == BIG
 
@@ -438,7 +439,7 @@ def test_forget_during_a_fetch_serves_its_waiter_and_keeps_nothing(store: Probe)
     store.gate.clear()
     waiter = begun(reader.open(version).read(0, 10))
     assert store.entered.acquire(timeout=PATIENCE_S)
-    the_loop().call(partial(reader.forget, version))
+    the_loop().call(partial(forget, reader, version))
     store.gate.set()
     assert ended(waiter) == b"x" * 10
     assert reader._table.held_bytes == 0

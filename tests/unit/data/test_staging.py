@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from datastore.fuse.data.extents import Extents
 from datastore.fuse.data.staging import BLOCK, StagedFile
 from datastore.fuse.store.base import ETag, ObjectVersion
 from tests.promises import promise
@@ -197,7 +196,7 @@ def test_what_an_earlier_process_left(path: Path) -> None:
     assert left.missing(0, left.size) == [(0, 2 * BLOCK), (3 * BLOCK, 8 * BLOCK)]
     assert left.read(2 * BLOCK, BLOCK) == b"x" * BLOCK
     assert left.read(15 * BLOCK, 12) == b"y" * 10 + b"\0\0"
-    assert left.dirty_ranges == Extents([(2 * BLOCK, 3 * BLOCK), (15 * BLOCK, 16 * BLOCK)])
+    assert list(left.dirty_ranges) == [(2 * BLOCK, 3 * BLOCK), (15 * BLOCK, 16 * BLOCK)]
     left.close(remove=True)
     left.close(remove=True)
     assert not path.exists()

@@ -9,6 +9,7 @@ import pytest
 
 from datastore.fuse.vfs.lookup.prefetcher import PENDING_MAX, _Run
 from datastore.fuse.vfs.tree.listing import Listed, Listing
+from tests.datachecks import forget
 from tests.driving import resolve
 from tests.kernelkeeps import CALLER, Room
 from tests.mounted import Client, World
@@ -73,7 +74,7 @@ def test_what_the_kernel_has_kept_is_not_fetched_ahead(world: World, one: Client
     eventually(lambda: prefetcher._files.bytes == 0)
     assert core.cache is not None
     for node in core.nodes.by_ino.values():
-        core.reader.forget(node.version())
+        forget(core.reader, node.version())
     core.cache.make_room(1 << 40)
     before = one.calls("get")
     for name in names:

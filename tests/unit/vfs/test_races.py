@@ -20,6 +20,7 @@ from datastore.fuse.ops import Ino, OpenRequest
 from datastore.fuse.vfs.tree import chases
 from datastore.fuse.vfs.tree.listing import listing_of
 from datastore.fuse.vfs.tree.nodes import Directory
+from tests.datachecks import forget
 from tests.driving import beside, resolve
 from tests.localfs import ME
 from tests.mounted import Client, World, around, failing
@@ -264,7 +265,7 @@ def test_an_open_while_a_rename_replaces_the_file(monkeypatch: pytest.MonkeyPatc
     one.world.put("target", b"old")
     one.local.write("new", b"new!")
     assert one.local.read("target") == b"old"
-    one.fs.core.reader.forget(one.node("target").version())
+    forget(one.fs.core.reader, one.node("target").version())
     found: list[bytes] = []
     reader = threading.Thread(target=lambda: found.append(one.local.read("target")))
 

@@ -1,0 +1,48 @@
+"""What tests look at of what fuse/data keeps in memory: its invariants, after each step; and without it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from datastore.fuse.data.extents import Extents
+from datastore.fuse.data.pieces import PieceTable
+from datastore.fuse.data.readahead import ReadAhead
+from datastore.fuse.data.reader import Reader
+from datastore.fuse.store.base import ObjectVersion
+
+
+def check_extents(extents: Extents) -> None:
+    """AssertionError when an invariant is broken."""
+    edges = [edge for pair in zip(extents._starts, extents._stops, strict=True) for edge in pair]
+    if any(left >= right for left, right in pairwise(edges)):
+        raise AssertionError(f"ranges out of order, empty or touching: {edges}")
+    if extents._total != sum(stop - start for start, stop in extents):
+        raise AssertionError(f"total {extents._total} does not match {list(extents)}")
+
+
+def check_pieces(table: PieceTable) -> None:
+    """AssertionError when an invariant is broken."""
+    total = 0
+    for pieces in table._by_version.values():
+        total += sum(piece.size for piece in pieces)
+        if any(left.stop > right.start for left, right in pairwise(pieces)):
+            raise AssertionError("pieces overlap")
+    if (total, sum(piece.size for piece in table._settled)) != (table._held_bytes, table._settled_bytes):
+        raise AssertionError(f"{total} bytes held, {table._held_bytes} counted")
+    if table._settled and table._held_bytes > table._limit_bytes:
+        raise AssertionError("over the limit with something to let go of")
+
+
+def check_readahead(ahead: ReadAhead) -> None:
+    """AssertionError when an invariant is broken."""
+    settings = ahead._settings
+    if ahead._ahead_until not in (ahead._up(ahead._ahead_until), ahead._size):
+        raise AssertionError(f"window ends unaligned at {ahead._ahead_until}")
+    if ahead.window_bytes and not settings.first_bytes <= ahead.window_bytes <= settings.max_bytes:
+        raise AssertionError(f"window of {ahead.window_bytes} bytes")
+
+
+def forget(reader: Reader, version: ObjectVersion) -> None:
+    """Drop what memory holds of this version, as if there had been no room."""
+    for piece in list(reader._table._by_version.get(version, ())):
+        reader._table.discard(piece)
