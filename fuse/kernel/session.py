@@ -427,7 +427,7 @@ class Session:
 
     def _report(self, error: BaseException) -> None:
         """A defect of ours: once with its traceback."""
-        where = traceback.extract_tb(error.__traceback__)[-1:]
+        where = traceback.extract_tb(error.__traceback__, limit=-1)
         key = f"{type(error).__name__} {where}" if where else repr(error)
         if key not in self._reported:
             self._reported.add(key)
