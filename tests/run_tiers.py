@@ -169,8 +169,12 @@ TIERS = (
     Tier(name="unit", steps=(pytest_step("tests/unit", "--ignore=tests/unit/test_packaging.py"),), lane="pure"),
     Tier(name="wire", steps=(pytest_step("tests/wire"),)),
     Tier(name="hostile", steps=(pytest_step("tests/hostile"),)),
-    Tier(name="contract", steps=(pytest_step("tests/contract"),)),
-    Tier(name="model", steps=(pytest_step("tests/model"),)),
+    Tier(name="contract", steps=(pytest_step("tests/contract"),), lane="stores"),
+    Tier(name="model", steps=(pytest_step("tests/model"),), lane="stores"),
+    # One file for each process: the frameworks compute, and the launcher's tests wait.
+    Tier(
+        name="training", steps=(pytest_step("tests/training", "--durations=12"),), obstacle=no_sandbox, lane="training"
+    ),
     # One file has twice the work of another, and every case makes a world of its own. Each process waits for its other
     # thread at every call: a third one fills the pauses.
     Tier(name="fault", steps=(pytest_step("tests/fault", workers=3, share="worksteal"),)),
@@ -184,8 +188,11 @@ TIERS = (
     Tier(name="csi", steps=(pytest_step("tests/csi", workers=1),), obstacle=not_root, lane="waiting"),
     Tier(name="survival", steps=(pytest_step("tests/survival", workers=1),), obstacle=not_root, lane="waiting"),
     Tier(name="mount", steps=(pytest_step("tests/mount", "-m", "not slow"),), obstacle=not_root, lane="mount"),
-    # One file for each process: the frameworks compute, and the launcher's tests wait.
-    Tier(name="training", steps=(pytest_step("tests/training", "--durations=12"),), obstacle=no_sandbox),
+    Tier(
+        name="e2e-cluster-crowd",
+        steps=cluster_steps(*MEASURED),
+        obstacle=cluster_obstacle,
+    ),
     # Each in one process, so that all of it shares an NFS host. Two hosts, since a guest has one processor.
     Tier(
         name="nfs",
@@ -234,11 +241,7 @@ TIERS = (
         plain=True,
         lane="plain",
     ),
-    Tier(
-        name="e2e-cluster-crowd",
-        steps=cluster_steps(*MEASURED),
-        obstacle=cluster_obstacle,
-    ),
+    Tier(name="soak", steps=(script("-m", "tests.soak", "--seconds", "75"),), obstacle=no_fuse),
     Tier(
         name="training-cluster",
         steps=(
@@ -251,7 +254,6 @@ TIERS = (
     ),
     Tier(name="e2e-laptop", steps=(pytest_step("tests/e2e", "-m", "e2e_laptop"),), obstacle=not_root, lane="laptop"),
     Tier(name="pjdfstest", steps=(script("-m", "tests.tools.pjdfstest_tier"),), obstacle=not_root, lane="pjdfstest"),
-    Tier(name="soak", steps=(script("-m", "tests.soak", "--seconds", "75"),), obstacle=no_fuse),
     Tier(name="bench-short", steps=(script("-m", "bench", "--short"),), obstacle=not_root),
     Tier(
         name="e2e-models",
