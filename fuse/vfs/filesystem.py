@@ -45,7 +45,7 @@ class DatastoreFilesystem:
         self.resolver = Resolver(core, self.remote, prefetcher)
         self.uploads = Uploads(core, self.resolver)
         self.handles = Handles(core, self.resolver)
-        self._reading = Reading(core, self.remote, self.resolver, self.uploads, self.handles, prefetcher)
+        self._reading = Reading(core, self.resolver, self.uploads, self.handles, prefetcher)
         self.write_back = WriteBack(core, self.uploads)
         self._writing = Writing(core, self.uploads, self.handles, self.write_back)
         self._files = Files(core, self.resolver, self.uploads, self.handles, self._writing, prefetcher)

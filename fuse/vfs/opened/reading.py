@@ -15,7 +15,6 @@ from ...data.reader import ReadStream
 from ...ops import Fh, FSError, Ino
 from ...store.base import ObjectVersion
 from ..lookup.prefetcher import Prefetcher
-from ..lookup.remote import Remote
 from ..lookup.resolver import Resolver
 from ..tree.core import Core
 from ..tree.growth import follow_unread
@@ -35,7 +34,6 @@ class Reading:
     """What read, readlink and lseek answer."""
 
     _core: Core
-    _remote: Remote
     _resolver: Resolver
     _uploads: Uploads
     _handles: Handles
