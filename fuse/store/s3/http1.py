@@ -233,7 +233,10 @@ class Connection:
 
         Where a plain connection blocks from the file's pages, past this process's memory.
         """
-        if self.secure or not self._blocks:
+        if not self._blocks:
+            await self.send(part.read(), pace)  # in one: whether it waited is what receive() has to know
+            return
+        if self.secure:
             for piece in part.pieces():
                 await self.send(piece, pace)
             return
