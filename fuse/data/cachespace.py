@@ -39,6 +39,10 @@ class CacheBusyError(OSError):
     """Another process holds the lock of the cache directory too long."""
 
 
+class CacheFullError(OSError):
+    """What is to be kept finds no room."""
+
+
 @dataclass(slots=True)
 class _Stored:
     """The files of one stem. used_ns: mtime of the sidecar, or of the data when that is all there is."""
@@ -66,7 +70,7 @@ class CacheSpace:
         return f"{self._directory}/objects/{stem[:2]}/{stem}"
 
     def make_directory(self, path: str) -> None:
-        """Make the directory of a path that place() gave; idempotent. OSError."""
+        """Make the directory that a file of this path is to be in; idempotent. OSError."""
         directory = Path(path).parent
         try:
             directory.mkdir(mode=0o700, exist_ok=True)
@@ -130,9 +134,8 @@ class CacheSpace:
         finally:
             self._threads.release()
 
-    def remove(self, path: str) -> None:
-        """Unlink the files of the stem that `path` has; idempotent. They stay counted until the next eviction."""
-        place = os.path.splitext(path)[0]
+    def remove(self, place: str) -> None:
+        """Unlink the files of a stem; idempotent. They stay counted until the next eviction."""
         with self.exclusive(DROP_WAIT_S):
             for suffix in (".blocks", ".data", ".draft"):
                 with contextlib.suppress(FileNotFoundError):
