@@ -84,6 +84,14 @@ class PieceTable:
         self._insert(version, fresh)
         return sorted(pieces + fresh, key=_stop), fresh
 
+    def claim(self, version: ObjectVersion) -> Piece | None:
+        """A whole version as a new piece, the caller's to finish; None: some of it is there or on its way."""
+        if version in self._by_version:
+            return None
+        piece = Piece(version, 0, version.size)
+        self._insert(version, [piece])
+        return piece
+
     def has_room(self, size_bytes: int) -> bool:
         """Whether another `size_bytes` on their way leave half of the memory to what has arrived."""
         return self.coming_bytes + size_bytes <= self._limit_bytes // 2
@@ -169,12 +177,7 @@ class PieceTable:
 
 def cut(pieces: list[Piece], start: int, stop: int) -> memoryview | bytes:
     """[start, stop) out of settled, adjoining pieces that cover it; not copied when one piece is enough."""
-    parts = []
-    for piece in pieces:
-        body = piece.body
-        if body is None:
-            raise AssertionError("not settled")
-        parts.append(body[max(start - piece.start, 0) : stop - piece.start])
+    parts = [piece.result()[max(start - piece.start, 0) : stop - piece.start] for piece in pieces]
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

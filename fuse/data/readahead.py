@@ -34,17 +34,22 @@ class Plan(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WindowSettings:
-    """Bytes. All multiples of align_bytes."""
+class ReadSettings:
+    """How reads are turned into requests; sizes in bytes. Those of windows are multiples of a block."""
 
-    align_bytes: int = BLOCK_BYTES
-    """Smallest unit fetched: the cache's block, so that what is fetched can be kept."""
+    fetch_limit: int = 16
+    """Fetches at once that were begun before anybody waited for them; beyond, nothing is read ahead."""
+    whole_bytes: int = 4 << 20
+    """Objects up to this size are fetched by one GET without a range."""
+    range_bytes: int = 8 * MIB
+    """Largest single range: long enough to amortise a request; its beginning is there long before its end."""
     first_bytes: int = 1 * MIB
     """First window: what the kernel asks for at most in one request."""
     max_bytes: int = 64 * MIB
     """Largest window: 10 Gbit/s times 25 ms to the first byte is 31 MB, and it is filled up when half of it is used."""
-    max_range_bytes: int = 8 * MIB
-    """Largest single range: long enough to amortise a request; its beginning is there long before its end."""
+
+
+USUAL = ReadSettings()
 
 
 class ReadAhead:
@@ -55,10 +60,10 @@ class ReadAhead:
 
     __slots__ = ("_ahead_until", "_head", "_run", "_settings", "_size", "_touched", "window_bytes")
 
-    def __init__(self, size: int, settings: WindowSettings | None = None) -> None:
+    def __init__(self, size: int, settings: ReadSettings = USUAL) -> None:
         """size: of the object, bytes."""
         self._size = size
-        self._settings = settings or WindowSettings()
+        self._settings = settings
         self.window_bytes = 0
         self._head = 0
         """Where a sequential reader goes on: the end of the furthest read of the present run."""
@@ -81,7 +86,7 @@ class ReadAhead:
 
     def near(self, offset: int, size: int) -> bool:
         """Whether such a read would go on where the furthest one ended."""
-        return abs(offset - self._head) <= 2 * max(size, self._settings.align_bytes)
+        return abs(offset - self._head) <= 2 * max(size, BLOCK_BYTES)
 
     def fork(self) -> ReadAhead:
         """For a read elsewhere: what is known of jumps goes on, the present run stays here."""
@@ -96,10 +101,9 @@ class ReadAhead:
 
     def _jumped(self, offset: int, stop: int) -> ByteRange:
         """What to fetch for a read that follows no other."""
-        align = self._settings.align_bytes
-        block = offset // align
-        if stop - offset > align // 2 or block in self._touched:
-            return ByteRange(self._down(offset), self._up(stop))
+        block = offset // BLOCK_BYTES
+        if stop - offset > BLOCK_BYTES // 2 or block in self._touched:
+            return ByteRange(_down(offset), self._up(stop))
         if len(self._touched) >= TOUCHED_MAX:
             self._touched.clear()
         self._touched.add(block)
@@ -109,8 +113,8 @@ class ReadAhead:
         settings = self._settings
         self._run += 1
         self._head = max(self._head, stop)
-        begin = max(self._ahead_until, self._down(self._head))
-        wanted = ByteRange(self._down(offset), self._up(stop))
+        begin = max(self._ahead_until, _down(self._head))
+        wanted = ByteRange(_down(offset), self._up(stop))
         if self._run < RUN_READS:
             self._ahead_until = max(begin, wanted.stop)
             return Plan(wanted)
@@ -122,14 +126,11 @@ class ReadAhead:
     def _split(self, start: int, stop: int) -> tuple[ByteRange, ...]:
         """Ranges on a grid of their own size, at least four of them in a window so that they overlap in time."""
         settings = self._settings
-        step = max(settings.first_bytes, min(settings.max_range_bytes, self.window_bytes // 4))
+        step = max(settings.first_bytes, min(settings.range_bytes, self.window_bytes // 4))
         return tuple(ByteRange(*one) for one in on_grid(start, stop, step))
 
-    def _down(self, offset: int) -> int:
-        return offset // self._settings.align_bytes * self._settings.align_bytes
-
     def _up(self, offset: int) -> int:
-        return min(self._size, -(-offset // self._settings.align_bytes) * self._settings.align_bytes)
+        return min(self._size, -(-offset // BLOCK_BYTES) * BLOCK_BYTES)
 
 
 class Readers:
@@ -138,7 +139,7 @@ class Readers:
     INVARIANT: at most READERS_MAX places are followed.
     """
 
-    def __init__(self, size: int, settings: WindowSettings | None = None) -> None:
+    def __init__(self, size: int, settings: ReadSettings = USUAL) -> None:
         """size: of the object, bytes."""
         self.present = ReadAhead(size, settings)
         """The one that the last plan was for."""
@@ -156,3 +157,7 @@ class Readers:
             del self._others[: 1 - READERS_MAX]
             self.present = other
         return self.present.plan(offset, size)
+
+
+def _down(offset: int) -> int:
+    return offset // BLOCK_BYTES * BLOCK_BYTES
