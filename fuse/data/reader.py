@@ -17,7 +17,7 @@ from functools import partial
 from datastore.errors import CorruptBody, TransientStoreError
 from datastore.retry import current_call
 
-from ..loop import Loop, Semaphore, all_of, now
+from ..loop import Loop, Semaphore, all_of, now, running
 from ..store.base import Body, ByteRange, ObjectInfo, ObjectStore, ObjectVersion
 from .assembly import Assembly, check_version, runs
 from .blockcache import BlockCache
@@ -72,8 +72,8 @@ class Reader:
     ) -> None:
         """memory_bytes: what is held or on its way.
 
-        asking: called before an object is fetched whole, on the loop or in a lane; gives what is told what the store
-        says of it.
+        asking: called before an object is fetched, on the loop or in a lane; gives what is told on the loop what the
+        store says of one that was fetched whole.
         """
         self.loop = loop
         self.settings = settings
@@ -301,7 +301,9 @@ class Reader:
                 f"bytes {start}-{stop - 1} of '{version.key}': {len(body)} bytes came instead of {stop - start}",
                 key=version.key,
             )
-        if learn is not None:
+        if learn is not None and running() is None:
+            self.loop.soon(partial(learn, answer))
+        elif learn is not None:
             learn(answer)
         return body
 
