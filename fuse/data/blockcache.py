@@ -93,9 +93,7 @@ class BlockCache:
         if start >= stop:
             return True
         if is_small(version):
-            with contextlib.suppress(OSError):
-                return all(map(self._packs.holds, self._block_names(version, start, stop)))
-            return False
+            return all(self._packs.holds(name) for name, _ in self._named(version, start, stop))
         return bool(self._asked(version, lambda entry: entry.holds(start, stop)))
 
     def present(self, version: ObjectVersion) -> bool:
@@ -128,7 +126,7 @@ class BlockCache:
         if self._monotonic() < self._off_until_s:
             return False
         try:
-            self._packs.learn_when_due(LEARN_MORE_S)
+            self._packs.learn(LEARN_MORE_S, when_due=True)
             absent = self._packs.absent(block for each in bodies for block in self._blocks(*each))
             pack_bytes = max(PACK_BYTES_MIN, min(PACK_BYTES, self._space.limit_bytes // 32))
             for group in in_groups(absent, pack_bytes):
@@ -235,12 +233,12 @@ class BlockCache:
 
     def tidy(self) -> None:
         """Let go of what others evicted, so that the disk gets it back; a busy cache does so itself every TOUCH_S."""
-        self._packs.tidy()
+        self._packs.files.tidy()
         self._open.tidy()
 
     def close(self) -> None:
         """Let go of all descriptors; idempotent. The cache stays usable."""
-        self._packs.close()
+        self._packs.files.close()
         self._open.close()
 
     def _asked(self, version: ObjectVersion, ask: Callable[[BlockFile], T | None]) -> T | None:
@@ -314,30 +312,25 @@ class BlockCache:
 
     def _read_small(self, version: ObjectVersion, start: int, stop: int) -> bytes | None:
         parts = []
-        at = start // BLOCK_BYTES * BLOCK_BYTES
-        for name in self._block_names(version, start, stop):
-            try:
-                block = self._packs.read(name, min(BLOCK_BYTES, version.size - at))
-            except OSError:
-                return None
+        for name, at in self._named(version, start, stop):
+            block = self._packs.read(name, min(BLOCK_BYTES, version.size - at))
             if block is None:
                 return None
             parts.append(block[max(0, start - at) : stop - at])
-            at += BLOCK_BYTES
         return b"".join(parts)
 
-    def _block_names(self, version: ObjectVersion, start: int, stop: int) -> Iterator[bytes]:
-        """Of the blocks that [start, stop) of a small version touches."""
+    def _named(self, version: ObjectVersion, start: int, stop: int) -> Iterator[tuple[bytes, int]]:
+        """Of the blocks that [start, stop) of a small version touches: their names, and where they begin."""
         label = self._label(version)
-        return (b"%b%d" % (label, index) for index in range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)))
+        indices = range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
+        return ((b"%b%d" % (label, index), index * BLOCK_BYTES) for index in indices)
 
     def _blocks(self, version: ObjectVersion, offset: int, body: Body) -> Iterator[tuple[bytes, Body]]:
         """The blocks of a small version that lie wholly in `body`, which is at `offset`, by their names."""
         first, last = whole_blocks(offset, offset + len(body), version.size)
-        view, at = memoryview(body), first * BLOCK_BYTES - offset
-        for name in self._block_names(version, first * BLOCK_BYTES, last * BLOCK_BYTES):
-            yield name, view[at : at + BLOCK_BYTES]
-            at += BLOCK_BYTES
+        view = memoryview(body)
+        for name, at in self._named(version, first * BLOCK_BYTES, last * BLOCK_BYTES):
+            yield name, view[at - offset : at - offset + BLOCK_BYTES]
 
     def _label(self, version: ObjectVersion) -> bytes:
         # ASCII JSON keeps the surrogates that stand for a key's non-UTF-8 bytes.

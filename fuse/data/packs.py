@@ -74,30 +74,33 @@ class Packs:
         """_ENTRYs by the first two bytes of their fingerprints; the oldest is the first."""
         self._ends: dict[int, int] = {}
         """The packs that are known; how many of their bytes are."""
-        self._open: OpenFiles[int, OpenFile] = OpenFiles(OPEN_PACKS, monotonic)
+        self.files: OpenFiles[int, OpenFile] = OpenFiles(OPEN_PACKS, monotonic)
         self._own = -1
         """The pack that is appended to; -1: none."""
         self._learn_due_s = float("-inf")
 
     def read(self, name: bytes, size: int) -> bytes | None:
-        """The whole body of `size` bytes; None: not held. OSError."""
+        """The whole body of `size` bytes; None: not held, or not to be had."""
         fingerprint = _fingerprint(name)
         found = self._find(fingerprint)
         if found is None:
             return None
         file, offset, crc = found
-        body = os.pread(file.fd, size, offset)
+        try:
+            body = os.pread(file.fd, size, offset)
+        except OSError:
+            return None
         if len(body) != size or crc32(body, crc32(name)) != crc:
             self._forget(fingerprint)
             return None
         return body
 
     def holds(self, name: bytes) -> bool:
-        """Whether it is recorded as held (its checksum may still turn out wrong). OSError."""
+        """Whether it is recorded as held (its checksum may still turn out wrong)."""
         return self._find(_fingerprint(name)) is not None
 
     def absent(self, bodies: Iterable[tuple[bytes, Body]]) -> list[Small]:
-        """Those of these names and bodies that are not held, or no longer for others. OSError."""
+        """Those of these names and bodies that are not held, or no longer for others."""
         named = ((_fingerprint(name), name, body) for name, body in bodies)
         return [Small(one, crc32(body, crc32(name)), body) for one, name, body in named if not self._is_kept(one)]
 
@@ -121,11 +124,16 @@ class Packs:
                 raise
             self._remember(self._own, _Group(rows, at, end))
 
-    def learn(self, within_s: float) -> None:
-        """Find out what is held; the packs that were used last come first, and no new one after `within_s`. OSError."""
+    def learn(self, within_s: float, *, when_due: bool = False) -> None:
+        """Find out what is held; the packs that were used last come first, and no new one after `within_s`. OSError.
+
+        when_due: only every TOUCH_S, and sooner where there was no time for all.
+        """
+        if when_due and self._monotonic() < self._learn_due_s:
+            return
+        self._learn_due_s = self._monotonic() + TOUCH_S
         with self._appending:
             until_s = self._monotonic() + within_s
-            self._learn_due_s = until_s - within_s + TOUCH_S
             listed = self._listed()
             for number in self._ends.copy().keys() - {number for _, number, _ in listed}:
                 self._let_go(number)
@@ -136,20 +144,6 @@ class Packs:
                         return
                     with contextlib.suppress(OSError):  # of this one nothing more is known
                         self._walk(number, size)
-
-    def learn_when_due(self, within_s: float) -> None:
-        """The same, every TOUCH_S, and sooner where there was no time for all."""
-        if self._monotonic() >= self._learn_due_s:
-            self._learn_due_s = self._monotonic() + TOUCH_S
-            self.learn(within_s)
-
-    def tidy(self) -> None:
-        """Let go of what others evicted, so that the disk gets it back; reading does so every TOUCH_S."""
-        self._open.tidy()
-
-    def close(self) -> None:
-        """Let go of all descriptors; idempotent, the packs stay usable."""
-        self._open.close()
 
     def _appendable(self, pack_bytes: int) -> tuple[OpenFile, int]:
         """Our pack, if it has room, else a new one; open. And where it ends."""
@@ -165,7 +159,7 @@ class Packs:
         except FileNotFoundError:
             self._space.make_directory(path)
             fd = os.open(path, flags, 0o600)
-        return self._open.keep(self._own, OpenFile(fd, self._monotonic())), 0
+        return self.files.keep(self._own, OpenFile(fd, self._monotonic())), 0
 
     def _give_up(self, file: OpenFile, end: int) -> None:
         """A group could not be written: nothing of it stays, and nothing follows it."""
@@ -221,7 +215,7 @@ class Packs:
                 shard += entry
 
     def _find(self, fingerprint: bytes) -> tuple[OpenFile, int, int] | None:
-        """The open pack that holds it, the offset there, and the CRC-32 to expect. OSError."""
+        """The open pack that holds it, the offset there, and the CRC-32 to expect."""
         with self._lock:
             shard, at = self._entry(fingerprint)
             if at < 0:
@@ -238,11 +232,12 @@ class Packs:
         return found is not None and not found[0].unlinked
 
     def _opened(self, number: int) -> OpenFile | None:
-        """The pack; None: evicted. OSError."""
+        """The pack; None: evicted, or not to be had."""
         try:
-            return self._open.find(number, self._open_pack) if number in self._ends else None
-        except FileNotFoundError:
-            self._let_go(number)
+            return self.files.find(number, self._open_pack) if number in self._ends else None
+        except OSError as error:
+            if isinstance(error, FileNotFoundError):
+                self._let_go(number)
             return None
 
     def _open_pack(self, number: int) -> OpenFile:
@@ -250,7 +245,7 @@ class Packs:
 
     def _let_go(self, number: int) -> None:
         """Of an evicted pack; idempotent. Its entries go when they are looked for."""
-        self._open.drop(number)
+        self.files.drop(number)
         self._ends.pop(number, None)
 
     def _forget(self, fingerprint: bytes) -> None:

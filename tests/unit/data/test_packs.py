@@ -363,7 +363,7 @@ def test_a_pack_that_is_evicted_while_it_is_written_to_is_not_held(
         written = real(fd, parts, at)
         for path in (tmp_path / "objects" / "packs").iterdir():
             path.unlink()
-        kept.tidy()
+        kept.files.tidy()
         return written
 
     with monkeypatch.context() as patch:
@@ -389,7 +389,7 @@ def test_open_packs_are_bounded(tmp_path: Path) -> None:
         kept.append(kept.absent([(name, name)]), pack_bytes=1)
     assert len(os.listdir("/dev/fd")) == before + packs.OPEN_PACKS
     assert [kept.read(name, len(name)) for name in names] == names
-    kept.close()
+    kept.files.close()
     assert len(os.listdir("/dev/fd")) == before
 
 
