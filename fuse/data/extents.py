@@ -65,17 +65,11 @@ class Extents:
         first, last = self._overlapped(start, stop)
         return start < stop and first < last
 
-    def within(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """The parts of [start, stop) that are in, ascending."""
-        if start >= stop:
-            return []
-        first, last = self._overlapped(start, stop)
-        return [(max(start, self._starts[i]), min(stop, self._stops[i])) for i in range(first, last)]
-
     def missing(self, start: int, stop: int) -> list[tuple[int, int]]:
         """The parts of [start, stop) that are not in, ascending."""
         gaps = []
-        for held_start, held_stop in self.within(start, stop):
+        first, last = self._overlapped(start, stop)
+        for held_start, held_stop in zip(self._starts[first:last], self._stops[first:last], strict=True):
             if start < held_start:
                 gaps.append((start, held_start))
             start = held_stop

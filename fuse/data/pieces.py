@@ -45,13 +45,14 @@ class Piece(Future[memoryview]):
 
 class PieceTable:
     """INVARIANT: the pieces of a version are sorted and disjoint.
-    INVARIANT: _held_bytes is the sum of the sizes of all its pieces, _settled_bytes of those that have arrived.
-    INVARIANT: after each call, _held_bytes exceeds the limit only by unsettled pieces.
+    INVARIANT: held_bytes is the sum of the sizes of all its pieces, _settled_bytes of those that have arrived.
+    INVARIANT: after each call, held_bytes exceeds the limit only by unsettled pieces.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._held_bytes = 0
+        self.held_bytes = 0
+        """Held and on their way."""
         self._settled_bytes = 0
         self._by_version: dict[ObjectVersion, list[Piece]] = {}
         self._settled: OrderedDict[Piece, None] = OrderedDict()
@@ -118,7 +119,7 @@ class PieceTable:
         del pieces[index]
         if not pieces:
             del self._by_version[piece.version]
-        self._held_bytes -= piece.size
+        self.held_bytes -= piece.size
         if piece in self._settled:
             del self._settled[piece]
             self._settled_bytes -= piece.size
@@ -135,14 +136,9 @@ class PieceTable:
         self._shrink()
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes held and on their way."""
-        return self._held_bytes
-
-    @property
     def coming_bytes(self) -> int:
         """Bytes on their way."""
-        return self._held_bytes - self._settled_bytes
+        return self.held_bytes - self._settled_bytes
 
     def _covering(self, version: ObjectVersion, start: int, stop: int) -> list[Piece]:
         """The pieces that share a byte with [start, stop), ascending."""
@@ -161,7 +157,7 @@ class PieceTable:
         pieces = self._by_version.setdefault(version, [])
         for piece in fresh:
             pieces.insert(bisect_right(pieces, piece.start, key=_stop), piece)
-            self._held_bytes += piece.size
+            self.held_bytes += piece.size
         self._shrink()
 
     def _index(self, piece: Piece) -> int | None:
@@ -171,7 +167,7 @@ class PieceTable:
         return index if index < len(pieces) and pieces[index] is piece else None
 
     def _shrink(self) -> None:
-        while self._held_bytes > self._limit_bytes and self._settled:
+        while self.held_bytes > self._limit_bytes and self._settled:
             self.discard(next(iter(self._settled)))
 
 

@@ -1,6 +1,7 @@
 """What to fetch beside what was asked for, for one open file. Pure: reads in, ranges out; not safe for threads.
 
-Sequential and random readers are told apart by where each read begins:
+Several readers of one file (threads of a program) are told apart by where they are, and sequential from random ones by
+where each read begins:
  - sequential: near the end of the furthest read (the kernel's own readahead sends requests out of order, so "near" is
    two request sizes to either side). The window doubles from first_bytes to max_bytes, each time the reader has used
    half.
@@ -52,52 +53,55 @@ class ReadSettings:
 USUAL = ReadSettings()
 
 
-class ReadAhead:
-    """The pattern seen so far of one handle.
+@dataclass(eq=False, slots=True)
+class Run:
+    """Where one reader is.
 
-    INVARIANT: _ahead_until is aligned or the object's size; window_bytes is 0 or between first_bytes and max_bytes.
+    INVARIANT: ahead_until is aligned or the object's size; window_bytes is 0 or between first_bytes and max_bytes.
     """
 
-    __slots__ = ("_ahead_until", "_head", "_run", "_settings", "_size", "_touched", "window_bytes")
+    head: int = 0
+    """Where a sequential reader goes on: the end of its furthest read."""
+    ahead_until: int = 0
+    """The end of what was called for."""
+    reads: int = RUN_READS
+    """Since the last jump; a reader that begins at the start of the file is taken to go on."""
+    window_bytes: int = 0
+
+
+class ReadAhead:
+    """The pattern seen so far of one file. INVARIANT: at most READERS_MAX places are followed."""
+
+    __slots__ = ("_others", "_settings", "_size", "_touched", "present")
 
     def __init__(self, size: int, settings: ReadSettings = USUAL) -> None:
         """size: of the object, bytes."""
         self._size = size
         self._settings = settings
-        self.window_bytes = 0
-        self._head = 0
-        """Where a sequential reader goes on: the end of the furthest read of the present run."""
-        self._ahead_until = 0
-        """The end of what was called for in the present run."""
-        self._run = RUN_READS
-        """Reads since the last jump; a reader that begins at the start of the file is taken to go on."""
+        self.present = Run()
+        """The one that the last plan was for."""
+        self._others: list[Run] = []
         self._touched: set[int] = set()
         """Blocks of which only a part was fetched."""
 
     def plan(self, offset: int, size: int) -> Plan:
         """What to fetch for a read of [offset, offset + size), with 0 <= offset < the object's size and size > 0."""
         stop = min(offset + size, self._size)
-        if self.near(offset, size):
-            return self._sequential(offset, stop)
-        self._run = self.window_bytes = 0
-        self._head = stop
-        self._ahead_until = self._up(stop)
-        return Plan(self._jumped(offset, stop))
-
-    def near(self, offset: int, size: int) -> bool:
-        """Whether such a read would go on where the furthest one ended."""
-        return abs(offset - self._head) <= 2 * max(size, BLOCK_BYTES)
-
-    def fork(self) -> ReadAhead:
-        """For a read elsewhere: what is known of jumps goes on, the present run stays here."""
-        other = ReadAhead(self._size, self._settings)
-        other._head, other._ahead_until, other._run = self._head, self._ahead_until, 0
-        other._touched = self._touched
-        return other
+        reach = 2 * max(size, BLOCK_BYTES)
+        if abs(offset - self.present.head) > reach:
+            known = next((run for run in self._others if abs(offset - run.head) <= reach), None)
+            if known is not None:
+                self._others.remove(known)
+            self._others.append(self.present)
+            del self._others[: 1 - READERS_MAX]
+            self.present = known or Run(stop, self._up(stop), 0)
+            if known is None:
+                return Plan(self._jumped(offset, stop))
+        return self._sequential(self.present, offset, stop)
 
     def retract(self, start: int) -> None:
         """What was called for ahead from `start` on was not begun: call for it again."""
-        self._ahead_until = min(self._ahead_until, start)
+        self.present.ahead_until = min(self.present.ahead_until, start)
 
     def _jumped(self, offset: int, stop: int) -> ByteRange:
         """What to fetch for a read that follows no other."""
@@ -109,54 +113,24 @@ class ReadAhead:
         self._touched.add(block)
         return ByteRange(offset // PAGE * PAGE, min(self._size, -(-stop // PAGE) * PAGE))
 
-    def _sequential(self, offset: int, stop: int) -> Plan:
+    def _sequential(self, run: Run, offset: int, stop: int) -> Plan:
         settings = self._settings
-        self._run += 1
-        self._head = max(self._head, stop)
-        begin = max(self._ahead_until, _down(self._head))
+        run.reads += 1
+        run.head = max(run.head, stop)
+        begin = max(run.ahead_until, _down(run.head))
         wanted = ByteRange(_down(offset), self._up(stop))
-        if self._run < RUN_READS:
-            self._ahead_until = max(begin, wanted.stop)
+        if run.reads < RUN_READS:
+            run.ahead_until = max(begin, wanted.stop)
             return Plan(wanted)
-        if self.window_bytes == 0 or begin - self._head <= self.window_bytes // 2:
-            self.window_bytes = min(max(settings.first_bytes, 2 * self.window_bytes), settings.max_bytes)
-            self._ahead_until = max(begin, self._up(self._head + self.window_bytes))
-        return Plan(wanted, self._split(max(begin, wanted.stop), self._ahead_until))
-
-    def _split(self, start: int, stop: int) -> tuple[ByteRange, ...]:
-        """Ranges on a grid of their own size, at least four of them in a window so that they overlap in time."""
-        settings = self._settings
-        step = max(settings.first_bytes, min(settings.range_bytes, self.window_bytes // 4))
-        return tuple(ByteRange(*one) for one in on_grid(start, stop, step))
+        if run.window_bytes == 0 or begin - run.head <= run.window_bytes // 2:
+            run.window_bytes = min(max(settings.first_bytes, 2 * run.window_bytes), settings.max_bytes)
+            run.ahead_until = max(begin, self._up(run.head + run.window_bytes))
+        # On a grid of their own size, at least four of them in a window so that they overlap in time.
+        step = max(settings.first_bytes, min(settings.range_bytes, run.window_bytes // 4))
+        return Plan(wanted, tuple(ByteRange(*one) for one in on_grid(max(begin, wanted.stop), run.ahead_until, step)))
 
     def _up(self, offset: int) -> int:
         return min(self._size, -(-offset // BLOCK_BYTES) * BLOCK_BYTES)
-
-
-class Readers:
-    """Several readers of one file, told apart by where they are: threads of a program, or all opens of an inode.
-
-    INVARIANT: at most READERS_MAX places are followed.
-    """
-
-    def __init__(self, size: int, settings: ReadSettings = USUAL) -> None:
-        """size: of the object, bytes."""
-        self.present = ReadAhead(size, settings)
-        """The one that the last plan was for."""
-        self._others: list[ReadAhead] = []
-
-    def plan(self, offset: int, size: int) -> Plan:
-        """As ReadAhead.plan, of the reader that this read belongs to."""
-        if not self.present.near(offset, size):
-            other = next((other for other in self._others if other.near(offset, size)), None)
-            if other is None:
-                other = self.present.fork()
-            else:
-                self._others.remove(other)
-            self._others.append(self.present)
-            del self._others[: 1 - READERS_MAX]
-            self.present = other
-        return self.present.plan(offset, size)
 
 
 def _down(offset: int) -> int:

@@ -25,7 +25,7 @@ from .blockfile import BLOCK_BYTES
 from .extents import on_grid
 from .keeping import Keeping
 from .pieces import Piece, PieceTable, cut
-from .readahead import USUAL, Readers, ReadSettings
+from .readahead import USUAL, ReadAhead, ReadSettings
 
 Read = bytes | memoryview
 _BEHIND_BYTES = 8 << 20
@@ -330,7 +330,7 @@ class ReadStream:
         self._reader = reader
         self._table = table
         small = version.size <= reader.settings.whole_bytes
-        self._ahead = None if small else Readers(version.size, reader.settings)
+        self._ahead = None if small else ReadAhead(version.size, reader.settings)
         self._closed = False
 
     async def read(self, offset: int, size: int) -> Read:
@@ -346,7 +346,7 @@ class ReadStream:
             if ahead and not self._closed:
                 left_out = self._reader.start(self.version, ahead, lambda: self._closed)
                 if left_out is not None:
-                    self._ahead.present.retract(left_out)
+                    self._ahead.retract(left_out)
         body = self._reader.held(self.version, offset, stop)
         counts = self._reader.counts
         if body is not None:
