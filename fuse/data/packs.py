@@ -153,12 +153,9 @@ class Packs:
             return file, end
         (self._own,) = _NUMBER.unpack(os.urandom(_NUMBER.size))
         self._ends[self._own] = 0
-        path, flags = self._path(self._own), _FLAGS | os.O_CREAT | os.O_EXCL
-        try:
-            fd = os.open(path, flags, 0o600)
-        except FileNotFoundError:
-            self._space.make_directory(path)
-            fd = os.open(path, flags, 0o600)
+        path = self._path(self._own)
+        self._space.make_directory(path)
+        fd = os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
         return self.files.keep(self._own, OpenFile(fd, self._monotonic())), 0
 
     def _give_up(self, file: OpenFile, end: int) -> None:

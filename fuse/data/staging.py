@@ -24,7 +24,6 @@ from .blockfile import write_fully
 from .extents import Extents
 
 BLOCK = 4096
-_ZEROS = bytes(1 << 20)
 
 
 class Stream(Protocol):
@@ -182,12 +181,10 @@ class StagedFile:
         self.touch()
 
     def zero(self, offset: int, length: int) -> None:
-        """Make a range zero (hole punching); missing_for_write() must be empty. The size stays."""
-        stop = min(offset + length, self.size)
-        for start in range(offset, stop, len(_ZEROS)):
-            write_fully(self.fd, memoryview(_ZEROS)[: min(len(_ZEROS), stop - start)], start)
-        if offset < stop:
-            self._changed(offset, stop)
+        """Make a range zero, a few MiB at most (hole punching); missing_for_write() must be empty. The size stays."""
+        length = min(length, self.size - offset)
+        if length > 0:
+            self.write(offset, bytes(length))
 
     def uploaded(self, version: ObjectVersion) -> None:
         """The store has exactly this content now, as `version`; what is not present can be had from there."""
