@@ -255,7 +255,8 @@ class BlockCache:
         if isinstance(error, CacheCorrupt):
             self.drop(version)
             return
-        self._open.drop(version)
+        if not isinstance(error, CacheFullError):
+            self._open.drop(version)
         if writing:
             self._pause(error)
 
@@ -308,6 +309,7 @@ class BlockCache:
                 except (FileNotFoundError, CacheCorrupt):
                     create_files(place)
                     entry = BlockFile(place)
+        entry.touched_s = self._monotonic()
         return self._open.keep(version, entry)
 
     def _read_small(self, version: ObjectVersion, start: int, stop: int) -> bytes | None:

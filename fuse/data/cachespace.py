@@ -14,6 +14,7 @@ import fcntl
 import os
 import struct
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -65,6 +66,7 @@ class CacheSpace:
         self._directory = directory
         self.limit_bytes = limit_bytes
         self._sleep = sleep
+        self._threads = threading.Lock()
         self.packs = directory / "objects" / "packs"
         """The directory of files that many small versions share."""
 
@@ -120,21 +122,22 @@ class CacheSpace:
 
     @contextlib.contextmanager
     def exclusive(self, wait_s: float | None = None) -> Iterator[int]:
-        """Exclude other creators and evictors, threads among them; gives the descriptor of `usage`.
+        """Exclude other creators and evictors; gives the descriptor of `usage`.
 
-        CacheBusyError after wait_s (None: LOCK_WAIT_S).
+        CacheBusyError after wait_s (None: LOCK_WAIT_S) for the other threads, and as much for the other processes.
         """
-        path, flags = self._directory / cacheusage.NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        wait_s = LOCK_WAIT_S if wait_s is None else wait_s
+        if not self._threads.acquire(timeout=wait_s):
+            raise CacheBusyError("the cache directory is busy")
         try:
-            fd = os.open(path, flags, 0o600)
-        except FileNotFoundError:
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fd = os.open(path, flags, 0o600)
-        try:
-            self._lock(fd, LOCK_WAIT_S if wait_s is None else wait_s)
-            yield fd
+            fd = self._open_usage()
+            try:
+                self._lock(fd, wait_s)
+                yield fd
+            finally:
+                os.close(fd)
         finally:
-            os.close(fd)
+            self._threads.release()
 
     def remove(self, place: str) -> None:
         """Unlink the files of a stem; idempotent. They stay counted until the next eviction."""
@@ -172,6 +175,14 @@ class CacheSpace:
                         stored = _Stored(file.path, facts.st_blocks * 512, facts.st_mtime_ns)
                         found[os.path.splitext(file.path)[0]].append(stored)
         return [sorted(files) for files in found.values()]
+
+    def _open_usage(self) -> int:
+        path, flags = self._directory / cacheusage.NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            return os.open(path, flags, 0o600)
+        except FileNotFoundError:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return os.open(path, flags, 0o600)
 
     def _lock(self, fd: int, wait_s: float) -> None:
         for _ in range(int(wait_s / _LOCK_POLL_S)):

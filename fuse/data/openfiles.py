@@ -80,10 +80,9 @@ class OpenFiles(Generic[Name, File]):
         """Let go of what others evicted, so that the disk gets it back; find() does so every TOUCH_S."""
         self._tidy_due_s = self._monotonic() + TOUCH_S
         with self._lock:
-            files = list(self._files.items())
-        for name, file in files:
-            if file.unlinked:
-                self.drop(name)
+            evicted = [name for name, file in self._files.items() if file.unlinked]
+        for name in evicted:
+            self.drop(name)
 
     def close(self) -> None:
         """Let go of all; idempotent, it stays usable."""
