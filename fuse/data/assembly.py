@@ -15,57 +15,46 @@ from .pieces import Piece
 class Assembly:
     """The sink (store/base.py) of one GET for adjoining pieces; done(piece, body) is called once for each, in order."""
 
-    _pieces: list[Piece]
+    missing: list[Piece]
+    """Those that are not done, in this attempt or an earlier one."""
     _done: Callable[[Piece, Body], None]
-    _finished: int = 0
-    """So many pieces are done, in this attempt or an earlier one."""
-    _at: int = 0
     _buffer: bytearray | None = None
-    _filled: int = 0
+    """Of the first of these, where its bytes come in several parts."""
 
-    @property
-    def missing(self) -> list[Piece]:
-        """The pieces that are not done."""
-        return self._pieces[self._finished :]
+    def __post_init__(self) -> None:
+        self._version = self.missing[0].version
+        self._start, self._stop = self.missing[0].start, self.missing[-1].stop
 
     def take(self, info: ObjectInfo, offset: int, body: Body) -> None:
         """More of the body; offset 0 begins anew. Errors: PreconditionFailed for another version, CorruptBody."""
-        check_version(self._pieces[0].version, info)
-        if offset == 0:
-            self._at = self._filled = 0
-            self._buffer = None
-        view = memoryview(body)
-        while view:
-            view = self._fill(view)
+        check_version(self._version, info)
+        at, view = self._start + offset, memoryview(body)
+        if at + len(view) > self._stop:
+            raise self._wrong_length("is longer than asked for")
+        while self.missing:
+            piece = self.missing[0]
+            at, view = max(at, piece.start), view[max(piece.start - at, 0) :]
+            part = view[: piece.stop - at]
+            whole: Body = part  # cut as we need it: nobody else has it, so it is not copied
+            if not part:
+                return
+            if len(part) < piece.size or len(part) < len(view):
+                whole = self._buffer = self._buffer or bytearray(piece.size)
+                whole[at - piece.start : at - piece.start + len(part)] = part
+            at, view = at + len(part), view[len(part) :]
+            if at < piece.stop:
+                return
+            self._buffer, self.missing = None, self.missing[1:]
+            self._done(piece, whole)
 
     def check(self) -> None:
         """All has come. Errors: CorruptBody."""
         if self.missing:
-            raise _wrong_length(self._pieces, "ended too early")
+            raise self._wrong_length("ended too early")
 
-    def _fill(self, view: memoryview) -> memoryview:
-        """Put the beginning of `view` into the present piece; the rest of it."""
-        if self._at == len(self._pieces):
-            raise _wrong_length(self._pieces, "is longer than asked for")
-        piece = self._pieces[self._at]
-        part = view[: piece.size - self._filled]
-        if len(part) == piece.size and len(part) == len(view):
-            self._complete(piece, view)  # cut as we need it: nobody else has it, so it is not copied
-            return view[:0]
-        if self._buffer is None:
-            self._buffer = bytearray(piece.size)
-        self._buffer[self._filled : self._filled + len(part)] = part
-        self._filled += len(part)
-        if self._filled == piece.size:
-            body, self._buffer, self._filled = self._buffer, None, 0
-            self._complete(piece, body)
-        return view[len(part) :]
-
-    def _complete(self, piece: Piece, body: Body) -> None:
-        self._at += 1
-        if self._at > self._finished:
-            self._finished = self._at
-            self._done(piece, body)
+    def _wrong_length(self, what: str) -> CorruptBody:
+        key = self._version.key
+        return CorruptBody(f"bytes {self._start}-{self._stop - 1} of '{key}': the body {what}", key=key)
 
 
 def check_version(version: ObjectVersion, info: ObjectInfo) -> None:
@@ -84,8 +73,3 @@ def runs(pieces: Iterable[Piece], limit_bytes: int) -> Iterator[list[Piece]]:
         run.append(piece)
     if run:
         yield run
-
-
-def _wrong_length(pieces: list[Piece], what: str) -> CorruptBody:
-    key = pieces[0].version.key
-    return CorruptBody(f"bytes {pieces[0].start}-{pieces[-1].stop - 1} of '{key}': the body {what}", key=key)

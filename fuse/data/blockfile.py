@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +22,7 @@ from isal.isal_zlib import crc32
 from datastore.errors import CacheCorrupt
 
 from ..store.base import Body
+from .openfiles import OpenFile
 
 BLOCK_BYTES = 128 << 10
 """What is fetched, recorded and checked at once: the kernel's usual random read; 2.5 us of CRC-32."""
@@ -37,33 +37,31 @@ _IDENTITY_AT = 80
 _RECORD = struct.Struct("<II")
 _TAG = 0x6B636F62
 _HELD = b"\x01"
+_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+_Stamp = tuple[int, int, int]
+"""How a data file looks: inode, mtime and ctime (ns); any write, rename or link to it changes this."""
 
 
-class Stamp(NamedTuple):
-    """How a data file looks; any write, rename or link to it changes this."""
+class Place(NamedTuple):
+    """Where a version's files are, and what they must say.
 
-    inode: int
-    mtime_ns: int
-    ctime_ns: int
+    stem: their path, without suffix; label: names the version; size: of the object, bytes; boot_id: b"" for no seals.
+    """
 
-    @classmethod
-    def of(cls, facts: os.stat_result) -> Stamp:
-        """From fstat(2)."""
-        return cls(facts.st_ino, facts.st_mtime_ns, facts.st_ctime_ns)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
-    """What a cache file holds. label: names the version; size: of the object, bytes; boot_id: b"" for no seals."""
-
+    stem: str
     label: bytes
     size: int
     boot_id: bytes
 
     @property
-    def block_count(self) -> int:
-        """Blocks of the object, the last of which may be short."""
-        return -(-self.size // BLOCK_BYTES)
+    def data_path(self) -> str:
+        """Of the file with the object's bytes."""
+        return f"{self.stem}.data"
+
+    @property
+    def sidecar_path(self) -> str:
+        """Of the file that says which of them are right."""
+        return f"{self.stem}.blocks"
 
     @property
     def records_at(self) -> int:
@@ -73,7 +71,7 @@ class Identity:
     @property
     def sidecar_bytes(self) -> int:
         """Size of the sidecar."""
-        return self.records_at + self.block_count * _RECORD.size
+        return self.records_at + -(-self.size // BLOCK_BYTES) * _RECORD.size
 
     def head(self) -> bytes:
         """The sidecar up to its records, without a seal."""
@@ -81,74 +79,58 @@ class Identity:
         fixed = _HEAD.pack(_MAGIC, BLOCK_BYTES, len(self.label), self.size, crc32(fixed + self.label))
         return (fixed.ljust(_IDENTITY_AT, b"\0") + self.label).ljust(self.records_at, b"\0")
 
-    def seal(self, stamp: Stamp) -> bytes:
+    def seal(self, stamp: _Stamp) -> bytes:
         """Says that the data file is right while it looks like `stamp`; b"" without a boot id."""
-        if not self.boot_id:
-            return b""
-        body = _SEAL.pack(self.boot_id, *stamp, 0)
-        return _SEAL.pack(self.boot_id, *stamp, crc32(body))
+        return _SEAL.pack(self.boot_id, *stamp, crc32(_SEAL.pack(self.boot_id, *stamp, 0))) if self.boot_id else b""
 
 
-def block_records(body: memoryview) -> bytes:
-    """The records of consecutive blocks that begin at body[0]."""
-    starts = range(0, len(body), BLOCK_BYTES)
-    crcs = [crc32(body[start : start + BLOCK_BYTES]) for start in starts]
-    return b"".join(_RECORD.pack(crc, crc ^ _TAG) for crc in crcs)
-
-
-def file_records(path: Path) -> bytes:
-    """The records of a whole file, read in steps. OSError."""
-    with open(path, "rb") as file:
-        return b"".join(block_records(memoryview(part)) for part in iter(lambda: file.read(8 * BLOCK_BYTES), b""))
-
-
-class BlockFile:
-    """An open version. The descriptors live as long as the object: once evicted they close when its last user is done.
+class BlockFile(OpenFile):
+    """An open version; its own descriptor is that of the sidecar.
 
     INVARIANT: _right[i] is 1 only after block i's bytes were written or checked by this process.
-    INVARIANT: _stamp is set only when every block is right.
+    INVARIANT: _stamp is set when every block is right, and only then.
     """
 
-    __slots__ = ("_data_fd", "_identity", "_right", "_sidecar_fd", "_stamp", "touched_s")
+    __slots__ = ("_data_fd", "_place", "_right", "_stamp")
 
-    def __init__(self, data_path: str, sidecar_path: str, identity: Identity) -> None:
+    def __init__(self, place: Place) -> None:
         """Open existing files; FileNotFoundError when there are none, CacheCorrupt when they don't agree."""
-        self._data_fd = self._sidecar_fd = -1
-        self._sidecar_fd = os.open(sidecar_path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        self._identity = identity
-        self._right = bytearray(identity.block_count)
-        self._stamp: Stamp | None = None
-        self.touched_s = float("-inf")
-        """When the owner last told the disk that this version is in use; the owner's clock."""
+        self._data_fd = self.fd = -1
+        super().__init__(os.open(place.sidecar_path, _FLAGS))
+        self._place = place
+        self._right = bytearray(-(-place.size // BLOCK_BYTES))
+        self._stamp: _Stamp | None = None
         try:
-            self._data_fd = os.open(data_path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            self._data_fd = os.open(place.data_path, _FLAGS)
         except FileNotFoundError as error:
-            raise CacheCorrupt(f"cache file {data_path} is missing; it will be fetched again") from error
-        seal = self._check_head(data_path)[_SEAL_AT : _SEAL_AT + _SEAL.size]
-        facts, sidecar = os.fstat(self._data_fd), os.fstat(self._sidecar_fd)
-        if (facts.st_size, sidecar.st_size) != (identity.size, identity.sidecar_bytes):
-            raise CacheCorrupt(f"cache file {data_path} has the wrong size; it will be fetched again")
+            raise CacheCorrupt(f"cache file {place.data_path} is missing; it will be fetched again") from error
+        head, expected = os.pread(self.fd, place.records_at, 0), place.head()
+        if head[:_SEAL_AT] != expected[:_SEAL_AT] or head[_IDENTITY_AT:] != expected[_IDENTITY_AT:]:
+            raise CacheCorrupt(f"the sidecar of cache file {place.data_path} is damaged; it will be fetched again")
+        facts, sidecar = os.fstat(self._data_fd), os.fstat(self.fd)
+        if (facts.st_size, sidecar.st_size) != (place.size, place.sidecar_bytes):
+            raise CacheCorrupt(f"cache file {place.data_path} has the wrong size; it will be fetched again")
         # Opened between an eviction and a re-creation, the two could be of different generations; see blockcache.py.
         if sidecar.st_nlink == 0:
-            raise FileNotFoundError(f"cache file {data_path} was evicted meanwhile")
-        if identity.boot_id and seal == identity.seal(Stamp.of(facts)):
-            self._stamp = Stamp.of(facts)
-            self._right[:] = _HELD * identity.block_count
+            raise FileNotFoundError(f"cache file {place.data_path} was evicted meanwhile")
+        if place.boot_id and head[_SEAL_AT : _SEAL_AT + _SEAL.size] == place.seal(_stamp_of(facts)):
+            self._stamp = _stamp_of(facts)
+            self._right[:] = _HELD * len(self._right)
 
     def __del__(self) -> None:
-        for fd in (self._data_fd, self._sidecar_fd):
-            if fd >= 0:
-                os.close(fd)
+        super().__del__()
+        if self._data_fd >= 0:
+            os.close(self._data_fd)
 
     @property
     def whole(self) -> bool:
         """Whether every block is right, as far as this process has checked."""
-        return self._stamp is not None or self._right.find(0) < 0
+        return self._stamp is not None
 
     @property
     def unlinked(self) -> bool:
-        """Whether somebody evicted it: what is written now is lost, what is read is still right."""
-        return os.fstat(self._sidecar_fd).st_nlink == 0 or os.fstat(self._data_fd).st_nlink == 0
+        """See OpenFile; a drop may have come as far as one of the two."""
+        return super().unlinked or os.fstat(self._data_fd).st_nlink == 0
 
     def read(self, start: int, stop: int) -> bytes | None:
         """The bytes [start, stop) inside the object, or None unless all are held. CacheCorrupt, OSError."""
@@ -164,7 +146,7 @@ class BlockFile:
         if len(body) != stop - start:
             raise CacheCorrupt("a cache file is shorter than its object")
         # Looked at after the read: a write shows its time before its bytes.
-        if self._stamp is not None and (facts := os.fstat(self._data_fd)).st_mtime_ns != self._stamp.mtime_ns:
+        if self._stamp is not None and (facts := os.fstat(self._data_fd)).st_mtime_ns != self._stamp[1]:
             if facts.st_nlink == 0:
                 raise CacheCorrupt("a cache file was passed through to the kernel and has been written to")
             self._distrust()
@@ -177,62 +159,48 @@ class BlockFile:
         return self._right.find(0, first, last) < 0 or 0 not in memoryview(self._records(first, last)).cast("Q")
 
     def verify(self) -> bool:
-        """Check every block; whether all are there. Reads the whole file. CacheCorrupt, OSError."""
-        blocks = range(self._identity.block_count)
-        return all(self._right[i] or self._admit(i, i + 1) is not None for i in blocks) and self.seal()
+        """Check every block; whether all are there. May read the whole file. CacheCorrupt, OSError."""
+        return self.whole or all(right or self._admit(i, i + 1) is not None for i, right in enumerate(self._right))
 
     def fresh_bytes(self, start: int, stop: int) -> int:
         """How many bytes of disk a write of [start, stop) would newly take."""
-        first, last = whole_blocks(start, stop, self._identity.size)
+        first, last = whole_blocks(start, stop, self._place.size)
         fresh = self._right.count(0, first, max(first, last)) * BLOCK_BYTES
         if first < last == len(self._right) and not self._right[-1]:
-            fresh -= last * BLOCK_BYTES - page_rounded(self._identity.size)
+            fresh -= last * BLOCK_BYTES - page_rounded(self._place.size)
         return fresh
 
     def write(self, start: int, body: Body) -> None:
         """Keep the whole blocks of `body`, which lies at `start` of the object; edges are left out. OSError."""
-        first, last = whole_blocks(start, start + len(body), self._identity.size)
+        first, last = whole_blocks(start, start + len(body), self._place.size)
         if first >= last or self._right.find(0, first, last) < 0:
             return
-        whole = memoryview(body)[first * BLOCK_BYTES - start : min(last * BLOCK_BYTES, self._identity.size) - start]
+        whole = memoryview(body)[first * BLOCK_BYTES - start : min(last * BLOCK_BYTES, self._place.size) - start]
         write_fully(self._data_fd, whole, first * BLOCK_BYTES)
-        records_at = self._identity.records_at + first * _RECORD.size
-        write_fully(self._sidecar_fd, memoryview(block_records(whole)), records_at)
+        records_at = self._place.records_at + first * _RECORD.size
+        write_fully(self.fd, memoryview(_records_of(whole)), records_at)
         self._right[first:last] = _HELD * (last - first)
         if self._right.find(0) < 0:
             self.seal()
 
-    def seal(self) -> bool:
-        """Note on disk that the whole file is right as it is now; always True. OSError."""
-        self._stamp = Stamp.of(os.fstat(self._data_fd))
-        write_fully(self._sidecar_fd, memoryview(self._identity.seal(self._stamp)), _SEAL_AT)
-        return True
+    def seal(self) -> None:
+        """Note on disk that the whole file is right as it is now. OSError."""
+        self._stamp = _stamp_of(os.fstat(self._data_fd))
+        write_fully(self.fd, memoryview(self._place.seal(self._stamp)), _SEAL_AT)
 
     def vouch(self) -> None:
         """Take every block as right: the caller has just made their records from the file itself. OSError."""
         self._right[:] = _HELD * len(self._right)
         self.seal()
 
-    def touch(self) -> None:
-        """Mark as just used: eviction goes by the sidecar's mtime. OSError."""
-        os.utime(self._sidecar_fd)
-
-    def reopen(self, data_path: str) -> int | None:
+    def reopen(self) -> int | None:
         """A descriptor to read and write the data, the caller's; None: it was changed or replaced. OSError."""
-        fd = os.open(data_path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        if Stamp.of(os.fstat(fd)) == self._stamp:
+        fd = os.open(self._place.data_path, _FLAGS)
+        if _stamp_of(os.fstat(fd)) == self._stamp:
             return fd
         os.close(fd)
         self._distrust()
         return None
-
-    def _check_head(self, data_path: str) -> bytes:
-        """What the sidecar says before its records. CacheCorrupt when it is another version's."""
-        expected = self._identity.head()
-        head = os.pread(self._sidecar_fd, len(expected), 0)
-        if head[:_SEAL_AT] != expected[:_SEAL_AT] or head[_IDENTITY_AT:] != expected[_IDENTITY_AT:]:
-            raise CacheCorrupt(f"the sidecar of cache file {data_path} is damaged; it will be fetched again")
-        return head
 
     def _distrust(self) -> None:
         """Somebody wrote into a whole file behind our back: nothing counts until its checksum agrees."""
@@ -241,7 +209,7 @@ class BlockFile:
 
     def _records(self, first: int, last: int) -> bytes:
         size = (last - first) * _RECORD.size
-        records = os.pread(self._sidecar_fd, size, self._identity.records_at + first * _RECORD.size)
+        records = os.pread(self.fd, size, self._place.records_at + first * _RECORD.size)
         if len(records) != size:
             raise CacheCorrupt("a cache sidecar is cut short")
         return records
@@ -255,7 +223,7 @@ class BlockFile:
             if crc == 0 and tag == 0:
                 return None
             start = index * BLOCK_BYTES
-            size = min(BLOCK_BYTES, self._identity.size - start)
+            size = min(BLOCK_BYTES, self._place.size - start)
             block = os.pread(self._data_fd, size, start)
             if tag != crc ^ _TAG or len(block) != size or crc32(block) != crc:
                 raise CacheCorrupt("a block of a cache file does not match its checksum; it will be fetched again")
@@ -265,29 +233,27 @@ class BlockFile:
         return block
 
 
-def create_files(data_path: str, sidecar_path: str, identity: Identity) -> None:
-    """Make a version's files, empty, in place of any others (the caller excludes other creators). OSError."""
-    for path in (sidecar_path, data_path):  # not written over: another process may be reading them
+def create_files(place: Place, records: bytes = b"", source: Path | None = None) -> None:
+    """Make a version's files in place of any others (the caller excludes other creators), without a block. OSError.
+
+    records: of `source`, a file with all of the object, which is moved there.
+    """
+    draft = f"{place.stem}.draft"
+    _make(draft, place.sidecar_bytes, place.head() + records)
+    for path in (place.sidecar_path, place.data_path):  # not written over: another process may be reading them
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-    fd = os.open(data_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        os.ftruncate(fd, identity.size)
-    finally:
-        os.close(fd)
-    os.replace(draft_sidecar(sidecar_path, identity.head(), identity.sidecar_bytes), sidecar_path)
+    if source is None:
+        _make(place.data_path, place.size)
+    else:
+        source.replace(place.data_path)
+    os.replace(draft, place.sidecar_path)
 
 
-def draft_sidecar(sidecar_path: str, content: bytes, size: int) -> str:
-    """Write a sidecar beside its place, to be renamed into it; its path. OSError."""
-    draft = sidecar_path.removesuffix(".blocks") + ".draft"
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        write_fully(fd, memoryview(content), 0)
-        os.ftruncate(fd, size)  # by descriptor: a confined server may not by path
-    finally:
-        os.close(fd)
-    return draft
+def file_records(path: Path) -> bytes:
+    """The records of a whole file, read in steps. OSError."""
+    with open(path, "rb") as file:
+        return b"".join(_records_of(memoryview(part)) for part in iter(lambda: file.read(8 * BLOCK_BYTES), b""))
 
 
 def page_rounded(size_bytes: int) -> int:
@@ -306,3 +272,24 @@ def whole_blocks(start: int, stop: int, size: int) -> tuple[int, int]:
     """The blocks [first, last) that lie wholly in [start, stop); the object's short last block counts as whole."""
     last = -(-size // BLOCK_BYTES) if stop >= size else stop // BLOCK_BYTES
     return -(-start // BLOCK_BYTES), last
+
+
+def _make(path: str, size: int, content: bytes = b"") -> None:
+    """A file of this size that begins so. OSError."""
+    fd = os.open(path, _FLAGS | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        write_fully(fd, memoryview(content), 0)
+        os.ftruncate(fd, size)  # by descriptor: a confined server may not by path
+    finally:
+        os.close(fd)
+
+
+def _stamp_of(facts: os.stat_result) -> _Stamp:
+    return facts.st_ino, facts.st_mtime_ns, facts.st_ctime_ns
+
+
+def _records_of(body: memoryview) -> bytes:
+    """The records of consecutive blocks that begin at body[0]."""
+    starts = range(0, len(body), BLOCK_BYTES)
+    crcs = [crc32(body[start : start + BLOCK_BYTES]) for start in starts]
+    return b"".join(_RECORD.pack(crc, crc ^ _TAG) for crc in crcs)

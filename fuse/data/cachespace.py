@@ -12,15 +12,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import struct
+import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from datastore import cacheusage
-
-from .scattering import scatter
 
 LOCK_WAIT_S = 2.0
 """Longer than any holder needs, even on a busy machine; without the lock something is just not cached."""
@@ -33,20 +34,28 @@ KEEP_FREE_BYTES = 1 << 30
 _KEEP_FREE_SHARE = 50
 _LOW_WATER = (7, 8)
 """Eviction goes down to 7/8 of the limit, so that a scan of the directory pays for many writes."""
+GET_FLAGS, SET_FLAGS = 0x80086601, 0x40086602
+"""FS_IOC_GETFLAGS and FS_IOC_SETFLAGS of a 64-bit machine, ioctl_iflags(2)."""
+UNRELATED = 0x20000
+"""FS_TOPDIR_FL: the subdirectories have nothing to do with each other."""
+FLAGS = struct.Struct("=i4x")
+"""The kernel moves an int, whatever the numbers above say."""
 
 
 class CacheBusyError(OSError):
     """Another process holds the lock of the cache directory too long."""
 
 
-@dataclass(slots=True)
-class _Stored:
-    """The files of one stem. used_ns: mtime of the sidecar, or of the data when that is all there is."""
+class CacheFullError(OSError):
+    """What is to be kept finds no room."""
 
-    directory: str
-    size_bytes: int = 0
-    used_ns: int = 0
-    names: list[str] = field(default_factory=list)
+
+class _Stored(NamedTuple):
+    """One file; of a stem's the sidecar is the first in order, whose mtime says when the version was used."""
+
+    path: str
+    size_bytes: int
+    mtime_ns: int
 
 
 class CacheSpace:
@@ -66,7 +75,7 @@ class CacheSpace:
         return f"{self._directory}/objects/{stem[:2]}/{stem}"
 
     def make_directory(self, path: str) -> None:
-        """Make the directory of a path that place() gave; idempotent. OSError."""
+        """Make the directory that a file of this path is to be in; idempotent. OSError."""
         directory = Path(path).parent
         try:
             directory.mkdir(mode=0o700, exist_ok=True)
@@ -99,7 +108,7 @@ class CacheSpace:
     def recount(self) -> None:
         """Count the files anew: threads whose writes failed while others evicted leave the count wrong. OSError."""
         with self.exclusive() as fd:
-            os.pwrite(fd, _COUNT.pack(sum(one.size_bytes for one in self._scan().values())), 0)
+            os.pwrite(fd, _COUNT.pack(_size(self._scan())), 0)
 
     def evict(self, wanted_bytes: int) -> int:
         """Unlink what was used longest ago until `wanted_bytes` fit; bytes freed, 0 while another process is at it."""
@@ -130,9 +139,8 @@ class CacheSpace:
         finally:
             self._threads.release()
 
-    def remove(self, path: str) -> None:
-        """Unlink the files of the stem that `path` has; idempotent. They stay counted until the next eviction."""
-        place = os.path.splitext(path)[0]
+    def remove(self, place: str) -> None:
+        """Unlink the files of a stem; idempotent. They stay counted until the next eviction."""
         with self.exclusive(DROP_WAIT_S):
             for suffix in (".blocks", ".data", ".draft"):
                 with contextlib.suppress(FileNotFoundError):
@@ -140,29 +148,33 @@ class CacheSpace:
 
     def _evict(self, wanted_bytes: int) -> int:
         before = self.used_bytes()
-        stored = sorted(self._scan().values(), key=lambda one: one.used_ns)
-        held = sum(one.size_bytes for one in stored)
+        stored = sorted(self._scan(), key=lambda files: files[0].mtime_ns)
+        held = _size(stored)
         room = self.room_bytes(held)
         aim = max(0, min(room * _LOW_WATER[0] // _LOW_WATER[1], room - wanted_bytes))
         freed = 0
-        for one in stored:
+        for files in stored:
             if held - freed <= aim:
                 break
             with self.exclusive():
-                _unlink(one)
-            freed += one.size_bytes
+                for file in files:  # the sidecar first: whoever finds one that is still linked has the data of it
+                    Path(file.path).unlink(missing_ok=True)
+            freed += _size([files])
         with self.exclusive() as fd:  # what was reserved meanwhile may be counted twice: too high, never too low
             os.pwrite(fd, _COUNT.pack(held - freed + max(0, self._load(fd) - before)), 0)
         return freed
 
-    def _scan(self) -> dict[str, _Stored]:
-        found: dict[str, _Stored] = {}
+    def _scan(self) -> list[list[_Stored]]:
+        """The files of each stem."""
+        found: defaultdict[str, list[_Stored]] = defaultdict(list)
         with contextlib.suppress(FileNotFoundError):
             for folder in os.scandir(self._directory / "objects"):
                 for file in os.scandir(folder.path):
                     with contextlib.suppress(FileNotFoundError):
-                        _count(found, folder.path, file)
-        return found
+                        facts = file.stat(follow_symlinks=False)
+                        stored = _Stored(file.path, facts.st_blocks * 512, facts.st_mtime_ns)
+                        found[os.path.splitext(file.path)[0]].append(stored)
+        return [sorted(files) for files in found.values()]
 
     def _open_usage(self) -> int:
         path, flags = self._directory / cacheusage.NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -185,22 +197,32 @@ class CacheSpace:
         noted = cacheusage.parsed(os.pread(fd, _COUNT.size, 0))
         if noted is not None:
             return noted
-        used = sum(one.size_bytes for one in self._scan().values())
+        used = _size(self._scan())
         os.pwrite(fd, _COUNT.pack(used), 0)
         return used
 
 
-def _count(found: dict[str, _Stored], directory: str, file: os.DirEntry[str]) -> None:
-    stem, suffix = os.path.splitext(file.name)
-    facts = file.stat(follow_symlinks=False)
-    one = found.setdefault(stem, _Stored(directory))
-    one.size_bytes += facts.st_blocks * 512
-    one.names.append(file.name)
-    if suffix == ".blocks" or one.used_ns == 0:
-        one.used_ns = facts.st_mtime_ns
+def _size(stored: list[list[_Stored]]) -> int:
+    return sum(file.size_bytes for files in stored for file in files)
 
 
-def _unlink(one: _Stored) -> None:
-    """The sidecar first: whoever finds a sidecar that is still linked has the data that belongs to it."""
-    for name in sorted(one.names):
-        Path(one.directory, name).unlink(missing_ok=True)
+def scatter(directory: Path) -> None:
+    """Spread the subdirectories that are made from now on; nothing happens where the disk's file system can't.
+
+    ext4 makes a file in the block group of its directory, and a directory beside the one above. It gives no inode away
+    again for some minutes after a removal, so in a group where thousands of files were removed (a full cache evicts all
+    the time) it looks at all of those for each file that is made: 0.35 to 0.55 ms of processor time, and 0.07 where the
+    directories are spread (measured, Linux 6.18).
+    Source: ext4_new_inode, recently_deleted and find_group_orlov in Linux; the attribute T of chattr(1).
+    """
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(OSError):
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            had = bytearray(FLAGS.size)
+            fcntl.ioctl(fd, GET_FLAGS, had)
+            (flags,) = FLAGS.unpack(had)
+            fcntl.ioctl(fd, SET_FLAGS, FLAGS.pack(flags | UNRELATED))
+        finally:
+            os.close(fd)

@@ -21,15 +21,13 @@ class Extents:
     """Disjoint, sorted, merged byte ranges; each call costs O(log n) comparisons and a shift of a list.
 
     INVARIANT: _starts[i] < _stops[i] < _starts[i + 1]: sorted, not empty, never touching.
-    INVARIANT: _total is the number of bytes in all ranges.
     """
 
-    __slots__ = ("_starts", "_stops", "_total")
+    __slots__ = ("_starts", "_stops")
 
     def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
         self._starts: list[int] = []
         self._stops: list[int] = []
-        self._total = 0
         for start, stop in ranges:
             self.add(start, stop)
 
@@ -42,7 +40,6 @@ class Extents:
         if first < last:
             start = min(start, self._starts[first])
             stop = max(stop, self._stops[last - 1])
-        self._total += stop - start - self._count(first, last)
         self._starts[first:last], self._stops[first:last] = [start], [stop]
 
     def remove(self, start: int, stop: int) -> None:
@@ -52,12 +49,9 @@ class Extents:
         first, last = self._overlapped(start, stop)
         if first >= last:
             return
-        left = (self._starts[first], start)
-        right = (stop, self._stops[last - 1])
-        pieces = [piece for piece in (left, right) if piece[0] < piece[1]]
-        self._total += sum(end - begin for begin, end in pieces) - self._count(first, last)
-        self._starts[first:last] = [begin for begin, _ in pieces]
-        self._stops[first:last] = [end for _, end in pieces]
+        pieces = (self._starts[first], start), (stop, self._stops[last - 1])
+        self._starts[first:last] = [begin for begin, end in pieces if begin < end]
+        self._stops[first:last] = [end for begin, end in pieces if begin < end]
 
     def contains(self, start: int, stop: int) -> bool:
         """Whether every byte of [start, stop) is in."""
@@ -68,22 +62,14 @@ class Extents:
 
     def overlaps(self, start: int, stop: int) -> bool:
         """Whether any byte of [start, stop) is in."""
-        if start >= stop:
-            return False
         first, last = self._overlapped(start, stop)
-        return first < last
-
-    def within(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """The parts of [start, stop) that are in, ascending."""
-        if start >= stop:
-            return []
-        first, last = self._overlapped(start, stop)
-        return [(max(start, self._starts[i]), min(stop, self._stops[i])) for i in range(first, last)]
+        return start < stop and first < last
 
     def missing(self, start: int, stop: int) -> list[tuple[int, int]]:
         """The parts of [start, stop) that are not in, ascending."""
         gaps = []
-        for held_start, held_stop in self.within(start, stop):
+        first, last = self._overlapped(start, stop)
+        for held_start, held_stop in zip(self._starts[first:last], self._stops[first:last], strict=True):
             if start < held_start:
                 gaps.append((start, held_start))
             start = held_stop
@@ -99,7 +85,7 @@ class Extents:
     @property
     def total(self) -> int:
         """Bytes in the set."""
-        return self._total
+        return sum(self._stops) - sum(self._starts)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         """The ranges, ascending; changing the set meanwhile is an error."""
@@ -112,7 +98,3 @@ class Extents:
     def _overlapped(self, start: int, stop: int) -> tuple[int, int]:
         """Indices [first, last) of the ranges that share a byte with [start, stop)."""
         return bisect_right(self._stops, start), bisect_left(self._starts, stop)
-
-    def _count(self, first: int, last: int) -> int:
-        """The bytes in the ranges [first, last)."""
-        return sum(self._stops[first:last]) - sum(self._starts[first:last])

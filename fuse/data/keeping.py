@@ -17,7 +17,7 @@ _BATCH_BYTES = 4 << 20
 class Keeping:
     """On the loop, but for now(): as long as something waits, one task has lanes write it."""
 
-    def __init__(self, cache: BlockCache | None, loop: Loop) -> None:
+    def __init__(self, cache: BlockCache, loop: Loop) -> None:
         self._cache = cache
         self._loop = loop
         self._waiting: list[Piece] = []
@@ -41,7 +41,7 @@ class Keeping:
         more: others follow, and flush() after them: to wake a thread for each costs as much as to write it. Who says so
         looks at is_full before he fetches the next.
         """
-        if self._cache is None or not _is_whole(piece):
+        if not _is_whole(piece):
             return
         if self.is_full and not more:
             self._loop.background(self._write([piece]))
@@ -82,11 +82,11 @@ class Keeping:
         kept = [piece for piece in batch if not is_small(piece.version) and self._is_kept(piece, piece.result())]
         small = [piece for piece in batch if is_small(piece.version)]
         bodies = [(piece.version, piece.start, piece.result()) for piece in small]
-        return kept + small if bodies and self._cache is not None and self._cache.write_small(bodies) else kept
+        return kept + small if bodies and self._cache.write_small(bodies) else kept
 
     def _is_kept(self, piece: Piece, body: Body) -> bool:
         """By a lane: write it. The disk cache takes whole blocks only: a first random read is not for it."""
-        return self._cache is not None and _is_whole(piece) and self._cache.write(piece.version, piece.start, body)
+        return _is_whole(piece) and self._cache.write(piece.version, piece.start, body)
 
 
 def _is_whole(piece: Piece) -> bool:

@@ -42,8 +42,7 @@ def scheduled(number: int) -> Part:
 
 def scheduled_parts(size: int) -> Iterator[Part]:
     """The parts of `size` bytes that were sent by that schedule."""
-    for number in count(1):
-        part = scheduled(number)
+    for part in map(scheduled, count(1)):
         start, stop = part.byte_range
         if start >= size:
             return

@@ -14,10 +14,7 @@ import hashlib
 import os
 import struct
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import count
 from typing import NamedTuple
 
 from isal.isal_zlib import crc32
@@ -25,11 +22,10 @@ from isal.isal_zlib import crc32
 from ..store.base import Body
 from .blockfile import page_rounded, write_fully
 from .cachespace import CacheSpace
+from .openfiles import TOUCH_S, OpenFile, OpenFiles
 
 OPEN_PACKS = 64
 """Kept open to be read."""
-TOUCH_S = 30.0
-"""How often a pack in use says so on disk, and how often others' packs are looked for."""
 _GROUP_ROWS = 500
 """The most of one group: pwritev(2) takes 1,024 buffers."""
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -40,6 +36,8 @@ _ROW = struct.Struct("<8sII")
 """Fingerprint, bytes, CRC-32 of name and body. The bodies follow in the order of their rows."""
 _ENTRY = struct.Struct("<8sIII")
 """What is remembered of a version: fingerprint, number of its pack, offset of its body there, CRC-32."""
+_NUMBER = struct.Struct(">I")
+"""Of a pack; in hexadecimal its name."""
 _NONE = bytearray()
 _SHARD_BYTES = 64 * _ENTRY.size
 """The most that is remembered of those that begin with the same two bytes: 4 million in all, 84 MB."""
@@ -61,36 +59,8 @@ class _Group(NamedTuple):
     end: int
 
 
-@dataclass(eq=False, slots=True)
-class _Pack:
-    """A pack that is known. end: how many of its bytes are."""
-
-    number: int
-    name: str
-    end: int = 0
-
-
-@dataclass(eq=False, slots=True)
-class _File:
-    """An open pack, for as long as somebody reads it. touched_s: when it last said on disk that it is in use."""
-
-    fd: int
-    touched_s: float
-
-    def __del__(self) -> None:
-        os.close(self.fd)
-
-    @property
-    def is_evicted(self) -> bool:
-        """Whether nobody can open it any more."""
-        return os.fstat(self.fd).st_nlink == 0
-
-
 class Packs:
-    """The packs of one cache directory. A body is told by its name, any bytes that no other one has.
-
-    INVARIANT: _by_name and _by_number know the same packs.
-    """
+    """The packs of one cache directory, by number. A body is told by its name, any bytes that no other one has."""
 
     def __init__(self, space: CacheSpace, monotonic: Callable[[], float]) -> None:
         """Touches no disk."""
@@ -102,40 +72,41 @@ class Packs:
         """For what is remembered."""
         self._shards: dict[bytes, bytearray] = {}
         """_ENTRYs by the first two bytes of their fingerprints; the oldest is the first."""
-        self._by_name: dict[str, _Pack] = {}
-        self._by_number: dict[int, _Pack] = {}
-        self._numbers = count(1)
-        self._open: OrderedDict[int, _File] = OrderedDict()
-        self._own: _Pack | None = None
-        """The pack that is appended to."""
+        self._ends: dict[int, int] = {}
+        """The packs that are known; how many of their bytes are."""
+        self.files: OpenFiles[int, OpenFile] = OpenFiles(OPEN_PACKS, monotonic)
+        self._own = -1
+        """The pack that is appended to; -1: none."""
         self._learn_due_s = float("-inf")
-        self._tidy_due_s = monotonic() + TOUCH_S
 
     def read(self, name: bytes, size: int) -> bytes | None:
-        """The whole body of `size` bytes; None: not held. OSError."""
+        """The whole body of `size` bytes; None: not held, or not to be had."""
         fingerprint = _fingerprint(name)
         found = self._find(fingerprint)
         if found is None:
             return None
         file, offset, crc = found
-        body = os.pread(file.fd, size, offset)
+        try:
+            body = os.pread(file.fd, size, offset)
+        except OSError:
+            return None
         if len(body) != size or crc32(body, crc32(name)) != crc:
             self._forget(fingerprint)
             return None
         return body
 
     def holds(self, name: bytes) -> bool:
-        """Whether it is recorded as held (its checksum may still turn out wrong). OSError."""
+        """Whether it is recorded as held (its checksum may still turn out wrong)."""
         return self._find(_fingerprint(name)) is not None
 
     def absent(self, bodies: Iterable[tuple[bytes, Body]]) -> list[Small]:
-        """Those of these names and bodies that are not held, or no longer for others. OSError."""
+        """Those of these names and bodies that are not held, or no longer for others."""
         named = ((_fingerprint(name), name, body) for name, body in bodies)
         return [Small(one, crc32(body, crc32(name)), body) for one, name, body in named if not self._is_kept(one)]
 
     def growth(self, smalls: Sequence[Small], pack_bytes: int) -> int:
         """How many more bytes of disk append() will take."""
-        end = self._own.end if self._own is not None else 0
+        end = self._ends.get(self._own, 0)
         end = end if end < pack_bytes else 0
         return page_rounded(end + _size_of(smalls)) - page_rounded(end)
 
@@ -144,116 +115,91 @@ class Packs:
         rows = b"".join([_ROW.pack(one.fingerprint, len(one.body), one.crc) for one in smalls])
         head = _HEAD.pack(_MAGIC, len(smalls), crc32(rows))
         with self._appending:
-            pack, file = self._appendable(pack_bytes)
-            at, end = pack.end + len(head) + len(rows), pack.end + _size_of(smalls)
+            file, start = self._appendable(pack_bytes)
+            at, end = start + len(head) + len(rows), start + _size_of(smalls)
             try:
-                _write(file.fd, [head, rows, *(one.body for one in smalls)], pack.end, end)
+                _write(file.fd, [head, rows, *(one.body for one in smalls)], start, end)
             except OSError:
-                self._give_up(pack, file)
+                self._give_up(file, start)
                 raise
-            self._remember(pack, _Group(rows, at, end))
+            self._remember(self._own, _Group(rows, at, end))
 
-    def learn(self, within_s: float) -> None:
-        """Find out what is held; the packs that were used last come first, and no new one after `within_s`. OSError."""
+    def learn(self, within_s: float, *, when_due: bool = False) -> None:
+        """Find out what is held; the packs that were used last come first, and no new one after `within_s`. OSError.
+
+        when_due: only every TOUCH_S, and sooner where there was no time for all.
+        """
+        if when_due and self._monotonic() < self._learn_due_s:
+            return
+        self._learn_due_s = self._monotonic() + TOUCH_S
         with self._appending:
             until_s = self._monotonic() + within_s
-            self._learn_due_s = until_s - within_s + TOUCH_S
             listed = self._listed()
-            names = {name for _, name, _ in listed}
-            with self._lock:
-                gone = [pack for name, pack in self._by_name.items() if name not in names]
-            for pack in gone:
-                self._let_go(pack)
-            for _, name, size in listed:
-                pack = self._by_name.get(name) or self._added(name)
-                if size > pack.end:
+            for number in self._ends.copy().keys() - {number for _, number, _ in listed}:
+                self._let_go(number)
+            for _, number, size in listed:
+                if size > self._ends.get(number, 0):
                     if self._monotonic() >= until_s:
                         self._learn_due_s = until_s + within_s  # it goes on soon
                         return
                     with contextlib.suppress(OSError):  # of this one nothing more is known
-                        self._walk(pack, size)
+                        self._walk(number, size)
 
-    def learn_when_due(self, within_s: float) -> None:
-        """The same, every TOUCH_S, and sooner where there was no time for all."""
-        if self._monotonic() >= self._learn_due_s:
-            self._learn_due_s = self._monotonic() + TOUCH_S
-            self.learn(within_s)
+    def _appendable(self, pack_bytes: int) -> tuple[OpenFile, int]:
+        """Our pack, if it has room, else a new one; open. And where it ends."""
+        end = self._ends.get(self._own, pack_bytes)
+        file = self._opened(self._own) if end < pack_bytes else None
+        if file is not None and not file.unlinked:
+            return file, end
+        (self._own,) = _NUMBER.unpack(os.urandom(_NUMBER.size))
+        self._ends[self._own] = 0
+        path = self._path(self._own)
+        self._space.make_directory(path)
+        fd = os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
+        return self.files.keep(self._own, OpenFile(fd, self._monotonic())), 0
 
-    def tidy(self) -> None:
-        """Let go of what others evicted, so that the disk gets it back; reading does so every TOUCH_S."""
-        self._tidy_due_s = self._monotonic() + TOUCH_S
-        with self._lock:
-            files = [(self._by_number.get(number), file) for number, file in self._open.items()]
-        for pack, file in files:
-            if pack is not None and file.is_evicted:
-                self._let_go(pack)
-
-    def close(self) -> None:
-        """Let go of all descriptors; idempotent, the packs stay usable."""
-        with self._lock:
-            files = list(self._open.values())
-            self._open.clear()
-        del files  # closed now, where nobody waits for the lock
-
-    def _appendable(self, pack_bytes: int) -> tuple[_Pack, _File]:
-        """A pack with room, and open."""
-        pack = self._own
-        file = self._opened(pack.number) if pack is not None and pack.end < pack_bytes else None
-        if pack is None or file is None or file.is_evicted:
-            pack = self._own = self._added(f"{os.urandom(8).hex()}.pack")
-            path = f"{self._space.packs}/{pack.name}"
-            try:
-                fd = os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
-            except FileNotFoundError:
-                self._space.make_directory(path)
-                fd = os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
-            file = self._keep_open(pack, _File(fd, self._monotonic()))
-        return pack, file
-
-    def _give_up(self, pack: _Pack, file: _File) -> None:
+    def _give_up(self, file: OpenFile, end: int) -> None:
         """A group could not be written: nothing of it stays, and nothing follows it."""
-        self._own = None
+        own, self._own = self._own, -1
         with contextlib.suppress(OSError):
-            os.ftruncate(file.fd, pack.end)
-            if pack.end == 0:
-                os.unlink(f"{self._space.packs}/{pack.name}")
-        if pack.end == 0:
-            self._let_go(pack)
+            os.ftruncate(file.fd, end)
+            if end == 0:
+                os.unlink(self._path(own))
+        if end == 0:
+            self._let_go(own)
 
-    def _added(self, name: str) -> _Pack:
-        pack = _Pack(next(self._numbers), name)
-        with self._lock:
-            self._by_name[name] = self._by_number[pack.number] = pack
-        return pack
+    def _path(self, number: int) -> str:
+        return f"{self._space.packs}/{_NUMBER.pack(number).hex()}.pack"
 
-    def _listed(self) -> list[tuple[int, str, int]]:
-        """(mtime, name, size) of each pack, the latest first."""
+    def _listed(self) -> list[tuple[int, int, int]]:
+        """(mtime, number, size) of each pack, the latest first."""
         found = []
         with contextlib.suppress(FileNotFoundError):
             for entry in os.scandir(self._space.packs):
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(FileNotFoundError, ValueError, struct.error):
+                    (number,) = _NUMBER.unpack(bytes.fromhex(entry.name.removesuffix(".pack")))
                     facts = entry.stat(follow_symlinks=False)
-                    found.append((facts.st_mtime_ns, entry.name, facts.st_size))
+                    found.append((facts.st_mtime_ns, number, facts.st_size))
         return sorted(found, reverse=True)
 
-    def _walk(self, pack: _Pack, size: int) -> None:
+    def _walk(self, number: int, size: int) -> None:
         """Remember what the whole groups up to `size` hold, where nothing newer is in their place. OSError."""
-        fd = os.open(f"{self._space.packs}/{pack.name}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(self._path(number), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            while group := _group_at(fd, pack.end, size):
-                self._remember(pack, group, older=True)
+            while group := _group_at(fd, self._ends.get(number, 0), size):
+                self._remember(number, group, older=True)
         finally:
             os.close(fd)
 
-    def _remember(self, pack: _Pack, group: _Group, *, older: bool = False) -> None:
+    def _remember(self, pack: int, group: _Group, *, older: bool = False) -> None:
         """A group that follows what is known of its pack. older: than all that is remembered."""
         at = group.at
         with self._lock:
-            pack.end = group.end
+            self._ends[pack] = group.end
             for fingerprint, size, crc in _ROW.iter_unpack(group.rows):
                 shard = self._shards.setdefault(fingerprint[:2], bytearray())
                 _, known_at = self._entry(fingerprint)
-                entry = _ENTRY.pack(fingerprint, pack.number, at, crc)
+                entry = _ENTRY.pack(fingerprint, pack, at, crc)
                 at += size
                 if older:
                     if known_at < 0 and len(shard) < _SHARD_BYTES:
@@ -265,8 +211,8 @@ class Packs:
                     del shard[: _SHARD_BYTES // 2]
                 shard += entry
 
-    def _find(self, fingerprint: bytes) -> tuple[_File, int, int] | None:
-        """The open pack that holds it, the offset there, and the CRC-32 to expect. OSError."""
+    def _find(self, fingerprint: bytes) -> tuple[OpenFile, int, int] | None:
+        """The open pack that holds it, the offset there, and the CRC-32 to expect."""
         with self._lock:
             shard, at = self._entry(fingerprint)
             if at < 0:
@@ -280,46 +226,24 @@ class Packs:
 
     def _is_kept(self, fingerprint: bytes) -> bool:
         found = self._find(fingerprint)
-        return found is not None and not found[0].is_evicted
+        return found is not None and not found[0].unlinked
 
-    def _opened(self, number: int) -> _File | None:
-        """The pack, which says on disk now and then that it is in use; None: evicted. OSError."""
-        now_s = self._monotonic()
-        if now_s >= self._tidy_due_s:
-            self.tidy()
-        with self._lock:
-            file, pack = self._open.get(number), self._by_number.get(number)
-            if file is not None:
-                self._open.move_to_end(number)
-        if pack is None:
+    def _opened(self, number: int) -> OpenFile | None:
+        """The pack; None: evicted, or not to be had."""
+        try:
+            return self.files.find(number, self._open_pack) if number in self._ends else None
+        except OSError as error:
+            if isinstance(error, FileNotFoundError):
+                self._let_go(number)
             return None
-        if file is None:
-            try:
-                fd = os.open(f"{self._space.packs}/{pack.name}", _FLAGS)
-            except FileNotFoundError:
-                self._let_go(pack)
-                return None
-            file = self._keep_open(pack, _File(fd, float("-inf")))
-        if now_s >= file.touched_s + TOUCH_S:
-            file.touched_s = now_s
-            os.utime(file.fd)
-        return file
 
-    def _keep_open(self, pack: _Pack, file: _File) -> _File:
-        closed = []
-        with self._lock:
-            self._open[pack.number] = file
-            while len(self._open) > OPEN_PACKS:
-                closed.append(self._open.popitem(last=False))
-        return file
+    def _open_pack(self, number: int) -> OpenFile:
+        return OpenFile(os.open(self._path(number), _FLAGS))
 
-    def _let_go(self, pack: _Pack) -> None:
+    def _let_go(self, number: int) -> None:
         """Of an evicted pack; idempotent. Its entries go when they are looked for."""
-        with self._lock:
-            file = self._open.pop(pack.number, None)
-            self._by_name.pop(pack.name, None)
-            self._by_number.pop(pack.number, None)
-        del file  # closed now, which may take long, where nobody waits for the lock
+        self.files.drop(number)
+        self._ends.pop(number, None)
 
     def _forget(self, fingerprint: bytes) -> None:
         with self._lock:

@@ -45,13 +45,14 @@ class Piece(Future[memoryview]):
 
 class PieceTable:
     """INVARIANT: the pieces of a version are sorted and disjoint.
-    INVARIANT: _held_bytes is the sum of the sizes of all its pieces, _settled_bytes of those that have arrived.
-    INVARIANT: after each call, _held_bytes exceeds the limit only by unsettled pieces.
+    INVARIANT: held_bytes is the sum of the sizes of all its pieces, _settled_bytes of those that have arrived.
+    INVARIANT: after each call, held_bytes exceeds the limit only by unsettled pieces.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._held_bytes = 0
+        self.held_bytes = 0
+        """Held and on their way."""
         self._settled_bytes = 0
         self._by_version: dict[ObjectVersion, list[Piece]] = {}
         self._settled: OrderedDict[Piece, None] = OrderedDict()
@@ -84,6 +85,14 @@ class PieceTable:
         self._insert(version, fresh)
         return sorted(pieces + fresh, key=_stop), fresh
 
+    def claim(self, version: ObjectVersion) -> Piece | None:
+        """A whole version as a new piece, the caller's to finish; None: some of it is there or on its way."""
+        if version in self._by_version:
+            return None
+        piece = Piece(version, 0, version.size)
+        self._insert(version, [piece])
+        return piece
+
     def has_room(self, size_bytes: int) -> bool:
         """Whether another `size_bytes` on their way leave half of the memory to what has arrived."""
         return self.coming_bytes + size_bytes <= self._limit_bytes // 2
@@ -110,7 +119,7 @@ class PieceTable:
         del pieces[index]
         if not pieces:
             del self._by_version[piece.version]
-        self._held_bytes -= piece.size
+        self.held_bytes -= piece.size
         if piece in self._settled:
             del self._settled[piece]
             self._settled_bytes -= piece.size
@@ -127,14 +136,9 @@ class PieceTable:
         self._shrink()
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes held and on their way."""
-        return self._held_bytes
-
-    @property
     def coming_bytes(self) -> int:
         """Bytes on their way."""
-        return self._held_bytes - self._settled_bytes
+        return self.held_bytes - self._settled_bytes
 
     def _covering(self, version: ObjectVersion, start: int, stop: int) -> list[Piece]:
         """The pieces that share a byte with [start, stop), ascending."""
@@ -153,7 +157,7 @@ class PieceTable:
         pieces = self._by_version.setdefault(version, [])
         for piece in fresh:
             pieces.insert(bisect_right(pieces, piece.start, key=_stop), piece)
-            self._held_bytes += piece.size
+            self.held_bytes += piece.size
         self._shrink()
 
     def _index(self, piece: Piece) -> int | None:
@@ -163,18 +167,13 @@ class PieceTable:
         return index if index < len(pieces) and pieces[index] is piece else None
 
     def _shrink(self) -> None:
-        while self._held_bytes > self._limit_bytes and self._settled:
+        while self.held_bytes > self._limit_bytes and self._settled:
             self.discard(next(iter(self._settled)))
 
 
 def cut(pieces: list[Piece], start: int, stop: int) -> memoryview | bytes:
     """[start, stop) out of settled, adjoining pieces that cover it; not copied when one piece is enough."""
-    parts = []
-    for piece in pieces:
-        body = piece.body
-        if body is None:
-            raise AssertionError("not settled")
-        parts.append(body[max(start - piece.start, 0) : stop - piece.start])
+    parts = [piece.result()[max(start - piece.start, 0) : stop - piece.start] for piece in pieces]
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

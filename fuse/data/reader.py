@@ -10,20 +10,22 @@ when fetch_limit of such fetches run, or half the memory is on its way. Retries 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 
 from datastore.errors import CorruptBody, TransientStoreError
 from datastore.retry import current_call
 
-from ..loop import Loop, Semaphore, all_of, now
+from ..loop import Loop, Semaphore, all_of, now, running
 from ..store.base import Body, ByteRange, ObjectInfo, ObjectStore, ObjectVersion
 from .assembly import Assembly, check_version, runs
 from .blockcache import BlockCache
+from .blockfile import BLOCK_BYTES
 from .extents import on_grid
 from .keeping import Keeping
 from .pieces import Piece, PieceTable, cut
-from .readahead import Readers, WindowSettings
+from .readahead import USUAL, ReadAhead, ReadSettings
 
 Read = bytes | memoryview
 _BEHIND_BYTES = 8 << 20
@@ -33,21 +35,8 @@ _BRING_S = 60.0
 """So long bring_many() asks for others at most: each call of the store finds anew how many connections are of use."""
 _LOOP_BYTES = 1 << 20
 """So many bytes of one GET are received on the loop at most."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadSettings:
-    """How reads are turned into requests; sizes in bytes."""
-
-    fetch_limit: int = 16
-    """Fetches at once that were begun before anybody waited for them; beyond, nothing is read ahead."""
-    whole_bytes: int = 4 << 20
-    """Objects up to this size are fetched by one GET without a range."""
-    range_bytes: int = 8 << 20
-    """Largest single range."""
-    piece_bytes: int = 1 << 20
-    """A range is handed on in pieces of this size as they come: what the kernel asks for at most in one request."""
-    window: WindowSettings = field(default_factory=WindowSettings)
+_PIECE_BYTES = 1 << 20
+"""A range is handed on in pieces of this size as they come: what the kernel asks for at most in one request."""
 
 
 @dataclass(slots=True)
@@ -61,12 +50,7 @@ class ReadCounts:
 
     def snapshot(self) -> dict[str, int]:
         """For `status`."""
-        return {
-            "hits": self.hits,
-            "misses": self.misses,
-            "hitBytes": self.hit_bytes,
-            "missBytes": self.miss_bytes,
-        }
+        return {"hits": self.hits, "misses": self.misses, "hitBytes": self.hit_bytes, "missBytes": self.miss_bytes}
 
 
 class LeftAlone(TransientStoreError):
@@ -79,20 +63,20 @@ class Reader:
     def __init__(
         self,
         store: ObjectStore,
-        cache: BlockCache | None,
+        cache: BlockCache,
         loop: Loop,
         *,
         memory_bytes: int = 160 << 20,
-        settings: ReadSettings | None = None,
-        asking: Callable[[], Callable[[ObjectInfo], None]] | None = None,
+        settings: ReadSettings = USUAL,
+        asking: Callable[[], Callable[[ObjectInfo], None]] = lambda: lambda _: None,
     ) -> None:
         """memory_bytes: what is held or on its way.
 
-        asking: called before an object is fetched whole, on the loop or in a lane; gives what is told what the store
-        says of it.
+        asking: called before an object is fetched, on the loop or in a lane; gives what is told on the loop what the
+        store says of one that was fetched whole.
         """
         self.loop = loop
-        self.settings = settings or ReadSettings()
+        self.settings = settings
         self.counts = ReadCounts()
         self._asking = asking
         self._store = store
@@ -111,13 +95,14 @@ class Reader:
         """The bytes; shorter only at the object's end. Raises as obtain() does."""
         stop = min(offset + size, version.size)
         step = 4 * self.settings.range_bytes  # in flight at once: four ranges
-        align = self.settings.window.align_bytes
         parts = list[Read]()
         while offset < stop:
             end = min(stop, offset + step)
             body = self.held(version, offset, end)
             if body is None:
-                wanted = ByteRange(offset // align * align, min(version.size, -(-end // align) * align))
+                wanted = ByteRange(
+                    offset // BLOCK_BYTES * BLOCK_BYTES, min(version.size, -(-end // BLOCK_BYTES) * BLOCK_BYTES)
+                )
                 body = await self.obtain(version, wanted, ByteRange(offset, end))
             parts.append(body)
             offset = end
@@ -140,86 +125,61 @@ class Reader:
         if self._keeping.is_full:
             await self._keeping.caught_up()
         until = self.loop.clock() + _BRING_S
-        claimed: dict[ObjectVersion, tuple[Piece, Callable[[ObjectInfo], None] | None]] = {}
+        claimed: dict[ObjectVersion, Piece] = {}
+        learn = self._asking()
 
         def following() -> ObjectVersion | None:
             while not self._keeping.is_full and self.loop.clock() < until and (version := feed()) is not None:
-                piece = None if self.holds(version, 0, version.size) else self._claimed(version)
+                piece = None if self.holds(version, 0, version.size) else self._table.claim(version)
                 if piece is not None:
-                    claimed[version] = piece, self._asking() if self._asking is not None else None
+                    claimed[version] = piece
                     return version
                 arrived(version)
             return None
 
         def take(version: ObjectVersion, answer: tuple[Body, ObjectInfo] | None) -> None:
-            piece, learn = claimed.pop(version)
-            if answer is None:
-                self._leave(piece)
+            piece = claimed.pop(version)
+            if answer is None:  # who waits for it fetches it himself, and is told what is the matter
+                self._table.fail(piece, _left_alone(piece))
             else:
                 self._table.finish(piece, answer[0])
-                if learn is not None:
-                    learn(answer[1])
-            arrived(version)
-            if answer is not None:
+                learn(answer[1])
                 self._keeping.later(piece, more=True)
+            arrived(version)
 
-        first = following()
-        if first is None:
-            return
-        begun = iter((first,))
         try:
-            await self._store.get_many(lambda: next(begun, None) or following(), take)
+            await self._store.get_many(following, take)
         finally:
             self._keeping.flush()
-            for version, (piece, _) in claimed.items():
-                self._leave(piece)
-                arrived(version)
-
-    def _leave(self, piece: Piece) -> None:
-        """Who waits for it fetches it himself, and is told what is the matter."""
-        self._table.fail(piece, _left_alone(piece))
-
-    def _claimed(self, version: ObjectVersion) -> Piece | None:
-        """The whole version as a piece that is the caller's to fetch; None: some of it is there or on its way."""
-        pieces, fresh = self._table.request(version, 0, version.size, self._step(version))
-        if len(pieces) == len(fresh) == 1:
-            return fresh[0]
-        for piece in fresh:
-            self._table.discard(piece)
-        return None
+            for version in list(claimed):
+                take(version, None)
 
     async def prefetch(self, version: ObjectVersion, progress: Callable[[int], None] | None = None) -> bool:
-        """Bring the whole version into the disk cache; whether it is all there now (False: no cache, or no room).
+        """Bring the whole version into the disk cache; whether it is all there now (False: no room).
 
         progress(n): n more bytes are there. StoreError; idempotent.
         """
-        cache = self._cache
-        if cache is None:
-            return False
         step = max(1, version.size if version.size <= self.settings.whole_bytes else self.settings.range_bytes)
         left = on_grid(0, version.size, step)
 
         async def fill() -> None:
-            try:
-                for each in left:
+            with closing(left):  # who fails, or finds no room, ends the others as well
+                for start, stop in left:
                     async with self._filling:
-                        there = await self.loop.lane(self._fill, cache, version, *each)
+                        there = await self.loop.lane(self._fill, version, start, stop)
                     if not there:
-                        left.close()
-                    elif progress is not None:
-                        progress(each[1] - each[0])
-            except BaseException:
-                left.close()
-                raise
+                        return
+                    if progress is not None:
+                        progress(stop - start)
 
         await all_of([self.loop.spawn(fill()) for _ in range(min(-(-version.size // step), self.settings.fetch_limit))])
-        return await self.loop.on_disk(cache.present, version)
+        return await self.loop.on_disk(self._cache.present, version)
 
     def give(self, version: ObjectVersion, body: bytes) -> None:
         """The bytes of a whole version that we wrote ourselves: held in memory as if they had been read."""
-        _, fresh = self._table.request(version, 0, version.size, max(version.size, 1))
-        for piece in fresh:
-            self._table.finish(piece, body[piece.start : piece.stop])
+        piece = self._table.claim(version)
+        if piece is not None:
+            self._table.finish(piece, body)
 
     @property
     def held_bytes(self) -> int:
@@ -233,15 +193,11 @@ class Reader:
     def held(self, version: ObjectVersion, start: int, stop: int) -> Read | None:
         """[start, stop) inside the object, when memory or the disk cache has it. Never waits for the store."""
         body = self._table.find(version, start, stop)
-        if body is None and self._cache is not None:
-            return self._cache.read(version, start, stop - start)
-        return body
+        return self._cache.read(version, start, stop - start) if body is None else body
 
     def holds(self, version: ObjectVersion, start: int, stop: int) -> bool:
         """Whether held() would have [start, stop), without reading it (what is corrupt is fetched again)."""
-        if self._table.find(version, start, stop) is not None:
-            return True
-        return self._cache is not None and self._cache.holds(version, start, stop)
+        return self._table.find(version, start, stop) is not None or self._cache.holds(version, start, stop)
 
     def start(self, version: ObjectVersion, ranges: Iterable[ByteRange], dropped: Callable[[], bool]) -> int | None:
         """Begin fetching ranges that nobody waits for; where it stopped for want of room, None when all are begun.
@@ -249,11 +205,11 @@ class Reader:
         dropped: whether they have become useless; asked just before each is fetched, perhaps by a lane.
         """
         for each in ranges:
-            if self._cache is not None and self._cache.holds(version, each.start, each.stop):
+            if self._cache.holds(version, each.start, each.stop):
                 continue
             if self._ahead >= self.settings.fetch_limit or not self._table.has_room(each.stop - each.start):
                 return each.start
-            _, fresh = self._table.request(version, each.start, each.stop, self.settings.piece_bytes)
+            _, fresh = self._table.request(version, each.start, each.stop, _PIECE_BYTES)
             for run in runs(fresh, self.settings.range_bytes):
                 self._ahead += 1
                 self.loop.spawn(self._fetch_ahead(run, dropped))
@@ -290,7 +246,7 @@ class Reader:
 
     def _step(self, version: ObjectVersion) -> int:
         """How large pieces are: small objects are one, so that the cache can put them in place in one go."""
-        return self.settings.piece_bytes if version.size > self.settings.whole_bytes else self.settings.range_bytes
+        return _PIECE_BYTES if version.size > self.settings.whole_bytes else self.settings.range_bytes
 
     async def _fetch_ahead(self, run: list[Piece], dropped: Callable[[], bool]) -> None:
         await self.loop.pause()  # what is waited for goes first
@@ -337,7 +293,7 @@ class Reader:
     async def _get(self, version: ObjectVersion, start: int, stop: int) -> Body:
         """By one GET, all at once."""
         byte_range = _range(version, start, stop)
-        learn = self._asking() if byte_range is None and self._asking is not None else None
+        learn = self._asking() if byte_range is None else None
         body, answer = await self._store.get(version.key, byte_range=byte_range, if_match=version.etag)
         check_version(version, answer)
         if len(body) != stop - start:
@@ -345,12 +301,15 @@ class Reader:
                 f"bytes {start}-{stop - 1} of '{version.key}': {len(body)} bytes came instead of {stop - start}",
                 key=version.key,
             )
-        if learn is not None:
+        if learn is not None and running() is None:
+            self.loop.soon(partial(learn, answer))
+        elif learn is not None:
             learn(answer)
         return body
 
-    def _fill(self, cache: BlockCache, version: ObjectVersion, start: int, stop: int) -> bool:
+    def _fill(self, version: ObjectVersion, start: int, stop: int) -> bool:
         """By a lane: put a range into the cache; whether it is there."""
+        cache = self._cache
         return cache.holds(version, start, stop) or cache.write(version, start, now(self._get(version, start, stop)))
 
 
@@ -371,7 +330,7 @@ class ReadStream:
         self._reader = reader
         self._table = table
         small = version.size <= reader.settings.whole_bytes
-        self._ahead = None if small else Readers(version.size, reader.settings.window)
+        self._ahead = None if small else ReadAhead(version.size, reader.settings)
         self._closed = False
 
     async def read(self, offset: int, size: int) -> Read:
@@ -387,7 +346,7 @@ class ReadStream:
             if ahead and not self._closed:
                 left_out = self._reader.start(self.version, ahead, lambda: self._closed)
                 if left_out is not None:
-                    self._ahead.present.retract(left_out)
+                    self._ahead.retract(left_out)
         body = self._reader.held(self.version, offset, stop)
         counts = self._reader.counts
         if body is not None:

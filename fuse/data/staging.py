@@ -24,7 +24,6 @@ from .blockfile import write_fully
 from .extents import Extents
 
 BLOCK = 4096
-_ZEROS = bytes(1 << 20)
 
 
 class Stream(Protocol):
@@ -38,8 +37,7 @@ class Stream(Protocol):
 class StagedFile:
     """One staging file; `base` None: nothing comes from the store."""
 
-    def __init__(self, path: Path | str, base: ObjectVersion | None, since_ns: int, *, left: bool = False) -> None:
-        """left: the file is there already, with the size that it is to have."""
+    def __init__(self, path: Path | str, base: ObjectVersion | None, since_ns: int) -> None:
         self._path = os.fspath(path)
         self.name = self._path.rpartition("/")[2]
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -80,21 +78,25 @@ class StagedFile:
         """Why the last upload failed, one line."""
         self.attempt: Mapping[str, str] | None = None
         """Metadata of an upload that may have taken effect although no answer came."""
-        if left:
-            self.size = os.fstat(self.fd).st_size
-            self.base_size = min(self.base_size, self.size)
-        elif self.size:
+        if self.size:
             # Never to 0: ext4 would then write the bytes to the disk when the file is closed (auto_da_alloc).
             os.ftruncate(self.fd, self.size)
 
     @classmethod
     def recovered(cls, path: Path, base: ObjectVersion | None, base_size: int, since_ns: int) -> StagedFile:
         """Take up a file that an earlier process left: all that it holds counts as changed."""
-        staged = cls(path, base, since_ns, left=True)
+        staged = cls(path, None, since_ns)
+        staged.base, staged.size = base, os.fstat(staged.fd).st_size
         staged.base_size = min(base_size, staged.size)
-        for start, stop in _data_ranges(staged.fd, staged.size):
-            staged.present.add(start, stop)
-            staged.dirty_ranges.add(start, stop)
+        at = 0
+        while at < staged.size:  # the parts of a sparse file that hold data
+            try:
+                start = os.lseek(staged.fd, at, os.SEEK_DATA)
+            except OSError:
+                break
+            at = os.lseek(staged.fd, start, os.SEEK_HOLE)
+            staged.present.add(start, at)
+            staged.dirty_ranges.add(start, at)
         staged.dirty = True
         return staged
 
@@ -179,12 +181,10 @@ class StagedFile:
         self.touch()
 
     def zero(self, offset: int, length: int) -> None:
-        """Make a range zero (hole punching); missing_for_write() must be empty. The size stays."""
-        stop = min(offset + length, self.size)
-        for start in range(offset, stop, len(_ZEROS)):
-            write_fully(self.fd, memoryview(_ZEROS)[: min(len(_ZEROS), stop - start)], start)
-        if offset < stop:
-            self._changed(offset, stop)
+        """Make a range zero, a few MiB at most (hole punching); missing_for_write() must be empty. The size stays."""
+        length = min(length, self.size - offset)
+        if length > 0:
+            self.write(offset, bytes(length))
 
     def uploaded(self, version: ObjectVersion) -> None:
         """The store has exactly this content now, as `version`; what is not present can be had from there."""
@@ -228,17 +228,3 @@ class StagedFile:
             self.rewrites += 1
         self.dirty_ranges.add(start, stop)
         self.touch()
-
-
-def _data_ranges(fd: int, size: int) -> list[tuple[int, int]]:
-    """The parts of a sparse file that hold data (lseek(2), SEEK_DATA and SEEK_HOLE)."""
-    ranges = []
-    at = 0
-    while at < size:
-        try:
-            start = os.lseek(fd, at, os.SEEK_DATA)
-        except OSError:
-            break
-        at = os.lseek(fd, start, os.SEEK_HOLE)
-        ranges.append((start, at))
-    return ranges

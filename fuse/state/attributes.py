@@ -8,7 +8,6 @@ to what was asked before is kept.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -29,14 +28,13 @@ def is_racy(info: ObjectInfo) -> bool:
 
 
 class AttributeMemory:
-    """Memory of `entries` objects before the database of the mount; safe for many threads."""
+    """Memory of `entries` objects before the database of the mount. On the loop, but for asking()."""
 
     def __init__(self, db: StateDb, *, entries: int = 100_000, executor: Lanes | None = None) -> None:
         """executor: writes into the database, which who learns something must not wait for; without it he does."""
         self._db = db
         self._executor = executor
         self._entries = entries
-        self._lock = threading.Lock()
         self._recent: OrderedDict[str, KnownAttributes] = OrderedDict()
         self._unsaved: dict[str, KnownAttributes | None] = {}
         """None: the object is no more, or it has others now."""
@@ -51,66 +49,61 @@ class AttributeMemory:
 
     def known(self, key: str, etag: ETag, mtime_ns: int) -> tuple[Mapping[str, str], str] | None:
         """Metadata and content type of this version, or None."""
-        with self._lock:
-            found = self._recent.get(key)
-            unknown = self._holds_all or (key in self._unsaved and self._unsaved[key] is None)
-        if found is None and not unknown:
+        found = self._recent.get(key)
+        forgotten = key in self._unsaved and self._unsaved[key] is None
+        if found is None and not self._holds_all and not forgotten:
             found = self._db.attributes(key)
             if found is not None:
-                with self._lock:
-                    self._keep(key, found)
+                self._keep(key, found)
         if found is None or found.etag != etag or found.mtime_s != mtime_ns // 1_000_000_000:
             return None
         return found.metadata, found.content_type
 
     def asking(self) -> Callable[[ObjectInfo], None]:
         """To be called before the store is asked; what comes back keeps what it says, unless that is racy."""
-        with self._lock:
-            return partial(self._learn, self._changes)
+        return partial(self._learn, self._changes)
 
     def _learn(self, changes: int, info: ObjectInfo) -> None:
-        if is_racy(info):
+        if is_racy(info) or changes < max(self._asked_since, self._changed.get(info.key, 0)):
             return
         row = KnownAttributes(info.etag, info.mtime_ns // 1_000_000_000, dict(info.metadata), info.content_type)
-        with self._lock:
-            if changes < max(self._asked_since, self._changed.get(info.key, 0)):
-                return
-            self._keep(info.key, row)
+        self._keep(info.key, row)
         self._save_later(info.key, row)
 
     def forget(self, key: str) -> None:
         """The object was removed or changed here; unknown keys are ignored."""
-        with self._lock:
-            self._recent.pop(key, None)
-            self._changes += 1
-            self._changed[key] = self._changes
-            self._changed.move_to_end(key)
-            if len(self._changed) > _CHANGED_MAX:
-                self._asked_since = self._changed.popitem(last=False)[1]
+        self._recent.pop(key, None)
+        self._changes += 1
+        self._changed[key] = self._changes
+        self._changed.move_to_end(key)
+        if len(self._changed) > _CHANGED_MAX:
+            self._asked_since = self._changed.popitem(last=False)[1]
         self._save_later(key, None)
 
     def save(self) -> None:
-        """Write what is not yet in the database. Without room on the disk it is asked for again, or trimmed, later."""
-        with self._lock:
-            batch, self._unsaved = self._unsaved, {}
-        if batch:
-            with suppress(OSError):
-                self._db.remember_attributes(
-                    [(key, row) for key, row in batch.items() if row is not None],
-                    [key for key, row in batch.items() if row is None],
-                )
+        """Write what is not yet in the database."""
+        batch, self._unsaved = self._unsaved, {}
+        self._write(batch)
+
+    def _write(self, batch: Mapping[str, KnownAttributes | None]) -> None:
+        """Perhaps by a lane. Without room on the disk it is asked for again, or trimmed, later."""
+        with suppress(OSError):
+            self._db.remember_attributes(
+                [(key, row) for key, row in batch.items() if row is not None],
+                [key for key, row in batch.items() if row is None],
+            )
 
     def _save_later(self, key: str, row: KnownAttributes | None) -> None:
-        with self._lock:
-            self._unsaved[key] = row
-            full = len(self._unsaved) == _BATCH
-        if full and self._executor is not None:
-            self._executor.submit(self.save)
-        elif full:
+        self._unsaved[key] = row
+        if len(self._unsaved) < _BATCH:
+            return
+        if self._executor is None:
             self.save()
+        else:
+            self._executor.submit(self._write, self._unsaved)
+            self._unsaved = {}
 
     def _keep(self, key: str, row: KnownAttributes) -> None:
-        """The lock is held."""
         self._recent[key] = row
         self._recent.move_to_end(key)
         if len(self._recent) > self._entries:

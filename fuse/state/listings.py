@@ -1,16 +1,15 @@
 """The names of directories that are being read in several pieces, so that a new server goes on with the same ones.
 
-One file for each, named after the handle: records of file type, length of the name, name. Written with the first piece
-when that is not the whole, removed at the close.
+One JSON document for each, named after the handle: file types and names. Written with the first piece when that is not
+the whole, removed at the close.
 """
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
-from struct import Struct
-
-_HEAD = Struct("<IH")
 
 
 class SavedListings:
@@ -23,10 +22,9 @@ class SavedListings:
 
     def save(self, fh: int, entries: Iterable[tuple[int, bytes]]) -> None:
         """Keep (file type, name) in order. A disk that is full is no reason to refuse a listing."""
-        body = b"".join(_HEAD.pack(kind, len(name)) + name for kind, name in entries)
         temporary = self._directory / "new"
         try:
-            temporary.write_bytes(body)
+            temporary.write_text(json.dumps([(kind, os.fsdecode(name)) for kind, name in entries]))
             temporary.replace(self._directory / str(fh))
         except OSError:
             return
@@ -36,13 +34,8 @@ class SavedListings:
         """What was saved, or None."""
         if fh not in self._saved:
             return None
-        content = (self._directory / str(fh)).read_bytes()
-        entries, at = [], 0
-        while at < len(content):
-            kind, length = _HEAD.unpack_from(content, at)
-            at += _HEAD.size + length
-            entries.append((kind, content[at - length : at]))
-        return entries
+        entries = json.loads((self._directory / str(fh)).read_text())
+        return [(kind, os.fsencode(name)) for kind, name in entries]
 
     def forget(self, fh: int) -> None:
         """It was closed; unknown handles are ignored."""

@@ -56,24 +56,20 @@ class NodeLog:
         content = self._path.read_bytes()
         records: dict[int, NodeRecord] = {}
         self.records = 0
-        at = whole = 0
-        while at + _HEAD.size <= len(content):
+        at = 0
+        while (tail_at := at + _HEAD.size) <= len(content):
             ino, parent, kind, tail_length, name_length = _HEAD.unpack_from(content, at)
-            at += _HEAD.size
-            if at + tail_length + name_length > len(content):
+            name_at, end = tail_at + tail_length, tail_at + tail_length + name_length
+            if end > len(content):
                 break
+            at = end
             self.records += 1
-            whole = at + tail_length + name_length
-            tail = content[at : at + tail_length].decode("utf-8", "surrogateescape")
-            at += tail_length
             records.pop(ino, None)
-            if parent == _NOBODY:
-                continue
-            records[ino] = NodeRecord(ino, parent, kind, tail, content[at : at + name_length])
-            at += name_length
-        if whole < len(content):
-            with self._path.open("r+b") as log:
-                log.truncate(whole)
+            if parent != _NOBODY:
+                tail = content[tail_at:name_at].decode("utf-8", "surrogateescape")
+                records[ino] = NodeRecord(ino, parent, kind, tail, content[name_at:end])
+        if at < len(content):
+            os.ftruncate(self._fd, at)
         return records
 
     def rewrite(self, records: list[NodeRecord]) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 _SLOT = Struct("<QQIHxxq96s")
 _REST = Struct("<QIHxxq96s")
-_HANDLE = _INO = Struct("<Q")
+_HANDLE = Struct("<Q")
 _VERSION = Struct("<Hxxq96s")
 _VERSION_AT = 20
 _TAG_MAX = 96
@@ -42,20 +42,21 @@ class OpenTable:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._slots: dict[int, int] = {}
+        self._slots: dict[int, tuple[int, int]] = {}
+        """By handle: where its slot begins, and the inode."""
         self._by_ino: defaultdict[int, list[int]] = defaultdict(list)
-        self._map = self._mapped(max(_FIRST_SLOTS, path.stat().st_size // _SLOT.size if path.exists() else 0))
+        had = path.stat().st_size // _SLOT.size if path.exists() else 0
+        self._map = self._mapped(max(_FIRST_SLOTS, had) * _SLOT.size)
         self._free: list[int] = []
-        for slot, (fh, ino, *_) in enumerate(_SLOT.iter_unpack(self._map[:])):
+        for number, (fh, ino, *_) in enumerate(_SLOT.iter_unpack(self._map[:])):
             if fh:
-                self._slots[fh] = slot
-                self._by_ino[ino].append(slot)
+                self._slots[fh] = number * _SLOT.size, ino
+                self._by_ino[ino].append(number * _SLOT.size)
             else:
-                self._free.append(slot)
+                self._free.append(number * _SLOT.size)
         self._free.reverse()  # the first ones are taken first
 
-    def _mapped(self, slots: int) -> mmap.mmap:
-        size = slots * _SLOT.size
+    def _mapped(self, size: int) -> mmap.mmap:
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             # Not only ftruncate: a page that the disk has no room for would end the process when it is touched.
@@ -70,8 +71,8 @@ class OpenTable:
     def load(self) -> list[Opened]:
         """All that are open, in the order of their handles."""
         found = []
-        for slot in self._slots.values():
-            fh, ino, flags, length, size, tag = _SLOT.unpack_from(self._map, slot * _SLOT.size)
+        for at, _ in self._slots.values():
+            fh, ino, flags, length, size, tag = _SLOT.unpack_from(self._map, at)
             found.append(Opened(fh, ino, flags, tag[:length].decode("utf-8", "surrogateescape"), size))
         return sorted(found)
 
@@ -84,46 +85,41 @@ class OpenTable:
         """A file was opened; fh is not zero and not in use."""
         if not self._free:
             self._grow()
-        slot = self._slots[fh] = self._free.pop()
-        self._by_ino[ino].append(slot)
+        at = self._free.pop()
+        self._slots[fh] = at, ino
+        self._by_ino[ino].append(at)
         length, tag_bytes = _encoded(tag)
-        at = slot * _SLOT.size
         _REST.pack_into(self._map, at + _HANDLE.size, ino, flags & 0xFFFFFFFF, length, size, tag_bytes)
         _HANDLE.pack_into(self._map, at, fh)
 
     def remove(self, fh: int) -> None:
         """It was closed; unknown handles are ignored."""
-        slot = self._slots.pop(fh, None)
-        if slot is None:
+        if fh not in self._slots:
             return
-        at = slot * _SLOT.size
-        (ino,) = _INO.unpack_from(self._map, at + _HANDLE.size)
+        at, ino = self._slots.pop(fh)
         _HANDLE.pack_into(self._map, at, 0)
-        self._free.append(slot)
-        others = self._by_ino[ino]
-        others.remove(slot)
-        if not others:
+        self._free.append(at)
+        self._by_ino[ino].remove(at)
+        if not self._by_ino[ino]:
             del self._by_ino[ino]
 
     def moved_on(self, ino: int, tag: str, size: int) -> None:
         """Who has this file open goes on with another version: we wrote it, or it grew."""
-        if ino not in self._by_ino:
-            return
-        length, tag_bytes = _encoded(tag)
-        for slot in self._by_ino[ino]:
-            _VERSION.pack_into(self._map, slot * _SLOT.size + _VERSION_AT, length, size, tag_bytes)
+        if ino in self._by_ino:
+            length, tag_bytes = _encoded(tag)
+            for at in self._by_ino[ino]:
+                _VERSION.pack_into(self._map, at + _VERSION_AT, length, size, tag_bytes)
 
     def close(self) -> None:
         """Idempotent."""
         self._map.close()
 
     def _grow(self) -> None:
-        old, count = self._map, len(self._map) // _SLOT.size
-        grown = self._mapped(count * 2)
-        grown[: len(old)] = old[:]  # the same file, unless the disk is full
-        self._map = grown
+        old, size = self._map, len(self._map)
+        self._map = self._mapped(2 * size)
+        self._map[:size] = old[:]  # the same file, unless the disk is full
         old.close()
-        self._free = list(range(count * 2 - 1, count - 1, -1))
+        self._free = list(range(2 * size - _SLOT.size, size - 1, -_SLOT.size))
 
 
 def _encoded(tag: str) -> tuple[int, bytes]:

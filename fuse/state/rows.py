@@ -12,7 +12,7 @@ _SECOND_NS = 1_000_000_000
 
 
 class Unsent(NamedTuple):
-    """One row of `unsent`; keys are text with surrogateescape. The fields: see schema.py."""
+    """One row of `unsent`; keys are text with surrogateescape. The fields: see statedb.py."""
 
     staging: str
     key: str
@@ -48,7 +48,7 @@ class Intent(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """One row of `subjects`; see schema.py."""
+    """One row of `subjects`; see statedb.py."""
 
     etag: str = ""
     put_off_ns: int = 0

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from datastore.fuse.data.readahead import WindowSettings
-from datastore.fuse.data.reader import ReadSettings
+from datastore.fuse.data.readahead import ReadSettings
 from datastore.fuse.store.base import ListPage, ObjectInfo
 from tests.fault.scenarios import BIG, LARGE, PART, TREE
 from tests.fault.sweeping import ERRORS, Tried, other_version, plan_of
@@ -97,8 +96,7 @@ ERRNOS = {errno.EIO, errno.ETIMEDOUT, errno.EACCES, errno.ESTALE}
 def cold(world: FaultWorld) -> None:
     """Nothing is known, and reads go in small ranges."""
     world.release()
-    window = WindowSettings(first_bytes=2 * BLOCK, max_bytes=8 * BLOCK, max_range_bytes=4 * BLOCK)
-    settings = ReadSettings(whole_bytes=len(LARGE), range_bytes=4 * BLOCK, window=window)
+    settings = ReadSettings(whole_bytes=len(LARGE), range_bytes=4 * BLOCK, first_bytes=2 * BLOCK, max_bytes=8 * BLOCK)
     world.build()
     world.fs.core.reader.settings = settings
 

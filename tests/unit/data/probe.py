@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
+from datastore.fuse.data.blockcache import BlockCache
 from datastore.fuse.loop import now, running
 from datastore.fuse.store.base import Body, ByteRange, ETag, ObjectInfo, ObjectVersion, Sink, WriteOptions, handed_over
 from tests.memorystore import MemoryStore
 from tests.patience import passed
+
+NO_CACHE = BlockCache(Path("/dev/null"), 0, "n")
+"""It can't keep anything there."""
 
 
 class Probe(MemoryStore):

@@ -17,9 +17,9 @@ import pytest
 
 from datastore.fuse.data import blockcache, cachespace
 from datastore.fuse.data.blockcache import BlockCache
-from datastore.fuse.data.blockfile import BLOCK_BYTES, BlockFile, Identity, create_files
+from datastore.fuse.data.blockfile import BLOCK_BYTES, BlockFile, Place, create_files
 from datastore.fuse.data.cachespace import CacheBusyError, CacheSpace
-from datastore.fuse.data.packs import TOUCH_S
+from datastore.fuse.data.openfiles import TOUCH_S
 from datastore.fuse.store.base import ETag, ObjectVersion
 from tests.patience import PATIENCE_S
 from tests.promises import promise
@@ -161,7 +161,7 @@ def test_a_later_process_finds_whole_and_partial_versions(fresh: Caches) -> None
 
 def test_a_name_on_the_disk_is_the_same_in_each_release(fresh: Caches) -> None:
     file = version(10, key='a"\\\u00e9\udcff\n', etag="e-\u00e9")
-    assert fresh()._place(file).identity.label == json.dumps(("http://s3/bucket", *file)).encode()
+    assert fresh()._place(file).label == json.dumps(("http://s3/bucket", *file)).encode()
 
 
 @pytest.mark.parametrize("size", [BLOCK_BYTES, 2 * BLOCK_BYTES])
@@ -215,15 +215,6 @@ def test_adopt_takes_the_file_over(
     assert fresh().present(file)
     assert lends(fresh(), file)
     assert {each.suffix for each in fresh.objects("*.*")} == {".data", ".blocks"}
-
-
-def test_adopt_can_leave_the_file_with_its_owner(fresh: Caches, tmp_path: Path) -> None:
-    cache, body = fresh(), content(BLOCK_BYTES + 1)
-    staged = tmp_path / "staged"
-    staged.write_bytes(body)
-    assert cache.adopt(version(len(body)), staged, keep=True)
-    staged.write_bytes(b"changed")
-    assert cache.read(version(len(body)), 0, len(body)) == body
 
 
 def test_adopt_refuses_a_file_of_another_size_or_none_or_one_too_large(fresh: Caches, tmp_path: Path) -> None:
@@ -566,7 +557,7 @@ WORKER = """
 import random, sys
 from pathlib import Path
 from datastore.fuse.data.blockcache import BlockCache
-from datastore.fuse.data.blockfile import BLOCK_BYTES, BlockFile, Identity, create_files
+from datastore.fuse.data.blockfile import BLOCK_BYTES
 from datastore.fuse.store.base import ObjectVersion
 directory, seed = Path(sys.argv[1]), int(sys.argv[2])
 cache = BlockCache(directory, 6 << 20, "n")
@@ -606,20 +597,19 @@ def test_processes_share_one_directory_within_its_limit(tmp_path: Path) -> None:
 def test_opening_a_sidecar_that_is_unlinked_meanwhile_finds_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    identity = Identity(label=b"x", size=10, boot_id=b"")
-    paths = str(tmp_path / "x.data"), str(tmp_path / "x.blocks")
-    create_files(*paths, identity)
+    place = Place(str(tmp_path / "x"), b"x", 10, b"")
+    create_files(place)
     real = os.open
 
     def evict_between(path: str, flags: int, mode: int = 0o777) -> int:
         fd = real(path, flags, mode)
-        if path == paths[0]:
-            os.unlink(paths[1])
+        if path == place.data_path:
+            os.unlink(place.sidecar_path)
         return fd
 
     monkeypatch.setattr(os, "open", evict_between)
     with pytest.raises(FileNotFoundError, match="evicted"):
-        BlockFile(*paths, identity)
+        BlockFile(place)
 
 
 def test_threads_that_create_one_version_at_once_share_it(fresh: Caches) -> None:

@@ -52,7 +52,6 @@ def test_questions_are_answered_as_a_set_of_positions_would(
     assert len(extents) == len(runs(model))
     assert extents.contains(start, stop) == (asked <= model)
     assert extents.overlaps(start, stop) == bool(asked & model)
-    assert extents.within(start, stop) == runs(asked & model)
     assert extents.missing(start, stop) == runs(asked - model)
 
 

@@ -13,6 +13,7 @@ from datastore.fuse.data import blockcache, packs
 from datastore.fuse.data.blockcache import BlockCache
 from datastore.fuse.data.blockfile import BLOCK_BYTES
 from datastore.fuse.data.cachespace import CacheSpace
+from datastore.fuse.data.openfiles import TOUCH_S
 from datastore.fuse.data.packs import Packs, Small, in_groups
 from datastore.fuse.store.base import Body, ETag, ObjectVersion
 
@@ -180,11 +181,11 @@ def test_what_another_mount_keeps_is_learned_by_who_keeps_something(fresh: Cache
     assert keep(one, "k0")
     assert keep(two, "k5")
     assert held(two) == {"k5"}
-    fresh.now_s += packs.TOUCH_S
+    fresh.now_s += TOUCH_S
     assert keep(two, "k6")
     assert held(two) == {"k0", "k5", "k6"}
     assert keep(one, "k1")
-    fresh.now_s += packs.TOUCH_S
+    fresh.now_s += TOUCH_S
     assert keep(two, "k7")
     assert held(two) == {"k0", "k1", "k5", "k6", "k7"}
 
@@ -196,7 +197,7 @@ def test_a_pack_in_use_says_so_and_the_others_are_evicted(fresh: Caches) -> None
     for path in fresh.packs():
         first = path.stat().st_size < len(BODIES["k1"]) + 32
         os.utime(path, ns=(1, 1) if first else (2, 2))
-    fresh.now_s += packs.TOUCH_S
+    fresh.now_s += TOUCH_S
     assert held(one) == {"k0"}
     one.resize(8192)
     assert one.make_room(4096) == 4096
@@ -217,7 +218,7 @@ def test_who_has_an_evicted_pack_open_reads_on_for_a_while_and_keeps_anew(fresh:
     assert held(three) == set()
     two.make_room(LIMIT)
     assert fresh.evicted_and_open() == 2
-    fresh.now_s += packs.TOUCH_S
+    fresh.now_s += TOUCH_S
     assert held(one) == set()
     assert fresh.evicted_and_open() == 0
     assert keep(one, "k1")
@@ -234,7 +235,7 @@ def test_who_reads_one_pack_lets_go_of_others_that_were_evicted(fresh: Caches) -
     two_pack.unlink()
     two.close()
     assert fresh.evicted_and_open() == 1
-    fresh.now_s += packs.TOUCH_S
+    fresh.now_s += TOUCH_S
     assert one.read(version("k0"), 0, 10) == BODIES["k0"][:10]
     assert fresh.evicted_and_open() == 0
 
@@ -247,7 +248,7 @@ def test_an_evicted_pack_that_is_not_open_is_not_held(fresh: Caches) -> None:
     assert not one.present(version("k0"))
     assert held(one) == set()
     known = one._packs
-    assert (known._by_name, known._by_number, any(known._shards.values())) == ({}, {}, False)
+    assert (known._ends, any(known._shards.values())) == ({}, False)
 
 
 def test_what_was_evicted_is_no_longer_learned_of(fresh: Caches) -> None:
@@ -309,7 +310,7 @@ def test_what_is_no_pack_does_not_hide_the_others(
 ) -> None:
     cache = fresh()
     assert keep(cache)
-    odd = fresh.pack().with_name("a.pack")
+    odd = fresh.pack().with_name("0000000a.pack")
     if kind == "symlink":
         (tmp_path / "good").write_bytes(fresh.pack().read_bytes())
         odd.symlink_to(tmp_path / "good")
@@ -318,7 +319,7 @@ def test_what_is_no_pack_does_not_hide_the_others(
     elif kind == "fifo":
         good = fresh.pack()
         os.mkfifo(odd)
-        monkeypatch.setattr(Packs, "_listed", lambda _: [(9, odd.name, 100), (1, good.name, good.stat().st_size)])
+        monkeypatch.setattr(Packs, "_listed", lambda _: [(9, 10, 100), (1, int(good.stem, 16), good.stat().st_size)])
     else:
         odd.write_bytes(b"x" * 100)
         real = os.open
@@ -331,8 +332,7 @@ def test_what_is_no_pack_does_not_hide_the_others(
         monkeypatch.setattr(os, "open", refuse)
     later = fresh()
     assert held(later) == set(BODIES)
-    assert len(later._packs._by_name) == 2
-    fresh.now_s += packs.TOUCH_S
+    fresh.now_s += TOUCH_S
     assert later.write(ObjectVersion("new", ETag("e"), 10), 0, bytes(10)), "and it goes on keeping"
 
 
@@ -341,12 +341,12 @@ def test_what_is_found_gone_by_two_at_once(fresh: Caches, monkeypatch: pytest.Mo
     one = fresh()
     for key in ("k0", "k1"):
         assert keep(one, key)
-        one._packs._own = None
+        one._packs._own = -1
     fresh().make_room(LIMIT)
     let_go = Packs._let_go
 
-    def both(self: Packs, pack: object) -> None:
-        for other in list(self._by_name.values()):
+    def both(self: Packs, number: int) -> None:
+        for other in list(self._ends):
             let_go(self, other)
 
     monkeypatch.setattr(Packs, "_let_go", both)
@@ -363,7 +363,7 @@ def test_a_pack_that_is_evicted_while_it_is_written_to_is_not_held(
         written = real(fd, parts, at)
         for path in (tmp_path / "objects" / "packs").iterdir():
             path.unlink()
-        kept.tidy()
+        kept.files.tidy()
         return written
 
     with monkeypatch.context() as patch:
@@ -389,7 +389,7 @@ def test_open_packs_are_bounded(tmp_path: Path) -> None:
         kept.append(kept.absent([(name, name)]), pack_bytes=1)
     assert len(os.listdir("/dev/fd")) == before + packs.OPEN_PACKS
     assert [kept.read(name, len(name)) for name in names] == names
-    kept.close()
+    kept.files.close()
     assert len(os.listdir("/dev/fd")) == before
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datastore.fuse.data.extents import Extents
-from datastore.fuse.data.readahead import MIB, READERS_MAX, Plan, ReadAhead, Readers, WindowSettings
+from datastore.fuse.data.readahead import MIB, READERS_MAX, USUAL, Plan, ReadAhead
 from tests.datachecks import check_readahead
 
 KIB = 1 << 10
@@ -34,7 +34,7 @@ def test_a_sequential_reader_gets_a_window_that_grows_to_the_largest(size: int) 
     first = ahead.plan(0, size)
     assert sum(stop - start for start, stop in first.ahead) >= MIB
     run(ahead, sequential(size, 128 * MIB // size)[1:])
-    assert ahead.window_bytes == WindowSettings().max_bytes
+    assert ahead.present.window_bytes == USUAL.max_bytes
 
 
 @pytest.mark.parametrize("size", [4 * KIB, 100_000, 128 * KIB, MIB])
@@ -58,7 +58,7 @@ def test_requests_out_of_order_as_the_kernel_sends_them_are_sequential() -> None
     for i in range(0, 64, 2):
         reads[i], reads[i + 1] = reads[i + 1], reads[i]
     run(ahead, reads)
-    assert ahead.window_bytes == WindowSettings().max_bytes
+    assert ahead.present.window_bytes == USUAL.max_bytes
 
 
 @pytest.mark.parametrize("size", [4 * KIB, 128 * KIB])
@@ -90,14 +90,14 @@ def test_a_jump_closes_the_window() -> None:
     ahead = ReadAhead(BIG)
     run(ahead, sequential(MIB, 40))
     assert ahead.plan(900 * MIB, 4 * KIB).ahead == ()
-    assert ahead.window_bytes == 0
+    assert ahead.present.window_bytes == 0
 
 
 def test_no_range_is_larger_than_the_largest_and_windows_are_cut_into_several() -> None:
     ahead = ReadAhead(BIG)
     for plan in run(ahead, sequential(MIB, 200)):
         assert all(stop - start <= 8 * MIB for start, stop in plan.ahead)
-    assert ahead.window_bytes // WindowSettings().max_range_bytes >= 8
+    assert ahead.present.window_bytes // USUAL.range_bytes >= 8
 
 
 @given(st.integers(1, 20 * MIB), st.lists(st.tuples(st.integers(0, 20 * MIB), st.integers(1, MIB)), max_size=40))
@@ -126,7 +126,7 @@ def test_the_first_random_read_of_a_block_gets_its_pages_and_the_second_the_bloc
 
 
 def test_several_readers_of_one_file_are_told_apart() -> None:
-    readers = Readers(BIG)
+    readers = ReadAhead(BIG)
     ahead = 0
     for step in range(8):
         for start in (0, 20 * MIB, 40 * MIB, 60 * MIB):
@@ -136,7 +136,7 @@ def test_several_readers_of_one_file_are_told_apart() -> None:
 
 
 def test_random_readers_get_nothing_ahead_and_are_not_remembered_without_end() -> None:
-    readers, places = Readers(BIG), random.Random(3)
+    readers, places = ReadAhead(BIG), random.Random(3)
     for _ in range(200):
         assert readers.plan(places.randrange(BIG // MIB // 2) * 2 * MIB + 300 * 1024, 4096).ahead == ()
     assert len(readers._others) < READERS_MAX

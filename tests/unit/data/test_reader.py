@@ -14,14 +14,14 @@ from datastore.errors import CorruptBody, NotFound, PreconditionFailed, ServerFa
 from datastore.fuse import loop as loop_module
 from datastore.fuse.data import cachespace
 from datastore.fuse.data.blockcache import BlockCache
-from datastore.fuse.data.readahead import WindowSettings
-from datastore.fuse.data.reader import Read, Reader, ReadSettings, ReadStream
+from datastore.fuse.data.readahead import ReadSettings
+from datastore.fuse.data.reader import Read, Reader, ReadStream
 from datastore.fuse.loop import Loop, Task, all_of, now
 from datastore.fuse.store.base import ByteRange, ObjectVersion
 from tests.datachecks import check_pieces, forget
 from tests.driving import resolve, the_loop
 from tests.patience import PATIENCE_S, eventually
-from tests.unit.data.probe import Probe
+from tests.unit.data.probe import NO_CACHE, Probe
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -302,19 +302,18 @@ def test_what_the_disk_cache_holds_is_not_fetched_ahead(
 
 def test_without_a_disk_cache_memory_serves(store: Probe) -> None:
     small = content(1000)
-    reader = Reader(store, None, the_loop())
+    reader = Reader(store, NO_CACHE, the_loop())
     version = store.add("small", small)
     assert read(reader.open(version), 0, 1000) == small
     assert read(reader.open(version), 0, 1000) == small
     assert len(store.gets) == 1
-    assert not resolve(reader.prefetch(version))
     forget(reader, version)
     assert read(reader.open(version), 0, 1000) == small
     assert len(store.gets) == 2
 
 
 def test_memory_stays_in_its_limit(store: Probe, big: ObjectVersion) -> None:
-    reader = Reader(store, None, the_loop(), memory_bytes=4 * MIB)
+    reader = Reader(store, NO_CACHE, the_loop(), memory_bytes=4 * MIB)
     stream = reader.open(big)
     for offset in range(0, BIG, 256 * KIB):
         assert read(stream, offset, 256 * KIB) == BODY[offset : offset + 256 * KIB]
@@ -326,7 +325,7 @@ def test_memory_stays_in_its_limit(store: Probe, big: ObjectVersion) -> None:
 @pytest.fixture
 def busy(store: Probe) -> Iterator[Reader]:
     """One that reads ahead as much as it may, until the gate is open."""
-    reader = Reader(store, None, the_loop(), settings=ReadSettings(fetch_limit=1))
+    reader = Reader(store, NO_CACHE, the_loop(), settings=ReadSettings(fetch_limit=1))
     store.gated = lambda key: key == "other"
     store.gate.clear()
     other = begun(reader.open(store.add("other", BODY)).read(0, 128 * KIB))
@@ -355,7 +354,7 @@ def test_readahead_that_found_no_room_is_begun_when_there_is(store: Probe, busy:
     assert store.fetched_bytes > MIB + 128 * KIB
 
 
-LARGE_AHEAD = ReadSettings(window=WindowSettings(first_bytes=16 * MIB))
+LARGE_AHEAD = ReadSettings(first_bytes=16 * MIB)
 """What is read ahead is received in a lane."""
 
 
@@ -370,7 +369,7 @@ async def waiting_for_a_lane(store: Probe, loop: Loop, stream: ReadStream) -> Ta
 
 
 def test_readahead_of_a_closed_stream_is_dropped(store: Probe, narrow: Loop, big: ObjectVersion) -> None:
-    reader = Reader(store, None, narrow, settings=LARGE_AHEAD)
+    reader = Reader(store, NO_CACHE, narrow, settings=LARGE_AHEAD)
     stream = reader.open(big)
 
     async def close_it() -> Read:
@@ -389,7 +388,7 @@ def test_readahead_of_a_closed_stream_is_dropped(store: Probe, narrow: Loop, big
 
 
 def test_small_readahead_of_a_closed_stream_is_dropped(store: Probe, big: ObjectVersion) -> None:
-    reader = Reader(store, None, the_loop())
+    reader = Reader(store, NO_CACHE, the_loop())
     stream = reader.open(big)
 
     async def close_it() -> Read:
@@ -404,7 +403,7 @@ def test_small_readahead_of_a_closed_stream_is_dropped(store: Probe, big: Object
 
 
 def test_who_waits_for_dropped_readahead_has_it_fetched(store: Probe, narrow: Loop, big: ObjectVersion) -> None:
-    reader = Reader(store, None, narrow, settings=LARGE_AHEAD)
+    reader = Reader(store, NO_CACHE, narrow, settings=LARGE_AHEAD)
     stream = reader.open(big)
 
     async def close_it() -> Read:
@@ -435,7 +434,7 @@ def test_fetch_gives_any_range_and_goes_through_memory_and_cache(
 
 def test_forget_during_a_fetch_serves_its_waiter_and_keeps_nothing(store: Probe) -> None:
     version = store.add("small", b"x" * 1000)
-    reader = Reader(store, None, the_loop())
+    reader = Reader(store, NO_CACHE, the_loop())
     store.gate.clear()
     waiter = begun(reader.open(version).read(0, 10))
     assert store.entered.acquire(timeout=PATIENCE_S)

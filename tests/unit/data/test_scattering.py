@@ -11,8 +11,7 @@ import pytest
 
 from datastore.fuse.data import cachespace
 from datastore.fuse.data.blockcache import BlockCache
-from datastore.fuse.data.cachespace import CacheSpace
-from datastore.fuse.data.scattering import FLAGS, GET_FLAGS, SET_FLAGS, UNRELATED, scatter
+from datastore.fuse.data.cachespace import FLAGS, GET_FLAGS, SET_FLAGS, UNRELATED, CacheSpace, scatter
 from datastore.fuse.store.base import ETag, ObjectVersion
 
 

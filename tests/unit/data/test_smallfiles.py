@@ -17,7 +17,7 @@ from datastore.fuse.data.smallfiles import SmallFileFetcher
 from datastore.fuse.store.base import Body, ETag, ObjectVersion
 from tests.driving import resolve, the_loop
 from tests.patience import PATIENCE_S, eventually
-from tests.unit.data.probe import Probe
+from tests.unit.data.probe import NO_CACHE, Probe
 
 BODY = b"b" * 5000
 
@@ -53,7 +53,7 @@ def put(store: Probe, count: int, body: bytes = BODY) -> list[ObjectVersion]:
     return [store.add(f"f{number}", body) for number in range(count)]
 
 
-def fetcher_of(store: Probe, cache: BlockCache | None = None) -> tuple[SmallFileFetcher, Reader]:
+def fetcher_of(store: Probe, cache: BlockCache = NO_CACHE) -> tuple[SmallFileFetcher, Reader]:
     reader = Reader(store, cache, the_loop())
     return SmallFileFetcher(reader), reader
 
