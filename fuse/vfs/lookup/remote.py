@@ -124,7 +124,7 @@ class Remote:
         if directory.listed_as != seen:
             return None
         if listing is None:  # the store shows what it showed before
-            if had is None or directory.listing is not had or not had.comparable:
+            if had is None or directory.listing is not had or not all(span.digest for span in had.spans):
                 return None
             had.confirmed(started)
             directory.list_s, directory.probe_s = took_s, 0.0
