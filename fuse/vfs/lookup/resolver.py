@@ -65,9 +65,9 @@ class Resolver:
 
     def current(self, node: Node) -> bool:
         """Whether what is known of a node may be shown without asking."""
-        return self._left(node) is not None
+        return self.left(node) is not None
 
-    def _left(self, node: Node) -> float | None:
+    def left(self, node: Node) -> float | None:
         """How long that is so from now on, seconds; None: it is not."""
         settings, parent = self._core.settings, node.parent
         if node.dirty or node.gone:
@@ -86,9 +86,9 @@ class Resolver:
         return node.attrs_valid and self._age(node.made_at) < self._core.settings.metadata_ttl_s
 
     def entry(self, node: Node, left: float | None = None) -> Entry:
-        """The answer to a lookup; counts it. left: see _left(), where it is known."""
+        """The answer to a lookup; counts it. left: see left(), where it is known."""
         if left is None:
-            left = self._left(node) or 0.0
+            left = self.left(node) or 0.0
         node.nlookup += 1
         if node.nlookup == 1:
             self._core.log_nodes((node,))
@@ -97,17 +97,17 @@ class Resolver:
     def known(self, ino: Ino) -> AttrReply | None:
         """The answer to a getattr if memory has it. FSError(ESTALE)."""
         node = self.node(ino)
-        left = self._left(node)
+        left = self.left(node)
         return AttrReply(node.attr(), left) if left is not None else None
 
     def attr_reply(self, node: Node) -> AttrReply:
-        return AttrReply(node.attr(), self._left(node) or 0.0)
+        return AttrReply(node.attr(), self.left(node) or 0.0)
 
     def cached(self, parent: Directory, name: bytes) -> Entry | None:
         """The answer to a lookup if memory has it."""
         self._core.nodes.use(parent)
         child = parent.children.get(name)
-        left = self._left(child) if child is not None else None
+        left = self.left(child) if child is not None else None
         if child is not None and left is not None:
             return self.entry(child, left)
         told = self._remote.believed(parent, name)
@@ -125,7 +125,7 @@ class Resolver:
         if listed is None:
             return Entry(None, self.ttl(parent) - self._age(told_at))
         child = facts.adopted(self._core, parent, name, listed, told_at)
-        left = self._left(child)
+        left = self.left(child)
         return self.entry(child, left) if left is not None else None
 
     def _known_before(self, child: Node, listed: Listed) -> bool:
