@@ -16,11 +16,10 @@ from ..tree.core import Core
 from ..tree.listing import Listed, Listing
 from ..tree.names import BESIDE_DIRECTORY, LINK_SUFFIX, one_key, segment_of
 from ..tree.nodes import Change, Directory, Node
-from .descent import Descent
 from .pages import look
 from .prefetcher import Prefetcher
 from .remote import Remote
-from .walks import Walks
+from .walks import Descent, Walks
 
 _CHANGED_MAX = 4096
 """Names that we changed, kept per directory until the next listing; beyond, those that no listing is older than go."""
@@ -47,7 +46,7 @@ class Resolver:
         self._remote = remote
         self._walks = Walks(core, remote, prefetcher)
         self._descent = Descent(core, remote)
-        self.ttl = remote.ttl
+        self.ttl, self.fresh_listing = remote.ttl, remote.fresh_listing
 
     def node(self, ino: Ino) -> Node:
         """The node of an id that the kernel sent. FSError(ESTALE)."""
@@ -135,11 +134,6 @@ class Resolver:
         if isinstance(child, Directory):
             return listed.kind == stat.S_IFDIR and child.attrs_valid
         return child.racy and child.is_version(listed)
-
-    def fresh_listing(self, directory: Directory) -> Listing | None:
-        """The whole listing of a directory, if it is fresh."""
-        listing = directory.listing
-        return listing if listing is not None and self._age(listing.listed_at) < self.ttl(directory) else None
 
     def changed(self, node: Node) -> None:
         """We made or changed this name: listings and answers under way are older."""
