@@ -25,7 +25,6 @@ _end_of = attrgetter("end")
 
 class Listed(NamedTuple):
     """One entry. kind: S_IFREG, S_IFDIR or S_IFLNK as the key tells; tail: what its key adds to the directory's prefix.
-
     size, etag, mtime_ns are 0, '' and 0 for directories. said: see ListedObject.
     """
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import stat
 from collections import OrderedDict
 from hashlib import blake2b
+from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...loop import Lock
@@ -129,12 +130,7 @@ class Node:
     @property
     def place(self) -> tuple[int, ...]:
         """What is another after every rename of it or of a directory above, also when the key is the old one again."""
-        parts = []
-        node: Node | None = self
-        while node is not None:
-            parts += [node.ino, node.moves]
-            node = node.parent
-        return tuple(parts)
+        return (self.ino, self.moves, *(self.parent.place if self.parent is not None else ()))
 
     @property
     def path(self) -> bytes:
@@ -278,13 +274,12 @@ class NodeTable:
 
     def free_ino(self, parent: Ino, name: bytes) -> Ino:
         """The id for a new node of this name."""
-        turn = 0
-        while True:
+        for turn in count():
             digest = blake2b(b"%d/%d/" % (parent, turn) + name, digest_size=8).digest()
             ino = Ino(int.from_bytes(digest, "little") >> (64 - _INO_BITS))
             if ino > ROOT_INO and ino not in self.by_ino:
-                return ino
-            turn += 1
+                break
+        return ino
 
     def shown_ino(self, parent: Directory, name: bytes) -> Ino:
         """The id that readdir shows for a name: of its node, or the one it would get."""
