@@ -164,7 +164,6 @@ def _standing(parent: Directory) -> _Standing:
 
 def split(prefix: str, page: ListPage) -> dict[str, ListPage]:
     """What a page of a recursive listing says of the directories right below its prefix: by tail, a page of one level.
-
     Only of those that it tells of wholly, if it begins between two directories. Pure.
     """
     objects: dict[str, list[ListedObject]] = {}

@@ -40,7 +40,6 @@ _EACH_WIDTH = 32
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """One mount's choices. metadata_ttl_s: how long what the store said may be believed.
-
     silly_copy_bytes: a file removed while open is kept by a local copy up to this size, by a copy in the bucket above
     (that is where a download would be felt: 64 MiB is about a second). memory_bytes: the limit of the process's
     resident size. refuse_conflicts: an upload must replace the version that was opened. write_back_s: how long after
@@ -65,7 +64,6 @@ class Settings:
 
 class TreeLock:
     """Uploads share it, and the rename of a directory takes it alone: keys must not change while bytes go to them.
-
     In the order of asking: who waits for exclusive keeps newcomers out. Waits have no deadline of their own: whoever
     holds it waits for the store, which is bounded.
     """
