@@ -173,9 +173,6 @@ class Notifier:
         """Give up these nodes, those that are in use excepted: forget() follows for each that is given up."""
 
 
-NoNotifier = Notifier
-
-
 @runtime_checkable
 class KnowsFilesByName(Protocol):
     """A Filesystem whose storage tells no file from another but by its name."""

@@ -45,9 +45,8 @@ def index_of(cursor: int) -> int:
 class _Reading:
     """A directory that is open, by all of its handles that go by what is kept."""
 
-    handles: set[int] = field(default_factory=set)
-    dropping: set[int] = field(default_factory=set)
-    """Those that have it dropped. It surely is when they are read, or closed."""
+    handles: dict[int, bool] = field(default_factory=dict)
+    """Whether each has it dropped. It surely is when that one is read, or closed."""
     listings: deque[Listing] = field(default_factory=lambda: deque(maxlen=_LISTINGS_MAX))
     """What its handles were told, or the kernel has of it; the newest last."""
     mixed: bool = False
@@ -118,12 +117,10 @@ class KernelDirCache:
         if not self.enabled:
             return OpenDirReply(fh)
         reading = self._open.setdefault(directory.ino, _Reading())
-        if reading.dropping:
+        if any(reading.handles.values()):
             return OpenDirReply(fh, keep=True)
-        reading.handles.add(fh)
         keep = self._is_right(directory, reading, fresh)
-        if not keep:
-            reading.dropping.add(fh)
+        reading.handles[fh] = not keep
         return OpenDirReply(fh, cache=True, keep=keep)
 
     def _is_right(self, directory: Directory, reading: _Reading, fresh: Listing | None) -> bool:
@@ -144,21 +141,18 @@ class KernelDirCache:
     def resumed(self, directory: Directory, fh: Fh) -> None:
         """A handle that an earlier server gave out."""
         if self.enabled:
-            self._open.setdefault(directory.ino, _Reading()).handles.add(fh)
+            self._open.setdefault(directory.ino, _Reading()).handles[fh] = False
 
     def begun(self, directory: Directory, fh: Fh) -> None:
         """It is read from the start."""
         reading = self._open.get(directory.ino)
-        if reading is not None:
-            reading.dropping.discard(fh)
+        if reading is not None and fh in reading.handles:
+            reading.handles[fh] = False
 
     def closed(self, directory: Directory, fh: Fh) -> None:
         reading = self._open.get(directory.ino)
-        if reading is not None:
-            reading.dropping.discard(fh)
-            reading.handles.discard(fh)
-            if not reading.handles:
-                del self._open[directory.ino]
+        if reading is not None and reading.handles.pop(fh, None) is not None and not reading.handles:
+            del self._open[directory.ino]
 
     def told(
         self, directory: Directory, fh: Fh, listing: Listing | None, due: float, *, first: bool, last: bool, whole: bool
@@ -169,9 +163,8 @@ class KernelDirCache:
         reading = self._open.get(directory.ino)
         if reading is None or fh not in reading.handles:
             return
-        until = due - _EARLY_S
+        until, reading.told_at = due - _EARLY_S, self._core.clock.monotonic()
         reading.until = min(reading.until, until)
-        reading.told_at = self._core.clock.monotonic()
         if listing is None:
             reading.mixed = True
             if directory.listing is not None:

@@ -29,7 +29,7 @@ class Pages:
         had = directory.listing or Listing(0.0)
         self._core = core
         self._prefix = directory.key
-        self._spans = [(span.after, span.upto, span.digest) for span in had.spans]
+        self._spans = [(span.after, span.end, span.digest) for span in had.spans]
         self._entries = list(had.entries.values())
         self._marker = had.own
         self._first = first
@@ -86,30 +86,19 @@ class Pages:
 
     def _listing_of(self, pages: Iterable[ListPage | int], listed_at: float, hidden: frozenset[str]) -> Listing:
         """Changes nothing."""
-        were = self._listed()
-        whole = (self._as_it_was(page, were[page]) if isinstance(page, int) else page for page in pages)
-        return listing_of(self._prefix, whole, listed_at, hidden)
-
-    def _listed(self) -> list[list[Listed]]:
-        """What each known page told."""
-        ends = [key_bytes(upto) for _, upto, _ in self._spans[:-1]]
+        ends = [end for _, end, _ in self._spans[:-1]]
         told: list[list[Listed]] = [[] for _ in self._spans]
         for listed in self._entries if told else ():
             told[bisect_left(ends, key_bytes(listed.tail))].append(listed)
-        return told
+        whole = (self._as_it_was(page, told[page]) if isinstance(page, int) else page for page in pages)
+        return listing_of(self._prefix, whole, listed_at, hidden)
 
     def _as_it_was(self, number: int, told: list[Listed]) -> ListPage:
-        prefix = self._prefix
-        objects = [
-            ListedObject(prefix + one.tail, one.size, one.etag, one.mtime_ns, one.said)
-            for one in told
-            if one.kind != stat.S_IFDIR
-        ]
+        objects = [ListedObject(self._prefix + one.tail, *one[2:]) for one in told if one.kind != stat.S_IFDIR]
         if number == 0 and self._marker is not None:
             objects.append(self._marker)
-        prefixes = [prefix + one.tail for one in told if one.kind == stat.S_IFDIR]
-        last = number == len(self._spans) - 1
-        return ListPage(objects, prefixes, None if last else "", self._spans[number][2])
+        prefixes = [self._prefix + one.tail for one in told if one.kind == stat.S_IFDIR]
+        return ListPage(objects, prefixes, None if number == len(self._spans) - 1 else "", self._spans[number][2])
 
 
 async def look(core: Core, directory: Directory, name: bytes, ttl_s: float) -> None:
@@ -118,12 +107,12 @@ async def look(core: Core, directory: Directory, name: bytes, ttl_s: float) -> N
     span = listing.span_of(segment_of(name)) if listing is not None else None
     if span is None:
         return
-    run, span.wanted_at = now - max(span.wanted_at, span.stamp.at) < _RUN * ttl_s, now
+    run, span.wanted_at = now - max(span.wanted_at, span.at) < _RUN * ttl_s, now
     if not run:
         return
     async with span.asking:
         listing, seen, digest = directory.listing, directory.listed_as, span.digest
-        started, again = core.clock.monotonic(), span.stamp.at
+        started, again = core.clock.monotonic(), span.at
         if listing is None or span not in listing.spans or not digest or started - again < ttl_s:
             return
         start = directory.key + span.after if span.after else ""

@@ -96,33 +96,6 @@ class _Run:
         return ahead
 
 
-class Openings:
-    """Whether the files whose attributes are asked for one by one are read next, by what became of the last ones."""
-
-    def __init__(self) -> None:
-        self._pending: OrderedDict[Ino, None] = OrderedDict()
-        self._row = 0
-
-    @property
-    def before_opens(self) -> int:
-        """So many names are looked up before one of them is opened, by who reads what he looks up."""
-        return PENDING_MAX if self._row >= _ENOUGH else 1
-
-    def asked(self, ino: Ino) -> bool:
-        """The attributes of a file are asked for; whether it will be read, as far as one can tell."""
-        self._pending[ino] = None
-        if len(self._pending) > PENDING_MAX:
-            self._pending.popitem(last=False)
-            self._row = 0
-        return self._row >= _ENOUGH
-
-    def opened(self, ino: Ino) -> None:
-        """It was opened to be read."""
-        if ino in self._pending:
-            del self._pending[ino]
-            self._row += 1
-
-
 class Prefetcher:
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -131,17 +104,19 @@ class Prefetcher:
         self._asked: dict[str, Future[bool]] = {}
         """By key, the attributes that are on their way; whether they came."""
         self._files = SmallFileFetcher(core.reader)
-        self._openings = Openings()
+        self._pending: OrderedDict[Ino, None] = OrderedDict()
+        """Files whose attributes were asked for one by one, and that were not opened since."""
+        self._row = 0
+        """So many in a row were opened to be read: the next one is likely to be, too."""
 
     def opened(self, node: Node, *, kept: bool = False) -> None:
         """A file was opened for reading: fetch the next ones of its run. kept: the kernel has its pages."""
-        self._openings.opened(node.ino)
+        if node.ino in self._pending:
+            del self._pending[node.ino]
+            self._row += 1
         directory = node.parent
         run = self._run(self._opens, directory) if directory is not None and node.etag and not kept else None
-        if run is None or directory is None:
-            return
-        ahead = run.step(node.name)
-        if not ahead:
+        if run is None or directory is None or not (ahead := run.step(node.name)):
             return
         prefix, wanted, room = directory.key, [], _BYTES_AHEAD - self._files.bytes
         for at in ahead:
@@ -157,11 +132,11 @@ class Prefetcher:
         if not self._core.settings.full_attributes or (reads is not None and reads.streak >= _STREAK):
             return
         run = self._run(self._lookups, directory)
-        ahead = run.step(name) if run is not None else None
-        if run is None or not ahead:
+        if run is None or not (ahead := run.step(name)):
             return
-        not_opened = run.streak - (reads.streak if reads is not None else 0)
-        if not_opened > self._openings.before_opens:
+        # So many names are looked up before one of them is opened, by who reads what he looks up.
+        before_opens = PENDING_MAX if self._row >= _ENOUGH else 1
+        if run.streak - (reads.streak if reads is not None else 0) > before_opens:
             self._expect(directory, run, run.names[ahead.start : ahead.stop])
         else:
             run.horizon = run.last
@@ -210,10 +185,13 @@ class Prefetcher:
         """Whether the attributes of a file came, with its content, or the like."""
         if await self.awaited(node.key):
             return True
-        version = node.version()
-        soon = self._openings.asked(node.ino) and not self._may_change(node.mtime_ns)
-        small = version.etag != "" and self._is_small(node.listed_kind, version.size)
-        return soon and small and await self._files.brought(version)
+        self._pending[node.ino] = None
+        if len(self._pending) > PENDING_MAX:
+            self._pending.popitem(last=False)
+            self._row = 0
+        soon = self._row >= _ENOUGH and not self._may_change(node.mtime_ns)
+        small = node.etag != "" and self._is_small(node.listed_kind, node.size)
+        return soon and small and await self._files.brought(node.version())
 
     def _run(self, runs: OrderedDict[int, _Run], directory: Directory) -> _Run | None:
         listing = directory.listing

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import stat
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -47,18 +48,29 @@ _TOLD = 2
 """One listing may have taken long for another reason: it was tried again, or this machine was busy."""
 
 
-Was = tuple[tuple[int, ...], ETag, int]
+_Learn = Callable[[ObjectInfo], None]
 
 
-def was_of(node: Node) -> Was:
-    """Where a node is now, and as what: an answer is of that if it is the same then, else it may be older."""
-    return node.place, node.etag, node.changes
+class _Asked(NamedTuple):
+    """A node that the store is asked for; where and as what it was then: else the answer may be older."""
+
+    node: Node
+    key: str
+    was: tuple[tuple[int, ...], ETag, int]
+
+    @classmethod
+    def now(cls, node: Node) -> _Asked:
+        return cls(node, node.key, (node.place, node.etag, node.changes))
+
+    def holds(self) -> bool:
+        """Whether it is the same still."""
+        return (self.node.place, self.node.etag, self.node.changes) == self.was
 
 
 class _Begun(NamedTuple):
     """The first page of a directory that had not been listed yet. took_s: how long it took."""
 
-    page: ListPage
+    page: ListPage | None
     started: float
     took_s: float
     seen: tuple[tuple[int, ...], int]
@@ -81,25 +93,16 @@ class Remote:
         request after the other: known pages are left to who reads them, side by side. StoreError, FSError.
         """
         core = self._core
+        whole = directory.listing is not None and len(directory.listing.spans) <= 1
         if directory.listing is None:
             seen, started = directory.listed_as, core.clock.monotonic()
             page = await core.store.list_page(directory.key, delimiter="/")
-            now, too_old = core.clock.monotonic(), started - core.settings.metadata_ttl_s
-            self._begun = {ino: one for ino, one in self._begun.items() if one.started > too_old}
-            if len(self._begun) >= _BEGUN_MAX:
-                del self._begun[next(iter(self._begun))]
-            self._begun[directory.ino] = _Begun(page, started, now - started, seen)
-            if page.next_token is not None:
-                return
-        elif len(directory.listing.spans) > 1:
-            return
-        await self.read_directory(directory, whole=False)
-
-    def _take_begun(self, directory: Directory, seen: tuple[tuple[int, ...], int]) -> _Begun | None:
-        """What begin() left of a directory, while it is to be believed."""
-        begun = self._begun.pop(directory.ino, None)
-        fresh = begun is not None and self._core.clock.monotonic() - begun.started < self.ttl(directory)
-        return begun if begun is not None and fresh and begun.seen == seen and directory.listing is None else None
+            whole, too_old = page.next_token is None, started - core.settings.metadata_ttl_s
+            begun = [(ino, one) for ino, one in self._begun.items() if one.started > too_old]
+            self._begun = dict(begun[1 - _BEGUN_MAX :])
+            self._begun[directory.ino] = _Begun(page, started, core.clock.monotonic() - started, seen)
+        if whole:
+            await self.read_directory(directory, whole=False)
 
     async def read_directory(self, directory: Directory, *, whole: bool) -> Listing:
         """Ask for the directory's entries and take them in; whole False stops after the first pages of a large one.
@@ -112,19 +115,18 @@ class Remote:
         raise FSError(errno.EBUSY, f"'{directory.key}' is renamed again and again")
 
     async def _read(self, directory: Directory, *, whole: bool) -> Listing | None:
-        core, seen = self._core, directory.listed_as
-        begun = self._take_begun(directory, seen)
-        had, pages = directory.listing, Pages(core, directory, begun.page if begun is not None else None)
-        began = core.clock.monotonic()
-        started = begun.started if begun is not None else began
-        hidden = HIDDEN if directory is core.nodes.root else frozenset[str]()
-        listing = await pages.read(started, hidden, None if whole else FIRST_PAGES)
-        took_s = core.clock.monotonic() - began + (begun.took_s if begun is not None else 0.0)
+        core, seen, had, now = self._core, directory.listed_as, directory.listing, self._core.clock.monotonic()
+        begun = self._begun.pop(directory.ino, None)
+        if begun is None or begun.seen != seen or had is not None or not self.is_fresh(directory, begun.started):
+            begun = _Begun(None, now, 0.0, seen)
+        started, hidden = begun.started, HIDDEN if directory is core.nodes.root else frozenset[str]()
+        listing = await Pages(core, directory, begun.page).read(started, hidden, None if whole else FIRST_PAGES)
+        took_s = core.clock.monotonic() - now + begun.took_s
         self.took_s.append(took_s)
         if directory.listed_as != seen:
             return None
         if listing is None:  # the store shows what it showed before
-            if had is None or directory.listing is not had or not had.comparable:
+            if had is None or directory.listing is not had or not all(span.digest for span in had.spans):
                 return None
             had.confirmed(started)
             directory.list_s, directory.probe_s = took_s, 0.0
@@ -182,7 +184,7 @@ class Remote:
         for name in (*changed, *kept):
             child = directory.children.get(name)
             # The kernel may have given up the node of what we made.
-            own = child.as_listed() if child is not None else changed[name].listed if name in changed else None
+            own = child.as_listed() if child is not None else changed[name].listed
             listing.edit(*(one.tail for one in (own, entries.get(name)) if one is not None))
             if own is not None:
                 claim(entries, name, own)
@@ -239,19 +241,15 @@ class Remote:
         if not node.key:
             return True  # the root of a whole bucket is no object, and a HEAD of '' would be one of the bucket
         for _ in range(AGAIN_MAX):
-            was, key = was_of(node), node.key
-            learn = self._core.known.asking()
+            asked, learn = _Asked.now(node), self._core.known.asking()
+            answer: ObjectInfo | StoreError
             try:
-                info = await self._core.store.head(key)
-            except NotFound:
-                lives = await self.missing(node, key, was)
-            else:
-                lives = await self.found(node, info, was)
-                if lives:
-                    learn(info)
+                answer = await self._core.store.head(asked.key)
+            except NotFound as error:
+                answer = error
+            lives = await self._settled(asked, answer, learn)
             if lives is not None:
-                stands_in = node.gone and node.parent is not None and node.tail in node.parent.stand_ins
-                return lives and not stands_in
+                return lives and not (node.gone and node.parent is not None and node.tail in node.parent.stand_ins)
         return not node.gone
 
     async def head_many(self, nodes: list[Node]) -> None:
@@ -262,99 +260,85 @@ class Remote:
         for _ in range(AGAIN_MAX):
             if not nodes:
                 break
-            nodes = await self._head_many(nodes)
+            nodes = await self._head_many([_Asked.now(node) for node in nodes])
 
-    async def _head_many(self, nodes: list[Node]) -> list[Node]:
+    async def _head_many(self, asked: list[_Asked]) -> list[Node]:
         """Once; those that were renamed or sent meanwhile."""
-        asked = [(node, node.key, was_of(node)) for node in nodes]
         # Of a directory only its entries are listed, not what its own object is.
-        shown = [Shown(key, NO_ETAG if isinstance(node, Directory) else node.etag) for node, key, _ in asked]
+        shown = [Shown(one.key, NO_ETAG if isinstance(one.node, Directory) else one.node.etag) for one in asked]
         learn, again = self._core.known.asking(), list[Node]()
-        later: list[tuple[int, ObjectInfo | StoreError]] = []
+        later: list[tuple[_Asked, ObjectInfo | StoreError]] = []
         """What needs the store for more."""
 
         def take(number: int, answer: ObjectInfo | StoreError) -> None:
-            node, _, was = asked[number]
-            if isinstance(answer, ObjectInfo) and self.found_now(node, answer, was):
-                learn(answer)
+            one = asked[number]
+            if isinstance(answer, ObjectInfo) and one.holds() and not self.is_replaced(one.node, answer):
+                self._take(one.node, answer, learn)
             else:
-                later.append((number, answer))
+                later.append((one, answer))
 
-        async def settle(one: tuple[int, ObjectInfo | StoreError]) -> None:
-            (node, key, was), answer = asked[one[0]], one[1]
-            if isinstance(answer, ObjectInfo):
-                lives = await self.found(node, answer, was)
-                if lives:
-                    learn(answer)
-            elif isinstance(answer, NotFound):
-                lives = await self.missing(node, key, was)
-            else:
-                raise answer
-            if lives is None:
-                again.append(node)
+        async def settle(told: tuple[_Asked, ObjectInfo | StoreError]) -> None:
+            if await self._settled(*told, learn) is None:
+                again.append(told[0].node)
 
         await self._core.store.head_many(shown, take)
         await self._core.each(settle, later)
         return again
 
-    async def found(self, node: Node, info: ObjectInfo, was: Was) -> bool | None:
+    async def _settled(self, asked: _Asked, answer: ObjectInfo | StoreError, learn: _Learn) -> bool | None:
         """As head, of what the store said; None: the node was renamed or sent meanwhile, which may be newer."""
-        applied = self.found_now(node, info, was)
-        if applied is False and await self._accept(node, info):
-            return self.found_now(node, info, was, accepted=True)
-        return applied
-
-    def found_now(self, node: Node, info: ObjectInfo, was: Was, *, accepted: bool = False) -> bool | None:
-        """The same without asking the store again; False: that is needed, since the node is open as another version.
-        accepted: it goes on as this one.
-        """
-        if was_of(node) != was:
-            return None
-        if not accepted and self.is_replaced(node, info):
+        if isinstance(answer, NotFound):
+            return await self._missing(asked)
+        if isinstance(answer, StoreError):
+            raise answer
+        if asked.holds() and self.is_replaced(asked.node, answer) and not await self._accept(asked.node, answer):
             return False
+        if not asked.holds():
+            return None
+        self._take(asked.node, answer, learn)
+        return True
+
+    def _take(self, node: Node, info: ObjectInfo, learn: _Learn) -> None:
+        """What the store says of a node's object now, which nobody has open as another version."""
+        learn(info)
         if node.dirty:
-            return True
+            return
         if node.parent is not None and stands_for_directory(node.tail, info.size, info.content_type):
             node.parent.stand_ins[node.tail] = (info.etag, info.mtime_ns // 1_000_000_000)
             node.parent.forget_listing()
             self.lost(node)
         else:
             facts.headed(self._core, node, info)
-        return True
 
-    async def missing(self, node: Node, key: str, was: Was) -> bool | None:
-        """As found, when the store has no object of the key."""
-        core = self._core
-        if was_of(node) != was:
+    async def _missing(self, asked: _Asked) -> bool | None:
+        """As _settled, when the store has no object of the key."""
+        core, node = self._core, asked.node
+        if not asked.holds():
             return None
         if node.dirty:
             return True
         if not isinstance(node, Directory):
             self.lost(node)
             return False
-        if node.parent is None:
-            facts.without_marker(core, node, core.clock.monotonic())
-            return True
         if node.stood_in():
             with suppress(NotFound):
-                info = await core.store.head(key[:-1])
-                if was_of(node) != was:
+                info = await core.store.head(asked.key[:-1])
+                if not asked.holds():
                     return None
                 if stands_for_directory(info.key, info.size, info.content_type):
                     facts.headed(core, node, info)
                     return True
-        shown_at = self.shown_at(node)
-        if shown_at is not None:
-            facts.without_marker(core, node, shown_at)
-            return True
-        page = await core.store.list_page(key, max_keys=1)
-        if was_of(node) != was:
-            return None
-        if page.objects or page.common_prefixes or node.holds_unsent():
-            facts.without_marker(core, node, core.clock.monotonic())
-            return True
-        self.lost(node)
-        return False
+        shown_at = core.clock.monotonic() if node.parent is None else self.shown_at(node)
+        if shown_at is None:
+            page = await core.store.list_page(asked.key, max_keys=1)
+            if not asked.holds():
+                return None
+            if not (page.objects or page.common_prefixes or node.holds_unsent()):
+                self.lost(node)
+                return False
+            shown_at = core.clock.monotonic()
+        facts.without_marker(core, node, shown_at)
+        return True
 
     def shown_at(self, node: Node) -> float | None:
         """When the believed listing above showed a node as it is here, whatever its attributes; None: it does not."""
@@ -372,6 +356,15 @@ class Remote:
         oldest = self._core.clock.monotonic() - self.ttl(directory)
         told_at = listing.listed_at if listing.listed_at > oldest else listing.told_at(name)
         return (listing, told_at) if told_at > oldest else None
+
+    def is_fresh(self, directory: Directory, when: float) -> bool:
+        """Whether what the store said of its entries then (monotonic seconds) is still believed."""
+        return self._core.clock.monotonic() - when < self.ttl(directory)
+
+    def fresh_listing(self, directory: Directory) -> Listing | None:
+        """The whole listing of a directory, if it is fresh."""
+        listing = directory.listing
+        return listing if listing is not None and self.is_fresh(directory, listing.listed_at) else None
 
     def ttl(self, directory: Directory) -> float:
         """How long entries are believed: a listing that takes longer than that would be stale on arrival."""

@@ -16,11 +16,10 @@ from ..tree.core import Core
 from ..tree.listing import Listed, Listing
 from ..tree.names import BESIDE_DIRECTORY, LINK_SUFFIX, one_key, segment_of
 from ..tree.nodes import Change, Directory, Node
-from .descent import Descent
 from .pages import look
 from .prefetcher import Prefetcher
 from .remote import Remote
-from .walks import Walks
+from .walks import Descent, Walks
 
 _CHANGED_MAX = 4096
 """Names that we changed, kept per directory until the next listing; beyond, those that no listing is older than go."""
@@ -47,7 +46,7 @@ class Resolver:
         self._remote = remote
         self._walks = Walks(core, remote, prefetcher)
         self._descent = Descent(core, remote)
-        self.ttl = remote.ttl
+        self.ttl, self.fresh_listing = remote.ttl, remote.fresh_listing
 
     def node(self, ino: Ino) -> Node:
         """The node of an id that the kernel sent. FSError(ESTALE)."""
@@ -65,9 +64,9 @@ class Resolver:
 
     def current(self, node: Node) -> bool:
         """Whether what is known of a node may be shown without asking."""
-        return self._left(node) is not None
+        return self.left(node) is not None
 
-    def _left(self, node: Node) -> float | None:
+    def left(self, node: Node) -> float | None:
         """How long that is so from now on, seconds; None: it is not."""
         settings, parent = self._core.settings, node.parent
         if node.dirty or node.gone:
@@ -86,9 +85,9 @@ class Resolver:
         return node.attrs_valid and self._age(node.made_at) < self._core.settings.metadata_ttl_s
 
     def entry(self, node: Node, left: float | None = None) -> Entry:
-        """The answer to a lookup; counts it. left: see _left(), where it is known."""
+        """The answer to a lookup; counts it. left: see left(), where it is known."""
         if left is None:
-            left = self._left(node) or 0.0
+            left = self.left(node) or 0.0
         node.nlookup += 1
         if node.nlookup == 1:
             self._core.log_nodes((node,))
@@ -97,24 +96,23 @@ class Resolver:
     def known(self, ino: Ino) -> AttrReply | None:
         """The answer to a getattr if memory has it. FSError(ESTALE)."""
         node = self.node(ino)
-        left = self._left(node)
+        left = self.left(node)
         return AttrReply(node.attr(), left) if left is not None else None
 
     def attr_reply(self, node: Node) -> AttrReply:
-        return AttrReply(node.attr(), self._left(node) or 0.0)
+        return AttrReply(node.attr(), self.left(node) or 0.0)
 
     def cached(self, parent: Directory, name: bytes) -> Entry | None:
         """The answer to a lookup if memory has it."""
         self._core.nodes.use(parent)
         child = parent.children.get(name)
-        left = self._left(child) if child is not None else None
+        left = self.left(child) if child is not None else None
         if child is not None and left is not None:
             return self.entry(child, left)
         told = self._remote.believed(parent, name)
         if told is None:
             return None
-        listing, told_at = told
-        listed = listing.entries.get(name)
+        listed, told_at = told[0].entries.get(name), told[1]
         if child is not None and listed is not None and self._known_before(child, listed):
             # It is there; whoever wants the attributes asks for them. A removal or a rename does not.
             return self.entry(child)._replace(entry_ttl_s=self.ttl(parent) - self._age(told_at), attr_ttl_s=0.0)
@@ -125,7 +123,7 @@ class Resolver:
         if listed is None:
             return Entry(None, self.ttl(parent) - self._age(told_at))
         child = facts.adopted(self._core, parent, name, listed, told_at)
-        left = self._left(child)
+        left = self.left(child)
         return self.entry(child, left) if left is not None else None
 
     def _known_before(self, child: Node, listed: Listed) -> bool:
@@ -135,11 +133,6 @@ class Resolver:
         if isinstance(child, Directory):
             return listed.kind == stat.S_IFDIR and child.attrs_valid
         return child.racy and child.is_version(listed)
-
-    def fresh_listing(self, directory: Directory) -> Listing | None:
-        """The whole listing of a directory, if it is fresh."""
-        listing = directory.listing
-        return listing if listing is not None and self._age(listing.listed_at) < self.ttl(directory) else None
 
     def changed(self, node: Node) -> None:
         """We made or changed this name: listings and answers under way are older."""
@@ -193,9 +186,8 @@ class Resolver:
         node = await self.find(parent, name)
         if node is not None and not node.gone:
             return self.entry(node)
-        told = self._remote.believed(parent, name)
-        age = self._age(told[1]) if told is not None else 0.0
-        return Entry(None, max(0.0, self.ttl(parent) - age))
+        _, told_at = self._remote.believed(parent, name) or (None, self._core.clock.monotonic())
+        return Entry(None, max(0.0, self.ttl(parent) - self._age(told_at)))
 
     async def find(self, parent: Directory, name: bytes) -> Node | None:
         """The live node of a name, confirmed within the time to live; None when there is nothing."""
@@ -237,18 +229,15 @@ class Resolver:
         """Confirm a node with the store if its time is up; False when it is gone (then it is detached)."""
         if self.current(node):
             return not node.gone
-        if node.parent is None or (isinstance(node, Directory) and self._core.settings.full_attributes):
+        if isinstance(node, Directory) and (node.parent is None or self._core.settings.full_attributes):
             return await self._head(node)
-        return await self._find_anew(node.parent, node.name) is node
+        return node.parent is not None and await self._find_anew(node.parent, node.name) is node
 
-    async def _head(self, node: Node) -> bool:
-        """As Remote.head(), once for all who look a directory up at the same time."""
-        if isinstance(node, Directory):
-            await self._descent.ahead(node)
-        async with node.lock:
-            if self.current(node):
-                return not node.gone
-            return await self._remote.head(node)
+    async def _head(self, directory: Directory) -> bool:
+        """As Remote.head(), once for all who look it up at the same time."""
+        await self._descent.ahead(directory)
+        async with directory.lock:
+            return not directory.gone if self.current(directory) else await self._remote.head(directory)
 
     async def read_directory(self, directory: Directory, *, whole: bool = True) -> Listing:
         """A fresh listing; whole False: of a large directory only the first pages."""
@@ -308,11 +297,9 @@ class Resolver:
 
     async def refuse_hiding(self, parent: Directory, name: bytes) -> None:
         """FSError(EISDIR) where a file of this name would hide what other clients put below it (S-161)."""
-        store = self._core.store
-        if not store.capabilities.hides_below_files or not one_key(name):
-            return
-        page = await store.list_page(f"{parent.key}{segment_of(name)}/", max_keys=1)
-        if page.objects:
+        store, below = self._core.store, f"{parent.key}{segment_of(name)}/"
+        hides = store.capabilities.hides_below_files and one_key(name)
+        if hides and (await store.list_page(below, max_keys=1)).objects:
             parent.forget_listing()
             raise FSError(errno.EISDIR)
 
@@ -381,22 +368,19 @@ class Resolver:
             facts.listed(self._core, child, listed, checked_at)
         if child.attrs_valid or not self._core.settings.full_attributes:
             return child
-        if not isinstance(child, Directory):
+        if isinstance(child, Directory):  # its attributes may be on their way
+            await self._descent.ahead(child)
+            arrived = self.current(child)
+        else:
             self._prefetcher.looked_up(parent, name)
-        if not await self._arrived(child) and not await self._remote.head(child):
-            if child.gone and child.tail in parent.stand_ins:
-                raise _OvertakenError
-            return None
-        return child
-
-    async def _arrived(self, node: Node) -> bool:
-        """Whether the attributes of a node, which may be on their way, are here now."""
-        if isinstance(node, Directory):
-            await self._descent.ahead(node)
-            return self.current(node)
-        await self._prefetcher.arrived(node)
-        facts.recalled(self._core, node)
-        return node.attrs_valid
+            await self._prefetcher.arrived(child)
+            facts.recalled(self._core, child)
+            arrived = child.attrs_valid
+        if arrived or await self._remote.head(child):
+            return child
+        if child.gone and child.tail in parent.stand_ins:
+            raise _OvertakenError
+        return None
 
 
 def _shows(listed: Listed | None, node: Node | None) -> bool:

@@ -1,4 +1,4 @@
-"""Walks of a tree: a page of the recursive listing tells of many directories at once (S-105).
+"""Walks of a tree: across, where a page of the recursive listing tells of many directories at once (S-105), and down.
 
 Who reads the subdirectories of a directory one after the other is noticed. From then on a page of 1,000 keys is asked
 for that begins with the directory wanted, or ends with it when the walk goes backwards, without a delimiter; each
@@ -7,14 +7,24 @@ for them again, and those that are the same confirm what they told without being
 
 Relies on keys being listed in the order of their bytes, which is checked; where they are not, each directory is listed
 by itself.
+
+The kernel looks a path up name by name, and each waits for the store's answer to the one before. Where the store is far
+away, the directory that a name leads to is listed while its attributes are asked for; and where the same way was gone
+before, all directories that it led through are asked about side by side.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 
 from datastore.errors import StoreError
 
+from ...loop import Task
+from ...ops import FSError
 from ...store.base import ListedObject, ListPage
 from ...store.limits import key_bytes
 from ..tree.core import Core
@@ -32,6 +42,10 @@ _FEW = 8
 """So few directories are asked about one by one."""
 _SHOWN = 256
 """Entries of a directory whose attributes a walk asks for at once."""
+_WAYS_MAX = 1024
+"""Directories of which the last step down is remembered."""
+_LEVELS = 32
+"""Asked about at once on a way down."""
 
 
 class Walks:
@@ -56,7 +70,10 @@ class Walks:
         listing = directory.listing
         if listing is None or listing.listed_at < started:
             return None
-        self._go_on(parent, walk, directory.tail)
+        stands = _standing(parent)
+        for first, last, start in walk.beyond(directory.tail):  # what the walk comes to next
+            page = self._core.loop.spawn(self._page(parent, walk, stands, start))
+            walk.coming.append(Coming(first, last, page))
         return listing
 
     async def _arrived(self, directory: Directory, coming: list[Coming]) -> Listing | None:
@@ -66,17 +83,7 @@ class Walks:
                 await self._remote.settle(*await one.page)
             except StoreError:
                 continue  # whoever wants it asks again, and is told
-        listing = directory.listing
-        age = self._core.clock.monotonic() - listing.listed_at if listing is not None else 0.0
-        return listing if coming and age < self._remote.ttl(directory) else None
-
-    def _go_on(self, parent: Directory, walk: Walk, tail: str) -> None:
-        """Ask for what a walk comes to next."""
-        spans = walk.beyond(tail)
-        if spans:
-            request = _Request(self._core, self._remote, self._prefetcher, parent, walk)
-            for first, last, start in spans:
-                walk.coming.append(Coming(first, last, self._core.loop.spawn(request.ask(start))))
+        return self._remote.fresh_listing(directory) if coming else None
 
     async def confirm(self, directories: list[Directory]) -> bool:
         """Ask again for the pages that told of many directories of one parent; whether that was worth it."""
@@ -92,70 +99,38 @@ class Walks:
         return True
 
     async def _ask(self, parent: Directory, walk: Walk, starts: list[str]) -> None:
-        request = _Request(self._core, self._remote, self._prefetcher, parent, walk)
-        for suspects, listed_at in await self._core.each(request.ask, starts):
+        for suspects, listed_at in await self._core.each(partial(self._page, parent, walk, _standing(parent)), starts):
             await self._remote.settle(suspects, listed_at)
 
-
-class _Request:
-    """Pages of one walk that are asked for together: what is told of a directory counts if it was here before."""
-
-    def __init__(self, core: Core, remote: Remote, prefetcher: Prefetcher, parent: Directory, walk: Walk) -> None:
-        self._core, self._remote, self._prefetcher = core, remote, prefetcher
-        self._parent, self._walk = parent, walk
-        self._prefix, self._place = parent.key, parent.place
-        self._before = {
-            node.tail: (node, node.moves, node.listings_dropped)
-            for node in parent.children.values()
-            if isinstance(node, Directory)
-        }
-
-    async def ask(self, start: str) -> tuple[list[tuple[Node, Listed]], float]:
-        """One page; what was found replaced while it was open, and when it was asked."""
-        core, walk = self._core, self._walk
-        had = walk.pages.get(start)
+    async def _page(
+        self, parent: Directory, walk: Walk, stands: _Standing, start: str
+    ) -> tuple[list[tuple[Node, Listed]], float]:
+        """Ask for one; what was found replaced while it was open, and when it was asked."""
+        core, prefix, had = self._core, parent.key, walk.pages.get(start)
         max_keys, unless = (had.max_keys, had.digest) if had is not None else (walk.max_keys, b"")
-        started, after = core.clock.monotonic(), self._prefix + start
-        page = await core.store.list_page(self._prefix, start_after=after, max_keys=max_keys, unless=unless)
+        started, after = core.clock.monotonic(), prefix + start
+        page = await core.store.list_page(prefix, start_after=after, max_keys=max_keys, unless=unless)
         took_s = core.clock.monotonic() - started
         if had is not None and page.digest == had.digest:
-            self._confirm(had, started)
+            for known, stamp in had.told:
+                listing = known.listing
+                if listing and listing.stamp is stamp and not listing.edited and stands(known.tail) is known:
+                    listing.confirmed(started)
             return [], started
-        return self._take(start, max_keys, page, started, took_s), started
-
-    def _confirm(self, page: WalkPage, started: float) -> None:
-        for directory, stamp in page.told:
-            listing = directory.listing
-            if listing is not None and listing.stamp is stamp and not listing.edited and self._stands(directory):
-                listing.confirmed(started)
-
-    def _stands(self, directory: Directory) -> bool:
-        """Whether it is where it was before the request, and nobody said that what is listed may be wrong."""
-        before = self._before.get(directory.tail)
-        as_before = before == (directory, directory.moves, directory.listings_dropped)
-        return as_before and not directory.gone and self._parent.place == self._place
-
-    def _take(
-        self, start: str, max_keys: int, page: ListPage, started: float, took_s: float
-    ) -> list[tuple[Node, Listed]]:
-        walk = self._walk
-        keys = [key_bytes(found.key) for found in page.objects]
-        ordered = all(a < b for a, b in pairwise((key_bytes(self._prefix + start), *keys)))
-        levels = split(self._prefix, page) if ordered else {}
+        keys = [key_bytes(after), *(key_bytes(found.key) for found in page.objects)]
+        levels = split(prefix, page) if all(a < b for a, b in pairwise(keys)) else {}
         suspects: list[tuple[Node, Listed]] = []
         told: list[tuple[Directory, Stamp]] = []
         for tail, level in sorted(levels.items(), reverse=walk.step < 0):
-            directory = self._before.get(tail, (None,))[0]
-            if directory is None or not self._stands(directory):
+            directory = stands(tail)
+            if directory is None or (directory.listing is not None and directory.listing.listed_at >= started):
                 continue
-            if directory.listing is not None and directory.listing.listed_at >= started:
-                continue
-            listing = listing_of(self._prefix + tail, [level], started)
+            listing = listing_of(prefix + tail, [level], started)
             directory.large, directory.list_s, directory.probe_s = False, took_s, 0.0
             directory.marker = listing.marker
             suspects += self._remote.install(directory, listing)
             told.append((directory, listing.stamp))
-            self._prefetcher.coming(self._prefix + tail, (each for _, each in sorted(listing.entries.items())[:_SHOWN]))
+            self._prefetcher.coming(prefix + tail, (each for _, each in sorted(listing.entries.items())[:_SHOWN]))
         if len(levels) < 2:
             walk.off_until = started + _OFF_S
         else:
@@ -165,12 +140,30 @@ class _Request:
             walk.pages[start] = WalkPage(max_keys, page.digest, tuple(told))
             if len(walk.pages) > _PAGES_MAX:
                 walk.pages.popitem(last=False)
-        return suspects
+        return suspects, started
+
+
+_Standing = Callable[[str], Directory | None]
+"""By its tail a subdirectory, if it is where it was, and nobody said since that what is listed may be wrong."""
+
+
+def _standing(parent: Directory) -> _Standing:
+    """Of those that are here before pages are asked for."""
+    place = parent.place
+    directories = [node for node in parent.children.values() if isinstance(node, Directory)]
+    before = {node.tail: (node, node.moves, node.listings_dropped) for node in directories}
+
+    def stands(tail: str) -> Directory | None:
+        directory, *was = before.get(tail, (None,))
+        if directory is None or directory.gone or [directory.moves, directory.listings_dropped] != was:
+            return None
+        return directory if parent.place == place else None
+
+    return stands
 
 
 def split(prefix: str, page: ListPage) -> dict[str, ListPage]:
     """What a page of a recursive listing says of the directories right below its prefix: by tail, a page of one level.
-
     Only of those that it tells of wholly, if it begins between two directories. Pure.
     """
     objects: dict[str, list[ListedObject]] = {}
@@ -190,3 +183,54 @@ def split(prefix: str, page: ListPage) -> dict[str, ListPage]:
     if page.next_token is not None:
         objects.pop(tail, None)
     return {tail: ListPage(own, tuple(prefixes.get(tail, ())), None) for tail, own in objects.items()}
+
+
+class Descent:
+    """The way down a tree, one name after the other: what the next step will ask for is asked at once with this one."""
+
+    def __init__(self, core: Core, remote: Remote) -> None:
+        self._core = core
+        self._remote = remote
+        self._steps: OrderedDict[int, Directory] = OrderedDict()
+        """By the directory's ino, where the last way through it led to."""
+        self._coming: dict[int, Task[None]] = {}
+
+    async def ahead(self, directory: Directory) -> None:
+        """Somebody asks for a directory that is not current: wait for its attributes, if they are on their way; else
+        ask for what comes next.
+        """
+        parent, coming = directory.parent, self._coming.get(directory.ino)
+        if parent is not None:
+            self._steps[parent.ino] = directory
+            self._steps.move_to_end(parent.ino)
+            if len(self._steps) > _WAYS_MAX:
+                self._steps.popitem(last=False)
+        if coming is not None:
+            await coming
+        elif parent is not None and self._remote.is_far:
+            self._go(directory)
+
+    def _go(self, directory: Directory) -> None:
+        last = directory
+        for _ in range(_LEVELS):
+            step = self._steps.get(last.ino)
+            if step is None or step.parent is not last or step.gone or self._remote.is_fresh(last, step.checked_at):
+                break
+            if step.ino not in self._coming:
+                coming = self._coming[step.ino] = self._core.loop.spawn(self._ask(step))
+                coming.on_done(partial(self._coming.__delitem__, step.ino))
+            last = step
+        walk = last.parent.walk if last.parent is not None else None
+        if not last.large and (walk is None or walk.streak <= 1) and self._remote.fresh_listing(last) is None:
+            self._core.loop.spawn(self._list(last))
+
+    async def _ask(self, directory: Directory) -> None:
+        with suppress(StoreError, FSError):  # who wants it asks again, and is told
+            await self._remote.head(directory)
+
+    async def _list(self, directory: Directory) -> None:
+        """Unless somebody does already, or has; who wants the listing waits for the lock."""
+        if not directory.listing_lock.locked and self._remote.fresh_listing(directory) is None:
+            async with directory.listing_lock:
+                with suppress(StoreError, FSError):  # who wants it asks again, and is told
+                    await self._remote.begin(directory)

@@ -141,9 +141,8 @@ def metadata_size(metadata: Mapping[str, str]) -> int:
 
 
 def from_metadata(metadata: Mapping[str, str], kind: int, defaults: Attributes, content_type: str = "") -> Attributes:
-    """Attributes of an object of which `kind` is known from its key (S_IFREG when the key says nothing more).
-
-    What is absent or does not parse comes from `defaults`.
+    """Attributes of an object of which `kind` is known from its key (S_IFREG when the key says nothing more). What is
+    absent or does not parse comes from `defaults`.
     """
     said = metadata.get
     mode = _number(said("mode"), defaults.mode)
@@ -171,14 +170,11 @@ def changed(attributes: Attributes, changes: SetAttr, now_ns: int) -> Attributes
         mode = stat.S_IFMT(mode) | stat.S_IMODE(changes.mode)
     if changes.kill_suidgid:
         mode = without_suidgid(mode)
-    return attributes._replace(
-        mode=mode,
-        uid=attributes.uid if changes.uid is None else changes.uid,
-        gid=attributes.gid if changes.gid is None else changes.gid,
-        atime_ns=_time(changes.atime_ns, attributes.atime_ns, now_ns),
-        mtime_ns=_time(changes.mtime_ns, attributes.mtime_ns, now_ns),
-        ctime_ns=now_ns,
-    )
+    uid = attributes.uid if changes.uid is None else changes.uid
+    gid = attributes.gid if changes.gid is None else changes.gid
+    atime_ns = _time(changes.atime_ns, attributes.atime_ns, now_ns)
+    mtime_ns = _time(changes.mtime_ns, attributes.mtime_ns, now_ns)
+    return attributes._replace(mode=mode, uid=uid, gid=gid, atime_ns=atime_ns, mtime_ns=mtime_ns, ctime_ns=now_ns)
 
 
 def without_suidgid(mode: int) -> int:

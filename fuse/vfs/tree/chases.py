@@ -39,11 +39,10 @@ class Chases:
 
     def caught(self, node: Node, thread: int) -> None:
         """An open of this node succeeds."""
-        if not self._chased or node.parent is None:
-            return
-        threads = self._chased.get((node.parent.ino, node.name), {})
-        if threads.pop(thread, None) is not None and not threads:
-            del self._chased[node.parent.ino, node.name]
+        if self._chased and node.parent is not None:
+            threads = self._chased.get((node.parent.ino, node.name), {})
+            if threads.pop(thread, None) is not None and not threads:
+                del self._chased[node.parent.ino, node.name]
 
     async def let_pass(self, parent: Ino, name: bytes) -> None:
         """Wait until those that are on their way to a name have opened it, or their time is over."""

@@ -6,7 +6,8 @@ All of it belongs to the loop: what lies between two awaits needs no lock. Order
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -15,8 +16,8 @@ from datastore.clock import Clock
 
 from ...data.blockcache import BlockCache
 from ...data.reader import Reader
-from ...loop import Future, Loop, all_of, each, now
-from ...ops import NoNotifier, Notifier
+from ...loop import Future, Lock, Loop, all_of, each, now
+from ...ops import Notifier
 from ...state.attributes import AttributeMemory
 from ...state.listings import SavedListings
 from ...state.nodelog import NodeLog, NodeRecord
@@ -27,7 +28,6 @@ from ...store.base import DeleteFailure, ObjectStore
 from .attrs import Defaults
 from .nodes import Node, NodeTable
 from .passthrough import PassthroughFiles
-from .treelock import TreeLock
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,7 +40,6 @@ _EACH_WIDTH = 32
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """One mount's choices. metadata_ttl_s: how long what the store said may be believed.
-
     silly_copy_bytes: a file removed while open is kept by a local copy up to this size, by a copy in the bucket above
     (that is where a download would be felt: 64 MiB is about a second). memory_bytes: the limit of the process's
     resident size. refuse_conflicts: an upload must replace the version that was opened. write_back_s: how long after
@@ -63,6 +62,47 @@ class Settings:
     open_less: bool = False
 
 
+class TreeLock:
+    """Uploads share it, and the rename of a directory takes it alone: keys must not change while bytes go to them.
+    In the order of asking: who waits for exclusive keeps newcomers out. Waits have no deadline of their own: whoever
+    holds it waits for the store, which is bounded.
+    """
+
+    def __init__(self) -> None:
+        self._gate = Lock()
+        """Held by who is exclusive, also while he waits for those that share."""
+        self._sharing = 0
+        self._unshared: Future[None] | None = None
+
+    def shared(self) -> TreeLock:
+        """For `async with`: keys stay as they are meanwhile. Not to be nested."""
+        return self
+
+    async def __aenter__(self) -> None:
+        if self._gate.locked:
+            async with self._gate:
+                self._sharing += 1
+        else:
+            self._sharing += 1
+
+    async def __aexit__(self, *_: object) -> None:
+        self._sharing -= 1
+        if self._unshared is not None and not self._sharing:
+            self._unshared.set_result(None)
+
+    @asynccontextmanager
+    async def exclusive(self) -> AsyncIterator[None]:
+        """Nobody else relies on keys meanwhile."""
+        async with self._gate:
+            if self._sharing:
+                self._unshared = Future()
+                try:
+                    await self._unshared
+                finally:
+                    self._unshared = None
+            yield
+
+
 @dataclass(slots=True, kw_only=True)
 class Core:
     """The shared state of one mounted file system."""
@@ -82,7 +122,7 @@ class Core:
     loop: Loop
     clock: Clock
     staging_dir: Path
-    notifier: Notifier = field(default_factory=NoNotifier)
+    notifier: Notifier = field(default_factory=Notifier)
     tree: TreeLock = field(default_factory=TreeLock)
 
     def now_ns(self) -> int:

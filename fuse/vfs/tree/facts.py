@@ -78,6 +78,7 @@ def recalled(core: Core, node: Node) -> None:
     if known is not None and not stands_for_directory(node.tail, node.size, known[1]):
         _describe(core, node, *known)
         node.racy = False
+        _follow_listing(core, node)
 
 
 def headed(core: Core, node: Node, info: ObjectInfo) -> None:
@@ -192,5 +193,7 @@ def _follow_listing(core: Core, node: Node) -> None:
     shown = listing.entries.get(node.name) if listing is not None else None
     if listing is None or shown is None or shown.tail != node.tail:
         return
-    if not core.settings.full_attributes if isinstance(node, Directory) else node.is_version(shown):
-        node.told, node.shown = listing.stamp_of(shown.tail), shown.said is not None
+    # Of one that may have changed within that second it counts only where it shows the attributes, too.
+    whole = node.is_version(shown) and (shown.said is not None or not node.racy)
+    if not core.settings.full_attributes if isinstance(node, Directory) else whole:
+        node.told = listing.stamp_of(shown.tail)

@@ -11,6 +11,7 @@ import stat
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 from ...loop import Lock
@@ -19,11 +20,11 @@ from ...store.limits import key_bytes
 from .names import BESIDE_DIRECTORY, LINK_SUFFIX, name_of, one_key, segment_of
 
 NO_ETAG = ETag("")
+_end_of = attrgetter("end")
 
 
 class Listed(NamedTuple):
     """One entry. kind: S_IFREG, S_IFDIR or S_IFLNK as the key tells; tail: what its key adds to the directory's prefix.
-
     size, etag, mtime_ns are 0, '' and 0 for directories. said: see ListedObject.
     """
 
@@ -43,28 +44,29 @@ class Stamp:
     def __init__(self, at: float) -> None:
         self.at = at
 
+    def confirmed(self, when: float) -> None:
+        """The store showed the same when it was asked at `when`."""
+        self.at = max(self.at, when)
 
-class Span:
+
+class Span(Stamp):
     """One page of a listing: the tails that it tells of, and when the store last showed it."""
 
-    __slots__ = ("after", "asking", "digest", "stamp", "upto", "wanted_at")
+    __slots__ = ("after", "asking", "digest", "end", "upto", "wanted_at")
 
     def __init__(self, after: str, upto: str, digest: bytes, at: float) -> None:
+        super().__init__(at)
         self.after = after
         """It tells of what comes after this one ..."""
         self.upto = upto
         """... up to this one; '' on the last page: of all others."""
+        self.end = key_bytes(upto)
         self.digest = digest
         """The store can be asked whether it is still so; b"": it can't, or we changed a name in it."""
-        self.stamp = Stamp(at)
         self.wanted_at = 0.0
         """When a name in it was last looked up, it being too old to be believed."""
         self.asking = Lock()
         """Held while it is asked for by itself, so that it is asked for once."""
-
-    def confirmed(self, when: float) -> None:
-        """The store showed the same when it was asked at `when`."""
-        self.stamp.at = max(self.stamp.at, when)
 
 
 @dataclass(slots=True)
@@ -90,21 +92,19 @@ class Listing:
     """It may have kept it to its end; before that it does not go by it."""
     stamp: Stamp = field(init=False)
     """For the nodes that it has confirmed; moves with listed_at."""
-    _ends: list[bytes] = field(default_factory=list)
-    """Where the pages but the last end."""
 
     def __post_init__(self) -> None:
         self.stamp = Stamp(self.listed_at)
 
     def stamp_of(self, tail: str) -> Stamp:
-        """For the node of one of its entries: of its page, if that says all about it."""
-        return ((self.span_of(tail) if self._ends else None) or self).stamp
+        """For the node of one of its entries: its page, if that says all about it."""
+        return (self.span_of(tail) if len(self.spans) > 1 else None) or self.stamp
 
     def confirmed(self, when: float) -> None:
         """The store showed the same pages when it was asked at `when`."""
-        self.listed_at = self.stamp.at = max(self.listed_at, when)
-        for span in self.spans:
-            span.confirmed(when)
+        self.listed_at = max(self.listed_at, when)
+        for stamp in (self.stamp, *self.spans):
+            stamp.confirmed(when)
 
     def span_of(self, tail: str) -> Span | None:
         """The page that says all about what a key is shown as, its directory and link; None: no single one does."""
@@ -113,13 +113,8 @@ class Listing:
 
     def told_at(self, name: bytes) -> float:
         """When the store last said what this name is, or that it is nothing; monotonic seconds."""
-        span = self.span_of(segment_of(name)) if self._ends and one_key(name) else None
-        return self.listed_at if span is None else max(self.listed_at, span.stamp.at)
-
-    @property
-    def comparable(self) -> bool:
-        """Whether the store can be asked if all of it is still so, without reading it."""
-        return bool(self.spans) and all(span.digest for span in self.spans)
+        span = self.span_of(segment_of(name)) if len(self.spans) > 1 and one_key(name) else None
+        return self.listed_at if span is None else max(self.listed_at, span.at)
 
     def put(self, name: bytes, listed: Listed | None) -> None:
         """We made it this, or nothing."""
@@ -144,25 +139,23 @@ class Listing:
         after = self.spans[-1].upto if self.spans else ""
         more = page.next_token is not None
         low, high = ends_of(prefix, page) if more or self.spans else ("", "")
-        if self.spans:
-            self._ends.append(key_bytes(after))
-        if (more and not high) or (self.spans and high and key_bytes(low) < key_bytes(after)):
-            self.spans, self._ends = [], []
-            return
-        self.spans.append(Span(after, high if more else "", page.digest, self.listed_at))
+        if (more and not high) or (high and key_bytes(low) < key_bytes(after)):
+            self.spans = []
+        else:
+            self.spans.append(Span(after, high if more else "", page.digest, self.listed_at))
 
     def _ends_around(self, tail: str) -> tuple[int, int]:
-        base = tail.removesuffix("/").removesuffix(LINK_SUFFIX)
-        return bisect_left(self._ends, key_bytes(base)), bisect_left(self._ends, key_bytes(base + "/"))
+        base, last = tail.removesuffix("/").removesuffix(LINK_SUFFIX), max(0, len(self.spans) - 1)
+        first = bisect_left(self.spans, key_bytes(base), 0, last, key=_end_of)
+        return first, bisect_left(self.spans, key_bytes(base + "/"), first, last, key=_end_of)
 
 
 def ends_of(prefix: str, page: ListPage) -> tuple[str, str]:
     """The first and the last tail of a page, by their bytes; '' and '' of an empty one."""
     tails = [common[len(prefix) :] for common in page.common_prefixes]
     tails += [found.key[len(prefix) :] for found in page.objects]
-    if all(map(str.isascii, tails)):
-        return min(tails, default=""), max(tails, default="")
-    return min(tails, key=key_bytes), max(tails, key=key_bytes)
+    key = None if all(map(str.isascii, tails)) else key_bytes
+    return min(tails, default="", key=key), max(tails, default="", key=key)
 
 
 def listing_of(

@@ -15,6 +15,7 @@ from __future__ import annotations
 import stat
 from collections import OrderedDict
 from hashlib import blake2b
+from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...loop import Lock
@@ -43,13 +44,13 @@ class Change(NamedTuple):
 
 class Node:
     """One file, link or special file. `lock` is for whoever waits while he works on its content. What is known of its
-    object (attributes to shown) is changed by facts.py only.
+    object (attributes to told) is changed by facts.py only.
     """
 
     __slots__ = (
         "asked_at", "attributes", "attrs_valid", "changes", "etag", "gone", "handles", "ino", "leaving", "listed_kind",
         "lock", "lost", "made_at", "moves", "mtime_ns", "name", "nlookup", "pages_valid", "parent", "pinned", "racy",
-        "shown", "size", "staged", "tail", "told", "unlinked_key", "writers",
+        "size", "staged", "tail", "told", "unlinked_key", "writers",
     )  # fmt: skip
 
     def __init__(self, ino: Ino, parent: Directory | None, name: bytes, listed: Listed, attributes: Attributes) -> None:
@@ -74,9 +75,7 @@ class Node:
         self.made_at = NEVER
         """Monotonic seconds at which this mount wrote the version that is known; NEVER of another client's."""
         self.told: Stamp | None = None
-        """Of the listing that has confirmed it: as long as the store shows that listing, it shows this."""
-        self.shown = False
-        """That listing shows its attributes as well, not only its version."""
+        """Of the listing that has confirmed all this: as long as the store shows that listing, it shows this."""
         self.nlookup = 0
         self.handles = 0
         self.writers = 0
@@ -102,9 +101,7 @@ class Node:
     @property
     def checked_at(self) -> float:
         """Monotonic seconds at which the store last confirmed all this, by itself or in a listing."""
-        if self.told is None or (self.racy and not self.shown):
-            return self.asked_at
-        return max(self.asked_at, self.told.at)
+        return self.asked_at if self.told is None else max(self.asked_at, self.told.at)
 
     def is_version(self, seen: Listed | ObjectInfo) -> bool:
         """Whether the store shows the version that is known. By seconds: a HEAD tells no parts of them."""
@@ -133,12 +130,7 @@ class Node:
     @property
     def place(self) -> tuple[int, ...]:
         """What is another after every rename of it or of a directory above, also when the key is the old one again."""
-        parts = []
-        node: Node | None = self
-        while node is not None:
-            parts += [node.ino, node.moves]
-            node = node.parent
-        return tuple(parts)
+        return (self.ino, self.moves, *(self.parent.place if self.parent is not None else ()))
 
     @property
     def path(self) -> bytes:
@@ -282,13 +274,12 @@ class NodeTable:
 
     def free_ino(self, parent: Ino, name: bytes) -> Ino:
         """The id for a new node of this name."""
-        turn = 0
-        while True:
+        for turn in count():
             digest = blake2b(b"%d/%d/" % (parent, turn) + name, digest_size=8).digest()
             ino = Ino(int.from_bytes(digest, "little") >> (64 - _INO_BITS))
             if ino > ROOT_INO and ino not in self.by_ino:
-                return ino
-            turn += 1
+                break
+        return ino
 
     def shown_ino(self, parent: Directory, name: bytes) -> Ino:
         """The id that readdir shows for a name: of its node, or the one it would get."""

@@ -163,7 +163,7 @@ class MemoryReclaimer:
                 continue
             freed += NODE_BYTES
         if directory.ino in core.nodes.used:
-            core.nodes.used.move_to_end(directory.ino)
+            core.nodes.use(directory)
         core.notifier.release(held)
         return freed
 

@@ -10,7 +10,7 @@ import pytest
 
 from datastore.fuse.data.multipart import PARTS_MAX
 from datastore.fuse.loop import Future, running
-from datastore.fuse.vfs.tree.treelock import TreeLock
+from datastore.fuse.vfs.tree.core import TreeLock
 from datastore.fuse.vfs.upload import copies
 from datastore.fuse.vfs.upload.delivery import SMALL
 from tests.driving import resolve, the_loop
