@@ -95,7 +95,7 @@ class PieceTable:
 
     def has_room(self, size_bytes: int) -> bool:
         """Whether another `size_bytes` on their way leave half of the memory to what has arrived."""
-        return self.coming_bytes + size_bytes <= self._limit_bytes // 2
+        return self.coming_bytes + size_bytes <= self.half_bytes
 
     def finish(self, piece: Piece, body: Body) -> None:
         """The piece has arrived."""
@@ -134,6 +134,11 @@ class PieceTable:
         """Another limit from now on."""
         self._limit_bytes = limit_bytes
         self._shrink()
+
+    @property
+    def half_bytes(self) -> int:
+        """Half of the memory."""
+        return self._limit_bytes // 2
 
     @property
     def coming_bytes(self) -> int:

@@ -72,7 +72,7 @@ class Run:
 class ReadAhead:
     """The pattern seen so far of one file. INVARIANT: at most READERS_MAX places are followed."""
 
-    __slots__ = ("_others", "_settings", "_size", "_touched", "present")
+    __slots__ = ("_settings", "_size", "_touched", "others", "present")
 
     def __init__(self, size: int, settings: ReadSettings = USUAL) -> None:
         """size: of the object, bytes."""
@@ -80,24 +80,27 @@ class ReadAhead:
         self._settings = settings
         self.present = Run()
         """The one that the last plan was for."""
-        self._others: list[Run] = []
+        self.others: list[Run] = []
         self._touched: set[int] = set()
         """Blocks of which only a part was fetched."""
 
-    def plan(self, offset: int, size: int) -> Plan:
-        """What to fetch for a read of [offset, offset + size), with 0 <= offset < the object's size and size > 0."""
+    def plan(self, offset: int, size: int, share_bytes: int = USUAL.max_bytes) -> Plan:
+        """What to fetch for a read of [offset, offset + size), with 0 <= offset < the object's size and size > 0.
+
+        share_bytes: so much of the memory is for one reader's window.
+        """
         stop = min(offset + size, self._size)
         reach = 2 * max(size, BLOCK_BYTES)
         if abs(offset - self.present.head) > reach:
-            known = next((run for run in self._others if abs(offset - run.head) <= reach), None)
+            known = next((run for run in self.others if abs(offset - run.head) <= reach), None)
             if known is not None:
-                self._others.remove(known)
-            self._others.append(self.present)
-            del self._others[: 1 - READERS_MAX]
+                self.others.remove(known)
+            self.others.append(self.present)
+            del self.others[: 1 - READERS_MAX]
             self.present = known or Run(stop, self._up(stop), 0)
             if known is None:
                 return Plan(self._jumped(offset, stop))
-        return self._sequential(self.present, offset, stop)
+        return self._sequential(self.present, offset, stop, share_bytes)
 
     def retract(self, start: int) -> None:
         """What was called for ahead from `start` on was not begun: call for it again."""
@@ -113,7 +116,7 @@ class ReadAhead:
         self._touched.add(block)
         return ByteRange(offset // PAGE * PAGE, min(self._size, -(-stop // PAGE) * PAGE))
 
-    def _sequential(self, run: Run, offset: int, stop: int) -> Plan:
+    def _sequential(self, run: Run, offset: int, stop: int, share_bytes: int) -> Plan:
         settings = self._settings
         run.reads += 1
         run.head = max(run.head, stop)
@@ -123,7 +126,8 @@ class ReadAhead:
             run.ahead_until = max(begin, wanted.stop)
             return Plan(wanted)
         if run.window_bytes == 0 or begin - run.head <= run.window_bytes // 2:
-            run.window_bytes = min(max(settings.first_bytes, 2 * run.window_bytes), settings.max_bytes)
+            most = min(share_bytes, settings.max_bytes)
+            run.window_bytes = max(settings.first_bytes, min(2 * run.window_bytes, most))
             run.ahead_until = max(begin, self._up(run.head + run.window_bytes))
         # On a grid of their own size, at least four of them in a window so that they overlap in time.
         step = max(settings.first_bytes, min(settings.range_bytes, run.window_bytes // 4))

@@ -9,6 +9,7 @@ when fetch_limit of such fetches run, or half the memory is on its way. Retries 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
@@ -25,12 +26,14 @@ from .blockfile import BLOCK_BYTES
 from .extents import on_grid
 from .keeping import Keeping
 from .pieces import Piece, PieceTable, cut
-from .readahead import USUAL, ReadAhead, ReadSettings
+from .readahead import USUAL, ReadAhead, ReadSettings, Run
 
 Read = bytes | memoryview
 _BEHIND_BYTES = 8 << 20
 """So far behind a reader in sequence memory is let go of: others may follow closely, and what came last is not on disk
 yet."""
+_SHARING_MAX = 8
+"""Of more readers in sequence some have stopped, as far as anybody can tell; none gets less than such a share."""
 _BRING_S = 60.0
 """So long bring_many() asks for others at most: each call of the store finds anew how many connections are of use."""
 _LOOP_BYTES = 1 << 20
@@ -84,6 +87,8 @@ class Reader:
         self._table = PieceTable(memory_bytes)
         self._ahead = 0
         """Fetches that were begun before anybody waited for them."""
+        self._in_sequence: OrderedDict[Run, None] = OrderedDict()
+        """Who reads in sequence; who read last is the last."""
         self._filling = Semaphore(self.settings.fetch_limit)
         self._keeping = Keeping(cache, loop)
 
@@ -198,6 +203,23 @@ class Reader:
     def holds(self, version: ObjectVersion, start: int, stop: int) -> bool:
         """Whether held() would have [start, stop), without reading it (what is corrupt is fetched again)."""
         return self._table.find(version, start, stop) is not None or self._cache.holds(version, start, stop)
+
+    @property
+    def share_bytes(self) -> int:
+        """The most to read ahead of each who reads in sequence, half the memory in all: what is dropped before it is
+        read must be read from the disk, on the loop."""
+        return self._table.half_bytes // max(1, len(self._in_sequence))
+
+    def reads_on(self, run: Run) -> None:
+        """It reads in sequence, until it has ended."""
+        self._in_sequence[run] = None
+        self._in_sequence.move_to_end(run)
+        if len(self._in_sequence) > _SHARING_MAX:
+            self._in_sequence.popitem(last=False)
+
+    def ended(self, run: Run) -> None:
+        """It reads no more. Idempotent."""
+        self._in_sequence.pop(run, None)
 
     def start(self, version: ObjectVersion, ranges: Iterable[ByteRange], dropped: Callable[[], bool]) -> int | None:
         """Begin fetching ranges that nobody waits for; where it stopped for want of room, None when all are begun.
@@ -340,8 +362,10 @@ class ReadStream:
             return b""
         wanted = ByteRange(0, self.version.size)
         if self._ahead is not None:
-            wanted, ahead = self._ahead.plan(offset, size)
+            wanted, ahead = self._ahead.plan(offset, size, self._reader.share_bytes)
             if self._ahead.present.window_bytes:
+                if not self._closed:
+                    self._reader.reads_on(self._ahead.present)
                 self._table.passed(self.version, max(0, offset - 2 * _BEHIND_BYTES), offset - _BEHIND_BYTES)
             if ahead and not self._closed:
                 left_out = self._reader.start(self.version, ahead, lambda: self._closed)
@@ -360,5 +384,7 @@ class ReadStream:
     def close(self) -> None:
         """Stop reading ahead: what is not begun yet is dropped, unless it is needed. Idempotent; reads still work."""
         self._closed = True
+        for run in () if self._ahead is None else (self._ahead.present, *self._ahead.others):
+            self._reader.ended(run)
         if self._ahead is None:  # the next one is received into the same memory: fresh pages took a twelfth of its time
             self._table.passed(self.version, 0, self.version.size)

@@ -322,6 +322,20 @@ def test_memory_stays_in_its_limit(store: Probe, big: ObjectVersion) -> None:
     settle(reader)
 
 
+def test_readers_in_sequence_share_the_memory_so_that_none_loses_what_was_read_ahead(store: Probe) -> None:
+    """Each byte is fetched once, though the windows that each would have alone are larger than the memory."""
+    reader = Reader(store, NO_CACHE, the_loop(), memory_bytes=32 * MIB)
+    streams = [reader.open(store.add(f"big{number}", BODY)) for number in range(4)]
+    for offset in range(0, BIG, MIB):
+        for stream in streams:
+            assert read(stream, offset, MIB) == BODY[offset : offset + MIB]
+            settle(reader)
+    assert store.fetched_bytes == len(streams) * BIG
+    for stream in streams[1:]:
+        stream.close()
+    assert reader.share_bytes == 16 * MIB
+
+
 @pytest.fixture
 def busy(store: Probe) -> Iterator[Reader]:
     """One that reads ahead as much as it may, until the gate is open."""
