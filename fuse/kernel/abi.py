@@ -24,6 +24,7 @@ _NAMES = (
 )
 NAMES = _NAMES.split()
 """Of the opcodes, by number."""
+UNANSWERED = {FORGET, BATCH_FORGET, INTERRUPT, NOTIFY_REPLY}
 OPCODE_LIMIT = 64
 """One more than any opcode we look up; larger ones are unknown."""
 

@@ -22,8 +22,6 @@ from pathlib import Path
 from datastore import mountinfo
 from datastore.errors import MountFailed
 
-from . import mountusers
-
 DEVICE = "/dev/fuse"
 FUSE_CONF = Path("/etc/fuse.conf")
 SUBTYPE = "datastore"
@@ -249,10 +247,36 @@ def busy(place: str) -> Busy:
     below = [each.mountpoint for each in mountinfo.read().mounts if each.mountpoint.startswith(f"{place}/")]
     if below:
         return Busy(f"{place} is busy: {below[-1]} is mounted below it; unmount that first")
-    users = mountusers.users(place) if sys.platform == "linux" else []
-    if users:
-        return Busy(f"{place} is busy: used by {', '.join(users)}")
+    if sys.platform == "linux" and (found := users(place)):
+        return Busy(f"{place} is busy: used by {', '.join(found)}")
     return _UserNotFound(f"{place} is busy: used by a process of another user")
+
+
+def _uses(process: Path, mountpoint: str) -> bool:
+    below = mountpoint.rstrip("/") + "/"
+    links = [process / "cwd", process / "root", process / "exe"]
+    with suppress(OSError):  # another user's process, or it has just ended
+        links += (process / "fd").iterdir()
+    for link in links:
+        with suppress(OSError):
+            if f"{os.readlink(link)}/".startswith(below):
+                return True
+    with suppress(OSError):
+        return f" {below}" in (process / "maps").read_text(errors="surrogateescape")
+    return False
+
+
+def users(mountpoint: str, proc: Path = Path("/proc")) -> list[str]:
+    """Who uses a mount, read from /proc (proc(5)) without touching it: asking a dead or busy one could hang.
+
+    Processes with a file, directory or mapping below the mountpoint, as `pid N (command)`, where we may look.
+    """
+    found = []
+    for process in sorted(proc.glob("[0-9]*"), key=lambda path: int(path.name)):
+        if _uses(process, mountpoint):
+            with suppress(OSError):
+                found.append(f"pid {process.name} ({(process / 'comm').read_text(errors='replace').strip()})")
+    return found
 
 
 def tune_read_ahead(mountpoint: str) -> None:

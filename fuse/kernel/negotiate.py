@@ -26,9 +26,9 @@ FEATURES = {
     abi.PASSTHROUGH: "passthrough", abi.HAS_RESEND: "resend",
 }  # fmt: skip
 """Those that we want, and their names. Not AUTO_INVAL_DATA: it drops our own pages after each of our own writes (the
-mtime moves); the file system says keep_cache or inval_inode instead. Not EXPLICIT_INVAL_DATA either: a size that changed
-under the kernel still drops pages, the cautious half of the same rule. No lock flags: the kernel keeps flock and fcntl
-locks itself."""
+mtime moves); the file system says keep_cache or inval_inode instead. Not EXPLICIT_INVAL_DATA either: a size that
+changed under the kernel still drops pages, the cautious half of the same rule. No lock flags: the kernel keeps flock
+and fcntl locks itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,6 @@ from contextlib import suppress
 
 from ..kernel import abi, reply
 
-_UNANSWERED = {abi.FORGET, abi.BATCH_FORGET, abi.INTERRUPT}
 _GONE = {errno.ENODEV, errno.ECONNABORTED}
 """Unmounted, or the connection was aborted."""
 _LEFT = {errno.ENOENT, errno.EINTR, errno.EAGAIN}
@@ -72,7 +71,7 @@ class Refusal:
         if length < abi.HEADER_SIZE:
             return None
         header = abi.IN_HEADER.unpack_from(self._buffer)
-        return 0 if header[1] in _UNANSWERED else header[2]
+        return 0 if header[1] in abi.UNANSWERED else header[2]
 
     def _refuse(self, unique: int) -> None:
         try:
