@@ -19,7 +19,7 @@ from typing import Any, Generic, NoReturn, ParamSpec, Protocol, TypeVar
 from datastore.api.mountspec import MountSpec
 from datastore.errors import Unsupported
 
-from .loop import Future, Lanes, Loop
+from .loop import Future, Loop
 from .ops import FSError, Ino, Notifier
 
 P = ParamSpec("P")
@@ -82,11 +82,8 @@ class FileServerFilesystem:
             self._notifier.inval_inode(Ino(ino), -1)
 
     async def stop(self) -> None:
-        """See ops.Filesystem. In a lane of its own: all others may be waiting for a machine that does not answer."""
-        lanes = Lanes(self.loop, 1)
-        ended = lanes.run(self._end)
-        lanes.close()
-        await ended
+        """See ops.Filesystem. In no lane: all may be waiting for a machine that does not answer."""
+        await self.loop.aside(self._end, "end")
 
     def _end(self) -> None:
         """Leave nothing behind, within about END_S; idempotent."""
