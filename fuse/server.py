@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NoReturn, Protocol
@@ -65,9 +65,7 @@ class MountedStore(Protocol):
     """What a builder makes of a MountSpec; it has asked the storage, and raised DatastoreError if that said no."""
 
     @property
-    def filesystem(self) -> Filesystem:
-        """What is served."""
-
+    def filesystem(self) -> Filesystem: ...
     def status(self) -> dict[str, object]:
         """For `datastore status`; quick, no request to the storage. `dirty`: each file that is not uploaded, with its
         `bytes` and `error`."""
@@ -98,41 +96,33 @@ def load_builder(name: str) -> Callable[..., MountedStore]:
     return build
 
 
+@dataclass(eq=False)
 class Server:
     """One serving process of one mount."""
 
-    def __init__(
-        self,
-        spec: MountSpec,
-        store: MountedStore,
-        channel: socket.socket,
-        metrics: Metrics,
-        control: ControlServer,
-        *,
-        restarts: int = 0,
-        unconfined: list[str] | None = None,
-    ) -> None:
-        """restarts: how many servers of this mount died before this one. unconfined: what confinement.confine says is
-        missing; None: nobody asked for that."""
-        self.spec = spec
-        self.store = store
-        self._channel = channel
+    spec: MountSpec
+    store: MountedStore
+    channel: socket.socket
+    metrics: Metrics
+    control: ControlServer
+    restarts: int
+    """How many servers of this mount died before this one."""
+    unconfined: list[str] | None
+    """What confinement.confine says is missing; None: nobody asked for that."""
+
+    def __post_init__(self) -> None:
         self._session: Session | None = None
         self._events: SimpleQueue[str] = SimpleQueue()
         self._ended = threading.Event()
         self._crashed = False
         self._started = time.monotonic()
-        self._restarts = restarts
-        self._metrics = metrics
-        self._control = control
-        self._unconfined = unconfined
 
     def run(self, device_fd: int, opens_fd: int, negotiated: Negotiated | None) -> int:
         """Serve until the mount is gone; the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._events.put("terminate"))
         signal.signal(signal.SIGUSR2, lambda *_: self._events.put("leave"))
-        self._control.start(
+        self.control.start(
             {
                 "status": (self._status, STATUS_TIMEOUT_S),
                 "flush": (self._flush, FLUSH_TIMEOUT_S),
@@ -142,16 +132,10 @@ class Server:
                 "stop": (self._stop, FLUSH_TIMEOUT_S),
             }
         )
-        self._metrics.start(lambda: self._status({}, lambda _: None))
+        self.metrics.start(lambda: self._status({}, lambda _: None))
         if self.spec.transport == "kernel":
-            self._session = Session(
-                device_fd,
-                self.store.filesystem,
-                Settings(),
-                negotiated=negotiated,
-                opens_fd=opens_fd,
-                ready=self._ready,
-            )
+            fs, ready = self.store.filesystem, self._ready
+            self._session = Session(device_fd, fs, Settings(), negotiated=negotiated, opens_fd=opens_fd, ready=ready)
             serve: Callable[[], object] = self._session.serve
         else:
             serve = self._libfuse()
@@ -167,8 +151,8 @@ class Server:
             if event == "terminate" and not self._terminate():
                 return EXIT_LEFT
         finally:
-            self._control.stop()
-            self._metrics.stop()
+            self.control.stop()
+            self.metrics.stop()
         return EXIT_FAILED if self._crashed else EXIT_OK
 
     def _serve(self, serve: Callable[[], object]) -> None:
@@ -181,7 +165,7 @@ class Server:
         self._events.put("ended")
 
     def _ready(self, settled: Negotiated) -> None:
-        frames.send(self._channel, {"negotiated": asdict(settled)})
+        frames.send(self.channel, {"negotiated": asdict(settled)})
 
     def _libfuse(self) -> Callable[[], object]:
         if sys.platform == "linux":
@@ -201,7 +185,7 @@ class Server:
             read_only=spec.read_only,
             allow_other=spec.allow_other,
             ttl_s=spec.metadata_ttl_s / 2,  # the other half is the mount's own: vfs/build.believed_s
-            ready=lambda: frames.send(self._channel, {"negotiated": {}}),
+            ready=lambda: frames.send(self.channel, {"negotiated": {}}),
         )
 
     def _terminate(self) -> bool:
@@ -214,7 +198,7 @@ class Server:
                 log.error("not in the storage, kept on disk", extra=fields(what=line))
         except MountFailed as error:  # somebody has unmounted it meanwhile
             log.info("nothing is flushed", extra=fields(error=error))
-        if self._unconfined is not None:
+        if self.unconfined is not None:
             return False
         try:
             device.unmount(self.spec.mountpoint)
@@ -239,9 +223,9 @@ class Server:
             "serverPid": os.getpid(),
             "supervisorPid": os.getppid(),
             "uptimeSeconds": round(time.monotonic() - self._started, 1),
-            "restarts": self._restarts,
+            "restarts": self.restarts,
             "process": own_process(),
-            **self._metrics.status(),
+            **self.metrics.status(),
         }
         if session is not None and session.negotiated is not None:
             own["protocol"] = f"{abi.MAJOR}.{session.negotiated.minor}"
@@ -251,8 +235,8 @@ class Server:
             own["passthroughOpen"] = session.modes.count()
             own.update(session.traffic.snapshot())
         own["reads"] = self._read_path()
-        if self._unconfined is not None:
-            own["unconfined"] = self._unconfined
+        if self.unconfined is not None:
+            own["unconfined"] = self.unconfined
         own["detached"] = not device.is_mounted(self.spec.mountpoint)
         told = {**own, **self.store.status()}
         told["unsent"] = _counted(told["dirty"])
@@ -298,14 +282,9 @@ class Server:
             errors = [f"it took longer than {within_s:.0f} s, and who asked for it has given up"]
         if errors and not force:
             return failed(*errors)
-        try:
-            device.unmount(self.spec.mountpoint, retry_s=0.0 if force else device.BUSY_RETRY_S)
-        except MountFailed as error:
-            if not (force or (detach and isinstance(error, device.Busy))):
-                return failed(str(error))
-            device.unmount(self.spec.mountpoint, lazy=True)
-            if detach:
-                return {"detached": str(error), "errors": errors}
+        used = device.unmount_or_detach(self.spec.mountpoint, force=force, detach=detach)
+        if used and detach:
+            return {"detached": used, "errors": errors}
         if not self._ended.wait(END_TIMEOUT_S) and not force:
             errors = [*errors, "unmounted, but requests still run"]
         return {"ok": force or not errors, "errors": errors}
@@ -356,7 +335,7 @@ def run(channel: socket.socket, builder: str, *, confined: bool) -> int:
         message, descriptors = frames.receive(channel, DEVICE_TIMEOUT_S)
         device_fd = descriptors[0] if descriptors else -1
         settled: dict[str, Any] | None = message.get("negotiated")
-        server = Server(spec, store, channel, metrics, control, restarts=restarts, unconfined=unconfined)
+        server = Server(spec, store, channel, metrics, control, restarts, unconfined)
         return server.run(device_fd, opens_fd, Negotiated(**settled) if settled else None)
     except PeerGone:  # the supervisor could not mount
         return EXIT_FAILED

@@ -128,15 +128,16 @@ def _mount_by_fusermount(options: MountOptions) -> int:
     listed += [f"fsname={_quoted(options.name)}", f"subtype={SUBTYPE}"] + ["allow_other"] * options.allow_other
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs:
-        finished = _run(
-            [program, "-o", ",".join(listed), "--", options.mountpoint],
-            pass_fds=(theirs.fileno(),),
-            _FUSE_COMMFD=str(theirs.fileno()),
-        )
+        command, fd = [program, "-o", ",".join(listed), "--", options.mountpoint], theirs.fileno()
+        finished = _run(command, pass_fds=(fd,), _FUSE_COMMFD=str(fd))
         if finished.returncode:
             raise MountFailed(f"fusermount3 refused to mount at {options.mountpoint}: {_first_line(finished.stderr)}")
-        theirs.close()
-        return _received_fd(ours)
+        theirs.close()  # with the last other end of it, so that this never waits
+        _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
+    if not descriptors:
+        raise MountFailed("fusermount3 gave no device descriptor")
+    os.set_inheritable(descriptors[0], False)
+    return descriptors[0]
 
 
 def _quoted(name: str) -> str:
@@ -178,15 +179,6 @@ def _first_line(text: str) -> str:
     return (text.strip().splitlines() or ["it gave no reason"])[0].removeprefix("fusermount3: ")
 
 
-def _received_fd(channel: socket.socket) -> int:
-    """What the other end sent before it closed, so that this never waits."""
-    _, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
-    if not descriptors:
-        raise MountFailed("fusermount3 gave no device descriptor")
-    os.set_inheritable(descriptors[0], False)
-    return descriptors[0]
-
-
 class Busy(MountFailed):
     """Someone uses the mount; the text says who."""
 
@@ -210,6 +202,20 @@ def unmount(mountpoint: str, *, lazy: bool = False, retry_s: float = BUSY_RETRY_
             if last:
                 raise
         time.sleep(BUSY_POLL_S)
+
+
+def unmount_or_detach(mountpoint: str, *, force: bool, detach: bool) -> str:
+    """Take the mount away as it was asked for: '', or who goes on using it. force: at once, whoever does; detach: from
+    the tree, though somebody does. Errors: Busy, MountFailed.
+    """
+    try:
+        unmount(mountpoint, retry_s=0.0 if force else BUSY_RETRY_S)
+    except MountFailed as error:
+        if not (force or (detach and isinstance(error, Busy))):
+            raise
+        unmount(mountpoint, lazy=True)
+        return str(error)
+    return ""
 
 
 def _unmount(place: str, lazy: bool) -> None:

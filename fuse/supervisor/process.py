@@ -31,10 +31,8 @@ from ..kernel import abi, device
 from ..kernel.negotiate import Negotiated
 from ..kernel.passthrough import TABLE_BYTES
 from .guard import Adopted, Guard
-from .outage import Outage
-from .refusal import Refusal
-from .serverprocess import ServerProcess
-from .standby import Standby
+from .outage import Outage, Refusal
+from .serverprocess import ServerProcess, Standby
 
 log = logging.getLogger(__name__)
 

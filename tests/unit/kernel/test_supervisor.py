@@ -19,10 +19,8 @@ from datastore import frames
 from datastore.errors import MountFailed
 from datastore.frames import PeerGone
 from datastore.fuse.kernel import abi, reply
-from datastore.fuse.supervisor.outage import Outage
-from datastore.fuse.supervisor.refusal import Refusal
-from datastore.fuse.supervisor.serverprocess import ServerProcess
-from datastore.fuse.supervisor.standby import Standby
+from datastore.fuse.supervisor.outage import Outage, Refusal
+from datastore.fuse.supervisor.serverprocess import ServerProcess, Standby
 from datastore.ourprocess import BACKOFF_LAST_S, STABLE_S, Backoff
 from tests.patience import PATIENCE_S, eventually
 from tests.promises import promise
