@@ -355,10 +355,9 @@ def _confine(spec: MountSpec) -> list[str]:
 
 def _log_to(path: str) -> None:
     """From now on our output goes there; until then the supervisor may not have known where."""
-    log_fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    for fd in (1, 2):
-        os.dup2(log_fd, fd)
-    os.close(log_fd)
+    with open(path, "ab") as file:
+        for fd in (1, 2):
+            os.dup2(file.fileno(), fd)
 
 
 def _prepare_process() -> None:

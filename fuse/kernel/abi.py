@@ -38,6 +38,7 @@ MAJOR = 7
 MINOR = 45
 MINOR_DROPS_PAGES = 45  # Linux 6.18, where this is tested; some earlier ones do it, too
 PAGE_SIZE = 4096
+SECOND_NS = 1_000_000_000
 
 # -- INIT flags (bits 32 and up travel in flags2)
 ASYNC_READ = 1 << 0

@@ -28,6 +28,7 @@ from datastore.retry import Call, one_call
 
 from .. import ops
 from ..errnos import errno_of
+from ..kernel.abi import SECOND_NS
 from ..kernel.reply import Budget
 from ..ops import NOW, ROOT_INO, Attr, Caller, Entry, Fh, FSError, Ino, OpenReply, OpenRequest, SetAttr
 
@@ -37,7 +38,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 UTIME_NOW = (1 << 30) - 1  # utimensat(2), in tv_nsec
 UTIME_OMIT = (1 << 30) - 2
-SECOND_NS = 1_000_000_000
 LISTING_BYTES = 64 << 10
 KEPT_LOOKUPS = 10_000
 """Lookups that are not given back yet. Without them the Filesystem would forget each directory after each call."""
