@@ -21,11 +21,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from datastore import frames, logs
 from datastore.api.mountspec import MountSpec, from_json
@@ -39,7 +40,9 @@ from .kernel import abi, device
 from .kernel.negotiate import Negotiated
 from .kernel.session import Session, Settings
 from .ops import Filesystem
-from .selfwatch import Metrics, own_process
+
+if TYPE_CHECKING:
+    from .prometheus import Endpoint
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +60,72 @@ SWITCH_INTERVAL_S = 0.001
 EXIT_OK, EXIT_FAILED, EXIT_LEFT = 0, 1, 3
 LEAVE_S = 5.0
 """What is under way when another server takes over may end within this time; the rest is sent to that one again."""
+METRICS_TRIES, METRICS_PAUSE_S = 60, 0.5
+"""How long the address of an endpoint is waited for."""
 PREPARED_TIMEOUT_S = 2_000_000.0
 """23 days: a server that stands by waits for its turn, or for the end of its supervisor."""
+
+
+def own_process() -> dict[str, int | float]:
+    """rssBytes, openFiles, threads, cpuSeconds of this process; the first two only where there is a /proc."""
+    own: dict[str, int | float] = {"threads": threading.active_count(), "cpuSeconds": round(time.process_time(), 2)}
+    proc = Path("/proc/self")
+    with suppress(OSError):
+        own["rssBytes"] = int(proc.joinpath("statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        own["openFiles"] = len(os.listdir(proc / "fd")) - 1  # the descriptor that lists them
+    return own
+
+
+class Metrics:
+    """The endpoint of a mount at HOST:PORT, or none for ''.
+
+    A new mount whose address is taken is refused. A server that takes over a living mount tries for a while instead,
+    until the one before it has let go, and then goes on without.
+    """
+
+    def __init__(self, address: str, *, resumed: bool = False) -> None:
+        """Errors: MountFailed, unless resumed."""
+        self._address = address
+        self._endpoint: Endpoint | None = None
+        self._stopping = threading.Event()
+        if address and not resumed:
+            self._endpoint = _endpoint(address)
+
+    def start(self, source: Callable[[], Mapping[str, Any]]) -> None:
+        """Serve what `source` gives at each scrape."""
+        if self._endpoint is not None:
+            self._endpoint.start(source)
+        elif self._address:
+            threading.Thread(target=self._take_over, args=(source,), name="metrics-bind", daemon=True).start()
+
+    def status(self) -> dict[str, str]:
+        """metrics: where to scrape."""
+        return {} if self._endpoint is None else {"metrics": self._endpoint.url}
+
+    def stop(self) -> None:
+        """Stop listening. Idempotent."""
+        self._stopping.set()
+        endpoint, self._endpoint = self._endpoint, None
+        if endpoint is not None:
+            endpoint.stop()
+
+    def _take_over(self, source: Callable[[], Mapping[str, Any]]) -> None:
+        for tried in range(METRICS_TRIES):
+            try:
+                self._endpoint = _endpoint(self._address)
+                self._endpoint.start(source)
+                return
+            except MountFailed as error:
+                if tried == METRICS_TRIES - 1:
+                    log.error("there are no metrics", extra=fields(error=error))
+            if self._stopping.wait(METRICS_PAUSE_S):
+                return
+
+
+def _endpoint(address: str) -> Endpoint:
+    from .prometheus import Endpoint  # here: 60 ms that a mount without an endpoint need not wait
+
+    return Endpoint(address)
 
 
 class MountedStore(Protocol):

@@ -21,7 +21,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -44,13 +43,6 @@ log = logging.getLogger(__name__)
 
 CALLERS_S = 0.25
 """How often it is looked whether who waits is ended meanwhile."""
-
-
-class End(Enum):
-    """Why a session is over. An aborted connection is unmounted: the kernel has ECONNABORTED for either."""
-
-    UNMOUNTED = "unmounted"
-    CLOSED = "closed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +105,8 @@ class Session:
         self._unmade = settings.buffers
         self._reading = False
         """Requests are read: there is room for another one."""
-        self._end: End | None = None
+        self._end = ""
+        """Why it is over, when it is: an aborted connection is unmounted, as the kernel has ECONNABORTED for either."""
         self._over = False
 
     @property
@@ -123,8 +116,8 @@ class Session:
 
     # -- the loop
 
-    def serve(self) -> End:
-        """Answer requests until the mount is gone; then let running ones end and stop the file system."""
+    def serve(self) -> str:
+        """Answer requests until the mount is gone; then let running ones end and stop the file system: how it ended."""
         with self._loop.turning():
             self._fs.start(self.notifier)
             if stat.S_ISCHR(os.fstat(self._fd).st_mode):  # the kernel may take back a request that was to be read
@@ -135,7 +128,7 @@ class Session:
                     self._settled(self.negotiated)
                     if self.negotiated.has(abi.HAS_RESEND):
                         os.write(self._fd, reply.resend())
-                while self._end is None:
+                while not self._end:
                     self._loop.turn()
                 return self._end
             finally:
@@ -174,12 +167,12 @@ class Session:
             length = os.readv(self._fd, (self._idle[0],))
         except OSError as error:
             if error.errno in (errno.ENODEV, errno.ECONNABORTED, errno.ECONNRESET):
-                self._end = End.UNMOUNTED
+                self._end = "unmounted"
             elif error.errno not in (errno.EINTR, errno.EAGAIN, errno.ENOENT):  # ENOENT: interrupted before we read it
                 raise
             return
         if not length:
-            self._end = End.CLOSED
+            self._end = "closed"
         elif (header := self._header(length)) is not None:
             self._take(header)
 

@@ -60,10 +60,8 @@ class Guard:
         while not self._is_gone and select.select([self._stream], [], [], 0)[0]:
             try:
                 message, _ = frames.receive(self._stream, TIMEOUT_S)
+                newest = str(message["spec"]) if "spec" in message else newest
             except MountFailed:
                 self._stream.close()
                 self._is_gone = True
-                break
-            document = message.get("spec")
-            newest = document if isinstance(document, str) else newest
         return newest

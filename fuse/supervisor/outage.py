@@ -31,26 +31,20 @@ class Outage:
     def __init__(self, limit_s: float, now: float) -> None:
         self.backoff = Backoff()
         self._limit_s = limit_s
-        self._began = self._started = self._served = now
-
-    def started(self, now: float) -> None:
-        """A server was started, whether it serves or not."""
-        self._started = now
-
-    def served(self, now: float) -> None:
-        """It was given the mount."""
-        self._served = now
+        self._began = now
+        self.started = self.served = now
+        """When a server was started, whether it served or not, and when one was given the mount: the latest."""
 
     def lives(self, now: float) -> float:
         """The server lived until now, at least: for how many seconds."""
-        lived_s = now - self._started
+        lived_s = now - self.started
         if lived_s > STABLE_S:
             self._began = now
         return lived_s
 
     def died(self, now: float) -> None:
         """The server died, after lives()."""
-        self.backoff.ended(now - self._started)
+        self.backoff.ended(now - self.started)
 
     def patience_s(self, now: float, *, resend: bool) -> float | None:
         """Who waited longer than this is refused in the pause; None: nobody yet.
@@ -60,7 +54,7 @@ class Outage:
         can be left to the next server.
         """
         down_s = now - self._began
-        if now - self._served > self._limit_s or (down_s > self._limit_s and not resend):
+        if now - self.served > self._limit_s or (down_s > self._limit_s and not resend):
             return 0.0
         return self._limit_s / 2 if resend and down_s > self._limit_s / 2 else None
 
