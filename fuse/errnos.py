@@ -10,12 +10,16 @@ import errno
 
 from datastore import errors
 
+_EIO = (
+    errors.DatastoreError, errors.StoreError, errors.BucketNotFound,  # not ENOENT: who mirrors would delete everything
+    errors.WrongRegion, errors.ClockSkew, errors.InvalidRequest, errors.TransientStoreError, errors.Unreachable,
+    errors.Throttled, errors.ServerFault, errors.ServerStarting, errors.CorruptBody, errors.MountFailed,
+    errors.CacheCorrupt,
+)  # fmt: skip
 TABLE: dict[type[BaseException], int] = {
-    errors.DatastoreError: errno.EIO,
+    **dict.fromkeys(_EIO, errno.EIO),
     errors.InvalidManifest: errno.EINVAL,
-    errors.StoreError: errno.EIO,
     errors.NotFound: errno.ENOENT,
-    errors.BucketNotFound: errno.EIO,  # not ENOENT: a tool that mirrors deletions would delete everything
     errors.AlreadyExists: errno.EEXIST,
     errors.PreconditionFailed: errno.ESTALE,
     errors.AccessDenied: errno.EACCES,
@@ -23,24 +27,13 @@ TABLE: dict[type[BaseException], int] = {
     errors.CredentialsInvalid: errno.EACCES,
     errors.EndpointNotAllowed: errno.EACCES,
     errors.HostUntrusted: errno.EACCES,
-    errors.WrongRegion: errno.EIO,
-    errors.ClockSkew: errno.EIO,
     errors.InvalidKey: errno.EINVAL,
     errors.KeyTooLong: errno.ENAMETOOLONG,
     errors.KeyConflict: errno.EEXIST,
-    errors.InvalidRequest: errno.EIO,
     errors.MetadataTooLarge: errno.ENOSPC,  # setxattr(2): no room for the attribute
     errors.OutOfSpace: errno.ENOSPC,
     errors.Unsupported: errno.EOPNOTSUPP,
-    errors.TransientStoreError: errno.EIO,
-    errors.Unreachable: errno.EIO,
     errors.DeadlineExceeded: errno.ETIMEDOUT,
-    errors.Throttled: errno.EIO,
-    errors.ServerFault: errno.EIO,
-    errors.ServerStarting: errno.EIO,
-    errors.CorruptBody: errno.EIO,
-    errors.MountFailed: errno.EIO,
-    errors.CacheCorrupt: errno.EIO,
 }
 
 
@@ -48,8 +41,4 @@ def errno_of(error: BaseException) -> int | None:
     """The number for the application, or None when the error is not one that a file system may raise (a defect)."""
     if isinstance(error, OSError):
         return error.errno or errno.EIO
-    for base in type(error).__mro__:
-        number = TABLE.get(base)
-        if number is not None:
-            return number
-    return None
+    return next((TABLE[base] for base in type(error).__mro__ if base in TABLE), None)

@@ -10,17 +10,23 @@ lock is never held while that machine is waited for.
 from __future__ import annotations
 
 import errno
+import logging
 import stat
 import threading
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields as fields_of
+from dataclasses import replace
 from typing import Any, Generic, NoReturn, ParamSpec, Protocol, TypeVar
 
 from datastore.api.mountspec import MountSpec
 from datastore.errors import Unsupported
+from datastore.logs import Limiter, fields
 
-from .loop import Future, Lanes, Loop
+from .loop import Future, Loop
 from .ops import FSError, Ino, Notifier
+
+log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -68,6 +74,7 @@ class FileServerFilesystem:
         self._lock = lock
         self._ttl_s = ttl_s
         self._notifier = Notifier()
+        self._limiter = Limiter()
 
     def __len__(self) -> int:
         """Nodes that the kernel knows."""
@@ -82,11 +89,8 @@ class FileServerFilesystem:
             self._notifier.inval_inode(Ino(ino), -1)
 
     async def stop(self) -> None:
-        """See ops.Filesystem. In a lane of its own: all others may be waiting for a machine that does not answer."""
-        lanes = Lanes(self.loop, 1)
-        ended = lanes.run(self._end)
-        lanes.close()
-        await ended
+        """See ops.Filesystem. In no lane: all may be waiting for a machine that does not answer."""
+        await self.loop.aside(self._end, "end")
 
     def _end(self) -> None:
         """Leave nothing behind, within about END_S; idempotent."""
@@ -100,6 +104,15 @@ class FileServerFilesystem:
         """See ops.Filesystem."""
         with self._lock:
             self._all_nodes.forget(ino, nlookup)
+
+    def _at_most(self, size: int, content: bytes) -> bytes:
+        """The answer to READ for so many bytes. Errors: FSError when it is longer, which the kernel would not take."""
+        if len(content) <= size:
+            return content
+        if self._limiter.allows("read", time.monotonic()):
+            told = fields(asked=size, came=len(content), answer="EIO")
+            log.error("the server answers READ with more than was asked for", extra=told)
+        raise FSError(errno.EIO)
 
     def _shown(self, mode: int, gid: int) -> tuple[int, int]:
         """Mode and group as the kernel is told them."""
@@ -131,7 +144,9 @@ class MountedFileServer(Generic[F]):
         live: dict[str, object] = {name: getattr(spec, name) for name in _LIVE}
         self._spec = replace(self._spec, **live)  # type: ignore[arg-type]
         self.filesystem.change(ttl_of(spec), spec.group)
-        return [each.name for each in fields(MountSpec) if getattr(self._spec, each.name) != getattr(spec, each.name)]
+        return [
+            each.name for each in fields_of(MountSpec) if getattr(self._spec, each.name) != getattr(spec, each.name)
+        ]
 
     def warm(self, path: str, progress: Callable[[dict[str, object]], None]) -> dict[str, object]:
         """Errors: Unsupported, always."""

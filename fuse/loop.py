@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
@@ -223,13 +224,12 @@ class Edge(Future[None]):
     It is done while nobody waits.
     """
 
-    __slots__ = ("_fd", "_loop", "_until")
+    __slots__ = ("_loop", "_until")
 
     def __init__(self, loop: Loop, fd: int) -> None:
         super().__init__()
         self.done = True
         self._loop = loop
-        self._fd = fd
         self._until = 0.0
         loop.watch(fd, self._changed, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
 
@@ -240,10 +240,6 @@ class Edge(Future[None]):
         self._until = loop.clock() + seconds
         loop.waits.add(self)
         return self
-
-    def close(self) -> None:
-        """Tell nothing any more; before the descriptor is closed."""
-        self._loop.unwatch(self._fd)
 
     def _changed(self) -> None:
         if not self.done:
@@ -264,30 +260,26 @@ class Bounded(Protocol):
         """End it if it does, and remove it from those that are looked at."""
 
 
-class _Waiting:
+class _Waits(set[Bounded]):
     """The waits that are looked at now and then: a timer for each would stay behind when it is over."""
 
     def __init__(self, loop: Loop) -> None:
+        super().__init__()
         self._loop = loop
-        self._waits: set[Bounded] = set()
         self._looks = False
 
     def add(self, wait: Bounded) -> None:
-        self._waits.add(wait)
+        super().add(wait)
         if not self._looks:
             self._looks = True
             self._loop.later(_TICK_S, self._look)
 
-    def remove(self, wait: Bounded) -> None:
-        self._waits.remove(wait)
-
     def _look(self) -> None:
-        self._looks = False
         now = self._loop.clock()
-        for wait in list(self._waits):
+        for wait in list(self):
             wait.look(now)
-        if self._waits:
-            self._looks = True
+        self._looks = bool(self)
+        if self._looks:
             self._loop.later(_TICK_S, self._look)
 
 
@@ -316,17 +308,13 @@ class Semaphore:
 class Loop:
     """Calls what belongs to each descriptor that can be read, and runs tasks. What is called must not wait, nor raise.
 
-    Threads: soon(), wake(), run() and call() are for any, the rest for the one that turns it.
+    Threads: soon(), run() and call() are for any, the rest for the one that turns it.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self.runnable: deque[Ready] = deque()
         """Steps of tasks that can go on."""
-        self.lanes = Lanes(self, LANES)
-        """For calls of the storage."""
-        self.disk = Lanes(self, DISK_LANES)
-        """For the local disk, and what keeps the processor busy."""
         self._poll = select.epoll()
         self._ready: dict[int, Ready] = {}
         self._timers: list[tuple[float, int, Ready]] = []
@@ -335,16 +323,19 @@ class Loop:
         """What is called now and then; the number of its present timer."""
         self._at_end: dict[Ready, None] = {}
         self._soon: deque[Ready] = deque()
-        self.waits = _Waiting(self)
+        self.waits = _Waits(self)
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._lock = threading.Lock()
         self._turner = threading.Lock()
         """Held by the thread that turns it."""
-        self._turned_by = 0
         self._sought = False
         """A thread waits until it may turn it for good."""
         self._closed = False
         self.watch(self._bell, self._rung)
+        self.lanes = Lanes(self, LANES)
+        """For calls of the storage."""
+        self.disk = Lanes(self, DISK_LANES)
+        """For the local disk, and what keeps the processor busy."""
 
     # -- descriptors and time
 
@@ -384,10 +375,6 @@ class Loop:
 
     # -- from other threads
 
-    def wake(self) -> None:
-        """End the turn that it is in. Any thread."""
-        self.soon(lambda: None)
-
     def soon(self, call: Ready) -> bool:
         """Have the loop call it in its next turn; False when there will be none."""
         with self._lock:
@@ -403,7 +390,7 @@ class Loop:
 
         MountFailed when the loop is closed before that.
         """
-        if self._turned_by == threading.get_ident():
+        if _TURNED.loop is self:
             coroutine.close()
             raise RuntimeError("the loop can't wait for itself")
         task, ended = Task(self, coroutine, current_call()), threading.Event()
@@ -417,14 +404,14 @@ class Loop:
             raise MountFailed("the mount has ended")
         while not ended.is_set():
             if not self._sought and self._turner.acquire(blocking=False):
+                outer, _TURNED.loop = _TURNED.loop, self
                 try:
-                    self._turned_by, _TURNED.loop = threading.get_ident(), self
                     while not (ended.is_set() or self._sought):
                         if self._closed:
                             raise MountFailed("the mount has ended")
                         self.turn()
                 finally:
-                    self._turned_by, _TURNED.loop = 0, None
+                    _TURNED.loop = outer
                     self._turner.release()
             else:
                 ended.wait(_TAKE_OVER_S)
@@ -442,14 +429,14 @@ class Loop:
     def turning(self) -> Iterator[None]:
         """This thread turns it meanwhile, by turn(). Another one that does so for run() leaves it to this one."""
         self._sought = True
-        self.wake()
+        self.soon(lambda: None)  # ends the turn that it is in
         with self._turner:
             self._sought = False
-            self._turned_by, _TURNED.loop = threading.get_ident(), self
+            outer, _TURNED.loop = _TURNED.loop, self
             try:
                 yield
             finally:
-                self._turned_by, _TURNED.loop = 0, None
+                _TURNED.loop = outer
 
     # -- tasks
 
@@ -483,15 +470,7 @@ class Loop:
         """Begin a call in a thread of its own, for what no lane may keep from beginning; `await` its result."""
         future: Future[R] = Future()
 
-        def work() -> None:
-            try:
-                result = call()
-            except BaseException as error:  # who awaits it is told
-                self.soon(partial(future.set_error, error))
-            else:
-                self.soon(partial(future.set_result, result))
-
-        threading.Thread(target=work, name=name, daemon=True).start()
+        threading.Thread(target=lambda: self.soon(_outcome(future, call)), name=name, daemon=True).start()
         return future
 
     async def sleep(self, seconds: float) -> None:
@@ -548,17 +527,22 @@ class Loop:
             self._soon.popleft()()
 
 
+def _outcome(future: Future[R], call: Callable[[], R]) -> Ready:
+    """Call it: how its end is told, on the loop."""
+    try:
+        return partial(future.set_result, call())
+    except BaseException as error:  # who awaits it is told
+        return partial(future.set_error, error)
+
+
+@dataclass(slots=True, eq=False)
 class _Job:
-    """A call that is in a lane or waits for one. future: of its result, where somebody awaits it. since: monotonic
-    seconds; from when on it is in a lane."""
+    """A call that is in a lane or waits for one. since: monotonic seconds; from when on it is in a lane."""
 
-    __slots__ = ("call", "for_call", "future", "since")
-
-    def __init__(self, call: Callable[[], Any], for_call: Call | None, future: Future[Any] | None) -> None:
-        self.call = call
-        self.for_call = for_call
-        self.future = future
-        self.since = 0.0
+    call: Callable[[], Any]
+    for_call: Call | None
+    future: Future[Any]
+    since: float = 0.0
 
 
 class Lanes:
@@ -575,20 +559,24 @@ class Lanes:
         """Jobs that are at work or wait."""
         self._lost = 0
         """Threads that are still at work on what was given up; others take their places."""
-        self._looking = False
+        loop.every(_LOOK_S, self._drop_lost)
 
     def run(self, call: Callable[[], R]) -> Future[R]:
         """Begin it, as a part of the call that the present task works for. On the loop."""
         future: Future[R] = Future()
-        if not self._looking:
-            self._looking = True
-            self._loop.every(_LOOK_S, self._drop_lost)
         self._put(_Job(call, current_call(), future))
         return future
 
     def submit(self, call: Callable[..., object], *args: object) -> None:
         """Have it called when there is a lane; what it raises is logged. Any thread."""
-        self._put(_Job(partial(call, *args), None, None))
+
+        def logged() -> None:
+            try:
+                call(*args)
+            except BaseException:
+                log.exception("a call in the background failed")
+
+        self._put(_Job(logged, None, Future()))
 
     def close(self) -> None:
         """No lane takes anything more than it has."""
@@ -611,34 +599,20 @@ class Lanes:
             with self._lock:
                 job.since = self._loop.clock()
                 self._at_work.add(job)
-            result: Any = None
-            failure: BaseException | None = None
-            try:
-                with one_call(job.for_call):
-                    result = job.call()
-            except BaseException as error:  # who awaits it is told
-                failure = error
+            with one_call(job.for_call):
+                tell = _outcome(job.future, job.call)
             with self._lock:
                 if job not in self._at_work:  # it was given up
                     self._lost -= 1
                     continue
                 self._end(job)
-            self._tell(job.future, result, failure)
-            job = result = failure = None  # a thread that waits for the next one keeps nothing of this one
+            self._loop.soon(tell)
+            del job, tell  # a thread that waits for the next one keeps nothing of this one
 
     def _end(self, job: _Job) -> None:
         """The lock is held."""
         self._at_work.remove(job)
         self._unended -= 1
-
-    def _tell(self, future: Future[Any] | None, result: object, failure: BaseException | None) -> None:
-        if future is None:
-            if failure is not None:
-                log.error("a call in the background failed", exc_info=failure)
-        elif failure is not None:
-            self._loop.soon(partial(future.set_error, failure))
-        else:
-            self._loop.soon(partial(future.set_result, result))
 
     def _drop_lost(self) -> None:
         now = self._loop.clock()
@@ -648,8 +622,9 @@ class Lanes:
                 self._end(job)
                 self._lost += 1
         for job in lost:
-            error = DeadlineExceeded("nothing was heard of a request to the store for too long; try again")
-            self._tell(job.future, None, error)
+            job.future.set_error(
+                DeadlineExceeded("nothing was heard of a request to the store for too long; try again")
+            )
 
 
 async def each(call: Callable[[T], Coroutine[Any, Any, R]], items: Iterable[T], width: int) -> list[R]:

@@ -183,59 +183,50 @@ class KnowsFilesByName(Protocol):
 
 class Filesystem(Protocol):
     """What is served. fh 0 means 'no handle': go by the inode. An fh this process did not hand out (it was restarted)
-    is answered by the inode as well. Errors not listed are the usual ones of the system call."""
+    is answered by the inode as well. Modes have the umask applied. Errors not listed are the usual ones of the system
+    call; EOPNOTSUPP of what is not supported."""
 
     @property
     def loop(self) -> Loop:
         """On which its coroutines run. Whoever serves it turns that."""
 
-    def start(self, notifier: Notifier) -> None:
-        """Called once before the first request, on the loop."""
+    def start(self, notifier: Notifier) -> None: ...  # once before the first request, on the loop
+    async def stop(self) -> None: ...  # once after the last request: finish uploads, bounded; idempotent
 
-    async def stop(self) -> None:
-        """Called once after the last request: finish uploads, bounded; idempotent."""
+    # -- names; each positive Entry that is answered adds one to the lookup count
 
-    async def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Entry:
-        """Find a name; a negative Entry rather than ENOENT. Adds to the lookup count."""
-
-    def forget(self, ino: Ino, nlookup: int) -> None:
-        """Take nlookup from the lookup count; unknown inodes are ignored."""
-
-    async def getattr(self, ino: Ino, fh: Fh) -> AttrReply:
-        """stat, or fstat with fh."""
-
-    async def setattr(self, caller: Caller, ino: Ino, fh: Fh, changes: SetAttr) -> AttrReply:
-        """chmod, chown, truncate, utimensat."""
-
-    async def readlink(self, ino: Ino) -> bytes:
-        """The target."""
-
+    async def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Entry: ...  # negative rather than ENOENT
+    def forget(self, ino: Ino, nlookup: int) -> None: ...  # so much less of the lookup count; unknown inodes: ignored
+    async def readlink(self, ino: Ino) -> bytes: ...
     async def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Entry:
-        """A regular file, FIFO or socket; devices are EPERM. mode has the umask applied."""
+        """A regular file, FIFO or socket; devices are EPERM."""
 
-    async def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Entry:
-        """A directory; mode has the umask applied."""
-
-    async def unlink(self, caller: Caller, parent: Ino, name: bytes) -> None:
-        """Remove a name that is not a directory."""
-
-    async def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> None:
-        """Remove an empty directory."""
-
-    async def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Entry:
-        """A symbolic link."""
-
+    async def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Entry: ...
+    async def unlink(self, caller: Caller, parent: Ino, name: bytes) -> None: ...  # not of a directory
+    async def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> None: ...
+    async def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Entry: ...
     async def rename(
         self, caller: Caller, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int
     ) -> None:
         """flags: RENAME_NOREPLACE (1); others EINVAL."""
 
-    async def link(self, caller: Caller, ino: Ino, new_parent: Ino, new_name: bytes) -> Entry:
-        """A hard link, or EOPNOTSUPP."""
+    async def link(self, caller: Caller, ino: Ino, new_parent: Ino, new_name: bytes) -> Entry: ...
 
-    async def open(self, caller: Caller, ino: Ino, request: OpenRequest) -> OpenReply:
-        """Open without creating; O_TRUNC is honoured here."""
+    # -- attributes
 
+    async def getattr(self, ino: Ino, fh: Fh) -> AttrReply: ...  # stat, or fstat with fh
+    async def setattr(self, caller: Caller, ino: Ino, fh: Fh, changes: SetAttr) -> AttrReply: ...
+    async def getxattr(self, ino: Ino, name: bytes) -> bytes: ...  # ENODATA when absent
+    async def setxattr(self, caller: Caller, ino: Ino, name: bytes, content: bytes, flags: int) -> None:
+        """XATTR_CREATE (1) EEXIST, XATTR_REPLACE (2) ENODATA; ENOSPC when it does not fit."""
+
+    async def listxattr(self, ino: Ino) -> Sequence[bytes]: ...
+    async def removexattr(self, caller: Caller, ino: Ino, name: bytes) -> None: ...  # ENODATA when absent
+    async def statfs(self, ino: Ino) -> StatFs: ...  # sizes of the whole
+
+    # -- files
+
+    async def open(self, caller: Caller, ino: Ino, request: OpenRequest) -> OpenReply: ...  # O_TRUNC is honoured here
     async def create(
         self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest
     ) -> tuple[Entry, OpenReply]:
@@ -247,42 +238,19 @@ class Filesystem(Protocol):
     async def write(self, ino: Ino, fh: Fh, offset: int, payload: memoryview, kill_suidgid: bool) -> int:
         """Bytes written. `payload` stays valid until the answer (the adapter gives the buffer to the request)."""
 
-    async def flush(self, ino: Ino, fh: Fh) -> None:
-        """Each close(2)."""
-
-    async def fsync(self, ino: Ino, fh: Fh, datasync: bool) -> None:
-        """Make the bytes durable."""
-
-    async def release(self, ino: Ino, fh: Fh) -> None:
-        """The last close."""
-
+    async def flush(self, ino: Ino, fh: Fh) -> None: ...  # each close(2)
+    async def fsync(self, ino: Ino, fh: Fh, datasync: bool) -> None: ...  # make the bytes durable
+    async def release(self, ino: Ino, fh: Fh) -> None: ...  # the last close
     async def fallocate(self, ino: Ino, fh: Fh, offset: int, length: int, mode: int) -> None:
         """mode 0, FALLOC_FL_KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE; others EOPNOTSUPP."""
 
-    async def lseek(self, ino: Ino, fh: Fh, offset: int, whence: int) -> int:
-        """SEEK_DATA and SEEK_HOLE."""
+    async def lseek(self, ino: Ino, fh: Fh, offset: int, whence: int) -> int: ...  # SEEK_DATA and SEEK_HOLE
 
-    async def opendir(self, caller: Caller, ino: Ino) -> OpenDirReply:
-        """Open a directory."""
+    # -- directories
 
+    async def opendir(self, caller: Caller, ino: Ino) -> OpenDirReply: ...
     async def readdir(self, ino: Ino, fh: Fh, offset: int, budget: DirBudget, plus: bool) -> Sequence[DirEntry]:
         """Entries from cursor `offset` (0: the first) as far as the budget goes; `.` and `..` included, without an
         `entry`. plus: with `entry`, each of which adds one to the lookup count."""
 
-    def releasedir(self, ino: Ino, fh: Fh) -> None:
-        """Close a directory."""
-
-    async def statfs(self, ino: Ino) -> StatFs:
-        """Sizes of the whole."""
-
-    async def getxattr(self, ino: Ino, name: bytes) -> bytes:
-        """ENODATA when absent."""
-
-    async def setxattr(self, caller: Caller, ino: Ino, name: bytes, content: bytes, flags: int) -> None:
-        """XATTR_CREATE (1) EEXIST, XATTR_REPLACE (2) ENODATA; ENOSPC when it does not fit."""
-
-    async def listxattr(self, ino: Ino) -> Sequence[bytes]:
-        """The names."""
-
-    async def removexattr(self, caller: Caller, ino: Ino, name: bytes) -> None:
-        """ENODATA when absent."""
+    def releasedir(self, ino: Ino, fh: Fh) -> None: ...

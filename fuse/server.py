@@ -21,11 +21,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from datastore import frames, logs
 from datastore.api.mountspec import MountSpec, from_json
@@ -39,7 +40,9 @@ from .kernel import abi, device
 from .kernel.negotiate import Negotiated
 from .kernel.session import Session, Settings
 from .ops import Filesystem
-from .selfwatch import Metrics, own_process
+
+if TYPE_CHECKING:
+    from .prometheus import Endpoint
 
 log = logging.getLogger(__name__)
 
@@ -57,17 +60,79 @@ SWITCH_INTERVAL_S = 0.001
 EXIT_OK, EXIT_FAILED, EXIT_LEFT = 0, 1, 3
 LEAVE_S = 5.0
 """What is under way when another server takes over may end within this time; the rest is sent to that one again."""
+METRICS_TRIES, METRICS_PAUSE_S = 60, 0.5
+"""How long the address of an endpoint is waited for."""
 PREPARED_TIMEOUT_S = 2_000_000.0
 """23 days: a server that stands by waits for its turn, or for the end of its supervisor."""
+
+
+def own_process() -> dict[str, int | float]:
+    """rssBytes, openFiles, threads, cpuSeconds of this process; the first two only where there is a /proc."""
+    own: dict[str, int | float] = {"threads": threading.active_count(), "cpuSeconds": round(time.process_time(), 2)}
+    proc = Path("/proc/self")
+    with suppress(OSError):
+        own["rssBytes"] = int(proc.joinpath("statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        own["openFiles"] = len(os.listdir(proc / "fd")) - 1  # the descriptor that lists them
+    return own
+
+
+class Metrics:
+    """The endpoint of a mount at HOST:PORT, or none for ''.
+
+    A new mount whose address is taken is refused. A server that takes over a living mount tries for a while instead,
+    until the one before it has let go, and then goes on without.
+    """
+
+    def __init__(self, address: str, *, resumed: bool = False) -> None:
+        """Errors: MountFailed, unless resumed."""
+        self._address = address
+        self._endpoint: Endpoint | None = None
+        self._stopping = threading.Event()
+        if address and not resumed:
+            self._endpoint = _endpoint(address)
+
+    def start(self, source: Callable[[], Mapping[str, Any]]) -> None:
+        """Serve what `source` gives at each scrape."""
+        if self._endpoint is not None:
+            self._endpoint.start(source)
+        elif self._address:
+            threading.Thread(target=self._take_over, args=(source,), name="metrics-bind", daemon=True).start()
+
+    def status(self) -> dict[str, str]:
+        """metrics: where to scrape."""
+        return {} if self._endpoint is None else {"metrics": self._endpoint.url}
+
+    def stop(self) -> None:
+        """Stop listening. Idempotent."""
+        self._stopping.set()
+        endpoint, self._endpoint = self._endpoint, None
+        if endpoint is not None:
+            endpoint.stop()
+
+    def _take_over(self, source: Callable[[], Mapping[str, Any]]) -> None:
+        for tried in range(METRICS_TRIES):
+            try:
+                self._endpoint = _endpoint(self._address)
+                self._endpoint.start(source)
+                return
+            except MountFailed as error:
+                if tried == METRICS_TRIES - 1:
+                    log.error("there are no metrics", extra=fields(error=error))
+            if self._stopping.wait(METRICS_PAUSE_S):
+                return
+
+
+def _endpoint(address: str) -> Endpoint:
+    from .prometheus import Endpoint  # here: 60 ms that a mount without an endpoint need not wait
+
+    return Endpoint(address)
 
 
 class MountedStore(Protocol):
     """What a builder makes of a MountSpec; it has asked the storage, and raised DatastoreError if that said no."""
 
     @property
-    def filesystem(self) -> Filesystem:
-        """What is served."""
-
+    def filesystem(self) -> Filesystem: ...
     def status(self) -> dict[str, object]:
         """For `datastore status`; quick, no request to the storage. `dirty`: each file that is not uploaded, with its
         `bytes` and `error`."""
@@ -98,41 +163,33 @@ def load_builder(name: str) -> Callable[..., MountedStore]:
     return build
 
 
+@dataclass(eq=False)
 class Server:
     """One serving process of one mount."""
 
-    def __init__(
-        self,
-        spec: MountSpec,
-        store: MountedStore,
-        channel: socket.socket,
-        metrics: Metrics,
-        control: ControlServer,
-        *,
-        restarts: int = 0,
-        unconfined: list[str] | None = None,
-    ) -> None:
-        """restarts: how many servers of this mount died before this one. unconfined: what confinement.confine says is
-        missing; None: nobody asked for that."""
-        self.spec = spec
-        self.store = store
-        self._channel = channel
+    spec: MountSpec
+    store: MountedStore
+    channel: socket.socket
+    metrics: Metrics
+    control: ControlServer
+    restarts: int
+    """How many servers of this mount died before this one."""
+    unconfined: list[str] | None
+    """What confinement.confine says is missing; None: nobody asked for that."""
+
+    def __post_init__(self) -> None:
         self._session: Session | None = None
         self._events: SimpleQueue[str] = SimpleQueue()
         self._ended = threading.Event()
         self._crashed = False
         self._started = time.monotonic()
-        self._restarts = restarts
-        self._metrics = metrics
-        self._control = control
-        self._unconfined = unconfined
 
     def run(self, device_fd: int, opens_fd: int, negotiated: Negotiated | None) -> int:
         """Serve until the mount is gone; the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._events.put("terminate"))
         signal.signal(signal.SIGUSR2, lambda *_: self._events.put("leave"))
-        self._control.start(
+        self.control.start(
             {
                 "status": (self._status, STATUS_TIMEOUT_S),
                 "flush": (self._flush, FLUSH_TIMEOUT_S),
@@ -142,16 +199,10 @@ class Server:
                 "stop": (self._stop, FLUSH_TIMEOUT_S),
             }
         )
-        self._metrics.start(lambda: self._status({}, lambda _: None))
+        self.metrics.start(lambda: self._status({}, lambda _: None))
         if self.spec.transport == "kernel":
-            self._session = Session(
-                device_fd,
-                self.store.filesystem,
-                Settings(),
-                negotiated=negotiated,
-                opens_fd=opens_fd,
-                ready=self._ready,
-            )
+            fs, ready = self.store.filesystem, self._ready
+            self._session = Session(device_fd, fs, Settings(), negotiated=negotiated, opens_fd=opens_fd, ready=ready)
             serve: Callable[[], object] = self._session.serve
         else:
             serve = self._libfuse()
@@ -167,8 +218,8 @@ class Server:
             if event == "terminate" and not self._terminate():
                 return EXIT_LEFT
         finally:
-            self._control.stop()
-            self._metrics.stop()
+            self.control.stop()
+            self.metrics.stop()
         return EXIT_FAILED if self._crashed else EXIT_OK
 
     def _serve(self, serve: Callable[[], object]) -> None:
@@ -181,7 +232,7 @@ class Server:
         self._events.put("ended")
 
     def _ready(self, settled: Negotiated) -> None:
-        frames.send(self._channel, {"negotiated": asdict(settled)})
+        frames.send(self.channel, {"negotiated": asdict(settled)})
 
     def _libfuse(self) -> Callable[[], object]:
         if sys.platform == "linux":
@@ -201,7 +252,7 @@ class Server:
             read_only=spec.read_only,
             allow_other=spec.allow_other,
             ttl_s=spec.metadata_ttl_s / 2,  # the other half is the mount's own: vfs/build.believed_s
-            ready=lambda: frames.send(self._channel, {"negotiated": {}}),
+            ready=lambda: frames.send(self.channel, {"negotiated": {}}),
         )
 
     def _terminate(self) -> bool:
@@ -214,7 +265,7 @@ class Server:
                 log.error("not in the storage, kept on disk", extra=fields(what=line))
         except MountFailed as error:  # somebody has unmounted it meanwhile
             log.info("nothing is flushed", extra=fields(error=error))
-        if self._unconfined is not None:
+        if self.unconfined is not None:
             return False
         try:
             device.unmount(self.spec.mountpoint)
@@ -239,9 +290,9 @@ class Server:
             "serverPid": os.getpid(),
             "supervisorPid": os.getppid(),
             "uptimeSeconds": round(time.monotonic() - self._started, 1),
-            "restarts": self._restarts,
+            "restarts": self.restarts,
             "process": own_process(),
-            **self._metrics.status(),
+            **self.metrics.status(),
         }
         if session is not None and session.negotiated is not None:
             own["protocol"] = f"{abi.MAJOR}.{session.negotiated.minor}"
@@ -251,8 +302,8 @@ class Server:
             own["passthroughOpen"] = session.modes.count()
             own.update(session.traffic.snapshot())
         own["reads"] = self._read_path()
-        if self._unconfined is not None:
-            own["unconfined"] = self._unconfined
+        if self.unconfined is not None:
+            own["unconfined"] = self.unconfined
         own["detached"] = not device.is_mounted(self.spec.mountpoint)
         told = {**own, **self.store.status()}
         told["unsent"] = _counted(told["dirty"])
@@ -298,14 +349,9 @@ class Server:
             errors = [f"it took longer than {within_s:.0f} s, and who asked for it has given up"]
         if errors and not force:
             return failed(*errors)
-        try:
-            device.unmount(self.spec.mountpoint, retry_s=0.0 if force else device.BUSY_RETRY_S)
-        except MountFailed as error:
-            if not (force or (detach and isinstance(error, device.Busy))):
-                return failed(str(error))
-            device.unmount(self.spec.mountpoint, lazy=True)
-            if detach:
-                return {"detached": str(error), "errors": errors}
+        used = device.unmount_or_detach(self.spec.mountpoint, force=force, detach=detach)
+        if used and detach:
+            return {"detached": used, "errors": errors}
         if not self._ended.wait(END_TIMEOUT_S) and not force:
             errors = [*errors, "unmounted, but requests still run"]
         return {"ok": force or not errors, "errors": errors}
@@ -356,7 +402,7 @@ def run(channel: socket.socket, builder: str, *, confined: bool) -> int:
         message, descriptors = frames.receive(channel, DEVICE_TIMEOUT_S)
         device_fd = descriptors[0] if descriptors else -1
         settled: dict[str, Any] | None = message.get("negotiated")
-        server = Server(spec, store, channel, metrics, control, restarts=restarts, unconfined=unconfined)
+        server = Server(spec, store, channel, metrics, control, restarts, unconfined)
         return server.run(device_fd, opens_fd, Negotiated(**settled) if settled else None)
     except PeerGone:  # the supervisor could not mount
         return EXIT_FAILED
@@ -376,10 +422,9 @@ def _confine(spec: MountSpec) -> list[str]:
 
 def _log_to(path: str) -> None:
     """From now on our output goes there; until then the supervisor may not have known where."""
-    log_fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    for fd in (1, 2):
-        os.dup2(log_fd, fd)
-    os.close(log_fd)
+    with open(path, "ab") as file:
+        for fd in (1, 2):
+            os.dup2(file.fileno(), fd)
 
 
 def _prepare_process() -> None:

@@ -48,7 +48,7 @@ async def _quiet(patience_s: float) -> bool:
 
 def _at_work(loop: Loop) -> bool:
     """Whether a task waits for anything but another task: a lane, a server, the time."""
-    if loop.runnable or loop.lanes._unended or loop.disk._unended or loop.waits._waits:
+    if loop.runnable or loop.lanes._unended or loop.disk._unended or loop.waits:
         return True
     timers = (call.func for _, _, call in loop._timers if isinstance(call, partial))
     return any(isinstance(getattr(function, "__self__", None), Future) for function in timers)

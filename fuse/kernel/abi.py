@@ -8,81 +8,45 @@ from __future__ import annotations
 
 from struct import Struct
 
-# -- opcodes (enum fuse_opcode)
-LOOKUP = 1
-FORGET = 2
-GETATTR = 3
-SETATTR = 4
-READLINK = 5
-SYMLINK = 6
-MKNOD = 8
-MKDIR = 9
-UNLINK = 10
-RMDIR = 11
-RENAME = 12
-LINK = 13
-OPEN = 14
-READ = 15
-WRITE = 16
-STATFS = 17
-RELEASE = 18
-FSYNC = 20
-SETXATTR = 21
-GETXATTR = 22
-LISTXATTR = 23
-REMOVEXATTR = 24
-FLUSH = 25
-INIT = 26
-OPENDIR = 27
-READDIR = 28
-RELEASEDIR = 29
-FSYNCDIR = 30
-GETLK = 31
-SETLK = 32
-SETLKW = 33
-ACCESS = 34
-CREATE = 35
-INTERRUPT = 36
-BMAP = 37
-DESTROY = 38
-IOCTL = 39
-POLL = 40
-NOTIFY_REPLY = 41
-BATCH_FORGET = 42
-FALLOCATE = 43
-READDIRPLUS = 44
-RENAME2 = 45
-LSEEK = 46
-COPY_FILE_RANGE = 47
-SETUPMAPPING = 48
-REMOVEMAPPING = 49
-SYNCFS = 50
-TMPFILE = 51
-STATX = 52
-_NAMES = {number: name for name, number in globals().items() if isinstance(number, int)}
+# -- opcodes (enum fuse_opcode); 7 and 19 are none
+LOOKUP, FORGET, GETATTR, SETATTR, READLINK, SYMLINK = range(1, 7)
+MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK, OPEN, READ, WRITE, STATFS, RELEASE = range(8, 19)
+FSYNC, SETXATTR, GETXATTR, LISTXATTR, REMOVEXATTR, FLUSH, INIT, OPENDIR, READDIR, RELEASEDIR = range(20, 30)
+ACCESS, CREATE, INTERRUPT = range(34, 37)
+DESTROY, IOCTL = 38, 39
+NOTIFY_REPLY, BATCH_FORGET, FALLOCATE, READDIRPLUS, RENAME2, LSEEK, COPY_FILE_RANGE = range(41, 48)
+SYNCFS, TMPFILE, STATX = range(50, 53)
+_NAMES = (
+    "0 LOOKUP FORGET GETATTR SETATTR READLINK SYMLINK 7 MKNOD MKDIR UNLINK RMDIR RENAME LINK OPEN READ WRITE STATFS"
+    " RELEASE 19 FSYNC SETXATTR GETXATTR LISTXATTR REMOVEXATTR FLUSH INIT OPENDIR READDIR RELEASEDIR FSYNCDIR GETLK"
+    " SETLK SETLKW ACCESS CREATE INTERRUPT BMAP DESTROY IOCTL POLL NOTIFY_REPLY BATCH_FORGET FALLOCATE READDIRPLUS"
+    " RENAME2 LSEEK COPY_FILE_RANGE SETUPMAPPING REMOVEMAPPING SYNCFS TMPFILE STATX"
+)
+NAMES = _NAMES.split()
+"""Of the opcodes, by number."""
+UNANSWERED = {FORGET, BATCH_FORGET, INTERRUPT, NOTIFY_REPLY}
 OPCODE_LIMIT = 64
 """One more than any opcode we look up; larger ones are unknown."""
 
 
 def opcode_name(opcode: int) -> str:
     """For people; the number itself when it has no name."""
-    return _NAMES.get(opcode, str(opcode))
+    return NAMES[opcode] if opcode < len(NAMES) else str(opcode)
 
 
 MAJOR = 7
 MINOR = 45
 MINOR_DROPS_PAGES = 45  # Linux 6.18, where this is tested; some earlier ones do it, too
 PAGE_SIZE = 4096
+SECOND_NS = 1_000_000_000
 
 # -- INIT flags (bits 32 and up travel in flags2)
-_BEFORE = set(globals())  # each number that follows, up to FEATURE_NAMES, is one of them
 ASYNC_READ = 1 << 0
 ATOMIC_O_TRUNC = 1 << 3
 BIG_WRITES = 1 << 5
 DO_READDIRPLUS = 1 << 13
 READDIRPLUS_AUTO = 1 << 14
 ASYNC_DIO = 1 << 15
-WRITEBACK_CACHE = 1 << 16
 PARALLEL_DIROPS = 1 << 18
 ABORT_ERROR = 1 << 21
 MAX_PAGES = 1 << 22
@@ -91,11 +55,6 @@ INIT_EXT = 1 << 30
 HAS_EXPIRE_ONLY = 1 << 35
 PASSTHROUGH = 1 << 37
 HAS_RESEND = 1 << 39
-FEATURE_NAMES = {
-    bit: name.lower().removeprefix("has_").removeprefix("do_")
-    for name, bit in globals().items()
-    if isinstance(bit, int) and name not in _BEFORE
-}
 
 # -- flags of single requests and replies
 FATTR_MODE = 1 << 0
@@ -171,9 +130,7 @@ ENTRY_FORMAT = "QQQQII"
 ATTR_FORMAT = "QQQqqqIIIIIIIIII"
 ENTRY_OUT = Struct("<" + ENTRY_FORMAT + ATTR_FORMAT)  # fuse_entry_out = 128
 ENTRY_REPLY = Struct("<IiQ" + ENTRY_FORMAT + ATTR_FORMAT)  # out header and fuse_entry_out = 144
-ATTR_REPLY = Struct(
-    "<IiQ" + "QII" + ATTR_FORMAT
-)  # out header and fuse_attr_out: attr_valid attr_valid_nsec dummy attr = 120
+ATTR_REPLY = Struct("<IiQ" + "QII" + ATTR_FORMAT)  # out header, fuse_attr_out: attr_valid attr_valid_nsec dummy attr
 OPEN_OUT = Struct("<QIi")  # fuse_open_out: fh open_flags backing_id
 OPEN_REPLY = Struct("<IiQ" + "QIi")  # out header and fuse_open_out = 32
 WRITE_REPLY = Struct("<IiQ" + "II")  # out header and fuse_write_out: size padding = 24

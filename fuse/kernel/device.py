@@ -16,13 +16,10 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from datastore import mountinfo
 from datastore.errors import MountFailed
-
-from . import mountusers
 
 DEVICE = "/dev/fuse"
 FUSE_CONF = Path("/etc/fuse.conf")
@@ -36,25 +33,14 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 READ_AHEAD_KB = 1024  # measured best of 128, 1024, 4096 for one sequential reader (docs/decisions)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MountOptions:
-    """name: shown as the source. allow_other: other users too, as always with root; the kernel checks modes."""
-
-    mountpoint: str
-    name: str
-    read_only: bool = False
-    allow_other: bool = False
-
-
 def canonical(mountpoint: str) -> str:
     """The absolute path as mountinfo has it. The last component is not looked at, so that a dead mount can be named."""
     absolute = os.path.abspath(mountpoint)
     return os.path.join(os.path.realpath(os.path.dirname(absolute)), os.path.basename(absolute))
 
 
-def check_mountpoint(options: MountOptions) -> None:
+def check_mountpoint(place: str) -> None:
     """Errors: MountFailed for a place that is mounted already, no directory, not empty or not ours."""
-    place = options.mountpoint
     there = mountinfo.read().at(canonical(place))
     if there is not None:
         raise MountFailed(f"{place} is already a mount of {there.source} ({there.fstype}); unmount it first")
@@ -92,26 +78,29 @@ def check_device() -> None:
         raise MountFailed(f"{DEVICE} can't be opened: {error.strerror}; load the module (modprobe fuse)") from error
 
 
-def mount(options: MountOptions) -> int:
+def mount(place: str, name: str, *, read_only: bool = False, allow_other: bool = False) -> int:
     """Mount, and give the descriptor on which the kernel speaks; closing its last copy ends the mount's connection.
 
+    name: shown as the source. allow_other: other users too, as always with root; the kernel checks modes.
     Errors: MountFailed.
     """
-    check_mountpoint(options)
+    check_mountpoint(place)
     check_device()
-    return _mount_as_root(options) if os.geteuid() == 0 else _mount_by_fusermount(options)
+    if os.geteuid() == 0:
+        return _mount_as_root(place, name, read_only)
+    return _mount_by_fusermount(place, name, read_only, allow_other)
 
 
-def _mount_as_root(options: MountOptions) -> int:
+def _mount_as_root(place: str, name: str, read_only: bool) -> int:
     device_fd = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
-    flags = MS_NOSUID | MS_NODEV | (MS_RDONLY if options.read_only else 0)
+    flags = MS_NOSUID | MS_NODEV | (MS_RDONLY if read_only else 0)
     data = f"fd={device_fd},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions,max_read={MAX_READ}"
-    target, source = os.fsencode(options.mountpoint), options.name.encode()
+    target, source = os.fsencode(place), name.encode()
     if _LIBC.mount(source, target, f"fuse.{SUBTYPE}".encode(), ctypes.c_ulong(flags), data.encode()):
         number = ctypes.get_errno()
         os.close(device_fd)
         hint = "; the process needs CAP_SYS_ADMIN" if number == errno.EPERM else ""
-        raise MountFailed(f"the kernel refused to mount at {options.mountpoint}: {os.strerror(number)}{hint}")
+        raise MountFailed(f"the kernel refused to mount at {place}: {os.strerror(number)}{hint}")
     return device_fd
 
 
@@ -122,23 +111,24 @@ def bind(directory: str, mountpoint: str) -> None:
         raise MountFailed(f"the kernel refused to bind {directory} to {mountpoint}: {os.strerror(number)}")
 
 
-def _mount_by_fusermount(options: MountOptions) -> int:
+def _mount_by_fusermount(place: str, name: str, read_only: bool, allow_other: bool) -> int:
     program = _fusermount()
-    if options.allow_other and not _user_allow_other():
+    if allow_other and not _user_allow_other():
         raise MountFailed(f"allow_other needs the line user_allow_other in {FUSE_CONF}; root has to add it")
-    listed = ["ro" if options.read_only else "rw", "nosuid", "nodev", "default_permissions", f"max_read={MAX_READ}"]
-    listed += [f"fsname={_quoted(options.name)}", f"subtype={SUBTYPE}"] + ["allow_other"] * options.allow_other
+    listed = ["ro" if read_only else "rw", "nosuid", "nodev", "default_permissions", f"max_read={MAX_READ}"]
+    listed += [f"fsname={_quoted(name)}", f"subtype={SUBTYPE}"] + ["allow_other"] * allow_other
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs:
-        finished = _run(
-            [program, "-o", ",".join(listed), "--", options.mountpoint],
-            pass_fds=(theirs.fileno(),),
-            _FUSE_COMMFD=str(theirs.fileno()),
-        )
+        command, fd = [program, "-o", ",".join(listed), "--", place], theirs.fileno()
+        finished = _run(command, pass_fds=(fd,), _FUSE_COMMFD=str(fd))
         if finished.returncode:
-            raise MountFailed(f"fusermount3 refused to mount at {options.mountpoint}: {_first_line(finished.stderr)}")
-        theirs.close()
-        return _received_fd(ours)
+            raise MountFailed(f"fusermount3 refused to mount at {place}: {_first_line(finished.stderr)}")
+        theirs.close()  # with the last other end of it, so that this never waits
+        _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
+    if not descriptors:
+        raise MountFailed("fusermount3 gave no device descriptor")
+    os.set_inheritable(descriptors[0], False)
+    return descriptors[0]
 
 
 def _quoted(name: str) -> str:
@@ -180,15 +170,6 @@ def _first_line(text: str) -> str:
     return (text.strip().splitlines() or ["it gave no reason"])[0].removeprefix("fusermount3: ")
 
 
-def _received_fd(channel: socket.socket) -> int:
-    """What the other end sent before it closed, so that this never waits."""
-    _, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
-    if not descriptors:
-        raise MountFailed("fusermount3 gave no device descriptor")
-    os.set_inheritable(descriptors[0], False)
-    return descriptors[0]
-
-
 class Busy(MountFailed):
     """Someone uses the mount; the text says who."""
 
@@ -212,6 +193,20 @@ def unmount(mountpoint: str, *, lazy: bool = False, retry_s: float = BUSY_RETRY_
             if last:
                 raise
         time.sleep(BUSY_POLL_S)
+
+
+def unmount_or_detach(mountpoint: str, *, force: bool, detach: bool) -> str:
+    """Take the mount away as it was asked for: '', or who goes on using it. force: at once, whoever does; detach: from
+    the tree, though somebody does. Errors: Busy, MountFailed.
+    """
+    try:
+        unmount(mountpoint, retry_s=0.0 if force else BUSY_RETRY_S)
+    except MountFailed as error:
+        if not (force or (detach and isinstance(error, Busy))):
+            raise
+        unmount(mountpoint, lazy=True)
+        return str(error)
+    return ""
 
 
 def _unmount(place: str, lazy: bool) -> None:
@@ -249,10 +244,36 @@ def busy(place: str) -> Busy:
     below = [each.mountpoint for each in mountinfo.read().mounts if each.mountpoint.startswith(f"{place}/")]
     if below:
         return Busy(f"{place} is busy: {below[-1]} is mounted below it; unmount that first")
-    users = mountusers.users(place) if sys.platform == "linux" else []
-    if users:
-        return Busy(f"{place} is busy: used by {', '.join(users)}")
+    if sys.platform == "linux" and (found := users(place)):
+        return Busy(f"{place} is busy: used by {', '.join(found)}")
     return _UserNotFound(f"{place} is busy: used by a process of another user")
+
+
+def _uses(process: Path, mountpoint: str) -> bool:
+    below = mountpoint.rstrip("/") + "/"
+    links = [process / "cwd", process / "root", process / "exe"]
+    with suppress(OSError):  # another user's process, or it has just ended
+        links += (process / "fd").iterdir()
+    for link in links:
+        with suppress(OSError):
+            if f"{os.readlink(link)}/".startswith(below):
+                return True
+    with suppress(OSError):
+        return f" {below}" in (process / "maps").read_text(errors="surrogateescape")
+    return False
+
+
+def users(mountpoint: str, proc: Path = Path("/proc")) -> list[str]:
+    """Who uses a mount, read from /proc (proc(5)) without touching it: asking a dead or busy one could hang.
+
+    Processes with a file, directory or mapping below the mountpoint, as `pid N (command)`, where we may look.
+    """
+    found = []
+    for process in sorted(proc.glob("[0-9]*"), key=lambda path: int(path.name)):
+        if _uses(process, mountpoint):
+            with suppress(OSError):
+                found.append(f"pid {process.name} ({(process / 'comm').read_text(errors='replace').strip()})")
+    return found
 
 
 def tune_read_ahead(mountpoint: str) -> None:

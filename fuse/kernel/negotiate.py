@@ -18,14 +18,17 @@ _MAX_BACKGROUND, _CONGESTED = 64, 48
 """Read-ahead and background requests that the kernel keeps in flight."""
 _STACK_DEPTH = 1
 """Of passthrough's backing file systems; this leaves room for overlayfs on top of us."""
-WANTED = (
-    abi.ASYNC_READ | abi.ATOMIC_O_TRUNC | abi.BIG_WRITES | abi.ASYNC_DIO | abi.PARALLEL_DIROPS | abi.MAX_PAGES
-    | abi.DO_READDIRPLUS | abi.READDIRPLUS_AUTO | abi.ABORT_ERROR | abi.HANDLE_KILLPRIV_V2 | abi.INIT_EXT
-    | abi.HAS_EXPIRE_ONLY | abi.HAS_RESEND | abi.PASSTHROUGH
-)  # fmt: skip
-"""The features. Not AUTO_INVAL_DATA: it drops our own pages after each of our own writes (the mtime moves); the file
-system says keep_cache or inval_inode instead. Not EXPLICIT_INVAL_DATA either: a size that changed under the kernel
-still drops pages, the cautious half of the same rule. No lock flags: the kernel keeps flock and fcntl locks itself."""
+FEATURES = {
+    abi.ASYNC_READ: "async_read", abi.ATOMIC_O_TRUNC: "atomic_o_trunc", abi.BIG_WRITES: "big_writes",
+    abi.DO_READDIRPLUS: "readdirplus", abi.READDIRPLUS_AUTO: "readdirplus_auto", abi.ASYNC_DIO: "async_dio",
+    abi.PARALLEL_DIROPS: "parallel_dirops", abi.ABORT_ERROR: "abort_error", abi.MAX_PAGES: "max_pages",
+    abi.HANDLE_KILLPRIV_V2: "handle_killpriv_v2", abi.INIT_EXT: "init_ext", abi.HAS_EXPIRE_ONLY: "expire_only",
+    abi.PASSTHROUGH: "passthrough", abi.HAS_RESEND: "resend",
+}  # fmt: skip
+"""Those that we want, and their names. Not AUTO_INVAL_DATA: it drops our own pages after each of our own writes (the
+mtime moves); the file system says keep_cache or inval_inode instead. Not EXPLICIT_INVAL_DATA either: a size that
+changed under the kernel still drops pages, the cautious half of the same rule. No lock flags: the kernel keeps flock
+and fcntl locks itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +47,14 @@ class Negotiated:
 
     def names(self) -> list[str]:
         """The features, for people."""
-        return [name for bit, name in abi.FEATURE_NAMES.items() if self.flags & bit]
+        return [name for bit, name in FEATURES.items() if self.flags & bit]
 
 
 def negotiate(offer: InitRequest, max_write: int = MAX_WRITE) -> Negotiated:
     """Settle on what both know."""
     return Negotiated(
         minor=min(offer.minor, abi.MINOR),
-        flags=offer.flags & WANTED,
+        flags=offer.flags & sum(FEATURES),
         max_readahead=max(offer.max_readahead, _MAX_READAHEAD),
         max_write=max_write,
         max_pages=max_write // abi.PAGE_SIZE,

@@ -42,7 +42,7 @@ class DeviceNotifier(Notifier):
         self._can_prune = True
         self._stopping = False
         self._expire_only = False
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._deliver, name="fuse-notify", daemon=True)
 
     def inval_entry(self, parent: Ino, name: bytes) -> None:
         """Forget this name."""
@@ -67,7 +67,6 @@ class DeviceNotifier(Notifier):
     def start(self, *, expire_only: bool) -> None:
         """Begin to deliver, once INIT is settled. expire_only: the kernel knows the gentle way to forget a name."""
         self._expire_only = expire_only
-        self._thread = threading.Thread(target=self._deliver, name="fuse-notify", daemon=True)
         self._thread.start()
 
     def stop(self, timeout_s: float = 2.0) -> None:
@@ -75,7 +74,7 @@ class DeviceNotifier(Notifier):
         with self._changed:
             self._stopping = True
             self._changed.notify()
-        if self._thread is not None:
+        if self._thread.is_alive():
             self._thread.join(timeout_s)
 
     def _next(self) -> bytes | None:

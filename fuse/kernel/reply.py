@@ -12,12 +12,11 @@ from collections.abc import Sequence
 
 from ..ops import Attr, AttrReply, DirEntry, Entry, OpenDirReply, StatFs
 from . import abi
+from .abi import SECOND_NS
 
 Body = bytes | bytearray | memoryview
 Frame = bytes | list[Body]
-AttrFields = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, int, int, int]
 
-SECOND_NS = 1_000_000_000
 TTL_LIMIT_S = 1e9
 """About 30 years; the kernel takes larger ones for 'for ever' too, and this fits every field."""
 _DIRENTPLUS = struct.Struct(abi.ENTRY_OUT.format + abi.DIRENT.format[1:])
@@ -47,7 +46,7 @@ def _ttl(seconds: float) -> tuple[int, int]:
     return divmod(int(seconds * SECOND_NS), SECOND_NS)
 
 
-def _attr_fields(attr: Attr) -> AttrFields:
+def _attr_fields(attr: Attr) -> tuple[int, ...]:
     ino, mode, size, nlink, uid, gid, atime_ns, mtime_ns, ctime_ns, rdev, blksize = attr
     at, an = divmod(atime_ns, SECOND_NS)
     mt, mn = divmod(mtime_ns, SECOND_NS)

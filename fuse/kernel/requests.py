@@ -1,8 +1,9 @@
-"""One request of the kernel: a task that answers when it ends."""
+"""One request of the kernel: the memory that it is read into, and the task that answers when it ends."""
 
 from __future__ import annotations
 
 import errno
+import mmap
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -10,7 +11,20 @@ from datastore.retry import Call
 
 from ..loop import Loop, Task
 from ..ops import FSError
+from . import abi
 from .dispatch import Header, Operation
+
+
+def new_buffer(size: int) -> memoryview:
+    """`size` bytes whose pages are all there before the first read into it.
+
+    A server that is killed while the kernel copies a request into pages that are not there yet loses that request:
+    getting a page fails for a process that is to die, and the caller gets EIO instead of the next server's answer
+    (fuse_dev_do_read in fs/fuse/dev.c).
+    """
+    memory = mmap.mmap(-1, size)
+    memory[:: abi.PAGE_SIZE] = bytes(-(-size // abi.PAGE_SIZE))
+    return memoryview(memory)
 
 
 class Request(Task[Any]):

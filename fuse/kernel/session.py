@@ -18,10 +18,9 @@ import os
 import stat
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -31,28 +30,19 @@ from datastore.logs import Limiter, fields
 from ..errnos import errno_of
 from ..ops import Filesystem, FSError, Ino
 from . import abi, reply, wire
-from .buffers import Buffers
+from .callers import FollowUps, is_ended
 from .dispatch import EXCLUSIVE, ORDERED, Header, Serving, call_again, inodes_of, operations
-from .followups import FollowUps
-from .interrupts import is_ended
 from .negotiate import MAX_WRITE, Negotiated, init_reply, negotiate
 from .notify import DeviceNotifier
 from .passthrough import OpenModes
 from .reply import Frame
-from .requests import Request
+from .requests import Request, new_buffer
 from .traffic import Traffic
 
 log = logging.getLogger(__name__)
 
 CALLERS_S = 0.25
 """How often it is looked whether who waits is ended meanwhile."""
-
-
-class End(Enum):
-    """Why a session is over. An aborted connection is unmounted: the kernel has ECONNABORTED for either."""
-
-    UNMOUNTED = "unmounted"
-    CLOSED = "closed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,12 +100,13 @@ class Session:
         """It will be looked whether callers have ended."""
         self._reported: set[str] = set()
         self._limiter = Limiter()
-        size = settings.max_write + 2 * abi.PAGE_SIZE  # payload and its header, page-aligned as libfuse has it
-        self._buffers = Buffers(settings.buffers, size)
-        self._view, self._has_view = self._buffers.take(), True
+        self._idle: deque[memoryview] = deque()
+        """Buffers that no request has; the next one is read into the first."""
+        self._unmade = settings.buffers
         self._reading = False
         """Requests are read: there is room for another one."""
-        self._end: End | None = None
+        self._end = ""
+        """Why it is over, when it is: an aborted connection is unmounted, as the kernel has ECONNABORTED for either."""
         self._over = False
 
     @property
@@ -125,8 +116,8 @@ class Session:
 
     # -- the loop
 
-    def serve(self) -> End:
-        """Answer requests until the mount is gone; then let running ones end and stop the file system."""
+    def serve(self) -> str:
+        """Answer requests until the mount is gone; then let running ones end and stop the file system: how it ended."""
         with self._loop.turning():
             self._fs.start(self.notifier)
             if stat.S_ISCHR(os.fstat(self._fd).st_mode):  # the kernel may take back a request that was to be read
@@ -137,7 +128,7 @@ class Session:
                     self._settled(self.negotiated)
                     if self.negotiated.has(abi.HAS_RESEND):
                         os.write(self._fd, reply.resend())
-                while self._end is None:
+                while not self._end:
                     self._loop.turn()
                 return self._end
             finally:
@@ -173,23 +164,25 @@ class Session:
     def _came(self) -> None:
         """There is a request to be read. One at a time: others that are ready have their turn in between."""
         try:
-            length = os.readv(self._fd, (self._view,))
+            length = os.readv(self._fd, (self._idle[0],))
         except OSError as error:
             if error.errno in (errno.ENODEV, errno.ECONNABORTED, errno.ECONNRESET):
-                self._end = End.UNMOUNTED
+                self._end = "unmounted"
             elif error.errno not in (errno.EINTR, errno.EAGAIN, errno.ENOENT):  # ENOENT: interrupted before we read it
                 raise
             return
         if not length:
-            self._end = End.CLOSED
+            self._end = "closed"
         elif (header := self._header(length)) is not None:
             self._take(header)
 
     def _read_on(self) -> None:
         """Read while there are memory and a place for one more request; else the kernel waits, too."""
-        if not self._has_view and self._buffers.has_one:
-            self._view, self._has_view = self._buffers.take(), True
-        room = self._has_view and self._under_way < self._settings.unanswered and not self._over
+        if not self._idle and self._unmade:
+            self._unmade -= 1
+            # payload and its header, page-aligned as libfuse has it
+            self._idle.append(new_buffer(self._settings.max_write + 2 * abi.PAGE_SIZE))
+        room = bool(self._idle) and self._under_way < self._settings.unanswered and not self._over
         if room and not self._reading:
             self._loop.watch(self._fd, self._came)
         elif self._reading and not room:
@@ -200,13 +193,14 @@ class Session:
         try:
             if header[1] != abi.INIT:
                 raise ValueError("the first request is no INIT")
-            offer = wire.init(self._view[abi.HEADER_SIZE : header[0]])
+            offer = wire.init(self._body(header))
         except wire.NOT_A_REQUEST:
             self._send(header, reply.error(header[2], errno.EIO))
             return
         settled = negotiate(offer, self._settings.max_write)
         self._send(header, init_reply(header[2], settled))
-        self._take = self._request
+        if self._take == self._handshake:  # no other thread has said leave() meanwhile
+            self._take = self._request
         self._settled(settled)
 
     def _settled(self, settled: Negotiated) -> None:
@@ -220,12 +214,16 @@ class Session:
         """The header of a request of `length` bytes; None when it is not one, answered where that is possible."""
         if length < abi.HEADER_SIZE:
             return None  # no number to answer
-        header: Header = abi.IN_HEADER.unpack_from(self._view)
+        header: Header = abi.IN_HEADER.unpack_from(self._idle[0])
         if header[0] == length and header[7] * 8 <= length - abi.HEADER_SIZE:
             return header
-        if header[1] not in (abi.FORGET, abi.BATCH_FORGET):
+        if header[1] not in abi.UNANSWERED:
             self._send(header, reply.error(header[2], errno.EINVAL))
         return None
+
+    def _body(self, header: Header) -> memoryview:
+        """What stands behind the header, without extensions, which are last."""
+        return self._idle[0][abi.HEADER_SIZE : header[0] - header[7] * 8]
 
     def _request(self, header: Header) -> None:
         opcode = header[1]
@@ -239,7 +237,7 @@ class Session:
             self._special(header)
             return
         try:
-            args = operation.decode(self._view[abi.HEADER_SIZE : header[0] - header[7] * 8])  # extensions stand last
+            args = operation.decode(self._idle[0][abi.HEADER_SIZE : header[0] - header[7] * 8])  # as _body()
         except wire.NOT_A_REQUEST:
             self._send(header, reply.error(header[2], errno.EINVAL))
             return
@@ -260,10 +258,11 @@ class Session:
         self._under_way += 1
         self._unanswered[request.header[2]] = request
         if request.header[1] == abi.WRITE:  # the only one whose arguments point into the buffer
-            request.buffer, self._has_view = self._view, False
+            request.buffer = self._idle.popleft()
         self._read_on()
         if not self._looking:
-            self._look_later()
+            self._looking = True
+            self._loop.later(CALLERS_S, self._look_at_callers)
 
     def _waits_no_more(self, request: Request) -> None:
         """It has ended, though it did not at once."""
@@ -273,7 +272,7 @@ class Session:
         else:
             self._unanswered.pop(request.header[2], None)
         if request.buffer is not None:
-            self._buffers.give_back(request.buffer)
+            self._idle.append(request.buffer)
         self._read_on()
 
     def _follows(self, request: Request) -> bool:
@@ -297,25 +296,28 @@ class Session:
 
     def _special(self, header: Header) -> None:
         """What is not answered, and what is not supported."""
-        opcode, body = header[1], self._view[abi.HEADER_SIZE : header[0] - header[7] * 8]
-        with suppress(*wire.NOT_A_REQUEST):
-            if opcode == abi.FORGET:
-                self._forget(header[3], wire.forget(body))
-            elif opcode == abi.BATCH_FORGET:
-                for ino, nlookup in wire.batch_forget(body):
-                    self._forget(ino, nlookup)
-            elif opcode == abi.INTERRUPT:
-                self._interrupt(header, wire.interrupt(body))
-            elif opcode == abi.DESTROY:
-                self._send(header, reply.empty(header[2]))
-            elif opcode != abi.NOTIFY_REPLY:
-                self._send(header, reply.error(header[2], errno.ENOSYS))
-
-    def _forget(self, ino: int, nlookup: int) -> None:
+        opcode, body = header[1], self._body(header)
+        forgotten: list[tuple[int, int]] = []
+        interrupted = 0
         try:
-            self._fs.forget(Ino(ino), nlookup)
-        except Exception as error:
-            self._report(error)
+            if opcode == abi.FORGET:
+                forgotten = [(header[3], wire.forget(body))]
+            elif opcode == abi.BATCH_FORGET:
+                forgotten = wire.batch_forget(body)
+            elif opcode == abi.INTERRUPT:
+                interrupted = wire.interrupt(body)
+        except wire.NOT_A_REQUEST:
+            return
+        for ino, nlookup in forgotten:
+            try:
+                self._fs.forget(Ino(ino), nlookup)
+            except Exception as error:
+                self._report(error)
+        if interrupted:
+            self._interrupt(header, interrupted)
+        elif opcode not in abi.UNANSWERED:
+            number = 0 if opcode == abi.DESTROY else errno.ENOSYS
+            self._send(header, reply.error(header[2], number))
 
     def _interrupt(self, header: Header, unique: int) -> None:
         """Let go a caller that waits. A request we don't know has been answered; its INTERRUPT needs no answer."""
@@ -331,20 +333,16 @@ class Session:
             self._going_on |= dict.fromkeys(inodes_of(request.header, request.args), request)
         self._send(request.header, reply.error(request.header[2], errno.EINTR))
 
-    def _look_later(self) -> None:
-        self._looking = True
-        self._loop.later(CALLERS_S, self._look_at_callers)
-
     def _look_at_callers(self) -> None:
         """Let go of those of whose end no INTERRUPT tells.
 
         The kernel sends one for a request, be it for a signal that ends nobody, and none for pages that are read ahead,
         though their reader may wait for them.
         """
-        self._looking = False
-        if not self._unanswered:
+        self._looking = bool(self._unanswered)
+        if not self._looking:
             return
-        self._look_later()
+        self._loop.later(CALLERS_S, self._look_at_callers)
         before_ns = time.monotonic_ns() - int(CALLERS_S * 1e9)
         waiting = [request for request in self._unanswered.values() if request.began_ns < before_ns]
         ended = {pid for pid in {request.header[6] for request in waiting} if is_ended(pid)}

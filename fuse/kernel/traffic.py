@@ -29,8 +29,6 @@ _CLASSES = {  # every operation of dispatch.py
         *(abi.SETXATTR, abi.REMOVEXATTR),
     ),
 }
-_REFUSAL_BYTES = 16
-"""An answer that is a header alone carries an errno."""
 
 
 class Traffic:
@@ -49,7 +47,7 @@ class Traffic:
         if opcode == abi.READ:
             if not isinstance(frame, bytes):
                 self._read_bytes += len(frame[1])
-        elif opcode == abi.WRITE and len(frame) > _REFUSAL_BYTES:
+        elif opcode == abi.WRITE and len(frame) > abi.OUT_HEADER.size:  # a header alone carries an errno
             self._written_bytes += header[0] - abi.HEADER_SIZE - abi.WRITE_IN.size
 
     def failed(self, number: int) -> None:
@@ -61,13 +59,13 @@ class Traffic:
 
         The edges of the buckets are histogram.EDGES_S. Classes that were not asked for are left out.
         """
-        latency = {name: _row(histogram) for name, histogram in self._by_class.items()}
+        counted = {name: histogram for name, histogram in self._by_class.items() if any(histogram.buckets())}
         errors = sorted(dict(self._errors).items())
         return {
             "readBytes": self._read_bytes,
             "writtenBytes": self._written_bytes,
             "errors": {errno.errorcode.get(number, str(number)): n for number, n in errors},
-            "latency": {name: row for name, row in latency.items() if row["count"]},
+            "latency": {name: _row(histogram) for name, histogram in counted.items()},
         }
 
 

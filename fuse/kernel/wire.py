@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 from ..ops import NOW, Fh, Ino, OpenRequest, SetAttr
 from . import abi
+from .abi import SECOND_NS
 
 SIZE_LIMIT = 16 << 20
 """Bytes one READ or READDIR may ask for; the kernel's own limit is max_pages (1 MiB as we negotiate)."""
 OFFSET_LIMIT = 1 << 63  # loff_t is signed
 TARGET_LIMIT = 4096  # PATH_MAX, which counts the NUL
-SECOND_NS = 1_000_000_000
 UNNAMEABLE = (b"", b".", b"..")
 SLASH = ord("/")
 """As a number: looking for one in bytes takes a fifth of the time."""

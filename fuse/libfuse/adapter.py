@@ -26,23 +26,11 @@ import mfusepy
 from datastore.errors import MountFailed
 from datastore.retry import Call, one_call
 
+from .. import ops
 from ..errnos import errno_of
+from ..kernel.abi import SECOND_NS
 from ..kernel.reply import Budget
-from ..ops import (
-    NOW,
-    ROOT_INO,
-    Attr,
-    Caller,
-    Entry,
-    Fh,
-    Filesystem,
-    FSError,
-    Ino,
-    Notifier,
-    OpenReply,
-    OpenRequest,
-    SetAttr,
-)
+from ..ops import NOW, ROOT_INO, Attr, Caller, Entry, Fh, FSError, Ino, OpenReply, OpenRequest, SetAttr
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +38,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 UTIME_NOW = (1 << 30) - 1  # utimensat(2), in tv_nsec
 UTIME_OMIT = (1 << 30) - 2
-SECOND_NS = 1_000_000_000
 LISTING_BYTES = 64 << 10
 KEPT_LOOKUPS = 10_000
 """Lookups that are not given back yet. Without them the Filesystem would forget each directory after each call."""
@@ -70,7 +57,7 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
 
     use_ns = True
 
-    def __init__(self, filesystem: Filesystem, ttl_s: float, ready: Callable[[], None]) -> None:
+    def __init__(self, filesystem: ops.Filesystem, ttl_s: float, ready: Callable[[], None]) -> None:
         self._fs = filesystem
         self._ttl_s = ttl_s
         self._ready = ready
@@ -147,6 +134,12 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
     def _handle(self, fi: Any) -> tuple[Ino, Fh]:
         return self._inodes[fi.fh], Fh(fi.fh)
 
+    def _at_open(self, path: str | None, fi: Any, method: Callable[..., Coroutine[Any, Any, T]], *args: object) -> T:
+        """By handle where there is one. args: what comes behind the inode and the handle."""
+        if fi is not None and fi.fh in self._inodes:
+            return self._call(method, *self._handle(fi), *args)
+        return self._by_path(path or "/", method, Fh(0), *args)
+
     # -- the session
 
     def init_with_config(self, conn: Any, config: Any) -> None:
@@ -163,9 +156,7 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
     # -- names
 
     def getattr(self, path: str | None, fi: Any = None) -> dict[str, int]:
-        if fi is not None and fi.fh in self._inodes:
-            return _st(self._call(self._fs.getattr, *self._handle(fi)).attr)
-        return _st(self._by_path(path or "/", self._fs.getattr, Fh(0)).attr)
+        return _st(self._at_open(path, fi, self._fs.getattr).attr)
 
     def readlink(self, path: str) -> str:
         return os.fsdecode(self._by_path(path, self._fs.readlink))
@@ -197,12 +188,8 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
     # -- attributes
 
     def change(self, path: str | None, fi: Any, changes: SetAttr) -> None:
-        """chmod, chown, truncate and utimens, by handle where there is one."""
-        if fi is not None and fi.fh in self._inodes:
-            ino, fh = self._handle(fi)
-            self._call(self._fs.setattr, _caller(), ino, fh, changes)
-        else:
-            self._by_path(path or "/", lambda ino: self._fs.setattr(_caller(), ino, Fh(0), changes))
+        """chmod, chown, truncate and utimens."""
+        self._at_open(path, fi, partial(self._fs.setattr, _caller()), changes)
 
     def chmod(self, path: str | None, mode: int, fi: Any = None) -> None:
         self.change(path, fi, SetAttr(mode=mode))
@@ -228,15 +215,13 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
         return self._by_path(path, self._fs.getxattr, os.fsencode(name))
 
     def setxattr(self, path: str, name: str, value: bytes, options: int, *_position: int) -> None:
-        with self._at(path) as ino:
-            self._call(self._fs.setxattr, _caller(), ino, os.fsencode(name), value, options)
+        self._by_path(path, partial(self._fs.setxattr, _caller()), os.fsencode(name), value, options)
 
     def listxattr(self, path: str) -> list[str]:
         return [os.fsdecode(name) for name in self._by_path(path, self._fs.listxattr)]
 
     def removexattr(self, path: str, name: str) -> None:
-        with self._at(path) as ino:
-            self._call(self._fs.removexattr, _caller(), ino, os.fsencode(name))
+        self._by_path(path, partial(self._fs.removexattr, _caller()), os.fsencode(name))
 
     # -- files; fi is libfuse's fuse_file_info (raw_fi)
 
@@ -331,7 +316,7 @@ def _time(spec: Any) -> int | None:
 
 
 def serve(
-    filesystem: Filesystem,
+    filesystem: ops.Filesystem,
     *,
     mountpoint: str,
     name: str,
@@ -351,7 +336,7 @@ def serve(
 
     turning = threading.Thread(target=turn, name="loop", daemon=True)
     turning.start()
-    loop.call(partial(filesystem.start, Notifier()))
+    loop.call(partial(filesystem.start, ops.Notifier()))
     adapter = Adapter(filesystem, ttl_s, ready)
     try:
         Loop(

@@ -493,7 +493,7 @@ class NFSFilesystem(FileServerFilesystem):
         pieces: list[bytes] = []
         for (at, end), answer in zip(places, client.gather(requests, identity), strict=True):
             while True:
-                pieces.append(answer.content)
+                pieces.append(self._at_most(end - at, answer.content))
                 at += len(answer.content)
                 if answer.end or at >= end or not answer.content:
                     break

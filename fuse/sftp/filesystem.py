@@ -710,7 +710,7 @@ class SFTPFilesystem(FileServerFilesystem):
             handle, passing = self._handle(ino, fh, os.O_RDONLY)
             try:
                 content: bytes = self._on(handle, "read", lambda file: file.read(size, offset))  # type: ignore[assignment]
-                return content
+                return self._at_most(size, content)
             finally:
                 if passing:
                     self._close(handle)

@@ -34,13 +34,9 @@ def _say(line: dict[str, object]) -> None:
 
 def _detach(supervisor: Supervisor) -> None:
     """Leave the terminal and the caller: our output goes to the log."""
-    fd = os.open(supervisor.log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.dup2(fd, 1)
-    os.dup2(fd, 2)
-    os.close(fd)
-    os.close(null)
+    with open(os.devnull, "rb") as null, open(supervisor.log_path, "ab") as file:
+        for ours, theirs in ((null, 0), (file, 1), (file, 2)):
+            os.dup2(ours.fileno(), theirs)
     os.chdir("/")
 
 

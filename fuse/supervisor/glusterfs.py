@@ -112,8 +112,8 @@ class GlusterSupervisor(Supervisor):
         """See Supervisor."""
         self._control.stop()
         self._end_client()
-        while device.is_mounted(self.spec.mountpoint) and self.mounted:
-            device.unmount(self.spec.mountpoint, lazy=True)
+        if self.mounted:
+            _take_away(self.spec.mountpoint)
         self.mounted = False
         super().close()
 
@@ -122,7 +122,7 @@ class GlusterSupervisor(Supervisor):
         if shutil.which(PROGRAM) is None:
             raise MountFailed(f"{PROGRAM} is missing: apt-get install glusterfs-client")
         self._hidden.mkdir(mode=0o700, exist_ok=True)
-        self._hide()
+        _take_away(str(self._hidden))
         mark = self._log_size()  # now: a client that can't mount may have ended before we go on
         try:
             with self.log_path.open("ab") as output:
@@ -143,7 +143,7 @@ class GlusterSupervisor(Supervisor):
             self._end_client()
             raise
         finally:
-            self._hide()
+            _take_away(str(self._hidden))
         self._note()
 
     def _until_it_is_shown(self, mark: int) -> None:
@@ -190,11 +190,6 @@ class GlusterSupervisor(Supervisor):
         if not mounted:
             os.close(root_fd)
         return root_fd if mounted else -1
-
-    def _hide(self) -> None:
-        """Take away what is mounted at the place that nobody sees."""
-        while device.is_mounted(str(self._hidden)):
-            device.unmount(str(self._hidden), lazy=True)
 
     def _end_client(self) -> None:
         """At once; what it had not sent is lost, so that this is only for one whose mount nobody can reach.
@@ -244,7 +239,7 @@ class GlusterSupervisor(Supervisor):
     def _end(self) -> int:
         """Asked to end by a signal: unmount, whoever uses it."""
         self._flush({}, lambda _: None)
-        self._unmount(lazy=True)
+        _take_away(self.spec.mountpoint)
         if self._client is not None:
             try:
                 self._client.wait(CONTROL_TIMEOUT_S)
@@ -262,12 +257,6 @@ class GlusterSupervisor(Supervisor):
         """The pid of a client that an earlier supervisor started from this state directory; 0: none lives."""
         return server_pid(self.state_dir, str(self._hidden))
 
-    def _unmount(self, *, lazy: bool, retry_s: float = 0.0) -> None:
-        """Errors: device.Busy. Dead mounts below the one that serves go with it."""
-        device.unmount(self.spec.mountpoint, lazy=lazy, retry_s=retry_s)
-        while device.is_mounted(self.spec.mountpoint):
-            device.unmount(self.spec.mountpoint, lazy=True)
-
     # -- what others see
 
     def report(self) -> dict[str, object]:
@@ -279,7 +268,7 @@ class GlusterSupervisor(Supervisor):
             "status": self._status,
             "flush": self._flush,
             "discard": lambda _request, _progress: {"discarded": 0},
-            "warm": _warm,
+            "warm": self._warm,
             "settings": lambda _request, _progress: {"later": []},
             "stop": self._stop,
         }
@@ -290,19 +279,13 @@ class GlusterSupervisor(Supervisor):
         """Whether the volume answers. A look that hangs is left behind, and is the only one."""
         since = 0.0
         while True:
-            looked = _Look(Path(self.spec.mountpoint))
-            while not looked.done.wait(LOOK_S):
-                since = self._is_silent(since, f"no answer within {LOOK_S:.0f} s")
-            if looked.error:
-                since = self._is_silent(since, looked.error)
-            else:
-                since, self._silent = 0.0, None
+            looked, done = _Look(Path(self.spec.mountpoint)), False
+            while not done:
+                done = looked.done.wait(LOOK_S)
+                error = looked.error if done else f"no answer within {LOOK_S:.0f} s"
+                since = (since or time.time()) if error else 0.0
+                self._silent = {"since": since, "lastAsked": time.time(), "error": error} if error else None
             time.sleep(LOOK_S)
-
-    def _is_silent(self, since: float, why: str) -> float:
-        since = since or time.time()
-        self._silent = {"since": since, "lastAsked": time.time(), "error": why}
-        return since
 
     def _status(self, _request: Answer, _progress: Progress) -> Answer:
         return {
@@ -330,21 +313,21 @@ class GlusterSupervisor(Supervisor):
                 os.close(fd)
         except OSError as error:
             return failed(f"{self.spec.mountpoint}: {error.strerror}")
-        return {"ok": True, "errors": []}
+        return {"errors": []}
+
+    def _warm(self, _request: Answer, _progress: Progress) -> Answer:
+        raise Unsupported("a GlusterFS mount keeps no files on this machine's disk, so there is nothing to fetch ahead")
 
     def _stop(self, request: Answer, _progress: Progress) -> Answer:
         force, detach = request.get("force") is True, request.get("detach") is True
         self._stopping = True  # before the client ends, which is not to be replaced
         try:
-            self._unmount(lazy=False, retry_s=0.0 if force else device.BUSY_RETRY_S)
-        except MountFailed as error:
-            if not (force or (detach and isinstance(error, device.Busy))):
-                self._stopping = False
-                return failed(str(error))
-            self._unmount(lazy=True)
-            if detach:
-                return {"detached": str(error), "errors": []}
-        return {"ok": True, "errors": []}
+            used = device.unmount_or_detach(self.spec.mountpoint, force=force, detach=detach)
+        except MountFailed:
+            self._stopping = False
+            raise
+        _take_away(self.spec.mountpoint)  # dead mounts below the one that served
+        return {"errors": [], **({"detached": used} if used and detach else {})}
 
     def _log_size(self) -> int:
         log_path = self.state_dir / CLIENT_LOG
@@ -374,14 +357,16 @@ class _Look:
         self.done.set()
 
 
+def _take_away(place: str) -> None:
+    """All that is mounted there, from its tree."""
+    while device.is_mounted(place):
+        device.unmount(place, lazy=True)
+
+
 def _mount_id(fd: int) -> str:
     """Of the mount that a descriptor is in, without asking its file system: proc(5), fdinfo."""
     about = Path(f"/proc/self/fdinfo/{fd}").read_text()
     return next(line for line in about.splitlines() if line.startswith("mnt_id:"))
-
-
-def _warm(_request: Answer, _progress: Progress) -> Answer:
-    raise Unsupported("a GlusterFS mount keeps no files on this machine's disk, so there is nothing to fetch ahead")
 
 
 def _location(spec: MountSpec) -> GlusterFSLocation:

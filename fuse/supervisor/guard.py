@@ -17,8 +17,7 @@ from __future__ import annotations
 import select
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from datastore import frames
 from datastore.errors import MountFailed
@@ -27,8 +26,7 @@ from datastore.frames import Message
 TIMEOUT_S = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Adopted:
+class Adopted(NamedTuple):
     """A mount that another supervisor made: its descriptors, and what the kernel and it settled."""
 
     device_fd: int
@@ -62,10 +60,8 @@ class Guard:
         while not self._is_gone and select.select([self._stream], [], [], 0)[0]:
             try:
                 message, _ = frames.receive(self._stream, TIMEOUT_S)
+                newest = str(message["spec"]) if "spec" in message else newest
             except MountFailed:
                 self._stream.close()
                 self._is_gone = True
-                break
-            document = message.get("spec")
-            newest = document if isinstance(document, str) else newest
         return newest

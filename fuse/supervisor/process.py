@@ -31,10 +31,8 @@ from ..kernel import abi, device
 from ..kernel.negotiate import Negotiated
 from ..kernel.passthrough import TABLE_BYTES
 from .guard import Adopted, Guard
-from .outage import Outage
-from .refusal import Refusal
-from .serverprocess import ServerProcess
-from .standby import Standby
+from .outage import Outage, Refusal
+from .serverprocess import ServerProcess, Standby
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +101,7 @@ class Supervisor:
         mountpoint, note = self.spec.mountpoint, self.state_dir / beneath.NOTE_FILE
         if not device.is_mounted(mountpoint):
             beneath.restore(mountpoint, note)  # of a mount that crashed
-        device.check_mountpoint(self._options())
+        device.check_mountpoint(mountpoint)
         if self.spec.transport == "kernel":
             device.check_device()
         try:
@@ -151,14 +149,6 @@ class Supervisor:
         for name in (MOUNT_FILE, SOCKET):
             (self.state_dir / name).unlink(missing_ok=True)
 
-    def _options(self) -> device.MountOptions:
-        return device.MountOptions(
-            mountpoint=self.spec.mountpoint,
-            name=self.spec.name,
-            read_only=self.spec.read_only,
-            allow_other=self.spec.allow_other,
-        )
-
     def _claim(self) -> None:
         """Take the state directory: one supervisor per directory."""
         try:
@@ -185,13 +175,16 @@ class Supervisor:
         wanted = {**mount, "resumed": resumed, "restarts": self.restarts}
         frames.send(channel, wanted, () if self.opens_fd < 0 else (self.opens_fd,))
         self._expect(channel, "probed", RESUME_TIMEOUT_S if resumed else PROBE_TIMEOUT_S)
-        if not self.mounted and self.spec.transport == "kernel":
-            self.device_fd = device.mount(self._options())
+        spec = self.spec
+        if not self.mounted and spec.transport == "kernel":
+            self.device_fd = device.mount(
+                spec.mountpoint, spec.name, read_only=spec.read_only, allow_other=spec.allow_other
+            )
         self.mounted = True
         handed = {"serve": True, "negotiated": self.negotiated}
         frames.send(channel, handed, () if self.device_fd < 0 else (self.device_fd,))
         settled = self._expect(channel, "negotiated", READY_TIMEOUT_S)
-        self.outage.served(time.monotonic())
+        self.outage.served = time.monotonic()
         if self.negotiated is None:
             self.negotiated = settled
             device.tune_read_ahead(self.spec.mountpoint)
@@ -219,8 +212,7 @@ class Supervisor:
     def keep(self) -> int:
         """Wait for the end, replacing servers that die; the exit code."""
         outage = self.outage
-        checked = time.monotonic()
-        outage.started(checked)
+        outage.started = checked = time.monotonic()
         while True:
             if self.server is not None:
                 self._wait(WATCH_S)
@@ -286,7 +278,7 @@ class Supervisor:
                 self.server.kill()  # keep() sees it dead and pauses
             else:
                 self.outage.backoff.ended(0.0)
-        self.outage.started(time.monotonic())
+        self.outage.started = time.monotonic()
 
     def _upgrade(self) -> None:
         """Let a new server, of the code that is installed now, go on in the place of the one that serves."""

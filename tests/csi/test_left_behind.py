@@ -41,7 +41,7 @@ def taken_and_not_answered(mountpoint: Path) -> Iterator[Silent]:
     The kernel lets nobody go whose request has been taken (fs/fuse/dev.c, request_wait_answer).
     """
     mountpoint.mkdir()
-    fd = device.mount(device.MountOptions(mountpoint=str(mountpoint), name="silent"))
+    fd = device.mount(str(mountpoint), "silent")
     taken, answers = threading.Event(), threading.Event()
     waiting: list[int] = []
 

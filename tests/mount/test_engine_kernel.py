@@ -182,7 +182,7 @@ def test_a_busy_mount_says_who_uses_it(tmp_path: Path) -> None:
         with (mount.path / "d" / "000").open("rb"), pytest.raises(device.Busy, match=f"pid {os.getpid()} "):
             device.unmount(str(mount.path))
         with pytest.raises(MountFailed, match="already a mount of memory"):
-            device.mount(device.MountOptions(mountpoint=str(mount.path), name="again"))
+            device.mount(str(mount.path), "again")
 
 
 @promise("S-197")

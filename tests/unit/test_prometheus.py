@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from datastore.errors import InvalidManifest, MountFailed
 from datastore.fuse.prometheus import Endpoint, families, parse_address
-from datastore.fuse.selfwatch import Metrics, own_process
+from datastore.fuse.server import Metrics, own_process
 from datastore.histogram import Histogram
 from tests.patience import PATIENCE_S, eventually
 from tests.promises import promise
@@ -169,7 +169,7 @@ def test_before_the_mount_stands_a_scrape_finds_the_process_only() -> None:
 def test_no_endpoint_costs_no_import() -> None:
     code = (
         "import sys, datastore.fuse.server\n"
-        "from datastore.fuse.selfwatch import Metrics\n"
+        "from datastore.fuse.server import Metrics\n"
         "Metrics('').start(dict)\n"
         "sys.exit('prometheus_client' in sys.modules)"
     )

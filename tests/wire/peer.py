@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass
 
 from datastore.fuse.kernel.negotiate import Negotiated
-from datastore.fuse.kernel.session import End, Session, Settings
+from datastore.fuse.kernel.session import Session, Settings
 from datastore.fuse.ops import Filesystem
 from tests.wire import frames
 
@@ -39,7 +39,7 @@ class Peer:
         self.session = Session(
             theirs.fileno(), filesystem, settings or Settings(drain_s=TIMEOUT_S), negotiated=negotiated
         )
-        self.end: End | None = None
+        self.end = ""
         self._thread = threading.Thread(target=self._serve, name="session")
         self._thread.start()
 

@@ -138,3 +138,10 @@ def test_every_truncation_is_malformed_or_still_a_request(kind: str, data: st.Da
 @given(st.binary(min_size=1, max_size=255).filter(lambda b: not set(b) & {0, 47} and b not in (b".", b"..")))
 def test_any_name_of_bytes_comes_through(name: bytes) -> None:
     assert decode(frames.request(abi.LOOKUP, name + b"\0")) == (name,)
+
+
+def test_each_opcode_has_the_name_by_which_we_know_it() -> None:
+    known = {name: number for name, number in vars(abi).items() if name in abi.NAMES}
+    assert len(known) > 40
+    assert {name: abi.opcode_name(number) for name, number in known.items()} == {name: name for name in known}
+    assert [abi.opcode_name(number) for number in (7, 19, 52, 53)] == ["7", "19", "STATX", "53"]

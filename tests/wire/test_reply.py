@@ -92,7 +92,7 @@ def test_any_time_to_live_fits_its_fields(ttl_s: float) -> None:
 
 
 def test_init_settles_on_what_both_know() -> None:
-    offer = InitRequest(60, 131072, abi.ASYNC_READ | abi.WRITEBACK_CACHE | abi.MAX_PAGES | abi.PASSTHROUGH)
+    offer = InitRequest(60, 131072, abi.ASYNC_READ | 1 << 16 | abi.MAX_PAGES | abi.PASSTHROUGH)
     settled = negotiate(offer)
     assert (settled.minor, settled.max_pages, settled.max_write) == (45, 256, 1 << 20)
     assert settled.flags == abi.ASYNC_READ | abi.MAX_PAGES | abi.PASSTHROUGH

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from datastore.errors import AccessDenied, Unreachable
 from datastore.fuse.kernel import abi
 from datastore.fuse.kernel.negotiate import Negotiated, negotiate
-from datastore.fuse.kernel.session import End, Settings
+from datastore.fuse.kernel.session import Settings
 from datastore.fuse.kernel.wire import InitRequest
 from datastore.fuse.ops import ROOT_INO, Caller, Entry, Fh, Ino
 from tests.memfs import MemFs
@@ -70,7 +70,7 @@ def test_init_is_answered_and_the_file_system_started_and_stopped_once() -> None
     with Peer(filesystem) as peer:
         answer = peer.init()
         assert (answer.error, len(answer.body)) == (0, 64)
-    assert (filesystem.started, filesystem.stopped, peer.end) == (1, 1, End.CLOSED)
+    assert (filesystem.started, filesystem.stopped, peer.end) == (1, 1, "closed")
 
 
 @pytest.mark.parametrize("kind", sorted(set(frames.VALID) - SILENT - {"init"}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 from datastore.fuse.kernel import abi
-from datastore.fuse.kernel.buffers import Buffers
+from datastore.fuse.kernel.requests import new_buffer
 
 SIZE = (1 << 20) + 2 * abi.PAGE_SIZE
 
@@ -19,26 +19,6 @@ def resident(buffer: memoryview) -> set[int]:
 
 
 def test_every_page_of_a_buffer_is_there_before_a_request_is_read() -> None:
-    buffers = Buffers(3, SIZE)
-    for _ in range(3):
-        taken = buffers.take()
-        assert len(taken) == SIZE
-        assert resident(taken) == {1}
-
-
-def test_a_buffer_that_was_given_back_is_used_before_another_is_made() -> None:
-    buffers = Buffers(3, SIZE)
-    first, second = buffers.take(), buffers.take()
-    buffers.give_back(second)
-    buffers.give_back(first)
-    assert buffers.take() is first
-    assert buffers.take() is second
-
-
-def test_there_is_one_more_when_one_was_given_back() -> None:
-    buffers = Buffers(1, SIZE)
-    only = buffers.take()
-    has_one = [buffers.has_one]
-    buffers.give_back(only)
-    assert [*has_one, buffers.has_one] == [False, True]
-    assert buffers.take() is only
+    buffer = new_buffer(SIZE)
+    assert len(buffer) == SIZE
+    assert resident(buffer) == {1}

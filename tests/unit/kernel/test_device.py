@@ -11,11 +11,6 @@ import pytest
 from datastore import mountinfo
 from datastore.errors import MountFailed
 from datastore.fuse.kernel import device
-from datastore.fuse.kernel.device import MountOptions
-
-
-def options(path: Path | str, **changes: bool) -> MountOptions:
-    return MountOptions(mountpoint=str(path), name="data", **changes)
 
 
 def test_a_missing_place_a_file_a_mount_and_a_full_directory_are_refused(tmp_path: Path) -> None:
@@ -27,7 +22,7 @@ def test_a_missing_place_a_file_a_mount_and_a_full_directory_are_refused(tmp_pat
         (Path("/proc"), "already a mount of"),
     ):
         with pytest.raises(MountFailed, match=words):
-            device.check_mountpoint(options(place))
+            device.check_mountpoint(str(place))
 
 
 def test_a_missing_device_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +43,7 @@ def test_a_closed_device_says_how_to_open_it(tmp_path: Path, monkeypatch: pytest
 def test_a_missing_fusermount3_says_which_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MountFailed, match="apt-get install fuse3"):
-        device._mount_by_fusermount(options(tmp_path))
+        device._mount_by_fusermount(str(tmp_path), "data", read_only=False, allow_other=False)
 
 
 def program(directory: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +66,7 @@ def test_what_fusermount_may_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     if "sleep" in script:
         monkeypatch.setattr(device, "FUSERMOUNT_TIMEOUT_S", 0.2)
     with pytest.raises(MountFailed, match=words):
-        device._mount_by_fusermount(options(tmp_path))
+        device._mount_by_fusermount(str(tmp_path), "data", read_only=False, allow_other=False)
 
 
 def test_allow_other_names_the_line_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +74,7 @@ def test_allow_other_names_the_line_that_is_missing(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(device, "FUSE_CONF", tmp_path / "fuse.conf")
     (tmp_path / "fuse.conf").write_text("#user_allow_other\n")
     with pytest.raises(MountFailed, match="user_allow_other in"):
-        device._mount_by_fusermount(options(tmp_path, allow_other=True))
+        device._mount_by_fusermount(str(tmp_path), "data", read_only=False, allow_other=True)
 
 
 def test_unmounting_what_is_not_mounted_is_success(tmp_path: Path) -> None:

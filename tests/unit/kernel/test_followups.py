@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datastore.errors import NotFound, Unreachable
 from datastore.fuse.kernel import abi
+from datastore.fuse.kernel.callers import FollowUps
 from datastore.fuse.kernel.dispatch import Header
-from datastore.fuse.kernel.followups import FollowUps
 from datastore.fuse.ops import Ino
 from datastore.retry import Call
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from datastore.fuse.kernel.interrupts import is_ended
+from datastore.fuse.kernel.callers import is_ended
 
 
 def caller(proc: Path, *, thread: int = 0, shared: int = 0, blocked: int = 0) -> int:

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from datastore.fuse.supervisor.refusal import Refusal
+from datastore.fuse.supervisor.outage import Refusal
 from tests.promises import promise
 
 

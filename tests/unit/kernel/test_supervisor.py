@@ -19,10 +19,8 @@ from datastore import frames
 from datastore.errors import MountFailed
 from datastore.frames import PeerGone
 from datastore.fuse.kernel import abi, reply
-from datastore.fuse.supervisor.outage import Outage
-from datastore.fuse.supervisor.refusal import Refusal
-from datastore.fuse.supervisor.serverprocess import ServerProcess
-from datastore.fuse.supervisor.standby import Standby
+from datastore.fuse.supervisor.outage import Outage, Refusal
+from datastore.fuse.supervisor.serverprocess import ServerProcess, Standby
 from datastore.ourprocess import BACKOFF_LAST_S, STABLE_S, Backoff
 from tests.patience import PATIENCE_S, eventually
 from tests.promises import promise
@@ -113,16 +111,14 @@ def test_while_servers_serve_and_die_young_only_who_waited_for_long_is_refused()
     """Kills without a pause for over a minute cost no caller an error whom a next server answers."""
     outage = Outage(60.0, 0.0)
     for second in range(100):
-        outage.started(second)
-        outage.served(second)
+        outage.started = outage.served = second
         assert outage.lives(second + 0.1) == pytest.approx(0.1)
         outage.died(second + 0.1)
         refused = 30.0 if second >= 30 else None
         assert outage.patience_s(second + 0.1, resend=True) == refused
         assert outage.patience_s(second + 0.1, resend=False) == (0.0 if second >= 60 else None)
     assert outage.backoff.pause_s() == BACKOFF_LAST_S
-    outage.started(100.0)
-    outage.served(100.0)
+    outage.started = outage.served = 100.0
     outage.lives(101.0)
     outage.died(101.0)
     assert (outage.backoff.pause_s(), outage.patience_s(101.0, resend=True)) == (0.0, None)
@@ -136,7 +132,7 @@ def test_when_the_system_starts_none_the_pauses_grow_all_the_same() -> None:
     now, pauses = 10.0, []
     for _ in range(10):
         outage.backoff.ended(0.0)
-        outage.started(now)
+        outage.started = now
         pauses.append(outage.backoff.pause_s())
         now += pauses[-1]
     assert pauses == [0.0, 0.0, 0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, BACKOFF_LAST_S]

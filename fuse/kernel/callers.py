@@ -1,4 +1,8 @@
-"""What the kernel asks a second time by itself, because the first answer was an error: the same call of a program.
+"""Who calls: whether that program is being ended, and what the kernel asks a second time for the same call.
+
+The kernel sends INTERRUPT for every signal, timers and child exits included. On a local disk those don't disturb a
+call, and few programs expect EINTR from a file; so only a caller that is being ended or asked to end is let go
+(proc(5), signal(7)).
 
 It looks a name up again when it could not be revalidated, and reads a page again when reading ahead failed
 (fuse_dentry_revalidate and filemap_read in Linux). If the second request waited for the store as long as the first one
@@ -7,18 +11,36 @@ did, a call would take twice the time that is promised (S-64).
 
 from __future__ import annotations
 
+import signal
+from pathlib import Path
+
 from datastore.errors import TransientStoreError
 from datastore.retry import Call
 
 from . import abi
 from .dispatch import Header
 
+ENDING = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP)
+ENDING_MASK = sum(1 << (number - 1) for number in ENDING)
 _WITHIN_S = 1.0
 """The kernel asks at once; the machine may be busy."""
 _MAX = 256
 _AGAIN = frozenset({abi.LOOKUP, abi.READ})
 _Key = tuple[int, int, int]
 """opcode, node id, thread of the caller."""
+
+
+def is_ended(pid: int, proc: Path = Path("/proc")) -> bool | None:
+    """pid: the thread as the kernel names it, 0 from another pid namespace. None when it can't be told."""
+    if not pid:
+        return None
+    try:
+        status = (proc / str(pid) / "status").read_text()
+    except OSError:
+        return None
+    masks = {line[:6]: int(line[7:], 16) for line in status.splitlines() if line[:6] in ("SigPnd", "ShdPnd", "SigBlk")}
+    pending = (masks.get("SigPnd", 0) | masks.get("ShdPnd", 0)) & ~masks.get("SigBlk", 0)
+    return bool(pending & ENDING_MASK)
 
 
 class FollowUps:
