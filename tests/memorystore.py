@@ -28,7 +28,6 @@ from datastore.errors import (
     PreconditionFailed,
     StoreError,
 )
-from datastore.fuse.store.backoff import Retrier, RetryPolicy
 from datastore.fuse.store.base import (
     Body,
     ByteRange,
@@ -64,7 +63,7 @@ from datastore.fuse.store.limits import (
     shown,
 )
 from datastore.fuse.store.packed import packed
-from datastore.fuse.store.retrying import RetryingStore
+from datastore.fuse.store.retrying import Retrier, RetryingStore, RetryPolicy
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -180,9 +179,12 @@ class MemoryBucket:
         *,
         clock: Callable[[], int] = time.time_ns,
         capabilities: Capabilities | None = None,
+        keeps_both: bool = True,
         min_part_bytes: int = MIN_PART_BYTES,
     ) -> None:
-        self.capabilities = capabilities or Capabilities(conditional_delete=True)
+        """keeps_both: `a` and `a/b` can both exist."""
+        self.capabilities = capabilities or Capabilities()
+        self.keeps_both = keeps_both
         self.min_part_bytes = min_part_bytes
         self.lock = threading.RLock()
         self.objects: dict[bytes, _Object] = {}
@@ -229,7 +231,7 @@ class MemoryBucket:
             del self.sorted_keys[bisect_left(self.sorted_keys, raw)]
 
     def _check_beside(self, key: str, raw: bytes) -> None:
-        if self.capabilities.file_beside_directory:
+        if self.keeps_both:
             return
         below = raw.rstrip(b"/") + b"/"
         at = bisect_left(self.sorted_keys, below)
@@ -304,7 +306,7 @@ class MemoryStore:
         check_options(key, options)
         copied = bytes(body)
         etag = _md5(copied)
-        if copied and key.endswith("/") and not self.capabilities.file_beside_directory:
+        if copied and key.endswith("/") and not self.bucket.keeps_both:
             raise InvalidRequest(f"{shown(key)}: a directory object has no body here", key=key, status=400)
         with self.bucket.lock:
             self.bucket.check_condition(key, options)
@@ -336,8 +338,7 @@ class MemoryStore:
         """See ObjectStore."""
         with self.bucket.lock:
             present = self.bucket.objects.get(key_bytes(key))
-            guarded = if_match is not None and self.capabilities.conditional_delete
-            if guarded and present is not None and present.etag != if_match:
+            if if_match is not None and present is not None and present.etag != if_match:
                 raise _changed(key)
             self.bucket.remove(key)
 

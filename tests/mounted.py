@@ -174,7 +174,7 @@ class World:
     def __init__(self, root: Path, *, listed_metadata: bool = False) -> None:
         """listed_metadata: the server's listings show metadata, as MinIO's do."""
         self.clock = ManualClock()
-        able = Capabilities(conditional_delete=True, listed_metadata=listed_metadata)
+        able = Capabilities(listed_metadata=listed_metadata)
         self.bucket = MemoryBucket(clock=self.clock.time_ns, capabilities=able)
         self.tool = BlockingStore(MemoryStore(self.bucket))
         """Another S3 tool."""

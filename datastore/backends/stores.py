@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from datastore.api.source import S3Location
-from datastore.fuse.store.backoff import Retrier, RetryPolicy
 from datastore.fuse.store.base import ObjectStore
 from datastore.fuse.store.blocking import BlockingStore
+from datastore.fuse.store.retrying import Retrier, RetryPolicy
 from datastore.fuse.store.s3 import open_s3
 
 Open = Callable[[S3Location], ObjectStore]

@@ -168,11 +168,8 @@ class WriteOptions:
 class Capabilities:
     """What a server can do; probed or known, never guessed from its name."""
 
-    conditional_delete: bool = False
-    file_beside_directory: bool = True
-    """`a` and `a/b` can both exist."""
     hides_below_files: bool = False
-    """Both can, but no listing shows `a/b` then."""
+    """`a` and `a/b` can both exist, but no listing shows `a/b` then."""
     max_key_segment_bytes: int = 1024
     """Longest part of a key between slashes (255 where keys are files of a disk)."""
     max_new_segment_bytes: int = 1024
@@ -309,7 +306,7 @@ class ObjectStore(Protocol):
         """
 
     async def delete(self, key: str, *, if_match: ETag | None = None) -> None:
-        """Remove an object; success when it was not there. `if_match` is honoured where capabilities say so."""
+        """Remove an object; success when it was not there. `if_match` is honoured by servers that know it."""
 
     async def delete_many(self, keys: Sequence[str]) -> list[DeleteFailure]:
         """Remove up to 1,000 objects; what could not be removed is returned."""

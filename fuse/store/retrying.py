@@ -1,6 +1,6 @@
 """The store that everything works with: each call to the adapter is made, tried again, timed and counted here.
 
-Nothing else retries. A failure is tried again by its `transient`, with back-off, within a budget (backoff.py).
+Nothing else retries, so delays never multiply. A failure is tried again by its `transient`, with back-off, in a budget.
 A write that failed without an answer may have taken effect. What its repetition then says is read with that in mind:
 a refused condition, or an upload that is gone, is a success when the object there is the one we sent.
 
@@ -13,15 +13,17 @@ Bodies wait here until they may be sent (pacing.py). That counts neither as time
 from __future__ import annotations
 
 import itertools
+import random
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from datastore.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError, Throttled
 from datastore.retry import current_call
 
-from .backoff import Retrier
+from ..loop import pause
 from .base import (
     Body,
     ByteRange,
@@ -48,9 +50,35 @@ from .pacing import UploadPace
 
 T = TypeVar("T")
 P = ParamSpec("P")
-
-
 Answering = Coroutine[Any, Any, T]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """budget_s: from the first try to the start of the last one; 0: a single try.
+
+    Delays double from first_delay_s up to max_delay_s; the upper half of each is jitter, so that clients that failed
+    together don't come back together.
+    """
+
+    first_delay_s: float = 0.1
+    max_delay_s: float = 8.0
+    budget_s: float = 60.0
+
+    def delay_s(self, attempt: int, fraction: float) -> float:
+        """The wait after the attempt-th try (from 1); fraction in [0, 1) is the jitter's share."""
+        whole = min(self.first_delay_s * 2.0 ** min(attempt - 1, 32), self.max_delay_s)
+        return whole / 2 + whole / 2 * fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Retrier:
+    """A policy, and how its time passes. clock: monotonic seconds; jitter: a fraction in [0, 1)."""
+
+    policy: RetryPolicy = RetryPolicy()
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = pause
+    jitter: Callable[[], float] = random.random
 
 
 def _asked(

@@ -20,14 +20,18 @@ from tests.memorystore import MemoryBucket, MemoryStore
 from tests.onloop import OnLoop
 from tests.servers import Server
 
-DISK_LIKE = Capabilities(conditional_delete=True, file_beside_directory=False, max_key_segment_bytes=255)
-GENEROUS = Capabilities(conditional_delete=True, listed_metadata=True)
 KNOWN = {
-    "versitygw": Capabilities(conditional_delete=True, file_beside_directory=False),
-    "minio": Capabilities(conditional_delete=False, listed_metadata=True),
-    "moto": Capabilities(conditional_delete=True),
+    "memory": Capabilities(listed_metadata=True),
+    "memory-disk-like": Capabilities(max_key_segment_bytes=255),
+    "versitygw": Capabilities(),
+    "minio": Capabilities(listed_metadata=True),
+    "moto": Capabilities(),
 }
 """What these servers can do, as measured; the probe itself stays conservative."""
+KEEP_BOTH = {"memory", "minio", "moto"}
+"""With them `a` and `a/b` can both exist."""
+HEED_NO_CONDITION = {"minio"}
+"""Of a DELETE."""
 
 SERVERS = ("moto", "versitygw", "versitygw-tls", "minio")
 ON_LOOP = "-on-loop"
@@ -42,6 +46,14 @@ class Subject:
     store: BlockingStore
     other: BlockingStore
     other_bucket: str
+
+    @property
+    def keeps_both(self) -> bool:
+        return self.name in KEEP_BOTH
+
+    @property
+    def conditional_delete(self) -> bool:
+        return self.name not in HEED_NO_CONDITION
 
 
 def location_of(server: Server, bucket: str) -> S3Location:
@@ -66,7 +78,7 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     if reason:
         request.node.add_marker(pytest.mark.xfail(reason=reason, strict=True))
     if name.startswith("memory"):
-        buckets = [MemoryBucket(capabilities=GENEROUS if name == "memory" else DISK_LIKE) for _ in range(2)]
+        buckets = [MemoryBucket(capabilities=KNOWN[name], keeps_both=name in KEEP_BOTH) for _ in range(2)]
         buckets[0].others = {"other": buckets[1]}
         yield Subject(name, BlockingStore(MemoryStore(buckets[0])), BlockingStore(MemoryStore(buckets[1])), "other")
         return

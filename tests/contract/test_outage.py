@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from datastore.fuse.loop import pause
-from datastore.fuse.store.backoff import Retrier, RetryPolicy
 from datastore.fuse.store.base import WriteOptions
 from datastore.fuse.store.blocking import BlockingStore
+from datastore.fuse.store.retrying import Retrier, RetryPolicy
 from datastore.fuse.store.s3 import open_s3
 from tests.contract.conftest import location_of
 from tests.patience import eventually

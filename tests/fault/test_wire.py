@@ -17,8 +17,8 @@ import pytest
 from datastore.api.mountspec import MountSpec
 from datastore.api.source import S3Location, StaticCredentials
 from datastore.fuse.data import multipart
-from datastore.fuse.store.backoff import Retrier, RetryPolicy
 from datastore.fuse.store.base import Capabilities, ObjectStore
+from datastore.fuse.store.retrying import Retrier, RetryPolicy
 from datastore.fuse.store.s3 import open_s3
 from datastore.fuse.store.s3.transport import TransportLimits
 from datastore.fuse.vfs.build import build_filesystem
@@ -185,7 +185,7 @@ class Wire:
 
     def _built(self, budget_s: float) -> tuple[DatastoreFilesystem, ObjectStore]:
         policy = RetryPolicy(first_delay_s=0.002, max_delay_s=0.02, budget_s=budget_s)
-        capabilities = Capabilities(conditional_delete=True, file_beside_directory=False, max_key_segment_bytes=255)
+        capabilities = Capabilities(max_key_segment_bytes=255)
         store = open_s3(self._s3, capabilities=capabilities, retrier=Retrier(policy), limits=self._limits)
         spec = MountSpec(
             name="wire",

@@ -12,10 +12,9 @@ from typing import Any
 
 from datastore.api.mountspec import MountSpec
 from datastore.api.source import S3Location
-from datastore.fuse.store.backoff import Retrier, RetryPolicy
 from datastore.fuse.store.base import ObjectStore, WriteOptions
 from datastore.fuse.store.blocking import BlockingStore
-from datastore.fuse.store.retrying import RetryingStore
+from datastore.fuse.store.retrying import Retrier, RetryingStore, RetryPolicy
 from datastore.fuse.vfs.build import build_filesystem
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
 from datastore.fuse.vfs.upload.streaming import Stream

@@ -18,7 +18,7 @@ from datastore.controller.datastores.settings import Settings
 from datastore.errors import DatastoreError, EndpointNotAllowed, StoreError
 from datastore.fuse.loop import now
 from datastore.fuse.store.s3 import probe
-from datastore.fuse.store.s3.factory import gather
+from datastore.fuse.store.s3.caller import gather
 from datastore.fuse.store.s3.messages import Request
 from datastore.fuse.vfs.build import build_mount
 from tests.adapter import open_adapter

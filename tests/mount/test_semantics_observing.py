@@ -25,7 +25,7 @@ pytestmark = pytest.mark.fuse
 
 AWAY_S = 30.0
 BUDGET_S = 60.0
-"""How long a request is tried (fuse/store/backoff.py)."""
+"""How long a request is tried (fuse/store/retrying.py)."""
 MOST_S = BUDGET_S * 1.7
 """Above that on a busy machine, and below twice that: what the kernel asks again by itself."""
 RETRY_S = 30.0

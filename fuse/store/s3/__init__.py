@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from .client import open_s3
 from .credentials import CredentialSource, StaticSource, find_source
-from .factory import open_s3
 from .probe import probe, remove_bucket
 
 __all__ = ["CredentialSource", "StaticSource", "find_source", "open_s3", "probe", "remove_bucket"]

@@ -11,19 +11,22 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 
-from datastore.api.source import StaticCredentials
-from datastore.errors import CredentialsInvalid, InvalidRequest, StoreError
+from datastore.api.endpoints import AWS
+from datastore.api.source import S3Location, StaticCredentials
+from datastore.errors import CredentialsInvalid, EndpointNotAllowed, InvalidRequest, StoreError
 
 from ...loop import running
 from ..base import in_memory
 from ..limits import shown
 from . import xml
-from .credentials import CredentialSource
-from .endpoint import Endpoint
+from .credentials import CredentialSource, find_source
+from .dialing import Route, proxy_for, trust
+from .endpoint import Endpoint, resolve
 from .errors import Refusal, error_class, to_error
-from .messages import Answer, Request
+from .messages import Answer, Request, http_date_ns
 from .sigv4 import (
     EMPTY_SHA256,
     UNSIGNED_PAYLOAD,
@@ -33,7 +36,7 @@ from .sigv4 import (
     moment,
     sign,
 )
-from .transport import Transport
+from .transport import Transport, TransportLimits
 
 _REDIRECTS = frozenset({301, 307, 308, 400})
 """Statuses by which S3 says that a bucket is elsewhere (400: AuthorizationHeaderMalformed)."""
@@ -162,7 +165,7 @@ class Caller:
         """What an answer to a request that was signed with `keys` refuses."""
         said = xml.parse_error(bytes(answer.body)) or xml.ErrorAnswer("", "", "", "")
         headers = answer.headers
-        server_s = xml.http_date_ns(headers.get("date", "")) / 1e9
+        server_s = http_date_ns(headers.get("date", "")) / 1e9
         return Refusal(
             method=request.method,
             key=request.key,
@@ -217,6 +220,27 @@ class Plain:
         head = self.transport.head(self._method, "", headers).decode()
         before, version, rest = head.partition(" HTTP/1.1\r\n")
         return second, now, before, version + rest.removesuffix("\r\n"), *canonical_headers(headers)
+
+
+def gather(
+    location: S3Location, limits: TransportLimits, keys: CredentialSource | None = None, *, follow: bool = True
+) -> Caller:
+    """Resolve a location; touches no network. Errors: InvalidRequest, CredentialsInvalid, EndpointNotAllowed."""
+    policy = location.policy
+    if policy is not None and not policy.allows(location.endpoint):
+        raise EndpointNotAllowed(
+            f"spec.s3.endpoint: the administrator does not allow {location.endpoint or AWS} (ALLOW_ENDPOINTS)"
+        )
+    refusal = None if policy is None else partial(policy.refusal, location.endpoint)
+    credentials = keys or find_source(location)
+    endpoint = resolve(location, credentials.region)
+    proxy = proxy_for(endpoint.host, secure=endpoint.secure)
+    tls = trust(location.ca_bundle) if endpoint.secure else None
+
+    def connect(to: Endpoint) -> Transport:
+        return Transport(Route(to.host, to.port, to.secure, proxy, refusal), tls=tls, limits=limits)
+
+    return Caller(endpoint, credentials, connect, follow=follow)
 
 
 def _region(said: str) -> str:

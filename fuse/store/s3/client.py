@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from urllib.parse import unquote, urlencode
 
+from datastore.api.source import S3Location
 from datastore.errors import CorruptBody, InvalidRequest, NotFound, PreconditionFailed, StoreError, Unsupported
 
 from ..base import (
@@ -34,14 +35,17 @@ from ..base import (
     handed_over,
 )
 from ..limits import check_count, check_key, check_metadata, check_options, check_part_number, shown
+from ..metrics import StoreMetrics
+from ..retrying import Retrier, RetryingStore
 from . import xml
-from .answers import describe_part, described, received
-from .caller import Caller
+from .caller import Caller, gather
 from .checksums import Checksums, md5_of
+from .credentials import CredentialSource
 from .lister import Lister
 from .many import Many
-from .messages import Answer, Outlet, Request
+from .messages import META, Answer, Outlet, Request, describe_part, described, http_date_ns, received, unquote_etag
 from .sigv4 import encode_path
+from .transport import TransportLimits
 
 _RANGE_NOT_SATISFIABLE = 416
 _IGNORED_RANGE_BYTES = 1 << 20
@@ -123,7 +127,7 @@ class S3Store:
         conditional = options.if_none_match or options.if_match is not None
         request = Request(method="PUT", key=key, headers=headers, body=body, repeatable=not conditional)
         answer = await self._checksums.put(request)
-        return WriteResult(xml.unquote_etag(answer.headers.get("etag", "")), _date_ns(answer))
+        return WriteResult(unquote_etag(answer.headers.get("etag", "")), _date_ns(answer))
 
     async def copy(
         self,
@@ -329,11 +333,33 @@ class S3Store:
         return await self.put(target, b"", WriteOptions(metadata=kept.metadata, content_type=kept.content_type))
 
 
+def open_s3(
+    location: S3Location,
+    *,
+    capabilities: Capabilities | None = None,
+    retrier: Retrier | None = None,
+    limits: TransportLimits | None = None,
+    metrics: StoreMetrics | None = None,
+    keys: CredentialSource | None = None,
+    list_metadata: bool = False,
+) -> RetryingStore:
+    """A store to work with: retries and metrics in front of the adapter.
+
+    capabilities: from probe(); conservative when not given. keys: in place of what the location says about credentials.
+    list_metadata: listings are to show the objects' metadata where the server can do that.
+
+    Touches no network; probe() tells whether the location is right. Errors: InvalidRequest, CredentialsInvalid.
+    """
+    caller = gather(location, limits or TransportLimits(), keys)
+    adapter = S3Store(caller, capabilities or Capabilities(), list_metadata=list_metadata)
+    return RetryingStore(adapter, retrier, metrics)
+
+
 def _described(options: WriteOptions) -> dict[str, str]:
     headers: dict[str, str] = {}
     for name, value in options.metadata.items():
         if not name.startswith(SYSTEM):
-            headers[xml.META + name] = value
+            headers[META + name] = value
         elif name[1:] in SYSTEM_HEADERS:
             headers[name[1:]] = value
     if options.content_type:
@@ -356,4 +382,4 @@ def _matching(etag: ETag | None, name: str = "if-match") -> dict[str, str]:
 
 
 def _date_ns(answer: Answer) -> int:
-    return xml.http_date_ns(answer.headers.get("date", ""))
+    return http_date_ns(answer.headers.get("date", ""))

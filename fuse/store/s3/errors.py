@@ -76,7 +76,9 @@ _KINDS: dict[type[e.StoreError], tuple[str, str]] = {
 """What each class tells the user, and the codes and statuses that mean it. OperationAborted and
 ConditionalRequestConflict refuse without effect while another request runs: try again."""
 
-_MEANT = {said: kind for kind, (_, words) in _KINDS.items() for said in words.split()}
+_PAIRS = [(said, kind) for kind, (_, words) in _KINDS.items() for said in words.split()]
+_MEANT = dict(_PAIRS)
+assert len(_MEANT) == len(_PAIRS), "a code or status stands twice in _KINDS"
 BY_CODE = {said: kind for said, kind in _MEANT.items() if not said.isdigit()}
 BY_STATUS = {int(said): kind for said, kind in _MEANT.items() if said.isdigit()}
 """For answers without a known code: those to a HEAD have no body."""

@@ -13,9 +13,8 @@ from datastore.errors import DeadlineExceeded, NotFound, StoreError, Unreachable
 from ...loop import Future, Loop, running
 from ..base import Body, GetFeed, GetSink, HeadSink, ObjectInfo, ObjectVersion, Shown
 from ..limits import check_count, check_key
-from .answers import describe, described
 from .caller import Caller, Plain
-from .messages import Answer, Request
+from .messages import Answer, Request, describe, described
 from .transport import Transport
 
 T = TypeVar("T")

@@ -2,9 +2,8 @@
 
 It sends a listing of one key, which needs the endpoint, the keys, the region and the bucket to be right, and creates
 the bucket when asked to. It writes no object. What MinIO and versitygw do otherwise is known by the answer's Server
-header (s3/lister.py makes sure of it); what needs writes to be learned stays at its conservative value:
-conditional_delete False, file_beside_directory True (a server that can't answers KeyConflict), segments of 1,024 bytes
-(a server that takes fewer answers KeyTooLong).
+header (s3/lister.py makes sure of it); what needs writes to be learned stays at its conservative value: segments of
+1,024 bytes (a server that takes fewer answers KeyTooLong).
 """
 
 from __future__ import annotations
@@ -31,10 +30,9 @@ from datastore.errors import (
 from ...loop import now
 from ..base import Capabilities
 from . import xml
-from .caller import Caller
+from .caller import Caller, gather
 from .endpoint import DEFAULT_REGION, Endpoint
 from .errors import one_line
-from .factory import gather
 from .lister import known_by, look
 from .messages import Request
 from .transport import TransportLimits

@@ -62,13 +62,13 @@ class _Turn:
         self.given: Future[bool] = Future()
         loop.waits.add(self)
 
-    def give(self) -> bool:
-        """Any thread."""
+    def set(self) -> bool:
+        """Give it one; False when it has gone. Any thread."""
         return self._loop.soon(partial(self._end, given=True))
 
     def look(self, now: float) -> None:
         """See Bounded."""
-        if now >= self._until and self._transport.withdraw(self.give):
+        if now >= self._until and self._transport.withdraw(self.set):
             self._end(given=False)
 
     def _end(self, *, given: bool) -> None:
@@ -112,14 +112,13 @@ class Transport:
             if self._free:
                 self._free -= 1
                 return
-            if loop is None:
-                there = threading.Event()
-                give: Callable[[], bool | None] = there.set
-            else:
-                turn = _Turn(self, loop, limit_s)
-                give = turn.give
-            self._waiting.append(give)
-        if not (await turn.given if loop is not None else there.wait(limit_s) or not self.withdraw(give)):
+            turn = threading.Event() if loop is None else _Turn(self, loop, limit_s)
+            self._waiting.append(turn.set)
+        if isinstance(turn, _Turn):
+            given = await turn.given
+        else:
+            given = turn.wait(limit_s) or not self.withdraw(turn.set)
+        if not given:
             raise DeadlineExceeded(f"{self.route}: all {self.limits.connections} connections stayed busy")
 
     def leave_place(self) -> None:

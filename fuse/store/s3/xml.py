@@ -14,8 +14,6 @@ import hashlib
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 from xml.etree import ElementTree
@@ -37,7 +35,7 @@ from ..base import (
 )
 from ..packed import packed
 from .errors import one_line
-from .messages import SMALL_BYTES
+from .messages import META, SMALL_BYTES, size_of, unquote_etag
 from .sigv4 import encode_path
 
 _NAMESPACE = re.compile(rb"""\sxmlns=("[^"]*"|'[^']*')""")
@@ -52,15 +50,11 @@ _ENTRY_TAGS, _ENTRY_TAGS_METADATA = 40, 400
 """Beginnings and ends of elements: S3 sends 12 to 24 for an object, MinIO two more for each header that it shows."""
 _ENTRY_BYTES, _ENTRY_BYTES_METADATA = 4 << 10, 12 << 10
 """A key of 1,024 bytes, each escaped as %FF, is 3 KiB. MinIO shows 2 KiB of metadata and the tags of an object."""
-_SIZE = re.compile(r"[0-9]{1,18}")
-_DATE_CHARACTERS = 64
 _ASKED = re.compile(rb"<(StartAfter|ContinuationToken|NextContinuationToken)(/>|>[^<]*</\1>)")
 """What a page of a listing says of how it was asked for, and how to go on."""
 _ITEM, _ITEM_END = b"<Contents>", b"</Contents>"
 _METADATA_END = b"</UserMetadata>"
 _ADDED = re.compile(rb"<(UserMetadata|UserTags|Internal)>.*?</\1>", re.DOTALL)
-META = "x-amz-meta-"
-"""Before the names of user metadata."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -235,32 +229,6 @@ def build_location(region: str) -> bytes:
 def fits_xml(key: str) -> bool:
     """XML 1.0 can carry this key: no control characters but tab and line ends, no surrogates (section 2.2)."""
     return all(c in "\t\n\r" or " " <= c <= "\ud7ff" or "\ue000" <= c <= "\ufffd" or c > "\uffff" for c in key)
-
-
-def unquote_etag(text: str) -> ETag:
-    """An ETag without its quotes (and without a weak mark)."""
-    return ETag(text.strip().removeprefix("W/").strip('"'))
-
-
-def size_of(text: str) -> int:
-    """Bytes, as a server writes them. Errors: CorruptBody for what is no size, or larger than any file."""
-    if not _SIZE.fullmatch(text):
-        raise CorruptBody(f"the server says {one_line(text, 40)!r} where S3 sends a size")
-    return int(text)
-
-
-def http_date_ns(text: str) -> int:
-    """An HTTP date in nanoseconds since the epoch; 0 when there is none."""
-    return _http_date_ns(text) if len(text) <= _DATE_CHARACTERS else 0
-
-
-@lru_cache(maxsize=256)
-def _http_date_ns(text: str) -> int:
-    """Kept: one second's answers share theirs."""
-    try:
-        return int(parsedate_to_datetime(text).timestamp()) * 1_000_000_000
-    except (TypeError, ValueError, OverflowError):
-        return 0
 
 
 def _parse(body: bytes, tag: str = "", most_tags: int = _FEW_TAGS) -> ElementTree.Element:

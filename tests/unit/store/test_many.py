@@ -27,10 +27,9 @@ from datastore.errors import (
     Unreachable,
 )
 from datastore.fuse.loop import Loop, now, running
-from datastore.fuse.store.backoff import Retrier, RetryPolicy
 from datastore.fuse.store.base import Body, Capabilities, ETag, GetFeed, ObjectInfo, ObjectStore, ObjectVersion, Shown
 from datastore.fuse.store.blocking import BlockingStore
-from datastore.fuse.store.retrying import RetryingStore
+from datastore.fuse.store.retrying import Retrier, RetryingStore, RetryPolicy
 from datastore.fuse.store.s3.caller import Caller
 from datastore.fuse.store.s3.client import S3Store
 from datastore.fuse.store.s3.credentials import StaticSource

@@ -8,11 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from datastore.fuse.loop import now
-from datastore.fuse.store.backoff import Retrier
 from datastore.fuse.store.base import PartNumber, WriteOptions
 from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.store.pacing import UploadPace
-from datastore.fuse.store.retrying import RetryingStore
+from datastore.fuse.store.retrying import Retrier, RetryingStore
 from datastore.retry import Call, one_call
 from tests.clock import ManualClock
 from tests.memorystore import MemoryStore

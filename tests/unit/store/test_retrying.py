@@ -21,10 +21,9 @@ from datastore.errors import (
     Unreachable,
 )
 from datastore.fuse.loop import now
-from datastore.fuse.store.backoff import Retrier, RetryPolicy
 from datastore.fuse.store.base import ByteRange, ETag, ObjectStore, PartNumber, WriteOptions
 from datastore.fuse.store.blocking import BlockingStore
-from datastore.fuse.store.retrying import RetryingStore
+from datastore.fuse.store.retrying import Retrier, RetryingStore, RetryPolicy
 from datastore.retry import Call, one_call
 from tests.faulty import Fault, FaultyStore, from_nth, nth
 from tests.memorystore import MemoryBucket, MemoryStore

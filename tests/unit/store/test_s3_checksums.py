@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 
 from datastore.errors import CredentialsInvalid, InvalidRequest, NotFound, ServerFault
-from datastore.fuse.store.backoff import Retrier
 from datastore.fuse.store.base import ByteRange, ETag, FilePart, PartNumber, UploadId, WriteOptions
 from datastore.fuse.store.blocking import BlockingStore
-from datastore.fuse.store.retrying import RetryingStore
+from datastore.fuse.store.retrying import Retrier, RetryingStore
 from datastore.fuse.store.s3.checksums import crc32_of
 from datastore.fuse.store.s3.client import S3Store
 from tests.promises import promise

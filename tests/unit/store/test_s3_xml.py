@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from datastore.errors import CorruptBody
 from datastore.fuse.store.base import ETag, PartNumber
 from datastore.fuse.store.s3 import xml
+from datastore.fuse.store.s3.messages import http_date_ns, unquote_etag
 
 LISTING = b"""<?xml version="1.0" encoding="UTF-8"?>
 <ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>b</Name><Prefix>d%2F</Prefix>
@@ -97,9 +98,9 @@ def test_a_completion_lists_its_parts() -> None:
     ("text", "expected"), [("", 0), ("nonsense", 0), ("Thu, 01 Jan 1970 00:01:00 GMT", 60 * 10**9)]
 )
 def test_http_dates_become_nanoseconds(text: str, expected: int) -> None:
-    assert xml.http_date_ns(text) == expected
+    assert http_date_ns(text) == expected
 
 
 @pytest.mark.parametrize("text", ['"abc"', 'W/"abc"', "abc", ' "abc" '])
 def test_an_etag_loses_its_quotes(text: str) -> None:
-    assert xml.unquote_etag(text) == "abc"
+    assert unquote_etag(text) == "abc"

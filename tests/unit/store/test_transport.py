@@ -276,6 +276,33 @@ class TestLargeBodies:
         assert [request.partition(b"\r\n\r\n")[2] for request in server.requests] == [LARGE[start:stop]] * 2
         assert server.connections == 1
 
+    def test_a_refusal_that_comes_while_a_part_is_sent_is_heard_at_its_end(
+        self, tmp_path: Path, shown: Identity | None, transports: Transports
+    ) -> None:
+        """The server says nothing more: who waited for room until the last byte was told of the answer meanwhile."""
+        size, over = 16 * MIB, threading.Event()
+
+        def refuse(connection: socket.socket) -> None:
+            got = 0
+            while got < size:
+                if not got:
+                    connection.sendall(http(503))
+                    time.sleep(0.3)  # until there is no more room
+                got += len(connection.recv(MIB))
+            over.wait(PATIENCE_S)
+
+        (tmp_path / "file").write_bytes(b"")
+        os.truncate(tmp_path / "file", size)
+        with (
+            talking(refuse, identity=shown) as port,
+            FilePart(os.open(tmp_path / "file", os.O_RDONLY), 0, size) as part,
+        ):
+            limits = TransportLimits(idle_s=2 * PATIENCE_S, call_s=2 * PATIENCE_S)
+            transport, began = transports.to(port, limits=limits, **trusting(shown)), time.monotonic()
+            assert transport.ask(Request(method="PUT", body=part)).status == 503
+            assert time.monotonic() - began < PATIENCE_S
+            over.set()
+
     def test_what_the_file_has_lost_meanwhile_is_sent_as_zeros(self, tmp_path: Path, served: Served) -> None:
         with served(http(200)) as (transport, server), part_of(tmp_path, 0, len(LARGE)) as part:
             os.truncate(tmp_path / "file", MIB)

@@ -221,7 +221,7 @@ def test_a_server_that_refuses_a_long_name(world: World, one: Client) -> None:
 @promise("S-38")
 def test_a_server_that_keeps_no_file_beside_a_directory(world: World, one: Client, other: Client) -> None:
     """EEXIST, and the bytes that cannot be sent are kept and listed."""
-    world.bucket.capabilities = Capabilities(file_beside_directory=False)
+    world.bucket.keeps_both = False
     one.local.listdir()
     file = one.local.open("a", os.O_CREAT | os.O_WRONLY)
     file.write(b"bytes")
