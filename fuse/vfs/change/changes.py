@@ -17,8 +17,8 @@ from ...store.limits import key_bytes
 from ..lookup.remote import HIDDEN, UNLINKED, Remote
 from ..lookup.resolver import Resolver
 from ..opened.files import Files
+from ..opened.reading import Reading
 from ..opened.restoring import record_removed
-from ..opened.writing import Writing
 from ..tree import facts
 from ..tree.attrs import DIRECTORY_TYPE, FILE_TYPE, Attributes, to_metadata, type_of
 from ..tree.core import Core
@@ -44,7 +44,7 @@ class Changes:
     _resolver: Resolver
     _uploads: Uploads
     files: Files
-    _writing: Writing
+    _reading: Reading
 
     # -- making
 
@@ -73,13 +73,14 @@ class Changes:
             raise FSError(errno.ENAMETOOLONG)
         directory = await self._parent(parent, name)
         attributes = self.attributes(caller, directory, stat.S_IFLNK | 0o777)
-        segment = segment_of(name)
+        segment, node = segment_of(name), None
         if self._fits(segment + LINK_SUFFIX):
             with suppress(KeyTooLong):
                 listed = Listed(stat.S_IFLNK, segment + LINK_SUFFIX)
-                return self._resolver.entry(await self._make(directory, name, listed, attributes, target))
-        listed = Listed(stat.S_IFREG, segment)
-        return self._resolver.entry(await self._make(directory, name, listed, attributes, target))
+                node = await self._make(directory, name, listed, attributes, target)
+        node = node or await self._make(directory, name, Listed(stat.S_IFREG, segment), attributes, target)
+        self._reading.keep_target(node.key, node.etag, target)  # nobody has to ask where it leads
+        return self._resolver.entry(node)
 
     async def create(
         self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest
@@ -117,7 +118,7 @@ class Changes:
                 raise FSError(errno.ESTALE)  # the kernel believes that nothing is there: it has to look
             if request.flags & os.O_TRUNC:
                 async with node.lock:
-                    await self._writing.truncate(node, 0)
+                    await self.files.truncate(node, 0)
         reply = self.files.opened(node, request.flags, caller.pid)
         return self._resolver.entry(node), reply
 
@@ -236,7 +237,7 @@ class Changes:
 
     # -- removing
 
-    async def unlink(self, parent: Ino, name: bytes) -> None:
+    async def unlink(self, caller: Caller, parent: Ino, name: bytes) -> None:
         """Remove a name; who has the file open keeps its content."""
         await self.files.chases.let_pass(parent, name)
         directory = self._resolver.directory(parent)
@@ -323,7 +324,7 @@ class Changes:
         facts.held(node, node.size, etag)
         self._core.removed.forget(node.ino)
 
-    async def rmdir(self, parent: Ino, name: bytes) -> None:
+    async def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> None:
         """Remove a directory in which nothing is. FSError(ENOTDIR, ENOTEMPTY)."""
         directory = self._resolver.directory(parent)
         node = await self._resolver.existing(directory, name)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from datastore.errors import NotFound, PreconditionFailed, StoreError
 
-from ...ops import FSError, Ino
+from ...ops import Caller, FSError, Ino
 from ...state.nodelog import NodeRecord
 from ...state.rows import Intent, IntentId, Subject
 from ...store.base import ETag, ObjectVersion, WriteResult
@@ -52,7 +52,9 @@ class Renames:
         self.cut_off: list[CutOff] = []
         """The kernel sends them again, and what that comes to is reported: nothing is done later behind one's back."""
 
-    async def rename(self, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int) -> None:
+    async def rename(
+        self, caller: Caller, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int
+    ) -> None:
         """rename(2) with RENAME_NOREPLACE; FSError(EINVAL) for other flags."""
         if flags & ~NOREPLACE:
             raise FSError(errno.EINVAL)

@@ -134,15 +134,11 @@ class Reading:
         target = bytes(body)
         if len(target) != info.size:
             raise CorruptBody(f"'{key}': {len(target)} bytes came instead of {info.size}", key=key)
-        self._keep_target(info.key, info.etag, target)
+        self.keep_target(info.key, info.etag, target)
         return target
 
-    def linked(self, ino: Ino, target: bytes) -> None:
-        """A link was made just now: nobody has to ask where it leads."""
-        node = self._resolver.node(ino)
-        self._keep_target(node.key, node.etag, target)
-
-    def _keep_target(self, key: str, etag: str, target: bytes) -> None:
+    def keep_target(self, key: str, etag: str, target: bytes) -> None:
+        """Where the link of this version leads."""
         self._targets[key, etag] = target
         if len(self._targets) > _TARGETS:
             self._targets.popitem(last=False)
