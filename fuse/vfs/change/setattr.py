@@ -22,7 +22,7 @@ from ..tree.core import Core
 from ..tree.nodes import Directory, Node
 from ..upload.copies import copy_object
 from ..upload.uploads import Uploads
-from .standins import replace_stand_in
+from .changes import replace_stand_in
 
 XATTR_CREATE = 1
 XATTR_REPLACE = 2
