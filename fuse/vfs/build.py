@@ -253,7 +253,7 @@ async def _recover(core: Core, filesystem: DatastoreFilesystem, *, resumed: bool
     except StoreError as error:
         failures.append(str(error))
     if resumed:
-        filesystem.write_back.resume()
+        filesystem.upkeep.resume()
     for line in failures:
         log.error("left from an earlier run and not yet finished", extra=fields(what=line))
 

@@ -19,7 +19,6 @@ from .lookup.resolver import Resolver
 from .opened.files import Files
 from .opened.handles import Handles
 from .opened.reading import Reading
-from .opened.writeback import WriteBack
 from .tree.core import Core
 from .tree.names import NAME_MAX
 from .tree.reclaimer import MemoryReclaimer
@@ -45,15 +44,14 @@ class DatastoreFilesystem:
         self.uploads = Uploads(core, self.resolver)
         self.handles = Handles(core, self.resolver)
         reading = Reading(core, self.resolver, self.uploads, self.handles, prefetcher)
-        self.write_back = WriteBack(core, self.uploads)
-        files = Files(core, self.resolver, self.uploads, self.handles, self.write_back, prefetcher)
+        self.kernel_dir_cache = KernelDirCache(core)
+        self.upkeep = Upkeep(core, self.uploads, self.kernel_dir_cache)
+        files = Files(core, self.resolver, self.uploads, self.handles, self.upkeep, prefetcher)
         changes = Changes(core, self.remote, self.resolver, self.uploads, files, reading)
         self.renames = Renames(core, self.resolver, self.uploads, changes)
         attributes = SetAttrs(core, self.resolver, self.uploads, self.handles, files)
-        self.kernel_dir_cache = KernelDirCache(core)
         directories = Directories(core, self.resolver, self.kernel_dir_cache)
         self.reclaimer = MemoryReclaimer(core)
-        self.upkeep = Upkeep(core, self.uploads, self.kernel_dir_cache)
         self.mknod, self.mkdir, self.symlink, self.create = (
             changes.mknod,
             changes.mkdir,
@@ -76,14 +74,12 @@ class DatastoreFilesystem:
         self.core.notifier = notifier
         self.kernel_dir_cache.start()
         self.upkeep.start()
-        self.write_back.start()
         self.reclaimer.start()
 
     async def stop(self) -> None:
         """Send what is unsent; what cannot be sent stays in the journal. Idempotent."""
         await self.reclaimer.stop()
         await self.upkeep.stop()
-        await self.write_back.stop()
         for line in await self.flush_all():
             log.error("not in the store, kept on disk", extra=fields(file=line))
         self.core.passthrough.close()

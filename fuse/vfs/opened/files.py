@@ -21,9 +21,9 @@ from ..tree.chases import Chases
 from ..tree.core import Core
 from ..tree.nodes import Directory, Node
 from ..tree.passthrough import MIN_BYTES
+from ..upload.upkeep import Upkeep
 from ..upload.uploads import Uploads
 from .handles import Handles
-from .writeback import WriteBack
 
 _ZEROS_AT_ONCE = 4 << 20
 """So many bytes of a range that becomes zero are written before others run."""
@@ -43,7 +43,7 @@ class Files:
     _resolver: Resolver
     _uploads: Uploads
     _handles: Handles
-    _write_back: WriteBack
+    _upkeep: Upkeep
     _prefetcher: Prefetcher
 
     def __post_init__(self) -> None:
@@ -233,8 +233,8 @@ class Files:
         node = self._handles.node_of(ino, fh)
         if not self._uploads.owes(node) or (handle is not None and not handle.writable):
             return
-        if self._write_back.on:
-            await self._write_back.close(node)
+        if self._upkeep.writes_back:
+            await self._upkeep.close(node)
             return
         # Who can read may have mapped the file, and what is written to the map comes after the close.
         only_writes = handle is not None and handle.flags & os.O_ACCMODE == os.O_WRONLY
