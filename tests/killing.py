@@ -18,7 +18,7 @@ _POLL_S = 0.001
 def kill(fs: DatastoreFilesystem) -> None:
     """The process dies: nothing is sent, written down or removed; its tasks end and its files are closed."""
     with suppress(BaseException):  # what a test lets it die of
-        resolve(fs.write_back.stop())
+        resolve(fs.upkeep.stop())
     quiet(HELD_S)
     core = fs.core
     if core.cache is not None:

@@ -31,7 +31,6 @@ from ..state.statedb import StateDb
 from ..store.base import ObjectStore
 from ..store.retrying import RetryingStore
 from ..store.s3 import CredentialSource, StaticSource, find_source, open_s3, probe
-from .change.finishing import finish
 from .filesystem import DatastoreFilesystem
 from .opened.restoring import nodes_by_key, restore_nodes, restore_opens
 from .tree import facts
@@ -250,11 +249,11 @@ async def _recover(core: Core, filesystem: DatastoreFilesystem, *, resumed: bool
     filesystem.uploads.orphans.recover(nodes_by_key(core))
     failures = [] if resumed else await filesystem.uploads.retry([])
     try:
-        failures += await finish(core, filesystem.renames, filesystem.uploads, resumed=resumed)
+        failures += await filesystem.renames.finish(resumed=resumed)
     except StoreError as error:
         failures.append(str(error))
     if resumed:
-        filesystem.write_back.resume()
+        filesystem.upkeep.resume()
     for line in failures:
         log.error("left from an earlier run and not yet finished", extra=fields(what=line))
 

@@ -19,8 +19,6 @@ from .lookup.resolver import Resolver
 from .opened.files import Files
 from .opened.handles import Handles
 from .opened.reading import Reading
-from .opened.writeback import WriteBack
-from .opened.writing import Writing
 from .tree.core import Core
 from .tree.names import NAME_MAX
 from .tree.reclaimer import MemoryReclaimer
@@ -45,21 +43,28 @@ class DatastoreFilesystem:
         self.resolver = Resolver(core, self.remote, prefetcher)
         self.uploads = Uploads(core, self.resolver)
         self.handles = Handles(core, self.resolver)
-        self._reading = Reading(core, self.resolver, self.uploads, self.handles, prefetcher)
-        self.write_back = WriteBack(core, self.uploads)
-        self._writing = Writing(core, self.uploads, self.handles, self.write_back)
-        self._files = Files(core, self.resolver, self.uploads, self.handles, self._writing, prefetcher)
-        self._changes = changes = Changes(core, self.remote, self.resolver, self.uploads, self._files, self._writing)
-        self.renames = Renames(core, self.resolver, self.uploads, changes)
-        self._attrs = SetAttrs(core, self.resolver, self.uploads, self.handles, self._writing)
+        reading = Reading(core, self.resolver, self.uploads, self.handles, prefetcher)
         self.kernel_dir_cache = KernelDirCache(core)
+        self.upkeep = Upkeep(core, self.uploads, self.kernel_dir_cache)
+        files = Files(core, self.resolver, self.uploads, self.handles, self.upkeep, prefetcher)
+        changes = Changes(core, self.remote, self.resolver, self.uploads, files, reading)
+        self.renames = Renames(core, self.resolver, self.uploads, changes)
+        attributes = SetAttrs(core, self.resolver, self.uploads, self.handles, files)
         directories = Directories(core, self.resolver, self.kernel_dir_cache)
         self.reclaimer = MemoryReclaimer(core)
-        self.upkeep = Upkeep(core, self.uploads, self.kernel_dir_cache)
-        self.mknod, self.mkdir, self.create = changes.mknod, changes.mkdir, changes.create
-        self.read, self.readlink, self.lseek = self._reading.read, self._reading.readlink, self._reading.lseek
-        self.write, self.fallocate, self.release = self._writing.write, self._writing.fallocate, self._files.release
-        self.getxattr, self.listxattr = self._attrs.getxattr, self._attrs.listxattr
+        self.mknod, self.mkdir, self.symlink, self.create = (
+            changes.mknod,
+            changes.mkdir,
+            changes.symlink,
+            changes.create,
+        )
+        self.unlink, self.rmdir, self.rename = changes.unlink, changes.rmdir, self.renames.rename
+        self.create, self.open, self.release = changes.create, files.open, files.release
+        self.write, self.fallocate, self.flush, self.fsync = files.write, files.fallocate, files.flush, files.fsync
+        self.read, self.readlink, self.lseek = reading.read, reading.readlink, reading.lseek
+        self.getattr, self.setattr = attributes.getattr, attributes.setattr
+        self.getxattr, self.listxattr = attributes.getxattr, attributes.listxattr
+        self.setxattr, self.removexattr = attributes.setxattr, attributes.removexattr
         self.opendir, self.readdir, self.releasedir = directories.opendir, directories.readdir, directories.releasedir
 
     # -- life
@@ -69,14 +74,12 @@ class DatastoreFilesystem:
         self.core.notifier = notifier
         self.kernel_dir_cache.start()
         self.upkeep.start()
-        self.write_back.start()
         self.reclaimer.start()
 
     async def stop(self) -> None:
         """Send what is unsent; what cannot be sent stays in the journal. Idempotent."""
         await self.reclaimer.stop()
         await self.upkeep.stop()
-        await self.write_back.stop()
         for line in await self.flush_all():
             log.error("not in the store, kept on disk", extra=fields(file=line))
         self.core.passthrough.close()
@@ -101,41 +104,9 @@ class DatastoreFilesystem:
         self.kernel_dir_cache.forgotten(ino, nlookup)
         self.core.nodes.forget(ino, nlookup)
 
-    async def symlink(self, caller: ops.Caller, parent: ops.Ino, name: bytes, target: bytes) -> ops.Entry:
-        entry = await self._changes.symlink(caller, parent, name, target)
-        if entry.attr is not None:
-            self._reading.linked(entry.attr.ino, target)
-        return entry
-
-    async def unlink(self, caller: ops.Caller, parent: ops.Ino, name: bytes) -> None:
-        await self._changes.unlink(parent, name)
-
-    async def rmdir(self, caller: ops.Caller, parent: ops.Ino, name: bytes) -> None:
-        await self._changes.rmdir(parent, name)
-
-    async def rename(
-        self, caller: ops.Caller, parent: ops.Ino, name: bytes, new_parent: ops.Ino, new_name: bytes, flags: int
-    ) -> None:
-        await self.renames.rename(parent, name, new_parent, new_name, flags)
-
     async def link(self, caller: ops.Caller, ino: ops.Ino, new_parent: ops.Ino, new_name: bytes) -> ops.Entry:
         """An object has one key: EOPNOTSUPP (S-10)."""
         raise ops.FSError(errno.EOPNOTSUPP)
-
-    # -- attributes
-
-    async def getattr(self, ino: ops.Ino, fh: ops.Fh) -> ops.AttrReply:
-        known = self.resolver.known(ino)
-        return known if known is not None else await self._attrs.getattr(ino)
-
-    async def setattr(self, caller: ops.Caller, ino: ops.Ino, fh: ops.Fh, changes: ops.SetAttr) -> ops.AttrReply:
-        return await self._attrs.setattr(ino, fh, changes)
-
-    async def setxattr(self, caller: ops.Caller, ino: ops.Ino, name: bytes, content: bytes, flags: int) -> None:
-        await self._attrs.setxattr(ino, name, content, flags)
-
-    async def removexattr(self, caller: ops.Caller, ino: ops.Ino, name: bytes) -> None:
-        await self._attrs.removexattr(ino, name)
 
     async def statfs(self, ino: ops.Ino) -> ops.StatFs:
         """The capacity of the manifest, or a very large store; what is taken is known if somebody has told us."""
@@ -147,19 +118,3 @@ class DatastoreFilesystem:
     def _name_max(self) -> int:
         """Bytes of a name that can be made."""
         return min(NAME_MAX, self.core.store.capabilities.max_new_segment_bytes)
-
-    # -- files
-
-    async def open(self, caller: ops.Caller, ino: ops.Ino, request: ops.OpenRequest) -> ops.OpenReply:
-        """ENOSYS tells the kernel to open, and flush, files by itself from now on (S-51)."""
-        if self.core.settings.open_less:
-            raise ops.FSError(errno.ENOSYS)
-        return await self._files.open(ino, request, caller.pid)
-
-    async def flush(self, ino: ops.Ino, fh: ops.Fh) -> None:
-        if self.core.settings.open_less:
-            raise ops.FSError(errno.ENOSYS)
-        await self._writing.flush(ino, fh)
-
-    async def fsync(self, ino: ops.Ino, fh: ops.Fh, datasync: bool) -> None:
-        await self._writing.fsync(ino, fh)

@@ -94,7 +94,7 @@ class Mortal:
     def _bury(self, fs: DatastoreFilesystem) -> None:
         core = fs.core
         with suppress(Died):
-            resolve(fs.write_back.stop())
+            resolve(fs.upkeep.stop())
         quiet(HELD_S)
         self._last = None
         if core.cache is not None:

@@ -133,7 +133,7 @@ def _rename_behind(local: LocalFs, path: Any) -> None:
 def _send_behind(local: LocalFs, _: Any = None) -> None:
     """What the background could not send is an error here, so that the sweep looks at it as at any other."""
     fs = cast(DatastoreFilesystem, local.fs)
-    resolve(all_of(fs.loop.call(lambda: fs.write_back.send_due(float("inf")))))
+    resolve(all_of(fs.loop.call(lambda: fs.upkeep.send_due(float("inf")))))
     if fs.uploads.unsent():
         raise OSError(errno.EIO, "not sent")
 

@@ -337,7 +337,7 @@ class Steps(RuleBasedStateMachine):
         if not self.behind:
             return
         fs = side.mount.fs
-        resolve(all_of(fs.loop.call(lambda: fs.write_back.send_due(float("inf")))))
+        resolve(all_of(fs.loop.call(lambda: fs.upkeep.send_due(float("inf")))))
         for inode in list(side.inodes.values()):
             written = any(handle.writable for handle in side.handles_of(inode))
             if inode.unsent is not None and inode.path is not None and not inode.dead and not written:

@@ -6,28 +6,28 @@ import errno
 import os
 import stat
 import uuid
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from datastore.errors import AlreadyExists, KeyTooLong, StoreError
+from datastore.errors import AlreadyExists, KeyTooLong, NotFound, StoreError
 
 from ...ops import Caller, Entry, FSError, Ino, OpenReply, OpenRequest
-from ...store.base import ETag, WriteOptions
+from ...store.base import WriteOptions
 from ...store.limits import key_bytes
 from ..lookup.remote import HIDDEN, UNLINKED, Remote
 from ..lookup.resolver import Resolver
 from ..opened.files import Files
+from ..opened.reading import Reading
 from ..opened.restoring import record_removed
-from ..opened.writing import Writing
 from ..tree import facts
-from ..tree.attrs import DIRECTORY_TYPE, FILE_TYPE, Attributes, to_metadata, type_of
+from ..tree.attrs import DIRECTORY_TYPE, FILE_TYPE, Attributes, stands_for_directory, to_metadata, type_of
 from ..tree.core import Core
 from ..tree.listing import NO_ETAG, Listed
 from ..tree.names import KEY_MAX, LINK_SUFFIX, NAME_MAX, creatable, segment_of
 from ..tree.nodes import Directory, Node
 from ..upload.copies import copy_object
 from ..upload.uploads import Uploads
-from .standins import put_marker, replace_stand_in
 
 SEGMENT_SAFE = 255
 """Bytes of a key's segment that every server takes (those that keep objects as files take no more)."""
@@ -44,13 +44,13 @@ class Changes:
     _resolver: Resolver
     _uploads: Uploads
     files: Files
-    _writing: Writing
+    _reading: Reading
 
     # -- making
 
     async def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Entry:
         """A directory and its marker. FSError(EEXIST)."""
-        directory = await self._parent(parent, name)
+        directory = await self.parent_of(parent, name)
         attributes = self.attributes(caller, directory, stat.S_IFDIR | stat.S_IMODE(mode))
         listed = Listed(stat.S_IFDIR, segment_of(name, directory=True) + "/")
         node = await self._make(directory, name, listed, attributes, b"")
@@ -60,7 +60,7 @@ class Changes:
 
     async def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Entry:
         """A regular file, FIFO, socket or device (every mount is nodev: nobody opens one here). FSError(EEXIST)."""
-        directory = await self._parent(parent, name)
+        directory = await self.parent_of(parent, name)
         attributes = self.attributes(caller, directory, mode)
         if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
             attributes = attributes.as_device(rdev)
@@ -71,15 +71,16 @@ class Changes:
         """A link as rclone writes it; where the server refuses the longer name, as s3fs does (S-09)."""
         if len(target) > TARGET_MAX:
             raise FSError(errno.ENAMETOOLONG)
-        directory = await self._parent(parent, name)
+        directory = await self.parent_of(parent, name)
         attributes = self.attributes(caller, directory, stat.S_IFLNK | 0o777)
-        segment = segment_of(name)
+        segment, node = segment_of(name), None
         if self._fits(segment + LINK_SUFFIX):
             with suppress(KeyTooLong):
                 listed = Listed(stat.S_IFLNK, segment + LINK_SUFFIX)
-                return self._resolver.entry(await self._make(directory, name, listed, attributes, target))
-        listed = Listed(stat.S_IFREG, segment)
-        return self._resolver.entry(await self._make(directory, name, listed, attributes, target))
+                node = await self._make(directory, name, listed, attributes, target)
+        node = node or await self._make(directory, name, Listed(stat.S_IFREG, segment), attributes, target)
+        self._reading.keep_target(node.key, node.etag, target)  # nobody has to ask where it leads
+        return self._resolver.entry(node)
 
     async def create(
         self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest
@@ -88,7 +89,7 @@ class Changes:
 
         With writeBack the store decides at the upload: who is second keeps his bytes here (S-48).
         """
-        directory = await self._parent(parent, name)
+        directory = await self.parent_of(parent, name)
         settings = self._core.settings
         # Whether the name must be this client's alone before open returns (S-22).
         claims = bool(request.flags & os.O_EXCL) and not settings.write_back_s
@@ -117,7 +118,7 @@ class Changes:
                 raise FSError(errno.ESTALE)  # the kernel believes that nothing is there: it has to look
             if request.flags & os.O_TRUNC:
                 async with node.lock:
-                    await self._writing.truncate(node, 0)
+                    await self.files.truncate(node, 0)
         reply = self.files.opened(node, request.flags, caller.pid)
         return self._resolver.entry(node), reply
 
@@ -192,7 +193,7 @@ class Changes:
             self._appeared(node)
             return node
 
-    async def _parent(self, ino: Ino, name: bytes) -> Directory:
+    async def parent_of(self, ino: Ino, name: bytes) -> Directory:
         """The directory in which a name is to be made. FSError(ENAMETOOLONG, EINVAL, ENOENT)."""
         if len(name) > NAME_MAX:
             raise FSError(errno.ENAMETOOLONG)
@@ -236,7 +237,7 @@ class Changes:
 
     # -- removing
 
-    async def unlink(self, parent: Ino, name: bytes) -> None:
+    async def unlink(self, caller: Caller, parent: Ino, name: bytes) -> None:
         """Remove a name; who has the file open keeps its content."""
         await self.files.chases.let_pass(parent, name)
         directory = self._resolver.directory(parent)
@@ -246,15 +247,10 @@ class Changes:
         async with self._core.tree.shared():
             await self.ensure_marker(directory)
             async with node.lock:
-                key, etag = node.key, node.etag
-                await self.keep_open_content(node)
-                try:
-                    async with self._uploads.orphans.superseded(key):
-                        if self.may_be_stored(node):
-                            await self._core.remove(key)
-                except StoreError:
-                    self.stayed(node, etag)
-                    raise
+                key = node.key
+                async with self.removing(node), self._uploads.orphans.superseded(key):
+                    if self.may_be_stored(node):
+                        await self._core.remove(key)
                 self.take_out(node)
                 await self.let_go(node)
 
@@ -286,20 +282,25 @@ class Changes:
         else:
             await self._uploads.forsake(node)
 
-    async def keep_open_content(self, node: Node) -> None:
-        """Before the object goes: keep its bytes for those who have the file open (S-23). node.lock is held.
+    @asynccontextmanager
+    async def removing(self, node: Node | None) -> AsyncIterator[None]:
+        """Meanwhile a node's object goes; those who have the file open keep its bytes (S-23). node.lock is held.
 
-        The node's bytes may come from another key afterwards: call stayed() when the object does not go after all.
+        The bytes may come from another key afterwards. If the object does not go after all they are its own again, and
+        the next mount removes the hidden copy.
         """
-        if not stat.S_ISREG(node.attributes.mode):
-            return
-        node.leaving, etag = node.handles == 0, node.etag
-        if node.leaving:
-            return
+        etag = node.etag if node is not None else NO_ETAG
         try:
-            await self._keep_content(node)
+            if node is not None and stat.S_ISREG(node.attributes.mode):
+                node.leaving = node.handles == 0
+                if not node.leaving:
+                    await self._keep_content(node)
+            yield
         except (StoreError, OSError):
-            self.stayed(node, etag)
+            if node is not None:
+                node.unlinked_key, node.leaving = "", False
+                facts.held(node, node.size, etag)
+                self._core.removed.forget(node.ino)
             raise
 
     async def _keep_content(self, node: Node) -> None:
@@ -317,13 +318,7 @@ class Changes:
         facts.held(node, node.size, result.etag)
         record_removed(self._core, node)
 
-    def stayed(self, node: Node, etag: ETag) -> None:
-        """The object, of version `etag`, could not be removed. The next mount removes the hidden copy."""
-        node.unlinked_key, node.leaving = "", False
-        facts.held(node, node.size, etag)
-        self._core.removed.forget(node.ino)
-
-    async def rmdir(self, parent: Ino, name: bytes) -> None:
+    async def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> None:
         """Remove a directory in which nothing is. FSError(ENOTDIR, ENOTEMPTY)."""
         directory = self._resolver.directory(parent)
         node = await self._resolver.existing(directory, name)
@@ -353,4 +348,34 @@ class Changes:
         """
         if directory.marker or directory is self._core.nodes.root or directory.gone:
             return
-        await put_marker(self._core, directory)
+        await _put_marker(self._core, directory)
+
+
+async def _put_marker(core: Core, directory: Directory) -> None:
+    """Give a directory its marker, unless it has one. The tree lock is held."""
+    metadata = to_metadata(directory.attributes)
+    options = WriteOptions(metadata=metadata, content_type=DIRECTORY_TYPE, if_none_match=True)
+    with suppress(AlreadyExists):
+        await core.store.put(directory.key, b"", options)
+    directory.marker = True
+
+
+async def replace_stand_in(core: Core, directory: Directory) -> None:
+    """Give a directory the marker that every server and tool takes for one. FSError(ESTALE): it is none any more.
+
+    Objects `dir` of other tools that stand for a directory (S-165) become `dir/` before it is changed.
+    """
+    parent = directory.parent
+    if parent is None or not directory.stood_in():
+        return
+    async with core.tree.shared(), directory.lock:
+        key = directory.key[:-1]
+        with suppress(NotFound):
+            found = await core.store.head(key)
+            if not stands_for_directory(found.key, found.size, found.content_type):
+                raise FSError(errno.ESTALE)
+            # versitygw has no place for both.
+            await core.store.delete(key, if_match=found.etag)
+            core.known.forget(key)
+        await _put_marker(core, directory)
+        parent.stand_ins.pop(directory.tail[:-1], None)

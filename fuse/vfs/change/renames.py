@@ -1,42 +1,40 @@
-"""Renames (S-25 to S-27): copies on the server, written down before they begin so that a half-done one is finished."""
+"""Renames (S-25 to S-27): copies on the server, written down before they begin so that a half-done one is finished.
+
+What an earlier process began and did not end is rolled forward, discarded copies are removed (S-58). Under a live mount
+the kernel sends the cut-off rename again, and takes 'no such name' for done; by then the nodes have to stand where the
+kernel will believe them, and who has the file open reads and writes at its new key.
+"""
 
 from __future__ import annotations
 
 import errno
+import math
+import os
 import stat
-from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from datastore.errors import NotFound, PreconditionFailed, StoreError
 
-from ...ops import FSError, Ino
+from ...ops import Caller, FSError, Ino
 from ...state.nodelog import NodeRecord
 from ...state.rows import Intent, IntentId, Subject
-from ...store.base import ETag, ObjectVersion, WriteResult
+from ...store.base import ETag, ObjectInfo, ObjectVersion, WriteResult, user_metadata
 from ..lookup.resolver import Resolver
+from ..opened.restoring import record_removed
 from ..tree import facts
 from ..tree.core import Core
 from ..tree.listing import NO_ETAG, Listing
-from ..tree.names import LINK_SUFFIX, NAME_MAX, creatable, segment_of
+from ..tree.names import LINK_SUFFIX, segment_of
 from ..tree.nodes import Directory, Node
 from ..upload.copies import Copies, Copy, copy_object
 from ..upload.uploads import Uploads
-from .changes import Changes
-from .standins import replace_stand_in
+from .changes import Changes, replace_stand_in
 
 NOREPLACE = 1
 """RENAME_NOREPLACE of rename(2)."""
 _FOLLOWED_AT_ONCE = 256
 """So many files below a renamed directory are gone through before others may go on."""
-
-
-class CutOff(NamedTuple):
-    """A rename that an earlier server began and this one could not end when it took over."""
-
-    intent: Intent
-    move: NodeRecord | None
-    finish: Callable[[], Coroutine[Any, Any, None]]
 
 
 class Renames:
@@ -47,22 +45,21 @@ class Renames:
         self._resolver = resolver
         self._uploads = uploads
         self._changes = changes
-        self.begun: set[tuple[str, str]] = set()
+        self._begun: set[tuple[str, str]] = set()
         """(old key, new key) of what an earlier server began and the kernel sends again: what is there is theirs."""
-        self.cut_off: list[CutOff] = []
-        """The kernel sends them again, and what that comes to is reported: nothing is done later behind one's back."""
+        self._cut_off: list[Intent] = []
+        """What could not be ended when this server took over. The kernel sends them again, and what that comes to is
+        reported: nothing is done later behind one's back."""
 
-    async def rename(self, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int) -> None:
+    async def rename(
+        self, caller: Caller, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int
+    ) -> None:
         """rename(2) with RENAME_NOREPLACE; FSError(EINVAL) for other flags."""
         if flags & ~NOREPLACE:
             raise FSError(errno.EINVAL)
-        if len(new_name) > NAME_MAX:
-            raise FSError(errno.ENAMETOOLONG)
-        if not creatable(new_name):
-            raise FSError(errno.EINVAL)
+        target_directory = await self._changes.parent_of(new_parent, new_name)
         await self._changes.files.chases.let_pass(new_parent, new_name)
         source_directory = self._resolver.directory(parent)
-        target_directory = self._resolver.directory(new_parent)
         if await self._goes_on(source_directory, name, target_directory, new_name):
             return
         source = await self._resolver.existing(source_directory, name)
@@ -72,9 +69,9 @@ class Renames:
         if target is source:
             return
         if target is not None:
-            again = (source.key, target.key) in self.begun
+            again = (source.key, target.key) in self._begun
             await self._check_target(source, target, flags & ~NOREPLACE if again else flags)
-        for each in (source, target, target_directory):
+        for each in (source, target):
             if isinstance(each, Directory):
                 await replace_stand_in(self._core, each)
         if isinstance(source, Directory):
@@ -97,20 +94,20 @@ class Renames:
         """Whether an earlier server began this rename, and it is ended now; what fails is reported, and over."""
         file, below = segment_of(name), segment_of(name, directory=True)
         keys = {old.key + tail for tail in (file, file + LINK_SUFFIX, below + "/")}
-        for one in self.cut_off:
-            intent, move = one.intent, one.move
+        for intent in self._cut_off:
+            move = self._core.db.move_of(intent.id)
             if intent.source in keys and move is not None and (move.parent, move.name) == (new.ino, new_name):
-                self.cut_off.remove(one)
                 break
         else:
             return False
+        self._cut_off.remove(intent)
         if intent.kind == "rename-file":  # at the worst it was copied: it is done once more
-            self.begun.add((intent.source, intent.target))
+            self._begun.add((intent.source, intent.target))
             self._core.db.end(intent.id)
             return False
         async with self._core.tree.exclusive():
             try:
-                await one.finish()
+                await self._finish(intent)
             finally:
                 self._core.db.end(intent.id)
                 self._vacated(old, name)
@@ -131,43 +128,25 @@ class Renames:
 
     async def _rename_file(self, source: Node, target: Node | None, directory: Directory, name: bytes) -> None:
         core = self._core
-        if source.gone or source.parent is None:
-            raise FSError(errno.ENOENT)
         tail = segment_of(name) + (LINK_SUFFIX if source.listed_kind == stat.S_IFLNK else "")
-        new_key = self._new_key(directory, tail)
-        await self._changes.ensure_marker(source.parent)
+        new_key = await self._new_key(source, directory, tail)
         async with AsyncExitStack() as locks:
             for node in sorted((n for n in (source, target) if n is not None), key=lambda n: n.ino):
                 await locks.enter_async_context(node.lock)
             target_etag = target.etag if target is not None else NO_ETAG
-            if target is not None:
-                await self._changes.keep_open_content(target)
-            old_key, had_object = source.key, self._changes.may_be_stored(source)
-            old_parent, old_name = source.parent, source.name
             move = NodeRecord(source.ino, directory.ino, source.listed_kind, tail, name)
-            subject = _subject(source, target, new_key, target_etag)
-            intent = None
-            try:
+            async with self._changes.removing(target):
+                old_key, had_object = source.key, self._changes.may_be_stored(source)
+                subject = _subject(source, target, new_key, target_etag)
                 intent = core.db.begin("rename-file", old_key, new_key, move, subject)
-                await self._move_content(source, target, new_key, intent)
-            except (StoreError, OSError):
-                if target is not None:
-                    self._changes.stayed(target, target_etag)
-                if intent is not None:
+                try:
+                    await self._move_content(source, target, new_key, intent)
+                except (StoreError, OSError):
                     core.db.end(intent)
-                raise
-            listing = None
-            try:
-                listing = await self._moved(source, target, directory, name, tail)
+                    raise
+            async with self._moved(intent, source, target, directory, move):
                 if had_object:
                     await core.remove(old_key)
-            except (StoreError, OSError):
-                # Reported: nobody expects the next mount to remove what is under the old name then.
-                core.db.end(intent)
-                raise
-            finally:
-                self._vacated(old_parent, old_name, listing)
-            core.db.end(intent)
 
     async def _move_content(self, source: Node, target: Node | None, new_key: str, intent: IntentId) -> None:
         """Make the object at the new key: by upload if the store lacks it, else by a copy.
@@ -211,37 +190,50 @@ class Renames:
         if node.staged is not None:
             node.staged.moved(ObjectVersion(key, result.etag, node.size))
 
+    @asynccontextmanager
     async def _moved(
-        self, source: Node, target: Node | None, directory: Directory, name: bytes, tail: str
-    ) -> Listing | None:
-        """The tree follows; the listing of the old directory, without the name. The nodes' locks are held."""
-        core = self._core
+        self, intent: IntentId, source: Node, target: Node | None, directory: Directory, move: NodeRecord
+    ) -> AsyncIterator[None]:
+        """The content is at the new name: the tree follows, then the caller removes what is left of the old one.
+
+        What fails is reported: nobody expects the next mount to go on with it then. The nodes' locks are held.
+        """
+        core, resolver, listing = self._core, self._resolver, None
         old_target_key = target.name_key if target is not None else ""
-        if target is not None:
-            self._changes.take_out(target)
         old_parent, old_name = source.parent, source.name
         assert old_parent is not None
-        self._resolver.removed(old_parent, old_name)
-        self._resolver.touched(old_parent)
-        core.nodes.move(source, directory, name, tail)
-        core.log_nodes((source,))
-        self._resolver.changed(source)
-        self._resolver.touched(directory)
-        if isinstance(source, Directory):
-            self._resolver.counted(old_parent, -1)
-            self._resolver.counted(directory, 1)
-        listing = old_parent.listing
-        if target is not None:
-            await self._changes.let_go(target)
-        self._uploads.record(source)
-        if old_target_key and old_target_key != source.key:
-            await core.remove(old_target_key)
-        return listing
+        try:
+            if target is not None:
+                self._changes.take_out(target)
+            resolver.removed(old_parent, old_name)
+            resolver.touched(old_parent)
+            core.nodes.move(source, directory, move.name, move.tail)
+            core.log_nodes((source,))
+            resolver.changed(source)
+            resolver.touched(directory)
+            if isinstance(source, Directory):
+                resolver.counted(old_parent, -1)
+                resolver.counted(directory, 1)
+            listing = old_parent.listing
+            if target is not None:
+                await self._changes.let_go(target)
+            self._uploads.record(source)
+            if old_target_key and old_target_key != source.key:
+                await core.remove(old_target_key)
+            yield
+        except (StoreError, OSError):
+            core.db.end(intent)
+            raise
+        finally:
+            self._vacated(old_parent, old_name, listing)
+        core.db.end(intent)
 
-    def _new_key(self, directory: Directory, tail: str) -> str:
-        if directory.gone:
+    async def _new_key(self, source: Node, directory: Directory, tail: str) -> str:
+        """Where a source goes; the directory that it leaves stays (S-02). FSError(ENOENT, ENAMETOOLONG, EEXIST)."""
+        if source.gone or source.parent is None or directory.gone:
             raise FSError(errno.ENOENT)
         self._changes.check_key(directory, tail)
+        await self._changes.ensure_marker(source.parent)
         return directory.key + tail
 
     # -- directories
@@ -249,18 +241,13 @@ class Renames:
     async def _rename_directory(
         self, source: Directory, target: Node | None, directory: Directory, name: bytes
     ) -> None:
-        core = self._core
-        if source.gone or source.parent is None:
-            raise FSError(errno.ENOENT)
-        tail = segment_of(name, directory=True) + "/"
-        old_prefix, new_prefix = source.key, self._new_key(directory, tail)
+        core, tail = self._core, segment_of(name, directory=True) + "/"
+        old_prefix, new_prefix = source.key, await self._new_key(source, directory, tail)
         if new_prefix.startswith(old_prefix):
             raise FSError(errno.EINVAL)
         if self._uploads.orphans.waits_for(new_prefix, below=True):
             raise FSError(errno.ENOTEMPTY, "unsent files of an earlier run belong there: see `datastore unsent`")
-        await self._changes.ensure_marker(source.parent)
         await self._changes.ensure_marker(source)
-        old_parent, old_name = source.parent, source.name
         move = NodeRecord(source.ino, directory.ino, stat.S_IFDIR, tail, name)
         copies = Copies(core, old_prefix, new_prefix)
         began_ns, page = await core.both(self._server_time_ns(old_prefix), core.store.list_page(old_prefix))
@@ -271,18 +258,9 @@ class Renames:
             await copies.undo(keep_marker=target is not None)
             core.db.end(intent)
             raise
-        listing = None
-        try:
-            listing = await self._moved(source, target, directory, name, tail)
-            await self.follow(source, copies.made)
+        async with self._moved(intent, source, target, directory, move):
+            await self._follow(source, copies.made)
             await copies.remove_originals()
-        except (StoreError, OSError):
-            # Reported: nobody expects the next mount to move what is under the old name then.
-            core.db.end(intent)
-            raise
-        finally:
-            self._vacated(old_parent, old_name, listing)
-        core.db.end(intent)
 
     async def _server_time_ns(self, key: str) -> int:
         """The store's time; 0 when it can't be had from this key. StoreError."""
@@ -291,7 +269,7 @@ class Renames:
         except NotFound:
             return 0
 
-    async def follow(self, top: Directory, made: dict[str, Copy]) -> None:
+    async def _follow(self, top: Directory, made: dict[str, Copy]) -> None:
         """What is known below a renamed directory is of other keys, and perhaps other etags, now."""
         waiting: list[Node] = [top]
         while waiting:
@@ -320,6 +298,90 @@ class Renames:
         else:
             facts.doubted(node)
 
+    # -- what an earlier process left
+
+    async def finish(self, *, resumed: bool) -> list[str]:
+        """End what the journal names; a line for each that failed, which stays in the journal.
+
+        resumed: the mount lives on, and so may those who have removed files open: their copies stay.
+        """
+        core, failures = self._core, []
+        for intent in core.db.intents():
+            if intent.kind == "discard" and resumed:
+                continue
+            try:
+                await self._finish(intent)
+            except (StoreError, OSError) as error:
+                failures.append(f"{intent.kind} {os.fsencode(intent.source)!r}: {error}")
+                with suppress(OSError):  # the disk is full
+                    core.db.put_off(intent.id, core.now_ns())
+                if resumed:
+                    self._cut_off.append(intent)
+                continue
+            core.db.end(intent.id)
+        return failures
+
+    async def _finish(self, intent: Intent) -> None:
+        core, orphans = self._core, self._uploads.orphans
+        move, subject = core.db.move_of(intent.id), core.db.subject_of(intent.id)
+        node = core.nodes.by_ino.get(Ino(move.ino)) if move is not None else None
+        if intent.kind == "discard":
+            await core.remove(intent.source)
+        elif intent.kind == "rename-directory":
+            copies = Copies(core, intent.source, intent.target, subject)
+            await copies.make(keep_newer=True)
+            if isinstance(placed := await self._place(move, node), Directory):
+                await self._follow(placed, copies.made)
+            await orphans.follow(intent.source, intent.target, copies.made)
+            await copies.remove_originals()
+        elif intent.kind == "remove":
+            await self._place(move, node)
+            await _remove(core, intent.source, subject._replace(etag=intent.target))
+            await _remove(core, subject.replaced, subject._replace(etag=subject.replaced_etag))
+        elif node is not None and node.dirty and not node.gone:
+            self._begun.add((intent.source, intent.target))  # its bytes are here: the rename that is sent again does it
+        elif orphans.waits_for(intent.source):
+            # What is there would go to the new name, and what was meant to the old one.
+            raise FSError(errno.EBUSY, "its bytes are not sent yet: they will be, under the old name")
+        else:
+            await self._finish_file(intent, move, node)
+
+    async def _place(self, move: NodeRecord | None, node: Node | None) -> Node | None:
+        """The node, where its rename was to put it, if there is one. What was unsent of the name before is void."""
+        core, uploads = self._core, self._uploads
+        parent = core.nodes.by_ino.get(Ino(move.parent)) if move is not None else None
+        if move is None or not isinstance(parent, Directory):
+            return None
+        there = parent.children.get(move.name)
+        if there is not None and there is not node:
+            if there.handles and there.staged is not None:  # who has it open keeps its bytes
+                record_removed(core, there)
+            core.nodes.detach(there)
+            await (uploads.forsake(there) if there.handles else uploads.discard(there))
+        if node is None or node.gone:
+            return None
+        if there is not node:
+            core.nodes.move(node, parent, move.name, move.tail)
+            core.log_nodes((node,))
+        return node
+
+    async def _finish_file(self, intent: Intent, move: NodeRecord | None, node: Node | None) -> None:
+        core, source = self._core, intent.source
+        subject = core.db.subject_of(intent.id)
+        try:
+            info = await core.store.head(source)
+        except NotFound:
+            return
+        if not subject.includes(info.etag, info.mtime_ns) or await _used_anew(core, intent.target, subject, info):
+            return
+        async with self._uploads.orphans.superseded(intent.target, subject.put_off_ns or math.inf):
+            result = await copy_object(core, ObjectVersion(source, info.etag, info.size), intent.target)
+        placed = await self._place(move, node)
+        if placed is not None and placed.etag == info.etag:
+            facts.written(core, placed, result, attrs_valid=placed.attrs_valid)
+        await core.remove(source)
+        await _remove(core, subject.replaced, subject._replace(etag=subject.replaced_etag))
+
 
 def _subject(source: Node, target: Node | None, new_key: str, target_etag: ETag) -> Subject:
     """What the rename of a file is about.
@@ -330,3 +392,29 @@ def _subject(source: Node, target: Node | None, new_key: str, target_etag: ETag)
     if target is not None and target_etag and target.name_key != new_key:  # a link by a file, or so
         return subject._replace(replaced=target.name_key, replaced_etag=target_etag, over=NO_ETAG)
     return subject._replace(over=target_etag)
+
+
+async def _used_anew(core: Core, target: str, subject: Subject, source: ObjectInfo) -> bool:
+    """Whether the new name was written since the rename was put off.
+
+    By versions: what was there before, or the copy, which has another etag than its source if that is in parts.
+    """
+    if not subject.put_off_ns:
+        return False
+    try:
+        there = await core.store.head(target)
+    except NotFound:
+        return False
+    described = user_metadata(source.metadata)
+    copied = bool(described) and there.size == source.size and user_metadata(there.metadata) == described
+    return there.etag not in (subject.over, source.etag) and not copied
+
+
+async def _remove(core: Core, key: str, subject: Subject) -> None:
+    """Remove an object, '' for none, unless it was written anew."""
+    if not key:
+        return
+    with suppress(NotFound):
+        info = await core.store.head(key)
+        if subject.includes(info.etag, info.mtime_ns):
+            await core.remove(key)

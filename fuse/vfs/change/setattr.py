@@ -11,18 +11,18 @@ from dataclasses import dataclass
 
 from datastore.errors import MetadataTooLarge, NotFound, PreconditionFailed
 
-from ...ops import NOW, AttrReply, Fh, FSError, Ino, SetAttr
+from ...ops import NOW, AttrReply, Caller, Fh, FSError, Ino, SetAttr
 from ...store.base import WriteOptions, WriteResult
 from ..lookup.resolver import Resolver
+from ..opened.files import Files
 from ..opened.handles import Handles
-from ..opened.writing import Writing
 from ..tree import facts
 from ..tree.attrs import DIRECTORY_TYPE, METADATA_MAX, Attributes, changed, metadata_size, to_metadata
 from ..tree.core import Core
 from ..tree.nodes import Directory, Node
 from ..upload.copies import copy_object
 from ..upload.uploads import Uploads
-from .standins import replace_stand_in
+from .changes import replace_stand_in
 
 XATTR_CREATE = 1
 XATTR_REPLACE = 2
@@ -39,16 +39,19 @@ class SetAttrs:
     _resolver: Resolver
     _uploads: Uploads
     _handles: Handles
-    _writing: Writing
+    _files: Files
 
-    async def getattr(self, ino: Ino) -> AttrReply:
+    async def getattr(self, ino: Ino, fh: Fh) -> AttrReply:
         """stat and fstat. FSError(ESTALE) when the name is gone: the kernel looks it up again."""
+        known = self._resolver.known(ino)
+        if known is not None:
+            return known
         node = self._resolver.node(ino)
-        if not self._resolver.current(node) and not await self._resolver.revalidate(node) and node.handles == 0:
+        if not await self._resolver.revalidate(node) and node.handles == 0:
             raise FSError(errno.ESTALE)
         return self._resolver.attr_reply(node)
 
-    async def setattr(self, ino: Ino, fh: Fh, changes: SetAttr) -> AttrReply:
+    async def setattr(self, caller: Caller, ino: Ino, fh: Fh, changes: SetAttr) -> AttrReply:
         """All that setattr can change. FSError(ESTALE, ENOSPC, EISDIR)."""
         node = self._handles.node_of(ino, fh)
         await self._ask(node, fh)
@@ -81,7 +84,7 @@ class SetAttrs:
             raise FSError(errno.EISDIR)
         await self._resolver.make_exact([node])
         async with self._core.tree.shared(), node.lock:
-            await self._writing.truncate(node, changes.size, kill_suidgid=changes.kill_suidgid)
+            await self._files.truncate(node, changes.size, kill_suidgid=changes.kill_suidgid)
             if not fh and not node.writers:
                 await self._uploads.send(node)
                 if node.handles == 0:
@@ -162,7 +165,7 @@ class SetAttrs:
             await self._resolver.make_exact([node])
         return [name for name in node.attributes.xattrs if name.startswith(_USER)]
 
-    async def setxattr(self, ino: Ino, name: bytes, content: bytes, flags: int) -> None:
+    async def setxattr(self, caller: Caller, ino: Ino, name: bytes, content: bytes, flags: int) -> None:
         """FSError(EEXIST, ENODATA) by flags; ENOSPC when the object's metadata would be over 2 KiB."""
         self._check_xattr(name)
 
@@ -177,7 +180,7 @@ class SetAttrs:
         await self._ask(node)
         await self._change(node, change)
 
-    async def removexattr(self, ino: Ino, name: bytes) -> None:
+    async def removexattr(self, caller: Caller, ino: Ino, name: bytes) -> None:
         """FSError(ENODATA)."""
         self._check_xattr(name)
 

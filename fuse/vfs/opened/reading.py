@@ -6,14 +6,12 @@ import errno
 import os
 import stat
 from collections import OrderedDict
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from datastore.errors import CorruptBody, NotFound, PreconditionFailed
 
 from ...data.reader import ReadStream
 from ...ops import Fh, FSError, Ino
-from ...store.base import ObjectVersion
 from ..lookup.prefetcher import Prefetcher
 from ..lookup.resolver import Resolver
 from ..tree.core import Core
@@ -25,8 +23,8 @@ from .handles import Handle, Handles
 Bytes = bytes | bytearray | memoryview
 _TARGETS = 10_000
 """Link targets kept in memory: at most 40 MB, usually one."""
-_SUPERSEDED_MAX = 3
-"""So often is a read begun again with the version that the store says it has."""
+_TRIES = 4
+"""So often is a read begun with the version that the store says it has."""
 
 
 @dataclass(eq=False, repr=False)
@@ -41,23 +39,36 @@ class Reading:
     _targets: OrderedDict[tuple[str, str], bytes] = field(default_factory=OrderedDict)
 
     async def read(self, ino: Ino, fh: Fh, offset: int, size: int) -> Bytes:
-        """Bytes of the version that the handle is on."""
+        """Bytes of the version that the handle is on.
+
+        When that is not in the store any more, of what grew from it (S-31), or of what is there if nobody has read
+        anything (S-147); else FSError(ESTALE) (S-30).
+        """
         handle = self._handles.get(fh) or self._unopened(ino)
         node = handle.node
         if node.unknown:
             await self._handles.confirm(node)
-        if node.staged is not None:
-            node.pinned = True
-            body: Bytes | None = node.staged.read_present(offset, size)
-            return body if body is not None else await self._read_filling(node, offset, size)
-        stream = self._stream(handle)
-        try:
-            body = await stream.read(offset, size)
-            if _pin(node, stream.version):
-                return body
-        except (PreconditionFailed, NotFound):
-            pass
-        return await self._read_superseded(node, stream.version, offset, size)
+        for _ in range(_TRIES):
+            if node.staged is not None:
+                node.pinned = True
+                body: Bytes | None = node.staged.read_present(offset, size)
+                body = body if body is not None else await self._read_filling(node, offset, size)
+                if body is not None:
+                    return body
+            stream = self._stream(handle)
+            try:
+                body = await stream.read(offset, size)
+                if node.etag == stream.version.etag:  # it may be given out; then handles stay on it (S-147)
+                    node.pinned = True
+                    return body
+            except (PreconditionFailed, NotFound):
+                pass
+            async with node.lock:  # who removes or replaces the file here has kept its bytes by the end
+                kept = node.staged is not None or bool(node.unlinked_key)
+            lives = kept or (not node.gone and await self._resolver.ask_now(node))
+            if not lives and not await follow_unread(self._core, node, stream.version):
+                break
+        raise FSError(errno.ESTALE)
 
     def _unopened(self, ino: Ino) -> Handle:
         """The handle of an inode that the kernel opened by itself, or that an earlier server opened."""
@@ -80,41 +91,14 @@ class Reading:
             stream = handle.stream = self._core.reader.open(version)
         return stream
 
-    async def _read_filling(self, node: Node, offset: int, size: int) -> Bytes:
+    async def _read_filling(self, node: Node, offset: int, size: int) -> bytes | None:
+        """None when the staging file has gone meanwhile."""
         async with node.lock:
             staged = node.staged
-            if staged is not None:
-                node.pinned = True
-                await self._uploads.fill(staged, staged.missing(offset, min(offset + size, staged.size)))
-                return staged.read(offset, size)
-        version = node.version()
-        body = await self._fetch(node, version, offset, size)
-        return body if body is not None else await self._read_superseded(node, version, offset, size)
-
-    async def _fetch(self, node: Node, version: ObjectVersion, offset: int, size: int) -> Bytes | None:
-        """None when the version is not in the store any more, or not the node's."""
-        with suppress(PreconditionFailed, NotFound):
-            body = await self._core.reader.fetch(version, offset, size)
-            if _pin(node, version):
-                return body
-        return None
-
-    async def _read_superseded(self, node: Node, version: ObjectVersion, offset: int, size: int) -> Bytes:
-        """The version that we read is not in the store any more: go on with what grew from it (S-31), or with what is
-        there if nobody has read anything (S-147), else ESTALE (S-30)."""
-        for _ in range(_SUPERSEDED_MAX):
-            async with node.lock:  # who removes or replaces the file here has kept its bytes by the end
-                kept = node.staged is not None or bool(node.unlinked_key)
-            lives = kept or (not node.gone and await self._resolver.ask_now(node))
-            if not lives and not await follow_unread(self._core, node, version):
-                break
-            if node.staged is not None:
-                return await self._read_filling(node, offset, size)
-            version = node.version()
-            body = await self._fetch(node, version, offset, size)
-            if body is not None:
-                return body
-        raise FSError(errno.ESTALE)
+            if staged is None:
+                return None
+            await self._uploads.fill(staged, staged.missing(offset, min(offset + size, staged.size)))
+            return staged.read(offset, size)
 
     async def readlink(self, ino: Ino) -> bytes:
         """The target of a link; FSError(EINVAL) of anything else."""
@@ -124,25 +108,19 @@ class Reading:
         target = node.attributes.target
         if target is None:
             target = self._targets.get((node.key, node.etag))
-        return target if target is not None else await self._ask_target(node.key)
-
-    async def _ask_target(self, key: str) -> bytes:
+        if target is not None:
+            return target
         try:
-            body, info = await self._core.store.get(key)
+            body, info = await self._core.store.get(node.key)
         except NotFound as error:
             raise FSError(errno.ESTALE) from error
-        target = bytes(body)
-        if len(target) != info.size:
-            raise CorruptBody(f"'{key}': {len(target)} bytes came instead of {info.size}", key=key)
-        self._keep_target(info.key, info.etag, target)
-        return target
+        if len(body) != info.size:
+            raise CorruptBody(f"'{info.key}': {len(body)} bytes came instead of {info.size}", key=info.key)
+        self.keep_target(info.key, info.etag, bytes(body))
+        return bytes(body)
 
-    def linked(self, ino: Ino, target: bytes) -> None:
-        """A link was made just now: nobody has to ask where it leads."""
-        node = self._resolver.node(ino)
-        self._keep_target(node.key, node.etag, target)
-
-    def _keep_target(self, key: str, etag: str, target: bytes) -> None:
+    def keep_target(self, key: str, etag: str, target: bytes) -> None:
+        """Where the link of this version leads."""
         self._targets[key, etag] = target
         if len(self._targets) > _TARGETS:
             self._targets.popitem(last=False)
@@ -158,11 +136,3 @@ class Reading:
         if whence not in (os.SEEK_DATA, os.SEEK_HOLE):
             raise FSError(errno.EINVAL)
         return offset if whence == os.SEEK_DATA else size
-
-
-def _pin(node: Node, version: ObjectVersion) -> bool:
-    """Whether bytes of this version may be given out, for it is the node's; then handles stay on it (S-147)."""
-    if node.etag != version.etag:
-        return False
-    node.pinned = True
-    return True

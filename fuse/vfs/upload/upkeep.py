@@ -1,4 +1,9 @@
-"""What is done now and then beside the requests: growing files are published, failed uploads tried again.
+"""What is sent while nobody waits for it: behind a close, what failed before (S-19), files that grow (S-44).
+
+With `writeBack` close returns when the bytes and the journal are on the local disk, the upload follows (S-48, S-49).
+The staging file is synced, then the journal; both outlive the death of every process and a power cut. A file is sent a
+part of maxDelay after its close, many side by side, each path in order because its node's lock is held. When too much
+waits, a close sends its own file, as it does without writeBack.
 
 And what the kernel keeps of open directories is dropped in time.
 """
@@ -6,12 +11,13 @@ And what the kernel keeps of open directories is dropped in time.
 from __future__ import annotations
 
 import logging
+import math
 from contextlib import suppress
 
 from datastore.errors import DatastoreError
 from datastore.logs import fields
 
-from ...loop import Task
+from ...loop import Semaphore, Task
 from ..lookup.kerneldircache import KernelDirCache
 from ..tree.core import Core
 from ..tree.nodes import Node
@@ -27,29 +33,55 @@ BUSY_BYTES = 16 << 20
 """as long as it grew by no more than this: a writer waits while its file is sent."""
 QUIET_BYTES = 256 << 20
 """A quiet one that grew by more is left to its close for the same reason."""
+WIDTH = 16
+"""Closed files sent at once."""
+MAX_FILES = 10_000
+MAX_BYTES = 1 << 30
+"""Beyond so many unsent files or bytes a close sends its own."""
+_SHARE, _REST_S = 5, 0.2
+"""A file is sent a fifth of maxDelay after its close, or so many seconds: rewritten at once it goes once."""
+_LOOK_S = 0.05
+"""How often it is looked for those, while there are any."""
 
 
 class Upkeep:
-    """One round of it after the other, in a task. stop() is idempotent."""
+    """In tasks. stop() is idempotent."""
 
     def __init__(self, core: Core, uploads: Uploads, dir_cache: KernelDirCache) -> None:
         self._core = core
         self._uploads = uploads
         self._dir_cache = dir_cache
-        self._retried_at = 0.0
+        self._retry_at = math.inf
+        """When what failed is sent again, and what an earlier server left and the kernel has forgotten."""
         self._round: Task[None] | None = None
+        self._waiting: dict[Node, int] = {}
+        """Size of each file at its close, in the order of the first close."""
+        self._bytes = 0
+        self._sending: dict[Node | None, Task[None]] = {}
+        """None: all that is to be retried."""
+        self._places = Semaphore(WIDTH)
+        self._started = self._looks = self._stopping = False
+
+    @property
+    def writes_back(self) -> bool:
+        """Whether a close may return before the store has the file."""
+        return self._core.settings.write_back_s > 0
 
     def start(self) -> None:
         """Begin."""
-        self._retried_at = self._core.clock.monotonic()
+        self._started = True
+        self._retry_at = min(self._retry_at, self._core.clock.monotonic() + self._core.settings.retry_upload_s)
         self._core.loop.every(_TICK_S, self._tick)
+        self._look_on()
 
     async def stop(self) -> None:
-        """End, after the round that is under way."""
+        """End, after what is being sent; the rest is flush_all's."""
+        self._stopping = True
         self._core.loop.never(self._tick)
-        if self._round is not None:
+        self._core.loop.never(self._look)
+        for task in [*self._sending.values(), *([self._round] if self._round is not None else [])]:
             with suppress(Exception):  # it is logged
-                await self._round
+                await task
 
     async def publish(self) -> None:
         """Send open files that only grow and are due (S-44)."""
@@ -68,15 +100,96 @@ class Upkeep:
 
     def _tick(self) -> None:
         self._dir_cache.expire()
+        self.send_due(self._core.clock.monotonic())
         if self._round is None or self._round.done:
-            self._round = self._core.loop.background(self._look())
+            self._core.db.drop_forgotten()
+            self._round = self._core.loop.background(self.publish())
 
-    async def _look(self) -> None:
-        await self.publish()
-        self._core.db.drop_forgotten()
-        if self._core.clock.monotonic() - self._retried_at >= self._core.settings.retry_upload_s:
-            await self.retry()
-            self._retried_at = self._core.clock.monotonic()
+    # -- behind a close
+
+    def resume(self) -> None:
+        """Go on with what was closed at an earlier server. What is open for writing waits for its close."""
+        if not self.writes_back:
+            return
+        self._retry_at = self._due_at()
+        for node in self._core.nodes.unsent():
+            staged = node.staged
+            if staged is not None and not staged.error and not node.writers:
+                staged.due = self._retry_at
+                self._wait(node, staged.size)
+        self._look_on()
+
+    async def close(self, node: Node) -> None:
+        """What close(2) waits for. StoreError, FSError when it has to send; OSError of the local disk."""
+        async with node.lock:
+            staged = node.staged
+            if staged is None or not self._uploads.owes(node):
+                return
+            full = len(self._waiting) >= MAX_FILES or self._bytes + staged.size > MAX_BYTES
+            sends = bool(full or staged.error or staged.published or staged.stream is not None)
+            if not sends:
+                await self._uploads.persist(node)
+                staged.due = staged.due or self._due_at()
+        if sends:
+            await self._uploads.flush(node)
+        else:
+            self._wait(node, staged.size)
+            self._look_on()
+
+    def _due_at(self) -> float:
+        return self._core.clock.monotonic() + min(_REST_S, self._core.settings.write_back_s / _SHARE)
+
+    def _wait(self, node: Node, size: int) -> None:
+        self._bytes += size - self._waiting.get(node, 0)
+        self._waiting[node] = size
+
+    def send_due(self, now: float) -> list[Task[None]]:
+        """Begin to send what is due and nobody writes to."""
+        begun = []
+        if now > self._retry_at:
+            self._retry_at = math.inf
+            begun.append(self._begin(None))
+        for node in [node for node in self._waiting if node not in self._sending]:
+            staged = node.staged
+            if staged is not None and staged.due and not node.gone:
+                if staged.due > now:
+                    break
+                if node.writers:
+                    continue
+            self._bytes -= self._waiting.pop(node)
+            begun.append(self._begin(node))
+        return begun
+
+    def _begin(self, node: Node | None) -> Task[None]:
+        task = self._sending[node] = self._core.loop.background(self._send(node))
+        return task
+
+    async def _send(self, node: Node | None) -> None:
+        try:
+            async with self._places:
+                if self._stopping:
+                    return
+                if node is None:
+                    await self.retry()
+                else:
+                    await self._uploads.retry_one(node)
+        finally:
+            del self._sending[node]
+            if node is None:
+                self._retry_at = self._core.clock.monotonic() + self._core.settings.retry_upload_s
+
+    def _look_on(self) -> None:
+        """Look often for what is due, for as long as anything waits."""
+        if self._started and not self._looks and not self._stopping:
+            self._looks = True
+            self._core.loop.every(_LOOK_S, self._look)
+
+    def _look(self) -> None:
+        now = self._core.clock.monotonic()
+        self.send_due(now)
+        if not self._waiting and self._retry_at > now + _TICK_S:
+            self._looks = False
+            self._core.loop.never(self._look)
 
 
 def _due(node: Node, now: float) -> bool:

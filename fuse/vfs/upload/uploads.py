@@ -186,13 +186,15 @@ class Uploads:
         return staged.dirty or staged.published
 
     def waits(self, node: Node) -> bool:
-        """Whether the last close leaves a node to others.
+        """Whether the last close leaves a node to others, who look for handles when it is sent.
 
         Its upload failed and said so, and is tried again later: now all who read the file would wait. Or it is on its
         way behind the close (writeBack).
         """
         staged = node.staged
-        return staged is not None and staged.dirty and bool(staged.error or staged.due)
+        if staged is None or staged.stuck or node.gone:
+            return False
+        return staged.dirty and bool(staged.error or staged.due)
 
     async def flush(self, node: Node, *, unread: bool = False) -> None:
         """Make the store have what the node has. StoreError, FSError; what was not sent stays staged.

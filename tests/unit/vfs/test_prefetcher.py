@@ -68,7 +68,7 @@ def test_what_the_kernel_has_kept_is_not_fetched_ahead(world: World, one: Client
         world.put(name, name.encode())
     world.later(100)
     one.local.listdir("d")
-    prefetcher, core = one.fs._reading._prefetcher, one.fs.core
+    prefetcher, core = one.fs.resolver._prefetcher, one.fs.core
     for name in names:
         one.local.open(name).close()
     eventually(lambda: prefetcher._files.bytes == 0)

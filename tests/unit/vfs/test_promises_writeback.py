@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from datastore.fuse.loop import all_of
-from datastore.fuse.vfs.opened import writeback
+from datastore.fuse.vfs.upload import upkeep
 from tests.driving import resolve
 from tests.faulty import no_faults
 from tests.mounted import Client, World, failing, fails, pattern, refuse_writes, taken_over
@@ -29,7 +29,7 @@ def one(world: World) -> Client:
 def send(client: Client, later_s: float = 10.0) -> None:
     """What the background does by then."""
     now = client.fs.core.clock.monotonic() + later_s
-    resolve(all_of(client.fs.loop.call(lambda: client.fs.write_back.send_due(now))))
+    resolve(all_of(client.fs.loop.call(lambda: client.fs.upkeep.send_due(now))))
 
 
 @promise("S-48")
@@ -175,8 +175,8 @@ def test_a_store_that_is_away(world: World, one: Client) -> None:
 @pytest.mark.parametrize(("files", "size"), [(3, 1 << 30), (1000, 10)])
 def test_too_much_is_unsent(world: World, one: Client, monkeypatch: pytest.MonkeyPatch, files: int, size: int) -> None:
     """It sends its own file then."""
-    monkeypatch.setattr(writeback, "MAX_FILES", files)
-    monkeypatch.setattr(writeback, "MAX_BYTES", size)
+    monkeypatch.setattr(upkeep, "MAX_FILES", files)
+    monkeypatch.setattr(upkeep, "MAX_BYTES", size)
     for number in range(5):
         one.local.write(f"f{number}", b"1234")
     assert len(one.fs.uploads.unsent()) == (3 if files == 3 else 2)
