@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from datastore.errors import MountFailed
 from datastore.fuse.kernel import device
 from datastore.fuse.kernel.session import Settings
 from datastore.fuse.ops import Ino
 from tests.memfs import MemFs, pattern
 from tests.mount.engine import mounted
-from tests.mount.mounts import python, user
+from tests.mount.mounts import python
 from tests.patience import eventually
 from tests.promises import promise
 
@@ -100,19 +99,6 @@ def test_lookups_and_handles_balance_after_use(tmp_path: Path) -> None:
         eventually(lambda: not filesystem.open_handles), "RELEASE and RELEASEDIR come for every open"
 
 
-def test_a_reader_that_is_killed_ends_at_once_though_the_storage_hangs(tmp_path: Path) -> None:
-    filesystem = filled(blocking=["read"])
-    reads = "import sys; print('in use', flush=True); open(sys.argv[1]).read()"
-    with (
-        mounted(tmp_path / "m", filesystem) as mount,
-        filesystem.hanging,
-        user(reads, mount.path / "d" / "000") as reader,
-    ):
-        eventually(lambda: filesystem.calls["read"] > 0)
-        reader.kill()
-        reader.wait(60)
-
-
 def test_a_timer_signal_does_not_disturb_a_slow_read(tmp_path: Path) -> None:
     filesystem = filled(delay_s=0.4, blocking=["read"])
     code = (
@@ -175,14 +161,6 @@ def test_without_big_requests_everything_still_works(tmp_path: Path) -> None:
     with mounted(tmp_path / "m", filled(), Settings(max_write=128 << 10, buffers=4)) as mount:
         (mount.path / "x").write_bytes(pattern(100))
         assert (mount.path / "x").read_bytes() == pattern(100)
-
-
-def test_a_busy_mount_says_who_uses_it(tmp_path: Path) -> None:
-    with mounted(tmp_path / "m", filled()) as mount:
-        with (mount.path / "d" / "000").open("rb"), pytest.raises(device.Busy, match=f"pid {os.getpid()} "):
-            device.unmount(str(mount.path))
-        with pytest.raises(MountFailed, match="already a mount of memory"):
-            device.mount(device.MountOptions(mountpoint=str(mount.path), name="again"))
 
 
 @promise("S-197")
